@@ -1,0 +1,53 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Capsule prediction for one thread, once per instruction set. These functions
+// use nothing but their arguments (no standard library templates, whose copies
+// the linker would merge across instruction sets); cc/cpu/dispatch/ picks the
+// instruction set and divides the work.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_
+#define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_
+
+#include <cstdint>
+
+#include "cc/launch/capsule_prediction.h"
+
+namespace capsops::capsule_prediction {
+
+// A part of the problem for one call.
+struct Range {
+  int64_t in_caps_begin, in_caps_end;
+  int64_t batch_begin, batch_end;
+};
+
+template <typename T>
+struct CpuKernels {
+  // Input capsules and samples that a call works on at a time; a range that is
+  // a multiple of both wastes nothing.
+  int64_t (*in_caps_tile)(const Problem& p);
+  int64_t (*batch_tile)(const Problem& p);
+  // Bytes of scratch, aligned to 64, that a call needs.
+  int64_t (*forward_scratch)(const Problem& p);
+  int64_t (*backward_scratch)(const Problem& p);
+  void (*forward)(const Problem& p, const Range& range, const T* input,
+                  const T* weights, T* output, void* scratch);
+  // Sums over the samples of the range: give it the whole batch.
+  void (*backward)(const Problem& p, const Range& range, const T* grad,
+                   const T* input, const T* weights, T* grad_input, T* grad_weights,
+                   void* scratch);
+};
+
+#define CAPSOPS_DECLARE(isa) \
+  namespace isa {            \
+  template <typename T>      \
+  CpuKernels<T> Kernels();   \
+  }
+CAPSOPS_DECLARE(v2)
+CAPSOPS_DECLARE(v3)
+CAPSOPS_DECLARE(v4)
+CAPSOPS_DECLARE(baseline)
+#undef CAPSOPS_DECLARE
+
+}  // namespace capsops::capsule_prediction
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_

@@ -1,0 +1,42 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The instruction set that the CPU kernels run on, chosen once per process.
+#ifndef CAPSOPS_CC_CPU_DISPATCH_ISA_H_
+#define CAPSOPS_CC_CPU_DISPATCH_ISA_H_
+
+// CAPSOPS_SELECT(f) is f of the best instruction set's namespace: the levels of
+// the x86-64 psABI, or the one baseline elsewhere.
+#if defined(__x86_64__)
+#define CAPSOPS_SELECT(f)                                \
+  (::capsops::CpuLevel() >= 4   ? v4::f                  \
+   : ::capsops::CpuLevel() >= 3 ? v3::f                  \
+                                : v2::f)
+#else
+#define CAPSOPS_SELECT(f) baseline::f
+#endif
+
+namespace capsops {
+
+#if defined(__x86_64__)
+// The highest of levels 2, 3 and 4 that this processor and its operating system
+// support.
+inline int CpuLevel() {
+  static const int level = [] {
+    __builtin_cpu_init();
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi2");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") &&
+                    __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512cd") &&
+                    __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+    return v4 ? 4 : v3 ? 3 : 2;
+  }();
+  return level;
+}
+#endif
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CC_CPU_DISPATCH_ISA_H_

@@ -1,0 +1,65 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// From TensorFlow's OpKernelContext to what launchers take. The only place
+// that knows where TensorFlow keeps its threads and its CUDA stream.
+#ifndef CAPSOPS_CC_FRAMEWORK_DEVICE_H_
+#define CAPSOPS_CC_FRAMEWORK_DEVICE_H_
+
+#include "cc/launch/exec.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/util/work_sharder.h"
+#include "xla/stream_executor/stream.h"
+
+namespace capsops {
+
+// The launchers' element type for each of TensorFlow's.
+template <typename T>
+struct ElementOf {
+  using type = T;
+};
+template <>
+struct ElementOf<Eigen::half> {
+  using type = Float16;
+};
+template <>
+struct ElementOf<Eigen::bfloat16> {
+  using type = BFloat16;
+};
+template <typename T>
+using Element = typename ElementOf<T>::type;
+
+template <typename T>
+const Element<T>* Data(const tensorflow::Tensor& tensor) {
+  return reinterpret_cast<const Element<T>*>(tensor.flat<T>().data());
+}
+template <typename T>
+Element<T>* Data(tensorflow::Tensor* tensor) {
+  return reinterpret_cast<Element<T>*>(tensor->flat<T>().data());
+}
+
+template <typename Exec>
+Exec MakeExec(tensorflow::OpKernelContext* ctx);
+
+// TensorFlow's own thread pool, so that nothing oversubscribes.
+template <>
+inline CpuExec MakeExec<CpuExec>(tensorflow::OpKernelContext* ctx) {
+  const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
+  return {[&workers](int64_t count, int64_t cost, const CpuExec::Body& body) {
+    tensorflow::Shard(workers.num_threads, workers.workers, count, cost, body);
+  }};
+}
+
+template <>
+inline GpuExec MakeExec<GpuExec>(tensorflow::OpKernelContext* ctx) {
+  return {static_cast<CUstream_st*>(
+      ctx->op_device_context()->stream()->platform_specific_handle().stream)};
+}
+
+inline absl::Status ToStatus(const LaunchError& error) {
+  return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+}
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CC_FRAMEWORK_DEVICE_H_

@@ -1,0 +1,58 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cc/framework/shape_rule.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+
+namespace capsops {
+
+using tensorflow::PartialTensorShape;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
+                           std::initializer_list<Axis> axes) {
+  if (!status_.ok() || shape.unknown_rank()) return *this;
+  if (shape.dims() != static_cast<int>(axes.size())) {
+    const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
+    status_ = absl::InvalidArgumentError(absl::StrCat(
+        op_, ": ", tensor, " must have rank ", axes.size(), " [",
+        absl::StrJoin(axes, ", ", name), "], got ", shape.DebugString()));
+    return *this;
+  }
+  int index = 0;
+  for (const Axis& axis : axes) {
+    const int64_t size = shape.dim_size(index);
+    if (*axis.dim >= 0 && size >= 0 && *axis.dim != size) {
+      status_ = absl::InvalidArgumentError(
+          absl::StrCat(op_, ": ", tensor, " dim ", index, " (", axis.name,
+                       ") must be ", *axis.dim, ", got ", shape.DebugString()));
+      return *this;
+    }
+    if (*axis.dim < 0) *axis.dim = size;
+    ++index;
+  }
+  return *this;
+}
+
+PartialTensorShape InputShape(InferenceContext* ctx, int index) {
+  return PartialTensorShape(ctx->ShapeHandleToProto(ctx->input(index)));
+}
+
+absl::Status SetOutputShape(InferenceContext* ctx, int index,
+                            std::initializer_list<int64_t> dims) {
+  PartialTensorShape shape;
+  absl::Status status = PartialTensorShape::BuildPartialTensorShape(
+      absl::MakeConstSpan(dims.begin(), dims.size()), &shape);
+  if (!status.ok()) return status;
+  ShapeHandle handle;
+  status = ctx->MakeShapeFromPartialTensorShape(shape, &handle);
+  if (!status.ok()) return status;
+  ctx->set_output(index, handle);
+  return absl::OkStatus();
+}
+
+}  // namespace capsops

@@ -1,0 +1,19 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Capsule-network operators for TensorFlow, with kernels for CPUs and GPUs."""
+
+from tf_capsops import layers, losses, models
+from tf_capsops._library import library_path
+from tf_capsops._version import __version__
+from tf_capsops.ops.capsule_prediction import capsule_prediction
+from tf_capsops.ops.squash import squash
+
+__all__ = [
+    "__version__",
+    "capsule_prediction",
+    "layers",
+    "library_path",
+    "losses",
+    "models",
+    "squash",
+]

@@ -1,0 +1,59 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prediction vectors of a capsule layer."""
+
+import tensorflow as tf
+
+from tf_capsops import _library
+
+
+def capsule_prediction(inputs, weights, name=None):
+    """Predicts output capsules from input capsules, every pair by its own matrix.
+
+    `output[b, i, j] = weights[i, j] @ inputs[b, i]`: equation 2 (left) of Sabour,
+    Frosst and Hinton, "Dynamic Routing Between Capsules" (2017), as the operator of
+    van de Wolfshaar, "CUDA, TensorFlow and Capsule Networks" (2018). Differentiable
+    twice in both arguments. Half types accumulate in float32.
+
+    Args:
+      inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
+        or bfloat16.
+      weights: Transformation matrices, `[in_caps, out_caps, out_dim, in_dim]`, of the
+        same type.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Prediction vectors (`u_hat`), `[batch, in_caps, out_caps, out_dim]`. Zeros where
+      `in_dim` is 0.
+
+    Raises:
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
+        `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> u = tf.constant([[[1.0, 2.0]]])                # one sample, one capsule
+    >>> w = tf.constant([[[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]])
+    >>> tf_capsops.capsule_prediction(u, w).numpy()
+    array([[[[1., 2., 3.]]]], dtype=float32)
+    """
+    return _library.load().capsule_prediction(input=inputs, weights=weights, name=name)
+
+
+@tf.RegisterGradient("CapsulePrediction")
+def _capsule_prediction_grad(op, grad):
+    return _library.load().capsule_prediction_grad(grad, *op.inputs)
+
+
+@tf.RegisterGradient("CapsulePredictionGrad")
+def _capsule_prediction_grad_grad(op, grad_input_grad, grad_weights_grad):
+    # The gradient op is bilinear in (grad, weights) and (grad, input), so with
+    # the incoming gradients in the places of input and weights it is its own.
+    grad, inputs, weights = op.inputs
+    lib = _library.load()
+    grad_grad = lib.capsule_prediction(grad_input_grad, weights)
+    grad_grad += lib.capsule_prediction(inputs, grad_weights_grad)
+    return grad_grad, *lib.capsule_prediction_grad(
+        grad, grad_input_grad, grad_weights_grad
+    )
