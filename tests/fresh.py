@@ -1,0 +1,37 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs Python code in a process of its own, with this tf_capsops."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import tf_capsops
+
+ROOT = pathlib.Path(tf_capsops.__file__).resolve().parents[1]
+
+
+def start(code, *arguments, cwd=None, **environment):
+    """Starts `code` in a fresh interpreter; `finish` waits for it."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    """Returns what the process printed; fails where it did."""
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return printed
+
+
+def run(code, *arguments, **options):
+    """Runs `code` in a fresh interpreter and returns what it printed."""
+    return finish(start(code, *arguments, **options))

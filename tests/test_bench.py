@@ -1,0 +1,99 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark: it runs, says what it measured, and measures what it says."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops import bench
+from tf_capsops.bench import cases, measure
+from tf_capsops.bench.floor import Ceilings
+
+CPU = "CPU:0"
+
+
+@pytest.mark.parametrize("suite", cases.suites().values(), ids=lambda suite: suite.op)
+def test_rivals_compute_the_same(suite, device):
+    """A benchmark of methods that differ in their result compares nothing."""
+    (case,) = suite.select(cases.SMOKE)
+    inputs = [tf.constant(a) for a in suite.draw(case, np.random.default_rng(0))]
+    ours = suite.ours(*inputs)
+    assert ours.shape == suite.output_shape(case)
+    for rival in suite.rivals.values():
+        np.testing.assert_allclose(ours.numpy(), rival(*inputs).numpy())
+
+
+@pytest.mark.parametrize("suite", cases.suites().values(), ids=lambda suite: suite.op)
+def test_every_suite_has_cases_of_every_kind(suite):
+    for use in (cases.CORRECTNESS, cases.GRADIENT, cases.SMOKE, cases.ANCHORS):
+        assert suite.select(use)
+    benched = {d for case in suite.select(cases.ANCHORS) for d in case.devices}
+    assert benched == {"CPU", "GPU"}
+
+
+def test_report(tmp_path, capsys):
+    arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
+    arguments += ["--dtype", "float32", "float64", "--output", str(tmp_path)]
+    assert bench.main(arguments) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert report["command"].split()[:2] == ["tf-capsops", "bench"]
+    assert report["versions"]["tensorflow"] == tf.__version__
+    assert len(report["ceilings"]) == 2
+    assert len(report["results"]) == 2 * 2 * len(cases.suites())
+    for result in report["results"]:
+        assert result["case"] in printed
+        assert result["bytes"] > 0 and result["flops"] > 0 and result["floor_us"] > 0
+        assert len(result["methods"]) == 1 + 2 * len(
+            cases.suites()[result["op"]].rivals
+        )
+        for method in result["methods"].values():
+            lower, upper = method["quartiles_us"]
+            assert 0 < lower <= method["median_us"] <= upper
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_repeat_must_leave_a_spread(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--repeat", "1"])
+    assert "--repeat must be at least 2, got 1" in capsys.readouterr().err
+
+
+def test_unread_results_are_computed():
+    """Pure ops whose results nothing reads are computed, every one of the chain."""
+
+    def step(index):
+        return (tf.gather(tf.range(8), index),)
+
+    numbers = [(tf.constant(index),) for index in range(9)]
+    outcome = measure.compare(
+        {
+            "works": measure.Chain(step, numbers[:8], CPU),
+            "first fails": measure.Chain(step, numbers[::-1][:8], CPU),
+            "last fails": measure.Chain(step, numbers[1:], CPU),
+        },
+        repeat=2,
+    )
+    assert outcome["works"].samples == 2
+    assert outcome["first fails"] == "indices = 8 is not in [0, 8)"
+    assert outcome["last fails"] == "indices = 8 is not in [0, 8)"
+
+
+def test_optimizer_is_left_as_it_was():
+    chains = {
+        "ours": measure.Chain(measure.forward_step(tf.negative), [(tf.ones(3),)], CPU)
+    }
+    measure.compare(chains, repeat=2)
+    before = tf.config.optimizer.get_experimental_options()
+    measure.compare(chains, repeat=2)
+    assert tf.config.optimizer.get_experimental_options() == before
+    assert before["dependency_optimization"]
+
+
+def test_floor_is_the_slower_of_memory_and_arithmetic():
+    ceilings = Ceilings(bytes_per_second=100, flops_per_second=10, seconds_per_call=0.5)
+    assert ceilings.seconds(cases.Cost(elements=50, flops=1), itemsize=4) == 2
+    assert ceilings.seconds(cases.Cost(elements=50, flops=40), itemsize=4) == 4

@@ -1,0 +1,289 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""CapsulePrediction as an op: shapes inferred, inputs refused, kernels registered."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels, op_def_registry
+
+import tf_capsops
+from tf_capsops import _library
+
+PREDICTION = "CapsulePrediction"
+GRADIENT = "CapsulePredictionGrad"
+UNKNOWN = None  # as a shape: not even the rank is known
+RANKS = {
+    "input": "input must have rank 3 [batch, in_caps, in_dim], got ",
+    "weights": "weights must have rank 4 [in_caps, out_caps, out_dim, in_dim], got ",
+    "grad": "grad must have rank 4 [batch, in_caps, out_caps, out_dim], got ",
+}
+
+# Shapes of (input, weights), and the text after "CapsulePrediction: ".
+BAD_PREDICTIONS = [
+    ((2, 3), (3, 4, 5, 6), RANKS["input"] + "[2,3]"),
+    ((), (3, 4, 5, 6), RANKS["input"] + "[]"),
+    ((2, 3, 6, 1), (3, 4, 5, 6), RANKS["input"] + "[2,3,6,1]"),
+    ((2, 3, 6), (3, 4, 5), RANKS["weights"] + "[3,4,5]"),
+    ((2, 3, 6), (), RANKS["weights"] + "[]"),
+    (
+        (2, 1152, 8),
+        (4, 10, 16, 8),
+        "weights dim 0 (in_caps) must be 1152, got [4,10,16,8]",
+    ),
+    ((2, 3, 6), (3, 4, 5, 7), "weights dim 3 (in_dim) must be 6, got [3,4,5,7]"),
+    ((0, 3, 6), (2, 4, 5, 6), "weights dim 0 (in_caps) must be 3, got [2,4,5,6]"),
+    ((2, 3, 0), (3, 4, 5, 6), "weights dim 3 (in_dim) must be 0, got [3,4,5,6]"),
+]
+# Shapes of (grad, input, weights), and the text after "CapsulePredictionGrad: ".
+BAD_GRADIENTS = [
+    ((2, 3, 4), (2, 3, 6), (3, 4, 5, 6), RANKS["grad"] + "[2,3,4]"),
+    ((2, 3, 4, 5), (2, 3), (3, 4, 5, 6), RANKS["input"] + "[2,3]"),
+    ((2, 3, 4, 5), (2, 3, 6), (3, 4, 5), RANKS["weights"] + "[3,4,5]"),
+    (
+        (2, 3, 4, 5),
+        (7, 3, 6),
+        (3, 4, 5, 6),
+        "input dim 0 (batch) must be 2, got [7,3,6]",
+    ),
+    (
+        (2, 3, 4, 5),
+        (2, 7, 6),
+        (3, 4, 5, 6),
+        "input dim 1 (in_caps) must be 3, got [2,7,6]",
+    ),
+    (
+        (2, 3, 4, 5),
+        (2, 3, 6),
+        (7, 4, 5, 6),
+        "weights dim 0 (in_caps) must be 3, got [7,4,5,6]",
+    ),
+    (
+        (2, 3, 4, 5),
+        (2, 3, 6),
+        (3, 7, 5, 6),
+        "weights dim 1 (out_caps) must be 4, got [3,7,5,6]",
+    ),
+    (
+        (2, 3, 4, 5),
+        (2, 3, 6),
+        (3, 4, 7, 6),
+        "weights dim 2 (out_dim) must be 5, got [3,4,7,6]",
+    ),
+    (
+        (2, 3, 4, 5),
+        (2, 3, 6),
+        (3, 4, 5, 7),
+        "weights dim 3 (in_dim) must be 6, got [3,4,5,7]",
+    ),
+]
+BAD = [(PREDICTION, *one) for one in BAD_PREDICTIONS] + [
+    (GRADIENT, *one) for one in BAD_GRADIENTS
+]
+
+
+def _call(op, *tensors):
+    if op == PREDICTION:
+        return tf_capsops.capsule_prediction(*tensors)
+    bare = tf.load_op_library(tf_capsops.library_path())
+    return bare.capsule_prediction_grad(*tensors)
+
+
+@pytest.mark.parametrize(
+    "case", BAD, ids=lambda case: "-".join(map(str, case[:-1])).replace(" ", "")
+)
+class TestBadShapes:
+    def test_kernel(self, case, device):
+        op, *shapes, text = case
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            _call(op, *map(tf.zeros, shapes))
+        assert re.search(r"\}\} (.*) \[Op:", str(caught.value))[1] == f"{op}: {text}"
+
+    def test_kernel_in_graph_without_shapes(self, case, device):
+        op, *shapes, text = case
+        signature = [tf.TensorSpec(UNKNOWN, tf.float32)] * len(shapes)
+        traced = tf.function(lambda *tensors: _call(op, *tensors), signature)
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            traced(*map(tf.zeros, shapes))
+        assert f"{op}: {text}\n" in str(caught.value)
+
+    def test_shape_function(self, case):
+        op, *shapes, text = case
+        with tf.Graph().as_default():
+            tensors = [tf.compat.v1.placeholder(tf.float32, s) for s in shapes]
+            with pytest.raises(ValueError) as caught:
+                _call(op, *tensors)
+        assert str(caught.value).startswith(f"{op}: {text} for '{{{{node ")
+
+
+@pytest.mark.parametrize(
+    "shapes, text",
+    [
+        (([2, None], UNKNOWN), RANKS["input"] + "[2,?]"),
+        (([None] * 3, [3, None, 5]), RANKS["weights"] + "[3,?,5]"),
+        (
+            ([None, 9, None], [3, None, None, None]),
+            "weights dim 0 (in_caps) must be 9, got [3,?,?,?]",
+        ),
+        (
+            ([None, None, 6], [None, None, None, 7]),
+            "weights dim 3 (in_dim) must be 6, got [?,?,?,7]",
+        ),
+    ],
+)
+def test_partial_shapes_that_cannot_fit(shapes, text):
+    with tf.Graph().as_default():
+        tensors = [tf.compat.v1.placeholder(tf.float32, s) for s in shapes]
+        with pytest.raises(ValueError) as caught:
+            tf_capsops.capsule_prediction(*tensors)
+    assert str(caught.value).startswith(f"{PREDICTION}: {text} for '{{{{node ")
+
+
+@pytest.mark.parametrize(
+    "op, shapes, inferred",
+    [
+        (PREDICTION, ([2, 3, 6], [3, 4, 5, 6]), ([2, 3, 4, 5],)),
+        (PREDICTION, ([None, 3, 6], [3, 4, 5, 6]), ([None, 3, 4, 5],)),
+        (PREDICTION, ([None] * 3, [3, 4, 5, 6]), ([None, 3, 4, 5],)),
+        (PREDICTION, (UNKNOWN, [3, 4, 5, 6]), ([None, 3, 4, 5],)),
+        (PREDICTION, ([2, 3, 6], [None] * 4), ([2, 3, None, None],)),
+        (PREDICTION, ([2, 3, 6], UNKNOWN), ([2, 3, None, None],)),
+        (PREDICTION, ([2, None, 6], [3, None, 5, None]), ([2, 3, None, 5],)),
+        (PREDICTION, ([2, 3, None], [None, 4, None, 6]), ([2, 3, 4, None],)),
+        (PREDICTION, ([None] * 3, [None] * 4), ([None] * 4,)),
+        (PREDICTION, (UNKNOWN, UNKNOWN), ([None] * 4,)),
+        (PREDICTION, ([0, 3, 0], UNKNOWN), ([0, 3, None, None],)),
+        (
+            GRADIENT,
+            ([2, 3, 4, 5], [2, 3, 6], [3, 4, 5, 6]),
+            ([2, 3, 6], [3, 4, 5, 6]),
+        ),
+        (
+            GRADIENT,
+            ([2, 3, 4, 5], UNKNOWN, UNKNOWN),
+            ([2, 3, None], [3, 4, 5, None]),
+        ),
+        (
+            GRADIENT,
+            (UNKNOWN, [2, 3, 6], UNKNOWN),
+            ([2, 3, 6], [3, None, None, 6]),
+        ),
+        (
+            GRADIENT,
+            (UNKNOWN, UNKNOWN, [3, 4, 5, 6]),
+            ([None, 3, 6], [3, 4, 5, 6]),
+        ),
+        (
+            GRADIENT,
+            ([None, None, 4, None], [2, None, None], [3, None, 5, 6]),
+            ([2, 3, 6], [3, 4, 5, 6]),
+        ),
+        (
+            GRADIENT,
+            ([2, 3, None, 5], [None, None, 6], [None, 4, None, None]),
+            ([2, 3, 6], [3, 4, 5, 6]),
+        ),
+        (GRADIENT, (UNKNOWN,) * 3, ([None] * 3, [None] * 4)),
+    ],
+)
+def test_inferred_shapes(op, shapes, inferred):
+    with tf.Graph().as_default():
+        outputs = _call(op, *(tf.compat.v1.placeholder(tf.float32, s) for s in shapes))
+    outputs = [outputs] if op == PREDICTION else outputs
+    assert [output.shape.as_list() for output in outputs] == list(inferred)
+
+
+def test_gradients_have_their_inputs_static_shapes():
+    """Through the registered gradient, however little of the shapes is known."""
+    with tf.Graph().as_default():
+        inputs = tf.compat.v1.placeholder(tf.float32, [None, 3, None])
+        weights = tf.compat.v1.placeholder(tf.float32, [None, 4, 5, 6])
+        output = tf_capsops.capsule_prediction(inputs, weights)
+        gradients = tf.gradients(output, [inputs, weights])
+    shapes = [gradient.shape.as_list() for gradient in gradients]
+    assert shapes == [[None, 3, 6], [3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_other_dtypes_are_refused(dtype, graph, device):
+    def compute():
+        return tf_capsops.capsule_prediction(
+            tf.zeros((2, 3, 6), dtype), tf.zeros((3, 4, 5, 6), dtype)
+        )
+
+    allowed = "float32, float64, float16, bfloat16|float, double, half, bfloat16"
+    with pytest.raises((TypeError, tf.errors.InvalidArgumentError), match=allowed):
+        tf.function(compute, autograph=False)() if graph else compute()
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_mixed_dtypes_are_refused(graph, device):
+    def compute():
+        return tf_capsops.capsule_prediction(
+            tf.zeros((2, 3, 6), tf.float32), tf.zeros((3, 4, 5, 6), tf.float64)
+        )
+
+    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)) as caught:
+        tf.function(compute, autograph=False)() if graph else compute()
+    assert re.search("float32|float", str(caught.value))
+    assert re.search("float64|double", str(caught.value))
+
+
+@pytest.mark.parametrize("op", [PREDICTION, GRADIENT])
+def test_kernels_are_those_of_the_dtype_list(op):
+    tf_capsops.capsule_prediction(tf.zeros((1, 1, 1)), tf.zeros((1, 1, 1, 1)))
+    (attr,) = (a for a in op_def_registry.get(op).attr if a.name == "T")
+    listed = sorted(attr.allowed_values.list.type)
+    names = {tf.as_dtype(number).name for number in listed}
+    assert names == {"float32", "float64", "float16", "bfloat16"}
+    registered = {}
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        (constraint,) = kernel.constraint
+        assert constraint.name == "T"
+        types = registered.setdefault(kernel.device_type, [])
+        types += constraint.allowed_values.list.type
+    devices = ["CPU", "GPU"] if _library.build_info()["cuda"] else ["CPU"]
+    assert {d: sorted(types) for d, types in registered.items()} == {
+        device: listed for device in devices
+    }
+
+
+@pytest.mark.parametrize("op", [PREDICTION, GRADIENT])
+def test_op_is_documented(op):
+    """The generated wrapper shows a summary, and each input with its shape."""
+    bare = tf.load_op_library(tf_capsops.library_path())
+    wrapper = {
+        PREDICTION: bare.capsule_prediction,
+        GRADIENT: bare.capsule_prediction_grad,
+    }[op]
+    definition = op_def_registry.get(op)
+    arguments = wrapper.__doc__.partition("Args:")[2]
+    for argument in definition.input_arg:
+        described = rf"^ *{argument.name}: A `Tensor`.*\n *[A-Z].*\[.*in_caps.*\]\.$"
+        assert re.search(described, arguments, re.MULTILINE)
+    assert re.match(r"[A-Z].*\.$", wrapper.__doc__.splitlines()[0])
+
+
+def test_name_is_the_ops_name():
+    with tf.Graph().as_default():
+        inputs = tf.zeros((2, 3, 6))
+        output = tf_capsops.capsule_prediction(
+            inputs, tf.zeros((3, 4, 5, 6)), name="votes"
+        )
+    assert output.op.name == "votes"
+    assert output.op.type == PREDICTION
+
+
+def test_gradient_of_one_input_alone(device):
+    inputs, weights = tf.ones((2, 3, 6)), tf.ones((3, 4, 5, 6))
+    for source in (inputs, weights):
+        with tf.GradientTape() as tape:
+            tape.watch(source)
+            output = tf_capsops.capsule_prediction(inputs, weights)
+        expected = {3: 20, 4: 2}[source.shape.rank]
+        np.testing.assert_array_equal(
+            tape.gradient(output, source).numpy(), np.full(source.shape, expected)
+        )

@@ -1,0 +1,108 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a case and an op's suite are; the cases themselves are in `suites`.
+
+One list of cases serves the tests of correctness, the tests of gradients and the
+benchmarks. Each op has one file in `tf_capsops.bench.suites` that defines `SUITE`;
+nothing else names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+import types
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+CORRECTNESS = "correctness"  # compared with the float64 reference, with gradients
+GRADIENT = "gradient"  # small enough for finite differences
+PAPER = "paper"  # the grid of the paper's own tests
+SMOKE = "smoke"  # a benchmark small enough for a test of the benchmark
+ANCHORS = "anchors"  # the sizes every speed claim is made at
+NETWORKS = "networks"  # layers of published networks
+BENCH_SUITES = (ANCHORS, NETWORKS, SMOKE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One set of sizes at which an op is tried.
+
+    Attributes:
+        name: Unique within the op.
+        sizes: Size of each dimension, by the name it has in the op's documentation.
+        uses: What the case is for, among the constants of this module.
+        devices: Device types the case is benchmarked on.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    uses: tuple[str, ...]
+    devices: tuple[str, ...] = ("CPU", "GPU")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", types.MappingProxyType(dict(self.sizes)))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The least that an op has to move and compute.
+
+    Attributes:
+        elements: Elements read or written: each input and each output once.
+        flops: Additions plus multiplications.
+    """
+
+    elements: int
+    flops: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OpSuite:
+    """Everything that tests and benchmarks need to know about one op.
+
+    Attributes:
+        op: Name of the op, as registered in C++.
+        cases: All cases.
+        draw: `(case, random generator) -> float64 arrays`, the op's inputs in order.
+        output_shape: Shape of the op's output for a case.
+        ours: The op, from its inputs to its output.
+        rivals: Other ways to compute the same in plain TensorFlow, by name.
+        forward_cost: Least cost of the forward computation.
+        training_cost: Least cost of forward and all gradients together.
+    """
+
+    op: str
+    cases: Sequence[Case]
+    draw: Callable[[Case, np.random.Generator], tuple[np.ndarray, ...]]
+    output_shape: Callable[[Case], tuple[int, ...]]
+    ours: Callable[..., tf.Tensor]
+    rivals: Mapping[str, Callable[..., tf.Tensor]]
+    forward_cost: Callable[[Case], Cost]
+    training_cost: Callable[[Case], Cost]
+
+    def select(self, use: str) -> list[Case]:
+        """Returns the cases for one use, in order."""
+        return [case for case in self.cases if use in case.uses]
+
+
+@functools.cache
+def suites() -> Mapping[str, OpSuite]:
+    """Returns the suite of every op, by op name."""
+    from tf_capsops.bench import suites as package
+
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        suite = importlib.import_module(f"{package.__name__}.{info.name}").SUITE
+        names = [case.name for case in suite.cases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{suite.op}: two cases share a name")
+        found[suite.op] = suite
+    return types.MappingProxyType(found)

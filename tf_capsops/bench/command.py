@@ -1,0 +1,161 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command `tf-capsops bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+
+from tf_capsops.bench import cases, chart, measure, report
+from tf_capsops.bench.cases import Case, OpSuite
+from tf_capsops.bench.floor import Ceilings, measure_ceilings
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+_SEED = 20180211
+_WIDTH = 100  # columns, where the output is no terminal
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tf-capsops bench",
+        description="Time the ops against plain TensorFlow, all in one run.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    ops = sorted(cases.suites())
+    devices = sorted({d.device_type for d in tf.config.list_logical_devices()})
+    parser.add_argument("--op", choices=ops, nargs="+", default=ops)
+    parser.add_argument("--device", choices=devices, nargs="+", default=devices)
+    parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
+    parser.add_argument(
+        "--suite",
+        choices=cases.BENCH_SUITES,
+        nargs="+",
+        default=[cases.ANCHORS],
+        help="which sizes: those of the speed claims, those of published networks, or "
+        "tiny ones that only show that the benchmark works",
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=15, help="samples of each method (at least 2)"
+    )
+    parser.add_argument(
+        "--tf32",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="allow TensorFloat-32 on GPU, as TensorFlow does unless told otherwise",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("runs/bench"),
+        help="directory for bench.json and bench.png",
+    )
+    return parser
+
+
+def _argument_sets(
+    suite: OpSuite, case: Case, dtype: tf.DType, device: str
+) -> list[measure.Arguments]:
+    """Makes sets of the output's gradient and the inputs, on the device."""
+    rng = np.random.default_rng(_SEED)
+    arrays = suite.draw(case, rng)
+    shape = suite.output_shape(case)
+    elements = math.prod(shape) + sum(array.size for array in arrays)
+    sets = []
+    for _ in range(measure.set_count(device, elements * dtype.size)):
+        with tf.device(device):
+            grad = tf.cast(tf.random.uniform(shape, -1, 1), dtype)
+            inputs = [tf.cast(tf.constant(array), dtype) for array in arrays]
+        sets.append((grad, *inputs))
+        arrays = suite.draw(case, rng)
+    return sets
+
+
+def _measure_case(
+    suite: OpSuite, case: Case, dtype: tf.DType, device: str, repeat: int
+) -> Iterator[tuple[str, cases.Cost, dict]]:
+    """Yields direction, least cost and timings of all methods."""
+    sets = _argument_sets(suite, case, dtype, device)
+    directions = (
+        ("forward", measure.forward_step, suite.forward_cost, [s[1:] for s in sets]),
+        ("forward+backward", measure.training_step, suite.training_cost, sets),
+    )
+    for direction, make_step, cost, arguments in directions:
+        steps = {report.OURS: make_step(suite.ours)}
+        for name, rival in suite.rivals.items():
+            steps[f"TF {name}"] = make_step(rival)
+            steps[f"TF {name}, XLA"] = measure.compiled(make_step(rival))
+        chains = {n: measure.Chain(s, arguments, device) for n, s in steps.items()}
+        yield direction, cost(case), measure.compare(chains, repeat)
+
+
+def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
+    """Yields the ceilings and the results of each device and dtype."""
+    for kind in options.device:
+        device = f"{kind}:0"
+        for dtype in map(tf.as_dtype, options.dtype):
+            ceilings: Ceilings = measure_ceilings(device, dtype, options.repeat)
+            entry = report.ceilings_entry(device, dtype, ceilings)
+            console.print(
+                f"{device} {dtype.name}: copy {entry['gigabytes_per_second']:.0f} GB/s,"
+                f" matrix product {entry['gigaflops_per_second']:.0f} GFLOP/s,"
+                f" TensorFlow {entry['tensorflow_us_per_call']:.1f} us a call"
+            )
+            results = []
+            for suite in (cases.suites()[op] for op in options.op):
+                for case in suite.cases:
+                    if kind not in case.devices or not {*case.uses} & {*options.suite}:
+                        continue
+                    for direction, cost, timings in _measure_case(
+                        suite, case, dtype, device, options.repeat
+                    ):
+                        floor = ceilings.seconds(cost, dtype.size)
+                        results.append(
+                            report.result_entry(
+                                suite, case, direction, cost, entry, floor, timings
+                            )
+                        )
+                        console.print(report.table(results[-1]))
+            yield entry, results
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark.
+
+    Args:
+        argv: The command line after `tf-capsops bench`.
+
+    Returns:
+        0, or 1 where one of our own ops could not be run.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.repeat < 2:
+        parser.error(f"--repeat must be at least 2, got {options.repeat}")
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    made = {"command": report.command(argv), "tf32": options.tf32, **report.machine()}
+    made |= {"ceilings": [], "results": []}
+    for ceilings, results in _run(options, console):
+        made["ceilings"].append(ceilings)
+        made["results"] += results
+
+    options.output.mkdir(parents=True, exist_ok=True)
+    data, picture = options.output / "bench.json", options.output / "bench.png"
+    data.write_text(json.dumps(made, indent=2) + "\n")
+    chart.save(made, picture)
+    console.print(f"Wrote {data} and {picture}.")
+    failed = [r for r in made["results"] if "error" in r["methods"][report.OURS]]
+    return 1 if failed else 0

@@ -1,0 +1,190 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How long one call of an op takes, measured through TensorFlow.
+
+An op may take less time on a GPU than TensorFlow takes to be asked for it. So a
+measurement is a chain: one graph with many calls, one after the other by control
+dependencies, started several times without waiting, then one wait for the device.
+Every call has arguments of its own (so none is merged with another) drawn in turn from
+several sets of tensors (so that caches are not warmer than in a training step). No
+result is read, copied or kept: TensorFlow frees each as it would between two layers.
+Nothing is subtracted from the time. All methods are measured in exactly this way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import tensorflow as tf
+
+# Calls in a chain, least seconds of a sample, most bytes of arguments: by device type.
+_CHAIN = {"CPU": 8, "GPU": 32}
+_SAMPLE_SECONDS = {"CPU": 0.1, "GPU": 0.05}
+_ARGUMENT_BYTES = {"CPU": 1 << 30, "GPU": 4 << 30}
+
+Arguments = tuple[tf.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds for one call: the samples' quartiles and extremes.
+
+    Attributes:
+        extra_bytes: Most memory held beyond the arguments during one call, its results
+            included. None on a CPU, where TensorFlow does not count.
+    """
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    minimum: float
+    maximum: float
+    samples: int
+    extra_bytes: int | None
+
+
+def device_type(device: str) -> str:
+    """Returns "CPU" or "GPU" for the name of a device."""
+    return device.partition(":")[0]
+
+
+def set_count(device: str, set_bytes: int) -> int:
+    """Returns how many sets of arguments to rotate among."""
+    kind = device_type(device)
+    return min(_CHAIN[kind], max(2, _ARGUMENT_BYTES[kind] // max(1, set_bytes)))
+
+
+@contextlib.contextmanager
+def _unread_results_are_computed() -> Iterator[None]:
+    """Keeps TensorFlow from dropping ops that only control dependencies reach.
+
+    Of the graph optimizers only this one is off; the others work as for any user.
+    """
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options(
+            {"dependency_optimization": True, **before}
+        )
+
+
+def forward_step(compute: Callable[..., tf.Tensor]) -> Callable:
+    """Returns a step that computes an op from its inputs."""
+    return lambda *inputs: (compute(*inputs),)
+
+
+def training_step(compute: Callable[..., tf.Tensor]) -> Callable:
+    """Returns a step that computes an op and all gradients, given the output's."""
+
+    def step(grad, *inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            output = compute(*inputs)
+        return output, *tape.gradient(output, inputs, grad)
+
+    return step
+
+
+def compiled(step: Callable) -> Callable:
+    """Returns a step as one XLA computation."""
+    return tf.function(step, jit_compile=True, autograph=False)
+
+
+class Chain:
+    """Calls of one step, one after the other, in one graph.
+
+    Args:
+        step: From arguments to a tuple of results.
+        sets: Sets of arguments to rotate among.
+        device: Where to compute.
+    """
+
+    def __init__(self, step: Callable, sets: Sequence[Arguments], device: str) -> None:
+        self._device = device
+        self._sets = sets
+        self._length = _CHAIN[device_type(device)]
+        self._rounds = 1
+
+        @tf.function(autograph=False)
+        def run(*calls):
+            done: list[tf.Operation] = []
+            for arguments in calls:
+                with tf.control_dependencies(done):
+                    results = step(*arguments)
+                done = [result.op for result in results]
+            with tf.control_dependencies(done), tf.device("CPU"):
+                return tf.constant(0)
+
+        self._run = run
+
+    def _seconds(self, length: int, rounds: int) -> float:
+        calls = list(itertools.islice(itertools.cycle(self._sets), length))
+        with tf.device(self._device):
+            start = time.perf_counter()
+            for _ in range(rounds):
+                self._run(*calls)
+            tf.test.experimental.sync_devices()
+        return time.perf_counter() - start
+
+    def warm_up(self) -> None:
+        """Traces, compiles, and decides how often to run the chain for one sample."""
+        self._seconds(self._length, 1)
+        self._seconds(self._length, 1)
+        once = self._seconds(self._length, 1)
+        least = _SAMPLE_SECONDS[device_type(self._device)]
+        self._rounds = max(1, math.ceil(least / once))
+
+    def sample(self) -> float:
+        """Returns the seconds that one call took."""
+        return self._seconds(self._length, self._rounds) / (self._length * self._rounds)
+
+    def extra_bytes(self) -> int | None:
+        """Returns the most memory one call held beyond its arguments."""
+        if device_type(self._device) == "CPU":
+            return None
+        self._seconds(1, 1)
+        before = tf.config.experimental.get_memory_info(self._device)["current"]
+        tf.config.experimental.reset_memory_stats(self._device)
+        self._seconds(1, 1)
+        return tf.config.experimental.get_memory_info(self._device)["peak"] - before
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """Returns what went wrong, without TensorFlow's account of where."""
+    lines = str(error.message).splitlines()
+    return [line for line in lines if line and not line.startswith("\t")][-1]
+
+
+@_unread_results_are_computed()
+def compare(chains: Mapping[str, Chain], repeat: int) -> dict[str, Timing | str]:
+    """Times several methods in turn, `repeat` samples each.
+
+    Returns:
+        For each method its timing, or TensorFlow's reason where it cannot be run.
+    """
+    outcome: dict[str, Timing | str] = {}
+    extra = {}
+    for name, chain in chains.items():
+        try:
+            chain.warm_up()
+            extra[name] = chain.extra_bytes()
+        except tf.errors.OpError as error:
+            outcome[name] = _reason(error)
+    samples: dict[str, list[float]] = {name: [] for name in extra}
+    for _ in range(repeat):
+        for name, taken in samples.items():
+            taken.append(chains[name].sample())
+    for name, taken in samples.items():
+        lower, median, upper = statistics.quantiles(taken, n=4, method="inclusive")
+        outcome[name] = Timing(
+            median, lower, upper, min(taken), max(taken), len(taken), extra[name]
+        )
+    return {name: outcome[name] for name in chains}

@@ -1,0 +1,136 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cases, rivals and costs of CapsulePrediction.
+
+The sizes around which the kernels change their way of working: vectors of 4, 8 and 16
+numbers, tiles of 32, 64, 160 and 512 output columns (out_caps * out_dim), tiles of 4,
+8, 32, 64 and 128 samples. Each is tried one below, at, and one above.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops.bench import cases
+from tf_capsops.bench.cases import Case, Cost
+
+_DIMS = ("batch", "in_caps", "out_caps", "out_dim", "in_dim")
+
+
+def _case(name, sizes, *uses, devices=("CPU", "GPU")):
+    return Case(name, dict(zip(_DIMS, sizes, strict=True)), uses, devices)
+
+
+def _around(*tiles):
+    return sorted({size for tile in tiles for size in (tile - 1, tile, tile + 1)})
+
+
+def _columns(total):
+    """Splits out_caps * out_dim == total into the two most equal factors."""
+    out_caps = max(d for d in range(1, math.isqrt(total) + 1) if total % d == 0)
+    return out_caps, total // out_caps
+
+
+def _correctness_cases():
+    use = cases.CORRECTNESS
+    yield _case("ones", (1, 1, 1, 1, 1), use, cases.GRADIENT)
+    yield _case("primes", (7, 13, 5, 3, 11), use)
+    yield _case("large_primes", (67, 11, 7, 23, 19), use)
+    yield _case("many_in_caps", (3, 257, 2, 3, 5), use)
+    yield _case("long_rows", (2, 3, 4, 16, 129), use)
+    yield _case("mnist_layer", (9, 36, 10, 16, 8), use)
+    for in_dim in _around(4, 8, 16):
+        yield _case(f"in_dim_{in_dim}", (5, 3, 2, 6, in_dim), use)
+    for columns in _around(32, 64, 160, 512):
+        yield _case(f"columns_{columns}", (5, 3, *_columns(columns), 8), use)
+    for batch in sorted({*_around(4, 8, 32, 64, 128), 1, 2}):
+        yield _case(f"batch_{batch}", (batch, 3, 4, 8, 8), use)
+    yield _case("empty_batch", (0, 3, 2, 4, 8), use)
+    yield _case("empty_reduction", (4, 3, 2, 4, 0), use)
+    yield _case("no_in_caps", (4, 0, 2, 4, 8), use)
+    yield _case("no_out_caps", (4, 3, 0, 4, 8), use)
+    yield _case("no_out_dim", (4, 3, 2, 0, 8), use)
+
+
+def _all_cases():
+    yield from _correctness_cases()
+    yield _case("gradient_even", (2, 3, 2, 4, 4), cases.GRADIENT)
+    yield _case("gradient_odd", (3, 2, 5, 1, 3), cases.GRADIENT)
+    for batch, in_caps, out_caps, in_dim, out_dim in itertools.product(
+        (4, 8), repeat=5
+    ):
+        yield _case(
+            f"paper_{batch}_{in_caps}_{out_caps}_{in_dim}_{out_dim}",
+            (batch, in_caps, out_caps, out_dim, in_dim),
+            cases.PAPER,
+        )
+    yield _case("smoke", (2, 3, 4, 5, 6), cases.SMOKE)
+    yield _case("mnist_b128", (128, 1152, 10, 16, 8), cases.ANCHORS, devices=("GPU",))
+    yield _case("mnist_b64", (64, 1152, 10, 16, 8), cases.ANCHORS, devices=("CPU",))
+    yield _case("mnist_b1", (1, 1152, 10, 16, 8), cases.NETWORKS)
+    yield _case("cifar_b64", (64, 2048, 10, 16, 8), cases.NETWORKS)
+    yield _case("smallnorb_b64", (64, 1152, 5, 16, 8), cases.NETWORKS)
+    yield _case("deep_k16_j32_b32", (32, 512, 32, 16, 16), cases.NETWORKS)
+
+
+def _draw(case, rng):
+    sizes = case.sizes
+    inputs = rng.uniform(-1, 1, [sizes[d] for d in ("batch", "in_caps", "in_dim")])
+    weights = rng.uniform(
+        -1, 1, [sizes[d] for d in ("in_caps", "out_caps", "out_dim", "in_dim")]
+    )
+    return np.float64(inputs), np.float64(weights)
+
+
+def _output_shape(case):
+    return tuple(case.sizes[d] for d in ("batch", "in_caps", "out_caps", "out_dim"))
+
+
+def _einsum(inputs, weights):
+    return tf.einsum("bik,ijdk->bijd", inputs, weights)
+
+
+def _matmul(inputs, weights):
+    """The transposes and reshapes of paper 002's `digit_caps` without its op."""
+    in_caps, out_caps, out_dim, in_dim = weights.shape
+    flat = tf.reshape(weights, (in_caps, out_caps * out_dim, in_dim))
+    product = tf.matmul(flat, tf.transpose(inputs, (1, 2, 0)))
+    return tf.reshape(
+        tf.transpose(product, (2, 0, 1)), (-1, in_caps, out_caps, out_dim)
+    )
+
+
+def _operands(case):
+    batch, in_caps, out_caps, out_dim, in_dim = (case.sizes[d] for d in _DIMS)
+    inputs = batch * in_caps * in_dim
+    weights = in_caps * out_caps * out_dim * in_dim
+    output = batch * in_caps * out_caps * out_dim
+    return inputs, weights, output, 2 * output * in_dim
+
+
+def _forward_cost(case):
+    inputs, weights, output, flops = _operands(case)
+    return Cost(inputs + weights + output, flops)
+
+
+def _training_cost(case):
+    """Forward, then one pass over the output's gradient that gives both others."""
+    inputs, weights, output, flops = _operands(case)
+    return Cost(3 * (inputs + weights) + 2 * output, 3 * flops)
+
+
+SUITE = cases.OpSuite(
+    op="CapsulePrediction",
+    cases=tuple(_all_cases()),
+    draw=_draw,
+    output_shape=_output_shape,
+    ours=tf_capsops.capsule_prediction,
+    rivals={"einsum": _einsum, "matmul": _matmul},
+    forward_cost=_forward_cost,
+    training_cost=_training_cost,
+)
