@@ -1,0 +1,207 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds tf_capsops/libtf_capsops.so and runs what needs it. `make help` says how.
+# The same library with Bazel: BUILD.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory --no-builtin-rules -j$(shell nproc 2>/dev/null || echo 1)
+Q := $(if $(V),,@)
+
+# ---- Python ------------------------------------------------------------------------
+# PY runs everything. It is, first that applies: what you say; an active virtual
+# environment that has TensorFlow, used as it is; else .venv, which we make and keep.
+VENV ?= .venv
+ACTIVE := $(if $(filter-out $(abspath $(VENV)),$(VIRTUAL_ENV)),$(wildcard $(VIRTUAL_ENV)/bin/python))
+ifneq ($(origin PYTHON),undefined)
+ACTIVE :=
+endif
+HAS_TF = $(shell "$(1)" -c 'import importlib.util as u; print(*"y"[:u.find_spec("tensorflow") is not None])')
+PY ?= $(if $(and $(ACTIVE),$(call HAS_TF,$(ACTIVE))),$(ACTIVE),$(VENV)/bin/python)
+PY := $(PY)
+PYTHON ?= $(or $(wildcard $(VENV)/bin/python),python3)
+
+# The stamp carries the version: naming another interpreter makes a new .venv.
+ifeq ($(PY),$(VENV)/bin/python)
+PYTHON_VERSION := $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ENVIRONMENT := $(VENV)/.ready-$(PYTHON_VERSION)
+endif
+
+$(VENV)/.ready-%: requirements.txt
+	@case "$*" in 3.10|3.11|3.12|3.13) ;; *) echo "tf_capsops needs Python 3.10 to 3.13 (TensorFlow 2.21 has no other wheels); $(PYTHON) is '$*'. Name one: make PYTHON=python3.12" >&2; exit 1;; esac
+	@ls $(VENV)/lib/python$*/site-packages >/dev/null 2>&1 || { echo "Creating $(VENV) with Python $*"; "$(PYTHON)" -m venv --clear $(VENV); }
+	@rm -f $(VENV)/.ready-*
+	$(Q)$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+# ---- CUDA --------------------------------------------------------------------------
+# CUDA_ARCHS: machine code for each that nvcc knows, and PTX of the newest of them for
+# the GPUs to come.
+CUDA ?= auto
+CUDA_ARCHS ?= 80 86 89 90 100 120
+ifneq ($(filter-out auto 0 1,$(CUDA))$(filter-out 1,$(words $(CUDA))),)
+$(error CUDA must be auto, 0 or 1, got '$(CUDA)')
+endif
+ifneq ($(CUDA),0)
+NVCC ?= $(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(if $(CUDA_HOME),,$(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+NVCC_VERSION := $(if $(NVCC),$(shell "$(NVCC)" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
+ifneq ($(NVCC_VERSION),)
+WITH_CUDA := 1
+else ifeq ($(CUDA),1)
+$(error CUDA=1, but no nvcc was found$(if $(NVCC), at $(NVCC))$(if $(CUDA_HOME), in CUDA_HOME=$(CUDA_HOME)): install the CUDA toolkit, or set CUDA_HOME or NVCC)
+endif
+endif
+ifdef WITH_CUDA
+# A package's nvcc may be a wrapper, so nvcc itself says where its toolkit is.
+CUDA_TOP := $(shell "$(NVCC)" --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^\#\$$ TOP=//p')
+CUDART := $(firstword $(foreach d,lib64 lib targets/*/lib,$(wildcard $(CUDA_TOP)/$(d)/libcudart_static.a)))
+KNOWN := $(shell "$(NVCC)" --list-gpu-code)
+ARCHS := $(foreach a,$(CUDA_ARCHS),$(if $(filter sm_$(a),$(KNOWN)),$(a)))
+NEWEST := $(lastword $(shell printf '%s\n' $(ARCHS) | sort -n))
+ifeq ($(ARCHS),)
+$(error CUDA_ARCHS="$(CUDA_ARCHS)" holds nothing that $(NVCC) $(NVCC_VERSION) knows: $(KNOWN))
+endif
+ifeq ($(CUDART),)
+$(error $(NVCC) has no libcudart_static.a under $(CUDA_TOP): install the CUDA toolkit's cudart development files, or build with CUDA=0)
+endif
+endif
+
+# ---- The library -------------------------------------------------------------------
+LIBRARY := tf_capsops/libtf_capsops.so
+BUILD := build
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
+
+# One source, several instruction sets; cc/cpu/dispatch chooses at load time.
+ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,baseline)
+MARCH_v2 := -march=x86-64-v2
+MARCH_v3 := -march=x86-64-v3
+MARCH_v4 := -march=x86-64-v4 -mprefer-vector-width=512
+
+COMMON := -std=c++17 -O3 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra -I.
+DEPS = -MMD -MP -MF $(@:.o=.d)
+FLAGS_cpu := $(COMMON) -ffp-contract=fast -Wno-psabi $(CXXFLAGS)
+FLAGS_tensorflow := $(COMMON) -Wno-unused-parameter $(if $(WITH_CUDA),-DTF_CAPSOPS_CUDA=1) \
+  '-DTF_CAPSOPS_VERSION="$(VERSION)"' '-DTF_CAPSOPS_CUDA_VERSION="$(NVCC_VERSION)"' \
+  '-DTF_CAPSOPS_CUDA_ARCHS="$(strip $(ARCHS))"' $(CXXFLAGS)
+FLAGS_cuda := -x cu -std=c++17 -O3 --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
+  -Xcompiler -fPIC,-fvisibility=hidden -Xfatbin -compress-all --threads 0 -I. \
+  $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+  -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST) $(NVCCFLAGS)
+
+# A function that several instruction sets define inline is kept from the first object
+# that has it. So the most modest come first: no AVX-512 copy serves an older processor.
+OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/ops/*.cc cc/kernels/*.cc cc/framework/*.cc))
+OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
+OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/*.cu.cc)))
+OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
+OBJECTS := $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_cpu)
+
+# cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
+# from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
+# an op library has loaded TensorFlow.
+LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,ALL -Wl,--no-undefined -s \
+  $(OBJECTS) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
+
+# A file for each kind of command line, rewritten only when the command line changes;
+# what was made with it depends on it.
+$(BUILD)/flags.%: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' $(call QUOTE,$(TEXT)) | cmp -s - $@ || printf '%s\n' $(call QUOTE,$(TEXT)) >$@
+QUOTE = '$(subst ','\'',$(1))'
+COMPILER := $(CXX) $(shell $(CXX) --version 2>/dev/null | head -n 1)
+$(BUILD)/flags.cpu: TEXT = $(COMPILER) $(FLAGS_cpu) $(foreach i,$(ISAS),$(MARCH_$(i)))
+$(BUILD)/flags.tensorflow: TEXT = $(COMPILER) $(FLAGS_tensorflow)
+$(BUILD)/flags.cuda: TEXT = $(COMPILER) $(NVCC) $(NVCC_VERSION) $(FLAGS_cuda)
+$(BUILD)/flags.link: TEXT = $(COMPILER) $(LINK)
+# Likewise TensorFlow's own flags, which come with this file: tensorflow.{cflags,ldflags}.
+$(BUILD)/tensorflow.key: FORCE $(ENVIRONMENT)
+	$(Q)$(PY) tools/tensorflow_config.py --write $(BUILD)
+
+$(OBJECTS_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  CXX   $<")
+	$(Q)$(CXX) $(FLAGS_tensorflow) @$(BUILD)/tensorflow.cflags $(DEPS) -c $< -o $@
+
+$(OBJECTS_dispatch): $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  CXX   $<")
+	$(Q)$(CXX) $(FLAGS_cpu) $(DEPS) -c $< -o $@
+
+define cpu_rule
+$(BUILD)/cc/cpu/$(1)/%.o: cc/cpu/%.cc $(BUILD)/flags.cpu
+	@mkdir -p $$(@D)
+	$$(if $$(V),,@echo "  CXX   $$< ($(1))")
+	$$(Q)$$(CXX) $$(FLAGS_cpu) $$(MARCH_$(1)) -DCAPSOPS_ISA=$(1) $$(DEPS) -c $$< -o $$@
+endef
+$(foreach i,$(ISAS),$(eval $(call cpu_rule,$(i))))
+
+$(OBJECTS_cuda): $(BUILD)/%.o: %.cc $(BUILD)/flags.cuda
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  NVCC  $<")
+	$(Q)$(NVCC) $(FLAGS_cuda) $(DEPS) -c $< -o $@
+
+# Moved into place when whole: somebody may be loading it.
+$(LIBRARY): $(OBJECTS) $(BUILD)/flags.link $(BUILD)/tensorflow.key
+	$(if $(V),,@echo "  LINK  $@")
+	$(Q)$(LINK) -o $(BUILD)/libtf_capsops.so
+	@mv $(BUILD)/libtf_capsops.so $@
+	@echo "Built $@: $(if $(WITH_CUDA),CUDA $(NVCC_VERSION) for $(ARCHS),without CUDA)"
+
+-include $(OBJECTS:.o=.d)
+
+# ---- What to do --------------------------------------------------------------------
+# ARGS goes to the program that the target runs: make test ARGS="-k gradient"
+CAPSOPS := $(PY) -m tf_capsops
+CXX_FILES = $(shell find cc cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh')
+
+.PHONY: help demo test build bench wheel format lint requirements clean FORCE
+FORCE:
+
+demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
+	$(CAPSOPS) train --data digits --out runs/digits $(ARGS)
+	$(CAPSOPS) evaluate runs/digits
+	$(CAPSOPS) reconstruct runs/digits
+
+test: build  ## run all tests; ARGS="-k name" picks some
+	$(PY) -m pytest $(ARGS)
+
+build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
+
+bench: build  ## time the ops against plain TensorFlow
+	$(CAPSOPS) bench $(ARGS)
+
+wheel: build  ## pack the wheel and the source distribution into dist/
+	PY="$(abspath $(PY))" $(PY) -m build --no-isolation --sdist --wheel $(ARGS)
+
+format: $(ENVIRONMENT)  ## lay out the sources
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+	$(dir $(PY))clang-format -i $(CXX_FILES)
+
+lint: $(ENVIRONMENT)  ## check layout and common mistakes
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
+
+requirements:  ## pin requirements.in again, for Python 3.10 to 3.13 at once (needs uv)
+	uv pip compile --universal --python-version 3.10 --upgrade --no-header --quiet \
+	  requirements.in -o requirements.txt
+
+clean:  ## remove what was built (.venv and runs/ stay)
+	rm -rf $(BUILD) dist $(LIBRARY)
+
+help:
+	@echo "Usage: make TARGET [VARIABLE=value ...]"
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@echo "Variables:"
+	@printf '  %-14s%s\n' \
+	  PYTHON "interpreter to make .venv with ($(PYTHON))" \
+	  CUDA "auto, 0 or 1 ($(CUDA): $(if $(WITH_CUDA),nvcc $(NVCC_VERSION),none))" \
+	  CUDA_ARCHS "GPU architectures ($(CUDA_ARCHS))" \
+	  CUDA_HOME "the CUDA toolkit; or NVCC, its compiler" \
+	  CXX "C++ compiler ($(CXX)); CXXFLAGS, NVCCFLAGS and LDFLAGS add to ours" \
+	  ARGS "passed on to pytest, the demo, the benchmark" \
+	  V "1 shows every command"
