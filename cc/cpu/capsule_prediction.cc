@@ -65,7 +65,8 @@ int64_t BatchTile(const Problem&) { return 64; }
 template <typename T, typename A>
 void Transpose(const T* from, int64_t columns, int64_t padded, int64_t in_dim, A* to) {
   for (int64_t n = 0; n < columns; ++n) {
-    for (int64_t k = 0; k < in_dim; ++k) to[k * padded + n] = Widen(from[n * in_dim + k]);
+    for (int64_t k = 0; k < in_dim; ++k)
+      to[k * padded + n] = Widen(from[n * in_dim + k]);
   }
   for (int64_t k = 0; k < in_dim; ++k) {
     for (int64_t n = columns; n < padded; ++n) to[k * padded + n] = A{0};
@@ -163,7 +164,8 @@ void Forward(const Problem& p, const Range& range, const T* input, const T* weig
           const T* from = input + ((b0 + b) * p.in_caps + i0) * p.in_dim;
           for (int64_t i = 0; i < caps; ++i) {
             A* to = samples + (i * batch_tile + b) * p.in_dim;
-            for (int64_t k = 0; k < p.in_dim; ++k) to[k] = Widen(from[i * p.in_dim + k]);
+            for (int64_t k = 0; k < p.in_dim; ++k)
+              to[k] = Widen(from[i * p.in_dim + k]);
           }
         }
         for (int64_t b = 0; b < rows;) {
@@ -202,9 +204,9 @@ struct BackwardPlan {
     const int64_t fit = kGradTileBytes / (Max(padded, 1) * caps * sizeof(A));
     rows = Max(Min(fit, 128) / kRows * kRows, kRows);
   }
-  int64_t matrix() const { return depth * padded; }   // weights or their gradient
-  int64_t grad() const { return rows * padded; }      // a tile of grad
-  int64_t samples() const { return rows * depth; }    // a tile of input
+  int64_t matrix() const { return depth * padded; }  // weights or their gradient
+  int64_t grad() const { return rows * padded; }     // a tile of grad
+  int64_t samples() const { return rows * depth; }   // a tile of input
   int64_t bytes() const {
     return caps * (2 * matrix() + grad() + samples()) * sizeof(A);
   }
@@ -302,10 +304,10 @@ void Backward(const Problem& p, const Range& range, const T* grad, const T* inpu
           }
           for (int64_t b = 0; b < rows; b += kRows) {
             InputTile<T, A>(plan.padded, g + b * plan.padded,
-                      transposed + i * plan.matrix() + k * plan.padded,
-                      Min(kDepth, p.in_dim - k),
-                      grad_input + ((b0 + b) * p.in_caps + i0 + i) * p.in_dim + k,
-                      p.in_caps * p.in_dim, Min(kRows, rows - b));
+                            transposed + i * plan.matrix() + k * plan.padded,
+                            Min(kDepth, p.in_dim - k),
+                            grad_input + ((b0 + b) * p.in_caps + i0 + i) * p.in_dim + k,
+                            p.in_caps * p.in_dim, Min(kRows, rows - b));
           }
         }
       }

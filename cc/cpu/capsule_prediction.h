@@ -32,9 +32,8 @@ struct CpuKernels {
   void (*forward)(const Problem& p, const Range& range, const T* input,
                   const T* weights, T* output, void* scratch);
   // Sums over the samples of the range: give it the whole batch.
-  void (*backward)(const Problem& p, const Range& range, const T* grad,
-                   const T* input, const T* weights, T* grad_input, T* grad_weights,
-                   void* scratch);
+  void (*backward)(const Problem& p, const Range& range, const T* grad, const T* input,
+                   const T* weights, T* grad_input, T* grad_weights, void* scratch);
 };
 
 #define CAPSOPS_DECLARE(isa) \

@@ -6,10 +6,11 @@
 #ifndef CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 #define CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 
-#include "cc/launch/exec.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/util/work_sharder.h"
 #include "xla/stream_executor/stream.h"
+
+#include "cc/launch/exec.h"
 
 namespace capsops {
 

@@ -18,9 +18,9 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
   if (!status_.ok() || shape.unknown_rank()) return *this;
   if (shape.dims() != static_cast<int>(axes.size())) {
     const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
-    status_ = absl::InvalidArgumentError(absl::StrCat(
-        op_, ": ", tensor, " must have rank ", axes.size(), " [",
-        absl::StrJoin(axes, ", ", name), "], got ", shape.DebugString()));
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat(op_, ": ", tensor, " must have rank ", axes.size(), " [",
+                     absl::StrJoin(axes, ", ", name), "], got ", shape.DebugString()));
     return *this;
   }
   int index = 0;
@@ -28,8 +28,8 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
     const int64_t size = shape.dim_size(index);
     if (*axis.dim >= 0 && size >= 0 && *axis.dim != size) {
       status_ = absl::InvalidArgumentError(
-          absl::StrCat(op_, ": ", tensor, " dim ", index, " (", axis.name,
-                       ") must be ", *axis.dim, ", got ", shape.DebugString()));
+          absl::StrCat(op_, ": ", tensor, " dim ", index, " (", axis.name, ") must be ",
+                       *axis.dim, ", got ", shape.DebugString()));
       return *this;
     }
     if (*axis.dim < 0) *axis.dim = size;

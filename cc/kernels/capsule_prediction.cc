@@ -1,9 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-#include "cc/framework/device.h"
 #include "cc/shapes/capsule_prediction.h"
+
 #include "tensorflow/core/framework/op_kernel.h"
+
+#include "cc/framework/device.h"
 
 namespace capsops::capsule_prediction {
 namespace {
@@ -25,14 +27,12 @@ class CapsulePredictionOp : public OpKernel {
     const auto p = Resolve(input.shape(), weights.shape());
     OP_REQUIRES_OK(ctx, p.status());
     TensorShape shape;
-    OP_REQUIRES_OK(ctx,
-                   TensorShape::BuildTensorShape(
-                       {p->batch, p->in_caps, p->out_caps, p->out_dim}, &shape));
+    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape(
+                            {p->batch, p->in_caps, p->out_caps, p->out_dim}, &shape));
     Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &output));
-    OP_REQUIRES_OK(
-        ctx, ToStatus(Forward(MakeExec<Exec>(ctx), *p, Data<T>(input),
-                              Data<T>(weights), Data<T>(output))));
+    OP_REQUIRES_OK(ctx, ToStatus(Forward(MakeExec<Exec>(ctx), *p, Data<T>(input),
+                                         Data<T>(weights), Data<T>(output))));
   }
 };
 
@@ -51,26 +51,25 @@ class CapsulePredictionGradOp : public OpKernel {
     Tensor* grad_weights;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
-    OP_REQUIRES_OK(
-        ctx, ToStatus(Backward(MakeExec<Exec>(ctx), *p, Data<T>(grad),
-                               Data<T>(input), Data<T>(weights),
-                               Data<T>(grad_input), Data<T>(grad_weights))));
+    OP_REQUIRES_OK(ctx, ToStatus(Backward(MakeExec<Exec>(ctx), *p, Data<T>(grad),
+                                          Data<T>(input), Data<T>(weights),
+                                          Data<T>(grad_input), Data<T>(grad_weights))));
   }
 };
 
-#define CAPSOPS_REGISTER(DEVICE, EXEC, T)                         \
-  REGISTER_KERNEL_BUILDER(Name("CapsulePrediction")               \
+#define CAPSOPS_REGISTER(DEVICE, EXEC, T)                          \
+  REGISTER_KERNEL_BUILDER(Name("CapsulePrediction")                \
                               .Device(tensorflow::DEVICE_##DEVICE) \
-                              .TypeConstraint<T>("T"),            \
-                          CapsulePredictionOp<EXEC, T>);          \
-  REGISTER_KERNEL_BUILDER(Name("CapsulePredictionGrad")           \
+                              .TypeConstraint<T>("T"),             \
+                          CapsulePredictionOp<EXEC, T>);           \
+  REGISTER_KERNEL_BUILDER(Name("CapsulePredictionGrad")            \
                               .Device(tensorflow::DEVICE_##DEVICE) \
-                              .TypeConstraint<T>("T"),            \
+                              .TypeConstraint<T>("T"),             \
                           CapsulePredictionGradOp<EXEC, T>)
-#define CAPSOPS_REGISTER_ALL(DEVICE, EXEC)             \
-  CAPSOPS_REGISTER(DEVICE, EXEC, float);               \
-  CAPSOPS_REGISTER(DEVICE, EXEC, double);              \
-  CAPSOPS_REGISTER(DEVICE, EXEC, Eigen::half);         \
+#define CAPSOPS_REGISTER_ALL(DEVICE, EXEC)     \
+  CAPSOPS_REGISTER(DEVICE, EXEC, float);       \
+  CAPSOPS_REGISTER(DEVICE, EXEC, double);      \
+  CAPSOPS_REGISTER(DEVICE, EXEC, Eigen::half); \
   CAPSOPS_REGISTER(DEVICE, EXEC, Eigen::bfloat16)
 
 CAPSOPS_REGISTER_ALL(CPU, CpuExec);

@@ -38,12 +38,10 @@ LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
 //   grad_weights[i,j]   = sum_b grad[b,i,j] (outer) input[b,i]
 template <typename T>
 LaunchError Backward(const CpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* weights, T* grad_input,
-                     T* grad_weights);
+                     const T* input, const T* weights, T* grad_input, T* grad_weights);
 template <typename T>
 LaunchError Backward(const GpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* weights, T* grad_input,
-                     T* grad_weights);
+                     const T* input, const T* weights, T* grad_input, T* grad_weights);
 
 }  // namespace capsops::capsule_prediction
 

@@ -1,9 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-#include "cc/framework/shape_rule.h"
 #include "cc/shapes/capsule_prediction.h"
+
 #include "tensorflow/core/framework/op.h"
+
+#include "cc/framework/shape_rule.h"
 
 namespace capsops::capsule_prediction {
 namespace {

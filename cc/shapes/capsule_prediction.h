@@ -6,8 +6,9 @@
 #define CAPSOPS_CC_SHAPES_CAPSULE_PREDICTION_H_
 
 #include "absl/status/statusor.h"
-#include "cc/launch/capsule_prediction.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+
+#include "cc/launch/capsule_prediction.h"
 
 namespace capsops::capsule_prediction {
 

@@ -50,16 +50,14 @@ LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
 
 template <typename T>
 LaunchError Backward(const CpuExec& exec, const Problem& p, const T* grad,
-                     const T* input, const T* weights, T* grad_input,
-                     T* grad_weights) {
+                     const T* input, const T* weights, T* grad_input, T* grad_weights) {
   const CpuKernels<T>& kernels = Selected<T>();
-  exec.parallel_for(p.in_caps, 2 * Cost(p, 1, p.batch + 1),
-                    [&](int64_t begin, int64_t end) {
-                      const Scratch scratch(kernels.backward_scratch(p));
-                      kernels.backward(p, {begin, end, 0, p.batch}, grad, input,
-                                       weights, grad_input, grad_weights,
-                                       scratch.data());
-                    });
+  exec.parallel_for(
+      p.in_caps, 2 * Cost(p, 1, p.batch + 1), [&](int64_t begin, int64_t end) {
+        const Scratch scratch(kernels.backward_scratch(p));
+        kernels.backward(p, {begin, end, 0, p.batch}, grad, input, weights, grad_input,
+                         grad_weights, scratch.data());
+      });
   return {};
 }
 

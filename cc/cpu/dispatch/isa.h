@@ -8,10 +8,8 @@
 // CAPSOPS_SELECT(f) is f of the best instruction set's namespace: the levels of
 // the x86-64 psABI, or the one baseline elsewhere.
 #if defined(__x86_64__)
-#define CAPSOPS_SELECT(f)                                \
-  (::capsops::CpuLevel() >= 4   ? v4::f                  \
-   : ::capsops::CpuLevel() >= 3 ? v3::f                  \
-                                : v2::f)
+#define CAPSOPS_SELECT(f) \
+  (::capsops::CpuLevel() >= 4 ? v4::f : ::capsops::CpuLevel() >= 3 ? v3::f : v2::f)
 #else
 #define CAPSOPS_SELECT(f) baseline::f
 #endif
@@ -26,11 +24,10 @@ inline int CpuLevel() {
     __builtin_cpu_init();
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi2");
-    const bool v4 = v3 && __builtin_cpu_supports("avx512f") &&
-                    __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512cd") &&
-                    __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vl");
+    const bool v4 =
+        v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl");
     return v4 ? 4 : v3 ? 3 : 2;
   }();
   return level;

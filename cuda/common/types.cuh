@@ -1,0 +1,67 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// CUDA's own types for the launchers' element types, and what kernels compute in.
+#ifndef CAPSOPS_CUDA_COMMON_TYPES_CUH_
+#define CAPSOPS_CUDA_COMMON_TYPES_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cc/launch/exec.h"
+
+namespace capsops {
+
+template <typename T>
+struct CudaTypeOf {
+  using type = T;
+  using accumulator = T;
+};
+template <>
+struct CudaTypeOf<Float16> {
+  using type = __half;
+  using accumulator = float;
+};
+template <>
+struct CudaTypeOf<BFloat16> {
+  using type = __nv_bfloat16;
+  using accumulator = float;
+};
+// Of T among float, double, Float16 and BFloat16.
+template <typename T>
+using CudaType = typename CudaTypeOf<T>::type;
+template <typename T>
+using Accumulator = typename CudaTypeOf<T>::accumulator;
+
+template <typename T>
+__host__ const CudaType<T>* Native(const T* pointer) {
+  return reinterpret_cast<const CudaType<T>*>(pointer);
+}
+template <typename T>
+__host__ CudaType<T>* Native(T* pointer) {
+  return reinterpret_cast<CudaType<T>*>(pointer);
+}
+
+__device__ inline float Widen(float x) { return x; }
+__device__ inline double Widen(double x) { return x; }
+__device__ inline float Widen(__half x) { return __half2float(x); }
+__device__ inline float Widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ inline void Narrow(float x, float* to) { *to = x; }
+__device__ inline void Narrow(double x, double* to) { *to = x; }
+__device__ inline void Narrow(float x, __half* to) { *to = __float2half_rn(x); }
+__device__ inline void Narrow(float x, __nv_bfloat16* to) {
+  *to = __float2bfloat16_rn(x);
+}
+
+// N consecutive elements that are moved together, 16 bytes at most at a time.
+template <typename S, int N>
+struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
+  S at[N];
+};
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CUDA_COMMON_TYPES_CUH_
