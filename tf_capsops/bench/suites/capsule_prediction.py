@@ -3,8 +3,10 @@
 """Cases, rivals and costs of CapsulePrediction.
 
 The sizes around which the kernels change their way of working: vectors of 4, 8 and 16
-numbers, tiles of 32, 64, 160 and 512 output columns (out_caps * out_dim), tiles of 4,
-8, 32, 64 and 128 samples. Each is tried one below, at, and one above.
+numbers, in_dim up to 8, 16, 32 and beyond, tiles of 32, 64, 160 and 512 output columns
+(out_caps * out_dim), tiles of 4, 8, 32, 64 and 128 samples. Each is tried one below,
+at, and one above; so are panels of columns, outputs that bypass the caches, and more
+blocks than one dimension of a CUDA grid holds.
 """
 
 from __future__ import annotations
@@ -44,7 +46,15 @@ def _correctness_cases():
     yield _case("many_in_caps", (3, 257, 2, 3, 5), use)
     yield _case("long_rows", (2, 3, 4, 16, 129), use)
     yield _case("mnist_layer", (9, 36, 10, 16, 8), use)
-    for in_dim in _around(4, 8, 16):
+    yield _case("past_the_caches", (29, 1152, 10, 16, 8), use)
+    yield _case("panels", (13, 2, 65, 65, 8), use)
+    yield _case("panels_of_long_rows", (3, 2, 27, 19, 129), use)
+    yield _case("product_below_tile", (63, 3, 7, 9, 47), use)
+    yield _case("product_tile", (64, 3, 8, 8, 48), use)
+    yield _case("product_above_tile", (65, 3, 5, 13, 49), use)
+    yield _case("grid_of_in_caps", (2, 70001, 1, 2, 3), use)
+    yield _case("grid_of_samples", (2200003, 1, 1, 2, 1), use)
+    for in_dim in _around(4, 8, 16, 32):
         yield _case(f"in_dim_{in_dim}", (5, 3, 2, 6, in_dim), use)
     for columns in _around(32, 64, 160, 512):
         yield _case(f"columns_{columns}", (5, 3, *_columns(columns), 8), use)
