@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     ops = sorted(cases.suites())
-    devices = sorted({d.device_type for d in tf.config.list_logical_devices()})
+    devices = sorted({d.device_type for d in tf.config.list_physical_devices()})
     parser.add_argument("--op", choices=ops, nargs="+", default=ops)
     parser.add_argument("--device", choices=devices, nargs="+", default=devices)
     parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
