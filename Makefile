@@ -80,13 +80,13 @@ MARCH_v2 := -march=x86-64-v2
 MARCH_v3 := -march=x86-64-v3
 MARCH_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 
-COMMON := -std=c++17 -O3 -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra -I.
+COMMON := -std=c++17 -O3 -DNDEBUG -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra -I.
 DEPS = -MMD -MP -MF $(@:.o=.d)
 FLAGS_cpu := $(COMMON) -ffp-contract=fast -Wno-psabi $(CXXFLAGS)
 FLAGS_tensorflow := $(COMMON) -Wno-unused-parameter $(if $(WITH_CUDA),-DTF_CAPSOPS_CUDA=1) \
   '-DTF_CAPSOPS_VERSION="$(VERSION)"' '-DTF_CAPSOPS_CUDA_VERSION="$(NVCC_VERSION)"' \
   '-DTF_CAPSOPS_CUDA_ARCHS="$(strip $(ARCHS))"' $(CXXFLAGS)
-FLAGS_cuda := -x cu -std=c++17 -O3 --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
+FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
   -Xcompiler -fPIC,-fvisibility=hidden -Xfatbin -compress-all --threads 0 -I. \
   $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
   -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST) $(NVCCFLAGS)
@@ -102,7 +102,7 @@ OBJECTS := $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_c
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow.
-LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,ALL -Wl,--no-undefined -s \
+LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a -Wl,--no-undefined -s \
   $(OBJECTS) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
 
 # A file for each kind of command line, rewritten only when the command line changes;

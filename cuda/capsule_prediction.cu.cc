@@ -58,19 +58,19 @@ Division Divide(const Sizes& z, int v) {
   return d;
 }
 
-template <typename T, int V, bool kWords>
+template <typename T, int V, bool kWords, int kWarps>
 LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& d,
                            const T* grad, const T* input, const T* weights,
                            T* grad_input, T* grad_weights) {
   using A = Accumulator<T>;
-  const int rings = d.warps() * kRing * kPair * (kLanes * V + kBackwardK) * sizeof(T);
-  const int fold = d.warps() / 2 * V * kBackwardK * kLanes * sizeof(A);
+  const int rings = kWarps * kRing * kPair * (kLanes * V + kBackwardK) * sizeof(T);
+  const int fold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
   const int shared = std::max(rings, fold);
-  const auto kernel = BackwardKernel<CudaType<T>, A, V, kWords>;
+  const auto kernel = BackwardKernel<CudaType<T>, A, V, kWords, kWarps>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return CheckLaunch("CapsulePredictionGrad");
-  kernel<<<z.in_caps, d.warps() * kLanes, shared, exec.stream>>>(
+  kernel<<<z.in_caps, kWarps * kLanes, shared, exec.stream>>>(
       z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
       Native(grad_weights));
   return CheckLaunch("CapsulePredictionGrad");
@@ -150,8 +150,12 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
                Aligned16(grad_weights);
     const bool words = z.vector && Words(z.columns, {grad});
     return WithV<kBackwardMaxV<T>>(best_v, [&](auto v) {
-      const auto launch =
-          words ? LaunchBackward<T, v, true> : LaunchBackward<T, v, false>;
+      constexpr int kFew = kBackwardWarps, kMany = kMaxBackwardWarps;
+      const bool few = d.column_tiles * d.k_tiles <= kFew;
+      const auto launch = words ? few ? LaunchBackward<T, v, true, kFew>
+                                      : LaunchBackward<T, v, true, kMany>
+                          : few ? LaunchBackward<T, v, false, kFew>
+                                : LaunchBackward<T, v, false, kMany>;
       return launch(exec, z, d, grad, input, weights, grad_input, grad_weights);
     });
   }

@@ -24,8 +24,6 @@ constexpr int kRing = 4;              // pairs in shared memory, one of them in 
 // column_tiles x k_tiles warps side by side, and groups of those over the samples.
 struct Division {
   int column_tiles, k_tiles, groups;
-
-  __host__ __device__ int warps() const { return column_tiles * k_tiles * groups; }
 };
 
 // Brings a warp's part of one sample after the other to shared memory: `width`
@@ -82,8 +80,8 @@ class Stager {
 
 // Warps work alone, each on its own samples, columns and part of in_dim, except where
 // several column tiles add up to grad_input.
-template <typename S, typename A, int V, bool kWords>
-__global__ void __launch_bounds__(kMaxBackwardWarps* kLanes)
+template <typename S, typename A, int V, bool kWords, int kWarps>
+__global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 : 1)
     BackwardKernel(Sizes z, Division d, const S* __restrict__ grad,
                    const S* __restrict__ input, const S* __restrict__ weights,
                    S* __restrict__ grad_input, S* __restrict__ grad_weights) {
@@ -92,12 +90,13 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kLanes)
   // Each warp's ring of samples; at the end, halves of grad_weights.
   extern __shared__ __align__(16) char shared[];
   // What each column tile adds to grad_input in kRing steps.
-  __shared__ A partial[kRing * kPair * kMaxBackwardWarps * K];
+  __shared__ A partial[kRing * kPair * kWarps * K];
   const int64_t i = blockIdx.x;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int tile = warp % d.column_tiles;
   const int k0 = warp / d.column_tiles % d.k_tiles * K, depth = min(z.in_dim - k0, K);
   const int group = warp / d.column_tiles / d.k_tiles;
+  const bool vector = z.vector && depth == K;  // the last k_tiles may be empty
   const int64_t n0 = tile * kColumns;
   const int width = max(min(z.columns - n0, int64_t{kColumns}), int64_t{0});
   const int64_t stride = z.in_caps * z.in_dim;
@@ -123,7 +122,7 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kLanes)
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
-    LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, depth, z.vector, w[v]);
+    LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, depth, vector, w[v]);
   }
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -194,7 +193,7 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kLanes)
   for (int v = 0; v < V; ++v) {
     const int n = v * kLanes + lane;
     if (n < width) {
-      StoreRow(sum[v], depth, z.vector,
+      StoreRow(sum[v], depth, vector,
                grad_weights + (i * z.columns + n0 + n) * z.in_dim + k0);
     }
   }
