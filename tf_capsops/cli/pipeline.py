@@ -1,0 +1,83 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches for training, distorted a little and always the same for one seed."""
+
+import math
+
+import tensorflow as tf
+
+
+def training_batches(images, labels, batch_size, distortion, seed):
+    """A `tf.data.Dataset` of shuffled, distorted batches; another order every epoch.
+
+    Whole batches are gathered and distorted at once, which costs far less than an
+    element at a time.
+
+    Args:
+      images: `[N, H, W, C]`, float32.
+      labels: `[N]`.
+      batch_size: images a batch; the last, smaller one is kept.
+      distortion: a `presets.Distortion`.
+      seed: an int; the same one gives the same batches.
+    """
+    images, labels = tf.constant(images), tf.constant(labels)
+    order = tf.data.Dataset.range(len(images))
+    order = order.shuffle(len(images), seed=seed).batch(batch_size)
+    noise = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
+
+    def batch(indices, noise_seed):
+        chosen = distort(tf.gather(images, indices), noise_seed, distortion)
+        return chosen, tf.gather(labels, indices)
+
+    batches = tf.data.Dataset.zip(order, noise.batch(2))
+    return batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)
+
+
+def distort(images, seed, distortion):
+    """Shifts, turns and zooms each image by random amounts, filling up with zeros.
+
+    Args:
+      images: `[B, H, W, C]`.
+      seed: two integers.
+      distortion: a `presets.Distortion`, which has the largest amounts. Where it
+        neither turns nor zooms, shifts are whole pixels and lose nothing.
+    """
+    largest = distortion
+    if not (largest.shift or largest.degrees or largest.zoom):
+        return images
+    count = tf.shape(images)[0]
+    height, width = images.shape[1], images.shape[2]
+    draws = tf.random.stateless_uniform([count, 4], tf.cast(seed, tf.int64), -1.0, 1.0)
+    angle = draws[:, 0] * math.radians(largest.degrees)
+    scale = tf.exp(draws[:, 1] * math.log1p(largest.zoom))
+    if largest.degrees or largest.zoom:
+        shift = draws[:, 2:] * largest.shift
+    else:
+        # Every whole number of pixels is as likely as any other.
+        shift = tf.round(draws[:, 2:] * (largest.shift + 0.4999))
+    cos, sin = scale * tf.cos(angle), scale * tf.sin(angle)
+    middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
+    # The matrix takes a pixel of the result to where it comes from; its last entry
+    # is 1 and is left out, as are the two zeros of a map without perspective.
+    transforms = tf.stack(
+        [
+            cos,
+            -sin,
+            middle_x - cos * middle_x + sin * middle_y + shift[:, 0],
+            sin,
+            cos,
+            middle_y - sin * middle_x - cos * middle_y + shift[:, 1],
+            tf.zeros_like(cos),
+            tf.zeros_like(cos),
+        ],
+        axis=1,
+    )
+    distorted = tf.raw_ops.ImageProjectiveTransformV3(
+        images=images,
+        transforms=transforms,
+        output_shape=[height, width],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+        fill_mode="CONSTANT",
+    )
+    return tf.ensure_shape(distorted, images.shape)

@@ -1,0 +1,11 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Keras layers of capsule networks."""
+
+from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
+from tf_capsops.layers.initializers import RoutedNormal
+from tf_capsops.layers.length import Length
+from tf_capsops.layers.mask import Mask
+from tf_capsops.layers.primary_caps import PrimaryCaps
+
+__all__ = ["DigitCaps", "Length", "Mask", "PrimaryCaps", "RoutedNormal", "digit_caps"]

@@ -1,0 +1,50 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of layer arguments, with one form of message."""
+
+import numbers
+
+
+def positive_int(owner, name, value, minimum=1):
+    """Returns `value` as an int of at least `minimum`.
+
+    Raises:
+      ValueError: if it is not one; the message names owner, argument and value.
+    """
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_int or value < minimum:
+        raise ValueError(
+            f"{owner}: {name} must be an integer >= {minimum}, got {value!r}"
+        )
+    return int(value)
+
+
+def positive_pair(owner, name, value):
+    """Returns `value`, an int or two ints of at least 1, as a tuple of two ints.
+
+    Raises:
+      ValueError: if it is neither; the message names owner, argument and value.
+    """
+    pair = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"{owner}: {name} must be one or two integers, got {value!r}")
+    return tuple(positive_int(owner, name, entry) for entry in pair)
+
+
+def known_shape(owner, shape, axes):
+    """Checks the rank of an input shape and that all but its batch size are known.
+
+    Args:
+      owner: the name to begin the message with.
+      shape: a tuple of ints and Nones.
+      axes: what the axes are, as in `"[batch, in_caps, in_dim]"`.
+
+    Raises:
+      ValueError: if the rank differs, or a dimension after the first is None.
+    """
+    if len(shape) != axes.count(",") + 1:
+        raise ValueError(f"{owner}: the input must be {axes}, got shape {shape}")
+    if None in shape[1:]:
+        raise ValueError(
+            f"{owner}: only the batch size of {axes} may be unknown, got shape {shape}"
+        )

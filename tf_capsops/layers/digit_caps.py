@@ -1,0 +1,220 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The fully connected capsule layer with routing by agreement."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.layers.arguments import known_shape, positive_int
+from tf_capsops.layers.initializers import RoutedNormal
+from tf_capsops.ops.capsule_prediction import capsule_prediction
+from tf_capsops.ops.squash import at_least_float32, squash
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class DigitCaps(keras.layers.Layer):
+    """Every input capsule predicts every output capsule; routing weighs them.
+
+    Section 2 and procedure 1 of Sabour et al. (2017); the predictions are the op of
+    van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018). Gradients flow
+    through every iteration.
+
+    Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`.
+
+    Weights: `kernel` `[I, num_capsules, capsule_dim, K]` and `logits`
+    `[I, num_capsules]`, what routing starts from.
+
+    Half precision: the predictions are computed in it, the routing in float32.
+
+    Args:
+      num_capsules: how many output capsules, one a class.
+      capsule_dim: how long an output capsule's vector is.
+      routing_iterations: how often the output capsules are computed, at least 1.
+      logits_trainable: whether the initial logits are learned.
+      kernel_initializer: `RoutedNormal` by default, which says why.
+      logits_initializer: zeros by default.
+      kernel_regularizer, logits_regularizer, kernel_constraint, logits_constraint:
+        as Keras layers take them.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> import numpy as np
+    >>> from tf_capsops.layers import DigitCaps
+    >>> layer = DigitCaps(num_capsules=10, capsule_dim=16, routing_iterations=3)
+    >>> layer(np.ones([2, 32, 8])).shape.as_list()
+    [2, 10, 16]
+    """
+
+    def __init__(
+        self,
+        num_capsules,
+        capsule_dim,
+        routing_iterations=3,
+        logits_trainable=False,
+        kernel_initializer=None,
+        logits_initializer="zeros",
+        kernel_regularizer=None,
+        logits_regularizer=None,
+        kernel_constraint=None,
+        logits_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        # CapsulePrediction has no XLA kernel, and Keras compiles with XLA by default
+        # where there is a GPU.
+        self.supports_jit = False
+        self.num_capsules = positive_int("DigitCaps", "num_capsules", num_capsules)
+        self.capsule_dim = positive_int("DigitCaps", "capsule_dim", capsule_dim)
+        self.routing_iterations = positive_int(
+            "DigitCaps", "routing_iterations", routing_iterations
+        )
+        self.logits_trainable = bool(logits_trainable)
+        if kernel_initializer is None:
+            kernel_initializer = RoutedNormal()
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.logits_initializer = keras.initializers.get(logits_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.logits_regularizer = keras.regularizers.get(logits_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.logits_constraint = keras.constraints.get(logits_constraint)
+
+    def build(self, input_shape):
+        known_shape("DigitCaps", input_shape, "[batch, in_caps, in_dim]")
+        _, in_caps, in_dim = input_shape
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(in_caps, self.num_capsules, self.capsule_dim, in_dim),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.logits = self.add_weight(
+            name="logits",
+            shape=(in_caps, self.num_capsules),
+            initializer=self.logits_initializer,
+            regularizer=self.logits_regularizer,
+            constraint=self.logits_constraint,
+            trainable=self.logits_trainable,
+            autocast=False,
+        )
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={1: in_caps, 2: in_dim})
+
+    def call(self, capsules):
+        return predict_and_route(
+            capsules,
+            tf.convert_to_tensor(self.kernel),
+            tf.convert_to_tensor(self.logits),
+            self.routing_iterations,
+        )
+
+    def compute_output_shape(self, input_shape):
+        known_shape("DigitCaps", input_shape, "[batch, in_caps, in_dim]")
+        return (input_shape[0], self.num_capsules, self.capsule_dim)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_capsules": self.num_capsules,
+            "capsule_dim": self.capsule_dim,
+            "routing_iterations": self.routing_iterations,
+            "logits_trainable": self.logits_trainable,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "logits_initializer": keras.initializers.serialize(self.logits_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "logits_regularizer": keras.regularizers.serialize(self.logits_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "logits_constraint": keras.constraints.serialize(self.logits_constraint),
+        }
+
+
+def predict_and_route(capsules, weights, logits, iterations):
+    """Predictions and routing by agreement, in TensorFlow operations.
+
+    Args:
+      capsules: `[B, I, K]`.
+      weights: `[I, J, D, K]`, of the same dtype.
+      logits: `[I, J]`.
+      iterations: how often the output capsules are computed.
+
+    Returns:
+      Output capsules `[B, J, D]`, in the dtype of `capsules`.
+    """
+    predictions = at_least_float32(capsule_prediction(capsules, weights))
+    # [B, J, I, D], so that both sums below are plain batched matrix products.
+    predictions = tf.transpose(predictions, [0, 2, 1, 3])
+    # [B, J, 1, I]; the softmax over axis 1 runs over the output capsules.
+    logits = tf.transpose(tf.cast(logits, predictions.dtype))
+    logits = logits[tf.newaxis, :, tf.newaxis, :]
+    logits = tf.tile(logits, [tf.shape(predictions)[0], 1, 1, 1])
+    for iteration in range(iterations):
+        outputs = squash(tf.matmul(tf.nn.softmax(logits, axis=1), predictions))
+        if iteration + 1 < iterations:
+            logits += tf.matmul(outputs, predictions, transpose_b=True)
+    return tf.cast(tf.squeeze(outputs, axis=2), capsules.dtype)
+
+
+def digit_caps(
+    incoming,
+    n_digit_caps,
+    dim_digit_caps,
+    name="DigitCaps",
+    neuron_axis=-1,
+    capsule_axis=-2,
+    routing_iters=3,
+    logits_trainable=False,
+    **kwargs,
+):
+    """The digit capsule layer as a function, a drop-in for the one of its paper.
+
+    `digit_caps` of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018).
+    It updates the logits `routing_iters` times and computes the output once more, so
+    its 3 is `DigitCaps`' 4. Each call makes weights of its own: keep the result in a
+    Keras model, or keep a `DigitCaps` layer, to use them again.
+
+    Args:
+      incoming: a KerasTensor or tensor of three axes: batch, capsules and neurons.
+      n_digit_caps: how many output capsules.
+      dim_digit_caps: how long an output capsule's vector is.
+      name: the layer's name.
+      neuron_axis: the axis of `incoming` that runs along a capsule's vector.
+      capsule_axis: the axis of `incoming` that runs over the capsules.
+      routing_iters: how often the logits are updated, at least 0.
+      logits_trainable: whether the initial logits are learned.
+      **kwargs: passed on to `DigitCaps`.
+
+    Returns:
+      What `incoming` is, of shape `[B, n_digit_caps, dim_digit_caps]`.
+
+    Raises:
+      ValueError: if an argument or the shape of `incoming` is not as above.
+
+    >>> import keras
+    >>> from tf_capsops.layers import digit_caps
+    >>> digit_caps(keras.Input([32, 8]), n_digit_caps=10, dim_digit_caps=16).shape
+    (None, 10, 16)
+    """
+    updates = positive_int("digit_caps", "routing_iters", routing_iters, minimum=0)
+    rank = len(incoming.shape)
+    if rank != 3:
+        raise ValueError(
+            "digit_caps: incoming must have the axes batch, capsules and neurons, got "
+            f"shape {tuple(incoming.shape)}"
+        )
+    axes = tuple(axis % rank for axis in (capsule_axis, neuron_axis))
+    if sorted(axes) != [1, 2]:
+        raise ValueError(
+            "digit_caps: capsule_axis and neuron_axis must be the two axes after the "
+            f"batch, got {capsule_axis} and {neuron_axis}"
+        )
+    if axes == (2, 1):
+        incoming = keras.layers.Permute((2, 1))(incoming)
+    layer = DigitCaps(
+        n_digit_caps,
+        dim_digit_caps,
+        routing_iterations=updates + 1,
+        logits_trainable=logits_trainable,
+        name=name,
+        **kwargs,
+    )
+    return layer(incoming)

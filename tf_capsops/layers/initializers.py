@@ -1,0 +1,60 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Initial values of the prediction matrices."""
+
+import math
+
+import keras
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class RoutedNormal(keras.initializers.Initializer):
+    """Truncated normal values scaled for the sum that routing makes of predictions.
+
+    The weights of a fully connected capsule layer are `[I, J, D, K]` (in_caps,
+    out_caps, out_dim, in_dim). Initializers that read a convolution kernel into a
+    4-D shape count `I * J` as its window and come out far too small, and the outputs
+    then start in squash's flat region around zero.
+
+    The first routing iteration computes `s_j = (1 / J) sum_i W_ij u_i`. For input
+    capsules of one length `u`, `s_j` has the expected squared length
+    `I D stddev^2 u^2 / J^2`, so `stddev = gain * J / sqrt(I * D)` starts every layer at
+    `|s_j| = gain * u`, whatever its sizes. At the sizes of Sabour et al. (2017), 1152
+    capsules to 10 of 16 dimensions, a gain of 1.36 gives the 0.1 of their code.
+
+    Args:
+      gain: a positive number, how long `s_j` starts relative to the input capsules.
+      seed: an int for the same values at every call, or None.
+
+    Raises:
+      ValueError: if `gain` is not positive, or the shape asked for is not 4-D.
+
+    >>> from tf_capsops.layers import RoutedNormal
+    >>> values = RoutedNormal(gain=1.36, seed=1)([1152, 10, 16, 8])
+    >>> round(float(values.numpy().std()), 2)
+    0.1
+    """
+
+    def __init__(self, gain=1.5, seed=None):
+        if not gain > 0:
+            raise ValueError(f"RoutedNormal: gain must be positive, got {gain!r}")
+        self.gain = gain
+        self.seed = seed if seed is not None else keras.random.SeedGenerator()
+
+    def __call__(self, shape, dtype=None):
+        if len(shape) != 4:
+            raise ValueError(
+                "RoutedNormal: the shape must be [in_caps, out_caps, out_dim, in_dim],"
+                f" got {tuple(shape)}"
+            )
+        in_caps, out_caps, out_dim, _ = shape
+        stddev = self.gain * out_caps / math.sqrt(max(1, in_caps * out_dim))
+        # A normal cut at two standard deviations has 0.8796 of the spread.
+        stddev /= 0.87962566103423978
+        return keras.random.truncated_normal(
+            shape, stddev=stddev, dtype=dtype, seed=self.seed
+        )
+
+    def get_config(self):
+        seed = self.seed if isinstance(self.seed, int) else None
+        return {"gain": self.gain, "seed": seed}

@@ -1,0 +1,35 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Lengths of capsules."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.ops.squash import at_least_float32
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class Length(keras.layers.Layer):
+    """Euclidean lengths along the last axis: how sure each capsule is.
+
+    Section 3 of Sabour et al. (2017). The gradient of a zero capsule is zero. Half
+    precision is computed in float32 and rounded once.
+
+    Input shape: `[..., D]`. Output shape: `[...]`.
+
+    >>> from tf_capsops.layers import Length
+    >>> import numpy as np
+    >>> Length()(np.array([[[3.0, 4.0], [0.0, 0.0]]])).numpy().tolist()
+    [[5.0, 0.0]]
+    """
+
+    def call(self, capsules):
+        dtype = capsules.dtype
+        squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
+        # The root's derivative is infinite at zero: keep zeros away from it.
+        positive = squared > 0
+        root = tf.sqrt(tf.where(positive, squared, tf.ones_like(squared)))
+        return tf.cast(tf.where(positive, root, tf.zeros_like(root)), dtype)
+
+    def compute_output_shape(self, input_shape):
+        return tuple(input_shape[:-1])

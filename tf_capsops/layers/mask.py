@@ -1,0 +1,72 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Masking of all capsules but one."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.layers.arguments import known_shape
+from tf_capsops.ops.squash import at_least_float32
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class Mask(keras.layers.Layer):
+    """Zeroes all capsules but one and flattens the result, for a decoder.
+
+    Section 4.1 of Sabour et al. (2017): in training the capsule of the label is kept,
+    otherwise the longest one.
+
+    Call arguments: `Mask()(capsules)` keeps each sample's longest capsule;
+    `Mask()([capsules, one_hot])` multiplies each capsule by its entry of `one_hot`.
+
+    Input shape: `[B, J, D]`, or a list of `[B, J, D]` and `[B, J]`.
+    Output shape: `[B, J * D]`.
+
+    Raises:
+      ValueError: if the shapes are not these.
+
+    >>> from tf_capsops.layers import Mask
+    >>> import numpy as np
+    >>> capsules = np.array([[[1.0, 2.0], [3.0, 4.0]]])
+    >>> Mask()(capsules).numpy().tolist()
+    [[0.0, 0.0, 3.0, 4.0]]
+    >>> Mask()([capsules, np.array([[1, 0]])]).numpy().tolist()
+    [[1.0, 2.0, 0.0, 0.0]]
+    """
+
+    def call(self, inputs):
+        if isinstance(inputs, (list, tuple)):
+            capsules, kept = inputs
+            kept = tf.cast(kept, capsules.dtype)
+        else:
+            capsules = inputs
+            squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
+            kept = tf.one_hot(
+                tf.argmax(squared, axis=-1), capsules.shape[1], dtype=capsules.dtype
+            )
+        masked = capsules * kept[..., tf.newaxis]
+        return tf.reshape(masked, [-1, capsules.shape[1] * capsules.shape[2]])
+
+    def compute_output_shape(self, input_shape):
+        capsules, kept = _split(input_shape)
+        known_shape("Mask", capsules, "[batch, caps, dim]")
+        if kept is not None and (len(kept) != 2 or kept[1] != capsules[1]):
+            raise ValueError(
+                f"Mask: one_hot must be [batch, {capsules[1]}], got shape {kept}"
+            )
+        return (capsules[0], capsules[1] * capsules[2])
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+
+
+def _split(input_shape):
+    """Returns the shape of the capsules and that of the one-hot labels or None."""
+    if input_shape and isinstance(input_shape[0], (list, tuple)):
+        if len(input_shape) != 2:
+            raise ValueError(
+                "Mask: the input must be capsules or [capsules, one_hot], got "
+                f"{len(input_shape)} tensors"
+            )
+        return tuple(input_shape[0]), tuple(input_shape[1])
+    return tuple(input_shape), None

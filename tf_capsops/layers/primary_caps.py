@@ -1,0 +1,132 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The first capsule layer: a convolution whose channels are read as capsules."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.layers.arguments import known_shape, positive_int, positive_pair
+from tf_capsops.ops.squash import squash
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class PrimaryCaps(keras.layers.Layer):
+    """Convolution to `channels * capsule_dim` features, read as squashed capsules.
+
+    Section 4 of Sabour et al. (2017), who use 32 channels of 8-dimensional capsules,
+    a 9 x 9 kernel and a stride of 2. It is a `keras.layers.Conv2D`, reached as
+    `conv` once the layer is built.
+
+    Input shape: `[B, H, W, C]`. Output shape: `[B, H' * W' * channels, capsule_dim]`,
+    with the capsules of one position beside each other.
+
+    Args:
+      channels: how many capsules each position has.
+      capsule_dim: how long a capsule's vector is.
+      kernel_size: one or two ints.
+      strides: one or two ints.
+      padding: `"valid"` or `"same"`.
+      use_bias: whether the convolution has a bias.
+      kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer,
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> import numpy as np
+    >>> from tf_capsops.layers import PrimaryCaps
+    >>> layer = PrimaryCaps(channels=4, capsule_dim=8, kernel_size=3, strides=2)
+    >>> layer(np.ones([2, 7, 7, 3])).shape.as_list()
+    [2, 36, 8]
+    """
+
+    def __init__(
+        self,
+        channels,
+        capsule_dim,
+        kernel_size,
+        strides=1,
+        padding="valid",
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.channels = positive_int("PrimaryCaps", "channels", channels)
+        self.capsule_dim = positive_int("PrimaryCaps", "capsule_dim", capsule_dim)
+        self.kernel_size = positive_pair("PrimaryCaps", "kernel_size", kernel_size)
+        self.strides = positive_pair("PrimaryCaps", "strides", strides)
+        self.padding = str(padding).lower()
+        if self.padding not in ("valid", "same"):
+            raise ValueError(
+                f"PrimaryCaps: padding must be 'valid' or 'same', got {padding!r}"
+            )
+        self.conv = keras.layers.Conv2D(
+            self.channels * self.capsule_dim,
+            self.kernel_size,
+            strides=self.strides,
+            padding=self.padding,
+            data_format="channels_last",
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            bias_regularizer=bias_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+            dtype=self.dtype_policy,
+            name="conv",
+        )
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+        self.conv.build(input_shape)
+
+    def call(self, images):
+        features = self.conv(images)
+        capsules = features.shape[1] * features.shape[2] * self.channels
+        return squash(tf.reshape(features, [-1, capsules, self.capsule_dim]))
+
+    def compute_output_shape(self, input_shape):
+        known_shape("PrimaryCaps", input_shape, "[batch, height, width, channels]")
+        for axis, size in zip(("height", "width"), self._map_size(input_shape)):
+            if size < 1:
+                raise ValueError(
+                    f"PrimaryCaps: the input's {axis} is smaller than kernel_size "
+                    f"{self.kernel_size}, got shape {tuple(input_shape)}"
+                )
+        height, width = self._map_size(input_shape)
+        return (input_shape[0], height * width * self.channels, self.capsule_dim)
+
+    def _map_size(self, input_shape):
+        """Height and width of the convolution's result; below 1 if nothing fits."""
+        taken = (0, 0)
+        if self.padding == "valid":
+            taken = tuple(kernel - 1 for kernel in self.kernel_size)
+        return tuple(
+            (size - less + stride - 1) // stride
+            for size, less, stride in zip(input_shape[1:3], taken, self.strides)
+        )
+
+    def get_config(self):
+        conv = self.conv.get_config()
+        return {
+            **super().get_config(),
+            "channels": self.channels,
+            "capsule_dim": self.capsule_dim,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "use_bias": conv["use_bias"],
+            "kernel_initializer": conv["kernel_initializer"],
+            "bias_initializer": conv["bias_initializer"],
+            "kernel_regularizer": conv["kernel_regularizer"],
+            "bias_regularizer": conv["bias_regularizer"],
+            "kernel_constraint": conv["kernel_constraint"],
+            "bias_constraint": conv["bias_constraint"],
+        }

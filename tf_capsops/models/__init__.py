@@ -1,0 +1,7 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole capsule networks."""
+
+from tf_capsops.models.capsnet import CapsNet, capsnet
+
+__all__ = ["CapsNet", "capsnet"]

@@ -1,0 +1,330 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The capsule network of Sabour, Frosst and Hinton, with its decoder."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.layers import DigitCaps, Length, Mask, PrimaryCaps
+from tf_capsops.layers.arguments import positive_int
+from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class CapsNet(keras.Model):
+    """A capsule network that classifies images and reconstructs them; see `capsnet`.
+
+    Call arguments: images `[B, H, W, C]`, or a dict of `"images"` and `"labels"`. The
+    decoder sees the capsule of the label where there is one, as in training, and
+    otherwise the longest.
+
+    Returns a dict: `"lengths"` `[B, num_classes]` and `"reconstruction"`
+    `[B, H, W, C]`.
+
+    `fit` and `evaluate` take images and labels, integers or one-hot. The sub-models
+    are `encoder` (images to capsules) and `decoder` (masked, flattened capsules to
+    images); `encode` and `decode` call them.
+    """
+
+    def __init__(
+        self,
+        input_shape,
+        num_classes,
+        filters=256,
+        kernel_size=9,
+        primary_channels=32,
+        primary_dim=8,
+        primary_kernel_size=9,
+        primary_strides=2,
+        capsule_dim=16,
+        routing_iterations=3,
+        decoder_units=(512, 1024),
+        reconstruction_weight=0.0005,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"CapsNet: input_shape must be (height, width, channels), got "
+                f"{input_shape!r}"
+            )
+        image_shape = tuple(
+            positive_int("CapsNet", "input_shape", size) for size in input_shape
+        )
+        if reconstruction_weight < 0:
+            raise ValueError(
+                "CapsNet: reconstruction_weight must not be negative, got "
+                f"{reconstruction_weight!r}"
+            )
+        self._arguments = {
+            "input_shape": image_shape,
+            "num_classes": positive_int("CapsNet", "num_classes", num_classes),
+            "filters": positive_int("CapsNet", "filters", filters),
+            "kernel_size": kernel_size,
+            "primary_channels": primary_channels,
+            "primary_dim": primary_dim,
+            "primary_kernel_size": primary_kernel_size,
+            "primary_strides": primary_strides,
+            "capsule_dim": capsule_dim,
+            "routing_iterations": routing_iterations,
+            "decoder_units": tuple(decoder_units),
+            "reconstruction_weight": reconstruction_weight,
+        }
+        dtype = self.dtype_policy
+        self.encoder = keras.Sequential(
+            [
+                keras.Input(image_shape, name="images"),
+                keras.layers.Conv2D(
+                    filters, kernel_size, activation="relu", dtype=dtype, name="conv"
+                ),
+                PrimaryCaps(
+                    primary_channels,
+                    primary_dim,
+                    primary_kernel_size,
+                    strides=primary_strides,
+                    dtype=dtype,
+                    name="primary_caps",
+                ),
+                DigitCaps(
+                    num_classes,
+                    capsule_dim,
+                    routing_iterations=routing_iterations,
+                    dtype=dtype,
+                    name="digit_caps",
+                ),
+            ],
+            name="encoder",
+        )
+        self.decoder = keras.Sequential(
+            [keras.Input([num_classes * capsule_dim], name="masked_capsules")]
+            + [
+                keras.layers.Dense(units, activation="relu", dtype=dtype)
+                for units in decoder_units
+            ]
+            + [
+                # Losses are summed over a whole image: keep them out of half precision.
+                keras.layers.Dense(
+                    math.prod(image_shape), activation="sigmoid", dtype="float32"
+                ),
+                keras.layers.Reshape(image_shape, dtype="float32"),
+            ],
+            name="decoder",
+        )
+        self.length = Length(dtype="float32", name="length")
+        self.mask = Mask(dtype=dtype, name="mask")
+        self.build((None, *image_shape))
+
+    @property
+    def num_classes(self):
+        return self._arguments["num_classes"]
+
+    @property
+    def image_shape(self):
+        return self._arguments["input_shape"]
+
+    def build(self, input_shape):
+        if tuple(input_shape[1:]) != self.image_shape:
+            raise ValueError(
+                f"CapsNet: images must be [batch, {', '.join(map(str, self.image_shape))}]"
+                f", got shape {tuple(input_shape)}"
+            )
+
+    def call(self, inputs, training=None):
+        images, labels = _images_and_labels(inputs)
+        capsules = self.encoder(images, training=training)
+        lengths = self.length(capsules)
+        return {
+            "lengths": lengths,
+            "reconstruction": self.decode(
+                capsules,
+                None if labels is None else one_hot_labels(labels, lengths),
+                training=training,
+            ),
+        }
+
+    def encode(self, images):
+        """Capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
+        return self.encoder(images)
+
+    def decode(self, capsules, one_hot=None, training=None):
+        """Images `[B, H, W, C]` of capsules `[B, num_classes, capsule_dim]`.
+
+        Args:
+          capsules: `[B, num_classes, capsule_dim]`.
+          one_hot: which capsule to decode, `[B, num_classes]`; None for the longest.
+          training: as for every Keras layer.
+        """
+        masked = self.mask(capsules if one_hot is None else [capsules, one_hot])
+        return self.decoder(masked, training=training)
+
+    def compile(
+        self,
+        optimizer="adam",
+        loss=None,
+        metrics=("accuracy",),
+        loss_weights=None,
+        **kwargs,
+    ):
+        """Compiles the model.
+
+        Args:
+          optimizer: as for every Keras model.
+          loss: the loss on the lengths, `MarginLoss()` by default.
+          metrics: metrics of the lengths.
+          loss_weights: a dict of `"lengths"` and `"reconstruction"`; by default 1 and
+            the model's `reconstruction_weight`.
+          **kwargs: passed on to `keras.Model.compile`.
+        """
+        self._compile_arguments = keras.saving.serialize_keras_object(
+            {
+                "optimizer": keras.optimizers.get(optimizer),
+                "loss": MarginLoss() if loss is None else loss,
+                "metrics": list(metrics or ()),
+                "loss_weights": loss_weights,
+                **kwargs,
+            }
+        )
+        super().compile(
+            optimizer=optimizer,
+            loss={
+                "lengths": MarginLoss() if loss is None else loss,
+                "reconstruction": ReconstructionLoss(),
+            },
+            loss_weights=loss_weights
+            or {
+                "lengths": 1.0,
+                "reconstruction": self._arguments["reconstruction_weight"],
+            },
+            metrics={"lengths": list(metrics or ())},
+            **kwargs,
+        )
+
+    # Keras trains models whose targets come with the data. Here the labels are an input
+    # as well, for the mask, and the images a target as well; the four methods below say
+    # so, and everything else about training is Keras' own.
+
+    def train_step(self, data):
+        return super().train_step(_labels_as_input(data))
+
+    def test_step(self, data):
+        return super().test_step(_labels_as_input(data))
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        y, sample_weight = _targets(x, y, y_pred, sample_weight)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        y, sample_weight = _targets(x, y, y_pred, sample_weight)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def get_config(self):
+        return {**super().get_config(), **self._arguments}
+
+    def get_compile_config(self):
+        return self._compile_arguments if self.compiled else None
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+
+def _images_and_labels(inputs):
+    if isinstance(inputs, dict):
+        return inputs["images"], inputs["labels"]
+    return inputs, None
+
+
+def _labels_as_input(data):
+    images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    if labels is None:
+        raise ValueError("CapsNet: fit and evaluate need labels beside the images")
+    return {"images": images, "labels": labels}, labels, sample_weight
+
+
+def _targets(x, y, y_pred, sample_weight):
+    """What each output should be, and the weights of the samples for each."""
+    targets = {
+        "lengths": one_hot_labels(y, y_pred["lengths"]),
+        "reconstruction": tf.convert_to_tensor(_images_and_labels(x)[0]),
+    }
+    if sample_weight is not None:
+        sample_weight = {name: sample_weight for name in targets}
+    return targets, sample_weight
+
+
+def capsnet(
+    input_shape,
+    num_classes,
+    filters=256,
+    kernel_size=9,
+    primary_channels=32,
+    primary_dim=8,
+    primary_kernel_size=9,
+    primary_strides=2,
+    capsule_dim=16,
+    routing_iterations=3,
+    decoder_units=(512, 1024),
+    reconstruction_weight=0.0005,
+    **kwargs,
+):
+    """The capsule network of Sabour, Frosst and Hinton (2017), with its decoder.
+
+    A convolution with relu, `PrimaryCaps`, `DigitCaps` and `Length`; a decoder of fully
+    connected layers draws the image again from the winning capsule. The defaults are
+    the paper's (section 4) for 28 x 28 digits.
+
+    Args:
+      input_shape: (height, width, channels) of the images, values in [0, 1].
+      num_classes: how many classes.
+      filters: features of the first convolution.
+      kernel_size: its kernel, one or two ints.
+      primary_channels: primary capsules at each position.
+      primary_dim: the length of a primary capsule's vector.
+      primary_kernel_size: the kernel of `PrimaryCaps`.
+      primary_strides: the strides of `PrimaryCaps`.
+      capsule_dim: the length of a class capsule's vector.
+      routing_iterations: how often routing computes the class capsules.
+      decoder_units: units of the decoder's hidden layers.
+      reconstruction_weight: what the summed squared error of the reconstruction counts
+        beside the margin loss.
+      **kwargs: `name` and `dtype`, as for every Keras model.
+
+    Returns:
+      A `CapsNet`, built and not compiled. `compile()` needs no arguments,
+      `fit(images, labels)` takes integer or one-hot labels, `predict(images)` gives a
+      dict of `"lengths"` and `"reconstruction"`.
+
+    Raises:
+      ValueError: if an argument is not as above, or the images are too small for the
+        kernels.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> model = tf_capsops.models.capsnet(
+    ...     (8, 8, 1), 10, filters=16, kernel_size=3, primary_channels=4,
+    ...     primary_kernel_size=3, decoder_units=(32,))
+    >>> model.compile("adam")
+    >>> history = model.fit(np.zeros([4, 8, 8, 1]), np.arange(4), verbose=0)
+    >>> outputs = model.predict(np.zeros([4, 8, 8, 1]), verbose=0)
+    >>> outputs["lengths"].shape, outputs["reconstruction"].shape
+    ((4, 10), (4, 8, 8, 1))
+    """
+    return CapsNet(
+        input_shape,
+        num_classes,
+        filters=filters,
+        kernel_size=kernel_size,
+        primary_channels=primary_channels,
+        primary_dim=primary_dim,
+        primary_kernel_size=primary_kernel_size,
+        primary_strides=primary_strides,
+        capsule_dim=capsule_dim,
+        routing_iterations=routing_iterations,
+        decoder_units=decoder_units,
+        reconstruction_weight=reconstruction_weight,
+        **kwargs,
+    )

@@ -1,0 +1,52 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The squashing non-linearity of capsule networks."""
+
+import tensorflow as tf
+
+
+def at_least_float32(tensor):
+    """Returns a half-precision tensor in float32, and any other as it is."""
+    if tensor.dtype in (tf.float16, tf.bfloat16):
+        return tf.cast(tensor, tf.float32)
+    return tensor
+
+
+def squash(vectors, axis=-1, epsilon=1e-7, name=None):
+    """Shrinks vectors to a length below one and keeps their direction.
+
+    `v = s |s|^2 / (1 + |s|^2) / sqrt(|s|^2 + epsilon)`: equation 1 of Sabour, Frosst
+    and Hinton, "Dynamic Routing Between Capsules" (2017). `epsilon` keeps the value
+    and the gradient finite at zero, where both are zero.
+
+    Half precision (float16, bfloat16) is computed in float32 and rounded once.
+
+    Args:
+      vectors: a floating-point tensor of any shape with at least one axis.
+      axis: the axis that runs along a vector.
+      epsilon: a positive number, added to the squared length under the root.
+      name: a name for the operations.
+
+    Returns:
+      A tensor of the shape and dtype of `vectors`.
+
+    Raises:
+      ValueError: if `epsilon` is not positive, or `vectors` is not floating-point.
+
+    >>> import tf_capsops
+    >>> tf_capsops.squash([[3.0, 4.0]]).numpy().round(3).tolist()
+    [[0.577, 0.769]]
+    """
+    if not epsilon > 0:
+        raise ValueError(f"squash: epsilon must be positive, got {epsilon}")
+    with tf.name_scope(name or "squash"):
+        vectors = tf.convert_to_tensor(vectors)
+        dtype = vectors.dtype
+        if not dtype.is_floating:
+            raise ValueError(
+                f"squash: vectors must be floating-point, got {dtype.name}"
+            )
+        vectors = at_least_float32(vectors)
+        squared = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
+        scale = squared / (1.0 + squared) * tf.math.rsqrt(squared + epsilon)
+        return tf.cast(vectors * scale, dtype)
