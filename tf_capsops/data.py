@@ -81,8 +81,8 @@ def _mnist():
     except Exception as error:
         # Keras raises a bare Exception where a download fails.
         raise ValueError(
-            f"mnist could not be downloaded ({error}); without a network, give the file "
-            "itself: --data FILE.npz with x_train, y_train, x_test and y_test"
+            f"mnist could not be downloaded ({error}); without a network, give the "
+            "file itself: --data FILE.npz with x_train, y_train, x_test and y_test"
         ) from error
     return _dataset("mnist", x_train, y_train, x_test, y_test)
 
@@ -120,8 +120,8 @@ def _dataset(name, x_train, y_train, x_test, y_test):
     y_test = _labels("y_test", y_test, len(x_test))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise ValueError(
-            f"x_train and x_test must have images of one shape, got {x_train.shape[1:]} "
-            f"and {x_test.shape[1:]}"
+            "x_train and x_test must have images of one shape, got "
+            f"{x_train.shape[1:]} and {x_test.shape[1:]}"
         )
     unseen = sorted(set(y_test.tolist()) - set(y_train.tolist()))
     if unseen:
@@ -161,6 +161,7 @@ def _labels(name, labels, count):
         raise ValueError(f"{name} must be integers, got {labels.dtype}")
     if labels.min() < 0 or labels.max() > 65535:
         raise ValueError(
-            f"{name} must be class numbers from 0 on, got {labels.min()} to {labels.max()}"
+            f"{name} must be class numbers from 0 on, got {labels.min()} to "
+            f"{labels.max()}"
         )
     return labels.astype(np.int32)

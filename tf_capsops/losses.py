@@ -14,10 +14,9 @@ class MarginLoss(keras.losses.Loss):
     summed over the classes k: equation 4 of Sabour et al. (2017). Batches are averaged,
     unless `reduction` says otherwise.
 
-    Call arguments: `y_true`, one-hot labels of the shape of `y_pred`; or integer labels,
-    of the shape of `y_pred` without its last axis or with 1 there (where `y_pred` has
-    more than one class, so that the two cannot be mistaken). `y_pred`, lengths
-    `[..., classes]`.
+    Call arguments: `y_pred`, lengths `[..., classes]`; `y_true`, one-hot labels of the
+    same shape, or integer labels `[...]` or `[..., 1]`. With one class, `[..., 1]` is
+    read as one-hot.
 
     Args:
       m_plus: the length to exceed for the class that is there.

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-    """The largest random change of an image: pixels, degrees, and a share of its size."""
+    """The largest random changes: pixels, degrees, and a share of the image's size."""
 
     shift: float = 0.0
     degrees: float = 0.0
@@ -35,11 +35,13 @@ PRESETS = {
             "primary_dim": 8,
             "primary_kernel_size": 3,
             "decoder_units": (128, 256),
+            # As much for each of 8 x 8 pixels as 0.0005 is for each of 28 x 28.
+            "reconstruction_weight": 0.006,
         },
-        epochs=60,
+        epochs=100,
         batch_size=32,
         learning_rate=0.003,
-        distortion=Distortion(shift=0.7, degrees=10.0, zoom=0.1),
+        distortion=Distortion(shift=0.5, degrees=7.0, zoom=0.1),
     ),
     # For images of about 28 pixels on a processor: a thirtieth of the paper's network.
     "compact": Preset(

@@ -26,6 +26,13 @@ class CapsNet(keras.Model):
     `fit` and `evaluate` take images and labels, integers or one-hot. The sub-models
     are `encoder` (images to capsules) and `decoder` (masked, flattened capsules to
     images); `encode` and `decode` call them.
+
+    >>> import numpy as np
+    >>> from tf_capsops.models import CapsNet
+    >>> model = CapsNet((8, 8, 1), 10, kernel_size=3, primary_kernel_size=3)
+    >>> capsules = model.encode(np.zeros([2, 8, 8, 1]))
+    >>> model.decode(capsules).shape.as_list()
+    [2, 8, 8, 1]
     """
 
     def __init__(
@@ -127,8 +134,8 @@ class CapsNet(keras.Model):
     def build(self, input_shape):
         if tuple(input_shape[1:]) != self.image_shape:
             raise ValueError(
-                f"CapsNet: images must be [batch, {', '.join(map(str, self.image_shape))}]"
-                f", got shape {tuple(input_shape)}"
+                f"CapsNet: images must be {(None, *self.image_shape)}, got shape "
+                f"{tuple(input_shape)}"
             )
 
     def call(self, inputs, training=None):

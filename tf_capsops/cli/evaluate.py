@@ -1,0 +1,77 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the test accuracy of a trained model, and which classes it confuses."""
+
+import json
+
+import numpy as np
+
+from tf_capsops.cli import arguments
+
+
+def add_arguments(parser):
+    """Adds the arguments of `tf-capsops evaluate`."""
+    parser.add_argument(
+        "model",
+        metavar="RUN_OR_MODEL",
+        nargs="?",
+        help="a run's directory or a .keras file (default: the newest in runs/)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|mnist|FILE.npz",
+        help="what to evaluate on (default: the data of the run)",
+    )
+    parser.add_argument("--batch-size", type=arguments.positive_int, default=256)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args):
+    """Evaluates and reports. Returns the exit status."""
+    from tf_capsops.cli import runs
+
+    model, dataset, _ = runs.open_model(args.model, args.data)
+    outputs = model.predict(dataset.x_test, batch_size=args.batch_size, verbose=0)
+    confusion = confusion_matrix(
+        dataset.y_test, outputs["lengths"].argmax(axis=1), model.num_classes
+    )
+    images = len(dataset.y_test)
+    wrong = images - int(np.trace(confusion))
+    squares = np.square(outputs["reconstruction"] - dataset.x_test)
+    result = {
+        "data": dataset.name,
+        "images": images,
+        "wrong": wrong,
+        "accuracy": 1 - wrong / images,
+        "error": wrong / images,
+        "reconstruction_rmse": float(np.sqrt(squares.mean())),
+        "confusion": confusion.tolist(),
+    }
+    if args.json:
+        print(json.dumps(result))
+    else:
+        _print(result)
+    return 0
+
+
+def confusion_matrix(labels, predictions, classes):
+    """Counts `[classes, classes]`: rows are labels, columns predictions."""
+    pairs = labels.astype(np.int64) * classes + predictions
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def _print(result):
+    print(f"{result['data']}: {result['images']} test images")
+    print(f"accuracy {result['accuracy']:.2%}")
+    print(f"error    {result['error']:.2%} ({result['wrong']} wrong)")
+    print(
+        f"reconstruction, root mean square error: {result['reconstruction_rmse']:.4f}"
+    )
+    print("confusion matrix (rows: label, columns: prediction)")
+    confusion = result["confusion"]
+    width = max(len(str(count)) for row in confusion for count in row) + 1
+    width = max(width, len(str(len(confusion) - 1)) + 1)
+    print(" " * 5 + "".join(f"{name:{width}}" for name in range(len(confusion))))
+    for name, row in enumerate(confusion):
+        counts = "".join(f"{count or '.':>{width}}" for count in row)
+        print(f"{name:5}{counts}")

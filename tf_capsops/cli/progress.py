@@ -1,0 +1,60 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Progress of training, on a terminal and in a log."""
+
+import keras
+
+_LABELS = {
+    "lengths_accuracy": "train_accuracy",
+    "val_lengths_accuracy": "test_accuracy",
+    "loss": "loss",
+}
+
+
+class EpochBar(keras.callbacks.Callback):
+    """One progress bar over all epochs, for epochs too short for bars of their own."""
+
+    def on_train_begin(self, logs=None):
+        self._bar = keras.utils.Progbar(
+            self.params["epochs"],
+            stateful_metrics=list(_LABELS.values()),
+            unit_name="epoch",
+        )
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = logs or {}
+        values = [(label, logs[key]) for key, label in _LABELS.items() if key in logs]
+        self._bar.update(epoch + 1, values)
+
+
+class EpochLine(keras.callbacks.Callback):
+    """One line every so many epochs, where the output is no terminal."""
+
+    def __init__(self, every):
+        super().__init__()
+        self._every = every
+
+    def on_epoch_end(self, epoch, logs=None):
+        epochs = self.params["epochs"]
+        if (epoch + 1) % self._every and epoch + 1 < epochs:
+            return
+        values = [f"epoch {epoch + 1}/{epochs}"]
+        for key, label in _LABELS.items():
+            if key in (logs or {}):
+                values.append(f"{label} {logs[key]:.4f}")
+        print("  ".join(values), flush=True)
+
+
+def callbacks(epochs, steps, interactive):
+    """How to show the progress: a Keras `verbose` value and a list of callbacks.
+
+    Args:
+      epochs: how many there will be.
+      steps: batches an epoch.
+      interactive: whether the output is a terminal.
+    """
+    if not interactive:
+        return 0, [EpochLine(max(1, epochs // 20))]
+    if steps < 100:
+        return 0, [EpochBar()]
+    return 1, []

@@ -1,0 +1,61 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws reconstructions, and what each dimension of a capsule does, as PNG files."""
+
+import pathlib
+
+from tf_capsops.cli import arguments
+
+
+def add_arguments(parser):
+    """Adds the arguments of `tf-capsops reconstruct`."""
+    parser.add_argument(
+        "model",
+        metavar="RUN_OR_MODEL",
+        nargs="?",
+        help="a run's directory or a .keras file (default: the newest in runs/)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|mnist|FILE.npz",
+        help="whose test images to draw (default: the data of the run)",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIRECTORY",
+        help="where the files go; existing ones are kept (default: beside the model)",
+    )
+    parser.add_argument(
+        "--images",
+        type=arguments.positive_int,
+        default=40,
+        help="test images in reconstructions.png (default: %(default)s)",
+    )
+
+
+def run(args):
+    """Draws both figures. Returns the exit status."""
+    from tf_capsops.cli import figures, runs
+    from tf_capsops.cli.errors import reported
+
+    model, dataset, directory = runs.open_model(args.model, args.data)
+    output = pathlib.Path(args.output) if args.output else directory
+    with reported(OSError):
+        output.mkdir(parents=True, exist_ok=True)
+        grid = _unused(output, "reconstructions")
+        figures.reconstructions(model, dataset, grid, count=args.images)
+        print(f"wrote {grid}")
+        perturbed = _unused(output, "perturbations")
+        figures.perturbations(model, dataset, perturbed)
+        print(f"wrote {perturbed}")
+    return 0
+
+
+def _unused(directory, stem):
+    """A path for `stem`.png, with a number where that exists."""
+    number = 1
+    while True:
+        name = f"{stem}.png" if number == 1 else f"{stem}-{number}.png"
+        if not (directory / name).exists():
+            return directory / name
+        number += 1

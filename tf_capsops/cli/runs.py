@@ -1,0 +1,118 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of training runs: making them, and reading them again."""
+
+import json
+import os
+import pathlib
+
+import keras
+
+from tf_capsops import _library, data
+from tf_capsops.cli.errors import CommandError, reported
+
+MODEL = "model.keras"
+CONFIG = "config.json"
+ROOT = pathlib.Path("runs")
+
+
+def create(wanted):
+    """Makes a new directory `wanted`, or `wanted-2` and so on where that exists."""
+    wanted = pathlib.Path(wanted)
+    number = 1
+    while True:
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise CommandError(f"cannot make {path}: {error.strerror}") from error
+
+
+def write_json(path, content):
+    """Writes `content` to the file `path`, one entry a line."""
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def data_name(source):
+    """What `config.json` remembers of `--data`: a name, or an absolute path."""
+    return source if source in ("digits", "mnist") else os.path.abspath(source)
+
+
+def open_data(source):
+    """Loads a data set.
+
+    Raises:
+      CommandError: if that fails.
+    """
+    with reported(ValueError, OSError):
+        return data.load(source)
+
+
+def require_library():
+    """Loads the operators.
+
+    Raises:
+      CommandError: if the library is missing or was built for another TensorFlow.
+    """
+    with reported(ImportError):
+        _library.load()
+
+
+def open_model(target, source=None):
+    """Loads the model of a run and the data to use it on.
+
+    Args:
+      target: a run's directory, or a `.keras` file; None for the newest run in runs/.
+      source: what `--data` gave; None for the data the run was trained on.
+
+    Returns:
+      The model, the data set, and the directory of the model.
+
+    Raises:
+      CommandError: if one of them is missing or they do not fit each other.
+    """
+    path = _newest() if target is None else pathlib.Path(target)
+    if path.is_dir():
+        path = path / MODEL
+    if not path.is_file():
+        raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
+    require_library()
+    if source is None:
+        source = _remembered_data(path.parent / CONFIG)
+    dataset = open_data(source)
+    with reported(ValueError, TypeError, OSError, KeyError):
+        model = keras.saving.load_model(path)
+    shape = getattr(model, "image_shape", None)
+    if shape is None:
+        raise CommandError(f"{path} holds a {type(model).__name__}, not a CapsNet")
+    if tuple(shape) != tuple(dataset.image_shape):
+        raise CommandError(
+            f"the model takes images of shape {shape}, but those of {dataset.name} "
+            f"have {dataset.image_shape}"
+        )
+    if dataset.num_classes > model.num_classes:
+        raise CommandError(
+            f"the model knows {model.num_classes} classes, but {dataset.name} has "
+            f"{dataset.num_classes}"
+        )
+    return model, dataset, path.parent
+
+
+def _newest():
+    """The directory in runs/ whose model was written last."""
+    models = sorted(ROOT.glob(f"*/{MODEL}"), key=lambda path: path.stat().st_mtime)
+    if not models:
+        raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
+    return models[-1].parent
+
+
+def _remembered_data(config):
+    try:
+        return json.loads(config.read_text())["data"]
+    except OSError as error:
+        raise CommandError(f"no {config} to name the data: give --data") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{config} does not name the data: give --data") from error

@@ -1,0 +1,151 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a capsule network; writes model, history and pictures to a directory."""
+
+import dataclasses
+import sys
+import time
+
+from tf_capsops.cli import arguments, presets
+
+
+def add_arguments(parser):
+    """Adds the arguments of `tf-capsops train`."""
+    parser.add_argument(
+        "--data",
+        default="digits",
+        metavar="digits|mnist|FILE.npz",
+        help="what to train on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--preset",
+        choices=sorted(presets.PRESETS),
+        help="network and schedule (default: small or compact, by the images' size)",
+    )
+    parser.add_argument("--epochs", type=arguments.positive_int)
+    parser.add_argument("--batch-size", type=arguments.positive_int)
+    parser.add_argument("--learning-rate", type=arguments.positive_float)
+    parser.add_argument(
+        "--routing-iterations",
+        type=arguments.positive_int,
+        default=3,
+        help="how often routing computes the class capsules (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=arguments.seed,
+        help="seed of every random choice; giving one also selects deterministic "
+        "kernels, so that the run can be repeated exactly (default: 0, and the "
+        "fastest kernels)",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="runs/NAME",
+        help="a new directory; a number is added where it exists (default: runs/DATA)",
+    )
+
+
+def run(args):
+    """Trains, saves and reports. Returns the exit status."""
+    import keras
+    import tensorflow as tf
+
+    from tf_capsops import __version__
+    from tf_capsops.cli import figures, pipeline, progress, runs
+    from tf_capsops.cli.errors import reported
+    from tf_capsops.models import capsnet
+
+    dataset = runs.open_data(args.data)
+    runs.require_library()
+    preset_name = args.preset or presets.fitting(dataset.image_shape)
+    preset = presets.PRESETS[preset_name]
+    epochs = args.epochs or preset.epochs
+    batch_size = args.batch_size or preset.batch_size
+    learning_rate = args.learning_rate or preset.learning_rate
+    seed = args.seed or 0
+    keras.utils.set_random_seed(seed)
+    if args.seed is not None:
+        tf.config.experimental.enable_op_determinism()
+
+    with reported(ValueError):
+        model = capsnet(
+            dataset.image_shape,
+            dataset.num_classes,
+            routing_iterations=args.routing_iterations,
+            **preset.network,
+        )
+    steps = -(-len(dataset.x_train) // batch_size)
+    model.compile(keras.optimizers.Adam(_schedule(learning_rate, epochs * steps)))
+
+    directory = runs.create(args.output or runs.ROOT / dataset.name)
+    config = {
+        "data": runs.data_name(args.data),
+        "preset": preset_name,
+        "network": {**preset.network, "routing_iterations": args.routing_iterations},
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "distortion": dataclasses.asdict(preset.distortion),
+        "seed": seed,
+        "deterministic": args.seed is not None,
+        "tf_capsops": __version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
+    runs.write_json(directory / runs.CONFIG, config)
+    print(
+        f"{dataset.name}: {len(dataset.x_train)} images for training, "
+        f"{len(dataset.x_test)} for testing, {dataset.num_classes} classes\n"
+        f"{preset_name} network: {model.count_params():,} parameters, {epochs} epochs "
+        f"of {steps} batches",
+        flush=True,
+    )
+
+    batches = pipeline.training_batches(
+        dataset.x_train, dataset.y_train, batch_size, preset.distortion, seed
+    )
+    tests = tf.data.Dataset.from_tensor_slices((dataset.x_test, dataset.y_test))
+    verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty())
+    boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
+    began = time.perf_counter()
+    history = model.fit(
+        batches,
+        epochs=epochs,
+        # The test images steer nothing: they are there for the curves.
+        validation_data=tests.batch(256),
+        shuffle=False,
+        verbose=verbose,
+        callbacks=[*shown, boards],
+    )
+    seconds = time.perf_counter() - began
+
+    model.save(directory / runs.MODEL)
+    runs.write_json(
+        directory / "history.json",
+        {name: [float(v) for v in values] for name, values in history.history.items()},
+    )
+    figures.curves(history.history, directory / "curves.png")
+    figures.reconstructions(model, dataset, directory / "reconstructions.png")
+    accuracy = history.history["val_lengths_accuracy"][-1]
+    wrong = round((1 - accuracy) * len(dataset.x_test))
+    print(
+        f"trained in {seconds:.0f} s\n"
+        f"test accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
+        f"({wrong} of {len(dataset.x_test)} wrong)\n"
+        f"wrote {directory}: {runs.MODEL}, {runs.CONFIG}, history.json, curves.png, "
+        "reconstructions.png, tensorboard"
+    )
+    return 0
+
+
+def _schedule(learning_rate, steps):
+    """Up from zero in the first twentieth of the steps, then a cosine down to zero."""
+    import keras
+
+    warmup = max(1, steps // 20)
+    return keras.optimizers.schedules.CosineDecay(
+        0.0,
+        decay_steps=max(1, steps - warmup),
+        warmup_target=learning_rate,
+        warmup_steps=warmup,
+    )
