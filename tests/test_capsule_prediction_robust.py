@@ -27,7 +27,7 @@ rng = np.random.default_rng(0)
 for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16):
     shapes = (67, 31, 10, 16), (67, 31, 8), (31, 10, 16, 8)
     grad, x, w = (tf.cast(rng.uniform(-1, 1, s), dtype) for s in shapes)
-    with tf.device("CPU"), tf.GradientTape() as tape:
+    with tf.GradientTape() as tape:
         tape.watch([x, w])
         y = tf_capsops.capsule_prediction(x, w)
     for result in (y, *tape.gradient(y, [x, w], grad)):
@@ -42,7 +42,9 @@ import tf_capsops
 tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 data = np.load(sys.argv[2])
-for result in model.votes(data["x"]), *model.gradients(data["x"]):
+with tf.device(sys.argv[3]):
+    results = model.votes(data["x"]), *model.gradients(data["x"])
+for result in results:
     print(result.numpy().astype(np.float64).tobytes().hex())
 """
 
@@ -70,7 +72,11 @@ def test_every_run_gives_the_same_bits(dtype, device):
 
 
 def test_threads_do_not_change_the_bits():
-    processes = [fresh.start(_DIGEST, threads) for threads in (1, 2, 7)]
+    # Threads are the CPU's matter: no process sees a GPU.
+    processes = [
+        fresh.start(_DIGEST, threads, CUDA_VISIBLE_DEVICES="-1")
+        for threads in (1, 2, 7)
+    ]
     one, two, seven = [fresh.finish(process).split() for process in processes]
     assert len(set(one)) == 12
     assert one == two == seven
@@ -179,7 +185,9 @@ def test_saved_model_in_a_fresh_process(tmp_path, device):
     expected = [model.votes(inputs), *model.gradients(inputs)]
     tf.saved_model.save(model, tmp_path / "model")
     np.savez(tmp_path / "data.npz", x=inputs.numpy())
-    printed = fresh.run(_LOAD_AND_CALL, tmp_path / "model", tmp_path / "data.npz")
+    printed = fresh.run(
+        _LOAD_AND_CALL, tmp_path / "model", tmp_path / "data.npz", device
+    )
     assert printed.split() == [
         result.numpy().astype(np.float64).tobytes().hex() for result in expected
     ]
