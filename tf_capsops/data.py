@@ -94,23 +94,22 @@ def _npz(path):
         )
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an .npz file")
-    names = ("x_train", "y_train", "x_test", "y_test")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in names if name not in file]
-            if missing:
-                raise ValueError(
-                    f"{path}: missing {', '.join(missing)}; the file has "
-                    f"{', '.join(file) or 'nothing'}"
-                )
-            arrays = [file[name] for name in names]
-    except (zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise ValueError(f"{path} is not an .npz file: {error}") from error
     name = os.path.splitext(os.path.basename(path))[0]
     try:
-        return _dataset(name, *arrays)
-    except ValueError as error:
+        with np.load(path, allow_pickle=False) as file:
+            return _dataset(name, *_arrays(file))
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _arrays(file):
+    names = ("x_train", "y_train", "x_test", "y_test")
+    missing = [name for name in names if name not in file]
+    if missing:
+        raise ValueError(
+            f"missing {', '.join(missing)}; the file has {', '.join(file) or 'nothing'}"
+        )
+    return [file[name] for name in names]
 
 
 def _dataset(name, x_train, y_train, x_test, y_test):

@@ -109,6 +109,11 @@ def one_hot_labels(labels, lengths):
 
     Raises:
       ValueError: if `labels` has none of these shapes.
+
+    >>> import tensorflow as tf
+    >>> from tf_capsops.losses import one_hot_labels
+    >>> one_hot_labels([2, 0], tf.zeros([2, 3])).numpy().tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     labels = tf.convert_to_tensor(labels)
     classes = lengths.shape[-1]

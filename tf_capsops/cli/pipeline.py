@@ -20,7 +20,9 @@ def training_batches(images, labels, batch_size, distortion, seed):
       distortion: a `presets.Distortion`.
       seed: an int; the same one gives the same batches.
     """
-    images, labels = tf.constant(images), tf.constant(labels)
+    # Batches are made on the processor, while a GPU trains on the ones before.
+    with tf.device("CPU:0"):
+        images, labels = tf.constant(images), tf.constant(labels)
     order = tf.data.Dataset.range(len(images))
     order = order.shuffle(len(images), seed=seed).batch(batch_size)
     noise = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.layers import DigitCaps, Length, Mask, PrimaryCaps
-from tf_capsops.layers.arguments import positive_int
+from tf_capsops.layers.arguments import positive_int, positive_pair
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 
 
@@ -60,6 +60,12 @@ class CapsNet(keras.Model):
         image_shape = tuple(
             positive_int("CapsNet", "input_shape", size) for size in input_shape
         )
+        kernel_size = positive_pair("CapsNet", "kernel_size", kernel_size)
+        if any(size < kernel for size, kernel in zip(image_shape, kernel_size)):
+            raise ValueError(
+                f"CapsNet: input_shape must be at least kernel_size {kernel_size}, got "
+                f"{image_shape}"
+            )
         if reconstruction_weight < 0:
             raise ValueError(
                 "CapsNet: reconstruction_weight must not be negative, got "
@@ -121,7 +127,8 @@ class CapsNet(keras.Model):
         )
         self.length = Length(dtype="float32", name="length")
         self.mask = Mask(dtype=dtype, name="mask")
-        self.build((None, *image_shape))
+        # Makes the weights, and tells Keras what to export.
+        self(keras.KerasTensor((None, *image_shape)))
 
     @property
     def num_classes(self):
@@ -130,13 +137,6 @@ class CapsNet(keras.Model):
     @property
     def image_shape(self):
         return self._arguments["input_shape"]
-
-    def build(self, input_shape):
-        if tuple(input_shape[1:]) != self.image_shape:
-            raise ValueError(
-                f"CapsNet: images must be {(None, *self.image_shape)}, got shape "
-                f"{tuple(input_shape)}"
-            )
 
     def call(self, inputs, training=None):
         images, labels = _images_and_labels(inputs)

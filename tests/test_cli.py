@@ -1,0 +1,210 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: each command on a small run, and what it says about mistakes."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import fresh
+import matplotlib.image
+import numpy as np
+import pytest
+
+import tf_capsops
+from tf_capsops.__main__ import main
+from tf_capsops.cli.evaluate import confusion_matrix
+
+_FILES = {
+    "model.keras",
+    "config.json",
+    "history.json",
+    "curves.png",
+    "reconstructions.png",
+    "tensorboard",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory with runs/digits in it, of two epochs."""
+    folder = tmp_path_factory.mktemp("work")
+    output = folder / "runs" / "digits"
+    assert main(["train", "--epochs", "2", "--output", str(output)]) == 0
+    return folder
+
+
+@pytest.fixture
+def work(trained, tmp_path, monkeypatch):
+    """A copy of the trained directory, as the working directory."""
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_train_writes_everything(work, capsys):
+    run = work / "runs" / "digits"
+    assert {path.name for path in run.iterdir()} == _FILES
+    config = json.loads((run / "config.json").read_text())
+    assert config["data"] == "digits"
+    assert (config["preset"], config["epochs"], config["seed"]) == ("small", 2, 0)
+    history = json.loads((run / "history.json").read_text())
+    assert {len(values) for values in history.values()} == {2}
+    assert history["loss"][1] < history["loss"][0]
+    assert list(run.glob("tensorboard/*/events*"))
+    for name in ("curves.png", "reconstructions.png"):
+        assert matplotlib.image.imread(run / name).std() > 0.05
+
+
+def test_evaluate_prints_what_training_reported(work, capsys):
+    assert main(["evaluate", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    history = json.loads((work / "runs/digits/history.json").read_text())
+    accuracy = history["val_lengths_accuracy"][-1]
+    assert result["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    confusion = np.array(result["confusion"])
+    assert confusion.sum() == result["images"] == 360
+    assert 360 - np.trace(confusion) == result["wrong"]
+    assert main(["evaluate", "runs/digits/model.keras", "--data", "digits"]) == 0
+    printed = capsys.readouterr().out
+    assert f"accuracy {result['accuracy']:.2%}" in printed
+    assert "confusion matrix" in printed
+
+
+def test_confusion_matrix():
+    counts = confusion_matrix(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]), 3)
+    np.testing.assert_array_equal(counts, [[1, 0, 0], [0, 1, 1], [0, 0, 1]])
+
+
+def test_reconstruct_overwrites_nothing(work, capsys):
+    run = work / "runs" / "digits"
+    before = (run / "reconstructions.png").read_bytes()
+    assert main(["reconstruct", "runs/digits", "--images", "7"]) == 0
+    assert (run / "reconstructions.png").read_bytes() == before
+    for name in ("reconstructions-2.png", "perturbations.png"):
+        assert matplotlib.image.imread(run / name).std() > 0.05
+    assert main(["reconstruct", "--output", "pictures"]) == 0
+    assert (work / "pictures" / "perturbations.png").exists()
+
+
+def test_train_keeps_older_runs_and_repeats_a_seed(tmp_path):
+    command = "from tf_capsops.__main__ import main; import sys; main(sys.argv[1:])"
+    arguments = ["train", "--epochs", "1", "--seed", "5", "--routing-iterations", "2"]
+    processes = [fresh.start(command, *arguments, cwd=tmp_path) for _ in range(2)]
+    printed = [fresh.finish(process) for process in processes]
+    assert "test accuracy" in printed[0]
+    runs = [tmp_path / "runs" / name for name in ("digits", "digits-2")]
+    histories = [(run / "history.json").read_text() for run in runs]
+    assert histories[0] == histories[1]
+
+
+def test_train_on_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    np.savez(
+        "colours.npz",
+        x_train=random.integers(0, 256, [12, 9, 10, 3], np.uint8),
+        y_train=np.arange(12) % 2,
+        x_test=random.integers(0, 256, [4, 9, 10, 3], np.uint8),
+        y_test=np.arange(4) % 2,
+    )
+    options = ["--epochs", "1", "--batch-size", "5", "--learning-rate", "0.01"]
+    assert main(["train", "--data", "colours.npz", *options]) == 0
+    config = json.loads((tmp_path / "runs/colours/config.json").read_text())
+    assert config["data"] == str(tmp_path / "colours.npz")
+    monkeypatch.chdir("/")
+    assert main(["evaluate", str(tmp_path / "runs/colours")]) == 0
+    assert main(["reconstruct", str(tmp_path / "runs/colours")]) == 0
+    assert "perturbations.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["train", "--data", "nowhere"], "no data at 'nowhere'"),
+        (["train", "--epochs", "0"], "--epochs: must be an integer >= 1, got '0'"),
+        (["train", "--learning-rate", "nan"], "must be a number > 0, got 'nan'"),
+        (["train", "--seed", "-1"], "--seed: must be an integer >= 0, got '-1'"),
+        (["train", "--preset", "huge"], "invalid choice: 'huge'"),
+        (
+            ["train", "--preset", "sabour"],
+            "input_shape must be at least kernel_size (9, 9), got (8, 8, 1)",
+        ),
+        (["train", "--output", "notes.txt/run"], "cannot make notes.txt/run"),
+        (["evaluate"], "no run in"),
+        (["evaluate", "nowhere"], "no model at nowhere: give a run's directory"),
+        (["evaluate", "notes.txt", "--data", "digits"], "notes.txt"),
+        (["evaluate", "notes.txt"], "to name the data: give --data"),
+        (["reconstruct", "nowhere"], "no model at nowhere"),
+        (["dance"], "invalid choice: 'dance'"),
+    ],
+)
+def test_mistakes_end_in_one_line(tmp_path, monkeypatch, capsys, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("no model")
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert "Traceback" not in errors
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("tf-capsops") and "error: " in last
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_must_fit_the_model(work, capsys):
+    images = np.zeros([2, 9, 9], np.uint8)
+    labels = np.array([0, 1])
+    np.savez("nines.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    assert main(["evaluate", "--data", "nines.npz"]) == 2
+    assert "(8, 8, 1), but those of nines have (9, 9, 1)" in capsys.readouterr().err
+    images, labels = images[:, :8, :8], np.array([0, 10])
+    np.savez("more.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    assert main(["evaluate", "--data", "more.npz"]) == 2
+    assert "10 classes, but more has 11" in capsys.readouterr().err
+
+
+def test_without_the_library_nothing_is_written(tmp_path):
+    command = (
+        "from tf_capsops.__main__ import main; import sys; sys.exit(main(['train']))"
+    )
+    process = fresh.start(command, cwd=tmp_path, TF_CAPSOPS_LIBRARY="/no/such.so")
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "tf-capsops train: error: " in errors and "/no/such.so" in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_info_as_a_program():
+    command = [sys.executable, "-m", "tf_capsops", "info"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=fresh.ROOT)
+    assert done.returncode == 0, done.stderr
+    for part in (tf_capsops.__version__, tf_capsops.library_path(), "CPU:0", "CUDA"):
+        assert part in done.stdout
+
+
+def test_info_without_a_library_prints_what_it_can(monkeypatch, capsys):
+    monkeypatch.setenv("TF_CAPSOPS_LIBRARY", "/no/such.so")
+    tf_capsops._library.load.cache_clear()
+    assert main(["info"]) == 1
+    printed = capsys.readouterr()
+    assert "TensorFlow  2." in printed.out and "CPU:0" in printed.out
+    assert "/no/such.so" in printed.err
+    monkeypatch.undo()
+    assert main(["info"]) == 0
+
+
+def test_help_and_version(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    for command in ("train", "evaluate", "reconstruct", "bench", "info"):
+        assert command in printed
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == tf_capsops.__version__
+
+
+def test_bench_gets_the_remaining_arguments(monkeypatch):
+    seen = []
+    monkeypatch.setattr("tf_capsops.bench.main", lambda args: seen.append(args) or 3)
+    assert main(["bench", "-h", "--anything"]) == 3
+    assert seen == [["-h", "--anything"]]

@@ -1,0 +1,118 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""data.load: the digits, files, and what is said about bad ones."""
+
+import keras
+import numpy as np
+import pytest
+
+from tf_capsops import data
+
+_GOOD = {
+    "x_train": np.arange(96, dtype=np.uint8).reshape(6, 4, 4),
+    "y_train": np.array([0, 1, 2, 0, 1, 2], np.uint8),
+    "x_test": np.full([3, 4, 4], 255, np.uint8),
+    "y_test": np.array([0, 1, 2], np.uint8),
+}
+
+
+def _file(tmp_path, **changes):
+    arrays = {**_GOOD, **changes}
+    path = tmp_path / "shapes.npz"
+    np.savez(path, **{name: a for name, a in arrays.items() if a is not None})
+    return path
+
+
+def test_digits_are_split_evenly_and_always_alike():
+    digits = data.load("digits")
+    assert digits.x_train.shape == (1437, 8, 8, 1)
+    assert digits.x_test.shape == (360, 8, 8, 1)
+    assert digits.x_train.dtype == np.float32
+    assert (digits.x_train.min(), digits.x_train.max()) == (0, 1)
+    counts = np.bincount(digits.y_test)
+    assert counts.max() - counts.min() <= 2
+    np.testing.assert_array_equal(data.load("digits").x_test, digits.x_test)
+    train = {image.tobytes() for image in digits.x_train}
+    assert not any(image.tobytes() in train for image in digits.x_test)
+
+
+def test_file_of_bytes(tmp_path):
+    loaded = data.load(_file(tmp_path))
+    assert (loaded.name, loaded.num_classes) == ("shapes", 3)
+    assert loaded.image_shape == (4, 4, 1)
+    expected = _GOOD["x_train"][..., None].astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(loaded.x_train, expected)
+    assert loaded.y_train.dtype == np.int32
+
+
+def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
+    images = np.random.default_rng(1).random([6, 4, 4, 3])
+    path = _file(
+        tmp_path,
+        x_train=images,
+        x_test=images[:3],
+        y_train=_GOOD["y_train"][:, None].astype(np.int64),
+    )
+    loaded = data.load(str(path))
+    np.testing.assert_array_equal(loaded.x_train, images.astype(np.float32))
+    np.testing.assert_array_equal(loaded.y_train, _GOOD["y_train"])
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"y_test": None}, r"missing y_test; the file has x_train, y_train, x_test"),
+        (
+            {"x_train": np.zeros([6, 16], np.uint8)},
+            r"x_train must be images .*\(6, 16\)",
+        ),
+        (
+            {"x_train": np.zeros([0, 4, 4], np.uint8)},
+            r"x_train must be .*\(0, 4, 4, 1\)",
+        ),
+        ({"x_test": np.zeros([3, 5, 4], np.uint8)}, r"one shape, got \(4, 4, 1\) and"),
+        ({"x_train": np.full([6, 4, 4], 2.0)}, "must be in 0 to 1, got 2.0 to 2.0"),
+        ({"x_train": np.full([6, 4, 4], np.nan)}, "must be in 0 to 1, got nan to nan"),
+        ({"x_train": np.full([6, 4, 4], -1)}, "must be in 0 to 255, got -1 to -1"),
+        ({"x_train": np.full([6, 4, 4], "a")}, "x_train must be numbers, got <U1"),
+        (
+            {"y_train": np.zeros([5], int)},
+            r"one label an image, \[6\], got shape \(5,\)",
+        ),
+        ({"y_train": np.zeros([6])}, "y_train must be integers, got float64"),
+        ({"y_train": np.full([6], -1)}, "class numbers from 0 on, got -1 to -1"),
+        ({"y_test": np.array([0, 1, 7])}, r"labels that y_train has not: \[7\]"),
+        ({"x_train": np.array([None])}, "allow_pickle=False"),
+    ],
+)
+def test_bad_files_are_explained(tmp_path, changes, text):
+    path = _file(tmp_path, **changes)
+    with pytest.raises(ValueError, match=text) as caught:
+        data.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_other_files_are_explained(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("no archive")
+    with pytest.raises(ValueError, match=r"notes.txt is not an .npz file"):
+        data.load(path)
+    with pytest.raises(FileNotFoundError, match="must be 'digits', 'mnist' or an"):
+        data.load("elsewhere")
+
+
+def test_mnist_without_a_network_names_the_way_out(monkeypatch):
+    def fail():
+        raise Exception("URL fetch failure")
+
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", fail)
+    with pytest.raises(ValueError, match=r"URL fetch failure.*--data FILE.npz"):
+        data.load("mnist")
+
+
+def test_mnist_through_keras(monkeypatch):
+    arrays = [_GOOD[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+    monkeypatch.setattr(
+        keras.datasets.mnist, "load_data", lambda: (arrays[:2], arrays[2:])
+    )
+    assert data.load("mnist").x_test.shape == (3, 4, 4, 1)

@@ -1,0 +1,195 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""DigitCaps and digit_caps against the routing reference, and as Keras layers."""
+
+import finite_differences
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tolerances
+from keras.src import testing
+from parameterized import parameterized
+from reference import capsule_routing
+
+from tf_capsops.layers import DigitCaps, digit_caps
+from tf_capsops.layers.digit_caps import predict_and_route
+
+
+def _plain(inputs, weights, logits, iterations):
+    """Routing as people write it with TensorFlow."""
+    predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
+    logits = tf.zeros_like(predictions[..., 0]) + tf.cast(logits, inputs.dtype)
+    for iteration in range(iterations):
+        couplings = tf.nn.softmax(logits, axis=2)
+        sums = tf.reduce_sum(couplings[..., tf.newaxis] * predictions, axis=1)
+        squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
+        outputs = sums * squared / (1 + squared) / tf.sqrt(squared + 1e-7)
+        if iteration + 1 < iterations:
+            logits += tf.reduce_sum(predictions * outputs[:, tf.newaxis], axis=-1)
+    return outputs
+
+
+def _arguments(batch, in_caps, out_caps, out_dim, in_dim):
+    random = np.random.default_rng(7)
+    return (
+        random.normal(size=[batch, in_caps, in_dim]),
+        random.normal(size=[in_caps, out_caps, out_dim, in_dim]),
+        random.normal(size=[in_caps, out_caps]),
+    )
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 1, 1), (3, 7, 5, 4, 6), (2, 33, 10, 16, 8)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_values(device, dtype, sizes, iterations):
+    inputs, weights, logits = (tf.constant(a, dtype) for a in _arguments(*sizes))
+    result = predict_and_route(inputs, weights, logits, iterations)
+    assert result.dtype == dtype
+    truth = capsule_routing.forward(
+        *(np.asarray(a).astype(np.float64) for a in (inputs, weights, logits)),
+        iterations,
+    )
+    plain = _plain(inputs, weights, logits, iterations)
+    tolerances.assert_close(result, truth, plain, magnitude=np.ones_like(truth))
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_gradients_flow_through_every_iteration(device, iterations):
+    finite_differences.assert_gradients_agree(
+        lambda *arguments: predict_and_route(*arguments, iterations),
+        _arguments(2, 3, 4, 3, 2),
+    )
+
+
+def test_zero_capsules_have_finite_gradients(device):
+    inputs, weights, logits = (tf.constant(a) for a in _arguments(2, 3, 4, 3, 2))
+    inputs = tf.zeros_like(inputs)
+    with tf.GradientTape() as tape:
+        tape.watch([inputs, weights, logits])
+        result = predict_and_route(inputs, weights, logits, 3)
+    for gradient in tape.gradient(result, [inputs, weights, logits]):
+        assert np.isfinite(gradient).all()
+
+
+def test_empty_batch(device):
+    layer = DigitCaps(4, 3)
+    assert layer(tf.zeros([0, 5, 2])).shape == (0, 4, 3)
+
+
+class DigitCapsTest(testing.TestCase):
+    @parameterized.expand([("fixed", False, 1), ("trainable", True, 2)])
+    def test_layer(self, _, logits_trainable, trainable_weights):
+        self.run_layer_test(
+            DigitCaps,
+            {
+                "num_capsules": 4,
+                "capsule_dim": 3,
+                "routing_iterations": 2,
+                "logits_trainable": logits_trainable,
+                "kernel_initializer": "he_normal",
+                "kernel_regularizer": "l2",
+                "kernel_constraint": "unit_norm",
+                "logits_initializer": "ones",
+            },
+            input_shape=(2, 6, 5),
+            expected_output_shape=(2, 4, 3),
+            expected_num_trainable_weights=trainable_weights,
+            expected_num_non_trainable_weights=2 - trainable_weights,
+            expected_num_losses=1,
+        )
+
+
+def test_is_not_compiled_with_xla():
+    inputs = keras.Input([6, 5])
+    model = keras.Model(inputs, DigitCaps(4, 3)(inputs))
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model.compile("sgd", "mse", jit_compile=True)
+    assert not model.jit_compile
+    model.fit(np.ones([2, 6, 5]), np.ones([2, 4, 3]), verbose=0)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_keeps_weights_and_logits_in_float32(device, policy):
+    layer = DigitCaps(4, 3, dtype=policy)
+    result = layer(tf.ones([2, 6, 5]))
+    assert result.dtype == policy.removeprefix("mixed_")
+    assert [w.dtype for w in layer.weights] == ["float32", "float32"]
+
+
+def test_saved_model_takes_any_batch(tmp_path):
+    inputs = keras.Input([6, 5])
+    model = keras.Model(inputs, DigitCaps(4, 3)(inputs))
+    model.export(tmp_path / "saved", verbose=False)
+    saved = tf.saved_model.load(tmp_path / "saved")
+    for batch in (1, 3):
+        capsules = tf.random.stateless_normal([batch, 6, 5], [batch, 2])
+        np.testing.assert_array_equal(saved.serve(capsules), model(capsules))
+
+
+def test_function_computes_once_more_than_it_updates(device):
+    capsules = tf.random.stateless_normal([2, 6, 5], [1, 2])
+    ones = {"kernel_initializer": keras.initializers.RandomNormal(seed=3)}
+    function = digit_caps(capsules, 4, 3, routing_iters=3, **ones)
+    layer = DigitCaps(4, 3, routing_iterations=4, **ones)
+    np.testing.assert_array_equal(function, layer(capsules))
+
+
+def test_function_takes_axes_and_the_order_of_the_paper(device):
+    capsules = tf.random.stateless_normal([2, 6, 5], [1, 2])
+    same = {"kernel_initializer": keras.initializers.RandomNormal(seed=3)}
+    expected = digit_caps(capsules, 4, 3, **same)
+    swapped = digit_caps(
+        tf.transpose(capsules, [0, 2, 1]), 4, 3, "Caps", -2, -1, 3, **same
+    )
+    np.testing.assert_array_equal(swapped, expected)
+
+
+def test_function_makes_a_layer_of_a_model(tmp_path):
+    inputs = keras.Input([6, 5])
+    outputs = digit_caps(inputs, 4, 3, name="Caps", logits_trainable=True)
+    model = keras.Model(inputs, outputs)
+    assert [w.path for w in model.trainable_weights] == ["Caps/kernel", "Caps/logits"]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    capsules = tf.random.stateless_normal([2, 6, 5], [1, 2])
+    np.testing.assert_array_equal(loaded(capsules), model(capsules))
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"num_capsules": 0}, "num_capsules must be an integer >= 1, got 0"),
+        ({"capsule_dim": "3"}, "capsule_dim must be an integer >= 1, got '3'"),
+        (
+            {"routing_iterations": 0},
+            "routing_iterations must be an integer >= 1, got 0",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(changes, text):
+    with pytest.raises(ValueError, match=text):
+        DigitCaps(**{"num_capsules": 4, "capsule_dim": 3, **changes})
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"routing_iters": -1}, "routing_iters must be an integer >= 0, got -1"),
+        ({"capsule_axis": 0}, "must be the two axes after the batch, got 0 and -1"),
+    ],
+)
+def test_bad_arguments_of_the_function_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        digit_caps(tf.ones([2, 6, 5]), 4, 3, **arguments)
+
+
+def test_bad_shapes_are_named():
+    with pytest.raises(ValueError, match=r"must be \[batch, in_caps, in_dim\], got"):
+        DigitCaps(4, 3).build((None, 6))
+    with pytest.raises(ValueError, match="only the batch size"):
+        DigitCaps(4, 3).build((None, None, 5))
+    with pytest.raises(ValueError, match=r"axes batch, capsules and neurons, got"):
+        digit_caps(tf.ones([2, 6]), 4, 3)

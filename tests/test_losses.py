@@ -1,0 +1,80 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""MarginLoss and ReconstructionLoss."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops.losses import MarginLoss, ReconstructionLoss
+
+_LENGTHS = np.array([[0.95, 0.05, 0.3], [0.2, 0.7, 0.1]])
+_LABELS = np.array([0, 1])
+# By hand: 0.5 * 0.2^2 in the first row; 0.2^2 + 0.5 * 0.1^2 in the second.
+_EXPECTED = [0.02, 0.045]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.eye(3)[_LABELS], _LABELS, _LABELS[:, None], np.eye(3, dtype=int)[_LABELS]],
+)
+def test_margin_loss(device, labels):
+    loss = MarginLoss(reduction=None, dtype="float64")(labels, _LENGTHS)
+    np.testing.assert_allclose(loss, _EXPECTED)
+    mean = MarginLoss(dtype="float64")(labels, _LENGTHS)
+    np.testing.assert_allclose(mean, np.mean(_EXPECTED))
+
+
+def test_margin_loss_arguments(device):
+    loss = MarginLoss(m_plus=0.5, m_minus=0.25, down_weight=2.0, dtype="float64")
+    # 2 * 0.05^2 in the first row, nothing in the second.
+    np.testing.assert_allclose(loss(_LABELS, _LENGTHS), 2 * 0.05**2 / 2)
+
+
+def test_one_class_is_read_as_one_hot():
+    lengths = np.array([[0.5], [0.5]])
+    loss = MarginLoss(reduction=None, dtype="float64")(np.array([[1], [0]]), lengths)
+    np.testing.assert_allclose(loss, [0.4**2, 0.5 * 0.4**2])
+
+
+def test_sample_weights():
+    loss = MarginLoss(reduction="sum", dtype="float64")
+    weighted = loss(_LABELS, _LENGTHS, sample_weight=np.array([1.0, 10.0]))
+    np.testing.assert_allclose(weighted, _EXPECTED[0] + 10 * _EXPECTED[1])
+
+
+def test_reconstruction_loss(device):
+    images = np.zeros([2, 2, 2, 1])
+    result = np.stack([np.full([2, 2, 1], 0.5), np.full([2, 2, 1], 2.0)])
+    loss = ReconstructionLoss(reduction=None, dtype="float64")(images, result)
+    np.testing.assert_array_equal(loss, [1.0, 16.0])
+
+
+@pytest.mark.parametrize(
+    "loss", [MarginLoss(0.8, 0.2, 0.3), ReconstructionLoss(reduction="sum")]
+)
+def test_saved_with_a_model(tmp_path, loss):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    model.compile("sgd", loss)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.loss.get_config() == loss.get_config()
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"m_plus": 1.5}, "m_minus < m_plus <= 1, got m_minus=0.1, m_plus=1.5"),
+        ({"m_minus": 0.95}, "m_minus < m_plus <= 1, got m_minus=0.95, m_plus=0.9"),
+        ({"down_weight": -1}, "down_weight must not be negative, got -1"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        MarginLoss(**arguments)
+
+
+def test_bad_labels_are_named():
+    with pytest.raises(ValueError, match=r"one-hot of shape \(2, 3\) or integers of"):
+        MarginLoss()(tf.ones([2, 4]), _LENGTHS)

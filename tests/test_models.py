@@ -1,0 +1,169 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""models.capsnet: training, saving, and its parts."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tolerances
+
+from tf_capsops import losses
+from tf_capsops.models import CapsNet, capsnet
+
+_SMALL = {
+    "filters": 8,
+    "kernel_size": 3,
+    "primary_channels": 2,
+    "primary_dim": 4,
+    "primary_kernel_size": 3,
+    "capsule_dim": 6,
+    "decoder_units": (12,),
+}
+_IMAGES = np.random.default_rng(1).random([12, 8, 8, 1], np.float32)
+_LABELS = np.arange(12) % 3
+
+
+def _small(**changes):
+    keras.utils.set_random_seed(1)
+    return capsnet((8, 8, 1), 3, **{**_SMALL, **changes})
+
+
+def test_defaults_are_the_network_of_the_paper():
+    model = capsnet((28, 28, 1), 10)
+    encoder = {layer.name: layer.output.shape for layer in model.encoder.layers}
+    assert encoder == {
+        "conv": (None, 20, 20, 256),
+        "primary_caps": (None, 1152, 8),
+        "digit_caps": (None, 10, 16),
+    }
+    decoder = [layer.output.shape[1:] for layer in model.decoder.layers]
+    assert decoder == [(512,), (1024,), (784,), (28, 28, 1)]
+    # Section 4 gives 8.2 million with the decoder; 11520 are the initial logits.
+    assert model.count_params() - 11520 == 8215568
+
+
+def test_plain_fit_learns(device):
+    model = _small()
+    model.compile(keras.optimizers.Adam(0.01))
+    before = model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0)
+    history = model.fit(_IMAGES, _LABELS, epochs=15, verbose=0).history
+    assert history["loss"][-1] < before["loss"] / 2
+    assert history["lengths_accuracy"][-1] > before["lengths_accuracy"]
+    outputs = model.predict(_IMAGES, verbose=0)
+    assert outputs["lengths"].shape == (12, 3)
+    assert outputs["reconstruction"].shape == (12, 8, 8, 1)
+
+
+def test_loss_is_margin_plus_weighted_reconstruction_of_the_label():
+    model = _small(reconstruction_weight=0.01)
+    model.compile()
+    result = model.evaluate(
+        _IMAGES, _LABELS, batch_size=12, return_dict=True, verbose=0
+    )
+    capsules = model.encode(_IMAGES)
+    margin = losses.MarginLoss()(_LABELS, np.linalg.norm(capsules, axis=-1))
+    drawn = model.decode(capsules, np.eye(3, dtype=np.float32)[_LABELS])
+    squares = np.square(drawn - _IMAGES).sum(axis=(1, 2, 3)).mean()
+    np.testing.assert_allclose(result["lengths_loss"], margin, rtol=1e-5)
+    np.testing.assert_allclose(result["reconstruction_loss"], squares, rtol=1e-5)
+    np.testing.assert_allclose(result["loss"], margin + 0.01 * squares, rtol=1e-5)
+
+
+def test_labels_may_be_one_hot_and_samples_weighted():
+    model = _small()
+    model.compile(optimizer="sgd")
+    integers = model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0)
+    one_hot = model.evaluate(_IMAGES, np.eye(3)[_LABELS], return_dict=True, verbose=0)
+    assert one_hot == integers
+    ignored = model.fit(_IMAGES, _LABELS, sample_weight=np.zeros(12), verbose=0)
+    assert ignored.history["loss"] == [0.0]
+
+
+def test_prediction_draws_the_longest_capsule_and_labels_choose_another():
+    model = _small()
+    capsules = model.encode(_IMAGES)
+    outputs = model(_IMAGES)
+    np.testing.assert_array_equal(outputs["reconstruction"], model.decode(capsules))
+    chosen = model({"images": _IMAGES, "labels": _LABELS})["reconstruction"]
+    one_hot = np.eye(3, dtype=np.float32)[_LABELS]
+    np.testing.assert_array_equal(chosen, model.decode(capsules, one_hot))
+
+
+def test_saved_and_loaded_with_decoder_and_compilation(tmp_path):
+    model = _small()
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        loss=losses.MarginLoss(m_plus=0.8),
+        metrics=["accuracy", keras.metrics.TopKCategoricalAccuracy(2)],
+    )
+    model.fit(_IMAGES, _LABELS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, CapsNet)
+    assert loaded.get_config() == model.get_config()
+    for name, values in model.predict(_IMAGES, verbose=0).items():
+        np.testing.assert_array_equal(loaded.predict(_IMAGES, verbose=0)[name], values)
+    expected = model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0)
+    assert loaded.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0) == expected
+    assert loaded.decode(loaded.encode(_IMAGES)).shape == (12, 8, 8, 1)
+    # The optimizer goes on where it was.
+    assert loaded.optimizer.iterations == model.optimizer.iterations
+    ours = model.fit(_IMAGES, _LABELS, shuffle=False, verbose=0).history
+    theirs = loaded.fit(_IMAGES, _LABELS, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(theirs["loss"], ours["loss"], rtol=1e-6)
+
+
+def test_saved_uncompiled(tmp_path):
+    model = _small()
+    model.save(tmp_path / "model.keras")
+    assert not keras.saving.load_model(tmp_path / "model.keras").compiled
+
+
+def test_saved_model(tmp_path):
+    model = _small()
+    model.export(tmp_path / "saved", verbose=False)
+    saved = tf.saved_model.load(tmp_path / "saved")
+    served = saved.serve(_IMAGES[:5])
+    expected = model(_IMAGES[:5])
+    for name in ("lengths", "reconstruction"):
+        # The graph may fuse what is run one by one here: the last bits may differ.
+        allowed = 8 * tolerances.ulp(np.float32)
+        np.testing.assert_allclose(served[name], expected[name], rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(device, policy):
+    model = _small(dtype=policy)
+    model.compile()
+    history = model.fit(_IMAGES, _LABELS, epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    assert model.encode(_IMAGES).dtype == policy.removeprefix("mixed_")
+    outputs = model(_IMAGES)
+    assert outputs["lengths"].dtype == outputs["reconstruction"].dtype == tf.float32
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"input_shape": (8, 8)}, r"\(height, width, channels\), got \(8, 8\)"),
+        ({"input_shape": (8, 8, 0)}, "input_shape must be an integer >= 1, got 0"),
+        ({"kernel_size": (3, 9)}, r"must be at least kernel_size \(3, 9\), got \(8, 8"),
+        ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
+        ({"reconstruction_weight": -1}, "reconstruction_weight must not be negative"),
+        (
+            {"routing_iterations": 0},
+            "routing_iterations must be an integer >= 1, got 0",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        capsnet(**{"input_shape": (8, 8, 1), "num_classes": 3, **_SMALL, **arguments})
+
+
+def test_labels_are_needed():
+    model = _small()
+    model.compile()
+    with pytest.raises(ValueError, match="need labels beside the images"):
+        model.fit(_IMAGES, verbose=0)

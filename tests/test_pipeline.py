@@ -1,0 +1,78 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches for training: all images once, distorted as promised, repeatable."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops.cli.pipeline import distort, training_batches
+from tf_capsops.cli.presets import PRESETS, Distortion, fitting
+from tf_capsops.models import capsnet
+
+
+def _dot(size=9):
+    image = np.zeros([size, size, 1], np.float32)
+    image[size // 2, size // 2] = 1
+    return image
+
+
+def test_epochs_hold_every_image_once_in_another_order():
+    images = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
+    batches = training_batches(images, np.arange(10), 4, Distortion(), seed=1)
+    epochs = [[(x.numpy(), y.numpy()) for x, y in batches] for _ in range(2)]
+    orders = [np.concatenate([y for _, y in epoch]) for epoch in epochs]
+    for epoch, order in zip(epochs, orders):
+        assert [len(y) for _, y in epoch] == [4, 4, 2]
+        assert sorted(order) == list(range(10))
+        for x, y in epoch:
+            np.testing.assert_array_equal(x[:, 0, 0, 0], y)
+    assert np.any(orders[0] != orders[1])
+
+
+def test_a_seed_repeats_everything():
+    images = np.random.default_rng(1).random([12, 8, 8, 1], np.float32)
+
+    def two_epochs(seed):
+        distortion = Distortion(shift=1.0, degrees=10, zoom=0.1)
+        batches = training_batches(images, np.arange(12), 5, distortion, seed)
+        return np.concatenate([x for _ in range(2) for x, _ in batches])
+
+    np.testing.assert_array_equal(two_epochs(1), two_epochs(1))
+    assert np.any(two_epochs(1) != two_epochs(2))
+
+
+def test_whole_shifts_move_pixels_and_reach_every_place_alike():
+    images = tf.constant(np.tile(_dot(), (5000, 1, 1, 1)))
+    moved = distort(images, [1, 2], Distortion(shift=2.0)).numpy()
+    assert set(np.unique(moved)) == {0.0, 1.0}
+    places = moved.sum(axis=0)[..., 0]
+    assert np.count_nonzero(places) == 25
+    assert np.count_nonzero(places[2:7, 2:7]) == 25
+    # 5000 in 25 places: 200 each, give or take five standard deviations.
+    assert np.abs(places[2:7, 2:7] - 200).max() < 5 * np.sqrt(200)
+
+
+def test_turning_and_zooming_keep_the_middle():
+    images = tf.constant(np.tile(_dot(), (50, 1, 1, 1)))
+    turned = distort(images, [1, 2], Distortion(degrees=30, zoom=0.2)).numpy()
+    np.testing.assert_allclose(turned[:, 4, 4, 0], 1, atol=1e-5)
+    bar = np.zeros([50, 9, 9, 1], np.float32)
+    bar[:, :, 4] = 1
+    turned = distort(tf.constant(bar), [1, 2], Distortion(degrees=30)).numpy()
+    assert np.ptp(turned, axis=0).max() > 0.5
+    np.testing.assert_array_equal(distort(bar, [1, 2], Distortion()), bar)
+
+
+@pytest.mark.parametrize(
+    "preset, shape, parameters",
+    [
+        ("small", (8, 8, 1), 227136),
+        ("compact", (28, 28, 1), 1283600),
+        ("sabour", (28, 28, 1), 8227088),
+    ],
+)
+def test_presets_make_networks_for_their_images(preset, shape, parameters):
+    model = capsnet(shape, 10, **PRESETS[preset].network)
+    assert model.count_params() == parameters
+    assert fitting(shape) == ("small" if shape[0] == 8 else "compact")
