@@ -36,12 +36,14 @@ class Stager {
   static constexpr int kRow = kColumns + kBackwardK;
 
   // `grad` and `input` are those of the first sample, the steps lead to the next.
-  // All of the `ring` that samples will be brought to is made zero.
+  // Where samples need padding, all of the `ring` they will go to is made zero.
   __device__ Stager(const S* grad, int64_t grad_step, int width, const S* input,
                     int64_t input_step, int depth, S* ring) {
     const int lane = threadIdx.x % kLanes;
-    for (int e = lane; e < kRing * kPair * kRow; e += kLanes) ring[e] = S(0.0f);
-    __syncwarp();
+    if (width < kColumns || depth < kBackwardK) {
+      for (int e = lane; e < kRing * kPair * kRow; e += kLanes) ring[e] = S(0.0f);
+      __syncwarp();
+    }
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int e = (r * kLanes + lane) * kWord;
