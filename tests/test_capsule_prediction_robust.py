@@ -82,6 +82,19 @@ def test_threads_do_not_change_the_bits():
     assert one == two == seven
 
 
+@pytest.mark.parametrize("level", [2, 3])
+def test_kernels_of_older_processors(level):
+    """The suite itself runs the kernels of this processor's own level."""
+    printed = fresh.run(
+        "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))",
+        *("-q", "-p", "no:cacheprovider", "test_capsule_prediction.py"),
+        cwd=fresh.ROOT / "tests",
+        TF_CAPSOPS_CPU_LEVEL=str(level),
+        CUDA_VISIBLE_DEVICES="-1",
+    )
+    assert " passed" in printed
+
+
 @every_dtype
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
 def test_bad_numbers_stay_in_their_place(bad, dtype, device):

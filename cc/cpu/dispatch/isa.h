@@ -5,6 +5,9 @@
 #ifndef CAPSOPS_CC_CPU_DISPATCH_ISA_H_
 #define CAPSOPS_CC_CPU_DISPATCH_ISA_H_
 
+#include <algorithm>
+#include <cstdlib>
+
 // CAPSOPS_SELECT(f) is f of the best instruction set's namespace: the levels of
 // the x86-64 psABI, or the one baseline elsewhere.
 #if defined(__x86_64__)
@@ -18,7 +21,8 @@ namespace capsops {
 
 #if defined(__x86_64__)
 // The highest of levels 2, 3 and 4 that this processor and its operating system
-// support.
+// support. The environment variable TF_CAPSOPS_CPU_LEVEL lowers it: that is how the
+// tests reach the kernels of older processors.
 inline int CpuLevel() {
   static const int level = [] {
     __builtin_cpu_init();
@@ -28,7 +32,9 @@ inline int CpuLevel() {
         v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl");
-    return v4 ? 4 : v3 ? 3 : 2;
+    const int best = v4 ? 4 : v3 ? 3 : 2;
+    const char* const asked = std::getenv("TF_CAPSOPS_CPU_LEVEL");
+    return asked == nullptr ? best : std::min(best, std::max(2, std::atoi(asked)));
   }();
   return level;
 }
