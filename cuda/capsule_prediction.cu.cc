@@ -63,13 +63,13 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
                            const T* grad, const T* input, const T* weights,
                            T* grad_input, T* grad_weights) {
   using A = Accumulator<T>;
-  const int rings = kWarps * kRing * kPair * (kLanes * V + kBackwardK) * sizeof(T);
+  const int rings = kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
   const int fold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
   const int shared = std::max(rings, fold);
   const auto kernel = BackwardKernel<CudaType<T>, A, V, kWords, kWarps>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return CheckLaunch("CapsulePredictionGrad");
+  if (error != cudaSuccess) return CheckLaunch("CapsulePredictionGrad", error);
   kernel<<<z.in_caps, kWarps * kLanes, shared, exec.stream>>>(
       z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
       Native(grad_weights));

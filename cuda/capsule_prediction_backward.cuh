@@ -17,8 +17,8 @@ namespace capsops::capsule_prediction {
 constexpr int kBackwardWarps = 4;     // of a block, where that is enough,
 constexpr int kMaxBackwardWarps = 8;  // and at most
 constexpr int kBackwardK = 8;         // of in_dim a warp
-constexpr int kPair = 2;              // samples that a warp takes together
-constexpr int kRing = 4;              // pairs in shared memory, one of them in use
+constexpr int kTogether = 4;          // samples that a warp takes together
+constexpr int kRing = 2;              // times that in shared memory, half of it in use
 
 // How the backward kernel divides one input capsule among the warps of a block:
 // column_tiles x k_tiles warps side by side, and groups of those over the samples.
@@ -41,7 +41,7 @@ class Stager {
                     int64_t input_step, int depth, S* ring) {
     const int lane = threadIdx.x % kLanes;
     if (width < kColumns || depth < kBackwardK) {
-      for (int e = lane; e < kRing * kPair * kRow; e += kLanes) ring[e] = S(0.0f);
+      for (int e = lane; e < kRing * kTogether * kRow; e += kLanes) ring[e] = S(0.0f);
       __syncwarp();
     }
 #pragma unroll
@@ -59,11 +59,15 @@ class Stager {
   __device__ void Next(bool inside, S* row) {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
+      using Word = Pack<S, kWord>;
       if (to_[r] != kNone) {
-        if constexpr (kWords) {
-          __pipeline_memcpy_async(row + to_[r], from_[r], 16, inside ? 0 : 16);
+        Word* const to = reinterpret_cast<Word*>(row + to_[r]);
+        if (!inside) {
+          *to = Word{};
+        } else if constexpr (kWords) {
+          __pipeline_memcpy_async(to, from_[r], sizeof(Word));
         } else {
-          row[to_[r]] = inside ? *from_[r] : S(0.0f);
+          *to = *reinterpret_cast<const Word*>(from_[r]);
         }
       }
       from_[r] += step_[r];
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   // Each warp's ring of samples; at the end, halves of grad_weights.
   extern __shared__ __align__(16) char shared[];
   // What each column tile adds to grad_input in kRing steps.
-  __shared__ A partial[kRing * kPair * kWarps * K];
+  __shared__ A partial[kRing * kTogether * kWarps * K];
   const int64_t i = blockIdx.x;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int tile = warp % d.column_tiles;
@@ -102,19 +106,20 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   const int64_t n0 = tile * kColumns;
   const int width = max(min(z.columns - n0, int64_t{kColumns}), int64_t{0});
   const int64_t stride = z.in_caps * z.in_dim;
-  S* const ring = reinterpret_cast<S*>(shared) + warp * (kRing * kPair * Samples::kRow);
+  S* const ring =
+      reinterpret_cast<S*>(shared) + warp * (kRing * kTogether * Samples::kRow);
   const int64_t first_sample = group * z.in_caps + i;
   Samples samples(grad + first_sample * z.columns + n0,
                   d.groups * z.in_caps * z.columns, width,
                   input + first_sample * z.in_dim + k0, d.groups * stride, depth, ring);
   S* const my_grad_input = grad_input + i * z.in_dim;
-  const int step_samples = kPair * d.groups;
+  const int step_samples = kTogether * d.groups;
   const int steps = (z.batch + step_samples - 1) / step_samples;
   const auto issue = [&](int step) {
 #pragma unroll
-    for (int u = 0; u < kPair; ++u) {
+    for (int u = 0; u < kTogether; ++u) {
       const int64_t b = int64_t{step} * step_samples + u * d.groups + group;
-      samples.Next(b < z.batch, ring + (step % kRing * kPair + u) * Samples::kRow);
+      samples.Next(b < z.batch, ring + (step % kRing * kTogether + u) * Samples::kRow);
     }
     __pipeline_commit();
   };
@@ -131,10 +136,10 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     __pipeline_wait_prior(kRing - 2);
     __syncwarp();
     issue(step + kRing - 1);
-    A part[kPair * K] = {};
+    A part[kTogether * K] = {};
 #pragma unroll
-    for (int u = 0; u < kPair; ++u) {
-      const S* const row = ring + (step % kRing * kPair + u) * Samples::kRow;
+    for (int u = 0; u < kTogether; ++u) {
+      const S* const row = ring + (step % kRing * kTogether + u) * Samples::kRow;
       A g[V], x[K];
 #pragma unroll
       for (int v = 0; v < V; ++v) g[v] = Widen(row[v * kLanes + lane]);
@@ -150,8 +155,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     }
     // Neighbouring lanes hold the same element of part.
     const A total = SumOverLanes(part);
-    const int e = lane / (kLanes / (kPair * K)), k = e % K;
-    const bool mine = lane % (kLanes / (kPair * K)) == 0 && k < depth;
+    const int e = lane / (kLanes / (kTogether * K)), k = e % K;
+    const bool mine = lane % (kLanes / (kTogether * K)) == 0 && k < depth;
     const int sample = e / K * d.groups + group;
     const int64_t b = int64_t{step} * step_samples + sample;
     if (d.column_tiles == 1) {

@@ -14,9 +14,10 @@
 
 namespace capsops {
 
-// Call right after a launch; `kernel` begins the sentence.
-inline LaunchError CheckLaunch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
+// What `error` says, by default that of the launch just made; `kernel` begins the
+// sentence.
+inline LaunchError CheckLaunch(const char* kernel,
+                               cudaError_t error = cudaGetLastError()) {
   if (error == cudaSuccess) return {};
   return std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error);
 }
