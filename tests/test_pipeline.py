@@ -67,7 +67,7 @@ def test_turning_and_zooming_keep_the_middle():
 @pytest.mark.parametrize(
     "preset, shape, parameters",
     [
-        ("small", (8, 8, 1), 227136),
+        ("small", (8, 8, 1), 362688),
         ("compact", (28, 28, 1), 1283600),
         ("sabour", (28, 28, 1), 8227088),
     ],
