@@ -161,9 +161,9 @@ CXX_FILES = $(shell find cc cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 FORCE:
 
 demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
-	$(CAPSOPS) train --data digits --out runs/digits $(ARGS)
-	$(CAPSOPS) evaluate runs/digits
-	$(CAPSOPS) reconstruct runs/digits
+	$(CAPSOPS) train --data digits $(ARGS)
+	$(CAPSOPS) evaluate
+	$(CAPSOPS) reconstruct
 
 test: build  ## run all tests; ARGS="-k name" picks some
 	$(PY) -m pytest $(ARGS)

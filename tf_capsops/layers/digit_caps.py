@@ -158,10 +158,11 @@ def digit_caps(
     incoming,
     n_digit_caps,
     dim_digit_caps,
+    routing_iters=3,
+    *,
     name="DigitCaps",
     neuron_axis=-1,
     capsule_axis=-2,
-    routing_iters=3,
     logits_trainable=False,
     **kwargs,
 ):
@@ -176,10 +177,10 @@ def digit_caps(
       incoming: a KerasTensor or tensor of three axes: batch, capsules and neurons.
       n_digit_caps: how many output capsules.
       dim_digit_caps: how long an output capsule's vector is.
+      routing_iters: how often the logits are updated, at least 0.
       name: the layer's name.
       neuron_axis: the axis of `incoming` that runs along a capsule's vector.
       capsule_axis: the axis of `incoming` that runs over the capsules.
-      routing_iters: how often the logits are updated, at least 0.
       logits_trainable: whether the initial logits are learned.
       **kwargs: passed on to `DigitCaps`.
 
