@@ -137,12 +137,18 @@ def test_function_computes_once_more_than_it_updates(device):
     np.testing.assert_array_equal(function, layer(capsules))
 
 
-def test_function_takes_axes_and_the_order_of_the_paper(device):
+def test_function_takes_axes_and_iterations_by_place(device):
     capsules = tf.random.stateless_normal([2, 6, 5], [1, 2])
     same = {"kernel_initializer": keras.initializers.RandomNormal(seed=3)}
     expected = digit_caps(capsules, 4, 3, **same)
     swapped = digit_caps(
-        tf.transpose(capsules, [0, 2, 1]), 4, 3, "Caps", -2, -1, 3, **same
+        tf.transpose(capsules, [0, 2, 1]),
+        4,
+        3,
+        3,
+        neuron_axis=-2,
+        capsule_axis=-1,
+        **same,
     )
     np.testing.assert_array_equal(swapped, expected)
 
