@@ -47,9 +47,7 @@ def describe():
     return {
         "version": tf.__version__,
         "include": tf.sysconfig.get_include(),
-        "library": os.path.join(
-            tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"
-        ),
+        "library": os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"),
         "defines": [flag[2:] for flag in flags if flag.startswith("-D")],
     }
 
