@@ -45,7 +45,7 @@ def _find_python(ctx):
     named = ctx.os.environ.get("PYTHON_BIN_PATH")
     if named:
         return named
-    ours = ctx.path(Label("//:WORKSPACE")).dirname.get_child(".venv/bin/python")
+    ours = ctx.path(Label("//:WORKSPACE")).dirname.get_child(".venv").get_child("bin").get_child("python")
     return str(ours if ours.exists else ctx.which("python3"))
 
 def _tensorflow_configure_impl(ctx):
