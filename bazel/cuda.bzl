@@ -4,9 +4,14 @@
 
 _ARCHS = "80 86 89 90 100 120"
 
-_BUILD = """
-load("@rules_cc//cc:defs.bzl", "cc_library")
+_LIBRARY_DIRECTORIES = [
+    "lib64",
+    "lib",
+    "targets/x86_64-linux/lib",
+    "targets/sbsa-linux/lib",
+]
 
+_BUILD = """
 package(default_visibility = ["//visibility:public"])
 
 cc_library(
@@ -43,7 +48,7 @@ def _find_cudart(ctx, nvcc):
     for line in _ask(ctx, nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null").split("\n"):
         if line.startswith("#$ TOP="):
             top = line[len("#$ TOP="):]
-            for directory in ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"]:
+            for directory in _LIBRARY_DIRECTORIES:
                 path = ctx.path("%s/%s/libcudart_static.a" % (top, directory))
                 if path.exists:
                     return path

@@ -7,7 +7,7 @@ to run any test, though its own native rules do all that this repository needs. 
 Bazels get the real ones.
 """
 
-_CC = ["cc_binary", "cc_import", "cc_library", "cc_test", "cc_toolchain", "cc_toolchain_suite"]
+_CC = ["cc_binary", "cc_library", "cc_test", "cc_toolchain", "cc_toolchain_suite"]
 
 _JAVA = ["java_import", "java_runtime", "java_toolchain"]
 

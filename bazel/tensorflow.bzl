@@ -3,7 +3,7 @@
 """Finds the Python interpreter and, through it, the installed TensorFlow."""
 
 _BUILD = """
-load("@rules_cc//cc:defs.bzl", "cc_import", "cc_library")
+load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
 
 package(default_visibility = ["//visibility:public"])
 
@@ -26,8 +26,6 @@ py_runtime(
     python_version = "PY3",
     stub_shebang = "#!/usr/bin/env python3",
 )
-
-load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
 
 py_runtime_pair(
     name = "python_pair",
