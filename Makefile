@@ -26,8 +26,8 @@ PYTHON ?= $(or $(wildcard $(VENV)/bin/python),python3)
 
 # The stamp carries the version: naming another interpreter makes a new .venv.
 ifeq ($(PY),$(VENV)/bin/python)
-PYTHON_VERSION := $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-ENVIRONMENT := $(VENV)/.ready-$(PYTHON_VERSION)
+PYTHON_VERSION := $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ENVIRONMENT := $(VENV)/.ready-$(or $(PYTHON_VERSION),missing)
 endif
 
 $(VENV)/.ready-%: requirements.txt

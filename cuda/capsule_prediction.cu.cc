@@ -32,6 +32,8 @@ LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, const T* input,
                           const T* weights, T* output) {
   const int64_t tiles = CeilDivide(z.columns, kLanes * V);
   const int64_t blocks = z.in_caps * tiles * CeilDivide(z.batch, kForwardSamples);
+  const LaunchError error = CheckGrid("CapsulePrediction", blocks);
+  if (!error.empty()) return error;
   ForwardKernel<CudaType<T>, Accumulator<T>, K, V>
       <<<blocks, kForwardWarps * kLanes, 0, exec.stream>>>(
           z, tiles, Native(input), Native(weights), Native(output));
@@ -47,11 +49,15 @@ bool Words(int64_t length, std::initializer_list<const T*> pointers) {
 
 // The backward kernel's division for V columns a lane; groups is 0 where one block
 // has too few warps.
-Division Divide(const Sizes& z, int v) {
-  // Powers of two, so that they divide the warps.
-  Division d{1, 1, 0};
-  while (int64_t{d.column_tiles} * kLanes * v < z.columns) d.column_tiles *= 2;
-  while (d.k_tiles * kBackwardK < z.in_dim) d.k_tiles *= 2;
+Division Divide(const Problem& p, int v) {
+  const auto tiles = [](int64_t count) {
+    // Powers of two, so that they divide the warps; more than these is too many.
+    int64_t power = 1;
+    while (power < count && power <= kMaxBackwardWarps) power *= 2;
+    return static_cast<int>(power);
+  };
+  Division d{tiles(CeilDivide(p.out_caps * p.out_dim, kLanes * v)),
+             tiles(CeilDivide(p.in_dim, kBackwardK)), 0};
   const int side_by_side = d.column_tiles * d.k_tiles;
   d.groups = (side_by_side > kBackwardWarps ? kMaxBackwardWarps : kBackwardWarps) /
              side_by_side;
@@ -63,16 +69,18 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
                            const T* grad, const T* input, const T* weights,
                            T* grad_input, T* grad_weights) {
   using A = Accumulator<T>;
-  const int rings = kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
-  const int fold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
-  const int shared = std::max(rings, fold);
-  const auto kernel = BackwardKernel<CudaType<T>, A, V, kWords, kWarps>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return CheckLaunch("CapsulePredictionGrad", error);
-  kernel<<<z.in_caps, kWarps * kLanes, shared, exec.stream>>>(
-      z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
-      Native(grad_weights));
+  constexpr int kRings =
+      kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
+  constexpr int kFold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
+  constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
+  constexpr int kShared = std::max(kRings, kFold);
+  static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
+  const LaunchError error = CheckGrid("CapsulePredictionGrad", z.in_caps);
+  if (!error.empty()) return error;
+  BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
+      <<<z.in_caps, kWarps * kLanes, kShared, exec.stream>>>(
+          z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
+          Native(grad_weights));
   return CheckLaunch("CapsulePredictionGrad");
 }
 
@@ -144,7 +152,7 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
   Sizes z = MakeSizes(p);
   if (z.in_caps == 0) return {};
   const int best_v = ChooseV(z.columns, kBackwardMaxV<T>);
-  const Division d = Divide(z, best_v);
+  const Division d = Divide(p, best_v);
   if (d.groups > 0 && z.columns > 0) {
     z.vector = p.in_dim % kBackwardK == 0 && Words(p.in_dim, {input, weights}) &&
                Aligned16(grad_weights);

@@ -128,8 +128,11 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   A w[V][K], sum[V][K] = {};
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
-    LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, depth, vector, w[v]);
+    // Zeros past the last column: even an infinite weight must not count there.
+    const int64_t n = n0 + v * kLanes + lane;
+    const bool inside = n < z.columns;
+    LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, inside ? depth : 0,
+            vector && inside, w[v]);
   }
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -153,11 +156,11 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
         }
       }
     }
-    // Neighbouring lanes hold the same element of part.
     const A total = SumOverLanes(part);
-    const int e = lane / (kLanes / (kTogether * K)), k = e % K;
-    const bool mine = lane % (kLanes / (kTogether * K)) == 0 && k < depth;
-    const int sample = e / K * d.groups + group;
+    static_assert(kTogether * K == kLanes);  // so each lane has a sum of its own
+    const int k = lane % K;
+    const bool mine = k < depth;
+    const int sample = lane / K * d.groups + group;
     const int64_t b = int64_t{step} * step_samples + sample;
     if (d.column_tiles == 1) {
       if (mine && b < z.batch) Narrow(total, my_grad_input + b * stride + k0 + k);

@@ -82,6 +82,17 @@ def test_threads_do_not_change_the_bits():
     assert one == two == seven
 
 
+def test_an_infinite_weight_gives_an_infinite_gradient(device):
+    """And not NaN, as where padding of the columns would be multiplied with it."""
+    weights = np.ones((1, 1, 3, 2), np.float32)
+    weights[..., -1, :] = np.inf
+    lib = tf.load_op_library(tf_capsops.library_path())
+    result = lib.capsule_prediction_grad(
+        np.ones((1, 1, 1, 3), np.float32), np.ones((1, 1, 2), np.float32), weights
+    )
+    assert np.isposinf(result.grad_input.numpy()).all()
+
+
 @pytest.mark.parametrize("level", [2, 3])
 def test_kernels_of_older_processors(level):
     """The suite itself runs the kernels of this processor's own level."""

@@ -47,11 +47,12 @@ int64_t PanelColumns(const Problem& p) {
   return Min(PaddedColumns<T>(p), Max(fit, step));
 }
 
-// Consecutive input capsules whose rows of `T` make a run of about `bytes`.
+// Consecutive input capsules, of those there are, whose rows of `T` make a run of
+// about `bytes`.
 template <typename T>
 int64_t Run(const Problem& p, int64_t bytes) {
   const int64_t row = Max(Columns(p) * sizeof(T), 1);
-  return Max(Min(bytes / row, 16), 1);
+  return Max(Min(Min(bytes / row, 16), p.in_caps), 1);
 }
 
 template <typename T>
@@ -59,7 +60,7 @@ int64_t InCapsTile(const Problem& p) {
   return Run<T>(p, kForwardRun);
 }
 
-int64_t BatchTile(const Problem&) { return 64; }
+int64_t BatchTile(const Problem& p) { return Max(Min(p.batch, 64), 1); }
 
 // from[n][k], `columns` rows of it, to to[k][n] padded with zeros.
 template <typename T, typename A>
@@ -202,7 +203,7 @@ struct BackwardPlan {
         depth(RoundUp(p.in_dim, kDepth)),
         caps(Run<T>(p, kBackwardRun)) {
     const int64_t fit = kGradTileBytes / (Max(padded, 1) * caps * sizeof(A));
-    rows = Max(Min(fit, 128) / kRows * kRows, kRows);
+    rows = Max(Min(Min(fit, 128), RoundUp(p.batch, kRows)) / kRows * kRows, kRows);
   }
   int64_t matrix() const { return depth * padded; }  // weights or their gradient
   int64_t grad() const { return rows * padded; }     // a tile of grad

@@ -102,6 +102,8 @@ LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
   const int64_t column_tiles = CeilDivide(columns, gemm::kTile);
   const int64_t blocks = count * row_tiles * column_tiles;
   if (blocks == 0) return {};
+  const LaunchError error = CheckGrid(name, blocks);
+  if (!error.empty()) return error;
   gemm::Kernel<CudaType<T>, Accumulator<T>><<<blocks, gemm::kThreads, 0, exec.stream>>>(
       rows, columns, depth, row_tiles, column_tiles, a, b, c);
   return CheckLaunch(name);

@@ -22,6 +22,13 @@ inline LaunchError CheckLaunch(const char* kernel,
   return std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error);
 }
 
+// What keeps a grid of this many blocks from being launched.
+inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
+  if (blocks <= INT32_MAX) return {};
+  return std::string(kernel) + ": too large for one CUDA grid, " +
+         std::to_string(blocks) + " blocks";
+}
+
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool Aligned16(const void* pointer) {

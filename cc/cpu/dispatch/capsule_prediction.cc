@@ -6,6 +6,8 @@
 #include "cc/cpu/capsule_prediction.h"
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/cpu/dispatch/scratch.h"
@@ -27,17 +29,29 @@ int64_t Cost(const Problem& p, int64_t in_caps, int64_t batch) {
       in_caps * batch * p.out_caps * p.out_dim * std::max<int64_t>(p.in_dim, 1) / 8, 1);
 }
 
+int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
+
+LaunchError OutOfMemory(const char* op) {
+  return std::string(op) + ": no memory for the working space of a thread";
+}
+
 }  // namespace
 
 template <typename T>
 LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
                     const T* weights, T* output) {
+  if (p.batch == 0 || p.in_caps == 0 || Columns(p) == 0) return {};
   const CpuKernels<T>& kernels = Selected<T>();
   const int64_t caps = kernels.in_caps_tile(p), rows = kernels.batch_tile(p);
   const int64_t caps_tasks = CeilDivide(p.in_caps, caps);
   const int64_t tasks = caps_tasks * CeilDivide(p.batch, rows);
+  std::atomic<bool> out_of_memory = false;
   exec.parallel_for(tasks, Cost(p, caps, rows), [&](int64_t begin, int64_t end) {
     const Scratch scratch(kernels.forward_scratch(p));
+    if (scratch.data() == nullptr) {
+      out_of_memory = true;
+      return;
+    }
     for (int64_t task = begin; task < end; ++task) {
       const int64_t i = task % caps_tasks * caps, b = task / caps_tasks * rows;
       kernels.forward(
@@ -45,19 +59,27 @@ LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
           weights, output, scratch.data());
     }
   });
+  if (out_of_memory) return OutOfMemory("CapsulePrediction");
   return {};
 }
 
 template <typename T>
 LaunchError Backward(const CpuExec& exec, const Problem& p, const T* grad,
                      const T* input, const T* weights, T* grad_input, T* grad_weights) {
+  if (p.in_caps == 0 || p.in_dim == 0 || (p.batch == 0 && Columns(p) == 0)) return {};
   const CpuKernels<T>& kernels = Selected<T>();
-  exec.parallel_for(
-      p.in_caps, 2 * Cost(p, 1, p.batch + 1), [&](int64_t begin, int64_t end) {
-        const Scratch scratch(kernels.backward_scratch(p));
-        kernels.backward(p, {begin, end, 0, p.batch}, grad, input, weights, grad_input,
-                         grad_weights, scratch.data());
-      });
+  std::atomic<bool> out_of_memory = false;
+  const auto body = [&](int64_t begin, int64_t end) {
+    const Scratch scratch(kernels.backward_scratch(p));
+    if (scratch.data() == nullptr) {
+      out_of_memory = true;
+      return;
+    }
+    kernels.backward(p, {begin, end, 0, p.batch}, grad, input, weights, grad_input,
+                     grad_weights, scratch.data());
+  };
+  exec.parallel_for(p.in_caps, 2 * Cost(p, 1, p.batch + 1), body);
+  if (out_of_memory) return OutOfMemory("CapsulePredictionGrad");
   return {};
 }
 

@@ -21,20 +21,22 @@ namespace capsops {
 
 #if defined(__x86_64__)
 // The highest of levels 2, 3 and 4 that this processor and its operating system
-// support. The environment variable TF_CAPSOPS_CPU_LEVEL lowers it: that is how the
-// tests reach the kernels of older processors.
+// support. The environment variable TF_CAPSOPS_CPU_LEVEL, 2 or 3, lowers it: that is
+// how the tests reach the kernels of older processors.
 inline int CpuLevel() {
   static const int level = [] {
     __builtin_cpu_init();
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2");
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt");
     const bool v4 =
         v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl");
     const int best = v4 ? 4 : v3 ? 3 : 2;
     const char* const asked = std::getenv("TF_CAPSOPS_CPU_LEVEL");
-    return asked == nullptr ? best : std::min(best, std::max(2, std::atoi(asked)));
+    const int level = asked == nullptr ? best : std::atoi(asked);
+    return level == 2 || level == 3 ? std::min(best, level) : best;
   }();
   return level;
 }

@@ -10,11 +10,13 @@
 
 namespace capsops {
 
-// Uninitialized memory aligned to a cache line, freed at the end of the scope.
+// Uninitialized memory aligned to a cache line, freed at the end of the scope. data()
+// is null where there was not enough.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)
-      : data_(::operator new(static_cast<size_t>(bytes), std::align_val_t{64})) {}
+      : data_(::operator new(static_cast<size_t>(bytes), std::align_val_t{64},
+                             std::nothrow)) {}
   ~Scratch() { ::operator delete(data_, std::align_val_t{64}); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -60,6 +60,9 @@ def _correctness_cases():
         yield _case(f"columns_{columns}", (5, 3, *_columns(columns), 8), use)
     for batch in sorted({*_around(4, 8, 32, 64, 128), 1, 2}):
         yield _case(f"batch_{batch}", (batch, 3, 4, 8, 8), use)
+    yield _case("tiles_of_both", (37, 3, 16, 20, 13), use)
+    yield _case("tiles_of_both_in_words", (37, 3, 32, 16, 16), use)
+    yield _case("one_long_capsule", (1, 1, 1, 1, 5000), use)
     yield _case("empty_batch", (0, 3, 2, 4, 8), use)
     yield _case("empty_reduction", (4, 3, 2, 4, 0), use)
     yield _case("no_in_caps", (4, 0, 2, 4, 8), use)
