@@ -11,7 +11,9 @@
 // 32 V columns, V of them a lane, and keeps the lane's weights [V][K] in registers
 // while it walks over the samples. Backward it adds up grad_weights[V][K] beside
 // them and reduces grad_input over its lanes, while asynchronous copies bring the
-// grad of its next samples: one pass over grad serves both gradients.
+// grad of its next samples: one pass over grad serves both gradients. That holds for
+// in_dim up to 8; a warp more reads the same grad for each 8 beyond, and where a block
+// has too few warps, two plain matrix products read it twice.
 #include "cc/launch/capsule_prediction.h"
 
 #include <algorithm>
