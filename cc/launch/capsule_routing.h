@@ -1,0 +1,99 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The boundary between frameworks and kernels: routing by agreement. With
+//   u_hat[b,i,j] = weights[i,j] @ input[b,i]
+// iteration r = 1, 2, ... `iterations` computes
+//   c_r[b,i]   = softmax over j of (logits[i,j] + <u_hat[b,i,j], V_r[b,j]>)
+//   s_r[b,j]   = sum_i c_r[b,i,j] u_hat[b,i,j]
+//   v_r[b,j]   = squash(s_r[b,j]),    squash(s) = s q/(1+q)/sqrt(q+epsilon), q = |s|^2
+// where V_r = v_1 + ... + v_{r-1}, so that V_r stands for the logits of every input
+// capsule. u_hat is computed again wherever it is needed and never stored.
+//
+// T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
+// Every output element is written, also when a sum is empty.
+#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
+#define CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cc/launch/exec.h"
+
+namespace capsops::capsule_routing {
+
+// -1 is an unknown dimension; launchers want them all known.
+struct Problem {
+  int64_t batch = -1;
+  int64_t in_caps = -1;
+  int64_t out_caps = -1;
+  int64_t out_dim = -1;
+  int64_t in_dim = -1;
+  int64_t iterations = -1;
+  float epsilon = 0;
+};
+
+// What T is added up in, and the type of the saved sums.
+template <typename T>
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Bytes that each function below needs at `workspace`, aligned to 64.
+template <typename T>
+int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackwardWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackwardWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t CoefficientsWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t CoefficientsWorkspace(const GpuExec& exec, const Problem& problem);
+
+// input [batch, in_caps, in_dim], weights [in_caps, out_caps, out_dim, in_dim], logits
+// [in_caps, out_caps] -> output [batch, out_caps, out_dim], which is the last v, and
+// sums [iterations, batch, out_caps, out_dim], which are s_1, s_2, ...
+template <typename T>
+LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
+                    const T* weights, const T* logits, T* output, Sum<T>* sums,
+                    void* workspace);
+template <typename T>
+LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
+                    const T* weights, const T* logits, T* output, Sum<T>* sums,
+                    void* workspace);
+
+// grad is shaped like output and sums are those of Forward; grad_input, grad_weights
+// and grad_logits are shaped like the inputs:
+//   db_r[b,i,j]  = c_r (dc - sum_j c_r dc) with dc[b,i,j] = <u_hat[b,i,j], ds_r[b,j]>
+//   dV_r[b,j]    = sum_i db_r[b,i,j] u_hat[b,i,j], which adds to dv_q of every q < r
+//   ds_r[b,j]    = dv_r through squash
+//   du_hat[b,i,j] = sum_r (c_r ds_r + db_r V_r)
+//   grad_input[b,i]   = sum_j weights[i,j]^T @ du_hat[b,i,j]
+//   grad_weights[i,j] = sum_b du_hat[b,i,j] (outer) input[b,i]
+//   grad_logits[i,j]  = sum_b sum_r db_r[b,i,j]
+template <typename T>
+LaunchError Backward(const CpuExec& exec, const Problem& problem, const T* grad,
+                     const T* input, const T* weights, const T* logits,
+                     const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
+                     void* workspace);
+template <typename T>
+LaunchError Backward(const GpuExec& exec, const Problem& problem, const T* grad,
+                     const T* input, const T* weights, const T* logits,
+                     const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
+                     void* workspace);
+
+// coefficients [batch, in_caps, out_caps] = c of the iteration after the `iterations`
+// (here also 0) whose sums are given.
+template <typename T>
+LaunchError Coefficients(const CpuExec& exec, const Problem& problem, const T* input,
+                         const T* weights, const T* logits, const Sum<T>* sums,
+                         T* coefficients, void* workspace);
+template <typename T>
+LaunchError Coefficients(const GpuExec& exec, const Problem& problem, const T* input,
+                         const T* weights, const T* logits, const Sum<T>* sums,
+                         T* coefficients, void* workspace);
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
