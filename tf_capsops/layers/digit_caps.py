@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.layers.arguments import known_shape, positive_int
+from tf_capsops.arguments import known_shape, positive_int
 from tf_capsops.layers.initializers import RoutedNormal
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.squash import at_least_float32, squash

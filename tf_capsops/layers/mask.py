@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.layers.arguments import known_shape
+from tf_capsops.arguments import known_shape
 from tf_capsops.ops.squash import at_least_float32
 
 

@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.layers.arguments import known_shape, positive_int, positive_pair
+from tf_capsops.arguments import known_shape, positive_int, positive_pair
 from tf_capsops.ops.squash import squash
 
 

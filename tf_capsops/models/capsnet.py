@@ -7,8 +7,8 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops.arguments import positive_int, positive_pair
 from tf_capsops.layers import DigitCaps, Length, Mask, PrimaryCaps
-from tf_capsops.layers.arguments import positive_int, positive_pair
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 
 

@@ -1,7 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of layer arguments, with one form of message."""
+"""Checks of arguments, with one form of message."""
 
+import math
 import numbers
 
 
@@ -17,6 +18,18 @@ def positive_int(owner, name, value, minimum=1):
             f"{owner}: {name} must be an integer >= {minimum}, got {value!r}"
         )
     return int(value)
+
+
+def positive_number(owner, name, value):
+    """Returns `value` as a float above zero that is finite.
+
+    Raises:
+      ValueError: if it is not one; the message names owner, argument and value.
+    """
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_real or not 0 < value < math.inf:
+        raise ValueError(f"{owner}: {name} must be a positive number, got {value!r}")
+    return float(value)
 
 
 def positive_pair(owner, name, value):
