@@ -6,14 +6,17 @@ from tf_capsops import layers, losses, models
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_prediction import capsule_prediction
+from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 from tf_capsops.ops.squash import squash
 
 __all__ = [
     "__version__",
     "capsule_prediction",
+    "capsule_routing",
     "layers",
     "library_path",
     "losses",
     "models",
+    "routing_coefficients",
     "squash",
 ]

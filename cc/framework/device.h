@@ -57,6 +57,17 @@ inline GpuExec MakeExec<GpuExec>(tensorflow::OpKernelContext* ctx) {
       ctx->op_device_context()->stream()->platform_specific_handle().stream)};
 }
 
+// A launcher's working space, which lives as long as `workspace` and whatever the
+// stream was given before. TensorFlow aligns it to 64 bytes at least.
+inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t bytes,
+                                      tensorflow::Tensor* workspace) {
+  tensorflow::TensorShape shape;
+  const absl::Status status =
+      tensorflow::TensorShape::BuildTensorShape({bytes}, &shape);
+  if (!status.ok()) return status;
+  return ctx->allocate_temp(tensorflow::DT_UINT8, shape, workspace);
+}
+
 inline absl::Status ToStatus(const LaunchError& error) {
   return error.empty() ? absl::OkStatus() : absl::InternalError(error);
 }

@@ -38,6 +38,13 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
   return *this;
 }
 
+ShapeRule& ShapeRule::Require(bool holds, absl::string_view text) {
+  if (status_.ok() && !holds) {
+    status_ = absl::InvalidArgumentError(absl::StrCat(op_, ": ", text));
+  }
+  return *this;
+}
+
 PartialTensorShape InputShape(InferenceContext* ctx, int index) {
   return PartialTensorShape(ctx->ShapeHandleToProto(ctx->input(index)));
 }

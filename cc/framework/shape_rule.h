@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
@@ -33,6 +34,9 @@ class ShapeRule {
   // After a failure further calls do nothing.
   ShapeRule& Bind(const char* tensor, const tensorflow::PartialTensorShape& shape,
                   std::initializer_list<Axis> axes);
+
+  // Requires what `text`, the message after the op's name, says must be.
+  ShapeRule& Require(bool holds, absl::string_view text);
 
   // The first failure as InvalidArgument, or OK.
   const absl::Status& status() const { return status_; }

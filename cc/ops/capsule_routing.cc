@@ -1,0 +1,172 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cc/shapes/capsule_routing.h"
+
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/platform/errors.h"
+
+#include "cc/framework/shape_rule.h"
+
+namespace capsops::capsule_routing {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status CheckTypes(InferenceContext* ctx, const char* op) {
+  DataType type, sum_type;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("T", &type));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("U", &sum_type));
+  return CheckSumType(op, type, sum_type);
+}
+
+absl::StatusOr<Problem> ResolveForward(InferenceContext* ctx) {
+  int64_t iterations;
+  float epsilon;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("iterations", &iterations));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &epsilon));
+  return Resolve(InputShape(ctx, 0), InputShape(ctx, 1), InputShape(ctx, 2), iterations,
+                 epsilon);
+}
+
+REGISTER_OP("CapsuleRouting")
+    .Input("input: T")
+    .Input("weights: T")
+    .Input("logits: T")
+    .Output("output: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("iterations: int >= 1 = 3")
+    .Attr("epsilon: float = 1e-7")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      const auto p = ResolveForward(ctx);
+      if (!p.ok()) return p.status();
+      return SetOutputShape(ctx, 0, {p->batch, p->out_caps, p->out_dim});
+    })
+    .Doc(R"doc(
+Routes input capsules to output capsules by agreement.
+
+    u_hat[b, i, j] = weights[i, j] @ input[b, i]
+    l = logits, for every sample
+    repeat `iterations` times:
+        c = softmax of l[b, i] over the output capsules j
+        s[b, j] = sum_i c[b, i, j] u_hat[b, i, j]
+        v = s |s|^2 / (1 + |s|^2) / sqrt(|s|^2 + epsilon)
+        l = l + <u_hat, v>
+    output = v
+
+u_hat is never stored. Half types are computed in float32. An empty sum gives zeros.
+
+input: Capsule vectors, [batch, in_caps, in_dim].
+weights: Transformation matrices, [in_caps, out_caps, out_dim, in_dim].
+logits: What routing starts from, [in_caps, out_caps].
+output: Capsule vectors, [batch, out_caps, out_dim].
+iterations: How often the output capsules are computed.
+epsilon: Added to the squared length under the root; positive.
+)doc");
+
+REGISTER_OP("CapsuleRoutingWithSums")
+    .Input("input: T")
+    .Input("weights: T")
+    .Input("logits: T")
+    .Output("output: T")
+    .Output("sums: U")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("U: {float, double}")
+    .Attr("iterations: int >= 1 = 3")
+    .Attr("epsilon: float = 1e-7")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      const auto p = ResolveForward(ctx);
+      if (!p.ok()) return p.status();
+      TF_RETURN_IF_ERROR(CheckTypes(ctx, "CapsuleRouting"));
+      TF_RETURN_IF_ERROR(SetOutputShape(ctx, 0, {p->batch, p->out_caps, p->out_dim}));
+      return SetOutputShape(ctx, 1, {p->iterations, p->batch, p->out_caps, p->out_dim});
+    })
+    .Doc(R"doc(
+CapsuleRouting that also returns what its gradient needs.
+
+No gradient reaches the inputs through `sums`.
+
+input: Capsule vectors, [batch, in_caps, in_dim].
+weights: Transformation matrices, [in_caps, out_caps, out_dim, in_dim].
+logits: What routing starts from, [in_caps, out_caps].
+output: Capsule vectors, [batch, out_caps, out_dim].
+sums: s of every iteration, [iterations, batch, out_caps, out_dim].
+U: double where T is double, else float.
+iterations: How often the output capsules are computed.
+epsilon: Added to the squared length under the root; positive.
+)doc");
+
+REGISTER_OP("CapsuleRoutingGrad")
+    .Input("grad: T")
+    .Input("input: T")
+    .Input("weights: T")
+    .Input("logits: T")
+    .Input("sums: U")
+    .Output("grad_input: T")
+    .Output("grad_weights: T")
+    .Output("grad_logits: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("U: {float, double}")
+    .Attr("epsilon: float = 1e-7")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      float epsilon;
+      TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &epsilon));
+      const auto p =
+          ResolveGrad(InputShape(ctx, 0), InputShape(ctx, 1), InputShape(ctx, 2),
+                      InputShape(ctx, 3), InputShape(ctx, 4), epsilon);
+      if (!p.ok()) return p.status();
+      TF_RETURN_IF_ERROR(CheckTypes(ctx, "CapsuleRoutingGrad"));
+      TF_RETURN_IF_ERROR(SetOutputShape(ctx, 0, {p->batch, p->in_caps, p->in_dim}));
+      TF_RETURN_IF_ERROR(
+          SetOutputShape(ctx, 1, {p->in_caps, p->out_caps, p->out_dim, p->in_dim}));
+      return SetOutputShape(ctx, 2, {p->in_caps, p->out_caps});
+    })
+    .Doc(R"doc(
+Gradients of CapsuleRouting with respect to its inputs, through every iteration.
+
+grad: Gradient of the loss in the output, [batch, out_caps, out_dim].
+input: As given to CapsuleRoutingWithSums, [batch, in_caps, in_dim].
+weights: As given to CapsuleRoutingWithSums, [in_caps, out_caps, out_dim, in_dim].
+logits: As given to CapsuleRoutingWithSums, [in_caps, out_caps].
+sums: As CapsuleRoutingWithSums returned them, [iterations, batch, out_caps, out_dim].
+grad_input: Shaped like input.
+grad_weights: Shaped like weights.
+grad_logits: Shaped like logits.
+U: double where T is double, else float.
+epsilon: As given to CapsuleRoutingWithSums.
+)doc");
+
+REGISTER_OP("CapsuleRoutingCoefficients")
+    .Input("input: T")
+    .Input("weights: T")
+    .Input("logits: T")
+    .Input("sums: U")
+    .Output("coefficients: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("U: {float, double}")
+    .Attr("epsilon: float = 1e-7")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      float epsilon;
+      TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &epsilon));
+      const auto p =
+          ResolveCoefficients(InputShape(ctx, 0), InputShape(ctx, 1),
+                              InputShape(ctx, 2), InputShape(ctx, 3), epsilon);
+      if (!p.ok()) return p.status();
+      TF_RETURN_IF_ERROR(CheckTypes(ctx, "CapsuleRoutingCoefficients"));
+      return SetOutputShape(ctx, 0, {p->batch, p->in_caps, p->out_caps});
+    })
+    .Doc(R"doc(
+The coefficients c of CapsuleRouting, of the iteration after those already done.
+
+input: As given to CapsuleRoutingWithSums, [batch, in_caps, in_dim].
+weights: As given to CapsuleRoutingWithSums, [in_caps, out_caps, out_dim, in_dim].
+logits: As given to CapsuleRoutingWithSums, [in_caps, out_caps].
+sums: s of the iterations done, which may be none, [iterations, batch, out_caps, out_dim].
+coefficients: How much of each prediction an output capsule takes, [batch, in_caps, out_caps].
+U: double where T is double, else float.
+epsilon: As given to CapsuleRoutingWithSums.
+)doc");
+
+}  // namespace
+}  // namespace capsops::capsule_routing

@@ -1,0 +1,158 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Routing by agreement between two layers of capsules."""
+
+import tensorflow as tf
+
+from tf_capsops import _library
+from tf_capsops.arguments import positive_int, positive_number
+
+
+def capsule_routing(
+    inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None
+):
+    """Predicts output capsules and routes input capsules to them by agreement.
+
+    Procedure 1 of Sabour, Frosst and Hinton, "Dynamic Routing Between Capsules"
+    (2017), with its equations 1 to 3:
+
+        u_hat[b, i, j] = weights[i, j] @ inputs[b, i]
+        l = logits, for every sample
+        repeat `iterations` times:
+            c = softmax of l[b, i] over the output capsules j
+            s[b, j] = sum_i c[b, i, j] u_hat[b, i, j]
+            v = s |s|^2 / (1 + |s|^2) / sqrt(|s|^2 + epsilon)
+            l = l + <u_hat, v>
+        output = v
+
+    Neither `u_hat` nor `c` is ever stored. In iteration r the logits are
+    `logits + <u_hat, V_r>`, `V_r` being the sum of the outputs `v` so far, so only
+    `V_r` is kept and `u_hat` is computed again. Backwards, the gradient in `V_r` is
+    `sum_i dl_r u_hat` and that in `u_hat` is `sum_r (c_r ds_r + dl_r V_r)`, which is
+    contracted with weights and inputs at once.
+
+    So memory beside inputs, outputs and gradients is `iterations` times the output,
+    kept for the gradient, and a small working space. Differentiable once in inputs,
+    weights and logits, through every iteration; a second derivative is a
+    `LookupError`. Half types are computed in float32.
+
+    Args:
+      inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
+        or bfloat16.
+      weights: Transformation matrices, `[in_caps, out_caps, out_dim, in_dim]`, of the
+        same type.
+      logits: What routing starts from, `[in_caps, out_caps]`, of the same type; zeros
+        by default.
+      iterations: How often the output capsules are computed, at least 1.
+      epsilon: A positive number (a float32), which keeps values and gradients finite
+        where `s` is zero.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Output capsules, `[batch, out_caps, out_dim]`, of length below one. Zeros where
+      `in_caps` or `in_dim` is 0.
+
+    Raises:
+      ValueError: `iterations` or `epsilon` is not as above.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
+        `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> u = tf.constant([[[1.0, 0.0], [0.0, 1.0]]])    # one sample, two capsules
+    >>> w = tf.ones([2, 3, 4, 2])                      # to three capsules of four
+    >>> tf_capsops.capsule_routing(u, w, iterations=2).shape
+    TensorShape([1, 3, 4])
+    """
+    iterations = positive_int("capsule_routing", "iterations", iterations)
+    epsilon = positive_number("capsule_routing", "epsilon", epsilon)
+    operands = _operands(inputs, weights, logits)
+    return _with_sums(*operands, iterations, epsilon, name).output
+
+
+def routing_coefficients(
+    inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None
+):
+    """Returns how `capsule_routing` divides input capsules among output capsules.
+
+    The `c` of its last iteration (equation 3 of Sabour et al., 2017), for people who
+    want to look at it. Not differentiable: a gradient is a `LookupError`.
+
+    Args:
+      inputs, weights, logits, iterations, epsilon: As `capsule_routing` takes them.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Coefficients, `[batch, in_caps, out_caps]`: not negative, and of sum one over
+      `out_caps`.
+
+    Raises:
+      ValueError: `iterations` or `epsilon` is not as `capsule_routing` takes it.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
+        `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> u = tf.constant([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> w = tf.ones([2, 4, 3, 2])
+    >>> tf_capsops.routing_coefficients(u, w).numpy()
+    array([[[0.25, 0.25, 0.25, 0.25],
+            [0.25, 0.25, 0.25, 0.25]]], dtype=float32)
+    """
+    iterations = positive_int("routing_coefficients", "iterations", iterations)
+    epsilon = positive_number("routing_coefficients", "epsilon", epsilon)
+    inputs, weights, logits = _operands(inputs, weights, logits)
+    if iterations > 1:
+        sums = _with_sums(inputs, weights, logits, iterations - 1, epsilon).sums
+    else:
+        shape = [[0], tf.shape(inputs)[:1], tf.shape(weights)[1:3]]
+        sums = tf.zeros(tf.concat(shape, 0), _sum_type(inputs))
+    return _library.load().capsule_routing_coefficients(
+        inputs, weights, logits, sums, epsilon=epsilon, name=name
+    )
+
+
+def _operands(inputs, weights, logits):
+    """Returns the three as tensors; numbers without a type get that of the others."""
+    given = [operand for operand in (inputs, weights, logits) if operand is not None]
+    types = [operand.dtype for operand in given if hasattr(operand, "dtype")]
+    hint = tf.as_dtype(types[0]) if types else tf.float32
+    tensors = [tf.convert_to_tensor(operand, dtype_hint=hint) for operand in given]
+    if logits is None:
+        weights = tensors[1]
+        tensors.append(tf.zeros(tf.shape(weights)[:2], weights.dtype))
+    return tensors
+
+
+def _sum_type(inputs):
+    return tf.float64 if inputs.dtype == tf.float64 else tf.float32
+
+
+def _with_sums(inputs, weights, logits, iterations, epsilon, name=None):
+    return _library.load().capsule_routing_with_sums(
+        inputs,
+        weights,
+        logits,
+        U=_sum_type(inputs),
+        iterations=iterations,
+        epsilon=epsilon,
+        name=name,
+    )
+
+
+@tf.RegisterGradient("CapsuleRoutingWithSums")
+def _capsule_routing_with_sums_grad(op, grad, _):
+    # The sums are kept for this very function: nothing that is differentiated is
+    # made of them.
+    return _library.load().capsule_routing_grad(
+        grad, *op.inputs, op.outputs[1], epsilon=op.get_attr("epsilon")
+    )
+
+
+@tf.RegisterGradient("CapsuleRouting")
+def _capsule_routing_grad(op, grad):
+    iterations, epsilon = op.get_attr("iterations"), op.get_attr("epsilon")
+    sums = _with_sums(*op.inputs, iterations, epsilon).sums
+    return _library.load().capsule_routing_grad(grad, *op.inputs, sums, epsilon=epsilon)
