@@ -37,15 +37,23 @@ class Case:
         sizes: Size of each dimension, by the name it has in the op's documentation.
         uses: What the case is for, among the constants of this module.
         devices: Device types the case is benchmarked on.
+        attributes: The op's attributes, by their names in Python.
     """
 
     name: str
     sizes: Mapping[str, int]
     uses: tuple[str, ...]
     devices: tuple[str, ...] = ("CPU", "GPU")
+    attributes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", types.MappingProxyType(dict(self.sizes)))
+        for name in ("sizes", "attributes"):
+            frozen = types.MappingProxyType(dict(getattr(self, name)))
+            object.__setattr__(self, name, frozen)
+
+    def bind(self, compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        """Returns the op or a rival of it with this case's attributes given."""
+        return functools.partial(compute, **self.attributes)
 
     def __str__(self) -> str:
         return self.name
@@ -73,7 +81,7 @@ class OpSuite:
         cases: All cases.
         draw: `(case, random generator) -> float64 arrays`, the op's inputs in order.
         output_shape: Shape of the op's output for a case.
-        ours: The op, from its inputs to its output.
+        ours: The op, from its inputs and its attributes to its output.
         rivals: Other ways to compute the same in plain TensorFlow, by name.
         forward_cost: Least cost of the forward computation.
         training_cost: Least cost of forward and all gradients together.

@@ -88,10 +88,11 @@ def _measure_case(
         ("forward+backward", measure.training_step, suite.training_cost, sets),
     )
     for direction, make_step, cost, arguments in directions:
-        steps = {report.OURS: make_step(suite.ours)}
+        steps = {report.OURS: make_step(case.bind(suite.ours))}
         for name, rival in suite.rivals.items():
-            steps[f"TF {name}"] = make_step(rival)
-            steps[f"TF {name}, XLA"] = measure.compiled(make_step(rival))
+            step = make_step(case.bind(rival))
+            steps[f"TF {name}"] = step
+            steps[f"TF {name}, XLA"] = measure.compiled(step)
         chains = {n: measure.Chain(s, arguments, device) for n, s in steps.items()}
         yield direction, cost(case), measure.compare(chains, repeat)
 

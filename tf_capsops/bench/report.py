@@ -98,6 +98,7 @@ def result_entry(
         "op": suite.op,
         "case": case.name,
         "sizes": dict(case.sizes),
+        "attributes": dict(case.attributes),
         "direction": direction,
         "device": ceilings["device"],
         "dtype": ceilings["dtype"],
@@ -113,7 +114,8 @@ def result_entry(
 
 def title(result: Mapping) -> str:
     """Returns one line that says what was measured."""
-    sizes = ", ".join(f"{name} {size}" for name, size in result["sizes"].items())
+    sizes = {**result["sizes"], **result["attributes"]}
+    sizes = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return (
         f"{result['op']} {result['direction']}, {result['case']} ({sizes}), "
         f"{result['dtype']}, {result['device']}"

@@ -1,0 +1,174 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cases, rivals and costs of CapsuleRouting.
+
+Sizes lie below, at and above those that tiles and vectors have: batches around 16 and
+32, in_dim around 8 and 16, out_dim around 8, 16 and 32, out_caps around 4, 12 and 48
+with those of known networks, and input capsules and samples beyond what one dimension
+of a CUDA grid holds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops.bench import cases
+from tf_capsops.bench.cases import Case, Cost
+
+_DIMS = ("batch", "in_caps", "out_caps", "out_dim", "in_dim")
+_EPSILON = float(np.float32(1e-7))  # as the op's attribute holds it
+
+
+def _case(name, sizes, *uses, iterations=3, devices=("CPU", "GPU")):
+    sizes = dict(zip(_DIMS, sizes, strict=True))
+    return Case(name, sizes, uses, devices, {"iterations": iterations})
+
+
+def _correctness_cases():
+    use = cases.CORRECTNESS
+    yield _case("ones", (1, 1, 1, 1, 1), use, cases.GRADIENT)
+    yield _case("primes", (7, 13, 5, 3, 11), use)
+    yield _case("large_primes", (37, 19, 7, 23, 17), use)
+    yield _case("mnist_layer", (9, 36, 10, 16, 8), use)
+    yield _case("many_in_caps", (2, 100003, 2, 3, 2), use)
+    yield _case("many_samples", (70001, 2, 3, 2, 2), use)
+    for iterations in (1, 2, 4, 5):
+        sizes = (6, 11, 5, 4, 3)
+        yield _case(f"iterations_{iterations}", sizes, use, iterations=iterations)
+    for batch in (1, 15, 16, 17, 31, 33):
+        yield _case(f"batch_{batch}", (batch, 9, 4, 8, 8), use)
+    for in_caps in (1, 2, 37, 257):
+        yield _case(f"in_caps_{in_caps}", (5, in_caps, 4, 6, 8), use)
+    for out_caps in (1, 3, 4, 5, 10, 12, 13, 32, 48, 49, 100, 1000):
+        yield _case(f"out_caps_{out_caps}", (3, 5, out_caps, 6, 4), use)
+    for out_dim in (1, 3, 8, 9, 15, 16, 17, 33, 64):
+        yield _case(f"out_dim_{out_dim}", (3, 7, 5, out_dim, 4), use)
+    for in_dim in (1, 2, 7, 8, 9, 16, 17, 64):
+        yield _case(f"in_dim_{in_dim}", (5, 7, 3, 6, in_dim), use)
+    yield _case("all_long", (19, 35, 13, 33, 17), use, iterations=2)
+    yield _case("empty_batch", (0, 3, 2, 4, 8), use)
+    yield _case("no_in_caps", (4, 0, 2, 4, 8), use)
+    yield _case("no_out_caps", (4, 3, 0, 4, 8), use)
+    yield _case("no_out_dim", (4, 3, 2, 0, 8), use)
+    yield _case("no_in_dim", (4, 3, 2, 4, 0), use)
+
+
+def _all_cases():
+    yield from _correctness_cases()
+    for iterations in (1, 2, 3, 5):
+        name, sizes = f"gradient_{iterations}", (2, 3, 4, 3, 2)
+        yield _case(name, sizes, cases.GRADIENT, iterations=iterations)
+    yield _case("gradient_odd", (3, 2, 5, 1, 3), cases.GRADIENT)
+    yield _case("smoke", (2, 3, 4, 5, 6), cases.SMOKE)
+    yield _case("mnist_b128", (128, 1152, 10, 16, 8), cases.ANCHORS, devices=("GPU",))
+    yield _case("mnist_b64", (64, 1152, 10, 16, 8), cases.ANCHORS, devices=("CPU",))
+    yield _case("mnist_b1", (1, 1152, 10, 16, 8), cases.NETWORKS)
+    yield _case("cifar_b64", (64, 2048, 10, 16, 8), cases.NETWORKS)
+    yield _case("smallnorb_b64", (64, 1152, 5, 16, 8), cases.NETWORKS)
+    yield _case("deep_k16_j32_b32", (32, 512, 32, 16, 16), cases.NETWORKS)
+    yield _case("wide_b256", (256, 4608, 32, 16, 8), cases.NETWORKS, devices=("GPU",))
+
+
+def _draw(case, rng):
+    batch, in_caps, out_caps, out_dim, in_dim = (case.sizes[d] for d in _DIMS)
+    shapes = (
+        (batch, in_caps, in_dim),
+        (in_caps, out_caps, out_dim, in_dim),
+        (in_caps, out_caps),
+    )
+    return tuple(np.float64(rng.uniform(-1, 1, shape)) for shape in shapes)
+
+
+def _output_shape(case):
+    return tuple(case.sizes[d] for d in ("batch", "out_caps", "out_dim"))
+
+
+def _squash(sums):
+    squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
+    return sums * squared / (1 + squared) / tf.sqrt(squared + _EPSILON)
+
+
+def _einsum(inputs, weights, logits, iterations):
+    """Procedure 1 of Sabour et al. (2017) as it stands."""
+    predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
+    logits = tf.zeros_like(predictions[..., 0]) + logits
+    for iteration in range(iterations):
+        coefficients = tf.nn.softmax(logits, axis=2)
+        outputs = _squash(tf.einsum("bij,bijd->bjd", coefficients, predictions))
+        if iteration + 1 < iterations:
+            logits += tf.einsum("bijd,bjd->bij", predictions, outputs)
+    return outputs
+
+
+def _matmul(inputs, weights, logits, iterations):
+    """Transposes the predictions once, so that both sums are matrix products."""
+    in_caps, out_caps, out_dim, in_dim = weights.shape
+    flat = tf.reshape(weights, (in_caps, out_caps * out_dim, in_dim))
+    predictions = tf.matmul(flat, tf.transpose(inputs, (1, 2, 0)))
+    predictions = tf.reshape(predictions, (in_caps, out_caps, out_dim, -1))
+    predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
+    logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
+    for iteration in range(iterations):
+        coefficients = tf.nn.softmax(logits, axis=1)
+        outputs = _squash(tf.matmul(coefficients, predictions))
+        if iteration + 1 < iterations:
+            logits += tf.matmul(outputs, predictions, transpose_b=True)
+    return tf.squeeze(outputs, axis=2)
+
+
+def _operands(case):
+    """Returns the elements of inputs, weights, logits, output and predictions."""
+    batch, in_caps, out_caps, out_dim, in_dim = (case.sizes[d] for d in _DIMS)
+    inputs = batch * in_caps * in_dim
+    weights = in_caps * out_caps * out_dim * in_dim
+    output = batch * out_caps * out_dim
+    return inputs, weights, in_caps * out_caps, output, output * in_caps
+
+
+def _forward_flops(case):
+    """The predictions again in every iteration, their sum, and all but once the logits.
+
+    Each prediction costs in_dim multiply-adds, and one in either sum.
+    """
+    iterations, in_dim = case.attributes["iterations"], case.sizes["in_dim"]
+    predictions = _operands(case)[-1]
+    return 2 * predictions * (iterations * (in_dim + 1) + iterations - 1)
+
+
+def _forward_cost(case):
+    inputs, weights, logits, output, _ = _operands(case)
+    return Cost(inputs + weights + logits + output, _forward_flops(case))
+
+
+def _training_cost(case):
+    """Forward, with the sums of each iteration written and read again; and backward.
+
+    Backwards, each iteration but the first has a pass that makes the predictions, the
+    logits, the gradient of the coefficients and one sum. A last pass makes the
+    predictions once, then logits, gradient of the coefficients and two products for
+    each iteration (whose first has neither logits nor the second product), and is
+    multiplied with weights and inputs.
+    """
+    inputs, weights, logits, output, predictions = _operands(case)
+    iterations, in_dim = case.attributes["iterations"], case.sizes["in_dim"]
+    saved = 2 * iterations * output
+    passes = (iterations - 1) * (in_dim + 3)
+    last = 3 * in_dim + 4 * iterations - 2
+    return Cost(
+        3 * (inputs + weights + logits) + 2 * output + saved,
+        _forward_flops(case) + 2 * predictions * (passes + last),
+    )
+
+
+SUITE = cases.OpSuite(
+    op="CapsuleRouting",
+    cases=tuple(_all_cases()),
+    draw=_draw,
+    output_shape=_output_shape,
+    ours=tf_capsops.capsule_routing,
+    rivals={"einsum": _einsum, "matmul": _matmul},
+    forward_cost=_forward_cost,
+    training_cost=_training_cost,
+)
