@@ -12,22 +12,10 @@ from keras.src import testing
 from parameterized import parameterized
 from reference import capsule_routing
 
+from tf_capsops.bench import cases
 from tf_capsops.layers import DigitCaps, digit_caps
-from tf_capsops.layers.digit_caps import predict_and_route
 
-
-def _plain(inputs, weights, logits, iterations):
-    """Routing as people write it with TensorFlow."""
-    predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
-    logits = tf.zeros_like(predictions[..., 0]) + tf.cast(logits, inputs.dtype)
-    for iteration in range(iterations):
-        couplings = tf.nn.softmax(logits, axis=2)
-        sums = tf.reduce_sum(couplings[..., tf.newaxis] * predictions, axis=1)
-        squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
-        outputs = sums * squared / (1 + squared) / tf.sqrt(squared + 1e-7)
-        if iteration + 1 < iterations:
-            logits += tf.reduce_sum(predictions * outputs[:, tf.newaxis], axis=-1)
-    return outputs
+PLAIN = cases.suites()["CapsuleRouting"].rivals["einsum"]
 
 
 def _arguments(batch, in_caps, out_caps, out_dim, in_dim):
@@ -39,38 +27,53 @@ def _arguments(batch, in_caps, out_caps, out_dim, in_dim):
     )
 
 
+def _layer(sizes, dtype, iterations):
+    """Returns a layer and its inputs, with random numbers in all of them."""
+    inputs, weights, logits = _arguments(*sizes)
+    _, out_caps, out_dim, _ = weights.shape
+    layer = DigitCaps(out_caps, out_dim, iterations, logits_trainable=True, dtype=dtype)
+    layer.build(inputs.shape)
+    layer.set_weights([weights, logits])
+    return layer, tf.constant(inputs, dtype)
+
+
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1, 1, 1), (3, 7, 5, 4, 6), (2, 33, 10, 16, 8)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_values(device, dtype, sizes, iterations):
-    inputs, weights, logits = (tf.constant(a, dtype) for a in _arguments(*sizes))
-    result = predict_and_route(inputs, weights, logits, iterations)
+    layer, inputs = _layer(sizes, dtype, iterations)
+    result = layer(inputs)
     assert result.dtype == dtype
+    operands = inputs, *(tf.convert_to_tensor(weight) for weight in layer.weights)
     truth = capsule_routing.forward(
-        *(np.asarray(a).astype(np.float64) for a in (inputs, weights, logits)),
-        iterations,
+        *(operand.numpy().astype(np.float64) for operand in operands), iterations
     )
-    plain = _plain(inputs, weights, logits, iterations)
+    plain = PLAIN(*operands, iterations)
     tolerances.assert_close(result, truth, plain, magnitude=np.ones_like(truth))
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_gradients_flow_through_every_iteration(device, iterations):
+    layer, inputs = _layer((2, 3, 4, 3, 2), "float64", iterations)
+
+    def compute(inputs, *weights):
+        return layer.stateless_call(weights, [], inputs)[0]
+
     finite_differences.assert_gradients_agree(
-        lambda *arguments: predict_and_route(*arguments, iterations),
-        _arguments(2, 3, 4, 3, 2),
+        compute, [inputs, *(weight.numpy() for weight in layer.weights)]
     )
 
 
 def test_zero_capsules_have_finite_gradients(device):
-    inputs, weights, logits = (tf.constant(a) for a in _arguments(2, 3, 4, 3, 2))
-    inputs = tf.zeros_like(inputs)
+    layer, inputs = _layer((2, 3, 4, 3, 2), "float32", 3)
     with tf.GradientTape() as tape:
-        tape.watch([inputs, weights, logits])
-        result = predict_and_route(inputs, weights, logits, 3)
-    for gradient in tape.gradient(result, [inputs, weights, logits]):
+        inputs = tf.zeros_like(inputs)
+        tape.watch(inputs)
+        result = layer(inputs)
+    sources = [inputs, *(weight.value for weight in layer.weights)]
+    for gradient in tape.gradient(result, sources):
         assert np.isfinite(gradient).all()
 
 

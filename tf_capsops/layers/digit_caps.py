@@ -7,24 +7,22 @@ import tensorflow as tf
 
 from tf_capsops.arguments import known_shape, positive_int
 from tf_capsops.layers.initializers import RoutedNormal
-from tf_capsops.ops.capsule_prediction import capsule_prediction
-from tf_capsops.ops.squash import at_least_float32, squash
+from tf_capsops.ops.capsule_routing import capsule_routing
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class DigitCaps(keras.layers.Layer):
     """Every input capsule predicts every output capsule; routing weighs them.
 
-    Section 2 and procedure 1 of Sabour et al. (2017); the predictions are the op of
-    van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018). Gradients flow
-    through every iteration.
+    Section 2 and procedure 1 of Sabour et al. (2017), by the op
+    `tf_capsops.capsule_routing`. Gradients flow through every iteration.
 
     Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`.
 
     Weights: `kernel` `[I, num_capsules, capsule_dim, K]` and `logits`
     `[I, num_capsules]`, what routing starts from.
 
-    Half precision: the predictions are computed in it, the routing in float32.
+    Half precision: everything is computed in float32 and the output rounded once.
 
     Args:
       num_capsules: how many output capsules, one a class.
@@ -61,7 +59,7 @@ class DigitCaps(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # CapsulePrediction has no XLA kernel, and Keras compiles with XLA by default
+        # CapsuleRouting has no XLA kernel, and Keras compiles with XLA by default
         # where there is a GPU.
         self.supports_jit = False
         self.num_capsules = positive_int("DigitCaps", "num_capsules", num_capsules)
@@ -101,10 +99,10 @@ class DigitCaps(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={1: in_caps, 2: in_dim})
 
     def call(self, capsules):
-        return predict_and_route(
+        return capsule_routing(
             capsules,
             tf.convert_to_tensor(self.kernel),
-            tf.convert_to_tensor(self.logits),
+            tf.cast(self.logits, capsules.dtype),
             self.routing_iterations,
         )
 
@@ -126,32 +124,6 @@ class DigitCaps(keras.layers.Layer):
             "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
             "logits_constraint": keras.constraints.serialize(self.logits_constraint),
         }
-
-
-def predict_and_route(capsules, weights, logits, iterations):
-    """Predictions and routing by agreement, in TensorFlow operations.
-
-    Args:
-      capsules: `[B, I, K]`.
-      weights: `[I, J, D, K]`, of the same dtype.
-      logits: `[I, J]`.
-      iterations: how often the output capsules are computed.
-
-    Returns:
-      Output capsules `[B, J, D]`, in the dtype of `capsules`.
-    """
-    predictions = at_least_float32(capsule_prediction(capsules, weights))
-    # [B, J, I, D], so that both sums below are plain batched matrix products.
-    predictions = tf.transpose(predictions, [0, 2, 1, 3])
-    # [B, J, 1, I]; the softmax over axis 1 runs over the output capsules.
-    logits = tf.transpose(tf.cast(logits, predictions.dtype))
-    logits = logits[tf.newaxis, :, tf.newaxis, :]
-    logits = tf.tile(logits, [tf.shape(predictions)[0], 1, 1, 1])
-    for iteration in range(iterations):
-        outputs = squash(tf.matmul(tf.nn.softmax(logits, axis=1), predictions))
-        if iteration + 1 < iterations:
-            logits += tf.matmul(outputs, predictions, transpose_b=True)
-    return tf.cast(tf.squeeze(outputs, axis=2), capsules.dtype)
 
 
 def digit_caps(
