@@ -1,0 +1,53 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cc/cpu/capsule_routing.h"
+
+#include "cc/cpu/capsule_routing_common.h"
+#include "cc/cpu/capsule_routing_grad.h"
+#include "cc/cpu/capsule_routing_squash.h"
+#include "cc/cpu/capsule_routing_sums.h"
+
+namespace capsops::capsule_routing::CAPSOPS_ISA {
+namespace {
+
+constexpr int64_t kPartsBytes = 8 << 20;  // all parts of a sum, where it is divided
+constexpr int64_t kTasks = 64;            // enough for as many threads
+constexpr int64_t kChunkCaps = 8;         // so that parts are little of the work
+constexpr int64_t kRangeGroups = 4;       // that read the same weights
+
+template <typename T>
+Division Divide(const Problem& p) {
+  using A = Accumulator<T>;
+  Division d;
+  d.groups = CeilDivide(p.batch, kLanes<A>);
+  d.tile = d.groups * GroupSize<A>(p);
+  const int64_t fit = kPartsBytes / Max(d.tile * sizeof(A), 1);
+  const int64_t chunks =
+      Max(Min(Min(fit, kTasks), CeilDivide(p.in_caps, kChunkCaps)), 1);
+  d.chunk_caps = Max(CeilDivide(p.in_caps, chunks), 1);
+  d.chunks = Max(CeilDivide(p.in_caps, d.chunk_caps), 1);
+  d.range_groups = Max(Min(d.groups * d.chunks / kTasks, kRangeGroups), 1);
+  d.sum_tasks = d.chunks * CeilDivide(d.groups, d.range_groups);
+  d.sum_scratch = SumLayout<T>(p).size * sizeof(A);
+  const GradLayout<T> grad(p);
+  d.grad_caps = grad.caps;
+  d.grad_tasks = CeilDivide(p.in_caps, grad.caps);
+  d.grad_scratch = grad.size * sizeof(A);
+  return d;
+}
+
+}  // namespace
+
+template <typename T>
+CpuKernels<T> Kernels() {
+  using A = Accumulator<T>;
+  return {Divide<T>,  AddTask<T>,   CoefficientsTask<T>, Finish<T>,
+          Advance<A>, StartGrad<T>, StepGrad<A>,         GradTask<T>};
+}
+template CpuKernels<float> Kernels();
+template CpuKernels<double> Kernels();
+template CpuKernels<Float16> Kernels();
+template CpuKernels<BFloat16> Kernels();
+
+}  // namespace capsops::capsule_routing::CAPSOPS_ISA

@@ -1,0 +1,79 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Sizes, and what the steps of capsule routing have in common.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_
+#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cc/cpu/capsule_routing.h"
+#include "cc/cpu/capsule_routing_tile.h"
+#include "cc/cpu/convert.h"
+#include "cc/cpu/lanes.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::capsule_routing::CAPSOPS_ISA {
+
+inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
+inline int64_t Matrix(const Problem& p) { return Columns(p) * p.in_dim; }
+
+// Numbers of a tile that belong to one group.
+template <typename A>
+int64_t GroupSize(const Problem& p) {
+  return Columns(p) * kLanes<A>;
+}
+
+// Samples of a group.
+template <typename A>
+int64_t Rows(const Problem& p, int64_t group) {
+  return Min(kLanes<A>, p.batch - group * kLanes<A>);
+}
+
+// Input capsules, at most `most`, whose weights are about `bytes` of A.
+template <typename A>
+int64_t Block(const Problem& p, int64_t bytes, int64_t most) {
+  const int64_t fit = bytes / Max(Matrix(p) * sizeof(A), 1);
+  return Max(Min(Min(fit, most), p.in_caps), 1);
+}
+
+// The numbers as A: in place where they are, else copied to `copy`.
+template <typename T, typename A>
+const A* Widened(const T* from, int64_t count, A* copy) {
+  if constexpr (std::is_same_v<T, A>) {
+    return from;
+  } else {
+    for (int64_t n = 0; n < count; ++n) copy[n] = Widen(from[n]);
+    return copy;
+  }
+}
+
+// Room for what Widened copies of `caps` input capsules.
+template <typename T>
+int64_t WeightsCopy(const Problem& p, int64_t caps) {
+  const bool copied = !std::is_same_v<T, Accumulator<T>>;
+  return copied ? RoundUp(caps * Matrix(p), kLanes<Accumulator<T>>) : 0;
+}
+
+// The samples of a group of `caps` input capsules from `i` on, as [cap][in_dim][lane].
+template <typename T, typename A>
+void LoadSamples(const Problem& p, const T* input, int64_t group, int64_t i,
+                 int64_t caps, A* x) {
+  ToLanes(input + (group * kLanes<A> * p.in_caps + i) * p.in_dim, p.in_caps * p.in_dim,
+          Rows<A>(p, group), caps * p.in_dim, x);
+}
+
+// c of the first iteration, in which all samples, so all lanes, are alike.
+template <typename T, typename A>
+void FirstCoefficients(const Problem& p, const T* logits, A* c) {
+  std::memset(c, 0, p.out_caps * kLanes<A> * sizeof(A));
+  Softmax(p.out_caps, logits, c);
+}
+
+}  // namespace capsops::capsule_routing::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_

@@ -1,0 +1,155 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// From sums over input capsules to output capsules, and the way back of the gradient.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
+#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
+
+#include <cstdint>
+
+#include "cc/cpu/capsule_routing.h"
+#include "cc/cpu/capsule_routing_common.h"
+#include "cc/cpu/lanes.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::capsule_routing::CAPSOPS_ISA {
+
+inline float SquareRoot(float x) { return __builtin_sqrtf(x); }
+inline double SquareRoot(double x) { return __builtin_sqrt(x); }
+
+// f(q) and f'(q), where squash(s) is s f(|s|^2): f(q) = q/(1+q)/sqrt(q+epsilon). At 0
+// both are 0, where f' without epsilon has no limit, but f' <s, dv> s has.
+template <typename A>
+struct Squash {
+  Vector<A> factor, slope;
+
+  Squash(Vector<A> q, A epsilon) {
+    A roots[kLanes<A>];
+    Store(roots, q + epsilon);
+    for (int lane = 0; lane < kLanes<A>; ++lane) roots[lane] = SquareRoot(roots[lane]);
+    const Vector<A> inverse = A{1} / (A{1} + q), root = Load(roots);
+    factor = q == A{0} ? Vector<A>{} : q / (A{1} + q) / root;
+    slope = q == A{0} ? Vector<A>{}
+                      : inverse / root * (inverse - q / (q + epsilon) * A{0.5});
+  }
+};
+
+// |s|^2 of vectors [out_dim].
+template <typename A>
+Vector<A> Square(int64_t out_dim, const A* s) {
+  Vector<A> sum = {};
+  for (int64_t d = 0; d < out_dim * kLanes<A>; d += kLanes<A>) {
+    sum += Load(s + d) * Load(s + d);
+  }
+  return sum;
+}
+
+// An output capsule of a group of samples: what a task is about.
+template <typename A>
+struct Place {
+  int64_t tile;     // its vectors [out_dim] in a tile
+  int64_t row;      // its numbers in [batch, out_caps, out_dim], of the first sample
+  int64_t samples;  // lanes that count
+
+  Place(const Problem& p, int64_t task)
+      : tile(task * p.out_dim * kLanes<A>),
+        row((task / p.out_caps * kLanes<A> * p.out_caps + task % p.out_caps) *
+            p.out_dim),
+        samples(Rows<A>(p, task / p.out_caps)) {}
+};
+
+// Adds the other parts to the first, in order.
+template <typename A>
+void SumParts(const Problem& p, const Division& d, A* parts) {
+  for (int64_t chunk = 1; chunk < d.chunks; ++chunk) {
+    const A* const part = parts + chunk * d.tile;
+    for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
+      Store(parts + n, Load(parts + n) + Load(part + n));
+    }
+  }
+}
+
+template <typename T>
+void Finish(const Problem& p, const Division& d, Range range, bool first,
+            Accumulator<T>* parts, Accumulator<T>* totals, Accumulator<T>* sums,
+            T* output) {
+  using A = Accumulator<T>;
+  for (int64_t task = range.begin; task < range.end; ++task) {
+    const Place<A> at(p, task);
+    A* const s = parts + at.tile;
+    SumParts(p, d, s);
+    FromLanes(s, p.out_dim, at.samples, Columns(p), sums + at.row);
+    const Squash<A> squash(Square(p.out_dim, s), p.epsilon);
+    A* const v = output == nullptr ? totals + at.tile : s;
+    for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
+      const Vector<A> vn = squash.factor * Load(s + n);
+      Store(v + n, first || output != nullptr ? vn : Load(v + n) + vn);
+    }
+    if (output != nullptr) {
+      FromLanes(s, p.out_dim, at.samples, Columns(p), output + at.row);
+    }
+  }
+}
+
+template <typename A>
+void Advance(const Problem& p, const Division&, Range range, const A* sums,
+             const A* before, A* after) {
+  for (int64_t task = range.begin; task < range.end; ++task) {
+    const Place<A> at(p, task);
+    A* const v = after + at.tile;
+    ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, v);
+    const Squash<A> squash(Square(p.out_dim, v), p.epsilon);
+    for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
+      const Vector<A> vn = squash.factor * Load(v + n);
+      Store(v + n, before == nullptr ? vn : Load(before + at.tile + n) + vn);
+    }
+  }
+}
+
+// ds = f(q) dv + 2 f'(q) <s, dv> s.
+template <typename A>
+void SquashGrad(const Problem& p, const Place<A>& at, const A* sums,
+                const A* output_grads, A* sum_grads) {
+  const A* const dv = output_grads + at.tile;
+  A* const s = sum_grads + at.tile;
+  ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, s);
+  const Squash<A> squash(Square(p.out_dim, s), p.epsilon);
+  Vector<A> along = {};
+  for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
+    along += Load(s + n) * Load(dv + n);
+  }
+  along *= A{2} * squash.slope;
+  for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
+    Store(s + n, squash.factor * Load(dv + n) + along * Load(s + n));
+  }
+}
+
+template <typename T>
+void StartGrad(const Problem& p, const Division&, Range range,
+               const Accumulator<T>* sums, const T* grad, Accumulator<T>* output_grads,
+               Accumulator<T>* sum_grads) {
+  using A = Accumulator<T>;
+  for (int64_t task = range.begin; task < range.end; ++task) {
+    const Place<A> at(p, task);
+    ToLanes(grad + at.row, Columns(p), at.samples, p.out_dim, output_grads + at.tile);
+    SquashGrad(p, at, sums, output_grads, sum_grads);
+  }
+}
+
+template <typename A>
+void StepGrad(const Problem& p, const Division& d, Range range, bool last_but_one,
+              const A* sums, A* parts, A* output_grads, A* sum_grads) {
+  for (int64_t task = range.begin; task < range.end; ++task) {
+    const Place<A> at(p, task);
+    SumParts(p, d, parts + at.tile);
+    for (int64_t n = at.tile; n < at.tile + p.out_dim * kLanes<A>; n += kLanes<A>) {
+      const Vector<A> sum = KeepLanes<A>(at.samples, Load(parts + n));
+      Store(output_grads + n, last_but_one ? sum : Load(output_grads + n) + sum);
+    }
+    SquashGrad(p, at, sums, output_grads, sum_grads);
+  }
+}
+
+}  // namespace capsops::capsule_routing::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_

@@ -1,0 +1,147 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums over input capsules, and the coefficients that make them.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_
+#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_routing.h"
+#include "cc/cpu/capsule_routing_common.h"
+#include "cc/cpu/capsule_routing_tile.h"
+#include "cc/cpu/lanes.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::capsule_routing::CAPSOPS_ISA {
+
+constexpr int64_t kBlockCaps = 8;           // input capsules worked on at a time
+constexpr int64_t kBlockBytes = 128 << 10;  // weights of them
+
+// Where in the scratch what is, in numbers.
+template <typename T>
+struct SumLayout {
+  using A = Accumulator<T>;
+  int64_t caps, x, u, b, size;  // the copy of weights is at 0
+
+  explicit SumLayout(const Problem& p) : caps(Block<A>(p, kBlockBytes, kBlockCaps)) {
+    x = WeightsCopy<T>(p, caps);
+    u = x + caps * p.in_dim * kLanes<A>;
+    b = u + GroupSize<A>(p);
+    size = b + Max(caps, 2) * p.out_caps * kLanes<A>;
+  }
+};
+
+// What one of the sum_tasks is about.
+struct SumTask {
+  int64_t chunk, caps_begin, caps_end, group_begin, group_end;
+
+  SumTask(const Problem& p, const Division& d, int64_t task) {
+    const int64_t ranges = CeilDivide(d.groups, d.range_groups);
+    chunk = task / ranges;
+    caps_begin = chunk * d.chunk_caps;
+    caps_end = Min(caps_begin + d.chunk_caps, p.in_caps);
+    group_begin = task % ranges * d.range_groups;
+    group_end = Min(group_begin + d.range_groups, d.groups);
+  }
+};
+
+// c or, with sum_grads, db to b, and u_hat to u.
+template <typename T, typename A>
+void Agree(const Problem& p, const A* weights, const A* x, const T* logits,
+           const A* totals, const A* sum_grads, A* u, A* b) {
+  const int64_t row = p.out_caps * kLanes<A>;
+  const int64_t count = sum_grads == nullptr ? 1 : 2;
+  for (int64_t j = 0; j < p.out_caps; ++j) {
+    const int64_t tile = j * p.out_dim * kLanes<A>;
+    Dots<A>(p.out_dim, p.in_dim, weights + j * p.out_dim * p.in_dim, x,
+            {totals + tile, count, count == 1 ? 0 : sum_grads - totals}, row,
+            b + j * kLanes<A>, u == nullptr ? nullptr : u + tile);
+  }
+  Softmax(p.out_caps, logits, b);
+  if (sum_grads != nullptr) {
+    SoftmaxGrad<A>(p.out_caps, b, b + row, nullptr);
+  }
+}
+
+template <typename T>
+void AddTask(const Problem& p, const Division& d, int64_t task, const T* input,
+             const T* weights, const T* logits, const Accumulator<T>* totals,
+             const Accumulator<T>* sum_grads, Accumulator<T>* parts, void* scratch) {
+  using A = Accumulator<T>;
+  const SumTask t(p, d, task);
+  const SumLayout<T> at(p);
+  A* const numbers = static_cast<A*>(scratch);
+  A* const x = numbers + at.x;
+  A* const u = numbers + at.u;
+  A* const b = numbers + at.b;
+  const int64_t matrix = Matrix(p), group = GroupSize<A>(p);
+  A* const part = parts + t.chunk * d.tile;
+  std::memset(part + t.group_begin * group, 0,
+              (t.group_end - t.group_begin) * group * sizeof(A));
+  for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += at.caps) {
+    const int64_t caps = Min(at.caps, t.caps_end - i0);
+    const A* const w = Widened(weights + i0 * matrix, caps * matrix, numbers);
+    for (int64_t i = 0; i < caps && totals == nullptr; ++i) {
+      FirstCoefficients(p, logits + (i0 + i) * p.out_caps,
+                        b + i * p.out_caps * kLanes<A>);
+    }
+    for (int64_t g = t.group_begin; g < t.group_end; ++g) {
+      A* const sum = part + g * group;
+      LoadSamples(p, input, g, i0, caps, x);
+      if (totals == nullptr) {
+        for (int64_t j = 0; j < p.out_caps; ++j) {
+          AddPredictions(p.out_dim, p.in_dim, caps, w + j * p.out_dim * p.in_dim,
+                         matrix, x, b + j * kLanes<A>, p.out_caps * kLanes<A>,
+                         sum + j * p.out_dim * kLanes<A>);
+        }
+        continue;
+      }
+      for (int64_t i = 0; i < caps; ++i) {
+        Agree<T, A>(p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
+                    logits + (i0 + i) * p.out_caps, totals + g * group,
+                    sum_grads == nullptr ? nullptr : sum_grads + g * group, u, b);
+        for (int64_t j = 0; j < p.out_caps; ++j) {
+          const int64_t tile = j * p.out_dim * kLanes<A>;
+          Add<A>(p.out_dim, Load(b + j * kLanes<A>), u + tile, sum + tile);
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void CoefficientsTask(const Problem& p, const Division& d, int64_t task, const T* input,
+                      const T* weights, const T* logits, const Accumulator<T>* totals,
+                      T* coefficients, void* scratch) {
+  using A = Accumulator<T>;
+  const SumTask t(p, d, task);
+  const SumLayout<T> at(p);
+  A* const numbers = static_cast<A*>(scratch);
+  A* const x = numbers + at.x;
+  A* const b = numbers + at.b;
+  const int64_t matrix = Matrix(p);
+  for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += at.caps) {
+    const int64_t caps = Min(at.caps, t.caps_end - i0);
+    const A* const w = Widened(weights + i0 * matrix, caps * matrix, numbers);
+    for (int64_t g = t.group_begin; g < t.group_end; ++g) {
+      LoadSamples(p, input, g, i0, caps, x);
+      for (int64_t i = 0; i < caps; ++i) {
+        const T* const row = logits + (i0 + i) * p.out_caps;
+        if (totals == nullptr) {
+          FirstCoefficients(p, row, b);
+        } else {
+          Agree<T, A>(p, w + i * matrix, x + i * p.in_dim * kLanes<A>, row,
+                      totals + g * GroupSize<A>(p), nullptr, nullptr, b);
+        }
+        FromLanes(b, p.out_caps, Rows<A>(p, g), p.in_caps * p.out_caps,
+                  coefficients + (g * kLanes<A> * p.in_caps + i0 + i) * p.out_caps);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_routing::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_

@@ -1,0 +1,196 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The inner loops of capsule routing, for one input capsule and one group of samples.
+// Every number of the algorithm is a vector with a sample in each lane; weights alone
+// are the same for all samples and are broadcast from memory as they lie there.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
+#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
+
+#include <cstdint>
+
+#include "cc/cpu/exp.h"
+#include "cc/cpu/lanes.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::capsule_routing::CAPSOPS_ISA {
+
+using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
+
+constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims of a register tile
+
+// The tiles of one output capsule, of one group: vectors [out_dim], `stride` numbers
+// from a tile to the next.
+template <typename A>
+struct Tiles {
+  const A* data;
+  int64_t count, stride;
+};
+
+template <int kCount>
+struct Count {
+  static constexpr int value = kCount;
+};
+
+// Calls tile(Count<n>, d) for register tiles of n dimensions from d on that together
+// cover [0, dims): n is kDims, and then less.
+template <int kSize = kDims, typename Tile>
+inline void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
+  for (; d + kSize <= dims; d += kSize) {
+    tile(Count<kSize>{}, d);
+  }
+  if constexpr (kSize > 1) ForDims<kSize / 2>(dims, tile, d);
+}
+
+// u = weights x for R rows of the weights.
+template <typename A, int R>
+inline void Predict(int64_t in_dim, const A* weights, const A* x, Vector<A> (&u)[R]) {
+  for (int r = 0; r < R; ++r) u[r] = Vector<A>{};
+  for (int64_t k = 0; k < in_dim; ++k) {
+    const Vector<A> xk = Load(x + k * kLanes<A>);
+    for (int r = 0; r < R; ++r) u[r] += weights[r * in_dim + k] * xk;
+  }
+}
+
+// dots[m] = <u, tile m> for each of the tiles, `dot_stride` numbers apart, where u of
+// one output capsule is stored to `kept` unless that is null.
+template <typename A>
+inline void Dots(int64_t out_dim, int64_t in_dim, const A* weights, const A* x,
+                 const Tiles<A>& tiles, int64_t dot_stride, A* dots, A* kept) {
+  for (int64_t m = 0; m < tiles.count; ++m) Store(dots + m * dot_stride, Vector<A>{});
+  ForDims(out_dim, [&](auto size, int64_t d) {
+    constexpr int R = decltype(size)::value;
+    Vector<A> u[R];
+    Predict<A, R>(in_dim, weights + d * in_dim, x, u);
+    if (kept != nullptr) {
+      for (int r = 0; r < R; ++r) Store(kept + (d + r) * kLanes<A>, u[r]);
+    }
+    for (int64_t m = 0; m < tiles.count; ++m) {
+      const A* tile = tiles.data + m * tiles.stride + d * kLanes<A>;
+      Vector<A> dot = Load(dots + m * dot_stride);
+      for (int r = 0; r < R; ++r) dot += u[r] * Load(tile + r * kLanes<A>);
+      Store(dots + m * dot_stride, dot);
+    }
+  });
+}
+
+// sum += coefficient u, of one output capsule.
+template <typename A>
+inline void Add(int64_t out_dim, Vector<A> coefficient, const A* u, A* sum) {
+  for (int64_t d = 0; d < out_dim * kLanes<A>; d += kLanes<A>) {
+    Store(sum + d, Load(sum + d) + coefficient * Load(u + d));
+  }
+}
+
+// sum += coefficient u of one output capsule for `caps` input capsules, each
+// `weights_stride`, `x_stride` and `coefficient_stride` numbers after the one before.
+template <typename A>
+inline void AddPredictions(int64_t out_dim, int64_t in_dim, int64_t caps,
+                           const A* weights, int64_t weights_stride, const A* x,
+                           const A* coefficients, int64_t coefficient_stride, A* sum) {
+  ForDims(out_dim, [&](auto size, int64_t d) {
+    constexpr int R = decltype(size)::value;
+    Vector<A> total[R];
+    for (int r = 0; r < R; ++r) total[r] = Load(sum + (d + r) * kLanes<A>);
+    for (int64_t i = 0; i < caps; ++i) {
+      Vector<A> u[R];
+      Predict<A, R>(in_dim, weights + i * weights_stride + d * in_dim,
+                    x + i * in_dim * kLanes<A>, u);
+      const Vector<A> c = Load(coefficients + i * coefficient_stride);
+      for (int r = 0; r < R; ++r) total[r] += c * u[r];
+    }
+    for (int r = 0; r < R; ++r) Store(sum + (d + r) * kLanes<A>, total[r]);
+  });
+}
+
+// du = sum over the tiles of coefficient times tile, of one output capsule, and
+// dx += weights^T du. Coefficients are `coefficient_stride` numbers apart.
+template <typename A>
+inline void Gradients(int64_t out_dim, int64_t in_dim, const A* weights,
+                      const Tiles<A>& tiles, const A* coefficients,
+                      int64_t coefficient_stride, A* du, A* dx) {
+  ForDims(out_dim, [&](auto size, int64_t d) {
+    constexpr int R = decltype(size)::value;
+    Vector<A> grad[R] = {};
+    for (int64_t m = 0; m < tiles.count; ++m) {
+      const A* tile = tiles.data + m * tiles.stride + d * kLanes<A>;
+      const Vector<A> c = Load(coefficients + m * coefficient_stride);
+      for (int r = 0; r < R; ++r) grad[r] += c * Load(tile + r * kLanes<A>);
+    }
+    for (int r = 0; r < R; ++r) Store(du + (d + r) * kLanes<A>, grad[r]);
+    const A* w = weights + d * in_dim;
+    for (int64_t k = 0; k < in_dim; ++k) {
+      Vector<A> sum = Load(dx + k * kLanes<A>);
+      for (int r = 0; r < R; ++r) sum += w[r * in_dim + k] * grad[r];
+      Store(dx + k * kLanes<A>, sum);
+    }
+  });
+}
+
+// A register tile of the gradient of weights: kWeightRows x kWeightColumns sums over
+// samples, as many as a vector has lanes.
+template <typename A>
+constexpr int kWeightColumns = kLanes<A> < 4 ? kLanes<A> : 4;
+template <typename A>
+constexpr int kWeightRows = kLanes<A> / kWeightColumns<A>;
+
+// Lane n * kWeightColumns + k is sum_b du[b, n] x[b, k] over the samples of `groups`
+// groups, which are the strides apart.
+template <typename A>
+inline Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_stride, const A* x,
+                             int64_t x_stride) {
+  constexpr int N = kWeightRows<A>, K = kWeightColumns<A>;
+  Vector<A> sums[kLanes<A>] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int n = 0; n < N; ++n) {
+      const Vector<A> grad = Load(du + g * du_stride + n * kLanes<A>);
+      for (int k = 0; k < K; ++k) {
+        sums[n * K + k] += grad * Load(x + g * x_stride + k * kLanes<A>);
+      }
+    }
+  }
+  return SumLanes<A>(sums);
+}
+
+// b to softmax(logits + b) over the output capsules.
+template <typename T, typename A>
+inline void Softmax(int64_t out_caps, const T* logits, A* b) {
+  if (out_caps == 0) return;
+  Vector<A> max = Widen(logits[0]) + Load(b);
+  for (int64_t j = 0; j < out_caps; ++j) {
+    const Vector<A> bj = Widen(logits[j]) + Load(b + j * kLanes<A>);
+    max = bj > max ? bj : max;
+    Store(b + j * kLanes<A>, bj);
+  }
+  Vector<A> sum = {};
+  for (int64_t j = 0; j < out_caps; ++j) {
+    const Vector<A> e = Exp<A>(Load(b + j * kLanes<A>) - max);
+    sum += e;
+    Store(b + j * kLanes<A>, e);
+  }
+  const Vector<A> scale = A{1} / sum;
+  for (int64_t j = 0; j < out_caps; ++j) {
+    Store(b + j * kLanes<A>, scale * Load(b + j * kLanes<A>));
+  }
+}
+
+// From c and its gradient dc: c becomes db = c (dc - sum_j c dc), which is also added
+// to `logits_grad` unless that is null, and dc becomes c.
+template <typename A>
+inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
+  Vector<A> mean = {};
+  for (int64_t j = 0; j < out_caps * kLanes<A>; j += kLanes<A>) {
+    mean += Load(c + j) * Load(dc + j);
+  }
+  for (int64_t j = 0; j < out_caps * kLanes<A>; j += kLanes<A>) {
+    const Vector<A> cj = Load(c + j);
+    const Vector<A> grad = cj * (Load(dc + j) - mean);
+    if (logits_grad != nullptr) Store(logits_grad + j, Load(logits_grad + j) + grad);
+    Store(c + j, grad);
+    Store(dc + j, cj);
+  }
+}
+
+}  // namespace capsops::capsule_routing::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_

@@ -1,0 +1,157 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Between rows in memory and vectors whose lanes are rows: what is a row of
+// numbers for each sample becomes a vector for each number, with a sample in each
+// lane, and back.
+#ifndef CAPSOPS_CC_CPU_LANES_H_
+#define CAPSOPS_CC_CPU_LANES_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cc/cpu/convert.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::CAPSOPS_ISA {
+
+// The integer as wide as A: what a comparison of two Vector<A> is made of.
+template <typename A>
+using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+
+template <int... kIndex>
+struct Indices {};
+template <int kCount, int... kIndex>
+struct IndicesTo : IndicesTo<kCount - 1, kCount - 1, kIndex...> {};
+template <int... kIndex>
+struct IndicesTo<0, kIndex...> {
+  using type = Indices<kIndex...>;
+};
+
+// Lane `from[n]` of a, or of b where from[n] counts on past the lanes of a.
+#if defined(__clang__)
+#define CAPSOPS_SHUFFLE(A, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define CAPSOPS_SHUFFLE(A, a, b, ...) \
+  __builtin_shuffle(a, b, Vector<Integer<A>>{__VA_ARGS__})
+#endif
+
+// Where the number of a lane lacks the bit kBit: that lane of a. Where it has it: the
+// lane of b without it.
+template <typename A, int kBit, int... kLane>
+inline Vector<A> Without(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+  return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane - kBit + kLanes<A> : kLane)...);
+}
+
+// Where the number of a lane lacks the bit kBit: the lane of a that has it. Where it
+// has it: that lane of b.
+template <typename A, int kBit, int... kLane>
+inline Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+  return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane + kLanes<A> : kLane + kBit)...);
+}
+#undef CAPSOPS_SHUFFLE
+
+// Swaps rows and lanes.
+template <typename A, int kBit = kLanes<A> / 2>
+inline void Transpose(Vector<A> (&rows)[kLanes<A>]) {
+  constexpr typename IndicesTo<kLanes<A>>::type lanes;
+  for (int row = 0; row < kLanes<A>; ++row) {
+    if (row & kBit) continue;
+    const Vector<A> a = rows[row], b = rows[row + kBit];
+    rows[row] = Without<A, kBit>(a, b, lanes);
+    rows[row + kBit] = With<A, kBit>(a, b, lanes);
+  }
+  if constexpr (kBit > 1) Transpose<A, kBit / 2>(rows);
+}
+
+// Lane n of the result is the sum of the lanes of rows[n], added in a fixed order. The
+// rows are used up.
+template <typename A, int kBit = kLanes<A> / 2>
+inline Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
+  constexpr typename IndicesTo<kLanes<A>>::type lanes;
+  for (int row = 0; row < kBit; ++row) {
+    const Vector<A> a = rows[row], b = rows[row + kBit];
+    rows[row] = Without<A, kBit>(a, b, lanes) + With<A, kBit>(a, b, lanes);
+  }
+  if constexpr (kBit > 1) {
+    return SumLanes<A, kBit / 2>(rows);
+  } else {
+    return rows[0];
+  }
+}
+
+// v in the first `count` lanes, zero in the others, whatever v is there.
+template <typename A>
+inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
+  Integer<A> kept[kLanes<A>];
+  for (int lane = 0; lane < kLanes<A>; ++lane) kept[lane] = lane < count ? -1 : 0;
+  return (Vector<A>)((Vector<Integer<A>>)v & Load(kept));
+}
+
+template <typename A, typename T>
+inline Vector<A> LoadWide(const T* from) {
+  if constexpr (std::is_same_v<T, A>) {
+    return Load(from);
+  } else {
+    A wide[kLanes<A>];
+    for (int lane = 0; lane < kLanes<A>; ++lane) wide[lane] = Widen(from[lane]);
+    return Load(wide);
+  }
+}
+
+template <typename A, typename T>
+inline void StoreNarrow(T* to, Vector<A> v) {
+  if constexpr (std::is_same_v<T, A>) {
+    Store(to, v);
+  } else {
+    A wide[kLanes<A>];
+    Store(wide, v);
+    for (int lane = 0; lane < kLanes<A>; ++lane) Narrow(wide[lane], to + lane);
+  }
+}
+
+// to[column][lane] = from[lane * stride + column]: `columns` of the first `rows` lanes,
+// and zeros in the lanes from there on.
+template <typename T, typename A>
+inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns,
+                    A* to) {
+  int64_t column = 0;
+  for (; column + kLanes<A> <= columns; column += kLanes<A>) {
+    Vector<A> tile[kLanes<A>] = {};
+    for (int64_t row = 0; row < rows; ++row) {
+      tile[row] = LoadWide<A>(from + row * stride + column);
+    }
+    Transpose<A>(tile);
+    for (int n = 0; n < kLanes<A>; ++n) Store(to + (column + n) * kLanes<A>, tile[n]);
+  }
+  for (; column < columns; ++column) {
+    for (int64_t lane = 0; lane < kLanes<A>; ++lane) {
+      to[column * kLanes<A> + lane] =
+          lane < rows ? Widen(from[lane * stride + column]) : A{0};
+    }
+  }
+}
+
+// to[lane * stride + column] = from[column][lane], for the first `rows` lanes.
+template <typename T, typename A>
+inline void FromLanes(const A* from, int64_t columns, int64_t rows, int64_t stride,
+                      T* to) {
+  int64_t column = 0;
+  for (; column + kLanes<A> <= columns; column += kLanes<A>) {
+    Vector<A> tile[kLanes<A>];
+    for (int n = 0; n < kLanes<A>; ++n) tile[n] = Load(from + (column + n) * kLanes<A>);
+    Transpose<A>(tile);
+    for (int64_t row = 0; row < rows; ++row) {
+      StoreNarrow<A>(to + row * stride + column, tile[row]);
+    }
+  }
+  for (; column < columns; ++column) {
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      Narrow(from[column * kLanes<A> + lane], to + lane * stride + column);
+    }
+  }
+}
+
+}  // namespace capsops::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_LANES_H_
