@@ -91,7 +91,7 @@ input: Capsule vectors, [batch, in_caps, in_dim].
 weights: Transformation matrices, [in_caps, out_caps, out_dim, in_dim].
 logits: What routing starts from, [in_caps, out_caps].
 output: Capsule vectors, [batch, out_caps, out_dim].
-sums: s of every iteration, [iterations, batch, out_caps, out_dim].
+sums: The sums s of every iteration, [iterations, batch, out_caps, out_dim].
 U: double where T is double, else float.
 iterations: How often the output capsules are computed.
 epsilon: Added to the squared length under the root; positive.
@@ -162,7 +162,7 @@ The coefficients c of CapsuleRouting, of the iteration after those already done.
 input: As given to CapsuleRoutingWithSums, [batch, in_caps, in_dim].
 weights: As given to CapsuleRoutingWithSums, [in_caps, out_caps, out_dim, in_dim].
 logits: As given to CapsuleRoutingWithSums, [in_caps, out_caps].
-sums: s of the iterations done, which may be none, [iterations, batch, out_caps, out_dim].
+sums: Those of the iterations done, maybe none, [iterations, batch, out_caps, out_dim].
 coefficients: How much of each prediction an output capsule takes, [batch, in_caps, out_caps].
 U: double where T is double, else float.
 epsilon: As given to CapsuleRoutingWithSums.

@@ -1,30 +1,99 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy float64 reference of routing by agreement.
+"""NumPy float64 reference of routing by agreement, with its gradient.
 
 Shapes: input [batch, in_caps, in_dim] (b i k), weights [in_caps, out_caps, out_dim,
-in_dim] (i j d k), logits [in_caps, out_caps] (i j), output [batch, out_caps, out_dim].
+in_dim] (i j d k), logits [in_caps, out_caps] (i j), output [batch, out_caps, out_dim]
+(b j d). Everything is kept and differentiated one operation after the other, without
+the identities that the kernels rest on.
 """
 
 import numpy as np
 
 from reference import capsule_prediction, squash
 
+# As the op's attribute holds it.
+EPSILON = float(np.float32(1e-7))
 
-def forward(inputs, weights, logits, iterations, epsilon=1e-7):
+
+def forward(inputs, weights, logits, iterations, epsilon=EPSILON):
     """Returns the output capsules after `iterations` computations of them."""
     predictions = capsule_prediction.forward(inputs, weights)
+    return _iterate(predictions, logits, iterations, epsilon)[-1][2]
+
+
+def coefficients(inputs, weights, logits, iterations, epsilon=EPSILON):
+    """Returns the coefficients of the last iteration, [batch, in_caps, out_caps]."""
+    predictions = capsule_prediction.forward(inputs, weights)
+    return _iterate(predictions, logits, iterations, epsilon)[-1][0]
+
+
+def backward(grad, inputs, weights, logits, iterations, epsilon=EPSILON):
+    """Returns the gradients of `sum(grad * forward(...))` by the first three inputs."""
+    by_predictions, by_logits = _backpropagate(
+        grad, inputs, weights, logits, iterations, epsilon
+    )
+    by_predictions = sum(by_predictions)
+    return (
+        *capsule_prediction.backward(by_predictions, inputs, weights),
+        sum(by_logits).sum(axis=0),
+    )
+
+
+def backward_magnitude(grad, inputs, weights, logits, iterations, epsilon=EPSILON):
+    """Returns what `backward` does, with the last sums taken over absolute values."""
+    by_predictions, by_logits = _backpropagate(
+        grad, inputs, weights, logits, iterations, epsilon
+    )
+    by_predictions = sum(map(np.abs, by_predictions))
+    return (
+        *capsule_prediction.backward(by_predictions, np.abs(inputs), np.abs(weights)),
+        sum(map(np.abs, by_logits)).sum(axis=0),
+    )
+
+
+def _iterate(predictions, logits, iterations, epsilon):
+    """Returns coefficients, sums and outputs of each iteration."""
     logits = np.broadcast_to(np.asarray(logits, np.float64), predictions.shape[:3])
-    for iteration in range(iterations):
-        outputs = squash.forward(
-            np.einsum("bij,bijd->bjd", _softmax(logits), predictions), epsilon=epsilon
-        )
-        if iteration + 1 < iterations:
-            logits = logits + np.einsum("bijd,bjd->bij", predictions, outputs)
-    return outputs
+    steps = []
+    for _ in range(iterations):
+        shares = _softmax(logits)
+        sums = np.einsum("bij,bijd->bjd", shares, predictions)
+        outputs = squash.forward(sums, epsilon=epsilon)
+        steps.append((shares, sums, outputs))
+        logits = logits + np.einsum("bijd,bjd->bij", predictions, outputs)
+    return steps
+
+
+def _backpropagate(grad, inputs, weights, logits, iterations, epsilon):
+    """Returns the terms of two gradients, two for each iteration.
+
+    They are those by predictions, [batch, in_caps, out_caps, out_dim], and by the
+    logits of every sample, [batch, in_caps, out_caps].
+    """
+    predictions = capsule_prediction.forward(inputs, weights)
+    steps = _iterate(predictions, logits, iterations, epsilon)
+    by_predictions, by_logits = [], []
+    by_outputs = np.asarray(grad, np.float64)
+    by_later_logits = np.zeros(predictions.shape[:3])
+    for iteration in reversed(range(iterations)):
+        shares, sums, _ = steps[iteration]
+        by_sums = squash.backward(by_outputs, sums, epsilon=epsilon)
+        by_predictions.append(np.einsum("bij,bjd->bijd", shares, by_sums))
+        by_shares = np.einsum("bijd,bjd->bij", predictions, by_sums)
+        mean = np.sum(shares * by_shares, axis=-1, keepdims=True)
+        by_logits += [shares * by_shares, -shares * mean]
+        # The logits are those of the iteration before and the agreement with its
+        # outputs, so they hand their gradient, with that of later ones, to both.
+        by_later_logits = by_later_logits + shares * (by_shares - mean)
+        if iteration > 0:
+            outputs = steps[iteration - 1][2]
+            by_predictions.append(np.einsum("bij,bjd->bijd", by_later_logits, outputs))
+            by_outputs = np.einsum("bij,bijd->bjd", by_later_logits, predictions)
+    return by_predictions, by_logits
 
 
 def _softmax(logits):
     """Softmax over the output capsules, the last axis."""
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)

@@ -72,13 +72,17 @@ def _all_cases():
 
 
 def _draw(case, rng):
+    """Draws weights with which the sums are around one long.
+
+    Routing then neither fades away nor decides at once for one output capsule, when it
+    would multiply every rounding from one iteration to the next.
+    """
     batch, in_caps, out_caps, out_dim, in_dim = (case.sizes[d] for d in _DIMS)
-    shapes = (
-        (batch, in_caps, in_dim),
-        (in_caps, out_caps, out_dim, in_dim),
-        (in_caps, out_caps),
-    )
-    return tuple(np.float64(rng.uniform(-1, 1, shape)) for shape in shapes)
+    scale = min(1, 3 * out_caps / max(1, in_caps * out_dim * in_dim) ** 0.5)
+    inputs = rng.uniform(-1, 1, (batch, in_caps, in_dim))
+    weights = rng.uniform(-scale, scale, (in_caps, out_caps, out_dim, in_dim))
+    logits = rng.uniform(-1, 1, (in_caps, out_caps))
+    return np.float64(inputs), np.float64(weights), np.float64(logits)
 
 
 def _output_shape(case):
@@ -93,7 +97,7 @@ def _squash(sums):
 def _einsum(inputs, weights, logits, iterations):
     """Procedure 1 of Sabour et al. (2017) as it stands."""
     predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
-    logits = tf.zeros_like(predictions[..., 0]) + logits
+    logits = tf.tile(logits[tf.newaxis], [tf.shape(inputs)[0], 1, 1])
     for iteration in range(iterations):
         coefficients = tf.nn.softmax(logits, axis=2)
         outputs = _squash(tf.einsum("bij,bijd->bjd", coefficients, predictions))

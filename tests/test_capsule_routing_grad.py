@@ -1,0 +1,112 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""CapsuleRouting's gradients against finite differences, and where they end."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from finite_differences import assert_gradients_agree
+
+import tf_capsops
+from tf_capsops.bench import cases
+
+SUITE = cases.suites()["CapsuleRouting"]
+WAYS = {"eager": lambda f: f, "graph": lambda f: tf.function(f, autograph=False)}
+
+gradient_cases = pytest.mark.parametrize("case", SUITE.select(cases.GRADIENT), ids=str)
+both_ways = pytest.mark.parametrize("way", WAYS)
+
+
+def _bare():
+    return tf.load_op_library(tf_capsops.library_path())
+
+
+def _draw():
+    shapes = (2, 3, 4), (3, 5, 2, 4), (3, 5)
+    rng = np.random.default_rng(0)
+    return [tf.constant(rng.uniform(-1, 1, shape)) for shape in shapes]
+
+
+@gradient_cases
+def test_gradients(case, device):
+    arguments = SUITE.draw(case, np.random.default_rng(0))
+    assert_gradients_agree(case.bind(tf_capsops.capsule_routing), arguments)
+
+
+@gradient_cases
+def test_gradients_of_the_bare_op(case, device):
+    """It returns no sums, so its gradient makes them again."""
+    arguments = SUITE.draw(case, np.random.default_rng(0))
+    assert_gradients_agree(case.bind(_bare().capsule_routing), arguments)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1e-3])
+def test_gradients_with_another_epsilon(epsilon, device):
+    for function in (tf_capsops.capsule_routing, _bare().capsule_routing):
+        assert_gradients_agree(functools.partial(function, epsilon=epsilon), _draw())
+
+
+@both_ways
+@pytest.mark.parametrize("source", [0, 1, 2])
+def test_gradient_of_one_input_alone(source, way, device):
+    inputs = _draw()
+
+    @WAYS[way]
+    def gradient(sources):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            output = tf_capsops.capsule_routing(*inputs)
+        return tape.gradient(output, sources)
+
+    together, alone = gradient(inputs)[source], gradient(inputs[source])
+    np.testing.assert_array_equal(alone, together)
+
+
+@both_ways
+def test_nothing_reaches_the_inputs_through_the_sums(way, device):
+    inputs = _draw()
+
+    @WAYS[way]
+    def gradients():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            sums = _bare().capsule_routing_with_sums(*inputs, U=tf.float64).sums
+        return tape.gradient(sums, inputs, unconnected_gradients="zero")
+
+    for gradient in gradients():
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+
+@both_ways
+def test_second_derivatives_are_refused(way, device):
+    inputs = _draw()
+
+    @WAYS[way]
+    def second():
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as inner:
+                inner.watch(inputs)
+                output = tf_capsops.capsule_routing(*inputs)
+            gradients = inner.gradient(output, inputs)
+        return outer.gradient(gradients, inputs)
+
+    with pytest.raises(LookupError, match="CapsuleRoutingGrad"):
+        second()
+
+
+@both_ways
+def test_coefficients_have_no_gradient(way, device):
+    inputs = _draw()
+
+    @WAYS[way]
+    def gradients():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            coefficients = tf_capsops.routing_coefficients(*inputs)
+        return tape.gradient(coefficients, inputs)
+
+    with pytest.raises(LookupError, match="CapsuleRoutingCoefficients"):
+        gradients()
