@@ -1,0 +1,318 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Capsule routing of any sizes in FMA: predictions, their softmax, and the pass over
+// the input capsules that an iteration, or its gradient, consists of.
+//
+// A block has a group of 32 samples. A lane has 4 of them and, of 16 rows (elements of
+// one output capsule), every fourth: it multiplies 4 rows of weights by 4 samples in
+// registers. Rows past out_dim repeat the last one, and what comes of them is not used:
+// times zero it would still be NaN where weights are infinite. Samples past the last
+// have zero input; what comes of them stays in their lanes.
+//
+// Vectors of output capsules (V, ds, partial sums) lie in memory as [out_caps, out_dim,
+// padded] of accumulators, where padded is the batch rounded up to whole groups.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_GENERAL_PASS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_GENERAL_PASS_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/common/types.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_routing::general {
+
+constexpr int kSamples = 32;                         // of a group
+constexpr int kEach = 4;                             // samples of a lane
+constexpr int kRows = 4;                             // rows of a lane
+constexpr int kStripes = kLanes * kEach / kSamples;  // lanes that share samples
+constexpr int kBlockRows = kRows * kStripes;
+constexpr int kMaxWarps = 16;
+
+// Elements of in_dim that are taken together.
+template <typename A>
+constexpr int kDepth = 16 / sizeof(A);
+// From one element of in_dim to the next in a tile of input [capsule][k][sample].
+template <typename A>
+constexpr int kPitch = kSamples + 16 / sizeof(A);
+// Input capsules whose predictions a lane holds together: as registers allow.
+template <typename A>
+constexpr int kTogether = 8 / sizeof(A);
+
+template <typename A>
+using Samples = Pack<A, kEach>;
+
+struct Sizes {
+  int64_t batch, padded, in_caps;
+  int out_caps, out_dim, in_dim;
+  int depth;       // in_dim rounded up to whole kDepth
+  int row_blocks;  // of kBlockRows rows, in one output capsule
+  bool vector;     // rows of weights are aligned to kDepth elements
+  float epsilon;
+
+  __host__ __device__ int64_t matrix() const { return int64_t{out_dim} * in_dim; }
+  __host__ __device__ int64_t length() const { return padded * out_caps * out_dim; }
+  // What a block's warps share out: an output capsule, and a block of its rows or as
+  // great a part of the input capsules.
+  __host__ __device__ int items() const { return out_caps * row_blocks; }
+};
+
+struct Place {
+  int warp = threadIdx.x / kLanes, warps = blockDim.x / kLanes;
+  int lane = threadIdx.x % kLanes;
+  int stripe = lane / (kSamples / kEach);
+  int sample = lane % (kSamples / kEach) * kEach;  // the first of the lane's
+
+  // Where row e of the row block that begins at row0 is.
+  __device__ int row(int row0, int e) const { return row0 + e * kStripes + stripe; }
+};
+
+template <typename A>
+__device__ Samples<A> LoadSamples(const A* from) {
+  return *reinterpret_cast<const Samples<A>*>(from);
+}
+
+// Adds up x over the lanes that differ in the bits kFrom, kFrom / 2, ... kTo of their
+// number, in a fixed order. Each step halves what a lane holds: of N elements it is
+// left with part (those bits of its number) of N / (2 kFrom / kTo).
+template <int kFrom, int kTo, int kSpan, typename A>
+__device__ void SumHalves(A* x) {
+  if constexpr (kFrom >= kTo) {
+    const bool upper = threadIdx.x & kFrom;
+#pragma unroll
+    for (int n = 0; n < kSpan / 2; ++n) {
+      const A sent = upper ? x[n] : x[n + kSpan / 2];
+      const A kept = upper ? x[n + kSpan / 2] : x[n];
+      x[n] = kept + __shfl_xor_sync(~0u, sent, kFrom);
+    }
+    SumHalves<kFrom / 2, kTo, kSpan / 2>(x);
+  }
+}
+
+// Copies the group's samples of `count` input capsules from i0 on to `x`.
+template <typename S, typename A>
+__device__ void StageInput(const Sizes& z, const Place& place, const S* input,
+                           int64_t group, int64_t i0, int count, A* x) {
+  for (int e = place.lane; e < count * z.depth; e += kLanes) {
+    const int n = e / z.depth, k = e % z.depth;
+#pragma unroll 4
+    for (int s = place.warp; s < kSamples; s += place.warps) {
+      const int64_t b = group * kSamples + s;
+      const bool inside = b < z.batch && k < z.in_dim;
+      x[e * kPitch<A> + s] =
+          inside ? Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k]) : A{0};
+    }
+  }
+}
+
+// u = weights x for the lane's rows of one row block and its samples; `matrix` is that
+// of the input and the output capsule, `x` the tile of the input capsule.
+template <typename S, typename A>
+__device__ void Predict(const Sizes& z, const Place& place, const S* matrix, int row0,
+                        const A* x, A (&u)[kRows][kEach]) {
+  const S* rows[kRows];
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) {
+    rows[e] = matrix + int64_t{min(place.row(row0, e), z.out_dim - 1)} * z.in_dim;
+#pragma unroll
+    for (int b = 0; b < kEach; ++b) u[e][b] = 0;
+  }
+  for (int k0 = 0; k0 < z.in_dim; k0 += kDepth<A>) {
+    A w[kRows][kDepth<A>];
+#pragma unroll
+    for (int e = 0; e < kRows; ++e) {
+      LoadRow(rows[e] + k0, z.in_dim - k0, z.vector, w[e]);
+    }
+#pragma unroll
+    for (int k = 0; k < kDepth<A>; ++k) {
+      const auto xs = LoadSamples(x + (k0 + k) * kPitch<A> + place.sample);
+#pragma unroll
+      for (int e = 0; e < kRows; ++e) {
+#pragma unroll
+        for (int b = 0; b < kEach; ++b) u[e][b] += w[e][k] * xs.at[b];
+      }
+    }
+  }
+}
+
+// Writes products[n][r][q][j][sample] of the `count` input capsules staged in `x`,
+// whose weights begin at `weights`: the inner products of predictions with V (q = 0)
+// and with ds (q = 1, where kProducts is 2) of each of `iterations`. V and ds follow
+// each other in `vectors`, from the group's first sample of iteration 0 on. Where
+// `first`, the V of iteration 0 is zero: its products are not written.
+template <int kProducts, typename S, typename A>
+__device__ void Agree(const Sizes& z, const Place& place, const S* weights, const A* x,
+                      int count, const A* vectors, int iterations, bool first,
+                      A* products) {
+  constexpr int kCaps = kTogether<A>;
+  for (int item = place.warp; item < z.items(); item += place.warps) {
+    const int j = item / z.row_blocks, part = item % z.row_blocks;
+    const int end = static_cast<int64_t>(part + 1) * count / z.row_blocks;
+    for (int row0 = 0; row0 < z.out_dim; row0 += kBlockRows) {
+      for (int n0 = static_cast<int64_t>(part) * count / z.row_blocks; n0 < end;
+           n0 += kCaps) {
+        A u[kCaps][kRows][kEach];
+#pragma unroll
+        for (int t = 0; t < kCaps; ++t) {
+          const int n = min(n0 + t, end - 1);
+          Predict(z, place, weights + (int64_t{n} * z.out_caps + j) * z.matrix(), row0,
+                  x + n * z.depth * kPitch<A>, u[t]);
+        }
+        for (int r = 0; r < iterations; ++r) {
+          A sums[kCaps][kProducts * kEach] = {};
+#pragma unroll
+          for (int e = 0; e < kRows; ++e) {
+            const int row = place.row(row0, e);
+            if (row >= z.out_dim) continue;
+            const A* const from = vectors + 2 * r * z.length() +
+                                  (int64_t{j} * z.out_dim + row) * z.padded +
+                                  place.sample;
+#pragma unroll
+            for (int q = 0; q < kProducts; ++q) {
+              if (q == 0 && r == 0 && first) continue;
+              const auto v = LoadSamples(from + q * z.length());
+#pragma unroll
+              for (int t = 0; t < kCaps; ++t) {
+#pragma unroll
+                for (int b = 0; b < kEach; ++b) {
+                  sums[t][q * kEach + b] += u[t][e][b] * v.at[b];
+                }
+              }
+            }
+          }
+#pragma unroll
+          for (int t = 0; t < kCaps; ++t) {
+            SumHalves<kLanes / 2, kLanes / kStripes, kProducts * kEach>(sums[t]);
+            if (n0 + t >= end) continue;
+#pragma unroll
+            for (int m = 0; m < kProducts; ++m) {
+              const int q = (place.stripe * kProducts + m) / kEach;
+              const int b = (place.stripe * kProducts + m) % kEach;
+              A* const to = products +
+                            ((int64_t{n0 + t} * iterations + r) * kProducts + q) *
+                                z.out_caps * kSamples +
+                            j * kSamples + place.sample + b;
+              *to = row0 > 0 ? *to + sums[t][m] : sums[t][m];
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// One sample's softmax over the output capsules, kSamples apart at c and dc: c becomes
+// softmax(logits + c), where c counts as zero unless `agreed`, and with kGradient dc
+// becomes c (dc - sum_j c dc). Both become zero unless `inside`.
+template <bool kGradient, typename S, typename A>
+__device__ void Softmax(int out_caps, const S* logits, bool agreed, bool inside, A* c,
+                        A* dc) {
+  const int end = out_caps * kSamples;
+  A maximum = -INFINITY, sum = 0, mean = 0;
+  for (int j = 0; j < end; j += kSamples) {
+    A logit = Widen(logits[j / kSamples]);
+    if (agreed) logit += c[j];
+    c[j] = logit;
+    maximum = fmax(maximum, logit);
+  }
+  for (int j = 0; j < end; j += kSamples) {
+    const A exponential = exp(c[j] - maximum);
+    c[j] = exponential;
+    sum += exponential;
+    if constexpr (kGradient) mean += exponential * dc[j];
+  }
+  const A inverse = 1 / sum;
+  mean *= inverse;
+  for (int j = 0; j < end; j += kSamples) {
+    const A coefficient = inside ? c[j] * inverse : A{0};
+    c[j] = coefficient;
+    if constexpr (kGradient) dc[j] = inside ? coefficient * (dc[j] - mean) : A{0};
+  }
+}
+
+// Writes sum_i w u_hat over chunk blockIdx.y of the input capsules to
+// partial[blockIdx.y], for the group of samples blockIdx.x, with
+//   w = c                                        or, with kGradient,
+//   w = c (dc - sum_j c dc), dc = <u_hat, ds>
+// where c is the softmax of logits + <u_hat, V>. At `vectors` is V, zero where null,
+// and ds after it. Where `coefficients` is not null, c is written there instead. The
+// block works on `tile` input capsules at a time, in shared memory or, where there is
+// one, in its `scratch_each` elements of `scratch`.
+template <typename S, typename A, bool kGradient>
+__global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
+    PassKernel(Sizes z, int tile, const S* __restrict__ input,
+               const S* __restrict__ weights, const S* __restrict__ logits,
+               const A* __restrict__ vectors, A* __restrict__ partial,
+               S* __restrict__ coefficients, A* scratch, int64_t scratch_each) {
+  constexpr int kProducts = kGradient ? 2 : 1;
+  extern __shared__ float4 shared[];
+  const Place place;
+  const int64_t group = blockIdx.x;
+  const int64_t begin = blockIdx.y * z.in_caps / gridDim.y;
+  const int64_t end = (blockIdx.y + int64_t{1}) * z.in_caps / gridDim.y;
+  const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  A* const x = scratch != nullptr ? scratch + block * scratch_each
+                                  : reinterpret_cast<A*>(shared);
+  A* const products = x + tile * z.depth * kPitch<A>;
+  const int one = z.out_caps * kSamples;  // of products
+  for (int64_t i0 = begin; i0 < end; i0 += tile) {
+    const int count = min(int64_t{tile}, end - i0);
+    const S* const tile_weights = weights + i0 * z.out_caps * z.matrix();
+    __syncthreads();
+    StageInput(z, place, input, group, i0, count, x);
+    __syncthreads();
+    if (vectors != nullptr) {
+      Agree<kProducts>(z, place, tile_weights, x, count, vectors + group * kSamples, 1,
+                       false, products);
+      __syncthreads();
+    }
+    for (int n = place.warp; n < count; n += place.warps) {
+      A* const c = products + int64_t{n} * kProducts * one + place.lane;
+      Softmax<kGradient>(z.out_caps, logits + (i0 + n) * z.out_caps, vectors != nullptr,
+                         true, c, c + one);
+      const int64_t b = group * kSamples + place.lane;
+      if (coefficients == nullptr || b >= z.batch) continue;
+      for (int j = 0; j < z.out_caps; ++j) {
+        Narrow(c[j * kSamples],
+               coefficients + (b * z.in_caps + i0 + n) * z.out_caps + j);
+      }
+    }
+    if (coefficients != nullptr) continue;
+    __syncthreads();
+    for (int item = place.warp; item < z.items(); item += place.warps) {
+      const int j = item / z.row_blocks, row0 = item % z.row_blocks * kBlockRows;
+      A* const to = partial + blockIdx.y * z.length() + j * z.out_dim * z.padded +
+                    group * kSamples + place.sample;
+      Samples<A> sum[kRows] = {};
+#pragma unroll
+      for (int e = 0; e < kRows; ++e) {
+        if (i0 > begin && place.row(row0, e) < z.out_dim) {
+          sum[e] = LoadSamples(to + place.row(row0, e) * z.padded);
+        }
+      }
+      for (int n = 0; n < count; ++n) {
+        A u[kRows][kEach];
+        Predict(z, place, tile_weights + (int64_t{n} * z.out_caps + j) * z.matrix(),
+                row0, x + n * z.depth * kPitch<A>, u);
+        const auto w = LoadSamples(products + (int64_t{n} + 1) * kProducts * one - one +
+                                   j * kSamples + place.sample);
+#pragma unroll
+        for (int e = 0; e < kRows; ++e) {
+#pragma unroll
+          for (int b = 0; b < kEach; ++b) sum[e].at[b] += w.at[b] * u[e][b];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kRows; ++e) {
+        if (place.row(row0, e) < z.out_dim) {
+          *reinterpret_cast<Samples<A>*>(to + place.row(row0, e) * z.padded) = sum[e];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_routing::general
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_GENERAL_PASS_CUH_
