@@ -52,25 +52,25 @@ def _gradients(compute, grad, *inputs):
     return tape.gradient(output, inputs, grad)
 
 
-def _plain(inputs, weights, logits, iterations):
+def _plain(inputs, weights, logits, iterations, epsilon=reference.EPSILON):
     """Half types are computed in float32 and rounded once, as the op promises."""
     dtype = inputs.dtype
     operands = inputs, weights, logits
     if dtype.size < 4:
         operands = [tf.cast(operand, tf.float32) for operand in operands]
-    return tf.cast(SUITE.rivals["einsum"](*operands, iterations), dtype)
+    return tf.cast(SUITE.rivals["einsum"](*operands, iterations, epsilon), dtype)
 
 
-def _assert_output_close(output, plain, inputs, iterations):
+def _assert_output_close(output, plain, inputs, **attributes):
     """Output capsules are shorter than one, which is their magnitude."""
-    truth = reference.forward(*_exact(inputs), iterations)
+    truth = reference.forward(*_exact(inputs), **attributes)
     assert_close(output.numpy(), truth, plain.numpy(), np.ones_like(truth))
 
 
-def _assert_gradients_close(ours, plain, tensors, iterations, factor=1):
+def _assert_gradients_close(ours, plain, tensors, factor=1, **attributes):
     exact = _exact(tensors)
-    truth = reference.backward(*exact, iterations)
-    magnitude = reference.backward_magnitude(*exact, iterations)
+    truth = reference.backward(*exact, **attributes)
+    magnitude = reference.backward_magnitude(*exact, **attributes)
     magnitude = [factor * values for values in magnitude]
     for one in zip(_arrays(ours), truth, _arrays(plain), magnitude, strict=True):
         assert_close(*one)
@@ -97,7 +97,7 @@ def test_gradients(case, dtype, device):
 
 @iteration_counts
 @pytest.mark.parametrize("rival", SUITE.rivals)
-@pytest.mark.parametrize("name", ["primes", "mnist_layer", "out_caps_13"])
+@pytest.mark.parametrize("name", ["primes", "mnist_layer", "in_caps_37"])
 def test_gradients_are_those_of_autodiff(name, rival, iterations, device):
     """In float32, against plain formulations differentiated in float64."""
     tensors = _draw(_case(name), tf.float32)
@@ -115,6 +115,23 @@ def test_gradients_are_those_of_autodiff(name, rival, iterations, device):
     magnitude = reference.backward_magnitude(*_exact(tensors), iterations)
     for one in zip(ours, truth, plain, magnitude, strict=True):
         assert_close(*one)
+
+
+@every_dtype
+@pytest.mark.parametrize("epsilon", [2.0, 2.0**-10])
+def test_another_epsilon(epsilon, dtype, device):
+    tensors = _draw(_case("primes"), dtype)
+    attributes = {"iterations": 3, "epsilon": epsilon}
+    ours = functools.partial(tf_capsops.capsule_routing, **attributes)
+    plain = functools.partial(_plain, **attributes)
+    inputs = tensors[1:]
+    _assert_output_close(ours(*inputs), plain(*inputs), inputs, **attributes)
+    gradients = _gradients(ours, *tensors), _gradients(plain, *tensors)
+    _assert_gradients_close(*gradients, tensors, **attributes)
+    coefficients = tf_capsops.routing_coefficients(*inputs, **attributes)
+    truth = reference.coefficients(*_exact(inputs), **attributes)
+    by_plain = _plain_coefficients(*inputs, **attributes)
+    assert_close(coefficients.numpy(), truth, by_plain.numpy(), np.ones_like(truth))
 
 
 @half_types
@@ -237,11 +254,11 @@ def test_coefficients(name, iterations, dtype, device):
     assert_close(total, np.ones(total.shape), plain)
 
 
-def _plain_coefficients(inputs, weights, logits, iterations):
+def _plain_coefficients(inputs, weights, logits, iterations, **attributes):
     predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
     total = tf.zeros_like(predictions[:, 0])
     for done in range(1, iterations):
-        total += _plain(inputs, weights, logits, done)
+        total += _plain(inputs, weights, logits, done, **attributes)
     agreement = tf.einsum("bijd,bjd->bij", predictions, total)
     return tf.nn.softmax(logits + agreement)
 

@@ -89,24 +89,25 @@ def _output_shape(case):
     return tuple(case.sizes[d] for d in ("batch", "out_caps", "out_dim"))
 
 
-def _squash(sums):
+def _squash(sums, epsilon):
     squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
-    return sums * squared / (1 + squared) / tf.sqrt(squared + _EPSILON)
+    return sums * squared / (1 + squared) / tf.sqrt(squared + epsilon)
 
 
-def _einsum(inputs, weights, logits, iterations):
+def _einsum(inputs, weights, logits, iterations, epsilon=_EPSILON):
     """Procedure 1 of Sabour et al. (2017) as it stands."""
     predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
     logits = tf.tile(logits[tf.newaxis], [tf.shape(inputs)[0], 1, 1])
     for iteration in range(iterations):
         coefficients = tf.nn.softmax(logits, axis=2)
-        outputs = _squash(tf.einsum("bij,bijd->bjd", coefficients, predictions))
+        sums = tf.einsum("bij,bijd->bjd", coefficients, predictions)
+        outputs = _squash(sums, epsilon)
         if iteration + 1 < iterations:
             logits += tf.einsum("bijd,bjd->bij", predictions, outputs)
     return outputs
 
 
-def _matmul(inputs, weights, logits, iterations):
+def _matmul(inputs, weights, logits, iterations, epsilon=_EPSILON):
     """Transposes the predictions once, so that both sums are matrix products."""
     in_caps, out_caps, out_dim, in_dim = weights.shape
     flat = tf.reshape(weights, (in_caps, out_caps * out_dim, in_dim))
@@ -116,7 +117,7 @@ def _matmul(inputs, weights, logits, iterations):
     logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
     for iteration in range(iterations):
         coefficients = tf.nn.softmax(logits, axis=1)
-        outputs = _squash(tf.matmul(coefficients, predictions))
+        outputs = _squash(tf.matmul(coefficients, predictions), epsilon)
         if iteration + 1 < iterations:
             logits += tf.matmul(outputs, predictions, transpose_b=True)
     return tf.squeeze(outputs, axis=2)

@@ -1,0 +1,61 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""CapsuleRouting never stores its predictions: the bound on memory, measured."""
+
+import json
+
+import fresh
+import pytest
+
+_ALLOWED = 64e6  # bytes beside inputs, output and gradients
+
+# Routes and differentiates with predictions of 604 MB. Prints the most memory that this
+# took beside the inputs, and the size of all results, in bytes.
+_MEASURE = """
+import json, pathlib, re, sys
+import tensorflow as tf
+import tf_capsops
+
+device, dtype, op = sys.argv[1], tf.as_dtype(sys.argv[2]), sys.argv[3]
+batch, in_caps, out_caps, out_dim, in_dim = 64, 4608, 32, 16, 8
+
+def memory(when):
+    if device.startswith("GPU"):
+        return tf.config.experimental.get_memory_info(device)[when]
+    line = {"current": "VmRSS", "peak": "VmHWM"}[when]
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(line + r":\\s*(\\d+) kB", status)[1])
+
+def train(batch, in_caps):
+    grad = tf.ones([batch, out_caps, out_dim], dtype)
+    weights = [in_caps, out_caps, out_dim, in_dim]
+    shapes = [batch, in_caps, in_dim], weights, weights[:2]
+    # Filled in place: what a computation gave back, this process might still hold.
+    inputs = [tf.ones(shape, dtype) for shape in shapes]
+    before = memory("current")
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        output = OPS[op](*inputs)
+    results = output, *tape.gradient(output, inputs, grad)
+    output.numpy()  # waits for a GPU
+    sizes = [result.shape.num_elements() * dtype.size for result in results]
+    return memory("peak") - before, sum(sizes)
+
+bare = tf.load_op_library(tf_capsops.library_path())
+OPS = {"public": tf_capsops.capsule_routing, "bare": bare.capsule_routing}
+with tf.device(device):
+    train(2, 3)
+    if device.startswith("GPU"):
+        tf.config.experimental.reset_memory_stats(device)
+    print(json.dumps(train(batch, in_caps)))
+"""
+
+
+@pytest.mark.parametrize("op, dtype", [("public", "float32"), ("bare", "bfloat16")])
+def test_predictions_are_never_stored(op, dtype, device):
+    hidden = {} if device.startswith("GPU") else {"CUDA_VISIBLE_DEVICES": "-1"}
+    printed = fresh.run(
+        _MEASURE, device, dtype, op, TF_FORCE_GPU_ALLOW_GROWTH="true", **hidden
+    )
+    peak, results = json.loads(printed.splitlines()[-1])
+    assert results <= peak <= results + _ALLOWED
