@@ -38,7 +38,8 @@ import tensorflow as tf
 bare = tf.load_op_library(sys.argv[1])
 x, w = tf.ones((2, 3, 6)), tf.ones((3, 4, 5, 6))
 y = bare.capsule_prediction(x, w)
-for result in y, *bare.capsule_prediction_grad(y, x, w):
+v = bare.capsule_routing(x, w, tf.zeros((3, 4)), iterations=2)
+for result in y, *bare.capsule_prediction_grad(y, x, w), v:
     print(*result.shape)
 print("tf_capsops" in sys.modules)
 """
@@ -76,7 +77,7 @@ def test_library_is_loaded_at_first_use_from_where_the_variable_says(
 
 def test_bare_ops_without_the_package():
     printed = fresh.run(_BARE, tf_capsops.library_path()).splitlines()
-    assert printed == ["2 3 4 5", "2 3 6", "3 4 5 6", "False"]
+    assert printed == ["2 3 4 5", "2 3 6", "3 4 5 6", "2 4 5", "False"]
 
 
 def test_load_gives_the_same_module_every_time():
