@@ -12,7 +12,7 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
 constexpr int64_t kPartsBytes = 8 << 20;  // all parts of a sum, where it is divided
-constexpr int64_t kTasks = 64;            // enough for as many threads
+constexpr int64_t kTasks = 32;            // enough for as many threads
 constexpr int64_t kChunkCaps = 8;         // so that parts are little of the work
 constexpr int64_t kRangeGroups = 4;       // that read the same weights
 
@@ -37,13 +37,29 @@ Division Divide(const Problem& p) {
   return d;
 }
 
+// A kernel with in_dim laid out where it is 8, as that of most capsule networks.
+#define CAPSOPS_WITH_IN_DIM(Kernel)                   \
+  [](const Problem& p, auto... arguments) {           \
+    if (p.in_dim == 8) {                              \
+      Kernel<T>(InDim<8>{p.in_dim}, p, arguments...); \
+    } else {                                          \
+      Kernel<T>(InDim<0>{p.in_dim}, p, arguments...); \
+    }                                                 \
+  }
+
 }  // namespace
 
 template <typename T>
 CpuKernels<T> Kernels() {
   using A = Accumulator<T>;
-  return {Divide<T>,  AddTask<T>,   CoefficientsTask<T>, Finish<T>,
-          Advance<A>, StartGrad<T>, StepGrad<A>,         GradTask<T>};
+  return {Divide<T>,
+          CAPSOPS_WITH_IN_DIM(AddTask),
+          CAPSOPS_WITH_IN_DIM(CoefficientsTask),
+          Finish<T>,
+          Advance<A>,
+          StartGrad<T>,
+          StepGrad<A>,
+          CAPSOPS_WITH_IN_DIM(GradTask)};
 }
 template CpuKernels<float> Kernels();
 template CpuKernels<double> Kernels();

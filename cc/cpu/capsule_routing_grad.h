@@ -79,16 +79,20 @@ void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_st
   }
 }
 
-// From register tiles to rows.
+// From register tiles to rows. That the columns of a whole tile are a constant is what
+// makes this fast.
 template <typename T, typename A>
 void StoreWeightsGrad(const Problem& p, const A* from, T* to) {
+  constexpr int K = kWeightColumns<A>;
   for (int64_t n0 = 0; n0 < Columns(p); n0 += kWeightRows<A>) {
-    for (int64_t k0 = 0; k0 < p.in_dim; k0 += kWeightColumns<A>, from += kLanes<A>) {
-      const int64_t rows = Min(kWeightRows<A>, Columns(p) - n0);
-      const int64_t columns = Min(kWeightColumns<A>, p.in_dim - k0);
+    const int64_t rows = Min(kWeightRows<A>, Columns(p) - n0);
+    for (int64_t k0 = 0; k0 < p.in_dim; k0 += K, from += kLanes<A>) {
       for (int64_t n = 0; n < rows; ++n) {
-        for (int64_t k = 0; k < columns; ++k) {
-          Narrow(from[n * kWeightColumns<A> + k], to + (n0 + n) * p.in_dim + k0 + k);
+        T* const row = to + (n0 + n) * p.in_dim + k0;
+        if (k0 + K <= p.in_dim) {
+          for (int k = 0; k < K; ++k) Narrow(from[n * K + k], row + k);
+        } else {
+          for (int64_t k = 0; k < p.in_dim - k0; ++k) Narrow(from[n * K + k], row + k);
         }
       }
     }
@@ -103,10 +107,11 @@ void StoreLogitsGrad(const Problem& p, const A* from, T* to) {
   }
 }
 
-template <typename T>
-void GradTask(const Problem& p, const Division& d, int64_t task, const T* input,
-              const T* weights, const T* logits, const Accumulator<T>* tiles,
-              T* grad_input, T* grad_weights, T* grad_logits, void* scratch) {
+template <typename T, typename InDim>
+void GradTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
+              const T* input, const T* weights, const T* logits,
+              const Accumulator<T>* tiles, T* grad_input, T* grad_weights,
+              T* grad_logits, void* scratch) {
   using A = Accumulator<T>;
   const GradLayout<T> at(p);
   A* const numbers = static_cast<A*>(scratch);
@@ -129,7 +134,7 @@ void GradTask(const Problem& p, const Division& d, int64_t task, const T* input,
       LoadSamples(p, input, g0 + g, i0, caps, x);
       for (int64_t j = 0; j < p.out_caps; ++j) {
         for (int64_t i = 0; i < caps; ++i) {
-          Dots<A>(p.out_dim, p.in_dim, w + i * matrix + j * p.out_dim * p.in_dim,
+          Dots<A>(p.out_dim, in_dim, w + i * matrix + j * p.out_dim * p.in_dim,
                   x + i * sample,
                   {tiles + (g0 + g) * group + j * capsule, count, d.tile}, row,
                   numbers + at.dots + (i * (count + 1) + 1) * row + j * kLanes<A>,
@@ -145,7 +150,7 @@ void GradTask(const Problem& p, const Division& d, int64_t task, const T* input,
       std::memset(dx, 0, caps * sample * sizeof(A));
       for (int64_t j = 0; j < p.out_caps; ++j) {
         for (int64_t i = 0; i < caps; ++i) {
-          Gradients<A>(p.out_dim, p.in_dim, w + i * matrix + j * p.out_dim * p.in_dim,
+          Gradients<A>(p.out_dim, in_dim, w + i * matrix + j * p.out_dim * p.in_dim,
                        {tiles + (g0 + g) * group + j * capsule, count, d.tile},
                        numbers + at.dots + (i * (count + 1) + 1) * row + j * kLanes<A>,
                        row, du + (i * at.groups + g) * group + j * capsule,

@@ -16,7 +16,7 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kBlockCaps = 8;           // input capsules worked on at a time
+constexpr int64_t kBlockCaps = 16;          // input capsules worked on at a time
 constexpr int64_t kBlockBytes = 128 << 10;  // weights of them
 
 // Where in the scratch what is, in numbers.
@@ -48,14 +48,14 @@ struct SumTask {
 };
 
 // c or, with sum_grads, db to b, and u_hat to u.
-template <typename T, typename A>
-void Agree(const Problem& p, const A* weights, const A* x, const T* logits,
-           const A* totals, const A* sum_grads, A* u, A* b) {
+template <typename T, typename A, typename InDim>
+void Agree(InDim in_dim, const Problem& p, const A* weights, const A* x,
+           const T* logits, const A* totals, const A* sum_grads, A* u, A* b) {
   const int64_t row = p.out_caps * kLanes<A>;
   const int64_t count = sum_grads == nullptr ? 1 : 2;
   for (int64_t j = 0; j < p.out_caps; ++j) {
     const int64_t tile = j * p.out_dim * kLanes<A>;
-    Dots<A>(p.out_dim, p.in_dim, weights + j * p.out_dim * p.in_dim, x,
+    Dots<A>(p.out_dim, in_dim, weights + j * p.out_dim * p.in_dim, x,
             {totals + tile, count, count == 1 ? 0 : sum_grads - totals}, row,
             b + j * kLanes<A>, u == nullptr ? nullptr : u + tile);
   }
@@ -65,10 +65,11 @@ void Agree(const Problem& p, const A* weights, const A* x, const T* logits,
   }
 }
 
-template <typename T>
-void AddTask(const Problem& p, const Division& d, int64_t task, const T* input,
-             const T* weights, const T* logits, const Accumulator<T>* totals,
-             const Accumulator<T>* sum_grads, Accumulator<T>* parts, void* scratch) {
+template <typename T, typename InDim>
+void AddTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
+             const T* input, const T* weights, const T* logits,
+             const Accumulator<T>* totals, const Accumulator<T>* sum_grads,
+             Accumulator<T>* parts, void* scratch) {
   using A = Accumulator<T>;
   const SumTask t(p, d, task);
   const SumLayout<T> at(p);
@@ -92,14 +93,14 @@ void AddTask(const Problem& p, const Division& d, int64_t task, const T* input,
       LoadSamples(p, input, g, i0, caps, x);
       if (totals == nullptr) {
         for (int64_t j = 0; j < p.out_caps; ++j) {
-          AddPredictions(p.out_dim, p.in_dim, caps, w + j * p.out_dim * p.in_dim,
-                         matrix, x, b + j * kLanes<A>, p.out_caps * kLanes<A>,
+          AddPredictions(p.out_dim, in_dim, caps, w + j * p.out_dim * p.in_dim, matrix,
+                         x, b + j * kLanes<A>, p.out_caps * kLanes<A>,
                          sum + j * p.out_dim * kLanes<A>);
         }
         continue;
       }
       for (int64_t i = 0; i < caps; ++i) {
-        Agree<T, A>(p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
+        Agree<T, A>(in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
                     logits + (i0 + i) * p.out_caps, totals + g * group,
                     sum_grads == nullptr ? nullptr : sum_grads + g * group, u, b);
         for (int64_t j = 0; j < p.out_caps; ++j) {
@@ -111,10 +112,10 @@ void AddTask(const Problem& p, const Division& d, int64_t task, const T* input,
   }
 }
 
-template <typename T>
-void CoefficientsTask(const Problem& p, const Division& d, int64_t task, const T* input,
-                      const T* weights, const T* logits, const Accumulator<T>* totals,
-                      T* coefficients, void* scratch) {
+template <typename T, typename InDim>
+void CoefficientsTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
+                      const T* input, const T* weights, const T* logits,
+                      const Accumulator<T>* totals, T* coefficients, void* scratch) {
   using A = Accumulator<T>;
   const SumTask t(p, d, task);
   const SumLayout<T> at(p);
@@ -132,7 +133,7 @@ void CoefficientsTask(const Problem& p, const Division& d, int64_t task, const T
         if (totals == nullptr) {
           FirstCoefficients(p, row, b);
         } else {
-          Agree<T, A>(p, w + i * matrix, x + i * p.in_dim * kLanes<A>, row,
+          Agree<T, A>(in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>, row,
                       totals + g * GroupSize<A>(p), nullptr, nullptr, b);
         }
         FromLanes(b, p.out_caps, Rows<A>(p, g), p.in_caps * p.out_caps,

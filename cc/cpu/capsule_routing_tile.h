@@ -19,6 +19,13 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims of a register tile
 
+// in_dim: kFixed where that is not 0, so that loops over it are laid out when compiled.
+template <int kFixed>
+struct InDim {
+  int64_t value;
+  constexpr operator int64_t() const { return kFixed > 0 ? kFixed : value; }
+};
+
 // The tiles of one output capsule, of one group: vectors [out_dim], `stride` numbers
 // from a tile to the next.
 template <typename A>
@@ -35,7 +42,7 @@ struct Count {
 // Calls tile(Count<n>, d) for register tiles of n dimensions from d on that together
 // cover [0, dims): n is kDims, and then less.
 template <int kSize = kDims, typename Tile>
-inline void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
+CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
   for (; d + kSize <= dims; d += kSize) {
     tile(Count<kSize>{}, d);
   }
@@ -43,22 +50,25 @@ inline void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
 }
 
 // u = weights x for R rows of the weights.
-template <typename A, int R>
-inline void Predict(int64_t in_dim, const A* weights, const A* x, Vector<A> (&u)[R]) {
+template <typename A, int R, typename InDim>
+CAPSOPS_INLINE void Predict(InDim in_dim, const A* weights, const A* x,
+                            Vector<A> (&u)[R]) {
   for (int r = 0; r < R; ++r) u[r] = Vector<A>{};
-  for (int64_t k = 0; k < in_dim; ++k) {
+  const int64_t depth = in_dim;
+#pragma GCC unroll 8
+  for (int64_t k = 0; k < depth; ++k) {
     const Vector<A> xk = Load(x + k * kLanes<A>);
-    for (int r = 0; r < R; ++r) u[r] += weights[r * in_dim + k] * xk;
+    for (int r = 0; r < R; ++r) u[r] += weights[r * depth + k] * xk;
   }
 }
 
 // dots[m] = <u, tile m> for each of the tiles, `dot_stride` numbers apart, where u of
 // one output capsule is stored to `kept` unless that is null.
-template <typename A>
-inline void Dots(int64_t out_dim, int64_t in_dim, const A* weights, const A* x,
+template <typename A, typename InDim>
+inline void Dots(int64_t out_dim, InDim in_dim, const A* weights, const A* x,
                  const Tiles<A>& tiles, int64_t dot_stride, A* dots, A* kept) {
   for (int64_t m = 0; m < tiles.count; ++m) Store(dots + m * dot_stride, Vector<A>{});
-  ForDims(out_dim, [&](auto size, int64_t d) {
+  ForDims(out_dim, [&](auto size, int64_t d) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
     Vector<A> u[R];
     Predict<A, R>(in_dim, weights + d * in_dim, x, u);
@@ -84,11 +94,11 @@ inline void Add(int64_t out_dim, Vector<A> coefficient, const A* u, A* sum) {
 
 // sum += coefficient u of one output capsule for `caps` input capsules, each
 // `weights_stride`, `x_stride` and `coefficient_stride` numbers after the one before.
-template <typename A>
-inline void AddPredictions(int64_t out_dim, int64_t in_dim, int64_t caps,
+template <typename A, typename InDim>
+inline void AddPredictions(int64_t out_dim, InDim in_dim, int64_t caps,
                            const A* weights, int64_t weights_stride, const A* x,
                            const A* coefficients, int64_t coefficient_stride, A* sum) {
-  ForDims(out_dim, [&](auto size, int64_t d) {
+  ForDims(out_dim, [&](auto size, int64_t d) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
     Vector<A> total[R];
     for (int r = 0; r < R; ++r) total[r] = Load(sum + (d + r) * kLanes<A>);
@@ -105,11 +115,12 @@ inline void AddPredictions(int64_t out_dim, int64_t in_dim, int64_t caps,
 
 // du = sum over the tiles of coefficient times tile, of one output capsule, and
 // dx += weights^T du. Coefficients are `coefficient_stride` numbers apart.
-template <typename A>
-inline void Gradients(int64_t out_dim, int64_t in_dim, const A* weights,
+template <typename A, typename InDim>
+inline void Gradients(int64_t out_dim, InDim in_dim, const A* weights,
                       const Tiles<A>& tiles, const A* coefficients,
                       int64_t coefficient_stride, A* du, A* dx) {
-  ForDims(out_dim, [&](auto size, int64_t d) {
+  const int64_t depth = in_dim;
+  ForDims(out_dim, [&](auto size, int64_t d) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
     Vector<A> grad[R] = {};
     for (int64_t m = 0; m < tiles.count; ++m) {
@@ -118,11 +129,12 @@ inline void Gradients(int64_t out_dim, int64_t in_dim, const A* weights,
       for (int r = 0; r < R; ++r) grad[r] += c * Load(tile + r * kLanes<A>);
     }
     for (int r = 0; r < R; ++r) Store(du + (d + r) * kLanes<A>, grad[r]);
-    const A* w = weights + d * in_dim;
-    for (int64_t k = 0; k < in_dim; ++k) {
-      Vector<A> sum = Load(dx + k * kLanes<A>);
-      for (int r = 0; r < R; ++r) sum += w[r * in_dim + k] * grad[r];
-      Store(dx + k * kLanes<A>, sum);
+    const A* w = weights + d * depth;
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < depth; ++k) {
+      Vector<A> sum[2] = {Load(dx + k * kLanes<A>), Vector<A>{}};
+      for (int r = 0; r < R; ++r) sum[r % 2] += w[r * depth + k] * grad[r];
+      Store(dx + k * kLanes<A>, sum[0] + sum[1]);
     }
   });
 }
@@ -137,8 +149,8 @@ constexpr int kWeightRows = kLanes<A> / kWeightColumns<A>;
 // Lane n * kWeightColumns + k is sum_b du[b, n] x[b, k] over the samples of `groups`
 // groups, which are the strides apart.
 template <typename A>
-inline Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_stride, const A* x,
-                             int64_t x_stride) {
+CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_stride,
+                                     const A* x, int64_t x_stride) {
   constexpr int N = kWeightRows<A>, K = kWeightColumns<A>;
   Vector<A> sums[kLanes<A>] = {};
   for (int64_t g = 0; g < groups; ++g) {

@@ -35,7 +35,7 @@ struct ExpConstants<double> {
 // e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and e^r as its series. NaN stays NaN;
 // what would be subnormal is 0.
 template <typename A>
-inline Vector<A> Exp(Vector<A> x) {
+CAPSOPS_INLINE Vector<A> Exp(Vector<A> x) {
   using Constants = ExpConstants<A>;
   using Bits = Vector<typename Constants::Bits>;
   constexpr A kLog2E = 0x1.71547652b82fep0;

@@ -39,21 +39,21 @@ struct IndicesTo<0, kIndex...> {
 // Where the number of a lane lacks the bit kBit: that lane of a. Where it has it: the
 // lane of b without it.
 template <typename A, int kBit, int... kLane>
-inline Vector<A> Without(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> Without(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane - kBit + kLanes<A> : kLane)...);
 }
 
 // Where the number of a lane lacks the bit kBit: the lane of a that has it. Where it
 // has it: that lane of b.
 template <typename A, int kBit, int... kLane>
-inline Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane + kLanes<A> : kLane + kBit)...);
 }
 #undef CAPSOPS_SHUFFLE
 
 // Swaps rows and lanes.
 template <typename A, int kBit = kLanes<A> / 2>
-inline void Transpose(Vector<A> (&rows)[kLanes<A>]) {
+CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kLanes<A>; ++row) {
     if (row & kBit) continue;
@@ -67,7 +67,7 @@ inline void Transpose(Vector<A> (&rows)[kLanes<A>]) {
 // Lane n of the result is the sum of the lanes of rows[n], added in a fixed order. The
 // rows are used up.
 template <typename A, int kBit = kLanes<A> / 2>
-inline Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
+CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kBit; ++row) {
     const Vector<A> a = rows[row], b = rows[row + kBit];

@@ -28,6 +28,10 @@ constexpr int kVectorBytes = 16;
 constexpr int kRows = 2;
 #endif
 
+// For functions of register tiles, which are arrays of vectors: where the compiler does
+// not inline them, the tile goes through memory.
+#define CAPSOPS_INLINE inline __attribute__((always_inline))
+
 template <typename A>
 struct VectorOf {
   typedef A type __attribute__((vector_size(kVectorBytes)));
