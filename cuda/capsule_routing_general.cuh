@@ -21,6 +21,8 @@ namespace capsops::capsule_routing::general {
 
 // Workspace that is spent to have more blocks, in bytes.
 constexpr int64_t kBlocksBytes = int64_t{64} << 20;
+// Input capsules of a chunk at least.
+constexpr int64_t kChunkCaps = 4;
 
 inline int64_t RoundUp(int64_t value, int64_t multiple) {
   return CeilDivide(value, multiple) * multiple;
@@ -35,19 +37,21 @@ Sizes SizesOf(const Problem& p) {
   z.out_caps = static_cast<int>(p.out_caps);
   z.out_dim = static_cast<int>(p.out_dim);
   z.in_dim = static_cast<int>(p.in_dim);
-  z.depth = static_cast<int>(RoundUp(p.in_dim, kDepth<A>));
+  z.depth = static_cast<int>(RoundUp(p.in_dim, kPack<A>));
   z.row_blocks = static_cast<int>(CeilDivide(p.out_dim, kBlockRows));
   z.epsilon = p.epsilon;
+  z.matrix = p.out_dim * p.in_dim;
+  z.matrices = p.out_caps * z.matrix;
+  z.length = z.padded * p.out_caps * p.out_dim;
   return z;
 }
 
 // Warps of a block, such that few of them idle and multiprocessors have about
-// kMaxWarps; and what memory such a block may take, leaving some to the first-level
-// cache.
+// kMaxWarps.
 struct Teams {
   int warps = 1;
-  int64_t blocks;  // that run at a time on the device
-  int64_t shared_bytes;
+  int each;        // blocks that run at a time on a multiprocessor
+  int64_t blocks;  // and on the device
 
   explicit Teams(const Sizes& z) {
     double best = 0;
@@ -60,17 +64,23 @@ struct Teams {
         warps = w;
       }
     }
-    const auto attribute = [](cudaDeviceAttr name) {
-      int device = 0, value = 0;
-      cudaGetDevice(&device);
-      cudaDeviceGetAttribute(&value, name, device);
-      return value;
-    };
-    const int each = kMaxWarps / warps;
-    blocks = int64_t{each} * std::max(1, attribute(cudaDevAttrMultiProcessorCount));
-    shared_bytes =
-        std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-                 attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 4 * 3 / each);
+    each = kMaxWarps / warps;
+    blocks = int64_t{each} * std::max(1, Attribute(cudaDevAttrMultiProcessorCount));
+  }
+
+  // What a block may take of shared memory, if all take half of it: the first-level
+  // cache has work for the rest.
+  int64_t SharedBytes() const {
+    return std::min(Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                    Attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 / each);
+  }
+
+ private:
+  static int Attribute(cudaDeviceAttr attribute) {
+    int device = 0, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, attribute, device);
+    return value;
   }
 };
 
@@ -88,25 +98,15 @@ struct PassPlan {
     groups = z.padded / kSamples;
     const int64_t of_capsule =
         z.depth * kPitch<A> + int64_t{gradient ? 2 : 1} * z.out_caps * kSamples;
-    const int64_t fits = teams.shared_bytes / (of_capsule * sizeof(A));
+    const int64_t fits = teams.SharedBytes() / (of_capsule * sizeof(A));
     spills = fits < 2;
     tile = spills ? 4 : static_cast<int>(std::min(fits, int64_t{16}));
     elements = tile * of_capsule;
     const int64_t block_bytes =
-        (z.length() / groups + (spills ? elements : 1)) * sizeof(A);
-    const int64_t most =
-        std::min({teams.blocks / groups, kBlocksBytes / block_bytes / groups,
-                  CeilDivide(z.in_caps, 8)});
-    chunks = 1;
-    double best = 0;
-    for (int64_t c = 1; c <= most; ++c) {
-      const double blocks = c * groups;
-      const double busy = blocks / RoundUp(c * groups, teams.blocks);
-      if (busy > best) {
-        best = busy;
-        chunks = c;
-      }
-    }
+        (z.length / groups + (spills ? elements : 1)) * sizeof(A);
+    chunks = std::max(int64_t{1}, std::min({teams.blocks / groups,
+                                            kBlocksBytes / block_bytes / groups,
+                                            CeilDivide(z.in_caps, kChunkCaps)}));
   }
 
   int shared() const { return spills ? 0 : elements * sizeof(A); }
@@ -126,8 +126,8 @@ struct GradientsPlan {
     const int adders = std::min(teams.warps, z.items());
     const auto with = [&](int tile) {
       layout = GradientsLayout::Of<A>(z, tile, p.iterations, adders);
-      layout.size = RoundUp(layout.size, kDepth<A>);
-      return layout.size * static_cast<int64_t>(sizeof(A)) <= teams.shared_bytes;
+      layout.size = RoundUp(layout.size, kPack<A>);
+      return layout.size * static_cast<int64_t>(sizeof(A)) <= teams.SharedBytes();
     };
     spills = !with(4) && !with(2) && !with(1);
     if (spills) with(2);
@@ -140,7 +140,7 @@ struct GradientsPlan {
   }
 
   int64_t weights_scratch() const {
-    return std::is_same_v<S, A> ? 0 : layout.tile * z.out_caps * z.matrix();
+    return std::is_same_v<S, A> ? 0 : layout.tile * z.matrices;
   }
   int64_t block_scratch() const {
     return (spills ? layout.size : 0) + weights_scratch();
@@ -168,7 +168,7 @@ LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
 
 template <typename A, typename T>
 bool VectorWeights(const Problem& p, const T* weights) {
-  return p.in_dim % kDepth<A> == 0 && Aligned16(weights);
+  return p.in_dim % kPack<A> == 0 && Aligned16(weights);
 }
 
 template <typename T, bool kGradient, typename A = Accumulator<T>>
@@ -191,7 +191,7 @@ template <typename T, typename A = Accumulator<T>>
 int64_t ForwardWorkspace(const Problem& p) {
   if (Empty(p)) return 0;
   const PassPlan<A> plan(p, false);
-  return ((plan.chunks + 2) * plan.z.length() + plan.scratch()) * sizeof(A);
+  return ((plan.chunks + 2) * plan.z.length + plan.scratch()) * sizeof(A);
 }
 
 template <typename T, typename A = Accumulator<T>>
@@ -199,8 +199,8 @@ int64_t BackwardWorkspace(const Problem& p) {
   if (Empty(p)) return 0;
   const PassPlan<A> plan(p, true);
   const GradientsPlan<T, A> gradients(p);
-  const int64_t pass = plan.chunks * plan.z.length() + plan.scratch();
-  return (2 * p.iterations * plan.z.length() +
+  const int64_t pass = plan.chunks * plan.z.length + plan.scratch();
+  return (2 * p.iterations * plan.z.length +
           std::max(pass, gradients.blocks * gradients.block_scratch())) *
          sizeof(A);
 }
@@ -209,7 +209,7 @@ template <typename T, typename A = Accumulator<T>>
 int64_t CoefficientsWorkspace(const Problem& p) {
   if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) return 0;
   const PassPlan<A> plan(p, false);
-  return (plan.z.length() + plan.scratch()) * sizeof(A);
+  return (plan.z.length + plan.scratch()) * sizeof(A);
 }
 
 template <typename T>
@@ -225,7 +225,7 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
   }
   PassPlan<A> plan(p, false);
   plan.z.vector = VectorWeights<A>(p, weights);
-  const int64_t length = plan.z.length();
+  const int64_t length = plan.z.length;
   A* const v = static_cast<A*>(workspace);
   A* const partial = v + 2 * length;
   for (int64_t r = 0; r < p.iterations; ++r) {
@@ -263,7 +263,7 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
   }
   PassPlan<A> plan(p, true);
   plan.z.vector = VectorWeights<A>(p, weights);
-  const int64_t length = plan.z.length();
+  const int64_t length = plan.z.length;
   const int64_t columns = plan.groups * p.out_caps;
   // Iteration 1 has no V: dv is in its place.
   A* const vectors = static_cast<A*>(workspace);
@@ -319,7 +319,7 @@ LaunchError Coefficients(const GpuExec& exec, const Problem& p, const T* input,
   }
   return RunPass<T, false>(exec, name, plan, input, weights, logits,
                            agreed ? v : nullptr, static_cast<A*>(nullptr), coefficients,
-                           v + plan.z.length());
+                           v + plan.z.length);
 }
 
 }  // namespace capsops::capsule_routing::general

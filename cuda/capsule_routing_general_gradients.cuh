@@ -29,36 +29,38 @@ struct GradientsLayout {
   }
 };
 
-// du_hat = sum_r (c_r ds_r + db_r V_r) for the lane's samples and rows of one row block
-// of output capsule j. At `products` are c and db of every iteration.
+// du_hat = sum_r (c_r ds_r + db_r V_r) for the lane's samples and rows of output
+// capsule j. At `products` are c and db of every iteration.
 template <typename A>
-__device__ void PredictionGradient(const Sizes& z, const Place& place, int j, int row0,
-                                   const A* products, const A* vectors, int iterations,
-                                   A (&du)[kRows][kEach]) {
+__device__ void PredictionGradient(const Sizes& z, const Place& place, const Rows& rows,
+                                   int j, const A* products, const A* vectors,
+                                   int iterations, A (&du)[kRows][kEach]) {
 #pragma unroll
   for (int e = 0; e < kRows; ++e) {
 #pragma unroll
     for (int b = 0; b < kEach; ++b) du[e][b] = 0;
   }
+  const int one = z.out_caps * kSamples;  // of products
+  const A* at = products + j * kSamples;
+  const A* from = vectors + (int64_t{j} * z.out_dim + rows.first) * z.padded;
   for (int r = 0; r < iterations; ++r) {
-    const A* const at = products + (int64_t{2} * r * z.out_caps + j) * kSamples;
-    const auto c = LoadSamples(at + place.sample);
-    const auto db = LoadSamples(at + z.out_caps * kSamples + place.sample);
+    const auto c = Samples<A>::Load(place, at);
+    const auto db = Samples<A>::Load(place, at + one);
 #pragma unroll
     for (int e = 0; e < kRows; ++e) {
-      const int row = place.row(row0, e);
-      if (row >= z.out_dim) continue;
-      const A* const from = vectors + 2 * r * z.length() +
-                            (int64_t{j} * z.out_dim + row) * z.padded + place.sample;
-      const auto ds = LoadSamples(from + z.length());
+      if (!rows.has(e)) continue;
+      const A* const v = from + e * kStripes * z.padded;
+      const auto ds_r = Samples<A>::Load(place, v + z.length);
 #pragma unroll
-      for (int b = 0; b < kEach; ++b) du[e][b] += c.at[b] * ds.at[b];
+      for (int b = 0; b < kEach; ++b) du[e][b] += c.at[b] * ds_r.at[b];
       if (r > 0) {
-        const auto v = LoadSamples(from);
+        const auto v_r = Samples<A>::Load(place, v);
 #pragma unroll
-        for (int b = 0; b < kEach; ++b) du[e][b] += db.at[b] * v.at[b];
+        for (int b = 0; b < kEach; ++b) du[e][b] += db.at[b] * v_r.at[b];
       }
     }
+    at += 2 * one;
+    from += 2 * z.length;
   }
 }
 
@@ -66,29 +68,26 @@ __device__ void PredictionGradient(const Sizes& z, const Place& place, int j, in
 // `input_sum`, the warp's own tile [k][sample], and du_hat (outer) x to `weights_sum`,
 // a matrix [D, K]; or writes them, where the one or the other is `fresh`.
 template <typename S, typename A>
-__device__ void AddGradients(const Sizes& z, const Place& place, const S* matrix,
-                             int row0, const A* x, const A (&du)[kRows][kEach],
+__device__ void AddGradients(const Sizes& z, const Place& place, const Rows& rows,
+                             const S* matrix, const A* x, const A (&du)[kRows][kEach],
                              bool fresh_input, bool fresh_weights, A* input_sum,
                              A* weights_sum) {
-  constexpr int kK = kDepth<A>;
-  for (int k0 = 0; k0 < z.in_dim; k0 += kK) {
+  constexpr int kK = kPack<A>;
+  const auto add = [&](int k0, const A(&w)[kRows][kK]) {
     A to_input[kK * kEach] = {}, to_weights[kRows * kK] = {};
     Samples<A> xs[kK];
 #pragma unroll
     for (int k = 0; k < kK; ++k) {
-      xs[k] = LoadSamples(x + (k0 + k) * kPitch<A> + place.sample);
+      xs[k] = Samples<A>::Load(place, x + (k0 + k) * kPitch<A>);
     }
 #pragma unroll
     for (int e = 0; e < kRows; ++e) {
-      const int row = place.row(row0, e);
-      if (row >= z.out_dim) continue;
-      A w[kK];
-      LoadRow(matrix + int64_t{row} * z.in_dim + k0, z.in_dim - k0, z.vector, w);
+      if (!rows.has(e)) continue;
 #pragma unroll
       for (int k = 0; k < kK; ++k) {
 #pragma unroll
         for (int b = 0; b < kEach; ++b) {
-          to_input[k * kEach + b] += w[k] * du[e][b];
+          to_input[k * kEach + b] += w[e][k] * du[e][b];
           to_weights[e * kK + k] += xs[k].at[b] * du[e][b];
         }
       }
@@ -96,8 +95,9 @@ __device__ void AddGradients(const Sizes& z, const Place& place, const S* matrix
     SumHalves<kLanes / 2, kLanes / kStripes, kK * kEach>(to_input);
     {
       const int first = place.stripe * kK;
-      auto* const to = reinterpret_cast<Pack<A, kK>*>(
-          input_sum + (k0 + first / kEach) * kPitch<A> + place.sample + first % kEach);
+      auto* const to =
+          reinterpret_cast<Pack<A, kK>*>(input_sum + (k0 + first / kEach) * kPitch<A> +
+                                         place.sample<A>(first % kEach));
       Pack<A, kK> sum{};
       if (!fresh_input) sum = *to;
 #pragma unroll
@@ -109,12 +109,13 @@ __device__ void AddGradients(const Sizes& z, const Place& place, const S* matrix
 #pragma unroll
     for (int m = 0; m < kLeft; ++m) {
       const int at = place.lane % (kLanes / kStripes) * kLeft + m;
-      const int row = place.row(row0, at / kK), k = k0 + at % kK;
-      if (row >= z.out_dim || k >= z.in_dim) continue;
-      A* const to = weights_sum + int64_t{row} * z.in_dim + k;
+      const int e = at / kK, k = k0 + at % kK;
+      if (!rows.has(e) || k >= z.in_dim) continue;
+      A* const to = weights_sum + (rows.first + e * kStripes) * z.in_dim + k;
       *to = fresh_weights ? to_weights[m] : *to + to_weights[m];
     }
-  }
+  };
+  EachWeights<S, A>(z, rows, matrix, add);
 }
 
 // A block has a tile of input capsules at a time, all output capsules and all samples,
@@ -138,16 +139,15 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
   A* const logits_sums = x + layout.logits_sums;
   const int one = 2 * layout.iterations * z.out_caps * kSamples;  // of products
   const int x_size = z.depth * kPitch<A>;                         // of one x
-  const int64_t matrices = z.out_caps * z.matrix();
   for (int64_t i0 = int64_t{blockIdx.x} * layout.tile; i0 < z.in_caps;
        i0 += int64_t{gridDim.x} * layout.tile) {
     const int count = min(int64_t{layout.tile}, z.in_caps - i0);
-    const S* const tile_weights = weights + i0 * matrices;
+    const S* const tile_weights = weights + i0 * z.matrices;
     A* weights_sums;
     if constexpr (std::is_same_v<S, A>) {
-      weights_sums = grad_weights + i0 * matrices;
+      weights_sums = grad_weights + i0 * z.matrices;
     } else {
-      weights_sums = weights_scratch + blockIdx.x * layout.tile * matrices;
+      weights_sums = weights_scratch + blockIdx.x * layout.tile * z.matrices;
     }
     for (int64_t b0 = 0; b0 < z.batch; b0 += kSamples) {
       __syncthreads();
@@ -164,15 +164,16 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
       }
       __syncthreads();
       for (int item = place.warp; item < z.items(); item += place.warps) {
-        const int j = item / z.row_blocks, row0 = item % z.row_blocks * kBlockRows;
+        const int j = item / z.row_blocks;
+        const Rows rows(z, place, item % z.row_blocks * kBlockRows);
         for (int n = 0; n < count; ++n) {
           A du[kRows][kEach];
-          PredictionGradient(z, place, j, row0, products + int64_t{n} * one,
-                             vectors + b0, layout.iterations, du);
-          const int64_t matrix = (int64_t{n} * z.out_caps + j) * z.matrix();
-          AddGradients(z, place, tile_weights + matrix, row0, x + n * x_size, du,
+          PredictionGradient(z, place, rows, j, products + n * one, vectors + b0,
+                             layout.iterations, du);
+          const int64_t matrix = n * z.matrices + j * z.matrix;
+          AddGradients(z, place, rows, tile_weights + matrix, x + n * x_size, du,
                        item == place.warp, b0 == 0,
-                       input_sums + (int64_t{place.warp} * layout.tile + n) * x_size,
+                       input_sums + (place.warp * layout.tile + n) * x_size,
                        weights_sums + matrix);
         }
       }
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
         const int n = e / z.out_caps, j = e % z.out_caps;
         A sum = 0;
         for (int r = 0; r < layout.iterations; ++r) {
-          sum += products[int64_t{n} * one + ((2 * r + 1) * z.out_caps + j) * kSamples +
+          sum += products[n * one + ((2 * r + 1) * z.out_caps + j) * kSamples +
                           place.lane];
         }
         sum = SumOverLanes(reinterpret_cast<const A(&)[1]>(sum));
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
         for (int s = place.warp; s < kSamples && b0 + s < z.batch; s += place.warps) {
           A sum = 0;
           for (int w = 0; w < layout.adders; ++w) {
-            sum += input_sums[int64_t{w} * layout.tile * x_size + e * kPitch<A> + s];
+            sum += input_sums[w * layout.tile * x_size + e * kPitch<A> + s];
           }
           Narrow(sum, grad_input + ((b0 + s) * z.in_caps + i0 + n) * z.in_dim + k);
         }
@@ -203,8 +204,8 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
       Narrow(logits_sums[e], grad_logits + i0 * z.out_caps + e);
     }
     if constexpr (!std::is_same_v<S, A>) {
-      for (int64_t e = threadIdx.x; e < count * matrices; e += blockDim.x) {
-        Narrow(weights_sums[e], grad_weights + i0 * matrices + e);
+      for (int64_t e = threadIdx.x; e < count * z.matrices; e += blockDim.x) {
+        Narrow(weights_sums[e], grad_weights + i0 * z.matrices + e);
       }
     }
   }

@@ -4,11 +4,12 @@
 // Capsule routing of any sizes in FMA: predictions, their softmax, and the pass over
 // the input capsules that an iteration, or its gradient, consists of.
 //
-// A block has a group of 32 samples. A lane has 4 of them and, of 16 rows (elements of
-// one output capsule), every fourth: it multiplies 4 rows of weights by 4 samples in
-// registers. Rows past out_dim repeat the last one, and what comes of them is not used:
-// times zero it would still be NaN where weights are infinite. Samples past the last
-// have zero input; what comes of them stays in their lanes.
+// A block has a group of 32 samples. A lane has 4 of them, those of one or two packs of
+// 16 bytes, and, of 16 rows (elements of one output capsule), every fourth: it
+// multiplies 4 rows of weights by 4 samples in registers. Rows past out_dim repeat the
+// last one, and what comes of them is not used: times zero it would still be NaN where
+// weights are infinite. Samples past the last have zero input; what comes of them stays
+// in their lanes.
 //
 // Vectors of output capsules (V, ds, partial sums) lie in memory as [out_caps, out_dim,
 // padded] of accumulators, where padded is the batch rounded up to whole groups.
@@ -30,29 +31,28 @@ constexpr int kStripes = kLanes * kEach / kSamples;  // lanes that share samples
 constexpr int kBlockRows = kRows * kStripes;
 constexpr int kMaxWarps = 16;
 
-// Elements of in_dim that are taken together.
+// Accumulators of a pack: so many elements of in_dim are taken together, and so many
+// samples lie together.
 template <typename A>
-constexpr int kDepth = 16 / sizeof(A);
+constexpr int kPack = 16 / sizeof(A);
 // From one element of in_dim to the next in a tile of input [capsule][k][sample].
 template <typename A>
-constexpr int kPitch = kSamples + 16 / sizeof(A);
+constexpr int kPitch = kSamples + kPack<A>;
 // Input capsules whose predictions a lane holds together: as registers allow.
 template <typename A>
 constexpr int kTogether = 8 / sizeof(A);
 
-template <typename A>
-using Samples = Pack<A, kEach>;
-
 struct Sizes {
   int64_t batch, padded, in_caps;
   int out_caps, out_dim, in_dim;
-  int depth;       // in_dim rounded up to whole kDepth
+  int depth;       // in_dim rounded up to whole kPack
   int row_blocks;  // of kBlockRows rows, in one output capsule
-  bool vector;     // rows of weights are aligned to kDepth elements
+  bool vector;     // rows of weights are aligned to kPack elements
   float epsilon;
+  int64_t matrix;    // out_dim in_dim
+  int64_t matrices;  // out_caps of them
+  int64_t length;    // of a vector of output capsules
 
-  __host__ __device__ int64_t matrix() const { return int64_t{out_dim} * in_dim; }
-  __host__ __device__ int64_t length() const { return padded * out_caps * out_dim; }
   // What a block's warps share out: an output capsule, and a block of its rows or as
   // great a part of the input capsules.
   __host__ __device__ int items() const { return out_caps * row_blocks; }
@@ -62,16 +62,57 @@ struct Place {
   int warp = threadIdx.x / kLanes, warps = blockDim.x / kLanes;
   int lane = threadIdx.x % kLanes;
   int stripe = lane / (kSamples / kEach);
-  int sample = lane % (kSamples / kEach) * kEach;  // the first of the lane's
 
-  // Where row e of the row block that begins at row0 is.
-  __device__ int row(int row0, int e) const { return row0 + e * kStripes + stripe; }
+  // The lane's sample b of the group. Packs of neighbouring lanes are neighbours.
+  template <typename A>
+  __device__ int sample(int b) const {
+    return (b / kPack<A> * (kSamples / kEach) + lane % (kSamples / kEach)) * kPack<A> +
+           b % kPack<A>;
+  }
 };
 
+// The lane's rows of the row block that begins at row0.
+struct Rows {
+  int first;      // the others follow every kStripes
+  int left;       // rows from there to out_dim
+  int at[kRows];  // where they begin in a matrix of weights; past the last, the last
+
+  __device__ Rows(const Sizes& z, const Place& place, int row0)
+      : first(row0 + place.stripe), left(z.out_dim - first) {
+#pragma unroll
+    for (int e = 0; e < kRows; ++e) {
+      at[e] = min(first + e * kStripes, z.out_dim - 1) * z.in_dim;
+    }
+  }
+  __device__ bool has(int e) const { return e * kStripes < left; }
+};
+
+// What belongs to a lane's samples, in memory those of a group after each other.
 template <typename A>
-__device__ Samples<A> LoadSamples(const A* from) {
-  return *reinterpret_cast<const Samples<A>*>(from);
-}
+struct Samples {
+  A at[kEach];
+
+  __device__ static Samples Load(const Place& place, const A* from) {
+    Samples samples;
+#pragma unroll
+    for (int b = 0; b < kEach; b += kPack<A>) {
+      const auto pack =
+          *reinterpret_cast<const Pack<A, kPack<A>>*>(from + place.sample<A>(b));
+#pragma unroll
+      for (int e = 0; e < kPack<A>; ++e) samples.at[b + e] = pack.at[e];
+    }
+    return samples;
+  }
+  __device__ void Store(const Place& place, A* to) const {
+#pragma unroll
+    for (int b = 0; b < kEach; b += kPack<A>) {
+      Pack<A, kPack<A>> pack;
+#pragma unroll
+      for (int e = 0; e < kPack<A>; ++e) pack.at[e] = at[b + e];
+      *reinterpret_cast<Pack<A, kPack<A>>*>(to + place.sample<A>(b)) = pack;
+    }
+  }
+};
 
 // Adds up x over the lanes that differ in the bits kFrom, kFrom / 2, ... kTo of their
 // number, in a fixed order. Each step halves what a lane holds: of N elements it is
@@ -106,34 +147,51 @@ __device__ void StageInput(const Sizes& z, const Place& place, const S* input,
   }
 }
 
-// u = weights x for the lane's rows of one row block and its samples; `matrix` is that
-// of the input and the output capsule, `x` the tile of the input capsule.
+// Calls visit(k0, w) for every kPack elements of in_dim, from k0 on, with the lane's
+// rows of weights there.
+template <typename S, typename A, typename Visit>
+__device__ void EachWeights(const Sizes& z, const Rows& rows, const S* matrix,
+                            const Visit& visit) {
+  const auto steps = [&](auto vector) {
+#pragma unroll 1
+    for (int k0 = 0; k0 < z.in_dim; k0 += kPack<A>) {
+      A w[kRows][kPack<A>];
+#pragma unroll
+      for (int e = 0; e < kRows; ++e) {
+        LoadRow(matrix + rows.at[e] + k0, z.in_dim - k0, vector, w[e]);
+      }
+      visit(k0, w);
+    }
+  };
+  if (z.vector) {
+    steps(std::true_type{});
+  } else {
+    steps(std::false_type{});
+  }
+}
+
+// u = weights x for the lane's rows and samples; `matrix` is that of the input and the
+// output capsule, `x` the tile of the input capsule.
 template <typename S, typename A>
-__device__ void Predict(const Sizes& z, const Place& place, const S* matrix, int row0,
-                        const A* x, A (&u)[kRows][kEach]) {
-  const S* rows[kRows];
+__device__ void Predict(const Sizes& z, const Place& place, const Rows& rows,
+                        const S* matrix, const A* x, A (&u)[kRows][kEach]) {
 #pragma unroll
   for (int e = 0; e < kRows; ++e) {
-    rows[e] = matrix + int64_t{min(place.row(row0, e), z.out_dim - 1)} * z.in_dim;
 #pragma unroll
     for (int b = 0; b < kEach; ++b) u[e][b] = 0;
   }
-  for (int k0 = 0; k0 < z.in_dim; k0 += kDepth<A>) {
-    A w[kRows][kDepth<A>];
+  const auto add = [&](int k0, const A(&w)[kRows][kPack<A>]) {
 #pragma unroll
-    for (int e = 0; e < kRows; ++e) {
-      LoadRow(rows[e] + k0, z.in_dim - k0, z.vector, w[e]);
-    }
-#pragma unroll
-    for (int k = 0; k < kDepth<A>; ++k) {
-      const auto xs = LoadSamples(x + (k0 + k) * kPitch<A> + place.sample);
+    for (int k = 0; k < kPack<A>; ++k) {
+      const auto xs = Samples<A>::Load(place, x + (k0 + k) * kPitch<A>);
 #pragma unroll
       for (int e = 0; e < kRows; ++e) {
 #pragma unroll
         for (int b = 0; b < kEach; ++b) u[e][b] += w[e][k] * xs.at[b];
       }
     }
-  }
+  };
+  EachWeights<S, A>(z, rows, matrix, add);
 }
 
 // Writes products[n][r][q][j][sample] of the `count` input capsules staged in `x`,
@@ -146,32 +204,39 @@ __device__ void Agree(const Sizes& z, const Place& place, const S* weights, cons
                       int count, const A* vectors, int iterations, bool first,
                       A* products) {
   constexpr int kCaps = kTogether<A>;
+  const int x_size = z.depth * kPitch<A>;
+  const int one = iterations * kProducts * z.out_caps * kSamples;  // of products
   for (int item = place.warp; item < z.items(); item += place.warps) {
     const int j = item / z.row_blocks, part = item % z.row_blocks;
+    const int begin = static_cast<int64_t>(part) * count / z.row_blocks;
     const int end = static_cast<int64_t>(part + 1) * count / z.row_blocks;
     for (int row0 = 0; row0 < z.out_dim; row0 += kBlockRows) {
-      for (int n0 = static_cast<int64_t>(part) * count / z.row_blocks; n0 < end;
-           n0 += kCaps) {
+      const Rows rows(z, place, row0);
+      const A* const lane_vectors =
+          vectors + (int64_t{j} * z.out_dim + rows.first) * z.padded;
+      const S* matrix = weights + begin * z.matrices + j * z.matrix;
+      for (int n0 = begin; n0 < end; n0 += kCaps) {
         A u[kCaps][kRows][kEach];
 #pragma unroll
         for (int t = 0; t < kCaps; ++t) {
-          const int n = min(n0 + t, end - 1);
-          Predict(z, place, weights + (int64_t{n} * z.out_caps + j) * z.matrix(), row0,
-                  x + n * z.depth * kPitch<A>, u[t]);
+          // In place of one past the last, the last again.
+          const bool more = t > 0 && n0 + t < end;
+          if (more) matrix += z.matrices;
+          Predict(z, place, rows, matrix, x + (more ? n0 + t : n0) * x_size, u[t]);
         }
+        matrix += z.matrices;
+        const A* from = lane_vectors;
+        A* to = products + n0 * one + j * kSamples;
         for (int r = 0; r < iterations; ++r) {
           A sums[kCaps][kProducts * kEach] = {};
 #pragma unroll
           for (int e = 0; e < kRows; ++e) {
-            const int row = place.row(row0, e);
-            if (row >= z.out_dim) continue;
-            const A* const from = vectors + 2 * r * z.length() +
-                                  (int64_t{j} * z.out_dim + row) * z.padded +
-                                  place.sample;
+            if (!rows.has(e)) continue;
 #pragma unroll
             for (int q = 0; q < kProducts; ++q) {
               if (q == 0 && r == 0 && first) continue;
-              const auto v = LoadSamples(from + q * z.length());
+              const auto v = Samples<A>::Load(
+                  place, from + e * kStripes * z.padded + q * z.length);
 #pragma unroll
               for (int t = 0; t < kCaps; ++t) {
 #pragma unroll
@@ -189,13 +254,13 @@ __device__ void Agree(const Sizes& z, const Place& place, const S* weights, cons
             for (int m = 0; m < kProducts; ++m) {
               const int q = (place.stripe * kProducts + m) / kEach;
               const int b = (place.stripe * kProducts + m) % kEach;
-              A* const to = products +
-                            ((int64_t{n0 + t} * iterations + r) * kProducts + q) *
-                                z.out_caps * kSamples +
-                            j * kSamples + place.sample + b;
-              *to = row0 > 0 ? *to + sums[t][m] : sums[t][m];
+              A* const sum =
+                  to + t * one + q * (z.out_caps * kSamples) + place.sample<A>(b);
+              *sum = row0 > 0 ? *sum + sums[t][m] : sums[t][m];
             }
           }
+          from += 2 * z.length;
+          to += kProducts * z.out_caps * kSamples;
         }
       }
     }
@@ -258,7 +323,7 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
   const int one = z.out_caps * kSamples;  // of products
   for (int64_t i0 = begin; i0 < end; i0 += tile) {
     const int count = min(int64_t{tile}, end - i0);
-    const S* const tile_weights = weights + i0 * z.out_caps * z.matrix();
+    const S* const tile_weights = weights + i0 * z.matrices;
     __syncthreads();
     StageInput(z, place, input, group, i0, count, x);
     __syncthreads();
@@ -281,33 +346,34 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
     if (coefficients != nullptr) continue;
     __syncthreads();
     for (int item = place.warp; item < z.items(); item += place.warps) {
-      const int j = item / z.row_blocks, row0 = item % z.row_blocks * kBlockRows;
-      A* const to = partial + blockIdx.y * z.length() + j * z.out_dim * z.padded +
-                    group * kSamples + place.sample;
+      const int j = item / z.row_blocks;
+      const Rows rows(z, place, item % z.row_blocks * kBlockRows);
+      A* const to = partial + blockIdx.y * z.length +
+                    (int64_t{j} * z.out_dim + rows.first) * z.padded + group * kSamples;
       Samples<A> sum[kRows] = {};
 #pragma unroll
       for (int e = 0; e < kRows; ++e) {
-        if (i0 > begin && place.row(row0, e) < z.out_dim) {
-          sum[e] = LoadSamples(to + place.row(row0, e) * z.padded);
+        if (i0 > begin && rows.has(e)) {
+          sum[e] = Samples<A>::Load(place, to + e * kStripes * z.padded);
         }
       }
+      const S* matrix = tile_weights + j * z.matrix;
+      const A* from = products + (kProducts - 1) * one + j * kSamples;
       for (int n = 0; n < count; ++n) {
         A u[kRows][kEach];
-        Predict(z, place, tile_weights + (int64_t{n} * z.out_caps + j) * z.matrix(),
-                row0, x + n * z.depth * kPitch<A>, u);
-        const auto w = LoadSamples(products + (int64_t{n} + 1) * kProducts * one - one +
-                                   j * kSamples + place.sample);
+        Predict(z, place, rows, matrix, x + n * (z.depth * kPitch<A>), u);
+        const auto w = Samples<A>::Load(place, from);
 #pragma unroll
         for (int e = 0; e < kRows; ++e) {
 #pragma unroll
           for (int b = 0; b < kEach; ++b) sum[e].at[b] += w.at[b] * u[e][b];
         }
+        matrix += z.matrices;
+        from += kProducts * one;
       }
 #pragma unroll
       for (int e = 0; e < kRows; ++e) {
-        if (place.row(row0, e) < z.out_dim) {
-          *reinterpret_cast<Samples<A>*>(to + place.row(row0, e) * z.padded) = sum[e];
-        }
+        if (rows.has(e)) sum[e].Store(place, to + e * kStripes * z.padded);
       }
     }
   }

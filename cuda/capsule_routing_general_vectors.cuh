@@ -52,7 +52,7 @@ struct Column {
   __device__ A SumPartials(const A* partial, int64_t chunks, int d) const {
     A sum = 0;
 #pragma unroll 8
-    for (int64_t c = 0; c < chunks; ++c) sum += partial[c * z.length() + in_vector(d)];
+    for (int64_t c = 0; c < chunks; ++c) sum += partial[c * z.length + in_vector(d)];
     return sum;
   }
 
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     A square = 0;
     column.Each([&](int d) { square += s(d) * s(d); });
     const A scale = SquashScale(column.Sum(square), A{z.epsilon});
-    const A* const v = grad != nullptr ? vectors + 2 * (r - 1) * z.length() : vectors;
-    A* const next_v = grad != nullptr ? vectors + 2 * r * z.length() : vectors;
+    const A* const v = grad != nullptr ? vectors + 2 * (r - 1) * z.length : vectors;
+    A* const next_v = grad != nullptr ? vectors + 2 * r * z.length : vectors;
     column.Each([&](int d) {
       const int64_t at = column.in_vector(d);
       next_v[at] = r > 1 ? v[at] + scale * s(d) : scale * s(d);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
   SquashGradient(
       column, s,
       [&](int d) { return column.inside ? Widen(grad[column.in_array(d)]) : A{0}; },
-      vectors + (2 * iterations - 1) * z.length());
+      vectors + (2 * iterations - 1) * z.length);
 }
 
 // From an iteration's dV back to the iteration before: dv, zero before where `first`,
