@@ -12,7 +12,8 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
 constexpr int64_t kPartsBytes = 8 << 20;  // all parts of a sum, where it is divided
-constexpr int64_t kTasks = 32;            // enough for as many threads
+constexpr int64_t kChunks = 32;           // at most, for they are written and read
+constexpr int64_t kTasks = 64;            // enough for as many threads
 constexpr int64_t kChunkCaps = 8;         // so that parts are little of the work
 constexpr int64_t kRangeGroups = 4;       // that read the same weights
 
@@ -24,7 +25,7 @@ Division Divide(const Problem& p) {
   d.tile = d.groups * GroupSize<A>(p);
   const int64_t fit = kPartsBytes / Max(d.tile * sizeof(A), 1);
   const int64_t chunks =
-      Max(Min(Min(fit, kTasks), CeilDivide(p.in_caps, kChunkCaps)), 1);
+      Max(Min(Min(fit, kChunks), CeilDivide(p.in_caps, kChunkCaps)), 1);
   d.chunk_caps = Max(CeilDivide(p.in_caps, chunks), 1);
   d.chunks = Max(CeilDivide(p.in_caps, d.chunk_caps), 1);
   d.range_groups = Max(Min(d.groups * d.chunks / kTasks, kRangeGroups), 1);

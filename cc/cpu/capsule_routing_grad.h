@@ -17,24 +17,27 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
 constexpr int64_t kGradCaps = 4;               // input capsules that share V and ds
+constexpr int64_t kGradTasks = 64;             // wanted; fewer capsules share then
 constexpr int64_t kGradBytes = 128 << 10;      // weights of them
 constexpr int64_t kGradTileBytes = 256 << 10;  // du of these, in the second cache
 
+// Where in the scratch what is, in numbers: `caps` input capsules, `groups` groups.
 template <typename T>
 struct GradLayout {
   using A = Accumulator<T>;
-  int64_t caps, groups, matrix;  // matrix: of a gradient, in register tiles
+  int64_t caps, groups;
+  int64_t matrix;  // the gradient of the weights of a capsule, in register tiles
   int64_t x, dx, first, dots, du, weights_grad, logits_grad, size;
 
   explicit GradLayout(const Problem& p) {
-    caps = Block<A>(p, kGradBytes, Min(kGradCaps, CeilDivide(p.in_caps, 64)));
+    caps = Block<A>(p, kGradBytes, Min(kGradCaps, CeilDivide(p.in_caps, kGradTasks)));
     const int64_t all = CeilDivide(p.batch, kLanes<A>);
     const int64_t fit =
         kGradTileBytes / Max(caps * GroupSize<A>(p) * int64_t{sizeof(A)}, 1);
     groups = Max(Min(fit, all), 1);
     matrix = RoundUp(Columns(p), kWeightRows<A>) * RoundUp(p.in_dim, kWeightColumns<A>);
-    // Register tiles reach over the end of x and of du; what they find is not used.
     const int64_t coefficients = caps * p.out_caps * kLanes<A>;
+    // Register tiles reach over the end of x and of du; what they find is not used.
     x = WeightsCopy<T>(p, caps);
     dx = x + (groups * caps * p.in_dim + kWeightColumns<A>)*kLanes<A>;
     first = dx + caps * p.in_dim * kLanes<A>;
@@ -107,71 +110,125 @@ void StoreLogitsGrad(const Problem& p, const A* from, T* to) {
   }
 }
 
-template <typename T, typename InDim>
-void GradTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
+// The gradients of the input capsules of a task, step by step.
+template <typename T, typename Depth>
+class GradWork {
+  using A = Accumulator<T>;
+
+ public:
+  GradWork(Depth in_dim, const Problem& p, const Division& d, int64_t task,
+           const T* input, const T* weights, const T* logits, const A* tiles,
+           void* scratch)
+      : in_dim_(in_dim),
+        p_(p),
+        d_(d),
+        at_(p),
+        numbers_(static_cast<A*>(scratch)),
+        begin_(task * at_.caps),
+        caps_(Min(at_.caps, p.in_caps - begin_)),
+        input_(input),
+        weights_(Widened(weights + begin_ * Matrix(p), caps_ * Matrix(p), numbers_)),
+        logits_(logits + begin_ * p.out_caps),
+        tiles_(tiles) {}
+
+  void Run(T* grad_input, T* grad_weights, T* grad_logits) {
+    for (int64_t i = 0; i < caps_; ++i) {
+      FirstCoefficients(p_, logits_ + i * p_.out_caps, numbers_ + at_.first + i * row_);
+    }
+    // Of the weights and, behind them, of the logits.
+    std::memset(numbers_ + at_.weights_grad, 0,
+                (at_.size - at_.weights_grad) * sizeof(A));
+    for (int64_t g0 = 0; g0 < d_.groups; g0 += at_.groups) {
+      const int64_t groups = Min(at_.groups, d_.groups - g0);
+      for (int64_t n = 0; n < groups; ++n) {
+        MakeCoefficients(g0 + n, numbers_ + at_.x + n * at_.caps * sample_);
+        MakeGradients(g0 + n, numbers_ + at_.du + n * group_, grad_input);
+      }
+      for (int64_t i = 0; i < caps_; ++i) {
+        AddWeightsGrad(p_, groups, numbers_ + at_.du + i * at_.groups * group_, group_,
+                       numbers_ + at_.x + i * sample_, at_.caps * sample_,
+                       numbers_ + at_.weights_grad + i * at_.matrix);
+      }
+    }
+    for (int64_t i = 0; i < caps_; ++i) {
+      StoreWeightsGrad(p_, numbers_ + at_.weights_grad + i * at_.matrix,
+                       grad_weights + (begin_ + i) * Matrix(p_));
+      StoreLogitsGrad(p_, numbers_ + at_.logits_grad + i * row_,
+                      grad_logits + (begin_ + i) * p_.out_caps);
+    }
+  }
+
+ private:
+  const A* weights(int64_t i, int64_t j) const {
+    return weights_ + i * Matrix(p_) + j * p_.out_dim * p_.in_dim;
+  }
+  Tiles<A> tiles(int64_t group, int64_t j) const {
+    return {tiles_ + group * group_ + j * p_.out_dim * kLanes<A>, 2 * p_.iterations - 1,
+            d_.tile};
+  }
+  // The dots and then the coefficients of an input capsule; after a row for V_1, which
+  // is 0, come those of the tiles.
+  A* dots(int64_t i) const {
+    return numbers_ + at_.dots + i * 2 * p_.iterations * row_;
+  }
+  A* tile_dots(int64_t i, int64_t j) const { return dots(i) + row_ + j * kLanes<A>; }
+
+  // Loads the samples of a group to x and makes the coefficients of the tiles. An
+  // output capsule's tiles are read for all input capsules at once.
+  void MakeCoefficients(int64_t group, A* x) {
+    LoadSamples(p_, input_, group, begin_, caps_, x);
+    for (int64_t j = 0; j < p_.out_caps; ++j) {
+      for (int64_t i = 0; i < caps_; ++i) {
+        Dots<A>(p_.out_dim, in_dim_, weights(i, j), x + i * sample_, tiles(group, j),
+                row_, tile_dots(i, j), nullptr);
+      }
+    }
+    for (int64_t i = 0; i < caps_; ++i) {
+      DotsToCoefficients(p_, Rows<A>(p_, group), logits_ + i * p_.out_caps,
+                         numbers_ + at_.first + i * row_, dots(i),
+                         numbers_ + at_.logits_grad + i * row_);
+    }
+  }
+
+  // du_hat of a group, at_.groups groups from one input capsule to the next, and
+  // grad_input.
+  void MakeGradients(int64_t group, A* du, T* grad_input) {
+    A* const dx = numbers_ + at_.dx;
+    std::memset(dx, 0, caps_ * sample_ * sizeof(A));
+    for (int64_t j = 0; j < p_.out_caps; ++j) {
+      for (int64_t i = 0; i < caps_; ++i) {
+        Gradients<A>(p_.out_dim, in_dim_, weights(i, j), tiles(group, j),
+                     tile_dots(i, j), row_,
+                     du + i * at_.groups * group_ + j * p_.out_dim * kLanes<A>,
+                     dx + i * sample_);
+      }
+    }
+    FromLanes(dx, caps_ * p_.in_dim, Rows<A>(p_, group), p_.in_caps * p_.in_dim,
+              grad_input + (group * kLanes<A> * p_.in_caps + begin_) * p_.in_dim);
+  }
+
+  const Depth in_dim_;
+  const Problem& p_;
+  const Division& d_;
+  const GradLayout<T> at_;
+  A* const numbers_;
+  const int64_t begin_, caps_;  // input capsules
+  const T* const input_;
+  const A* const weights_;
+  const T* const logits_;
+  const A* const tiles_;
+  const int64_t group_ = GroupSize<A>(p_);
+  const int64_t row_ = p_.out_caps * kLanes<A>;   // a number for each output capsule
+  const int64_t sample_ = p_.in_dim * kLanes<A>;  // an input capsule of a group
+};
+
+template <typename T, typename Depth>
+void GradTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
               const T* input, const T* weights, const T* logits,
               const Accumulator<T>* tiles, T* grad_input, T* grad_weights,
               T* grad_logits, void* scratch) {
-  using A = Accumulator<T>;
-  const GradLayout<T> at(p);
-  A* const numbers = static_cast<A*>(scratch);
-  const int64_t i0 = task * at.caps, caps = Min(at.caps, p.in_caps - i0);
-  const int64_t matrix = Matrix(p), group = GroupSize<A>(p);
-  const int64_t row = p.out_caps * kLanes<A>, count = 2 * p.iterations - 1;
-  const int64_t sample = p.in_dim * kLanes<A>, capsule = p.out_dim * kLanes<A>;
-  A* const dx = numbers + at.dx;
-  A* const du = numbers + at.du;
-  const A* const w = Widened(weights + i0 * matrix, caps * matrix, numbers);
-  for (int64_t i = 0; i < caps; ++i) {
-    FirstCoefficients(p, logits + (i0 + i) * p.out_caps, numbers + at.first + i * row);
-  }
-  std::memset(numbers + at.weights_grad, 0,
-              (at.size - at.weights_grad) * sizeof(A));  // and logits_grad
-  for (int64_t g0 = 0; g0 < d.groups; g0 += at.groups) {
-    const int64_t groups = Min(at.groups, d.groups - g0);
-    for (int64_t g = 0; g < groups; ++g) {
-      A* const x = numbers + at.x + g * at.caps * sample;
-      LoadSamples(p, input, g0 + g, i0, caps, x);
-      for (int64_t j = 0; j < p.out_caps; ++j) {
-        for (int64_t i = 0; i < caps; ++i) {
-          Dots<A>(p.out_dim, in_dim, w + i * matrix + j * p.out_dim * p.in_dim,
-                  x + i * sample,
-                  {tiles + (g0 + g) * group + j * capsule, count, d.tile}, row,
-                  numbers + at.dots + (i * (count + 1) + 1) * row + j * kLanes<A>,
-                  nullptr);
-        }
-      }
-      for (int64_t i = 0; i < caps; ++i) {
-        DotsToCoefficients(p, Rows<A>(p, g0 + g), logits + (i0 + i) * p.out_caps,
-                           numbers + at.first + i * row,
-                           numbers + at.dots + i * (count + 1) * row,
-                           numbers + at.logits_grad + i * row);
-      }
-      std::memset(dx, 0, caps * sample * sizeof(A));
-      for (int64_t j = 0; j < p.out_caps; ++j) {
-        for (int64_t i = 0; i < caps; ++i) {
-          Gradients<A>(p.out_dim, in_dim, w + i * matrix + j * p.out_dim * p.in_dim,
-                       {tiles + (g0 + g) * group + j * capsule, count, d.tile},
-                       numbers + at.dots + (i * (count + 1) + 1) * row + j * kLanes<A>,
-                       row, du + (i * at.groups + g) * group + j * capsule,
-                       dx + i * sample);
-        }
-      }
-      FromLanes(dx, caps * p.in_dim, Rows<A>(p, g0 + g), p.in_caps * p.in_dim,
-                grad_input + ((g0 + g) * kLanes<A> * p.in_caps + i0) * p.in_dim);
-    }
-    for (int64_t i = 0; i < caps; ++i) {
-      AddWeightsGrad(p, groups, du + i * at.groups * group, group,
-                     numbers + at.x + i * sample, at.caps * sample,
-                     numbers + at.weights_grad + i * at.matrix);
-    }
-  }
-  for (int64_t i = 0; i < caps; ++i) {
-    StoreWeightsGrad(p, numbers + at.weights_grad + i * at.matrix,
-                     grad_weights + (i0 + i) * matrix);
-    StoreLogitsGrad(p, numbers + at.logits_grad + i * row,
-                    grad_logits + (i0 + i) * p.out_caps);
-  }
+  GradWork<T, Depth>(in_dim, p, d, task, input, weights, logits, tiles, scratch)
+      .Run(grad_input, grad_weights, grad_logits);
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

@@ -47,9 +47,10 @@ struct SumTask {
   }
 };
 
-// c or, with sum_grads, db to b, and u_hat to u.
-template <typename T, typename A, typename InDim>
-void Agree(InDim in_dim, const Problem& p, const A* weights, const A* x,
+// c or, with sum_grads, db of an input capsule to b; its u_hat to u, unless that is
+// null.
+template <typename T, typename A, typename Depth>
+void Agree(Depth in_dim, const Problem& p, const A* weights, const A* x,
            const T* logits, const A* totals, const A* sum_grads, A* u, A* b) {
   const int64_t row = p.out_caps * kLanes<A>;
   const int64_t count = sum_grads == nullptr ? 1 : 2;
@@ -65,8 +66,28 @@ void Agree(InDim in_dim, const Problem& p, const A* weights, const A* x,
   }
 }
 
-template <typename T, typename InDim>
-void AddTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
+// sum += c u_hat of `caps` input capsules, with the c that FirstCoefficients made.
+template <typename A, typename Depth>
+void AddFirst(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
+              const A* x, const A* c, A* sum) {
+  for (int64_t j = 0; j < p.out_caps; ++j) {
+    AddPredictions(p.out_dim, in_dim, caps, weights + j * p.out_dim * p.in_dim,
+                   Matrix(p), x, c + j * kLanes<A>, p.out_caps * kLanes<A>,
+                   sum + j * p.out_dim * kLanes<A>);
+  }
+}
+
+// sum += b u of all output capsules.
+template <typename A>
+void AddAgreed(const Problem& p, const A* b, const A* u, A* sum) {
+  for (int64_t j = 0; j < p.out_caps; ++j) {
+    const int64_t tile = j * p.out_dim * kLanes<A>;
+    Add<A>(p.out_dim, Load(b + j * kLanes<A>), u + tile, sum + tile);
+  }
+}
+
+template <typename T, typename Depth>
+void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,
              const Accumulator<T>* totals, const Accumulator<T>* sum_grads,
              Accumulator<T>* parts, void* scratch) {
@@ -89,31 +110,20 @@ void AddTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
                         b + i * p.out_caps * kLanes<A>);
     }
     for (int64_t g = t.group_begin; g < t.group_end; ++g) {
-      A* const sum = part + g * group;
       LoadSamples(p, input, g, i0, caps, x);
-      if (totals == nullptr) {
-        for (int64_t j = 0; j < p.out_caps; ++j) {
-          AddPredictions(p.out_dim, in_dim, caps, w + j * p.out_dim * p.in_dim, matrix,
-                         x, b + j * kLanes<A>, p.out_caps * kLanes<A>,
-                         sum + j * p.out_dim * kLanes<A>);
-        }
-        continue;
-      }
-      for (int64_t i = 0; i < caps; ++i) {
+      if (totals == nullptr) AddFirst<A>(in_dim, p, caps, w, x, b, part + g * group);
+      for (int64_t i = 0; i < caps && totals != nullptr; ++i) {
         Agree<T, A>(in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
                     logits + (i0 + i) * p.out_caps, totals + g * group,
                     sum_grads == nullptr ? nullptr : sum_grads + g * group, u, b);
-        for (int64_t j = 0; j < p.out_caps; ++j) {
-          const int64_t tile = j * p.out_dim * kLanes<A>;
-          Add<A>(p.out_dim, Load(b + j * kLanes<A>), u + tile, sum + tile);
-        }
+        AddAgreed(p, b, u, part + g * group);
       }
     }
   }
 }
 
-template <typename T, typename InDim>
-void CoefficientsTask(InDim in_dim, const Problem& p, const Division& d, int64_t task,
+template <typename T, typename Depth>
+void CoefficientsTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
                       const T* input, const T* weights, const T* logits,
                       const Accumulator<T>* totals, T* coefficients, void* scratch) {
   using A = Accumulator<T>;

@@ -20,6 +20,7 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims of a register tile
 
 // in_dim: kFixed where that is not 0, so that loops over it are laid out when compiled.
+// Below, Depth is one of these types.
 template <int kFixed>
 struct InDim {
   int64_t value;
@@ -50,8 +51,8 @@ CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
 }
 
 // u = weights x for R rows of the weights.
-template <typename A, int R, typename InDim>
-CAPSOPS_INLINE void Predict(InDim in_dim, const A* weights, const A* x,
+template <typename A, int R, typename Depth>
+CAPSOPS_INLINE void Predict(Depth in_dim, const A* weights, const A* x,
                             Vector<A> (&u)[R]) {
   for (int r = 0; r < R; ++r) u[r] = Vector<A>{};
   const int64_t depth = in_dim;
@@ -64,8 +65,8 @@ CAPSOPS_INLINE void Predict(InDim in_dim, const A* weights, const A* x,
 
 // dots[m] = <u, tile m> for each of the tiles, `dot_stride` numbers apart, where u of
 // one output capsule is stored to `kept` unless that is null.
-template <typename A, typename InDim>
-inline void Dots(int64_t out_dim, InDim in_dim, const A* weights, const A* x,
+template <typename A, typename Depth>
+inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
                  const Tiles<A>& tiles, int64_t dot_stride, A* dots, A* kept) {
   for (int64_t m = 0; m < tiles.count; ++m) Store(dots + m * dot_stride, Vector<A>{});
   ForDims(out_dim, [&](auto size, int64_t d) __attribute__((always_inline)) {
@@ -94,8 +95,8 @@ inline void Add(int64_t out_dim, Vector<A> coefficient, const A* u, A* sum) {
 
 // sum += coefficient u of one output capsule for `caps` input capsules, each
 // `weights_stride`, `x_stride` and `coefficient_stride` numbers after the one before.
-template <typename A, typename InDim>
-inline void AddPredictions(int64_t out_dim, InDim in_dim, int64_t caps,
+template <typename A, typename Depth>
+inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
                            const A* weights, int64_t weights_stride, const A* x,
                            const A* coefficients, int64_t coefficient_stride, A* sum) {
   ForDims(out_dim, [&](auto size, int64_t d) __attribute__((always_inline)) {
@@ -115,8 +116,8 @@ inline void AddPredictions(int64_t out_dim, InDim in_dim, int64_t caps,
 
 // du = sum over the tiles of coefficient times tile, of one output capsule, and
 // dx += weights^T du. Coefficients are `coefficient_stride` numbers apart.
-template <typename A, typename InDim>
-inline void Gradients(int64_t out_dim, InDim in_dim, const A* weights,
+template <typename A, typename Depth>
+inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
                       const Tiles<A>& tiles, const A* coefficients,
                       int64_t coefficient_stride, A* du, A* dx) {
   const int64_t depth = in_dim;
@@ -132,6 +133,7 @@ inline void Gradients(int64_t out_dim, InDim in_dim, const A* weights,
     const A* w = weights + d * depth;
 #pragma GCC unroll 8
     for (int64_t k = 0; k < depth; ++k) {
+      // Two sums: each addition waits for the one before it.
       Vector<A> sum[2] = {Load(dx + k * kLanes<A>), Vector<A>{}};
       for (int r = 0; r < R; ++r) sum[r % 2] += w[r * depth + k] * grad[r];
       Store(dx + k * kLanes<A>, sum[0] + sum[1]);
