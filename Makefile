@@ -41,7 +41,7 @@ $(VENV)/.ready-%: requirements.txt
 # CUDA_ARCHS: machine code for each that nvcc knows, and PTX of the newest of them for
 # the GPUs to come.
 CUDA ?= auto
-CUDA_ARCHS ?= 80 86 89 90 100 120
+CUDA_ARCHS ?= 80 90 100 120
 ifneq ($(filter-out auto 0 1,$(CUDA))$(filter-out 1,$(words $(CUDA))),)
 $(error CUDA must be auto, 0 or 1, got '$(CUDA)')
 endif

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the CUDA toolkit, or none, and compiles CUDA sources with its nvcc."""
 
-_ARCHS = "80 86 89 90 100 120"
+_ARCHS = "80 90 100 120"
 
 _LIBRARY_DIRECTORIES = [
     "lib64",

@@ -7,6 +7,7 @@
 #define CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/tensor_float_32_utils.h"
 #include "tensorflow/core/util/work_sharder.h"
 #include "xla/stream_executor/stream.h"
 
@@ -54,7 +55,8 @@ inline CpuExec MakeExec<CpuExec>(tensorflow::OpKernelContext* ctx) {
 template <>
 inline GpuExec MakeExec<GpuExec>(tensorflow::OpKernelContext* ctx) {
   return {static_cast<CUstream_st*>(
-      ctx->op_device_context()->stream()->platform_specific_handle().stream)};
+              ctx->op_device_context()->stream()->platform_specific_handle().stream),
+          tensorflow::tensor_float_32_execution_enabled()};
 }
 
 // A launcher's working space, which lives as long as `workspace` and whatever the

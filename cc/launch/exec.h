@@ -25,9 +25,11 @@ struct CpuExec {
   std::function<void(int64_t count, int64_t cost, const Body& body)> parallel_for;
 };
 
-// A CUDA stream, on the device that is current for the calling thread.
+// A CUDA stream, on the device that is current for the calling thread. Where `tf32`,
+// products of float may be computed in TF32.
 struct GpuExec {
   CUstream_st* stream;
+  bool tf32 = false;
 };
 
 // 16-bit floats as bits in memory; each room converts with what it has.
