@@ -12,6 +12,7 @@ from keras.src import testing
 from parameterized import parameterized
 from reference import capsule_routing
 
+import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.layers import DigitCaps, digit_caps
 
@@ -52,6 +53,18 @@ def test_values(device, dtype, sizes, iterations):
     )
     plain = PLAIN(*operands, iterations)
     tolerances.assert_close(result, truth, plain, magnitude=np.ones_like(truth))
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_coefficients_are_those_of_the_op(device, policy, iterations):
+    inputs, *weights = _arguments(3, 7, 5, 4, 6)
+    layer = DigitCaps(5, 4, iterations, dtype=policy)
+    layer.build(inputs.shape)
+    layer.set_weights(weights)
+    operands = [tf.cast(each, layer.compute_dtype) for each in (inputs, *weights)]
+    expected = tf_capsops.routing_coefficients(*operands, iterations)
+    np.testing.assert_array_equal(layer.coefficients(operands[0]), expected)
 
 
 @pytest.mark.parametrize("iterations", [1, 3])

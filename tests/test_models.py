@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """models.capsnet: training, saving, and its parts."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tolerances
+from reference import capsule_routing, squash
 
 from tf_capsops import losses
 from tf_capsops.models import CapsNet, capsnet
@@ -88,6 +91,68 @@ def test_prediction_draws_the_longest_capsule_and_labels_choose_another():
     chosen = model({"images": _IMAGES, "labels": _LABELS})["reconstruction"]
     one_hot = np.eye(3, dtype=np.float32)[_LABELS]
     np.testing.assert_array_equal(chosen, model.decode(capsules, one_hot))
+
+
+# Neither images nor kernels nor strides are square, so that no axis can be taken for
+# another.
+_OBLONG = {
+    "input_shape": (14, 9, 2),
+    "kernel_size": (2, 3),
+    "primary_channels": 5,
+    "primary_kernel_size": (4, 3),
+    "primary_strides": (3, 2),
+}
+
+
+def test_routing_coefficients_lie_where_their_capsules_do(device):
+    keras.utils.set_random_seed(2)
+    network = {"num_classes": 3, **_SMALL, **_OBLONG}
+    model = capsnet(**network, routing_iterations=4, dtype="float64")
+    conv, primary, digit = model.encoder.layers
+    random = np.random.default_rng(3)
+    kernel, logits = (random.normal(size=weight.shape) for weight in digit.weights)
+    digit.set_weights([kernel, logits])
+    images = random.random([6, 14, 9, 2])
+    ours = model.routing_coefficients(images)
+    features = primary.conv(conv(images))
+    assert features.shape == (6, 4, 3, 5 * 4)
+    capsules = squash.forward(np.reshape(features, [6, 4, 3, 5, 4]))
+    truth = capsule_routing.coefficients(
+        capsules.reshape(6, -1, 4), kernel, logits, iterations=4
+    ).reshape(6, 4, 3, 5, 3)
+    assert np.ptp(truth, axis=0).max() > 0.1  # routing has done something
+    assert ours.dtype == tf.float64
+    np.testing.assert_allclose(ours, truth, rtol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [_OBLONG, {"input_shape": (5, 7, 1)}, {}])
+def test_primary_centers_are_the_middles_of_what_capsules_see(changes):
+    model = capsnet(**{"input_shape": (8, 8, 1), "num_classes": 3, **_SMALL, **changes})
+    conv, primary, _ = model.encoder.layers
+    for layer in (conv, primary.conv):
+        layer.set_weights([np.ones(weight.shape) for weight in layer.weights])
+    images = tf.ones([1, *model.image_shape])
+    rows, columns = model.primary_centers
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(images)
+        features = primary.conv(conv(images))
+        each = [
+            features[0, y, x, 0] for y in range(len(rows)) for x in range(len(columns))
+        ]
+    assert features.shape[1:3] == (len(rows), len(columns))
+    for feature, center in zip(each, itertools.product(rows, columns), strict=True):
+        seen = np.argwhere(np.asarray(tape.gradient(feature, images))[0, ..., 0])
+        np.testing.assert_array_equal((seen.min(axis=0) + seen.max(axis=0)) / 2, center)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_routing_coefficients_share_each_capsule_out(device, policy):
+    coefficients = _small(dtype=policy).routing_coefficients(_IMAGES)
+    assert coefficients.shape == (12, 2, 2, 2, 3)
+    assert np.min(coefficients) >= 0
+    allowed = 3 * tolerances.ulp(np.asarray(coefficients).dtype)
+    totals = np.asarray(coefficients, np.float64).sum(axis=-1)
+    np.testing.assert_allclose(totals, 1, rtol=0, atol=allowed)
 
 
 def test_saved_and_loaded_with_decoder_and_compilation(tmp_path):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import known_shape, positive_int
 from tf_capsops.layers.initializers import RoutedNormal
-from tf_capsops.ops.capsule_routing import capsule_routing
+from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -102,6 +102,26 @@ class DigitCaps(keras.layers.Layer):
         return capsule_routing(
             capsules,
             tf.convert_to_tensor(self.kernel),
+            tf.cast(self.logits, capsules.dtype),
+            self.routing_iterations,
+        )
+
+    def coefficients(self, capsules):
+        """How the layer divides capsules among its own, as of its last iteration.
+
+        The c of equation 3 of Sabour et al. (2017), by the op
+        `tf_capsops.routing_coefficients`. Not differentiable.
+
+        Args:
+          capsules: what the layer takes, `[B, I, K]`.
+
+        Returns:
+          `[B, I, num_capsules]`: not negative, and of sum one over the last axis.
+        """
+        capsules = tf.convert_to_tensor(capsules)
+        return routing_coefficients(
+            capsules,
+            tf.cast(self.kernel, capsules.dtype),
             tf.cast(self.logits, capsules.dtype),
             self.routing_iterations,
         )

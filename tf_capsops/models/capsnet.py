@@ -5,6 +5,7 @@
 import math
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int, positive_pair
@@ -25,7 +26,8 @@ class CapsNet(keras.Model):
 
     `fit` and `evaluate` take images and labels, integers or one-hot. The sub-models
     are `encoder` (images to capsules) and `decoder` (masked, flattened capsules to
-    images); `encode` and `decode` call them.
+    images); `encode` and `decode` call them. `routing_coefficients` shows what routing
+    makes of an image.
 
     >>> import numpy as np
     >>> from tf_capsops.models import CapsNet
@@ -33,6 +35,8 @@ class CapsNet(keras.Model):
     >>> capsules = model.encode(np.zeros([2, 8, 8, 1]))
     >>> model.decode(capsules).shape.as_list()
     [2, 8, 8, 1]
+    >>> model.routing_coefficients(np.zeros([2, 8, 8, 1])).shape.as_list()
+    [2, 2, 2, 32, 10]
     """
 
     def __init__(
@@ -154,6 +158,45 @@ class CapsNet(keras.Model):
     def encode(self, images):
         """Capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
         return self.encoder(images)
+
+    def routing_coefficients(self, images):
+        """How routing divides the primary capsules among the classes.
+
+        The c of the last iteration: procedure 1 and equation 3 of Sabour et al. (2017).
+
+        Args:
+          images: `[B, H, W, C]`.
+
+        Returns:
+          `[B, H', W', primary_channels, num_classes]`: H' x W' positions of primary
+          capsules, which `primary_centers` gives, with as many types at each. Not
+          negative, and of sum one over the classes.
+        """
+        conv, primary, digit = self.encoder.layers
+        capsules = primary(conv(images))
+        size = [len(centers) for centers in self.primary_centers]
+        coefficients = digit.coefficients(capsules)
+        return tf.reshape(
+            coefficients, [-1, *size, primary.channels, digit.num_capsules]
+        )
+
+    @property
+    def primary_centers(self):
+        """The pixels around which the primary capsules see the image.
+
+        Two arrays, `[H']` of rows and `[W']` of columns: the middles of the receptive
+        fields. They are primary_strides apart; a field is kernel_size plus
+        primary_kernel_size minus 1 pixels wide.
+        """
+        conv, primary, _ = self.encoder.layers
+        fields = zip(conv.kernel_size, primary.kernel_size, strict=True)
+        last = [first + second - 2 for first, second in fields]
+        return tuple(
+            np.arange(0, pixels - behind, stride) + behind / 2
+            for pixels, behind, stride in zip(
+                self.image_shape, last, primary.strides, strict=False
+            )
+        )
 
     def decode(self, capsules, one_hot=None, training=None):
         """Images `[B, H, W, C]` of capsules `[B, num_classes, capsule_dim]`.
