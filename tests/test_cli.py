@@ -8,12 +8,15 @@ import subprocess
 import sys
 
 import fresh
+import keras
 import matplotlib.image
 import numpy as np
 import pytest
 
 import tf_capsops
+from tf_capsops import data, models
 from tf_capsops.__main__ import main
+from tf_capsops.cli import figures
 from tf_capsops.cli.evaluate import confusion_matrix
 
 _FILES = {
@@ -82,10 +85,12 @@ def test_reconstruct_overwrites_nothing(work, capsys):
     before = (run / "reconstructions.png").read_bytes()
     assert main(["reconstruct", "runs/digits", "--images", "7"]) == 0
     assert (run / "reconstructions.png").read_bytes() == before
-    for name in ("reconstructions-2.png", "perturbations.png"):
+    printed = capsys.readouterr().out
+    for name in ("reconstructions-2.png", "perturbations.png", "coefficients.png"):
         assert matplotlib.image.imread(run / name).std() > 0.05
+        assert f"wrote runs/digits/{name}\n" in printed
     assert main(["reconstruct", "--output", "pictures"]) == 0
-    assert (work / "pictures" / "perturbations.png").exists()
+    assert (work / "pictures" / "coefficients.png").exists()
 
 
 def test_train_keeps_older_runs_and_repeats_a_seed(tmp_path):
@@ -116,7 +121,75 @@ def test_train_on_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir("/")
     assert main(["evaluate", str(tmp_path / "runs/colours")]) == 0
     assert main(["reconstruct", str(tmp_path / "runs/colours")]) == 0
-    assert "perturbations.png" in capsys.readouterr().out
+    assert "coefficients.png" in capsys.readouterr().out
+
+
+def _shown(coefficients, folder, monkeypatch, classes=3):
+    """What `figures.coefficients` shows of a network with such coefficients.
+
+    Returns the arrays of its pictures, and the colour scales they were shown with.
+    """
+    model = models.capsnet(
+        (9, 9, 1), classes, filters=4, kernel_size=3, primary_channels=3, primary_dim=2,
+        primary_kernel_size=3, capsule_dim=2, decoder_units=(4,)
+    )  # fmt: skip
+    monkeypatch.setattr(model, "routing_coefficients", lambda images: coefficients)
+    images, labels = (
+        np.random.default_rng(0).random([2, 9, 9, 1]),
+        np.arange(2) % classes,
+    )
+    dataset = data.Dataset("noise", images, labels, images, labels)
+    shown = []
+    monkeypatch.setattr(
+        figures,
+        "_shade",
+        lambda axes, values, scale, **_: shown.append((values, scale)),
+    )
+    figures.coefficients(model, dataset, folder / "coefficients.png")
+    lengths = model.predict(images, verbose=0)["lengths"]
+    return np.argsort(-lengths, axis=1), shown
+
+
+def test_coefficients_of_the_predicted_and_the_second_class(tmp_path, monkeypatch):
+    random = np.random.default_rng(4)
+    coefficients = random.dirichlet(np.ones(3), [2, 3, 3, 3])
+    ranked, shown = _shown(coefficients, tmp_path, monkeypatch)
+    assert len(shown) == 2 * 3
+    for sample in range(2):
+        first, second = (coefficients[sample, ..., j] for j in ranked[sample, :2])
+        means, *blocks = (values for values, _ in shown[3 * sample :][:3])
+        np.testing.assert_array_equal(means, first.mean(axis=-1))
+        for block, values in zip(blocks, (first, second), strict=True):
+            # Three types in two rows of two, of which the last is empty.
+            assert block.shape == (6, 6)
+            np.testing.assert_array_equal(block[0::2, 0::2], values[..., 0])
+            np.testing.assert_array_equal(block[0::2, 1::2], values[..., 1])
+            np.testing.assert_array_equal(block[1::2, 0::2], values[..., 2])
+            assert np.isnan(block[1::2, 1::2]).all()
+    for _, scale in shown:
+        # White is what routing begins with; more is red, less is blue.
+        assert scale.norm(1 / 3) == pytest.approx(0.5)
+        (more, _, less, _), (fewer, _, further, _) = scale.to_rgba([0.5, 0.2])
+        assert more > less and fewer < further
+        assert scale.norm(0.0) == 0  # not left out
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_coefficients_of_few_classes(tmp_path, monkeypatch, classes):
+    uniform = np.full([2, 3, 3, 3, classes], 1 / classes)
+    _, shown = _shown(uniform, tmp_path, monkeypatch, classes)
+    assert len(shown) == 2 * (1 + classes)
+    assert (tmp_path / "coefficients.png").exists()
+
+
+def test_other_models_are_named(work, capsys):
+    keras.Sequential([keras.Input([8, 8, 1]), keras.layers.Flatten()]).save(
+        "flat.keras"
+    )
+    assert main(["reconstruct", "flat.keras", "--data", "digits"]) == 2
+    errors = capsys.readouterr().err
+    assert "flat.keras holds a Sequential, not a CapsNet" in errors
+    assert not list(work.glob("*.png"))
 
 
 @pytest.mark.parametrize(

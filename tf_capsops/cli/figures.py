@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of training runs, drawn without a display."""
 
+import math
+
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 # What is added to one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
@@ -63,16 +67,7 @@ def reconstructions(model, dataset, path, count=40, columns=10):
         centers, _ = _tiles(axes, pairs, columns)
         for place, center in enumerate(centers[: len(chosen[part])]):
             label = dataset.y_test[chosen[part][place]]
-            predicted = predictions[part][place]
-            right = label == predicted
-            axes.annotate(
-                f"{label}" if right else f"{label}, read as {predicted}",
-                (center, 1.02),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                fontsize=8,
-                color=_GREY if right else _RED,
-            )
+            _name(axes, center, label, predictions[part][place])
     figure.suptitle("test images, and below each its reconstruction", fontsize=10)
     _save(figure, path)
 
@@ -97,6 +92,57 @@ def perturbations(model, dataset, path):
         axes.set_title(f"class {label}", fontsize=10)
         axes.set_xlabel("added to the dimension", fontsize=8)
     blocks[0].set_ylabel("dimension of the capsule", fontsize=8)
+    _save(figure, path)
+
+
+def coefficients(model, dataset, path, count=10):
+    """Draws to `path` how routing divides the primary capsules of test images.
+
+    The images are the first ones of each class, `count` in all, with a frame around the
+    centers of what the primary capsules see. Below each, that frame with coefficients
+    of the last iteration (equation 3 of Sabour et al., 2017): for the predicted class,
+    the mean over the types of primary capsule at each position; for the same class,
+    every primary capsule; and the same for the class that comes second. Colours show
+    ratios to 1 / classes, with which routing begins, on logarithmic scales.
+    """
+    chosen = _by_class(dataset.y_test, count)
+    images, labels = dataset.x_test[chosen], dataset.y_test[chosen]
+    lengths = model.predict(images, verbose=0)["lengths"]
+    everything = np.asarray(model.routing_coefficients(images))
+    ranked = np.argsort(-lengths, axis=1)[:, :2]
+    each = [everything[np.arange(len(chosen)), ..., j] for j in ranked.T]
+    means = each[0].mean(axis=-1)
+    uniform = 1 / model.num_classes
+    scales = _around(uniform, means), _around(uniform, each[0])
+
+    names = ["", "predicted class,\nmean over types", "predicted class,\neach capsule"]
+    names += ["second class,\neach capsule"][: len(each) - 1]
+    figure = _figure(max(len(chosen) * 1.05 + 1.7, 6), len(names) * 1.2 + 0.8)
+    rows = figure.subplots(len(names), len(chosen), squeeze=False)
+    for axes, name in zip(rows[:, 0], names, strict=True):
+        axes.set_ylabel(name, fontsize=8)
+    for sample, column in enumerate(rows.T):
+        middles, _ = _tiles(column[0], images[np.newaxis, sample : sample + 1], 1)
+        _name(column[0], middles[0], labels[sample], ranked[sample, 0])
+        frame = _frame(column[0], images[sample], model.primary_centers)
+        _under_ink(column[1], means[sample], images[sample], frame, scales[0])
+        for axes, values in zip(column[2:], each, strict=True):
+            _blocks(axes, values[sample], scales[1])
+            axes.set_title(f"mean {values[sample].mean():#.2g}", fontsize=7, pad=2)
+    for scale, lines in zip(scales, (rows[1:2], rows[2:]), strict=True):
+        bar = figure.colorbar(scale, ax=lines, extend="min", aspect=10 * len(lines))
+        ticks = np.geomspace(scale.norm.vmin, scale.norm.vmax, 5)
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        bar.minorticks_off()
+        bar.ax.tick_params(labelsize=7)
+        bar.set_label(f"coefficient\n(uniform: 1/{model.num_classes})", fontsize=8)
+    figure.suptitle(
+        f"routing coefficients of {everything[0, ..., 0].size} primary capsules\n"
+        f"{np.mean(each[0] > 0.5):.1%} give the predicted class more than half of "
+        f"themselves\nmean |coefficient - 1/{model.num_classes}| over all classes: "
+        f"{np.abs(everything - uniform).mean():.2g}",
+        fontsize=9,
+    )
     _save(figure, path)
 
 
@@ -141,14 +187,87 @@ def _tiles(axes, images, columns):
         axes.imshow(np.nan_to_num(sheet, nan=1.0), vmin=0, vmax=1)
     else:
         axes.imshow(sheet[..., 0], vmin=0, vmax=1, cmap=_INK, interpolation="nearest")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    _bare(axes)
     return (
         np.arange(columns) * (width + gap) + (width - 1) / 2,
         np.arange(rows) * (height + gap) + (height - 1) / 2,
     )
+
+
+def _name(axes, center, label, predicted):
+    """Writes an image's class above it; in red, with the prediction, where wrong."""
+    right = label == predicted
+    axes.annotate(
+        f"{label}" if right else f"{label}, read as {predicted}",
+        (center, 1.02),
+        xycoords=("data", "axes fraction"),
+        ha="center",
+        fontsize=8,
+        color=_GREY if right else _RED,
+    )
+
+
+def _bare(axes):
+    """Leaves nothing around the axes' picture."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _around(uniform, values):
+    """Diverging colours up to the largest of the values, as far down as up."""
+    span = max(values.max() / uniform, 1.25)
+    return ScalarMappable(LogNorm(uniform / span, uniform * span, True), "RdBu_r")
+
+
+def _frame(axes, image, centers):
+    """Draws the frame around `centers` into the image.
+
+    Returns:
+      Its left, right, bottom and top, in pixels.
+    """
+    bounds = []
+    for places, pixels in zip(centers, image.shape[:2], strict=True):
+        step = places[1] - places[0] if len(places) > 1 else pixels
+        bounds.append((places[0] - step / 2, places[-1] + step / 2))
+    (top, bottom), (left, right) = bounds
+    corner, width, height = (left, top), right - left, bottom - top
+    axes.add_patch(Rectangle(corner, width, height, edgecolor=_ORANGE, fill=False))
+    return left, right, bottom, top
+
+
+def _under_ink(axes, values, image, frame, scale):
+    """Shows `values` `[H', W']` in the frame, and over them what is dark there."""
+    _shade(axes, values, scale, extent=frame)
+    ink = 1 - image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
+    black = np.zeros([*ink.shape, 3])
+    axes.imshow(black, alpha=0.25 * ink, interpolation="nearest")
+    left, right, bottom, top = frame
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+
+
+def _blocks(axes, values, scale):
+    """Shows `values` `[H', W', types]`: a block for each position, a cell a type."""
+    height, width, types = values.shape
+    columns = math.ceil(math.sqrt(types))
+    lines = -(-types // columns)
+    cells = np.full((height, width, lines * columns), np.nan)
+    cells[..., :types] = values
+    cells = cells.reshape(height, width, lines, columns).transpose(0, 2, 1, 3)
+    _shade(axes, cells.reshape(height * lines, width * columns), scale)
+    for row in range(1, height):
+        axes.axhline(row * lines - 0.5, color=_GREY, linewidth=0.4)
+    for column in range(1, width):
+        axes.axvline(column * columns - 0.5, color=_GREY, linewidth=0.4)
+
+
+def _shade(axes, values, scale, extent=None):
+    options = {"norm": scale.norm, "cmap": scale.cmap, "interpolation": "nearest"}
+    axes.imshow(values, extent=extent, **options)
+    axes.set_facecolor("#d0d0d0")
+    _bare(axes)
 
 
 def _marker(epochs):

@@ -1,6 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws reconstructions, and what each dimension of a capsule does, as PNG files."""
+"""Draws what a model makes of images, and how, as PNG files.
+
+Reconstructions, what each dimension of a capsule does, and routing coefficients.
+"""
 
 import pathlib
 
@@ -34,7 +37,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Draws both figures. Returns the exit status."""
+    """Draws the figures. Returns the exit status."""
     from tf_capsops.cli import figures, runs
     from tf_capsops.cli.errors import reported
 
@@ -48,6 +51,9 @@ def run(args):
         perturbed = _unused(output, "perturbations")
         figures.perturbations(model, dataset, perturbed)
         print(f"wrote {perturbed}")
+        routed = _unused(output, "coefficients")
+        figures.coefficients(model, dataset, routed)
+        print(f"wrote {routed}")
     return 0
 
 

@@ -10,6 +10,7 @@ import keras
 
 from tf_capsops import _library, data
 from tf_capsops.cli.errors import CommandError, reported
+from tf_capsops.models import CapsNet
 
 MODEL = "model.keras"
 CONFIG = "config.json"
@@ -85,9 +86,9 @@ def open_model(target, source=None):
     dataset = open_data(source)
     with reported(ValueError, TypeError, OSError, KeyError):
         model = keras.saving.load_model(path)
-    shape = getattr(model, "image_shape", None)
-    if shape is None:
+    if not isinstance(model, CapsNet):
         raise CommandError(f"{path} holds a {type(model).__name__}, not a CapsNet")
+    shape = model.image_shape
     if tuple(shape) != tuple(dataset.image_shape):
         raise CommandError(
             f"the model takes images of shape {shape}, but those of {dataset.name} "
