@@ -281,11 +281,17 @@ __device__ void Softmax(int out_caps, const S* logits, bool agreed, bool inside,
     c[j] = logit;
     maximum = fmax(maximum, logit);
   }
-  for (int j = 0; j < end; j += kSamples) {
-    const A exponential = exp(c[j] - maximum);
-    c[j] = exponential;
-    sum += exponential;
-    if constexpr (kGradient) mean += exponential * dc[j];
+  constexpr int kRun = 32 * kSamples;  // added up for itself: rounding grows less
+  for (int j0 = 0; j0 < end; j0 += kRun) {
+    A run = 0, run_mean = 0;
+    for (int j = j0; j < min(j0 + kRun, end); j += kSamples) {
+      const A exponential = exp(c[j] - maximum);
+      c[j] = exponential;
+      run += exponential;
+      if constexpr (kGradient) run_mean += exponential * dc[j];
+    }
+    sum += run;
+    mean += run_mean;
   }
   const A inverse = 1 / sum;
   mean *= inverse;

@@ -51,6 +51,10 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   const bool real = j < z.out_caps;
   const int64_t matrices = int64_t{z.out_caps} * (D * K);  // of an input capsule
 
+  // Of a lane's weights of product 0: as operand with input, and with du_hat.
+  const int by_column = WeightPlace(2 * place.t, place.g / 2, place.g % 2);
+  const int by_row[2] = {WeightPlace(place.g, place.t, 0),
+                         WeightPlace(place.g, place.t, 1)};
   const int64_t input_row = z.in_caps * K;
   constexpr int kWord = 16 / sizeof(S);
   const int row_words = min(int64_t{teams} * kCaps, z.in_caps - block_i0) * K / kWord;
@@ -151,8 +155,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 #pragma unroll
           for (int s = 0; s < KS; ++s) {
             const float2 pair = *reinterpret_cast<const float2*>(
-                w + (n * KS + s) * w_step +
-                WeightPlace(2 * place.t, place.g / 2, 2 * m + place.g % 2));
+                w + (n * KS + s) * w_step + m * 64 + by_column);
             Operand<2, kTf32> b;
             b.SetPrepared(0, pair.x);
             b.SetPrepared(1, pair.y);
@@ -171,6 +174,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
+    const bool partial_tile = (tile + 1) * kTileSamples > z.batch;
     // The softmaxes, all at once: c becomes exp.
     float maximum[R][kCaps][2];
     const auto item = [&](int r, int n, int h) {
@@ -185,8 +189,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           float exponential;
           const Share share = ShareOfLanes<true>(c[r][n][h], db[r][n][h], &exponential);
           if (place.t == 0) {
-            shares[item(r, n, h) * z.groups + group] = {share.maximum, share.sum,
-                                                        share.weighted, 0};
+            shares[group * Layout::kItems + item(r, n, h)] = {share.maximum, share.sum,
+                                                              share.weighted, 0};
           }
           maximum[r][n][h] = share.maximum;
           c[r][n][h] = exponential;
@@ -195,7 +199,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     }
     WaitFor(team + 1, team_threads);
     for (int e = thread; e < Layout::kItems; e += team_threads) {
-      softmaxes[e] = Softmax(shares + e * z.groups, z.groups).Stored();
+      softmaxes[e] = Softmax::Of<Layout::kItems>(shares + e, z.groups).Stored();
     }
     WaitFor(team + 1, team_threads);
 #pragma unroll
@@ -206,10 +210,12 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         for (int h = 0; h < 2; ++h) {
           const Softmax softmax(softmaxes[item(r, n, h)]);
           const float factor = softmax.Coefficient(maximum[r][n][h], c[r][n][h]);
+          c[r][n][h] = factor;
+          db[r][n][h] = factor * (db[r][n][h] - softmax.mean);
           // What stands for no sample must not add to a sum over samples.
-          const bool inside = tile * kTileSamples + h * 8 + place.g < z.batch;
-          c[r][n][h] = inside ? factor : 0.0f;
-          db[r][n][h] = inside ? factor * (db[r][n][h] - softmax.mean) : 0.0f;
+          if (partial_tile && tile * kTileSamples + h * 8 + place.g >= z.batch) {
+            c[r][n][h] = db[r][n][h] = 0;
+          }
           sum_logits[n] += db[r][n][h];
         }
       }
@@ -261,9 +267,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
             Operand<2, kTf32> b;
 #pragma unroll
             for (int q = 0; q < 2; ++q) {
-              b.SetPrepared(
-                  q,
-                  w[(n * KS + s) * w_step + WeightPlace(place.g, place.t, 2 * m + q)]);
+              b.SetPrepared(q, w[(n * KS + s) * w_step + m * 64 + by_row[q]]);
             }
             Multiply(a, b, sum_input[n][s]);
           }

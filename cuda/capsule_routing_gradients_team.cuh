@@ -34,7 +34,7 @@ struct GradientsShared {
            kTileSamples * row() * static_cast<int>(sizeof(S));
   }
   // Of one team: operands of weights [capsule][KS][group]; what its warps tell each
-  // other, shares [row][capsule][iteration][group] or parts of grad_input
+  // other, shares [group][row][capsule][iteration] or parts of grad_input
   // [group][capsule][KS][lane]; softmaxes [row][capsule][iteration].
   __host__ __device__ int weights() const {
     return kCaps * KS * groups * kWeights * static_cast<int>(sizeof(float));
@@ -52,7 +52,7 @@ struct GradientsShared {
 // both the product with input, by (j, d), and that with du_hat, by (k, j), read it
 // without two lanes on one bank.
 __device__ inline int WeightPlace(int k, int j, int d) {
-  return d * 32 + ((j * kStepK + k) ^ (d % 2 * 16));
+  return d * 32 + ((j * kStepK + k) ^ ((d & 1) * 16));
 }
 
 // Transposes the 8 x 8 floats of which each lane holds row g, columns 2t and 2t + 1.

@@ -16,10 +16,11 @@ namespace capsops::capsule_routing {
 constexpr int kPassWarps = 12;  // of a block at most
 
 // How a block divides its work. A team has a warp for each group of output capsules and
-// one tile of samples; a part of the block's input capsules goes to `tiles` teams,
-// which share its weights.
+// one tile of samples; a part of the block's input capsules, `caps` of them but for the
+// last, goes to `tiles` teams, which share its weights.
 struct Teams {
   int tiles, parts;
+  int64_t caps;
 
   __host__ __device__ int count() const { return tiles * parts; }
 };
@@ -40,10 +41,8 @@ struct Worker {
     const int64_t own = int64_t{blockIdx.x} * teams.tiles + team % teams.tiles;
     idle = own >= z.tiles;
     tile = min(own, z.tiles - 1);
-    const int64_t first = int64_t{blockIdx.y} * teams.parts + part;
-    const int64_t count = int64_t{gridDim.y} * teams.parts;
-    begin = first * z.in_caps / count;
-    end = (first + 1) * z.in_caps / count;
+    begin = min((int64_t{blockIdx.y} * teams.parts + part) * teams.caps, z.in_caps);
+    end = min(begin + teams.caps, z.in_caps);
   }
 };
 
@@ -62,39 +61,35 @@ class Conveyor {
   static constexpr int kMatrix = D * K + 16;  // padded: capsules are on other banks
   static constexpr int kRow = kCaps * K + 8;  // of samples; keeps two rows off a bank
 
-  // Elements of one stage.
+  // Elements of one stage: room also for the matrices that the last group lacks.
   __host__ __device__ static int StageLength(int groups, int tiles) {
-    return kCaps * groups * (kGroupCaps * kMatrix) + tiles * kTileSamples * kRow;
+    return (kCaps + 1) * groups * (kGroupCaps * kMatrix) + tiles * kTileSamples * kRow;
   }
 
   __device__ Conveyor(const Sizes& z, const Teams& teams, const Worker& worker,
                       const S* input, const S* weights, S* memory)
-      : z_(z),
-        tiles_(teams.tiles),
-        caps_(static_cast<int>(worker.end - worker.begin)),
+      : caps_(static_cast<int>(worker.end - worker.begin)),
         out_caps_(z.out_caps),
-        matrices_(z.groups * kGroupCaps),
         length_(StageLength(z.groups, teams.tiles)),
         barrier_(worker.part + 1),
         thread_(worker.thread),
         threads_(worker.threads),
-        memory_(memory + worker.part * (kStages * length_)),
-        input_(kCaps * matrices_ * kMatrix) {
+        memory_(memory + worker.part * (kStages * length_)) {
     const Place place;
-    // The output capsules past the last, to which nothing is brought.
-    const int begin = out_caps_ * kMatrix, end = matrices_ * kMatrix;
-    for (int e = begin + thread_; e < end; e += threads_) {
-#pragma unroll
-      for (int n = 0; n < kStages * kCaps; ++n) {
-        memory_[n / kCaps * length_ + n % kCaps * end + e] = S(0.0f);
-      }
-    }
-    const int word = place.lane % kMatrixWords;
-    matrix_word_ = word * kWord;
-    from_weights_ = weights + worker.begin * out_caps_ * (D * K) + word * kWord;
+    to_weights_ = thread_ / kMatrixWords * kMatrix + thread_ % kMatrixWords * kWord;
+    from_weights_ = weights + worker.begin * out_caps_ * (D * K) + thread_ * kWord;
+    const int begin = length_ - teams.tiles * kTileSamples * kRow;  // of input
     sample_word_ = thread_ % kSampleWords * kWord;
-    from_input_ = input + worker.begin * K + sample_word_;
-    row_ = input_ + (worker.team % teams.tiles * kTileSamples + place.g) * kRow +
+    rows_ = 0;
+#pragma unroll
+    for (int e = 0; e < kRows; ++e) {
+      const int row = (thread_ + e * threads_) / kSampleWords;
+      if (row < teams.tiles * kTileSamples) rows_ = e + 1;
+      const int64_t b = int64_t{blockIdx.x} * teams.tiles * kTileSamples + row;
+      to_input_[e] = begin + row * kRow + sample_word_;
+      from_input_[e] = SampleRow<K>(z, input, b) + worker.begin * K + sample_word_;
+    }
+    row_ = begin + (worker.team % teams.tiles * kTileSamples + place.g) * kRow +
            2 * place.t;
     column_ = (worker.group * kGroupCaps + place.g / 2) * kMatrix + place.g % 2 * K +
               2 * place.t;
@@ -121,49 +116,53 @@ class Conveyor {
     rows[1] = LoadPair(at + 8 * kRow);
   }
   __device__ Pack<S, 2> Column(int n, int s, int m) const {
-    return LoadPair(now_ + column_ + n * matrices_ * kMatrix + 2 * m * K + s * kStepK);
+    return LoadPair(now_ + column_ + n * out_caps_ * kMatrix + 2 * m * K + s * kStepK);
   }
 
  private:
   static constexpr int kWord = 16 / sizeof(S);
-  static constexpr int kMatrixWords = D * K / kWord;
-  static constexpr int kSampleWords = kCaps * K / kWord;
-  static_assert(kMatrixWords % kLanes == 0 || kLanes % kMatrixWords == 0);
+  static constexpr int kMatrixWords = D * K / kWord, kSampleWords = kCaps * K / kWord;
+  // Of samples that a thread brings words of, at most: with a team of one warp.
+  static constexpr int kRows = kTileSamples * kSampleWords / kLanes;
+  static_assert(kLanes % kMatrixWords == 0 || kMatrixWords % kLanes == 0);
 
   __device__ void Bring(int slot) {
     S* const to = memory_ + slot * length_;
     const int caps = min(caps_, kCaps);
-    // A warp brings some words of a matrix, or all of some.
-    constexpr int kTogether = kMatrixWords < kLanes ? kLanes / kMatrixWords : 1;
-    const int own = thread_ / kLanes * kTogether + thread_ % kLanes / kMatrixWords;
-    for (int e = own; e < caps * out_caps_; e += threads_ / kLanes * kTogether) {
-      const int n = e >= out_caps_, j = e - n * out_caps_;
-#pragma unroll
-      for (int part = 0; part < kMatrixWords; part += kLanes) {
+    const int words = caps * out_caps_ * kMatrixWords;
+    if constexpr (kMatrixWords <= kLanes) {
+      // A thread's words all have the same place in a matrix.
+      const int step = threads_ / kMatrixWords * kMatrix;
+      S* matrix = to + to_weights_;
+      const S* from = from_weights_;
+      for (int e = thread_; e < words; e += threads_) {
+        __pipeline_memcpy_async(matrix, from, 16);
+        matrix += step;
+        from += threads_ * kWord;
+      }
+    } else {
+      for (int e = thread_; e < words; e += threads_) {
         __pipeline_memcpy_async(
-            to + (n * matrices_ + j) * kMatrix + matrix_word_ + part * kWord,
-            from_weights_ + e * (D * K) + part * kWord, 16);
+            to + e / kMatrixWords * kMatrix + e % kMatrixWords * kWord,
+            from_weights_ + (e - thread_) * kWord, 16);
       }
     }
-    const int rows = sample_word_ < caps * K ? tiles_ * kTileSamples : 0;
-    const int64_t first = int64_t{blockIdx.x} * tiles_ * kTileSamples;
-    for (int row = thread_ / kSampleWords; row < rows; row += threads_ / kSampleWords) {
-      const int64_t b = min(first + row, z_.batch - 1);
-      __pipeline_memcpy_async(to + input_ + row * kRow + sample_word_,
-                              from_input_ + b * z_.in_caps * K, 16);
+#pragma unroll
+    for (int e = 0; e < kRows; ++e) {
+      if (e < rows_ && sample_word_ < caps * K) {
+        __pipeline_memcpy_async(to + to_input_[e], from_input_[e], 16);
+      }
+      from_input_[e] += kCaps * K;
     }
     __pipeline_commit();
     from_weights_ += kCaps * out_caps_ * (D * K);
-    from_input_ += kCaps * K;
     caps_ = max(caps_ - kCaps, 0);
   }
 
-  const Sizes& z_;
-  int tiles_, caps_, out_caps_, matrices_, length_, barrier_, thread_, threads_;
+  int caps_, out_caps_, length_, barrier_, thread_, threads_, slot_ = 0;
+  int to_weights_, sample_word_, rows_, to_input_[kRows], row_, column_;
   S* memory_;
-  int input_;  // begins here in a stage
-  int slot_ = 0, matrix_word_, sample_word_, row_, column_;
-  const S *now_, *from_weights_, *from_input_;
+  const S *now_, *from_weights_, *from_input_[kRows];
 };
 
 // Writes what a block's warps have summed up to partial[blockIdx.y], the parts added in
@@ -275,8 +274,8 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
                float4* __restrict__ partial, S* __restrict__ coefficients) {
   constexpr int M = D / 2, KS = K / kStepK;
   constexpr bool kBackward = kPass == Pass::kGradient;
-  // V and where kBackward ds [tile][group][m][lane], shares [step parity][team][row]
-  // [group], then the conveyor's; at the end, what the parts but the first add.
+  // V and where kBackward ds [tile][group][m][lane], shares [step parity][team]
+  // [group][row], then the conveyor's; at the end, what the parts but the first add.
   extern __shared__ float4 shared[];
   const Place place;
   const Worker worker(z, teams);
@@ -306,7 +305,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   const bool real = j < z.out_caps;
   const S* const biases = logits + worker.begin * z.out_caps + min(j, z.out_caps - 1);
   float4* const my_shares =
-      all_shares + (worker.team * kTileSamples + place.g) * z.groups;
+      all_shares + worker.team * (kTileSamples * z.groups) + place.g;
   float sum[M][4] = {};
   const int count = static_cast<int>(worker.end - worker.begin);
   const auto step = [&](int n, int l, float bias) {
@@ -328,17 +327,21 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
       AddProducts(u[m], my_v[m * kLanes], along_v);
       if constexpr (kBackward) AddProducts(u[m], my_ds[m * kLanes], along_ds);
     }
-    const float logit[2] = {along_v[0] + along_v[1], along_v[2] + along_v[3]};
-    const float dc[2] = {along_ds[0] + along_ds[1], along_ds[2] + along_ds[3]};
+    // Past the last output capsule the predictions are of no meaning.
     Share share[2];
-    float exponential[2];
+    float logit[2], dc[2], exponential[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      logit[h] = real ? along_v[2 * h] + along_v[2 * h + 1] : -INFINITY;
+      dc[h] = real ? along_ds[2 * h] + along_ds[2 * h + 1] : 0.0f;
+    }
     float4* const shares = my_shares + l % 2 * shares_length;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       share[h] = ShareOfLanes<kBackward>(logit[h], dc[h], &exponential[h]);
       if (place.t == 0) {
-        shares[h * 8 * z.groups + worker.group] = {share[h].maximum, share[h].sum,
-                                                   share[h].weighted, 0};
+        shares[worker.group * kTileSamples + h * 8] = {share[h].maximum, share[h].sum,
+                                                       share[h].weighted, 0};
       }
     }
     if (z.groups > 1) {
@@ -348,7 +351,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Softmax softmax(shares + h * 8 * z.groups, z.groups);
+      const auto softmax = Softmax::Of<kTileSamples>(shares + h * 8, z.groups);
       float factor = softmax.Coefficient(share[h].maximum, exponential[h]);
       if constexpr (kPass == Pass::kCoefficients) {
         const int64_t b = worker.tile * kTileSamples + h * 8 + place.g;
@@ -370,7 +373,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
 #pragma unroll
     for (int n = 0; n < Belt::kCaps; ++n) {
       const int l = min(l0 + n, count - 1);
-      bias[n] = real ? Widen(biases[l * z.out_caps]) : -INFINITY;
+      bias[n] = Widen(biases[l * z.out_caps]);
     }
   };
   if (count > 0) fetch_biases(0);

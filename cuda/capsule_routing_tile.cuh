@@ -206,14 +206,15 @@ struct Softmax {
   __device__ explicit Softmax(const float4& stored)
       : maximum(stored.x), inverse(stored.y), mean(stored.z) {}
 
-  __device__ Softmax(const float4* shares, int groups) {
+  // Group w has its share at shares[w * kStep].
+  template <int kStep>
+  __device__ static Softmax Of(const float4* shares, int groups) {
     float4 all = shares[0];
 #pragma unroll 1
-    for (int w = 1; w + 2 < groups; w += 3) Join(shares + w, 3, &all);
-    Join(shares + (groups - 1) / 3 * 3 + 1, (groups - 1) % 3, &all);
-    maximum = all.x;
-    inverse = Reciprocal(all.y);
-    mean = all.z * inverse;
+    for (int w = 1; w + 2 < groups; w += 3) Join<kStep>(shares + w * kStep, 3, &all);
+    Join<kStep>(shares + ((groups - 1) / 3 * 3 + 1) * kStep, (groups - 1) % 3, &all);
+    const float inverse = Reciprocal(all.y);
+    return Softmax({all.x, inverse, all.z * inverse, 0});
   }
 
   __device__ float4 Stored() const { return {maximum, inverse, mean, 0}; }
@@ -223,12 +224,13 @@ struct Softmax {
 
  private:
   // Adds `count` of at most 3 shares to `all`.
+  template <int kStep>
   __device__ static void Join(const float4* shares, int count, float4* all) {
     float4 more[3];
     float maximum = all->x;
 #pragma unroll
     for (int w = 0; w < 3; ++w) {
-      more[w] = w < count ? shares[w] : float4{-INFINITY, 0, 0, 0};
+      more[w] = w < count ? shares[w * kStep] : float4{-INFINITY, 0, 0, 0};
       maximum = fmaxf(maximum, more[w].x);
     }
     float scale = ExpBelow(all->x, maximum);

@@ -63,6 +63,7 @@ struct Plan {
         chunks = c;
       }
     }
+    teams.caps = CeilDivide(p.in_caps, chunks * teams.parts);
   }
 
   dim3 pass_grid() const { return dim3(tile_blocks, chunks); }

@@ -71,7 +71,8 @@ struct VectorThread {
     if (slice == 0) {
       for (int s = 0; s < kSlices - 1; ++s) Add(others[s][thread], &sum);
     }
-    return sum;
+    // Past the last output capsule comes nothing of meaning.
+    return j < z.out_caps ? sum : float4{};
   }
 
   // Inner products of the two rows' capsules. All threads of slice 0 and no others
