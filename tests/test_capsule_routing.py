@@ -134,6 +134,28 @@ def test_another_epsilon(epsilon, dtype, device):
     assert_close(coefficients.numpy(), truth, by_plain.numpy(), np.ones_like(truth))
 
 
+def _rounded_to_tf32(tensor):
+    """Rounds a float32 tensor to the 11 significant bits of TensorFloat-32."""
+    bits = tensor.numpy().view(np.int32)
+    return tf.constant(((bits + 0x1000) & ~0x1FFF).view(np.float32))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("name", ["mnist_layer", "tiles_17_37_5_16_16", "batch_33"])
+def test_tensor_float_32_follows_the_switch(name, allowed, device):
+    """Where it is allowed, the yardstick is plain TensorFlow of rounded numbers."""
+    case = _case(name)
+    tensors = _draw(case, tf.float32)
+    numbers = [_rounded_to_tf32(t) for t in tensors] if allowed else tensors
+    plain = case.bind(_plain)(*numbers[1:])
+    plain_gradients = _gradients(case.bind(_plain), *numbers)
+    tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    output = case.bind(tf_capsops.capsule_routing)(*tensors[1:])
+    ours = _gradients(case.bind(tf_capsops.capsule_routing), *tensors)
+    _assert_output_close(output, plain, tensors[1:], **case.attributes)
+    _assert_gradients_close(ours, plain_gradients, tensors, **case.attributes)
+
+
 @half_types
 @iteration_counts
 def test_half_types_accumulate_in_float32(iterations, dtype, device):

@@ -48,6 +48,22 @@ def _correctness_cases():
     for in_dim in (1, 2, 7, 8, 9, 16, 17, 64):
         yield _case(f"in_dim_{in_dim}", (5, 7, 3, 6, in_dim), use)
     yield _case("all_long", (19, 35, 13, 33, 17), use, iterations=2)
+    # What tensor cores take: tiles of 16 samples in pairs, groups of 4 output capsules
+    # (7 of 16 elements and 12 of 8 at most), pairs of input capsules, 3 iterations at once.
+    for sizes, iterations in (
+        ((1, 1, 1, 8, 8), 3),
+        ((2, 1153, 3, 16, 8), 3),
+        ((3, 5, 43, 8, 8), 2),
+        ((5, 2, 28, 16, 16), 3),
+        ((16, 5, 4, 16, 8), 1),
+        ((17, 37, 5, 16, 16), 2),
+        ((31, 9, 12, 8, 8), 3),
+        ((33, 67, 10, 16, 8), 3),
+        ((48, 300, 13, 16, 8), 4),
+        ((65, 3, 9, 8, 8), 7),
+    ):
+        name = "tiles_" + "_".join(map(str, sizes))
+        yield _case(name, sizes, use, iterations=iterations)
     yield _case("empty_batch", (0, 3, 2, 4, 8), use)
     yield _case("no_in_caps", (4, 0, 2, 4, 8), use)
     yield _case("no_out_caps", (4, 3, 0, 4, 8), use)
