@@ -166,6 +166,23 @@ CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_str
   return SumLanes<A>(sums);
 }
 
+// The sum of term(j) over the output capsules, in blocks: one after the other, a
+// thousand terms would lose a digit. The terms past the last whole block have a loop
+// of their own, so that few output capsules pay nothing.
+template <typename A, typename Term>
+CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
+  constexpr int64_t kBlock = 16;
+  Vector<A> sum = {}, rest = {};
+  int64_t j = 0;
+  while (j + kBlock <= out_caps) {
+    Vector<A> part = {};
+    for (const int64_t end = j + kBlock; j < end; ++j) part += term(j);
+    sum += part;
+  }
+  for (; j < out_caps; ++j) rest += term(j);
+  return sum + rest;
+}
+
 // b to softmax(logits + b) over the output capsules.
 template <typename T, typename A>
 inline void Softmax(int64_t out_caps, const T* logits, A* b) {
@@ -176,12 +193,12 @@ inline void Softmax(int64_t out_caps, const T* logits, A* b) {
     max = bj > max ? bj : max;
     Store(b + j * kLanes<A>, bj);
   }
-  Vector<A> sum = {};
-  for (int64_t j = 0; j < out_caps; ++j) {
-    const Vector<A> e = Exp<A>(Load(b + j * kLanes<A>) - max);
-    sum += e;
-    Store(b + j * kLanes<A>, e);
-  }
+  const Vector<A> sum =
+      SumInBlocks<A>(out_caps, [&](int64_t j) __attribute__((always_inline)) {
+        const Vector<A> e = Exp<A>(Load(b + j * kLanes<A>) - max);
+        Store(b + j * kLanes<A>, e);
+        return e;
+      });
   const Vector<A> scale = A{1} / sum;
   for (int64_t j = 0; j < out_caps; ++j) {
     Store(b + j * kLanes<A>, scale * Load(b + j * kLanes<A>));
@@ -192,10 +209,10 @@ inline void Softmax(int64_t out_caps, const T* logits, A* b) {
 // to `logits_grad` unless that is null, and dc becomes c.
 template <typename A>
 inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
-  Vector<A> mean = {};
-  for (int64_t j = 0; j < out_caps * kLanes<A>; j += kLanes<A>) {
-    mean += Load(c + j) * Load(dc + j);
-  }
+  const Vector<A> mean =
+      SumInBlocks<A>(out_caps, [&](int64_t j) __attribute__((always_inline)) {
+        return Load(c + j * kLanes<A>) * Load(dc + j * kLanes<A>);
+      });
   for (int64_t j = 0; j < out_caps * kLanes<A>; j += kLanes<A>) {
     const Vector<A> cj = Load(c + j);
     const Vector<A> grad = cj * (Load(dc + j) - mean);

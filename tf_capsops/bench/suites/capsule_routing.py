@@ -41,7 +41,7 @@ def _correctness_cases():
         yield _case(f"batch_{batch}", (batch, 9, 4, 8, 8), use)
     for in_caps in (1, 2, 37, 257):
         yield _case(f"in_caps_{in_caps}", (5, in_caps, 4, 6, 8), use)
-    for out_caps in (1, 3, 4, 5, 10, 12, 13, 32, 48, 49, 100, 1000):
+    for out_caps in (1, 3, 4, 5, 10, 12, 13, 32, 48, 49, 100, 1000, 2000):
         yield _case(f"out_caps_{out_caps}", (3, 5, out_caps, 6, 4), use)
     for out_dim in (1, 3, 8, 9, 15, 16, 17, 33, 64):
         yield _case(f"out_dim_{out_dim}", (3, 7, 5, out_dim, 4), use)
