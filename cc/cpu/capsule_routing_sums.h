@@ -23,12 +23,13 @@ constexpr int64_t kBlockBytes = 128 << 10;  // weights of them
 template <typename T>
 struct SumLayout {
   using A = Accumulator<T>;
-  int64_t caps, x, u, b, size;  // the copy of weights is at 0
+  int64_t caps, x, u, block, b, size;  // the copy of weights is at 0
 
   explicit SumLayout(const Problem& p) : caps(Block<A>(p, kBlockBytes, kBlockCaps)) {
     x = WeightsCopy<T>(p, caps);
     u = x + caps * p.in_dim * kLanes<A>;
-    b = u + GroupSize<A>(p);
+    block = u + GroupSize<A>(p);
+    b = block + GroupSize<A>(p);
     size = b + Max(caps, 2) * p.out_caps * kLanes<A>;
   }
 };
@@ -77,15 +78,17 @@ void AddFirst(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
   }
 }
 
-// sum += b u of all output capsules.
+// sum += b u of all output capsules; with `first`, sum = b u.
 template <typename A>
-void AddAgreed(const Problem& p, const A* b, const A* u, A* sum) {
+void AddAgreed(const Problem& p, bool first, const A* b, const A* u, A* sum) {
   for (int64_t j = 0; j < p.out_caps; ++j) {
     const int64_t tile = j * p.out_dim * kLanes<A>;
-    Add<A>(p.out_dim, Load(b + j * kLanes<A>), u + tile, sum + tile);
+    Add<A>(p.out_dim, first, Load(b + j * kLanes<A>), u + tile, sum + tile);
   }
 }
 
+// The input capsules of a block are added up before their sum is added to the part: one
+// after the other, the thousands that a chunk may have would lose digits.
 template <typename T, typename Depth>
 void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,
@@ -97,6 +100,7 @@ void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
   A* const numbers = static_cast<A*>(scratch);
   A* const x = numbers + at.x;
   A* const u = numbers + at.u;
+  A* const block = numbers + at.block;
   A* const b = numbers + at.b;
   const int64_t matrix = Matrix(p), group = GroupSize<A>(p);
   A* const part = parts + t.chunk * d.tile;
@@ -111,12 +115,19 @@ void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
     }
     for (int64_t g = t.group_begin; g < t.group_end; ++g) {
       LoadSamples(p, input, g, i0, caps, x);
-      if (totals == nullptr) AddFirst<A>(in_dim, p, caps, w, x, b, part + g * group);
-      for (int64_t i = 0; i < caps && totals != nullptr; ++i) {
+      if (totals == nullptr) {
+        AddFirst<A>(in_dim, p, caps, w, x, b, part + g * group);
+        continue;
+      }
+      for (int64_t i = 0; i < caps; ++i) {
         Agree<T, A>(in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
                     logits + (i0 + i) * p.out_caps, totals + g * group,
                     sum_grads == nullptr ? nullptr : sum_grads + g * group, u, b);
-        AddAgreed(p, b, u, part + g * group);
+        AddAgreed(p, i == 0, b, u, block);
+      }
+      for (int64_t n = 0; n < group; n += kLanes<A>) {
+        A* const to = part + g * group + n;
+        Store(to, Load(to) + Load(block + n));
       }
     }
   }

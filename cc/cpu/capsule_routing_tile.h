@@ -85,24 +85,31 @@ inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
   });
 }
 
-// sum += coefficient u, of one output capsule.
+// sum += coefficient u, of one output capsule; with `first`, sum = coefficient u.
 template <typename A>
-inline void Add(int64_t out_dim, Vector<A> coefficient, const A* u, A* sum) {
+inline void Add(int64_t out_dim, bool first, Vector<A> coefficient, const A* u,
+                A* sum) {
+  if (first) {
+    for (int64_t d = 0; d < out_dim * kLanes<A>; d += kLanes<A>) {
+      Store(sum + d, coefficient * Load(u + d));
+    }
+    return;
+  }
   for (int64_t d = 0; d < out_dim * kLanes<A>; d += kLanes<A>) {
     Store(sum + d, Load(sum + d) + coefficient * Load(u + d));
   }
 }
 
-// sum += coefficient u of one output capsule for `caps` input capsules, each
-// `weights_stride`, `x_stride` and `coefficient_stride` numbers after the one before.
+// sum += coefficient u of one output capsule, added up first for `caps` input capsules,
+// each `weights_stride`, `x_stride` and `coefficient_stride` numbers after the one
+// before.
 template <typename A, typename Depth>
 inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
                            const A* weights, int64_t weights_stride, const A* x,
                            const A* coefficients, int64_t coefficient_stride, A* sum) {
   ForDims(out_dim, [&](auto size, int64_t d) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
-    Vector<A> total[R];
-    for (int r = 0; r < R; ++r) total[r] = Load(sum + (d + r) * kLanes<A>);
+    Vector<A> total[R] = {};
     for (int64_t i = 0; i < caps; ++i) {
       Vector<A> u[R];
       Predict<A, R>(in_dim, weights + i * weights_stride + d * in_dim,
@@ -110,7 +117,10 @@ inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
       const Vector<A> c = Load(coefficients + i * coefficient_stride);
       for (int r = 0; r < R; ++r) total[r] += c * u[r];
     }
-    for (int r = 0; r < R; ++r) Store(sum + (d + r) * kLanes<A>, total[r]);
+    for (int r = 0; r < R; ++r) {
+      A* const to = sum + (d + r) * kLanes<A>;
+      Store(to, Load(to) + total[r]);
+    }
   });
 }
 

@@ -32,7 +32,7 @@ def _correctness_cases():
     yield _case("primes", (7, 13, 5, 3, 11), use)
     yield _case("large_primes", (37, 19, 7, 23, 17), use)
     yield _case("mnist_layer", (9, 36, 10, 16, 8), use)
-    yield _case("many_in_caps", (2, 100003, 2, 3, 2), use)
+    yield _case("many_in_caps", (6, 100003, 2, 3, 2), use)
     yield _case("many_samples", (70001, 2, 3, 2, 2), use)
     for iterations in (1, 2, 4, 5):
         sizes = (6, 11, 5, 4, 3)
