@@ -61,16 +61,17 @@ class Conveyor {
   static constexpr int kMatrix = D * K + 16;  // padded: capsules are on other banks
   static constexpr int kRow = kCaps * K + 8;  // of samples; keeps two rows off a bank
 
-  // Elements of one stage: room also for the matrices that the last group lacks.
-  __host__ __device__ static int StageLength(int groups, int tiles) {
-    return (kCaps + 1) * groups * (kGroupCaps * kMatrix) + tiles * kTileSamples * kRow;
+  // Elements of one stage: with room for the matrices that the last group lacks.
+  __host__ __device__ static int StageLength(int out_caps, int groups, int tiles) {
+    const int matrices = (kCaps - 1) * out_caps + groups * kGroupCaps;
+    return matrices * kMatrix + tiles * kTileSamples * kRow;
   }
 
   __device__ Conveyor(const Sizes& z, const Teams& teams, const Worker& worker,
                       const S* input, const S* weights, S* memory)
       : caps_(static_cast<int>(worker.end - worker.begin)),
         out_caps_(z.out_caps),
-        length_(StageLength(z.groups, teams.tiles)),
+        length_(StageLength(z.out_caps, z.groups, teams.tiles)),
         barrier_(worker.part + 1),
         thread_(worker.thread),
         threads_(worker.threads),

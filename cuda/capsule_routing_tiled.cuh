@@ -26,12 +26,17 @@ inline int DeviceAttribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+inline int SharedLimit() {
+  return DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
 // How the kernels run a problem whose vectors have kD and kK elements.
 template <typename T, int kD, int kK>
 struct Plan {
   static constexpr int D = kD, K = kK;
   using S = CudaType<T>;
   using Layout = GradientsShared<S, D, K>;
+  static constexpr int kPassVectors = 2;  // that a pass keeps at most
 
   Sizes z;
   Teams teams;          // of a block of a pass
@@ -48,6 +53,7 @@ struct Plan {
     const int team_count = kPassWarps / z.groups;
     teams.tiles = z.tiles > 1 && team_count > 1 ? 2 : 1;
     teams.parts = team_count / teams.tiles;
+    while (teams.parts > 1 && pass_shared(kPassVectors) > SharedLimit()) --teams.parts;
     tile_blocks = CeilDivide(z.tiles, teams.tiles);
     // The chunks that take the fewest steps, one an input capsule and some to begin.
     constexpr int64_t kBegin = 4;
@@ -74,7 +80,7 @@ struct Plan {
     const int vector = teams.tiles * z.groups * (D / 2) * kLanes;
     const int shares = 2 * teams.count() * kTileSamples * z.groups;
     const int belt = teams.parts * Belt::kStages *
-                     Belt::StageLength(z.groups, teams.tiles) *
+                     Belt::StageLength(z.out_caps, z.groups, teams.tiles) *
                      static_cast<int>(sizeof(S));
     const int rest = (teams.parts - 1) * vector * static_cast<int>(sizeof(float4));
     const int kept = vectors == 0 ? 0 : vectors * vector + shares;
@@ -90,7 +96,7 @@ struct Plan {
     return stages * layout.stage() + layout.teams * layout.team();
   }
   Layout GradientsLayout(int vectors, int* stages) const {
-    const int limit = DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const int limit = SharedLimit();
     const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
     Layout layout{z.groups, 0, vectors};
     for (*stages = 2; *stages > 0; --*stages) {
@@ -105,7 +111,7 @@ struct Plan {
 
   bool Fits() const {
     int stages;
-    return pass_shared(2) <= DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
+    return pass_shared(kPassVectors) <= SharedLimit() &&
            GradientsLayout(2 * kIterations, &stages).teams > 0;
   }
 };
@@ -155,7 +161,8 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Plan& plan,
                     const T* input, const T* weights, const T* logits, const float4* v,
                     const float4* ds, float4* partial, T* coefficients) {
   const auto kernel = PassKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kPass>;
-  const int shared = plan.pass_shared(kPass == Pass::kGradient ? 2 : 1);
+  const int shared =
+      plan.pass_shared(kPass == Pass::kGradient ? Plan::kPassVectors : 1);
   const LaunchError error = AllowShared(name, kernel, shared);
   if (!error.empty()) return error;
   return LaunchOverlapped(name, kernel, plan.pass_grid(), plan.pass_threads(), shared,

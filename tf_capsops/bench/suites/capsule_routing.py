@@ -49,7 +49,8 @@ def _correctness_cases():
         yield _case(f"in_dim_{in_dim}", (5, 7, 3, 6, in_dim), use)
     yield _case("all_long", (19, 35, 13, 33, 17), use, iterations=2)
     # What tensor cores take: tiles of 16 samples in pairs, groups of 4 output capsules
-    # (7 of 16 elements and 12 of 8 at most), pairs of input capsules, 3 iterations at once.
+    # (7 of 16 elements and 12 of 8 at most), input capsules in pairs, 3 iterations at
+    # once.
     for sizes, iterations in (
         ((1, 1, 1, 8, 8), 3),
         ((2, 1153, 3, 16, 8), 3),
