@@ -21,7 +21,7 @@ int64_t ForwardWorkspace(const GpuExec&, const Problem& p) {
 
 template <typename T>
 int64_t BackwardWorkspace(const GpuExec&, const Problem& p) {
-  return tiled::WithPlan<T>(
+  return tiled::WithGradientsPlan<T>(
       p, [&](const auto& plan) { return tiled::BackwardWorkspace(p, plan); },
       [&] { return general::BackwardWorkspace<T>(p); });
 }
@@ -54,7 +54,7 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
                      const T* input, const T* weights, const T* logits,
                      const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
                      void* workspace) {
-  return tiled::WithPlan<T>(
+  return tiled::WithGradientsPlan<T>(
       p,
       [&](const auto& plan) {
         return tiled::Backward(exec, p, plan, grad, input, weights, logits, sums,
@@ -93,11 +93,9 @@ LaunchError Coefficients(const GpuExec& exec, const Problem& p, const T* input,
   template LaunchError Coefficients(const GpuExec&, const Problem&, const T*,          \
                                     const T*, const T*, const Sum<T>*, T*, void*);
 CAPSOPS_INSTANTIATE(float)
-#ifndef ONLY_FLOAT
 CAPSOPS_INSTANTIATE(double)
 CAPSOPS_INSTANTIATE(Float16)
 CAPSOPS_INSTANTIATE(BFloat16)
-#endif
 #undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_routing

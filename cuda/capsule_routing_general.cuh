@@ -152,12 +152,14 @@ inline bool Empty(const Problem& p) {
   return std::min({p.batch, p.in_caps, p.out_caps, p.out_dim, p.in_dim}) == 0;
 }
 
+// All there is: the limit is the kernel's, and another thread may be about to launch
+// it.
 template <typename Kernel>
 LaunchError AllowShared(const char* name, Kernel* kernel, int bytes) {
   if (bytes <= 48 << 10) return {};
   return CheckLaunch(
-      name,
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+      name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 CurrentDevice().shared));
 }
 
 template <typename T>
@@ -304,7 +306,7 @@ LaunchError Coefficients(const GpuExec& exec, const Problem& p, const T* input,
                          const T* weights, const T* logits, const Sum<T>* sums,
                          T* coefficients, void* workspace) {
   using A = Accumulator<T>;
-  const char* const name = "CapsuleRouting";
+  const char* const name = "CapsuleRoutingCoefficients";
   if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) return {};
   PassPlan<A> plan(p, false);
   plan.z.vector = VectorWeights<A>(p, weights);
@@ -316,6 +318,8 @@ LaunchError Coefficients(const GpuExec& exec, const Problem& p, const T* input,
     PrepareKernel<CudaType<T>>
         <<<plan.groups * p.out_caps, kFinishWarps * kLanes, 0, exec.stream>>>(
             plan.z, p.iterations, sums, nullptr, v);
+    const LaunchError launch_error = CheckLaunch(name);
+    if (!launch_error.empty()) return launch_error;
   }
   return RunPass<T, false>(exec, name, plan, input, weights, logits,
                            agreed ? v : nullptr, static_cast<A*>(nullptr), coefficients,

@@ -24,10 +24,11 @@ namespace capsops::capsule_routing {
 // teams work on the tile before.
 template <typename S, int D, int K, Tf32 kTf32, bool kMore>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
-    GradientsKernel(Sizes z, int teams, int stages, const S* __restrict__ input,
-                    const S* __restrict__ weights, const S* __restrict__ logits,
-                    const float4* __restrict__ vectors, S* __restrict__ grad_input,
-                    S* __restrict__ grad_weights, S* __restrict__ grad_logits) {
+    GradientsKernel(Sizes z, int teams, int stages, int iterations,
+                    const S* __restrict__ input, const S* __restrict__ weights,
+                    const S* __restrict__ logits, const float4* __restrict__ vectors,
+                    S* __restrict__ grad_input, S* __restrict__ grad_weights,
+                    S* __restrict__ grad_logits) {
   using Layout = GradientsShared<S, D, K>;
   constexpr int M = D / 2, KS = K / kStepK, R = kIterations, kCaps = Layout::kCaps;
   constexpr int kFirst = kMore ? 0 : 1, kVectors = 2 * R - kFirst;
@@ -212,8 +213,11 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           const float factor = softmax.Coefficient(maximum[r][n][h], c[r][n][h]);
           c[r][n][h] = factor;
           db[r][n][h] = factor * (db[r][n][h] - softmax.mean);
-          // What stands for no sample must not add to a sum over samples.
-          if (partial_tile && tile * kTileSamples + h * 8 + place.g >= z.batch) {
+          // What stands for no sample must not add to a sum over samples; nor may an
+          // iteration that is not there, whose vectors are zero but u_hat may be
+          // infinite.
+          if (r >= iterations ||
+              (partial_tile && tile * kTileSamples + h * 8 + place.g >= z.batch)) {
             c[r][n][h] = db[r][n][h] = 0;
           }
           sum_logits[n] += db[r][n][h];

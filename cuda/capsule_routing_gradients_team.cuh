@@ -14,7 +14,7 @@ constexpr int kIterations = 3;      // that one launch takes together
 constexpr int kGradientWarps = 16;  // of a block at most
 constexpr int kGradientTeams = 15;  // of a block at most: there are as many barriers
 
-// A team of a warp for each group of output capsules has Caps input capsules. What a
+// A team of a warp for each group of output capsules has kCaps input capsules. What a
 // block of such teams has in shared memory, in this order, sizes in bytes:
 template <typename S, int D, int K>
 struct GradientsShared {

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Launchers of the tensor-core kernels of capsule routing, for the sizes of Tiled().
+// Launchers of the tensor-core kernels of capsule routing, for the sizes that
+// WithPlan() knows.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_TILED_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_TILED_CUH_
 
@@ -18,17 +19,6 @@ namespace capsops::capsule_routing::tiled {
 
 constexpr const char* kForwardName = "CapsuleRouting";
 constexpr const char* kBackwardName = "CapsuleRoutingGrad";
-
-inline int DeviceAttribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, attribute, device);
-  return value;
-}
-
-inline int SharedLimit() {
-  return DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
 
 // How the kernels run a problem whose vectors have kD and kK elements.
 template <typename T, int kD, int kK>
@@ -53,11 +43,13 @@ struct Plan {
     const int team_count = kPassWarps / z.groups;
     teams.tiles = z.tiles > 1 && team_count > 1 ? 2 : 1;
     teams.parts = team_count / teams.tiles;
-    while (teams.parts > 1 && pass_shared(kPassVectors) > SharedLimit()) --teams.parts;
+    while (pass_shared(kPassVectors) > CurrentDevice().shared && teams.count() > 1) {
+      --(teams.parts > 1 ? teams.parts : teams.tiles);
+    }
     tile_blocks = CeilDivide(z.tiles, teams.tiles);
     // The chunks that take the fewest steps, one an input capsule and some to begin.
     constexpr int64_t kBegin = 4;
-    const int64_t processors = DeviceAttribute(cudaDevAttrMultiProcessorCount);
+    const int64_t processors = CurrentDevice().processors;
     const int64_t most = std::min(std::max<int64_t>(2 * processors / tile_blocks, 1),
                                   CeilDivide(p.in_caps, teams.parts));
     int64_t least = INT64_MAX;
@@ -96,7 +88,7 @@ struct Plan {
     return stages * layout.stage() + layout.teams * layout.team();
   }
   Layout GradientsLayout(int vectors, int* stages) const {
-    const int limit = SharedLimit();
+    const int limit = CurrentDevice().shared;
     const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
     Layout layout{z.groups, 0, vectors};
     for (*stages = 2; *stages > 0; --*stages) {
@@ -111,12 +103,12 @@ struct Plan {
 
   bool Fits() const {
     int stages;
-    return pass_shared(kPassVectors) <= SharedLimit() &&
+    return pass_shared(kPassVectors) <= CurrentDevice().shared &&
            GradientsLayout(2 * kIterations, &stages).teams > 0;
   }
 };
 
-// Calls run(plan) with the plan that has p's dimensions; not_tiled() where none does.
+// Calls run(plan) with the plan that has p's dimensions, or otherwise().
 template <typename T, typename Run, typename Otherwise>
 auto WithPlan(const Problem& p, const Run& run, const Otherwise& otherwise) {
   if constexpr (!std::is_same_v<T, double>) {
@@ -137,6 +129,14 @@ auto WithPlan(const Problem& p, const Run& run, const Otherwise& otherwise) {
   return otherwise();
 }
 
+// The same for the gradients, which more iterations than one launch takes would add up
+// in T: in 16 bits that is too little.
+template <typename T, typename Run, typename Otherwise>
+auto WithGradientsPlan(const Problem& p, const Run& run, const Otherwise& otherwise) {
+  if (sizeof(T) < sizeof(float) && p.iterations > kIterations) return otherwise();
+  return WithPlan<T>(p, run, otherwise);
+}
+
 // Calls run(precision) with what products of T are to have.
 template <typename T, typename Run>
 LaunchError WithTf32(const GpuExec& exec, const Run& run) {
@@ -148,22 +148,14 @@ LaunchError WithTf32(const GpuExec& exec, const Run& run) {
   }
 }
 
-// Lets a kernel have more shared memory than without being asked for.
-template <typename Kernel>
-LaunchError AllowShared(const char* name, const Kernel& kernel, int bytes) {
-  return CheckLaunch(
-      name,
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 template <Tf32 kTf32, Pass kPass, typename T, typename Plan>
 LaunchError RunPass(const GpuExec& exec, const char* name, const Plan& plan,
                     const T* input, const T* weights, const T* logits, const float4* v,
                     const float4* ds, float4* partial, T* coefficients) {
-  const auto kernel = PassKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kPass>;
+  constexpr auto kernel = PassKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kPass>;
   const int shared =
       plan.pass_shared(kPass == Pass::kGradient ? Plan::kPassVectors : 1);
-  const LaunchError error = AllowShared(name, kernel, shared);
+  const LaunchError error = AllowShared<kernel>(name);
   if (!error.empty()) return error;
   return LaunchOverlapped(name, kernel, plan.pass_grid(), plan.pass_threads(), shared,
                           exec, plan.z, plan.teams, Native(input), Native(weights),
@@ -171,20 +163,22 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Plan& plan,
 }
 
 template <Tf32 kTf32, bool kMore, typename T, typename Plan>
-LaunchError RunGradients(const GpuExec& exec, const Plan& plan, const T* input,
-                         const T* weights, const T* logits, const float4* vectors,
-                         T* grad_input, T* grad_weights, T* grad_logits) {
-  const auto kernel = GradientsKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kMore>;
+LaunchError RunGradients(const GpuExec& exec, const Plan& plan, int64_t iterations,
+                         const T* input, const T* weights, const T* logits,
+                         const float4* vectors, T* grad_input, T* grad_weights,
+                         T* grad_logits) {
+  constexpr auto kernel = GradientsKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kMore>;
   int stages;
   const auto layout = plan.GradientsLayout(2 * kIterations - (kMore ? 0 : 1), &stages);
   const int shared = plan.gradients_shared(layout, stages);
-  const LaunchError error = AllowShared(kBackwardName, kernel, shared);
+  const LaunchError error = AllowShared<kernel>(kBackwardName);
   if (!error.empty()) return error;
   return LaunchOverlapped(
       kBackwardName, kernel,
       CeilDivide(plan.z.in_caps, layout.teams * Plan::Layout::kCaps),
       layout.teams * plan.z.groups * kLanes, shared, exec, plan.z, layout.teams, stages,
-      Native(input), Native(weights), Native(logits), vectors, Native(grad_input),
+      static_cast<int>(std::min<int64_t>(iterations, kIterations)), Native(input),
+      Native(weights), Native(logits), vectors, Native(grad_input),
       Native(grad_weights), Native(grad_logits));
 }
 
@@ -202,9 +196,9 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const Plan& plan,
                         static_cast<float4*>(workspace) + plan.vector_length()};
   float4* const partial = v[1] + plan.vector_length();
   return WithTf32<T>(exec, [&](auto tf32) -> LaunchError {
-    const auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
+    constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
     const int shared = plan.pass_shared(0);
-    LaunchError error = AllowShared(kForwardName, first, shared);
+    LaunchError error = AllowShared<first>(kForwardName);
     if (!error.empty()) return error;
     first<<<plan.pass_grid(), plan.pass_threads(), shared, exec.stream>>>(
         plan.z, plan.teams, Native(input), Native(weights), Native(logits), partial);
@@ -262,11 +256,11 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const Plan& plan,
                                vectors + (2 * r - 1) * length);
       if (!error.empty()) return error;
     }
-    error = RunGradients<tf32, false>(exec, plan, input, weights, logits, vectors,
-                                      grad_input, grad_weights, grad_logits);
+    error = RunGradients<tf32, false>(exec, plan, p.iterations, input, weights, logits,
+                                      vectors, grad_input, grad_weights, grad_logits);
     for (int64_t r = kIterations; r < padded && error.empty(); r += kIterations) {
-      error = RunGradients<tf32, true>(exec, plan, input, weights, logits,
-                                       vectors + 2 * r * length, grad_input,
+      error = RunGradients<tf32, true>(exec, plan, p.iterations - r, input, weights,
+                                       logits, vectors + 2 * r * length, grad_input,
                                        grad_weights, grad_logits);
     }
     return error;

@@ -126,9 +126,8 @@ __device__ float4 SquashGradient(const VectorThread<D>& thread, float4 s, float4
 // V, which is `v` (zero where null) plus squash(s).
 template <typename S, int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
-    FinishKernel(Sizes z, int64_t chunks, const float4* __restrict__ partial,
-                 const float4* v, float4* next_v, float* __restrict__ sums,
-                 S* __restrict__ output) {
+    FinishKernel(Sizes z, int64_t chunks, const float4* partial, const float4* v,
+                 float4* next_v, float* __restrict__ sums, S* __restrict__ output) {
   const VectorThread<D> thread{z};
   LetKernelAfterBegin();
   WaitForKernelBefore();
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
 // and the `sums` of that iteration.
 template <int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
-    FinishBackwardKernel(Sizes z, int64_t chunks, const float4* __restrict__ partial,
+    FinishBackwardKernel(Sizes z, int64_t chunks, const float4* partial,
                          const float* __restrict__ sums, float4* __restrict__ dv,
                          float4* __restrict__ ds) {
   const VectorThread<D> thread{z};

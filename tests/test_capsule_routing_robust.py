@@ -147,7 +147,9 @@ def test_bad_numbers_stay_in_their_sample(sizes, place, bad, dtype, device):
 
 
 @every_dtype
-@pytest.mark.parametrize("sizes", [(17, 7, 5, 3, 3), (33, 5, 13, 9, 9)])
+@pytest.mark.parametrize(
+    "sizes", [(17, 7, 5, 3, 3), (33, 5, 13, 9, 9), (33, 5, 13, 16, 8)]
+)
 def test_an_infinite_weight_stays_with_its_output_capsule(sizes, dtype, device):
     """Where nothing is routed yet; and not in what lies before and after it."""
     grad, inputs, weights, logits = _draw(dtype, *sizes)

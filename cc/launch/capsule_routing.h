@@ -11,7 +11,8 @@
 // capsule. u_hat is computed again wherever it is needed and never stored.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
-// Every output element is written, also when a sum is empty.
+// Every output element is written, also when a sum is empty. On a GPU all tensors are
+// aligned to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
 

@@ -61,7 +61,7 @@ def _correctness_cases():
         ((31, 9, 12, 8, 8), 3),
         ((33, 67, 10, 16, 8), 3),
         ((48, 300, 13, 16, 8), 4),
-        ((65, 3, 9, 8, 8), 7),
+        ((65, 30, 9, 8, 8), 7),
     ):
         name = "tiles_" + "_".join(map(str, sizes))
         yield _case(name, sizes, use, iterations=iterations)
