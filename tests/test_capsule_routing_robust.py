@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsuleRouting: repeatable, NaN kept in its sample, saved and loaded."""
 
+import concurrent.futures
 import functools
 
 import fresh
@@ -220,3 +221,19 @@ def test_saved_model_in_a_fresh_process(tmp_path, device):
         _LOAD_AND_CALL, tmp_path / "model", tmp_path / "capsules.npy", device
     )
     assert printed.split() == [result.numpy().tobytes().hex() for result in expected]
+
+
+def test_calls_of_different_sizes_at_the_same_time(device):
+    """Kernels have settings that belong to no call, such as their shared memory."""
+    drawn = [_draw(tf.float32, batch, 9, 10, 16, 8) for batch in (1, 40, 2, 33)]
+
+    def run(tensors):
+        with tf.device(device):
+            return _all_results(*tensors)
+
+    alone = [run(tensors) for tensors in drawn]
+    with concurrent.futures.ThreadPoolExecutor(len(drawn)) as pool:
+        together = list(pool.map(run, drawn * 25))
+    for number, results in enumerate(together):
+        for one, other in zip(results, alone[number % len(drawn)], strict=True):
+            np.testing.assert_array_equal(one, other)
