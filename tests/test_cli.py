@@ -130,9 +130,16 @@ def _shown(coefficients, folder, monkeypatch, classes=3):
     Returns the arrays of its pictures, and the colour scales they were shown with.
     """
     model = models.capsnet(
-        (9, 9, 1), classes, filters=4, kernel_size=3, primary_channels=3, primary_dim=2,
-        primary_kernel_size=3, capsule_dim=2, decoder_units=(4,)
-    )  # fmt: skip
+        (9, 9, 1),
+        classes,
+        filters=4,
+        kernel_size=3,
+        primary_channels=3,
+        primary_dim=2,
+        primary_kernel_size=3,
+        capsule_dim=2,
+        decoder_units=(4,),
+    )
     monkeypatch.setattr(model, "routing_coefficients", lambda images: coefficients)
     images, labels = (
         np.random.default_rng(0).random([2, 9, 9, 1]),
