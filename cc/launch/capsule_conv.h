@@ -1,0 +1,92 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The boundary between frameworks and kernels: convolution over pose matrices,
+//   output[n,y,x,o,g] = sum over kh, kw, c of
+//       input[n, y*stride_height - pad_top + kh*dilation_height,
+//             x*stride_width - pad_left + kw*dilation_width, c, g] @
+//             weights[kh,kw,c,o,g]
+// where @ is the product of a pose_rows x pose_inner and a pose_inner x pose_columns
+// matrix, and input outside the image is zero. g runs over pose_depth matrices that are
+// multiplied side by side; capsules of rank 2 have one.
+//
+// T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
+// output element is written, also when a sum is empty. On a GPU all tensors are aligned
+// to 16 bytes.
+#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
+#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
+
+#include <cstdint>
+
+#include "cc/launch/exec.h"
+
+namespace capsops::capsule_conv {
+
+// -1 is an unknown dimension; launchers want them all known.
+struct Problem {
+  int64_t batch = -1;
+  int64_t in_height = -1;
+  int64_t in_width = -1;
+  int64_t in_channels = -1;
+  int64_t kernel_height = -1;
+  int64_t kernel_width = -1;
+  int64_t out_height = -1;
+  int64_t out_width = -1;
+  int64_t out_channels = -1;
+  int64_t pose_depth = -1;
+  int64_t pose_rows = -1;
+  int64_t pose_inner = -1;
+  int64_t pose_columns = -1;
+  int64_t stride_height = 1;
+  int64_t stride_width = 1;
+  int64_t dilation_height = 1;
+  int64_t dilation_width = 1;
+  int64_t pad_top = 0;  // rows of zeros above the image
+  int64_t pad_left = 0;
+};
+
+// Bytes that each function below needs at `workspace`, aligned to 64.
+template <typename T>
+int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackpropInputWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackpropWeightsWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackpropWeightsWorkspace(const GpuExec& exec, const Problem& problem);
+
+// input [batch, in_height, in_width, in_channels, pose_depth, pose_rows, pose_inner],
+// weights [kernel_height, kernel_width, in_channels, out_channels, pose_depth,
+// pose_inner, pose_columns] -> output [batch, out_height, out_width, out_channels,
+// pose_depth, pose_rows, pose_columns].
+template <typename T>
+LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
+                    const T* weights, T* output, void* workspace);
+template <typename T>
+LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
+                    const T* weights, T* output, void* workspace);
+
+// grad is shaped like output, grad_input like input: the sum over kh, kw, o and the
+// pixels that read it of grad @ transpose(weights).
+template <typename T>
+LaunchError BackpropInput(const CpuExec& exec, const Problem& problem, const T* weights,
+                          const T* grad, T* grad_input, void* workspace);
+template <typename T>
+LaunchError BackpropInput(const GpuExec& exec, const Problem& problem, const T* weights,
+                          const T* grad, T* grad_input, void* workspace);
+
+// grad_weights is shaped like weights: the sum over n, y, x of transpose(input) @ grad.
+template <typename T>
+LaunchError BackpropWeights(const CpuExec& exec, const Problem& problem, const T* input,
+                            const T* grad, T* grad_weights, void* workspace);
+template <typename T>
+LaunchError BackpropWeights(const GpuExec& exec, const Problem& problem, const T* input,
+                            const T* grad, T* grad_weights, void* workspace);
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
