@@ -5,12 +5,14 @@
 from tf_capsops import layers, losses, models
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
+from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 from tf_capsops.ops.squash import squash
 
 __all__ = [
     "__version__",
+    "capsule_conv2d",
     "capsule_prediction",
     "capsule_routing",
     "layers",

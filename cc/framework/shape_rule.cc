@@ -14,7 +14,7 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
-                           std::initializer_list<Axis> axes) {
+                           absl::Span<const Axis> axes) {
   if (!status_.ok() || shape.unknown_rank()) return *this;
   if (shape.dims() != static_cast<int>(axes.size())) {
     const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
@@ -52,11 +52,16 @@ PartialTensorShape InputShape(InferenceContext* ctx, int index) {
 absl::Status SetOutputShape(InferenceContext* ctx, int index,
                             std::initializer_list<int64_t> dims) {
   PartialTensorShape shape;
-  absl::Status status = PartialTensorShape::BuildPartialTensorShape(
+  const absl::Status status = PartialTensorShape::BuildPartialTensorShape(
       absl::MakeConstSpan(dims.begin(), dims.size()), &shape);
   if (!status.ok()) return status;
+  return SetOutputShape(ctx, index, shape);
+}
+
+absl::Status SetOutputShape(InferenceContext* ctx, int index,
+                            const PartialTensorShape& shape) {
   ShapeHandle handle;
-  status = ctx->MakeShapeFromPartialTensorShape(shape, &handle);
+  const absl::Status status = ctx->MakeShapeFromPartialTensorShape(shape, &handle);
   if (!status.ok()) return status;
   ctx->set_output(index, handle);
   return absl::OkStatus();

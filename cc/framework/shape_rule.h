@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
@@ -33,7 +34,7 @@ class ShapeRule {
   // take its values, others must equal them. An unknown rank says nothing.
   // After a failure further calls do nothing.
   ShapeRule& Bind(const char* tensor, const tensorflow::PartialTensorShape& shape,
-                  std::initializer_list<Axis> axes);
+                  absl::Span<const Axis> axes);
 
   // Requires what `text`, the message after the op's name, says must be.
   ShapeRule& Require(bool holds, absl::string_view text);
@@ -53,6 +54,8 @@ tensorflow::PartialTensorShape InputShape(
 // Declares output `index` to have these dimensions, -1 being unknown.
 absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,
                             int index, std::initializer_list<int64_t> dims);
+absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,
+                            int index, const tensorflow::PartialTensorShape& shape);
 
 }  // namespace capsops
 

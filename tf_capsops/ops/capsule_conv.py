@@ -1,0 +1,129 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution of images whose pixels are capsules."""
+
+import tensorflow as tf
+
+from tf_capsops import _library
+from tf_capsops.arguments import positive_pair
+
+_ATTRIBUTES = ("strides", "padding", "dilations")
+
+
+def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
+    """Convolves an image of capsules, matrices that are multiplied by matrices.
+
+        output[n, y, x, o] = sum over kh, kw, c of
+            inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] @ weights[kh, kw, c, o]
+
+    with strides `sh`, `sw` and dilations `dh`, `dw`: `tf.nn.conv2d` with matrices for
+    numbers, whose rules for sizes and padding are the same. It is equation 2 of Vaidya,
+    "Speeding up Capsules", whose capsules are 4x4 matrices, and the capsule convolution
+    of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", whose
+    capsules of rank 3 multiply `pose_depth` matrices side by side. Differentiable any
+    number of times in both arguments. Half types accumulate in float32.
+
+    Args:
+      inputs: Capsules, `[batch, in_height, in_width, in_channels, pose_rows,
+        pose_inner]`, of type float32, float64, float16 or bfloat16. Capsules of rank 3
+        have one axis more, `pose_depth` before `pose_rows`.
+      weights: Matrices, `[kernel_height, kernel_width, in_channels, out_channels,
+        pose_inner, pose_columns]`, of the same type. For capsules of rank 3 with
+        `pose_depth` before `pose_inner`.
+      strides: Pixels from one position of the kernel to the next: a positive integer,
+        or two, down and across.
+      padding: "VALID", where the kernel stays inside the image, or "SAME", where zeros
+        around it make `out_height = ceil(in_height / sh)`, and the width likewise.
+      dilations: Pixels from one row of the kernel to the next, and from one column to
+        the next: a positive integer, or two.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Capsules, `[batch, out_height, out_width, out_channels, pose_rows, pose_columns]`,
+      for capsules of rank 3 with `pose_depth` before `pose_rows`. Zeros where
+      `in_channels` or `pose_inner` is 0.
+
+    Raises:
+      ValueError: `strides`, `padding` or `dilations` is not as above.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
+        is larger than the image under "VALID" (a `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> image = tf.ones([1, 5, 5, 1, 3, 3, 3])         # capsules of rank 3
+    >>> kernel = tf.ones([4, 4, 1, 1, 3, 3, 3])
+    >>> output = tf_capsops.capsule_conv2d(image, kernel)
+    >>> output.shape
+    TensorShape([1, 2, 2, 1, 3, 3, 3])
+    >>> tf.unique(tf.reshape(output, [-1])).y.numpy()
+    array([48.], dtype=float32)
+    """
+    owner = "capsule_conv2d"
+    if not isinstance(padding, str) or padding.upper() not in ("VALID", "SAME"):
+        raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {padding!r}")
+    return _library.load().capsule_conv(
+        input=inputs,
+        weights=weights,
+        strides=positive_pair(owner, "strides", strides),
+        padding=padding.upper(),
+        dilations=positive_pair(owner, "dilations", dilations),
+        name=name,
+    )
+
+
+# The convolution is linear in input and in weights. So the three ops are derivatives of
+# one number, <grad, conv(input, weights)>, by each of its three arguments. And those of
+# one op are the other two, with the incoming gradient in the place of its namesake.
+
+
+def _attributes(op):
+    return {name: op.get_attr(name) for name in _ATTRIBUTES}
+
+
+def _in_input(like, weights, grad, attributes):
+    return _library.load().capsule_conv_backprop_input(
+        tf.shape(like), weights, grad, **attributes
+    )
+
+
+def _in_weights(inputs, like, grad, attributes):
+    return _library.load().capsule_conv_backprop_weights(
+        inputs, tf.shape(like), grad, **attributes
+    )
+
+
+def _in_output(inputs, weights, attributes):
+    return _library.load().capsule_conv(inputs, weights, **attributes)
+
+
+@tf.RegisterGradient("CapsuleConv")
+def _capsule_conv_grad(op, grad):
+    inputs, weights = op.inputs
+    attributes = _attributes(op)
+    return (
+        _in_input(inputs, weights, grad, attributes),
+        _in_weights(inputs, weights, grad, attributes),
+    )
+
+
+@tf.RegisterGradient("CapsuleConvBackpropInput")
+def _capsule_conv_backprop_input_grad(op, inputs):
+    _, weights, grad = op.inputs
+    attributes = _attributes(op)
+    return (
+        None,
+        _in_weights(inputs, weights, grad, attributes),
+        _in_output(inputs, weights, attributes),
+    )
+
+
+@tf.RegisterGradient("CapsuleConvBackpropWeights")
+def _capsule_conv_backprop_weights_grad(op, weights):
+    inputs, _, grad = op.inputs
+    attributes = _attributes(op)
+    return (
+        _in_input(inputs, weights, grad, attributes),
+        None,
+        _in_output(inputs, weights, attributes),
+    )
