@@ -27,6 +27,14 @@ def test_rivals_compute_the_same(suite, device):
 
 
 @pytest.mark.parametrize("suite", cases.suites().values(), ids=lambda suite: suite.op)
+def test_parts_of_rivals_give_the_shape_of_the_output(suite, device):
+    (case,) = suite.select(cases.SMOKE)
+    inputs = [tf.constant(a) for a in suite.draw(case, np.random.default_rng(0))]
+    for part in suite.parts.values():
+        assert case.bind(part)(*inputs).shape == suite.output_shape(case)
+
+
+@pytest.mark.parametrize("suite", cases.suites().values(), ids=lambda suite: suite.op)
 def test_every_suite_has_cases_of_every_kind(suite):
     for use in (cases.CORRECTNESS, cases.GRADIENT, cases.SMOKE, cases.ANCHORS):
         assert suite.select(use)
@@ -47,9 +55,8 @@ def test_report(tmp_path, capsys):
     for result in report["results"]:
         assert result["case"] in printed
         assert result["bytes"] > 0 and result["flops"] > 0 and result["floor_us"] > 0
-        assert len(result["methods"]) == 1 + 2 * len(
-            cases.suites()[result["op"]].rivals
-        )
+        suite = cases.suites()[result["op"]]
+        assert len(result["methods"]) == 1 + 2 * len({**suite.rivals, **suite.parts})
         for method in result["methods"].values():
             lower, upper = method["quartiles_us"]
             assert 0 < lower <= method["median_us"] <= upper

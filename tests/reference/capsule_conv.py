@@ -33,7 +33,8 @@ def _pairs(inputs_shape, weights_shape, strides, dilations, padding):
         axes.append(reads)
     for kh, (y, source_y) in enumerate(axes[0]):
         for kw, (x, source_x) in enumerate(axes[1]):
-            yield (kh, kw), np.ix_(y, x), np.ix_(source_y, source_x)
+            pixels, source = np.ix_(y, x), np.ix_(source_y, source_x)
+            yield (kh, kw), (slice(None), *pixels), (slice(None), *source)
 
 
 def output_shape(inputs_shape, weights_shape, strides, dilations, padding):
@@ -54,10 +55,9 @@ def forward(inputs, weights, strides=(1, 1), padding="VALID", dilations=(1, 1)):
     for k, pixels, source in _pairs(
         inputs.shape, weights.shape, strides, dilations, padding
     ):
-        for n in range(len(inputs)):
-            output[n][pixels] += np.einsum(
-                "yxc...pq,co...qr->yxo...pr", inputs[n][source], weights[k]
-            )
+        output[pixels] += np.einsum(
+            "nyxc...pq,co...qr->nyxo...pr", inputs[source], weights[k]
+        )
     return output
 
 
@@ -69,10 +69,9 @@ def backprop_input(
     for k, pixels, source in _pairs(
         inputs_shape, weights.shape, strides, dilations, padding
     ):
-        for n in range(len(result)):
-            result[n][source] += np.einsum(
-                "yxo...pr,co...qr->yxc...pq", grad[n][pixels], weights[k]
-            )
+        result[source] += np.einsum(
+            "nyxo...pr,co...qr->nyxc...pq", grad[pixels], weights[k]
+        )
     return result
 
 
@@ -84,8 +83,7 @@ def backprop_weights(
     for k, pixels, source in _pairs(
         inputs.shape, weights_shape, strides, dilations, padding
     ):
-        for n in range(len(inputs)):
-            result[k] += np.einsum(
-                "yxc...pq,yxo...pr->co...qr", inputs[n][source], grad[n][pixels]
-            )
+        result[k] += np.einsum(
+            "nyxc...pq,nyxo...pr->co...qr", inputs[source], grad[pixels]
+        )
     return result

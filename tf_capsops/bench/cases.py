@@ -44,7 +44,7 @@ class Case:
     sizes: Mapping[str, int]
     uses: tuple[str, ...]
     devices: tuple[str, ...] = ("CPU", "GPU")
-    attributes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("sizes", "attributes"):
@@ -85,6 +85,7 @@ class OpSuite:
         rivals: Other ways to compute the same in plain TensorFlow, by name.
         forward_cost: Least cost of the forward computation.
         training_cost: Least cost of forward and all gradients together.
+        parts: Parts of what rivals do, timed beside them; not with the op's results.
     """
 
     op: str
@@ -95,6 +96,9 @@ class OpSuite:
     rivals: Mapping[str, Callable[..., tf.Tensor]]
     forward_cost: Callable[[Case], Cost]
     training_cost: Callable[[Case], Cost]
+    parts: Mapping[str, Callable[..., tf.Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def select(self, use: str) -> list[Case]:
         """Returns the cases for one use, in order."""

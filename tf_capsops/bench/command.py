@@ -89,7 +89,7 @@ def _measure_case(
     )
     for direction, make_step, cost, arguments in directions:
         steps = {report.OURS: make_step(case.bind(suite.ours))}
-        for name, rival in suite.rivals.items():
+        for name, rival in {**suite.rivals, **suite.parts}.items():
             step = make_step(case.bind(rival))
             steps[f"TF {name}"] = step
             steps[f"TF {name}, XLA"] = measure.compiled(step)

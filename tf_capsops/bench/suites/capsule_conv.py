@@ -1,0 +1,313 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cases, rivals and costs of CapsuleConv.
+
+Poses of 4x4x4, with channels below, at and above the powers of two that tiles have;
+poses of other sizes; every way of moving the kernel; images smaller than it; long sums
+of each kind; and more of everything than one dimension of a CUDA grid holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops.bench import cases
+from tf_capsops.bench.cases import Case, Cost
+
+_IMAGE = ("batch", "in_height", "in_width")
+_CHANNELS = ("in_channels", "out_channels")
+_KERNEL = ("kernel_height", "kernel_width")
+_POSE = ("pose_depth", "pose_rows", "pose_inner", "pose_columns")
+_POSES = (  # beside 4x4x4: vectors, what is near it, primes, and larger ones
+    *((1, 1, 1), (1, 8, 16), (3, 3, 3), (2, 4, 3), (5, 7, 2), (8, 8, 8), (4, 4, 16)),
+    *((4, 4, 1), (4, 1, 4), (1, 4, 4), (4, 4, 5), (4, 3, 4), (3, 4, 4), (17, 9, 13)),
+    *((3, 3, 3, 3), (2, 2, 4, 4), (2, 4, 4, 4), (5, 1, 8, 3), (1, 4, 4, 4)),
+)
+
+
+def _pair(value):
+    return tuple(value) if isinstance(value, tuple) else (value, value)
+
+
+def _case(
+    name,
+    image,
+    channels,
+    kernel,
+    *uses,
+    pose=(4, 4, 4),
+    strides=1,
+    padding="VALID",
+    dilations=1,
+    devices=("CPU", "GPU"),
+):
+    """Four numbers of `pose` are those of capsules of rank 3."""
+    names = (*_IMAGE, *_CHANNELS, *_KERNEL, *_POSE[-len(pose) :])
+    sizes = zip(names, (*image, *channels, *_pair(kernel), *pose), strict=True)
+    attributes = {
+        "strides": _pair(strides),
+        "padding": padding,
+        "dilations": _pair(dilations),
+    }
+    return Case(name, dict(sizes), uses, devices, attributes)
+
+
+def _correctness_cases():
+    use = cases.CORRECTNESS
+    yield _case("ones", (1, 1, 1), (1, 1), 1, use, cases.GRADIENT, pose=(1, 1, 1))
+    yield _case("all_ones_48", (1, 5, 5), (1, 1), 4, use, pose=(3, 3, 3, 3))
+    yield _case("primes", (3, 11, 7), (5, 7), (3, 2), use)
+    yield _case("large_primes", (1, 13, 17), (11, 13), (2, 3), use)
+    for channels in (1, 2, 3, 5, 8, 16, 31, 32, 33):
+        sizes = (2, 4, 5), (channels, 3), (2, 3)
+        yield _case(f"in_channels_{channels}", *sizes, use)
+        sizes = (2, 4, 5), (3, channels), (2, 3)
+        yield _case(f"out_channels_{channels}", *sizes, use)
+        sizes = (1, 3, 4), (channels, channels), (1, 2)
+        yield _case(f"channels_{channels}", *sizes, use)
+    for pixels in (15, 16, 17, 31, 32, 33, 63, 64, 65):
+        yield _case(f"pixels_{pixels}", (1, 1, pixels), (3, 2), 1, use)
+    for strides, padding in itertools.product(
+        ((1, 1), (2, 2), (3, 3), (1, 2), (3, 1)), ("VALID", "SAME")
+    ):
+        name = f"strides_{strides[0]}_{strides[1]}_{padding}"
+        moved = {"strides": strides, "padding": padding}
+        yield _case(name, (2, 8, 9), (2, 3), (3, 2), use, **moved)
+        yield _case(f"{name}_large", (1, 9, 11), (3, 2), (5, 4), use, **moved)
+    for dilations, strides, padding in itertools.product(
+        ((2, 2), (1, 3), (3, 2)), (1, 2), ("VALID", "SAME")
+    ):
+        name = f"dilations_{dilations[0]}_{dilations[1]}_by_{strides}_{padding}"
+        moved = {"dilations": dilations, "strides": strides, "padding": padding}
+        yield _case(name, (2, 8, 9), (2, 3), 3, use, **moved)
+    for kernel in ((1, 1), (1, 5), (5, 1), (4, 2), (7, 7)):
+        name, sizes = f"kernel_{kernel[0]}_{kernel[1]}", ((2, 8, 7), (2, 3), kernel)
+        yield _case(name, *sizes, use)
+        yield _case(f"{name}_SAME", *sizes, use, padding="SAME")
+    yield _case("gaps", (2, 11, 13), (2, 3), 2, use, strides=(3, 5))
+    yield _case("far_strides", (2, 3, 4), (2, 3), 2, use, strides=(2**30, 2**31 - 1))
+    far = {"dilations": (2**30, 2**31 - 1), "padding": "SAME"}
+    yield _case("far_dilations", (2, 3, 4), (2, 3), 3, use, **far)
+    for pose in _POSES:
+        name = "pose_" + "_".join(map(str, pose))
+        yield _case(name, (2, 5, 6), (3, 5), (2, 3), use, pose=pose)
+        moved = {"strides": 2, "padding": "SAME"}
+        yield _case(f"{name}_moved", (1, 5, 6), (2, 3), 3, use, pose=pose, **moved)
+    for strides, dilations in ((1, 1), (2, 1), (1, 3)):
+        name = f"small_image_{strides}_{dilations}"
+        moved = {"strides": strides, "dilations": dilations, "padding": "SAME"}
+        yield _case(name, (2, 2, 1), (3, 2), (5, 4), use, **moved)
+    yield _case("wide", (1, 3, 300), (2, 3), 3, use)
+    yield _case("tall", (1, 300, 3), (3, 2), (3, 2), use, strides=(2, 1))
+    yield _case("wide_SAME", (1, 3, 300), (2, 1), (3, 5), use, padding="SAME")
+    yield _case("long_sums", (1, 6, 6), (129, 1), 5, use)
+    yield _case("long_sums_of_grad", (1, 6, 6), (1, 129), 5, use)
+    yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
+    yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
+    yield from _grid_cases(use)
+    yield from _empty_cases(use)
+
+
+def _grid_cases(use):
+    """More than 65535 of each dimension in turn, most of them with poses of 1x1x1."""
+    many, one = 70001, {"pose": (1, 1, 1)}
+    yield _case("grid_of_rows", (1, many, 2), (1, 2), (2, 1), use, **one)
+    yield _case("grid_of_columns", (1, 2, many), (1, 2), (1, 2), use, **one)
+    yield _case("grid_of_in_channels", (2, 1, 1), (many, 1), 1, use, **one)
+    yield _case("grid_of_out_channels", (2, 1, 1), (1, many), 1, use, **one)
+    for place, name in enumerate(_POSE):
+        pose = [1, 2, 1, 2]
+        pose[place] = many
+        yield _case(f"grid_of_{name}", (1, 2, 1), (1, 2), 1, use, pose=tuple(pose))
+
+
+def _empty_cases(use):
+    yield _case("empty_batch", (0, 3, 4), (2, 3), 2, use)
+    yield _case("empty_image", (2, 0, 4), (2, 3), 2, use)
+    yield _case("empty_image_SAME", (2, 3, 0), (2, 3), 2, use, padding="SAME")
+    yield _case("no_in_channels", (2, 3, 4), (0, 3), 2, use)
+    yield _case("no_out_channels", (2, 3, 4), (2, 0), 2, use)
+    for place, name in enumerate(_POSE):
+        pose = [2, 3, 4, 5]
+        pose[place] = 0
+        yield _case(f"no_{name}", (2, 3, 4), (2, 3), 2, use, pose=tuple(pose))
+
+
+def _all_cases():
+    yield from _correctness_cases()
+    use = cases.GRADIENT
+    yield _case("gradient_valid", (2, 3, 4), (2, 3), (2, 3), use, pose=(2, 3, 2))
+    moved = {"strides": (2, 1), "dilations": (1, 2), "padding": "SAME"}
+    yield _case("gradient_same", (1, 4, 3), (2, 1), 2, use, pose=(2, 1, 3), **moved)
+    yield _case("gradient_rank_3", (1, 2, 3), (1, 2), 2, use, pose=(2, 2, 1, 2))
+    yield _case("smoke", (2, 6, 5), (3, 4), (3, 2), cases.SMOKE)
+    gpu, cpu = {"devices": ("GPU",)}, {"devices": ("CPU",)}
+    use = cases.ANCHORS
+    yield _case("n1_128x128_c3_o1_k5", (1, 128, 128), (3, 1), 5, use)
+    yield _case("n1_128x128_c3_o32_k5", (1, 128, 128), (3, 32), 5, use, **gpu)
+    yield _case("n64_14x14_c32_o32_k3", (64, 14, 14), (32, 32), 3, use, **gpu)
+    yield _case("n128_32x32_c16_o16_k3", (128, 32, 32), (16, 16), 3, use, **gpu)
+    yield _case("n16_128x128_c16_o32_k5", (16, 128, 128), (16, 32), 5, use, **gpu)
+    sizes = (16, 15, 15), (32, 32), 3
+    yield _case("n16_15x15_c32_o32_k3_s2", *sizes, use, strides=2, **cpu)
+    yield _case("n16_14x14_c32_o32_k3", (16, 14, 14), (32, 32), 3, use, **cpu)
+    yield _case("n4_64x64_c8_o16_k5", (4, 64, 64), (8, 16), 5, use, **cpu)
+    # Hinton et al., "Matrix capsules with EM routing" (2018), for smallNORB; vectors as
+    # Sabour's; and capsules of rank 3 as in P-CapsNets.
+    use = cases.NETWORKS
+    yield _case("em_caps1_b32", (32, 14, 14), (32, 32), 3, use, strides=2)
+    yield _case("em_caps2_b32", (32, 6, 6), (32, 32), 3, use)
+    yield _case("em_class_b32", (32, 4, 4), (32, 5), 1, use)
+    pose = {"pose": (1, 8, 16)}
+    yield _case("vectors_b32", (32, 14, 14), (8, 16), 3, use, strides=2, **pose)
+    pose = {"pose": (3, 3, 3, 3)}
+    yield _case("rank_3_b32", (32, 14, 14), (16, 16), 3, use, strides=2, **pose)
+
+
+def _steps(size, kernel, stride, dilation, padding):
+    """Returns the output's size and, for each row of a kernel, what reads it.
+
+    That is the first output whose pixel is inside the image, how many there are, and
+    the first's pixel.
+    """
+    span = (kernel - 1) * dilation + 1
+    if padding == "SAME":
+        out = -(-size // stride)
+        before = max((out - 1) * stride + span - size, 0) // 2
+    else:
+        out, before = max(0, -(-(size - span + 1) // stride)), 0
+    steps = []
+    for offset in range(-before, -before + span, dilation):
+        first = min(out, max(0, -(offset // stride)))
+        end = max(first, min(out, -((offset - size) // stride)))
+        steps.append((first, end - first, first * stride + offset))
+    return out, steps
+
+
+def _steps_of_axes(image, kernel, strides, padding, dilations):
+    return [
+        _steps(image[a], kernel[a], strides[a], dilations[a], padding) for a in (0, 1)
+    ]
+
+
+def _case_steps(case):
+    image, kernel = ([case.sizes[name] for name in d] for d in (_IMAGE[1:], _KERNEL))
+    return _steps_of_axes(image, kernel, **case.attributes)
+
+
+def _shapes(case):
+    """Returns the shapes of input, weights and output."""
+    batch, in_channels, out_channels, kernel_height, kernel_width = (
+        case.sizes[name] for name in (_IMAGE[0], *_CHANNELS, *_KERNEL)
+    )
+    *depth, rows, inner, columns = (
+        case.sizes[name] for name in _POSE if name in case.sizes
+    )
+    height, width = (out for out, _ in _case_steps(case))
+    image = (batch, case.sizes["in_height"], case.sizes["in_width"], in_channels)
+    kernel = (kernel_height, kernel_width, in_channels, out_channels)
+    return (
+        (*image, *depth, rows, inner),
+        (*kernel, *depth, inner, columns),
+        (batch, height, width, out_channels, *depth, rows, columns),
+    )
+
+
+def _draw(case, rng):
+    return tuple(rng.uniform(-1, 1, shape) for shape in _shapes(case)[:2])
+
+
+def _output_shape(case):
+    return _shapes(case)[2]
+
+
+def _span(first, count, stride):
+    """Returns a slice of `count`; where that is none, its first may not exist."""
+    return slice(first, first + (count - 1) * stride + 1, stride) if count else slice(0)
+
+
+def _patches(inputs, weights, strides=(1, 1), padding="VALID", dilations=(1, 1)):
+    """Gathers what each output pixel reads, then is one product of matrices."""
+    axes = _steps_of_axes(
+        inputs.shape[1:3], weights.shape[:2], strides, padding, dilations
+    )
+    (height, down), (width, across) = axes
+    after = [[0, 0]] * (inputs.shape.rank - 3)
+    taps = []
+    for (y, rows, top), (x, columns, left) in itertools.product(down, across):
+        read = inputs[:, _span(top, rows, strides[0]), _span(left, columns, strides[1])]
+        outside = [y, height - y - rows], [x, width - x - columns]
+        taps.append(tf.pad(read, [[0, 0], *outside, *after]))
+    patches = tf.concat(taps, axis=3)
+    flat = tf.reshape(weights, (patches.shape[3], *weights.shape[3:]))
+    g = "g" if inputs.shape.rank == 7 else ""
+    return tf.einsum(f"nyxc{g}pq,co{g}qr->nyxo{g}pr", patches, flat)
+
+
+def _conv2d(inputs, weights, strides, padding, dilations):
+    return tf.nn.conv2d(inputs, weights, strides, padding, dilations=dilations)
+
+
+def _fold(inputs, weights, **attributes):
+    """Makes pose rows samples, and channels of what the matrix product sums over."""
+    if inputs.shape.rank == 7:
+        depths = zip(tf.unstack(inputs, axis=4), tf.unstack(weights, axis=4))
+        return tf.stack([_fold(*pair, **attributes) for pair in depths], axis=4)
+    _, height, width, in_channels, rows, inner = inputs.shape
+    *kernel, _, out_channels, _, columns = weights.shape
+    images = tf.transpose(inputs, (0, 4, 1, 2, 3, 5))
+    images = tf.reshape(images, (-1, height, width, in_channels * inner))
+    filters = tf.transpose(weights, (0, 1, 2, 4, 3, 5))
+    filters = tf.reshape(filters, (*kernel, in_channels * inner, -1))
+    output = _conv2d(images, filters, **attributes)
+    output = tf.reshape(output, (-1, rows, *output.shape[1:3], out_channels, columns))
+    return tf.transpose(output, (0, 2, 3, 4, 1, 5))
+
+
+def _convolution_of_the_fold(inputs, weights, **attributes):
+    """Takes the numbers as if they lay folded, so that nothing is transposed."""
+    batch, height, width, in_channels, *depth, rows, inner = inputs.shape
+    *kernel, _, out_channels, columns = (*weights.shape[:4], weights.shape[-1])
+    images = math.prod((batch, *depth, rows))
+    output = _conv2d(
+        tf.reshape(inputs, (images, height, width, in_channels * inner)),
+        tf.reshape(weights, (*kernel, in_channels * inner, out_channels * columns)),
+        **attributes,
+    )
+    shape = (batch, *output.shape[1:3], out_channels, *depth, rows, columns)
+    return tf.reshape(output, shape)
+
+
+def _forward_cost(case):
+    """Two FLOPs for each product of numbers that are inside the image."""
+    reads = math.prod(sum(n for _, n, _ in steps) for _, steps in _case_steps(case))
+    pose = [case.sizes[name] for name in _POSE if name in case.sizes]
+    channels = [case.sizes[name] for name in _CHANNELS]
+    flops = 2 * math.prod((case.sizes["batch"], reads, *channels, *pose))
+    return Cost(sum(map(math.prod, _shapes(case))), flops)
+
+
+def _training_cost(case):
+    """Forward, then inputs and the output's gradient read once, two gradients written.
+
+    Each gradient is as many products as the output.
+    """
+    inputs, weights, output = map(math.prod, _shapes(case))
+    return Cost(3 * (inputs + weights) + 2 * output, 3 * _forward_cost(case).flops)
+
+
+SUITE = cases.OpSuite(
+    op="CapsuleConv",
+    cases=tuple(_all_cases()),
+    draw=_draw,
+    output_shape=_output_shape,
+    ours=tf_capsops.capsule_conv2d,
+    rivals={"fold": _fold, "patches": _patches},
+    parts={"conv2d of the fold alone": _convolution_of_the_fold},
+    forward_cost=_forward_cost,
+    training_cost=_training_cost,
+)
