@@ -15,8 +15,9 @@ using tensorflow::PartialTensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// What is known of the shape that input `index`, a tensor of sizes, holds. Of sizes that
-// are no shape nothing is: TensorFlow asks again with the tensor, or the kernel sees it.
+// What is known of the shape that input `index`, a tensor of sizes, holds. Of sizes
+// that are no shape nothing is: TensorFlow asks again with the tensor, or the kernel
+// sees it.
 absl::StatusOr<PartialTensorShape> ShapeInInput(InferenceContext* ctx, const char* op,
                                                 const char* name, int index) {
   if (const tensorflow::Tensor* sizes = ctx->input_tensor(index)) {
