@@ -2,10 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras layers of capsule networks."""
 
+from tf_capsops.layers.capsule_conv2d import CapsuleConv2D
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
 from tf_capsops.layers.initializers import RoutedNormal
 from tf_capsops.layers.length import Length
 from tf_capsops.layers.mask import Mask
 from tf_capsops.layers.primary_caps import PrimaryCaps
 
-__all__ = ["DigitCaps", "Length", "Mask", "PrimaryCaps", "RoutedNormal", "digit_caps"]
+__all__ = [
+    "CapsuleConv2D",
+    "DigitCaps",
+    "Length",
+    "Mask",
+    "PrimaryCaps",
+    "RoutedNormal",
+    "digit_caps",
+]
