@@ -1,0 +1,62 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Capsule convolution is a matrix product whose operands need not be moved: rows are
+// output pixels and pose rows, the contraction is over taps, channels and the poses'
+// inner dimension, columns are output channels and pose columns.
+#include "cc/launch/capsule_conv.h"
+
+#include "cuda/capsule_conv_general.cuh"
+
+namespace capsops::capsule_conv {
+
+template <typename T>
+int64_t ForwardWorkspace(const GpuExec&, const Problem& p) {
+  return general::ForwardWorkspace<T>(p);
+}
+
+template <typename T>
+int64_t BackpropInputWorkspace(const GpuExec&, const Problem& p) {
+  return general::BackpropInputWorkspace<T>(p);
+}
+
+template <typename T>
+int64_t BackpropWeightsWorkspace(const GpuExec&, const Problem& p) {
+  return general::BackpropWeightsWorkspace<T>(p);
+}
+
+template <typename T>
+LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
+                    const T* weights, T* output, void* workspace) {
+  return general::Forward(exec, p, input, weights, output, workspace);
+}
+
+template <typename T>
+LaunchError BackpropInput(const GpuExec& exec, const Problem& p, const T* weights,
+                          const T* grad, T* grad_input, void* workspace) {
+  return general::BackpropInput(exec, p, weights, grad, grad_input, workspace);
+}
+
+template <typename T>
+LaunchError BackpropWeights(const GpuExec& exec, const Problem& p, const T* input,
+                            const T* grad, T* grad_weights, void* workspace) {
+  return general::BackpropWeights(exec, p, input, grad, grad_weights, workspace);
+}
+
+#define CAPSOPS_INSTANTIATE(T)                                                         \
+  template int64_t ForwardWorkspace<T>(const GpuExec&, const Problem&);                \
+  template int64_t BackpropInputWorkspace<T>(const GpuExec&, const Problem&);          \
+  template int64_t BackpropWeightsWorkspace<T>(const GpuExec&, const Problem&);        \
+  template LaunchError Forward(const GpuExec&, const Problem&, const T*, const T*, T*, \
+                               void*);                                                 \
+  template LaunchError BackpropInput(const GpuExec&, const Problem&, const T*,         \
+                                     const T*, T*, void*);                             \
+  template LaunchError BackpropWeights(const GpuExec&, const Problem&, const T*,       \
+                                       const T*, T*, void*);
+CAPSOPS_INSTANTIATE(float)
+CAPSOPS_INSTANTIATE(double)
+CAPSOPS_INSTANTIATE(Float16)
+CAPSOPS_INSTANTIATE(BFloat16)
+#undef CAPSOPS_INSTANTIATE
+
+}  // namespace capsops::capsule_conv
