@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsuleRouting's ops: shapes inferred, inputs refused, kernels registered."""
 
+import functools
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from refusals import every_way
 
 import tf_capsops
 
@@ -152,34 +154,14 @@ def _good(op):
     return [*before, INPUT, WEIGHTS, LOGITS, *after]
 
 
+@every_way
 @pytest.mark.parametrize(
     "case", BAD, ids=lambda case: "-".join(map(str, case[:-1])).replace(" ", "")
 )
-class TestBadShapes:
-    def test_kernel(self, case, device):
-        op, *shapes, text = case
-        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            _call(op, *map(tf.zeros, shapes))
-        message = re.search(r"\}\} (.*) \[Op:", str(caught.value))[1]
-        assert message == f"{_speaker(op)}: {text}"
-
-    def test_kernel_in_graph_without_shapes(self, case, device):
-        op, *shapes, text = case
-        signature = [tf.TensorSpec(UNKNOWN, tf.float32)] * len(shapes)
-        traced = tf.function(
-            lambda *tensors: _call(op, *tensors), signature, autograph=False
-        )
-        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            traced(*map(tf.zeros, shapes))
-        assert f"{_speaker(op)}: {text}\n" in str(caught.value)
-
-    def test_shape_function(self, case):
-        op, *shapes, text = case
-        with tf.Graph().as_default():
-            tensors = [tf.compat.v1.placeholder(tf.float32, s) for s in shapes]
-            with pytest.raises(ValueError) as caught:
-                _call(op, *tensors)
-        assert str(caught.value).startswith(f"{_speaker(op)}: {text} for '{{{{node ")
+def test_bad_shapes(case, assert_refused, device):
+    op, *shapes, text = case
+    compute, tensors = functools.partial(_call, op), [tf.zeros(s) for s in shapes]
+    assert_refused(compute, tensors, f"{_speaker(op)}: {text}")
 
 
 @pytest.mark.parametrize("function", ["capsule_routing", "routing_coefficients"])

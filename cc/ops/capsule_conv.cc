@@ -15,9 +15,7 @@ using tensorflow::PartialTensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// What is known of the shape that input `index`, a tensor of sizes, holds. Of sizes
-// that are no shape nothing is: TensorFlow asks again with the tensor, or the kernel
-// sees it.
+// What is known of the shape that input `index`, a tensor of sizes, holds.
 absl::StatusOr<PartialTensorShape> ShapeInInput(InferenceContext* ctx, const char* op,
                                                 const char* name, int index) {
   if (const tensorflow::Tensor* sizes = ctx->input_tensor(index)) {
@@ -29,7 +27,7 @@ absl::StatusOr<PartialTensorShape> ShapeInInput(InferenceContext* ctx, const cha
       ShapeRule(op).Bind(name, given, {{"rank", &length}}).status();
   if (!status.ok()) return status;
   ShapeHandle handle;
-  if (!ctx->MakeShapeFromShapeTensor(index, &handle).ok()) return PartialTensorShape();
+  TF_RETURN_IF_ERROR(ctx->MakeShapeFromShapeTensor(index, &handle));
   return PartialTensorShape(ctx->ShapeHandleToProto(handle));
 }
 

@@ -1,0 +1,47 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How an op refuses tensors: by its kernel, at once or in a graph, or by its shapes.
+
+Each way takes `(compute, tensors, message)` and fails unless `compute(*tensors)` is
+refused with exactly that message. A test marked `every_way` gets them in turn as
+`assert_refused`. Integer tensors are sizes: shape functions know what is in them.
+"""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+
+def by_kernel(compute, tensors, message):
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        compute(*tensors)
+    assert re.search(r"\}\} (.*) \[Op:", str(caught.value))[1] == message
+
+
+def _by_kernel_in_graph_without_shapes(compute, tensors, message):
+    signature = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
+    traced = tf.function(compute, signature, autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        traced(*tensors)
+    assert f"{message}\n" in str(caught.value)
+
+
+def by_shape_function(compute, tensors, message):
+    with tf.Graph().as_default():
+        symbols = [
+            tf.constant(t.numpy())
+            if t.dtype.is_integer
+            else tf.compat.v1.placeholder(t.dtype, t.shape)
+            for t in tensors
+        ]
+        with pytest.raises(ValueError) as caught:
+            compute(*symbols)
+    assert str(caught.value).startswith(f"{message} for '{{{{node ")
+
+
+every_way = pytest.mark.parametrize(
+    "assert_refused",
+    [by_kernel, _by_kernel_in_graph_without_shapes, by_shape_function],
+    ids=lambda function: function.__name__.lstrip("_"),
+)

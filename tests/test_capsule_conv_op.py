@@ -1,0 +1,229 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""CapsuleConv's ops refuse shapes, attributes and arguments that do not fit."""
+
+import functools
+import re
+
+import pytest
+import tensorflow as tf
+from refusals import by_kernel, by_shape_function, every_way
+
+import tf_capsops
+
+CONV = "CapsuleConv"
+IN_INPUT = "CapsuleConvBackpropInput"
+IN_WEIGHTS = "CapsuleConvBackpropWeights"
+SAME = {"padding": "SAME"}
+
+# Two images of 5x6, 3 capsules of 4x7 to 8 of 4x9, a kernel of 3x2; of rank 3, 11 deep.
+INPUT, WEIGHTS, GRAD = (2, 5, 6, 3, 4, 7), (3, 2, 3, 8, 7, 9), (2, 3, 5, 8, 4, 9)
+DEEP_INPUT, DEEP_WEIGHTS, DEEP_GRAD = (
+    (*shape[:4], 11, *shape[4:]) for shape in (INPUT, WEIGHTS, GRAD)
+)
+
+
+def _rank(name, axes, depth_before):
+    """Returns the messages for a wrong rank: of either two, of 6, of 7."""
+    deep = axes.replace(depth_before, f"pose_depth, {depth_before}")
+    start = f"{name} must have rank"
+    return (
+        f"{start} 6 [{axes}] or 7 [{deep}], got ",
+        f"{start} 6 [{axes}], got ",
+        f"{start} 7 [{deep}], got ",
+    )
+
+
+INPUT_AXES = "batch, in_height, in_width, in_channels, pose_rows, pose_inner"
+WEIGHT_AXES = (
+    "kernel_height, kernel_width, in_channels, out_channels, pose_inner, pose_columns"
+)
+GRAD_AXES = "batch, out_height, out_width, out_channels, pose_rows, pose_columns"
+INPUT_RANK, _, _ = _rank("input", INPUT_AXES, "pose_rows")
+WEIGHTS_RANK, WEIGHTS_RANK_6, WEIGHTS_RANK_7 = _rank(
+    "weights", WEIGHT_AXES, "pose_inner"
+)
+_, GRAD_RANK_6, GRAD_RANK_7 = _rank("grad", GRAD_AXES, "pose_rows")
+
+
+def _with(shape, axis, size):
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _text(shape):
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def _mismatch(name, axis, axis_name, size, shape):
+    return f"{name} dim {axis} ({axis_name}) must be {size}, got {_text(shape)}"
+
+
+def _bad_forward():
+    """Yields shapes of input and weights, attributes, and what the message says."""
+    yield (2, 5, 6, 3, 4), WEIGHTS, {}, INPUT_RANK + "[2,5,6,3,4]"
+    yield (), WEIGHTS, {}, INPUT_RANK + "[]"
+    yield (*DEEP_INPUT, 1), WEIGHTS, {}, INPUT_RANK + _text((*DEEP_INPUT, 1))
+    yield INPUT, (3, 2), {}, WEIGHTS_RANK_6 + "[3,2]"
+    yield INPUT, DEEP_WEIGHTS, {}, WEIGHTS_RANK_6 + _text(DEEP_WEIGHTS)
+    yield DEEP_INPUT, WEIGHTS, {}, WEIGHTS_RANK_7 + _text(WEIGHTS)
+    for axis, name, size in ((2, "in_channels", 3), (4, "pose_inner", 7)):
+        for wrong in (1, 0):
+            shape = _with(WEIGHTS, axis, wrong)
+            yield INPUT, shape, {}, _mismatch("weights", axis, name, size, shape)
+    shape = _with(DEEP_WEIGHTS, 4, 12)
+    yield DEEP_INPUT, shape, {}, _mismatch("weights", 4, "pose_depth", 11, shape)
+    for axis, name in ((0, "kernel_height"), (1, "kernel_width")):
+        shape = _with(WEIGHTS, axis, 0)
+        for attributes in ({}, SAME):
+            text = f"weights dim {axis} ({name}) must be at least 1, got "
+            yield INPUT, shape, attributes, text + _text(shape)
+    for kernel, dilation, most in ((6, 1, 5), (4, 2, 3), (2, 5, 1), (3, 2**31 - 1, 1)):
+        shape = _with(WEIGHTS, 0, kernel)
+        text = f"weights dim 0 (kernel_height) must be at most {most} (in_height 5, "
+        text += f"dilation {dilation}, padding VALID), got {_text(shape)}"
+        yield INPUT, shape, {"dilations": [dilation, 1]}, text
+    shape = _with(WEIGHTS, 1, 7)
+    text = "weights dim 1 (kernel_width) must be at most 6 (in_width 6, dilation 1, "
+    yield INPUT, shape, {"strides": [9, 9]}, f"{text}padding VALID), got {_text(shape)}"
+
+
+def _bad_backward():
+    """Yields shapes of input, weights and grad, attributes, what the message says."""
+    for axis, name in enumerate(("batch", "out_height", "out_width", "out_channels")):
+        for wrong in (1, 0):
+            shape = _with(GRAD, axis, wrong)
+            text = _mismatch("grad", axis, name, GRAD[axis], shape)
+            yield INPUT, WEIGHTS, shape, {}, text
+    for axis, name in ((4, "pose_rows"), (5, "pose_columns")):
+        shape = _with(GRAD, axis, 1)
+        text = _mismatch("grad", axis, name, GRAD[axis], shape)
+        yield INPUT, WEIGHTS, shape, {}, text
+    shape = _with(DEEP_GRAD, 4, 1)
+    text = _mismatch("grad", 4, "pose_depth", 11, shape)
+    yield DEEP_INPUT, DEEP_WEIGHTS, shape, {}, text
+    yield INPUT, WEIGHTS, DEEP_GRAD, {}, GRAD_RANK_6 + _text(DEEP_GRAD)
+    yield DEEP_INPUT, DEEP_WEIGHTS, GRAD, {}, GRAD_RANK_7 + _text(GRAD)
+    for attributes, out in (
+        ({"strides": [2, 1]}, 2),
+        ({"dilations": [2, 1]}, 1),
+        (SAME, 5),
+        ({"padding": "SAME", "strides": [3, 1]}, 2),
+    ):
+        text = _mismatch("grad", 1, "out_height", out, GRAD)
+        yield INPUT, WEIGHTS, GRAD, attributes, text
+
+
+def _call(op, *tensors, **attributes):
+    bare = tf.load_op_library(tf_capsops.library_path())
+    function = {
+        CONV: bare.capsule_conv,
+        IN_INPUT: bare.capsule_conv_backprop_input,
+        IN_WEIGHTS: bare.capsule_conv_backprop_weights,
+    }[op]
+    return function(*tensors, **attributes)
+
+
+def _bad():
+    """Yields op, operands, attributes and message; a list stands for sizes."""
+    for inputs, weights, attributes, text in _bad_forward():
+        yield CONV, (inputs, weights), attributes, text
+    forward = (
+        (inputs, weights, DEEP_GRAD if len(inputs) == 7 else GRAD, attributes, text)
+        for inputs, weights, attributes, text in _bad_forward()
+        # Without sizes, which come later, the grad would be what does not fit.
+        if attributes != SAME and "(pose_depth) must" not in text
+    )
+    for inputs, weights, grad, attributes, text in (*_bad_backward(), *forward):
+        # How many sizes there are is seen before they are: another test has that.
+        if not text.startswith("input must have rank"):
+            yield IN_INPUT, ([*inputs], weights, grad), attributes, text
+        if not text.startswith("weights must have rank"):
+            named = re.sub("^weights", "weight_sizes", text)
+            yield IN_WEIGHTS, (inputs, [*weights], grad), attributes, named
+
+
+def _tensor(operand):
+    return tf.constant(operand) if isinstance(operand, list) else tf.zeros(operand)
+
+
+@every_way
+@pytest.mark.parametrize("case", _bad(), ids=lambda case: str(case).replace(" ", ""))
+def test_bad_operands(case, assert_refused, device):
+    op, operands, attributes, text = case
+    compute = functools.partial(_call, op, **attributes)
+    assert_refused(compute, [*map(_tensor, operands)], f"{op}: {text}")
+
+
+GOOD = {
+    CONV: (INPUT, WEIGHTS),
+    IN_INPUT: ([*INPUT], WEIGHTS, GRAD),
+    IN_WEIGHTS: (INPUT, [*WEIGHTS], GRAD),
+}
+every_op = pytest.mark.parametrize("op", GOOD)
+
+
+@every_op
+@pytest.mark.parametrize("name", ["strides", "dilations"])
+@pytest.mark.parametrize(
+    "pair", [[], [1], [1, 1, 1], [0, 1], [1, 0], [-2, 1], [1, -2]], ids=str
+)
+@pytest.mark.parametrize("assert_refused", [by_kernel, by_shape_function])
+def test_bad_steps(op, name, pair, assert_refused, device):
+    message = f"{op}: {name} must be two positive integers, got {_text(pair)}"
+    compute = functools.partial(_call, op, **{name: pair})
+    assert_refused(compute, [*map(_tensor, GOOD[op])], message)
+
+
+@every_op
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+    "attributes, text",
+    [
+        ({"padding": "FULL"}, '"FULL" is not in|.FULL. not in: "VALID", "SAME"'),
+        ({"padding": "same"}, '"same" is not in|.same. not in: "VALID", "SAME"'),
+        ({"strides": [2**31, 1]}, "strides has value 2147483648 out of range"),
+        ({"dilations": [1, 2**40]}, "dilations has value 1099511627776 out of range"),
+    ],
+    ids=str,
+)
+def test_bad_attributes(op, attributes, text, graph, device):
+    def compute():
+        return _call(op, *map(_tensor, GOOD[op]), **attributes)
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
+        tf.function(compute, autograph=False)() if graph else compute()
+
+
+INTEGERS = "must be one or two integers, got "
+POSITIVE = "must be an integer >= 1, got "
+
+
+@pytest.mark.parametrize(
+    "argument, value, text",
+    [
+        ("strides", 0, POSITIVE + "0"),
+        ("strides", (1, -2), POSITIVE + "-2"),
+        ("strides", (1, 2, 3), INTEGERS + "(1, 2, 3)"),
+        ("strides", [], INTEGERS + "[]"),
+        ("strides", 2.0, POSITIVE + "2.0"),
+        ("strides", None, POSITIVE + "None"),
+        ("dilations", (0, 1), POSITIVE + "0"),
+        ("dilations", (1,), INTEGERS + "(1,)"),
+        ("dilations", True, POSITIVE + "True"),
+        ("dilations", "2", POSITIVE + "'2'"),
+        ("padding", "full", "must be 'VALID' or 'SAME', got 'full'"),
+        ("padding", 0, "must be 'VALID' or 'SAME', got 0"),
+        ("padding", None, "must be 'VALID' or 'SAME', got None"),
+        (
+            "padding",
+            ((0, 0), (1, 1)),
+            "must be 'VALID' or 'SAME', got ((0, 0), (1, 1))",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(argument, value, text):
+    with pytest.raises(ValueError) as caught:
+        tf_capsops.capsule_conv2d(
+            tf.zeros(INPUT), tf.zeros(WEIGHTS), **{argument: value}
+        )
+    assert str(caught.value) == f"capsule_conv2d: {argument} {text}"
