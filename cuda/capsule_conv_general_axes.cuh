@@ -157,6 +157,7 @@ struct Stride {
   }
 };
 
+// A term, perhaps past the last: then its first digit is too large.
 struct Walk {
   Stride::Move at;
   int digits[4];
@@ -176,6 +177,11 @@ struct Walk {
         Add(stride.carry[i]);
       }
     }
+    digits[0] += stride.by[0] + carry;
+  }
+
+  __device__ bool PastEnd(const Stride& stride) const {
+    return digits[0] >= stride.count[0];
   }
 
  private:

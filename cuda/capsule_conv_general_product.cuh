@@ -144,24 +144,22 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
     int digits[4];
     const int64_t row = place.row_tile * kRows + min(int64_t{i}, rows_left - 1);
     const Place at = Locate(rows, row, digits);
-    table.source[i] = {at.left, Saturate(at.y), Saturate(at.x)};
+    table.source[i] = {at.left + place.depth * z.left_depth, Saturate(at.y),
+                       Saturate(at.x)};
     table.out[i] = at.other;
   }
 
   const int term = threadIdx.x % kDepth, loader = threadIdx.x / kDepth;
-  left += place.depth * z.left_depth;
-  right += place.depth * z.right_depth;
   int64_t columns[kLoadColumns];
 #pragma unroll
   for (int e = 0; e < kLoadColumns; ++e) {
     const int64_t column =
         min(place.column_tile * kColumns + loader + e * kLoaders, z.columns - 1);
     const int64_t outer = Divide(column, z.column_inner);
-    columns[e] =
-        outer * z.right_outer + (column - outer * z.column_inner) * z.right_inner;
+    columns[e] = place.depth * z.right_depth + outer * z.right_outer +
+                 (column - outer * z.column_inner) * z.right_inner;
   }
-  const int64_t count = terms.size();
-  const int64_t steps = (count + kDepth - 1) / kDepth;
+  const int64_t steps = (terms.size() + kDepth - 1) / kDepth;
   const int64_t begin = Divide(place.part * steps, z.parts);
   const int64_t end = Divide((place.part + 1) * steps, z.parts);
   A sum[kEachRows][kEachColumns] = {};
@@ -170,11 +168,10 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   __syncthreads();
 
   if (begin < end) {
-    Walk walk(terms, min(begin * kDepth + term, count - 1));
+    Walk walk(terms, begin * kDepth + term);
     S from_left[kLoadRows], from_right[kLoadColumns];
-    int64_t terms_left = count - begin * kDepth - term;
     const auto load = [&] {
-      const bool valid = terms_left > 0;
+      const bool valid = !walk.PastEnd(stride);
 #pragma unroll
       for (int e = 0; e < kLoadRows; ++e) {
         const auto row = table.source[loader + e * kLoaders];
@@ -187,7 +184,6 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
         from_right[e] = valid ? right[columns[e] + walk.at.other] : S(0.f);
       }
       walk.Advance(stride);
-      terms_left -= kDepth;
     };
     const auto stage = [&](int buffer) {
 #pragma unroll
