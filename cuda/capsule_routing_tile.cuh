@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/types.cuh"
 #include "cuda/common/warp.cuh"
 
@@ -37,59 +38,6 @@ struct Place {
   int lane = threadIdx.x % kLanes;
   int g = lane / 4, t = lane % 4;
 };
-
-// c += a b in TF32, accumulated in float.
-__device__ inline void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                float (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// How floats become TF32 operands, of which the hardware reads 11 significant bits:
-// as they are, which is exact for the 16-bit types; rounded; or split into a rounded
-// number and what remains, whose products hold 22 of a float's 24 bits: less is lost
-// than in adding them up.
-enum class Tf32 { kExact, kRounded, kSplit };
-
-// What of an operand's making can be done once for many products. The hardware cuts
-// off: 0.35 to 0.71 units in the last place more, by mantissa, make that right on
-// average, and leave what is TF32 already as it is.
-template <Tf32 kTf32>
-__device__ float Prepare(float x) {
-  return kTf32 == Tf32::kRounded ? x * (1 + 0.71f * 0x1p-11f) : x;
-}
-
-template <int N, Tf32 kTf32>
-struct Operand {
-  uint32_t high[N], low[kTf32 == Tf32::kSplit ? N : 1];
-
-  __device__ void Set(int n, float x) { SetPrepared(n, Prepare<kTf32>(x)); }
-
-  // No NaN is lost, whatever its bits.
-  __device__ void SetPrepared(int n, float x) {
-    if constexpr (kTf32 == Tf32::kSplit) {
-      high[n] = (__float_as_uint(x) + 0x1000) & 0xffffe000;
-      low[n] = __float_as_uint(x - __uint_as_float(high[n]));
-    } else {
-      high[n] = __float_as_uint(x);
-    }
-  }
-};
-
-// For what is computed from numbers that have kTf32: exactness is lost.
-template <Tf32 kTf32>
-constexpr Tf32 kScaled = kTf32 == Tf32::kExact ? Tf32::kSplit : kTf32;
-
-// c += a b, to the precision of the operands.
-template <Tf32 kA, Tf32 kB>
-__device__ void Multiply(const Operand<4, kA>& a, const Operand<2, kB>& b,
-                         float (&c)[4]) {
-  if constexpr (kA == Tf32::kSplit) Multiply(a.low, b.high, c);
-  if constexpr (kB == Tf32::kSplit) Multiply(a.high, b.low, c);
-  Multiply(a.high, b.high, c);
-}
 
 // Index, in float4, of m = 0 of this lane in a vector of output capsules.
 template <int D>

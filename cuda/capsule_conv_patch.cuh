@@ -1,0 +1,200 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// How capsule convolution's tensor-core kernels see an image. The contraction is cut
+// into quads: 4 neighbouring elements of a row of a pose, of one channel. A block
+// copies the pixels that it needs, its patch, to shared memory asynchronously, as a
+// plane for each quad:
+//   [quad of the poses][pixel][pose row] of 4 elements.
+// There the rows of a matrix product, (pixel, pose row), lie side by side, and another
+// position of the filter is another offset, the same for all of them. So a patch serves
+// all positions, and nothing is laid out anew in global memory. Where the filter moves
+// by strides, pixels that it meets together are neighbours in the patch: columns are
+// sorted by their remainder.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "cuda/common/divisor.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv {
+
+constexpr int kQuad = 4;
+
+template <typename S>
+constexpr int kQuadWords = kQuad * sizeof(S) / 4;
+
+// A tensor [batch, height, width, channels, depth, rows, columns]: poses in pixels.
+struct Image {
+  int64_t batch;
+  int height, width, channels, depth, rows, columns;
+
+  __host__ __device__ int quads() const { return (columns + kQuad - 1) / kQuad; }
+  __host__ __device__ int planes() const { return channels * quads(); }
+  __host__ __device__ int pose() const { return rows * columns; }
+  __host__ __device__ int64_t pixel() const {
+    return int64_t{channels} * depth * pose();
+  }
+};
+
+// Along one axis: the product at lattice point i reads pixels i * stride + offset +
+// tap * step, tap = 0, 1, ... taps - 1, which is the filter's first + tap * every.
+struct Axis {
+  int points;  // of the lattice
+  int stride, offset, step, taps;
+  int first, every;
+  int tile, tiles;  // lattice points of a block, blocks
+
+  // Pixels between the first and the last that `n` points need, and one.
+  __host__ __device__ int Reach(int n, int n_taps) const {
+    return (n - 1) * stride + (n_taps - 1) * step + 1;
+  }
+};
+
+// What of the image lies in shared memory, and how. Lengths in words of 4 bytes.
+struct Patch {
+  int height, pitch;  // pixels: rows, and of one row the columns of one remainder
+  int pixels;         // all: height * stride * pitch
+  int row;            // a lattice row: one further down is this many pixels further
+  int plane;          // length of a plane, padded so that quads are on other banks
+  Divisor by_pitch, by_row, by_rows;
+
+  // Pixels from lattice point (0, 0) of the tile to what tap (y, x) reads of it.
+  __host__ __device__ int Shift(const Axis& vertical, const Axis& horizontal, int y,
+                                int x) const {
+    const int column = x * horizontal.step;
+    return (y * vertical.step * horizontal.stride + column % horizontal.stride) *
+               pitch +
+           column / horizontal.stride;
+  }
+};
+
+// `bank` is the padding: planes follow each other at `bank` words past a multiple
+// of 32.
+template <typename S>
+inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
+                       int y_taps, int x_taps, int bank) {
+  Patch patch;
+  const int stride = horizontal.stride;
+  patch.height = vertical.Reach(vertical.tile, y_taps);
+  patch.pitch = (horizontal.Reach(horizontal.tile, x_taps) - 1) / stride + 1;
+  patch.row = vertical.stride * stride * patch.pitch;
+  patch.pixels = patch.height * stride * patch.pitch;
+  // Whole products of 16 rows may begin at the last of them.
+  const int length = (patch.pixels * rows + 16) * kQuadWords<S>;
+  patch.plane = (length - bank + 31) / 32 * 32 + bank;
+  patch.by_pitch = Divisor(patch.pitch);
+  patch.by_row = Divisor(stride * patch.pitch);
+  patch.by_rows = Divisor(rows);
+  return patch;
+}
+
+// Writes where in the image each pixel of the patch begins, -1 where there is none, for
+// the tile whose first lattice point reads from pixel (y, x) on.
+__device__ inline void FindPixels(const Patch& patch, const Image& image, int stride,
+                                  int y, int x, int* pixels) {
+  const int size = static_cast<int>(image.pixel());
+  for (int i = threadIdx.x; i < patch.pixels; i += blockDim.x) {
+    int column, at;
+    const int row = patch.by_row.Split(i, &column);
+    const int remainder = patch.by_pitch.Split(column, &at);
+    const int from_y = y + row, from_x = x + at * stride + remainder;
+    const bool inside =
+        0 <= from_y && from_y < image.height && 0 <= from_x && from_x < image.width;
+    pixels[i] = inside ? (from_y * image.width + from_x) * size : -1;
+  }
+}
+
+// Brings planes to a patch in shared memory, a few pixels at a time. A thread always
+// has the same row of the same plane, of every n-th pixel: what there is to compute for
+// a copy is little. A block has at least as many threads as planes have rows.
+template <typename S>
+class Carrier {
+ public:
+  // `from` is the image's first pixel at its depth; `planes` are brought together.
+  __device__ Carrier(const Patch& patch, const Image& image, const int* pixels,
+                     const S* from, int planes)
+      : pixels_(pixels), from_(from) {
+    const int pieces = planes * image.rows;  // of a pixel
+    step_ = blockDim.x / pieces;
+    first_ = threadIdx.x / pieces;
+    plane_ = patch.by_rows.Split(threadIdx.x - first_ * pieces, &row_);
+    if (first_ >= step_) first_ = patch.pixels;  // idle
+    end_ = cursor_ = patch.pixels;
+  }
+
+  // From now on, the planes from plane `plane` on are brought. Planes past the last,
+  // pixels outside the image and what a quad lacks become zeros.
+  __device__ void Begin(const Patch& patch, const Image& image, int plane,
+                        uint32_t* to) {
+    const int quads = image.quads(), at = plane + plane_;
+    const int channel = quads == 1 ? at : at / quads;
+    const int column = (at - channel * quads) * kQuad;
+    there_ = at < image.planes();
+    width_ = there_ ? min(image.columns - column, kQuad) : 0;
+    source_ = from_ + (there_ ? int64_t{channel} * image.depth * image.pose() +
+                                    row_ * image.columns + column
+                              : 0);
+    row_words_ = image.rows * kQuadWords<S>;
+    word_ = to + plane_ * patch.plane + row_ * kQuadWords<S> + first_ * row_words_;
+    cursor_ = first_;
+    whole_ = image.columns % kQuad == 0;
+  }
+
+  // Brings `count` pixels more for each thread, as far as there are.
+  __device__ void Bring(int count) {
+    for (; count > 0 && cursor_ < end_; --count) {
+      const int pixel = pixels_[cursor_];
+      if (whole_) {
+        constexpr int kBytes = kQuadWords<S> * 4;
+        const bool zero = pixel < 0 || !there_;
+        __pipeline_memcpy_async(word_, zero ? from_ : source_ + pixel, kBytes,
+                                zero ? kBytes : 0);
+      } else {
+        Pack<S, kQuad> values{};
+        for (int e = 0; e < kQuad; ++e) {
+          if (pixel >= 0 && e < width_) values.at[e] = source_[pixel + e];
+        }
+        *reinterpret_cast<Pack<S, kQuad>*>(word_) = values;
+      }
+      cursor_ += step_;
+      word_ += step_ * row_words_;
+    }
+  }
+
+  // Pixels for a thread in all.
+  __device__ int share() const { return (end_ + step_ - 1) / step_; }
+
+ private:
+  const int* const pixels_;
+  const S* const from_;
+  const S* source_;
+  uint32_t* word_;
+  int step_, first_, plane_, row_, row_words_, width_, cursor_, end_;
+  bool there_, whole_;
+};
+
+// Copies `count` times kWords words, a multiple of 4, asynchronously.
+template <int kWords, int kThreads>
+__device__ void BringWords(const uint32_t* from, int count, uint32_t* to) {
+  constexpr int kEach = kThreads * 4;
+#pragma unroll 4
+  for (int n = 0; n < count; ++n) {
+#pragma unroll
+    for (int begin = 0; begin < kWords; begin += kEach) {
+      const int at = begin + threadIdx.x * 4;
+      if (begin + kEach <= kWords || at < kWords) {
+        __pipeline_memcpy_async(to + n * kWords + at, from + n * kWords + at, 16);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
