@@ -7,17 +7,20 @@
 #include "cc/launch/capsule_conv.h"
 
 #include "cuda/capsule_conv_general.cuh"
+#include "cuda/capsule_conv_tiled.cuh"
 
 namespace capsops::capsule_conv {
 
 template <typename T>
-int64_t ForwardWorkspace(const GpuExec&, const Problem& p) {
-  return general::ForwardWorkspace<T>(p);
+int64_t ForwardWorkspace(const GpuExec& exec, const Problem& p) {
+  const int64_t bytes = tiled::Workspace<T>(exec, tiled::ForwardTasks(p));
+  return bytes >= 0 ? bytes : general::ForwardWorkspace<T>(p);
 }
 
 template <typename T>
-int64_t BackpropInputWorkspace(const GpuExec&, const Problem& p) {
-  return general::BackpropInputWorkspace<T>(p);
+int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& p) {
+  const int64_t bytes = tiled::Workspace<T>(exec, tiled::InputGradientTasks(p));
+  return bytes >= 0 ? bytes : general::BackpropInputWorkspace<T>(p);
 }
 
 template <typename T>
@@ -28,12 +31,24 @@ int64_t BackpropWeightsWorkspace(const GpuExec&, const Problem& p) {
 template <typename T>
 LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
                     const T* weights, T* output, void* workspace) {
+  if constexpr (!std::is_same_v<T, double>) {
+    const auto tasks = tiled::ForwardTasks(p);
+    if (tiled::Workspace<T>(exec, tasks) >= 0) {
+      return tiled::Run(exec, tasks, input, weights, output, workspace);
+    }
+  }
   return general::Forward(exec, p, input, weights, output, workspace);
 }
 
 template <typename T>
 LaunchError BackpropInput(const GpuExec& exec, const Problem& p, const T* weights,
                           const T* grad, T* grad_input, void* workspace) {
+  if constexpr (!std::is_same_v<T, double>) {
+    const auto tasks = tiled::InputGradientTasks(p);
+    if (tiled::Workspace<T>(exec, tasks) >= 0) {
+      return tiled::Run(exec, tasks, grad, weights, grad_input, workspace);
+    }
+  }
   return general::BackpropInput(exec, p, weights, grad, grad_input, workspace);
 }
 

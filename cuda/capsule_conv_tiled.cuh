@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
@@ -120,8 +122,14 @@ inline Axis PhaseAxis(int64_t size, int64_t phase, int64_t stride, int64_t pad,
   return axis;
 }
 
-// One for each remainder of pixels by the strides.
+inline std::vector<Task> ForwardTasks(const Problem& p) {
+  if (!FitsInts(p)) return {};
+  return {ForwardTask(p)};
+}
+
+// One for each remainder of pixels by the strides; none where they do not fit.
 inline std::vector<Task> InputGradientTasks(const Problem& p) {
+  if (!FitsInts(p)) return {};
   const Task forward = ForwardTask(p);
   std::vector<Task> tasks;
   for (int64_t y = 0; y < std::min(p.stride_height, p.in_height); ++y) {
@@ -227,9 +235,9 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   return plan;
 }
 
-// The cheapest tile.
+// The cheapest tile of all worth a look.
 template <typename S, Tf32 kTf32, typename C>
-Plan PlanTask(const Task& task) {
+Plan FindPlan(const Task& task) {
   constexpr int kMost = C::kTiles * C::kWarps;
   const int rows = task.source.rows, height = task.vertical.points;
   Plan best;
@@ -253,6 +261,28 @@ Plan PlanTask(const Task& task) {
   return best;
 }
 
+// The same, remembered: networks ask for the same few again and again.
+template <typename S, Tf32 kTf32, typename C>
+Plan PlanTask(const Task& task) {
+  static_assert(std::has_unique_object_representations_v<Task>);
+  struct Found {
+    const DeviceLimits* device = nullptr;
+    Task task;
+    Plan plan;
+  };
+  static thread_local Found memory[32];
+  static thread_local int next = 0;
+  const DeviceLimits* const device = &CurrentDevice();
+  for (const Found& found : memory) {
+    if (found.device == device && std::memcmp(&found.task, &task, sizeof(Task)) == 0) {
+      return found.plan;
+    }
+  }
+  Found& found = memory[next++ % 32];
+  found = {device, task, FindPlan<S, kTf32, C>(task)};
+  return found.plan;
+}
+
 // Calls `then` with the kernel's shape and the plan for a task: plans of no blocks do
 // not fit.
 template <typename S, Tf32 kTf32, typename Then>
@@ -273,17 +303,6 @@ int64_t PackedBytes(const Task& task) {
     return PackedSteps(task.filter, plan.product.order) *
            StepWords<kTf32>(config.kColumns) * 4;
   });
-}
-
-template <typename S, Tf32 kTf32>
-int64_t PackedBytes(const std::vector<Task>& tasks) {
-  int64_t most = 0;
-  for (const Task& task : tasks) {
-    const int64_t bytes = PackedBytes<S, kTf32>(task);
-    if (bytes < 0) return -1;
-    most = std::max(most, bytes);
-  }
-  return most;
 }
 
 template <typename S, Tf32 kTf32>
@@ -312,15 +331,49 @@ LaunchError Run(const GpuExec& exec, const Task& task, const S* source,
   });
 }
 
-template <typename S, Tf32 kTf32>
-LaunchError Run(const GpuExec& exec, const std::vector<Task>& tasks, const S* source,
-                const S* weights, S* target, void* workspace) {
-  for (const Task& task : tasks) {
-    const LaunchError error = Run<S, kTf32>(exec, task, source, weights, target,
-                                            static_cast<uint32_t*>(workspace));
-    if (!error.empty()) return error;
+// Calls `then` with the precision that products of T have.
+template <typename T, typename Then>
+auto WithPrecision(const GpuExec& exec, const Then& then) {
+  if constexpr (!std::is_same_v<T, float>) {
+    return then(std::integral_constant<Tf32, Tf32::kExact>());
+  } else if (exec.tf32) {
+    return then(std::integral_constant<Tf32, Tf32::kRounded>());
+  } else {
+    return then(std::integral_constant<Tf32, Tf32::kSplit>());
   }
-  return {};
+}
+
+// Bytes of workspace that `tasks`, done one after the other, need; -1 where they do not
+// fit, as those of double never do.
+template <typename T>
+int64_t Workspace(const GpuExec& exec, const std::vector<Task>& tasks) {
+  if constexpr (std::is_same_v<T, double>) {
+    return -1;
+  } else {
+    return WithPrecision<T>(exec, [&](auto precision) {
+      int64_t most = tasks.empty() ? -1 : 0;
+      for (const Task& task : tasks) {
+        const int64_t bytes = PackedBytes<CudaType<T>, precision.value>(task);
+        if (bytes < 0) return bytes;
+        most = std::max(most, bytes);
+      }
+      return most;
+    });
+  }
+}
+
+template <typename T>
+LaunchError Run(const GpuExec& exec, const std::vector<Task>& tasks, const T* source,
+                const T* weights, T* target, void* workspace) {
+  return WithPrecision<T>(exec, [&](auto precision) -> LaunchError {
+    for (const Task& task : tasks) {
+      const LaunchError error = Run<CudaType<T>, precision.value>(
+          exec, task, Native(source), Native(weights), Native(target),
+          static_cast<uint32_t*>(workspace));
+      if (!error.empty()) return error;
+    }
+    return {};
+  });
 }
 
 }  // namespace capsops::capsule_conv::tiled
