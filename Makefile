@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds tf_capsops/libtf_capsops.so and runs what needs it. `make help` says how.
-# The same library with Bazel: BUILD.
+# The same library with Bazel: BUILD. With CUDA also tf_capsops/libtf_capsops_studies.so,
+# kernels of other papers that only the benchmark loads.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -71,6 +72,7 @@ endif
 
 # ---- The library -------------------------------------------------------------------
 LIBRARY := tf_capsops/libtf_capsops.so
+STUDIES := $(if $(WITH_CUDA),tf_capsops/libtf_capsops_studies.so)
 BUILD := build
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
 
@@ -99,11 +101,19 @@ OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/*
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
 OBJECTS := $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_cpu)
 
+# The studies share the shape rules of the ops they are named after.
+ifdef WITH_CUDA
+STUDIES_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/studies/*.cc))
+STUDIES_cuda := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/studies/*.cu.cc))
+STUDIES_OBJECTS := $(STUDIES_tensorflow) $(STUDIES_cuda) \
+  $(subst cc/studies,cc/shapes,$(STUDIES_tensorflow)) $(BUILD)/cc/framework/shape_rule.o
+endif
+
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow.
 LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a -Wl,--no-undefined -s \
-  $(OBJECTS) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
+  $(1) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
 
 # A file for each kind of command line, rewritten only when the command line changes;
 # what was made with it depends on it.
@@ -115,12 +125,13 @@ COMPILER := $(CXX) $(shell $(CXX) --version 2>/dev/null | head -n 1)
 $(BUILD)/flags.cpu: TEXT = $(COMPILER) $(FLAGS_cpu) $(foreach i,$(ISAS),$(MARCH_$(i)))
 $(BUILD)/flags.tensorflow: TEXT = $(COMPILER) $(FLAGS_tensorflow)
 $(BUILD)/flags.cuda: TEXT = $(COMPILER) $(NVCC) $(NVCC_VERSION) $(FLAGS_cuda)
-$(BUILD)/flags.link: TEXT = $(COMPILER) $(LINK)
+$(BUILD)/flags.link: TEXT = $(COMPILER) $(call LINK,$(OBJECTS))
+$(BUILD)/flags.link_studies: TEXT = $(COMPILER) $(call LINK,$(STUDIES_OBJECTS))
 # Likewise TensorFlow's own flags, which come with this file: tensorflow.{cflags,ldflags}.
 $(BUILD)/tensorflow.key: FORCE $(ENVIRONMENT)
 	$(Q)$(PY) tools/tensorflow_config.py --write $(BUILD)
 
-$(OBJECTS_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
+$(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CXX   $<")
 	$(Q)$(CXX) $(FLAGS_tensorflow) @$(BUILD)/tensorflow.cflags $(DEPS) -c $< -o $@
@@ -138,19 +149,27 @@ $(BUILD)/cc/cpu/$(1)/%.o: cc/cpu/%.cc $(BUILD)/flags.cpu
 endef
 $(foreach i,$(ISAS),$(eval $(call cpu_rule,$(i))))
 
-$(OBJECTS_cuda): $(BUILD)/%.o: %.cc $(BUILD)/flags.cuda
+$(OBJECTS_cuda) $(STUDIES_cuda): $(BUILD)/%.o: %.cc $(BUILD)/flags.cuda
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  NVCC  $<")
 	$(Q)$(NVCC) $(FLAGS_cuda) $(DEPS) -c $< -o $@
 
 # Moved into place when whole: somebody may be loading it.
-$(LIBRARY): $(OBJECTS) $(BUILD)/flags.link $(BUILD)/tensorflow.key
+define link_to
 	$(if $(V),,@echo "  LINK  $@")
-	$(Q)$(LINK) -o $(BUILD)/libtf_capsops.so
-	@mv $(BUILD)/libtf_capsops.so $@
+	$(Q)$(call LINK,$(1)) -o $(BUILD)/$(@F)
+	@mv $(BUILD)/$(@F) $@
 	@echo "Built $@: $(if $(WITH_CUDA),CUDA $(NVCC_VERSION) for $(ARCHS),without CUDA)"
+endef
+$(LIBRARY): $(OBJECTS) $(BUILD)/flags.link $(BUILD)/tensorflow.key
+	$(call link_to,$(OBJECTS))
 
--include $(OBJECTS:.o=.d)
+ifdef WITH_CUDA
+$(STUDIES): $(STUDIES_OBJECTS) $(BUILD)/flags.link_studies $(BUILD)/tensorflow.key
+	$(call link_to,$(STUDIES_OBJECTS))
+endif
+
+-include $(OBJECTS:.o=.d) $(STUDIES_tensorflow:.o=.d) $(STUDIES_cuda:.o=.d)
 
 # ---- What to do --------------------------------------------------------------------
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
@@ -168,7 +187,7 @@ demo: build  ## train on handwritten digits, evaluate, draw reconstructions (run
 test: build  ## run all tests; ARGS="-k name" picks some
 	$(PY) -m pytest $(ARGS)
 
-build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
+build: $(ENVIRONMENT) $(LIBRARY) $(STUDIES)  ## create .venv and build the library, nothing else
 
 bench: build  ## time the ops against plain TensorFlow
 	$(CAPSOPS) bench $(ARGS)
@@ -191,7 +210,7 @@ requirements:  ## pin requirements.in again, for Python 3.10 to 3.13 at once (ne
 	  requirements.in -o requirements.txt
 
 clean:  ## remove what was built (.venv and runs/ stay)
-	rm -rf $(BUILD) dist $(LIBRARY)
+	rm -rf $(BUILD) dist $(LIBRARY) tf_capsops/libtf_capsops_studies.so
 
 help:
 	@echo "Usage: make TARGET [VARIABLE=value ...]"

@@ -14,13 +14,15 @@ import numpy as np
 import tensorflow as tf
 from rich.console import Console
 
-from tf_capsops.bench import cases, chart, measure, report
+from tf_capsops.bench import cases, chart, measure, papers, report
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
+from tf_capsops.bench.papers import studies
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
 _WIDTH = 100  # columns, where the output is no terminal
+_PAPERS = "papers"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,11 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
     parser.add_argument(
         "--suite",
-        choices=cases.BENCH_SUITES,
+        choices=(*cases.BENCH_SUITES, _PAPERS),
         nargs="+",
         default=[cases.ANCHORS],
         help="which sizes: those of the speed claims, those of published networks, or "
-        "tiny ones that only show that the benchmark works",
+        "tiny ones that only show that the benchmark works; or the tables of papers on "
+        "capsule convolution, with their kernels beside ours (a GPU is needed)",
     )
     parser.add_argument(
         "--repeat", type=int, default=15, help="samples of each method (at least 2)"
@@ -55,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=pathlib.Path,
         default=pathlib.Path("runs/bench"),
-        help="directory for bench.json and bench.png",
+        help="directory for bench.json and bench.png, or for papers.json",
     )
     return parser
 
@@ -127,6 +130,19 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
             yield entry, results
 
 
+def _refuse_papers(options: argparse.Namespace) -> str:
+    """Returns why the papers' tables cannot be measured as asked, or nothing."""
+    if options.suite != [_PAPERS] or options.dtype != ["float32"]:
+        return "--suite papers stands alone and is of float32"
+    if "GPU" not in options.device:
+        return "--suite papers needs a GPU that TensorFlow sees"
+    try:
+        studies.library_path()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
@@ -140,6 +156,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.repeat < 2:
         parser.error(f"--repeat must be at least 2, got {options.repeat}")
+    if _PAPERS in options.suite and (reason := _refuse_papers(options)):
+        parser.error(reason)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
@@ -147,6 +165,8 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
+    if _PAPERS in options.suite:
+        return papers.run(argv, options.repeat, options.tf32, options.output, console)
     made = {"command": report.command(argv), "tf32": options.tf32, **report.machine()}
     made |= {"ceilings": [], "results": []}
     for ceilings, results in _run(options, console):

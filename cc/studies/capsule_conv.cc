@@ -1,0 +1,217 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The schemes of cuda/studies/capsule_conv.h as ops of a library of their own. Shapes
+// are checked by CapsuleConv's own rule, then by the scheme.
+#include "cuda/studies/capsule_conv.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/errors.h"
+
+#include "cc/framework/device.h"
+#include "cc/framework/shape_rule.h"
+#include "cc/shapes/capsule_conv.h"
+
+namespace capsops::studies::capsule_conv {
+namespace {
+
+using capsops::capsule_conv::Attributes;
+using capsops::capsule_conv::Convolution;
+using capsops::capsule_conv::GetAttributes;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::PartialTensorShape;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+
+constexpr const char* kForward = "CapsuleConvStudy";
+constexpr const char* kBackward = "CapsuleConvStudyGrad";
+
+// An op's attributes: which scheme, and those of CapsuleConv.
+template <typename Context>
+absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attributes) {
+  std::string name;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("kernel", &name));
+  *scheme = nullptr;
+  for (const Scheme* known : {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3,
+                              &kChenGemms, &kChenOfficial, &kChenCustom}) {
+    if (name == known->name) *scheme = known;
+  }
+  if (*scheme == nullptr) {
+    return absl::InternalError(absl::StrCat("kernel ", name, " is not implemented"));
+  }
+  return GetAttributes(ctx, attributes);
+}
+
+// Refuses what the scheme does not compute, as soon as all dimensions are known.
+absl::Status CheckSupported(const char* op, const Scheme& scheme,
+                            const Convolution& conv) {
+  if (!conv.input.IsFullyDefined() || !conv.weights.IsFullyDefined()) {
+    return absl::OkStatus();
+  }
+  const std::string reason = scheme.unsupported(conv.problem);
+  return ShapeRule(op)
+      .Require(reason.empty(), absl::StrCat("kernel ", scheme.name, ": ", reason))
+      .status();
+}
+
+absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
+                                    const PartialTensorShape& input,
+                                    const PartialTensorShape& weights) {
+  auto conv = capsops::capsule_conv::Resolve(input, weights, attributes);
+  if (!conv.ok()) return conv;
+  const absl::Status status = CheckSupported(kForward, scheme, *conv);
+  if (!status.ok()) return status;
+  return conv;
+}
+
+absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
+                                        const Attributes& attributes,
+                                        const PartialTensorShape& grad,
+                                        const PartialTensorShape& input,
+                                        const PartialTensorShape& weights) {
+  auto conv =
+      capsops::capsule_conv::ResolveBackpropInput(input, weights, grad, attributes);
+  if (!conv.ok()) return conv;
+  const absl::Status status = CheckSupported(kBackward, scheme, *conv);
+  if (!status.ok()) return status;
+  return conv;
+}
+
+REGISTER_OP("CapsuleConvStudy")
+    .Input("input: float")
+    .Input("weights: float")
+    .Output("output: float")
+    .Attr("kernel: {'B', 'I1', 'I2', 'I3', 'gemms', 'official', 'custom'}")
+    .Attr("strides: list(int) = [1, 1]")
+    .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
+    .Attr("dilations: list(int) = [1, 1]")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      const Scheme* scheme;
+      Attributes attributes;
+      TF_RETURN_IF_ERROR(GetScheme(ctx, &scheme, &attributes));
+      const auto conv =
+          Resolve(*scheme, attributes, InputShape(ctx, 0), InputShape(ctx, 1));
+      if (!conv.ok()) return conv.status();
+      return SetOutputShape(ctx, 0, conv->output);
+    })
+    .Doc(R"doc(
+CapsuleConv as other papers compute it, on a GPU.
+
+input: As CapsuleConv's; for B to I3 one sample of 4x4 matrices.
+weights: As CapsuleConv's; for B to I3 one out channel of 4x4 matrices.
+output: As CapsuleConv's.
+kernel: Of Vaidya, "Speeding up Capsules", B, I1, I2 or I3. Of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", gemms (its "GPU"), official or custom.
+)doc");
+
+REGISTER_OP("CapsuleConvStudyGrad")
+    .Input("grad: float")
+    .Input("input: float")
+    .Input("weights: float")
+    .Output("grad_input: float")
+    .Output("grad_weights: float")
+    .Attr("kernel: {'gemms', 'official', 'custom'}")
+    .Attr("strides: list(int) = [1, 1]")
+    .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
+    .Attr("dilations: list(int) = [1, 1]")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      const Scheme* scheme;
+      Attributes attributes;
+      TF_RETURN_IF_ERROR(GetScheme(ctx, &scheme, &attributes));
+      const auto conv = ResolveGrad(*scheme, attributes, InputShape(ctx, 0),
+                                    InputShape(ctx, 1), InputShape(ctx, 2));
+      if (!conv.ok()) return conv.status();
+      TF_RETURN_IF_ERROR(SetOutputShape(ctx, 0, conv->input));
+      return SetOutputShape(ctx, 1, conv->weights);
+    })
+    .Doc(R"doc(
+Both gradients of CapsuleConv as Chen et al. compute them, on a GPU.
+
+grad: Gradient of the loss in CapsuleConv's output.
+input: As given to CapsuleConv.
+weights: As given to CapsuleConv.
+grad_input: Shaped like input.
+grad_weights: Shaped like weights.
+kernel: As CapsuleConvStudy's.
+)doc");
+
+// What both ops have in common.
+class StudyOp : public OpKernel {
+ public:
+  explicit StudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetScheme(ctx, &scheme_, &attributes_));
+  }
+
+ protected:
+  const Scheme& scheme() const { return *scheme_; }
+  const Attributes& attributes() const { return attributes_; }
+
+ private:
+  const Scheme* scheme_;
+  Attributes attributes_;
+};
+
+class CapsuleConvStudyOp : public StudyOp {
+ public:
+  using StudyOp::StudyOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& input = ctx->input(0);
+    const Tensor& weights = ctx->input(1);
+    const auto conv = Resolve(scheme(), attributes(), input.shape(), weights.shape());
+    OP_REQUIRES_OK(ctx, conv.status());
+    tensorflow::TensorShape shape;
+    OP_REQUIRES_OK(ctx, tensorflow::TensorShape::BuildTensorShape(
+                            conv->output.dim_sizes(), &shape));
+    Tensor* output;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &output));
+    Tensor workspace;
+    OP_REQUIRES_OK(
+        ctx,
+        AllocateWorkspace(ctx, scheme().forward_workspace(conv->problem), &workspace));
+    OP_REQUIRES_OK(ctx,
+                   ToStatus(scheme().forward(MakeExec<GpuExec>(ctx), conv->problem,
+                                             Data<float>(input), Data<float>(weights),
+                                             Data<float>(output), workspace.data())));
+  }
+};
+
+class CapsuleConvStudyGradOp : public StudyOp {
+ public:
+  using StudyOp::StudyOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& grad = ctx->input(0);
+    const Tensor& input = ctx->input(1);
+    const Tensor& weights = ctx->input(2);
+    const auto conv = ResolveGrad(scheme(), attributes(), grad.shape(), input.shape(),
+                                  weights.shape());
+    OP_REQUIRES_OK(ctx, conv.status());
+    Tensor* grad_input;
+    Tensor* grad_weights;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    Tensor workspace;
+    OP_REQUIRES_OK(
+        ctx,
+        AllocateWorkspace(ctx, scheme().backward_workspace(conv->problem), &workspace));
+    OP_REQUIRES_OK(
+        ctx, ToStatus(scheme().backward(MakeExec<GpuExec>(ctx), conv->problem,
+                                        Data<float>(grad), Data<float>(input),
+                                        Data<float>(weights), Data<float>(grad_input),
+                                        Data<float>(grad_weights), workspace.data())));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name(kForward).Device(tensorflow::DEVICE_GPU),
+                        CapsuleConvStudyOp);
+REGISTER_KERNEL_BUILDER(Name(kBackward).Device(tensorflow::DEVICE_GPU),
+                        CapsuleConvStudyGradOp);
+
+}  // namespace
+}  // namespace capsops::studies::capsule_conv

@@ -1,0 +1,144 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// "Custom APIs" of Chen et al.'s Table 1, its Algorithm 5: all products of small
+// matrices in one parallel loop. Each finds its three indices and adds its result to
+// what is at the output position, which others do at the same time; so sums are atomic,
+// and differ in their last bits from run to run.
+#include "cuda/studies/chen.cuh"
+
+namespace capsops::studies::capsule_conv {
+namespace {
+
+// The order of the loops of Algorithm 2.
+__device__ Place PlaceOf(const Problem& p, int64_t index) {
+  Axes axes{index};
+  Place at;
+  at.g = axes.Take(p.pose_depth);
+  at.kw = axes.Take(p.kernel_width);
+  at.kh = axes.Take(p.kernel_height);
+  at.c = axes.Take(p.in_channels);
+  at.x = axes.Take(p.out_width);
+  at.y = axes.Take(p.out_height);
+  at.o = axes.Take(p.out_channels);
+  at.n = axes.rest;
+  return at;
+}
+
+int64_t Products(const Problem& p) {
+  return OutputMatrices(p) * p.kernel_height * p.kernel_width * p.in_channels;
+}
+
+// output[row, column] += the sum over i of a(row, i) b(i, column).
+template <typename A, typename B>
+__device__ void MatrixMultiply(int rows, int columns, int inner, const A& a, const B& b,
+                               float* output) {
+  for (int row = 0; row < rows; ++row) {
+    for (int column = 0; column < columns; ++column) {
+      float sum = 0;
+      for (int i = 0; i < inner; ++i) sum += a(row, i) * b(i, column);
+      atomicAdd(output + row * columns + column, sum);
+    }
+  }
+}
+
+// Elements of a matrix that lies by rows, and of its transpose.
+struct Matrix {
+  const float* data;
+  int columns;
+  __device__ float operator()(int row, int column) const {
+    return data[row * columns + column];
+  }
+};
+struct Transposed {
+  const float* data;
+  int rows;
+  __device__ float operator()(int row, int column) const {
+    return data[column * rows + row];
+  }
+};
+
+struct ForwardProduct {
+  Problem p;
+  const float* input;
+  const float* weights;
+  float* output;
+
+  __device__ void operator()(int64_t index) const {
+    const Place at = PlaceOf(p, index);
+    const int64_t i = InputIndex(p, at);
+    if (i < 0) return;
+    const Elements size(p);
+    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
+    MatrixMultiply(rows, columns, inner, Matrix{input + i * size.input, inner},
+                   Matrix{weights + WeightsIndex(p, at) * size.weights, columns},
+                   output + OutputIndex(p, at) * size.output);
+  }
+};
+
+struct BackpropWeightsProduct {
+  Problem p;
+  const float* grad;
+  const float* input;
+  float* grad_weights;
+
+  __device__ void operator()(int64_t index) const {
+    const Place at = PlaceOf(p, index);
+    const int64_t i = InputIndex(p, at);
+    if (i < 0) return;
+    const Elements size(p);
+    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
+    MatrixMultiply(inner, columns, rows, Transposed{input + i * size.input, inner},
+                   Matrix{grad + OutputIndex(p, at) * size.output, columns},
+                   grad_weights + WeightsIndex(p, at) * size.weights);
+  }
+};
+
+struct BackpropInputProduct {
+  Problem p;
+  const float* grad;
+  const float* weights;
+  float* grad_input;
+
+  __device__ void operator()(int64_t index) const {
+    const Place at = PlaceOf(p, index);
+    const int64_t i = InputIndex(p, at);
+    if (i < 0) return;
+    const Elements size(p);
+    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
+    MatrixMultiply(rows, inner, columns,
+                   Matrix{grad + OutputIndex(p, at) * size.output, columns},
+                   Transposed{weights + WeightsIndex(p, at) * size.weights, columns},
+                   grad_input + i * size.input);
+  }
+};
+
+LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
+                    const float* weights, float* output, void*) {
+  const LaunchError error =
+      Zero(exec, kForward, output, OutputMatrices(p) * Elements(p).output);
+  if (!error.empty()) return error;
+  return ForEach(exec, kForward, Products(p),
+                 ForwardProduct{p, input, weights, output});
+}
+
+LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
+                     const float* input, const float* weights, float* grad_input,
+                     float* grad_weights, void*) {
+  const Elements size(p);
+  LaunchError error = Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input);
+  if (!error.empty()) return error;
+  error = Zero(exec, kBackward, grad_weights, WeightsMatrices(p) * size.weights);
+  if (!error.empty()) return error;
+  error = ForEach(exec, kBackward, Products(p),
+                  BackpropWeightsProduct{p, grad, input, grad_weights});
+  if (!error.empty()) return error;
+  return ForEach(exec, kBackward, Products(p),
+                 BackpropInputProduct{p, grad, weights, grad_input});
+}
+
+}  // namespace
+
+const Scheme kChenCustom = {"custom", Any, NoWorkspace, Forward, NoWorkspace, Backward};
+
+}  // namespace capsops::studies::capsule_conv

@@ -1,0 +1,51 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Matrix products by cuBLAS, found when first used: whoever builds needs none of it.
+#ifndef CAPSOPS_CUDA_STUDIES_CUBLAS_H_
+#define CAPSOPS_CUDA_STUDIES_CUBLAS_H_
+
+#include <cstdint>
+#include <mutex>
+
+#include "cc/launch/exec.h"
+
+namespace capsops::studies {
+
+// Matrices in memory, each by rows without gaps; `transposed` where a product takes
+// them the other way.
+struct Operand {
+  const float* data;
+  bool transposed = false;
+  int64_t next = 0;  // elements from one matrix of a batch to the next
+};
+
+// cuBLAS on one stream; while one exists, other threads that want one wait.
+class Cublas {
+ public:
+  explicit Cublas(const GpuExec& exec);
+
+  // Why there is no cuBLAS, or the first error of the calls below.
+  const LaunchError& error() const { return error_; }
+
+  // c = a @ b or c += a @ b, where a is [rows, inner], b [inner, columns] and
+  // c [rows, columns], after transposition.
+  void Multiply(int64_t rows, int64_t columns, int64_t inner, const Operand& a,
+                const Operand& b, float* c, bool add);
+
+  // `count` such products in one call.
+  void MultiplyStrided(int64_t count, int64_t rows, int64_t columns, int64_t inner,
+                       const Operand& a, const Operand& b, float* c, int64_t next_c,
+                       bool add);
+
+ private:
+  void Check(const char* function, int status);
+
+  std::unique_lock<std::mutex> lock_;
+  void* handle_ = nullptr;
+  LaunchError error_;
+};
+
+}  // namespace capsops::studies
+
+#endif  // CAPSOPS_CUDA_STUDIES_CUBLAS_H_

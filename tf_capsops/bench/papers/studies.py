@@ -1,0 +1,65 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The library of other papers' kernels, which nothing but benchmark and tests loads."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import types
+
+import tensorflow as tf
+
+from tf_capsops import _library
+
+VAIDYA = ("B", "I1", "I2", "I3")
+CHEN = ("gemms", "official", "custom")
+
+
+def library_path() -> str:
+    """Returns the path of libtf_capsops_studies.so, beside the operator library.
+
+    Raises:
+        ImportError: There is none; the text says what to do.
+    """
+    path = pathlib.Path(_library.library_path()).with_name("libtf_capsops_studies.so")
+    if not path.is_file():
+        raise ImportError(
+            f"tf_capsops: the papers' kernels {path} do not exist. `make build` with "
+            "the CUDA toolkit builds them in the source tree; the wheel has none."
+        )
+    return str(path)
+
+
+@functools.cache
+def load() -> types.ModuleType:
+    """Loads the library and returns the module of its ops."""
+    return tf.load_op_library(library_path())
+
+
+def capsule_conv2d(inputs, weights, kernel, **attributes):
+    """Convolves as capsule_conv2d does, by the kernels of another paper.
+
+    Args:
+        inputs: As capsule_conv2d's, float32, on a GPU.
+        weights: As capsule_conv2d's.
+        kernel: One of VAIDYA, which have no gradient, or CHEN.
+        **attributes: Strides, padding and dilations, as the op takes them.
+
+    Raises:
+        ImportError: The library was not built.
+    """
+    ops = load()
+
+    @tf.custom_gradient
+    def compute(inputs, weights):
+        output = ops.capsule_conv_study(inputs, weights, kernel=kernel, **attributes)
+
+        def gradients(grad):
+            return ops.capsule_conv_study_grad(
+                grad, inputs, weights, kernel=kernel, **attributes
+            )
+
+        return output, gradients
+
+    return compute(inputs, weights)
