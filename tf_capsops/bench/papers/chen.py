@@ -33,7 +33,7 @@ _PUBLISHED_NETWORK = (
 )
 NETWORKS = {
     "as published": _PUBLISHED_NETWORK,
-    "4x4 poses": tuple((*layer[:-1], (4, 4, 4)) for layer in _PUBLISHED_NETWORK),
+    "with 4x4 poses": tuple((*layer[:-1], (4, 4, 4)) for layer in _PUBLISHED_NETWORK),
 }
 # On a TITAN X (Pascal): forward, backward, in milliseconds.
 PUBLISHED = {"gemms": (650, 1570), "official": (170, 340), "custom": (170, 350)}
@@ -157,8 +157,8 @@ def run(device: str, repeat: int) -> Iterator[dict]:
 def table(result: Mapping) -> Table:
     """Returns a result as a table, in the paper's columns."""
     shown = Table(
-        title='Chen et al., "How to Accelerate Capsule Convolutions", Table 1: five '
-        f"layers, {result['network']}, batch {result['batch']}; published: TITAN X",
+        title='Chen et al., "How to Accelerate Capsule Convolutions", Table 1: '
+        f"layers {result['network']}, batch {result['batch']}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
