@@ -153,6 +153,17 @@ def test_matrices_of_a_capsule_start_differently_and_alike_for_a_seed():
     assert np.all(first != second) and np.all(second != third)
 
 
+@pytest.mark.parametrize("pose_shape", [(1, 2), (3, 1, 2)])
+def test_initializers_may_be_functions(pose_shape):
+    def count(shape, dtype=None):
+        return np.arange(np.prod(shape)).reshape(shape)
+
+    layer = CapsuleConv2D(2, pose_shape, 1, kernel_initializer=count)
+    layer.build((None, 5, 5, 1, *pose_shape[:-1], 1))
+    for matrices in np.moveaxis(layer.kernel.numpy(), 4, 0):
+        np.testing.assert_array_equal(matrices.reshape(-1), range(matrices.size))
+
+
 def test_gradients_reach_input_kernel_and_bias(device):
     layer = CapsuleConv2D(2, (2, 3), 2, activation=tf_capsops.squash, dtype="float64")
     layer.build((1, 3, 3, 1, 2, 2))

@@ -220,12 +220,11 @@ def _of_a_convolution(initializer):
         draw = _unlike_each_other(initializer) if depth else initializer
         plain = (height, width, channels * inner, filters * columns)
         split = (height, width, channels, inner, filters, columns)
-        matrices = [
-            keras.ops.transpose(
-                keras.ops.reshape(draw(plain, dtype=dtype), split), (0, 1, 2, 4, 3, 5)
-            )
-            for _ in range(depth[0] if depth else 1)
-        ]
+        matrices = []
+        for _ in range(depth[0] if depth else 1):
+            values = keras.ops.convert_to_tensor(draw(plain, dtype=dtype), dtype)
+            values = keras.ops.reshape(values, split)
+            matrices.append(keras.ops.transpose(values, (0, 1, 2, 4, 3, 5)))
         return keras.ops.stack(matrices, axis=4) if depth else matrices[0]
 
     return initialize
