@@ -189,13 +189,44 @@ def test_coefficients_of_few_classes(tmp_path, monkeypatch, classes):
     assert (tmp_path / "coefficients.png").exists()
 
 
-def test_other_models_are_named(work, capsys):
-    keras.Sequential([keras.Input([8, 8, 1]), keras.layers.Flatten()]).save(
-        "flat.keras"
-    )
-    assert main(["reconstruct", "flat.keras", "--data", "digits"]) == 2
+def test_p_capsnet_is_trained_and_evaluated_and_has_no_decoder(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--model", "p_capsnet", "--epochs", "2"]) == 0
+    assert "small p_capsnet: 67,488 parameters" in capsys.readouterr().out
+    run = tmp_path / "runs" / "digits"
+    assert {path.name for path in run.iterdir()} == _FILES - {"reconstructions.png"}
+    assert json.loads((run / "config.json").read_text())["model"] == "p_capsnet"
+    assert matplotlib.image.imread(run / "curves.png").std() > 0.05
+    history = json.loads((run / "history.json").read_text())
+    assert main(["evaluate", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["accuracy"] == pytest.approx(history["val_accuracy"][-1], abs=1e-6)
+    assert "reconstruction_rmse" not in result
+    assert main(["evaluate"]) == 0
+    assert "reconstruction" not in capsys.readouterr().out
+    assert main(["reconstruct"]) == 2
     errors = capsys.readouterr().err
-    assert "flat.keras holds a Sequential, not a CapsNet" in errors
+    assert "the p_capsnet in runs/digits has no decoder" in errors
+
+
+def _saved(path, *layers):
+    keras.Sequential([keras.Input([8, 8, 1]), *layers]).save(path)
+
+
+def test_evaluate_takes_any_classifier_of_images(work, capsys):
+    _saved("dense.keras", keras.layers.Flatten(), keras.layers.Dense(10))
+    assert main(["evaluate", "dense.keras", "--data", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 360
+
+
+def test_other_models_are_named(work, capsys):
+    _saved("conv.keras", keras.layers.Conv2D(10, 3))
+    for command in ("evaluate", "reconstruct"):
+        assert main([command, "conv.keras", "--data", "digits"]) == 2
+        errors = capsys.readouterr().err
+        assert "conv.keras holds a Sequential that does not classify images" in errors
     assert not list(work.glob("*.png"))
 
 
@@ -210,6 +241,14 @@ def test_other_models_are_named(work, capsys):
         (
             ["train", "--preset", "sabour"],
             "input_shape must be at least kernel_size (9, 9), got (8, 8, 1)",
+        ),
+        (
+            ["train", "--model", "p_capsnet", "--preset", "sabour"],
+            "p_capsnet has the presets compact, small, not sabour",
+        ),
+        (
+            ["train", "--model", "p_capsnet", "--routing-iterations", "2"],
+            "p_capsnet has no routing",
         ),
         (["train", "--output", "notes.txt/run"], "cannot make notes.txt/run"),
         (["evaluate"], "no run in"),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_capsops import models
 from tf_capsops.cli.pipeline import distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
-from tf_capsops.models import capsnet
 
 
 def _dot(size=9):
@@ -65,14 +65,17 @@ def test_turning_and_zooming_keep_the_middle():
 
 
 @pytest.mark.parametrize(
-    "preset, shape, parameters",
+    "network, preset, shape, parameters",
     [
-        ("small", (8, 8, 1), 362688),
-        ("compact", (28, 28, 1), 1283600),
-        ("sabour", (28, 28, 1), 8227088),
+        ("capsnet", "small", (8, 8, 1), 362688),
+        ("capsnet", "compact", (28, 28, 1), 1283600),
+        ("capsnet", "sabour", (28, 28, 1), 8227088),
+        ("p_capsnet", "small", (8, 8, 1), 67488),
+        ("p_capsnet", "compact", (28, 28, 1), 82336),
     ],
 )
-def test_presets_make_networks_for_their_images(preset, shape, parameters):
-    model = capsnet(shape, 10, **PRESETS[preset].network)
+def test_presets_make_networks_for_their_images(network, preset, shape, parameters):
+    model = getattr(models, network)(shape, 10, **PRESETS[network][preset].network)
     assert model.count_params() == parameters
-    assert fitting(shape) == ("small" if shape[0] == 8 else "compact")
+    fits = "small" if shape[0] == 8 else "compact"
+    assert fitting(shape) == fits and fits in PRESETS[network]

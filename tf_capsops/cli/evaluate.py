@@ -32,21 +32,21 @@ def run(args):
 
     model, dataset, _ = runs.open_model(args.model, args.data)
     outputs = model.predict(dataset.x_test, batch_size=args.batch_size, verbose=0)
-    confusion = confusion_matrix(
-        dataset.y_test, outputs["lengths"].argmax(axis=1), model.num_classes
-    )
+    scores = outputs["lengths"] if isinstance(outputs, dict) else outputs
+    confusion = confusion_matrix(dataset.y_test, scores.argmax(axis=1), scores.shape[1])
     images = len(dataset.y_test)
     wrong = images - int(np.trace(confusion))
-    squares = np.square(outputs["reconstruction"] - dataset.x_test)
     result = {
         "data": dataset.name,
         "images": images,
         "wrong": wrong,
         "accuracy": 1 - wrong / images,
         "error": wrong / images,
-        "reconstruction_rmse": float(np.sqrt(squares.mean())),
         "confusion": confusion.tolist(),
     }
+    if isinstance(outputs, dict):
+        squares = np.square(outputs["reconstruction"] - dataset.x_test)
+        result["reconstruction_rmse"] = float(np.sqrt(squares.mean()))
     if args.json:
         print(json.dumps(result))
     else:
@@ -64,9 +64,9 @@ def _print(result):
     print(f"{result['data']}: {result['images']} test images")
     print(f"accuracy {result['accuracy']:.2%}")
     print(f"error    {result['error']:.2%} ({result['wrong']} wrong)")
-    print(
-        f"reconstruction, root mean square error: {result['reconstruction_rmse']:.4f}"
-    )
+    if "reconstruction_rmse" in result:
+        rmse = result["reconstruction_rmse"]
+        print(f"reconstruction, root mean square error: {rmse:.4f}")
     print("confusion matrix (rows: label, columns: prediction)")
     confusion = result["confusion"]
     width = max(len(str(count)) for row in confusion for count in row) + 1

@@ -11,6 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from tf_capsops.cli.progress import accuracies
+
 # What is added to one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
 _BLUE, _ORANGE, _RED, _GREY = "#2a6fbb", "#d9772b", "#c0262d", "#666666"
@@ -24,13 +26,12 @@ def curves(history, path):
     left, right = figure.subplots(1, 2)
     epochs = np.arange(1, len(history["loss"]) + 1)
     for axes, title in ((left, "loss"), (right, "error (%)")):
-        for prefix, label, color in (
-            ("", "training, distorted", _BLUE),
-            ("val_", "test", _ORANGE),
-        ):
-            key = "loss" if title == "loss" else "lengths_accuracy"
-            values = np.asarray(history[prefix + key])
-            values = values if title == "loss" else 100 * (1 - values)
+        if title == "loss":
+            both = history["loss"], history["val_loss"]
+        else:
+            both = [100 * (1 - np.asarray(each)) for each in accuracies(history)]
+        names = ("training, distorted", _BLUE), ("test", _ORANGE)
+        for values, (label, color) in zip(both, names, strict=True):
             axes.plot(epochs, values, color=color, label=label, marker=_marker(epochs))
         axes.set_title(title)
         axes.set_xlabel("epoch")

@@ -7,8 +7,19 @@ import keras
 _LABELS = {
     "lengths_accuracy": "train_accuracy",
     "val_lengths_accuracy": "test_accuracy",
+    "accuracy": "train_accuracy",
+    "val_accuracy": "test_accuracy",
     "loss": "loss",
 }
+
+
+def accuracies(history):
+    """The accuracies in a Keras `History.history`: in training, and on test images.
+
+    A model of several outputs puts the name of one before that of the metric.
+    """
+    name = "lengths_accuracy" if "lengths_accuracy" in history else "accuracy"
+    return history[name], history[f"val_{name}"]
 
 
 class EpochBar(keras.callbacks.Callback):

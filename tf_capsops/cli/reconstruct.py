@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what a model makes of images, and how, as PNG files.
+"""Draws what a capsnet makes of images, and how, as PNG files.
 
 Reconstructions, what each dimension of a capsule does, and routing coefficients.
 """
@@ -39,9 +39,15 @@ def add_arguments(parser):
 def run(args):
     """Draws the figures. Returns the exit status."""
     from tf_capsops.cli import figures, runs
-    from tf_capsops.cli.errors import reported
+    from tf_capsops.cli.errors import CommandError, reported
+    from tf_capsops.models import CapsNet
 
     model, dataset, directory = runs.open_model(args.model, args.data)
+    if not isinstance(model, CapsNet):
+        raise CommandError(
+            f"the {model.name} in {directory} has no decoder to reconstruct images: "
+            "give a capsnet"
+        )
     output = pathlib.Path(args.output) if args.output else directory
     with reported(OSError):
         output.mkdir(parents=True, exist_ok=True)

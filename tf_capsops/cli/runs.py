@@ -65,6 +65,8 @@ def require_library():
 def open_model(target, source=None):
     """Loads the model of a run and the data to use it on.
 
+    A `CapsNet`, or any Keras model from images `[B, H, W, C]` to scores `[B, classes]`.
+
     Args:
       target: a run's directory, or a `.keras` file; None for the newest run in runs/.
       source: what `--data` gave; None for the data the run was trained on.
@@ -86,20 +88,33 @@ def open_model(target, source=None):
     dataset = open_data(source)
     with reported(ValueError, TypeError, OSError, KeyError):
         model = keras.saving.load_model(path)
-    if not isinstance(model, CapsNet):
-        raise CommandError(f"{path} holds a {type(model).__name__}, not a CapsNet")
-    shape = model.image_shape
-    if tuple(shape) != tuple(dataset.image_shape):
+    shape, classes = _sizes(model, path)
+    if shape != tuple(dataset.image_shape):
         raise CommandError(
             f"the model takes images of shape {shape}, but those of {dataset.name} "
             f"have {dataset.image_shape}"
         )
-    if dataset.num_classes > model.num_classes:
+    if dataset.num_classes > classes:
         raise CommandError(
-            f"the model knows {model.num_classes} classes, but {dataset.name} has "
+            f"the model knows {classes} classes, but {dataset.name} has "
             f"{dataset.num_classes}"
         )
     return model, dataset, path.parent
+
+
+def _sizes(model, path):
+    """What images a model takes, as `(height, width, channels)`, and its classes."""
+    if isinstance(model, CapsNet):
+        return tuple(model.image_shape), model.num_classes
+    try:
+        (_, *image_shape), (_, classes) = model.input_shape, model.output_shape
+        if len(image_shape) == 3 and isinstance(classes, int):
+            return tuple(image_shape), classes
+    except (AttributeError, TypeError, ValueError):
+        pass  # several inputs or outputs, or none yet
+    raise CommandError(
+        f"{path} holds a {type(model).__name__} that does not classify images"
+    )
 
 
 def _newest():

@@ -18,9 +18,17 @@ def add_arguments(parser):
         help="what to train on (default: %(default)s)",
     )
     parser.add_argument(
+        "--model",
+        choices=list(presets.PRESETS),
+        default="capsnet",
+        help="capsnet, with routing and a decoder, or p_capsnet, of capsule "
+        "convolutions only (default: %(default)s)",
+    )
+    parser.add_argument(
         "--preset",
-        choices=sorted(presets.PRESETS),
-        help="network and schedule (default: small or compact, by the images' size)",
+        choices=sorted({name for each in presets.PRESETS.values() for name in each}),
+        help="sizes and schedule; sabour is capsnet's only (default: small or compact, "
+        "by the images' size)",
     )
     parser.add_argument("--epochs", type=arguments.positive_int)
     parser.add_argument("--batch-size", type=arguments.positive_int)
@@ -28,8 +36,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--routing-iterations",
         type=arguments.positive_int,
-        default=3,
-        help="how often routing computes the class capsules (default: %(default)s)",
+        help="how often routing computes the class capsules, for capsnet (default: 3)",
     )
     parser.add_argument(
         "--seed",
@@ -50,15 +57,23 @@ def run(args):
     import keras
     import tensorflow as tf
 
-    from tf_capsops import __version__
+    from tf_capsops import __version__, models
     from tf_capsops.cli import figures, pipeline, progress, runs
-    from tf_capsops.cli.errors import reported
-    from tf_capsops.models import capsnet
+    from tf_capsops.cli.errors import CommandError, reported
+    from tf_capsops.losses import MarginLoss
 
+    if args.routing_iterations and args.model != "capsnet":
+        raise CommandError(f"{args.model} has no routing: no --routing-iterations")
     dataset = runs.open_data(args.data)
     runs.require_library()
     preset_name = args.preset or presets.fitting(dataset.image_shape)
-    preset = presets.PRESETS[preset_name]
+    preset = presets.PRESETS[args.model].get(preset_name)
+    if preset is None:
+        known = ", ".join(sorted(presets.PRESETS[args.model]))
+        raise CommandError(f"{args.model} has the presets {known}, not {preset_name}")
+    network = preset.network
+    if args.model == "capsnet":
+        network = {**network, "routing_iterations": args.routing_iterations or 3}
     epochs = args.epochs or preset.epochs
     batch_size = args.batch_size or preset.batch_size
     learning_rate = args.learning_rate or preset.learning_rate
@@ -68,20 +83,18 @@ def run(args):
         tf.config.experimental.enable_op_determinism()
 
     with reported(ValueError):
-        model = capsnet(
-            dataset.image_shape,
-            dataset.num_classes,
-            routing_iterations=args.routing_iterations,
-            **preset.network,
-        )
+        build = getattr(models, args.model)
+        model = build(dataset.image_shape, dataset.num_classes, **network)
     steps = -(-len(dataset.x_train) // batch_size)
-    model.compile(keras.optimizers.Adam(_schedule(learning_rate, epochs * steps)))
+    optimizer = keras.optimizers.Adam(_schedule(learning_rate, epochs * steps))
+    model.compile(optimizer, loss=MarginLoss(), metrics=["accuracy"])
 
     directory = runs.create(args.output or runs.ROOT / dataset.name)
     config = {
         "data": runs.data_name(args.data),
+        "model": args.model,
         "preset": preset_name,
-        "network": {**preset.network, "routing_iterations": args.routing_iterations},
+        "network": network,
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
@@ -96,8 +109,8 @@ def run(args):
     print(
         f"{dataset.name}: {len(dataset.x_train)} images for training, "
         f"{len(dataset.x_test)} for testing, {dataset.num_classes} classes\n"
-        f"{preset_name} network: {model.count_params():,} parameters, {epochs} epochs "
-        f"of {steps} batches",
+        f"{preset_name} {args.model}: {model.count_params():,} parameters, "
+        f"{epochs} epochs of {steps} batches",
         flush=True,
     )
 
@@ -125,15 +138,18 @@ def run(args):
         {name: [float(v) for v in values] for name, values in history.history.items()},
     )
     figures.curves(history.history, directory / "curves.png")
-    figures.reconstructions(model, dataset, directory / "reconstructions.png")
-    accuracy = history.history["val_lengths_accuracy"][-1]
+    pictures = ["curves.png"]
+    if isinstance(model, models.CapsNet):
+        pictures.append("reconstructions.png")
+        figures.reconstructions(model, dataset, directory / pictures[-1])
+    accuracy = progress.accuracies(history.history)[1][-1]
     wrong = round((1 - accuracy) * len(dataset.x_test))
     print(
         f"trained in {seconds:.0f} s\n"
         f"test accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
         f"({wrong} of {len(dataset.x_test)} wrong)\n"
-        f"wrote {directory}: {runs.MODEL}, {runs.CONFIG}, history.json, curves.png, "
-        "reconstructions.png, tensorboard"
+        f"wrote {directory}: {runs.MODEL}, {runs.CONFIG}, history.json, "
+        f"{', '.join(pictures)}, tensorboard"
     )
     return 0
 

@@ -3,5 +3,6 @@
 """Whole capsule networks."""
 
 from tf_capsops.models.capsnet import CapsNet, capsnet
+from tf_capsops.models.p_capsnet import p_capsnet
 
-__all__ = ["CapsNet", "capsnet"]
+__all__ = ["CapsNet", "capsnet", "p_capsnet"]

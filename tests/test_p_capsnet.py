@@ -1,0 +1,119 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""models.p_capsnet: its layers, training, saving and errors."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tolerances
+
+from tf_capsops.layers import CapsuleConv2D
+from tf_capsops.losses import MarginLoss
+from tf_capsops.models import p_capsnet
+
+_SMALL = {"filters": (4, 4), "kernel_sizes": (3, (3, 2)), "strides": (1, (2, 1))}
+_IMAGES = np.random.default_rng(1).random([12, 8, 7, 2], np.float32)
+_LABELS = np.arange(12) % 3
+
+
+def _small(**changes):
+    keras.utils.set_random_seed(1)
+    return p_capsnet((8, 7, 2), 3, **{**_SMALL, **changes})
+
+
+def test_defaults_have_few_parameters():
+    model = p_capsnet((28, 28, 1), 10)
+    shapes = {layer.name: layer.output.shape for layer in model.layers}
+    assert shapes == {
+        "pixels": (None, 28, 28, 1, 1, 1),
+        "conv_1": (None, 12, 12, 8, 1, 16),
+        "poses": (None, 12, 12, 8, 4, 4),
+        "conv_2": (None, 5, 5, 16, 4, 4),
+        "conv_3": (None, 3, 3, 16, 4, 4),
+        "classes": (None, 1, 1, 10, 4, 4),
+        "flat": (None, 10, 16),
+        "class_capsules": (None, 10, 16),
+        "lengths": (None, 10),
+    }
+    assert model.count_params() == 82336
+
+
+@pytest.mark.parametrize("pose_shape", [(3, 3), (2, 3, 3), (1, 1)])
+def test_has_capsule_convolutions_only(pose_shape):
+    model = _small(pose_shape=pose_shape)
+    with_weights = [layer for layer in model.layers if layer.weights]
+    assert all(isinstance(layer, CapsuleConv2D) for layer in with_weights)
+    assert [layer.pose_shape for layer in with_weights[1:]] == [pose_shape] * 2
+    assert model(_IMAGES).shape == (12, 3)
+
+
+@pytest.mark.parametrize("pose_shape", [(4, 4), (2, 3, 3)])
+def test_plain_fit_learns(device, pose_shape):
+    model = _small(pose_shape=pose_shape)
+    model.compile(keras.optimizers.Adam(0.01), MarginLoss(), metrics=["accuracy"])
+    before = model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0)
+    history = model.fit(_IMAGES, _LABELS, epochs=20, verbose=0).history
+    assert history["loss"][-1] < before["loss"] / 2
+    assert history["accuracy"][-1] > before["accuracy"]
+
+
+def test_lengths_are_those_of_the_class_capsules(device):
+    model = _small()
+    inner = model.get_layer("class_capsules").output
+    capsules = keras.Model(model.inputs[0], inner)(_IMAGES)
+    lengths = np.linalg.norm(capsules, axis=-1)
+    allowed = 8 * tolerances.ulp(np.float32)
+    np.testing.assert_allclose(model(_IMAGES), lengths, rtol=0, atol=allowed)
+    assert lengths.max() < 1
+
+
+def test_saved_and_loaded(tmp_path):
+    model = _small()
+    model.compile("adam", MarginLoss(), metrics=["accuracy"])
+    model.fit(_IMAGES, _LABELS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(_IMAGES), model(_IMAGES))
+    expected = model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0)
+    assert loaded.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0) == expected
+
+
+def test_saved_model_takes_any_batch(tmp_path):
+    model = _small()
+    model.export(tmp_path / "saved", verbose=False)
+    saved = tf.saved_model.load(tmp_path / "saved")
+    # The graph may fuse what is run one by one here: the last bits may differ.
+    allowed = 8 * tolerances.ulp(np.float32)
+    for batch in (1, 5):
+        served, expected = saved.serve(_IMAGES[:batch]), model(_IMAGES[:batch])
+        np.testing.assert_allclose(served, expected, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(device, policy):
+    model = _small(dtype=policy)
+    model.compile("adam", MarginLoss(), metrics=["accuracy"])
+    history = model.fit(_IMAGES, _LABELS, epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    assert model.get_layer("classes").output.dtype == policy.removeprefix("mixed_")
+    assert model(_IMAGES).dtype == tf.float32
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"input_shape": (8, 8)}, r"input_shape must be 3 integers, got \(8, 8\)"),
+        ({"input_shape": (8, 8, 0)}, "input_shape must be an integer >= 1, got 0"),
+        ({"input_shape": (3, 8, 1)}, r"height is smaller than kernel_size \(3, 2\)"),
+        ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
+        ({"filters": (4, 0)}, "filters must be an integer >= 1, got 0"),
+        ({"filters": (4,)}, r"one entry a layer, got \(4,\), \(3, \(3, 2\)\) and"),
+        ({"filters": (), "kernel_sizes": (), "strides": ()}, "one entry a layer, got"),
+        ({"pose_shape": 4}, "pose_shape must be 2 or 3 integers, got 4"),
+        ({"pose_shape": (4, 3)}, r"\(P, P\) or \(G, P, P\), got \(4, 3\)"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        p_capsnet(**{"input_shape": (8, 7, 2), "num_classes": 3, **_SMALL, **arguments})

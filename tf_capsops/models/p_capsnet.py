@@ -1,0 +1,130 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A network of capsule convolutions only, in the spirit of P-CapsNets."""
+
+import math
+
+import keras
+
+from tf_capsops.arguments import positive_int
+from tf_capsops.layers import CapsuleConv2D, Length
+from tf_capsops.ops.squash import squash
+
+
+def p_capsnet(
+    input_shape,
+    num_classes,
+    filters=(8, 16, 16),
+    kernel_sizes=(5, 3, 3),
+    strides=(2, 2, 1),
+    pose_shape=(4, 4),
+    name="p_capsnet",
+    dtype=None,
+):
+    """A network of capsule convolutions only, without routing and without a decoder.
+
+    In the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
+    Convolutional Neural Networks" (2019): every layer is a capsule convolution, what
+    routing would find is learned by their weights, and the length of the last layer's
+    capsules says which class it is. Sizes are ours.
+
+    * An image enters as capsules of 1 x 1 poses, one a channel. A capsule convolution
+      cannot give poses more rows, so the first layer makes poses of one row with as
+      many elements as `pose_shape` has, read as matrices of that shape from there on.
+    * Then come layers of `pose_shape` to `pose_shape` poses. All are followed by relu,
+      none by a normalization.
+    * The last layer has a kernel as large as the map and a filter for each class. Its
+      poses are flattened and squashed: the class capsules, whose lengths are the
+      result.
+
+    Args:
+      input_shape: (height, width, channels) of the images, values in [0, 1].
+      num_classes: how many classes.
+      filters: capsules at each pixel, for every layer but the last.
+      kernel_sizes: their kernels, one or two ints each.
+      strides: their strides, one or two ints each.
+      pose_shape: (P, P), or (G, P, P) for capsules of rank 3.
+      name: the model's name.
+      dtype: a dtype policy, such as `"mixed_float16"`.
+
+    Returns:
+      A `keras.Sequential`, built and not compiled, from images `[B, H, W, C]` to
+      lengths `[B, num_classes]`, in float32 and below 1, for `losses.MarginLoss`. Its
+      layer `class_capsules` gives `[B, num_classes, elements of a pose]`.
+
+    Raises:
+      ValueError: if an argument is not as above, or the images are too small for the
+        kernels.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> model = tf_capsops.models.p_capsnet((28, 28, 1), 10)
+    >>> model.count_params()
+    82336
+    >>> model.compile("adam", tf_capsops.losses.MarginLoss(), metrics=["accuracy"])
+    >>> history = model.fit(np.zeros([4, 28, 28, 1]), np.arange(4), verbose=0)
+    >>> model.predict(np.zeros([4, 28, 28, 1]), verbose=0).shape
+    (4, 10)
+    """
+    image_shape = _sizes("input_shape", input_shape, (3,))
+    pose_shape = _sizes("pose_shape", pose_shape, (2, 3))
+    if pose_shape[-1] != pose_shape[-2]:
+        raise ValueError(
+            f"p_capsnet: pose_shape must be (P, P) or (G, P, P), got {pose_shape}"
+        )
+    num_classes = positive_int("p_capsnet", "num_classes", num_classes)
+    if not filters or not len(filters) == len(kernel_sizes) == len(strides):
+        raise ValueError(
+            "p_capsnet: filters, kernel_sizes and strides must have one entry a layer, "
+            f"got {filters}, {kernel_sizes} and {strides}"
+        )
+    elements = math.prod(pose_shape)
+    model = keras.Sequential(
+        [
+            keras.Input(image_shape, name="images"),
+            keras.layers.Reshape((*image_shape, 1, 1), dtype=dtype, name="pixels"),
+        ],
+        name=name,
+    )
+    first, *others = zip(filters, kernel_sizes, strides, strict=True)
+    model.add(_convolution(first, (1, elements), dtype, "conv_1", "relu"))
+    map_shape = model.output_shape[1:4]
+    model.add(
+        keras.layers.Reshape((*map_shape, *pose_shape), dtype=dtype, name="poses")
+    )
+    for number, layer in enumerate(others, start=2):
+        model.add(_convolution(layer, pose_shape, dtype, f"conv_{number}", "relu"))
+    last = num_classes, model.output_shape[1:3], 1
+    model.add(_convolution(last, pose_shape, dtype, "classes"))
+    # Lengths of a batch are averaged in the loss: keep them out of half precision.
+    for layer in (
+        keras.layers.Reshape((num_classes, elements), dtype="float32", name="flat"),
+        keras.layers.Activation(squash, dtype="float32", name="class_capsules"),
+        Length(dtype="float32", name="lengths"),
+    ):
+        model.add(layer)
+    return model
+
+
+def _convolution(layer, pose_shape, dtype, name, activation=None):
+    filters, kernel_size, strides = layer
+    return CapsuleConv2D(
+        filters,
+        pose_shape,
+        kernel_size,
+        strides=strides,
+        activation=activation,
+        kernel_initializer="he_normal" if activation else "glorot_uniform",
+        dtype=dtype,
+        name=name,
+    )
+
+
+def _sizes(name, shape, ranks):
+    """Returns `shape` as a tuple of ints, of as many as `ranks` allow."""
+    if not isinstance(shape, (list, tuple)) or len(shape) not in ranks:
+        raise ValueError(
+            f"p_capsnet: {name} must be {' or '.join(map(str, ranks))} integers, got "
+            f"{shape!r}"
+        )
+    return tuple(positive_int("p_capsnet", name, size) for size in shape)
