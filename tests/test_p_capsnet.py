@@ -110,6 +110,7 @@ def test_mixed_precision(device, policy):
         ({"filters": (4, 0)}, "filters must be an integer >= 1, got 0"),
         ({"filters": (4,)}, r"one entry a layer, got \(4,\), \(3, \(3, 2\)\) and"),
         ({"filters": (), "kernel_sizes": (), "strides": ()}, "one entry a layer, got"),
+        ({"filters": 4}, r"one entry a layer, got 4, \(3, \(3, 2\)\) and"),
         ({"pose_shape": 4}, "pose_shape must be 2 or 3 integers, got 4"),
         ({"pose_shape": (4, 3)}, r"\(P, P\) or \(G, P, P\), got \(4, 3\)"),
     ],

@@ -26,7 +26,7 @@ def p_capsnet(
     In the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
     Convolutional Neural Networks" (2019): every layer is a capsule convolution, what
     routing would find is learned by their weights, and the length of the last layer's
-    capsules says which class it is. Sizes are ours.
+    capsules says which class it is. The sizes are not theirs.
 
     * An image enters as capsules of 1 x 1 poses, one a channel. A capsule convolution
       cannot give poses more rows, so the first layer makes poses of one row with as
@@ -73,7 +73,9 @@ def p_capsnet(
             f"p_capsnet: pose_shape must be (P, P) or (G, P, P), got {pose_shape}"
         )
     num_classes = positive_int("p_capsnet", "num_classes", num_classes)
-    if not filters or not len(filters) == len(kernel_sizes) == len(strides):
+    layers = filters, kernel_sizes, strides
+    lengths = {len(each) if isinstance(each, (list, tuple)) else 0 for each in layers}
+    if len(lengths) > 1 or 0 in lengths:
         raise ValueError(
             "p_capsnet: filters, kernel_sizes and strides must have one entry a layer, "
             f"got {filters}, {kernel_sizes} and {strides}"
@@ -86,7 +88,7 @@ def p_capsnet(
         ],
         name=name,
     )
-    first, *others = zip(filters, kernel_sizes, strides, strict=True)
+    first, *others = zip(*layers, strict=True)
     model.add(_convolution(first, (1, elements), dtype, "conv_1", "relu"))
     map_shape = model.output_shape[1:4]
     model.add(
@@ -96,7 +98,7 @@ def p_capsnet(
         model.add(_convolution(layer, pose_shape, dtype, f"conv_{number}", "relu"))
     last = num_classes, model.output_shape[1:3], 1
     model.add(_convolution(last, pose_shape, dtype, "classes"))
-    # Lengths of a batch are averaged in the loss: keep them out of half precision.
+    # The loss compares lengths with margins: keep them out of half precision.
     for layer in (
         keras.layers.Reshape((num_classes, elements), dtype="float32", name="flat"),
         keras.layers.Activation(squash, dtype="float32", name="class_capsules"),
