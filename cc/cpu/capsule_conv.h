@@ -4,6 +4,12 @@
 // Capsule convolution for one thread, once per instruction set. As in
 // cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
 // cc/cpu/dispatch/ divides their work.
+//
+// The lanes of a vector are rows of the matrix product that a convolution is: pose rows
+// of a few samples and neighbouring pixels. A task copies the part of the image that it
+// reads into planes, in its own caches: one for each channel and pose column, in which
+// these rows lie side by side, zeros outside of the image included. A kernel position
+// is then an offset into the planes, whatever the strides, dilations and pose sizes.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 
@@ -13,18 +19,37 @@
 
 namespace capsops::capsule_conv {
 
+// How work is divided; nothing but the problem and the instruction set decide.
+struct Division {
+  int64_t workspace;      // bytes of the packed weights, or of the partial sums
+  int64_t scratch;        // bytes that a task needs
+  int64_t tasks;          // of the products
+  int64_t weights_tasks;  // that pack weights, or add up partial sums
+};
+
+// Forward and the gradient of the input are alike: an image is read, an image written.
+template <typename T>
+struct ImageKernels {
+  Division (*divide)(const Problem& p);
+  void (*pack)(const Problem& p, int64_t task, const T* weights, void* workspace);
+  void (*run)(const Problem& p, int64_t task, const T* from, const void* workspace,
+              T* to, void* scratch);
+};
+
+template <typename T>
+struct WeightsKernels {
+  Division (*divide)(const Problem& p);
+  void (*run)(const Problem& p, int64_t task, const T* input, const T* grad,
+              void* workspace, void* scratch);
+  void (*reduce)(const Problem& p, int64_t task, const void* workspace,
+                 T* grad_weights);
+};
+
 template <typename T>
 struct CpuKernels {
-  // One row of output pixels: task = n * out_height + y.
-  void (*forward)(const Problem& p, int64_t task, const T* input, const T* weights,
-                  T* output);
-  // One row of input pixels: task = n * in_height + y.
-  void (*backprop_input)(const Problem& p, int64_t task, const T* weights,
-                         const T* grad, T* grad_input);
-  // The weights of one input capsule: task = (kh * kernel_width + kw) * in_channels +
-  // c.
-  void (*backprop_weights)(const Problem& p, int64_t task, const T* input,
-                           const T* grad, T* grad_weights);
+  ImageKernels<T> forward;
+  ImageKernels<T> backprop_input;
+  WeightsKernels<T> backprop_weights;
 };
 
 #define CAPSOPS_DECLARE(isa) \

@@ -49,7 +49,49 @@ template <typename A, int kBit, int... kLane>
 CAPSOPS_INLINE Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane + kLanes<A> : kLane + kBit)...);
 }
+
+// Lanes 0, 2, 4, ... of a, then of b; with kOdd 1 lanes 1, 3, 5, ...
+template <typename A, int kOdd, int... kLane>
+CAPSOPS_INLINE Vector<A> EverySecond(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+  return CAPSOPS_SHUFFLE(A, a, b, (2 * kLane + kOdd)...);
+}
+
+// The lanes of a and b in turn, from the first halves of both; with kHigh 1 from the
+// second halves.
+template <typename A, int kHigh, int... kLane>
+CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+  return CAPSOPS_SHUFFLE(
+      A, a, b, (kLane / 2 + kHigh * kLanes<A> / 2 + kLane % 2 * kLanes<A>)...);
+}
 #undef CAPSOPS_SHUFFLE
+
+// Four vectors that hold a sequence of rows of 4 become the 4 columns.
+template <typename A>
+CAPSOPS_INLINE void ColumnsOf4(Vector<A> (&v)[4]) {
+  constexpr typename IndicesTo<kLanes<A>>::type lanes;
+  const Vector<A> even0 = EverySecond<A, 0>(v[0], v[1], lanes);
+  const Vector<A> even1 = EverySecond<A, 0>(v[2], v[3], lanes);
+  const Vector<A> odd0 = EverySecond<A, 1>(v[0], v[1], lanes);
+  const Vector<A> odd1 = EverySecond<A, 1>(v[2], v[3], lanes);
+  v[0] = EverySecond<A, 0>(even0, even1, lanes);
+  v[1] = EverySecond<A, 0>(odd0, odd1, lanes);
+  v[2] = EverySecond<A, 1>(even0, even1, lanes);
+  v[3] = EverySecond<A, 1>(odd0, odd1, lanes);
+}
+
+// And back.
+template <typename A>
+CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
+  constexpr typename IndicesTo<kLanes<A>>::type lanes;
+  const Vector<A> even0 = InTurn<A, 0>(v[0], v[2], lanes);
+  const Vector<A> even1 = InTurn<A, 1>(v[0], v[2], lanes);
+  const Vector<A> odd0 = InTurn<A, 0>(v[1], v[3], lanes);
+  const Vector<A> odd1 = InTurn<A, 1>(v[1], v[3], lanes);
+  v[0] = InTurn<A, 0>(even0, odd0, lanes);
+  v[1] = InTurn<A, 1>(even0, odd0, lanes);
+  v[2] = InTurn<A, 0>(even1, odd1, lanes);
+  v[3] = InTurn<A, 1>(even1, odd1, lanes);
+}
 
 // Swaps rows and lanes.
 template <typename A, int kBit = kLanes<A> / 2>

@@ -1,0 +1,266 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Forward convolution, and the gradient of the input, which is a convolution of grad
+// with transposed weights: one for each place that an input pixel can have against the
+// strides, for these use different kernel positions.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
+#define CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_conv_axis.h"
+#include "cc/cpu/capsule_conv_strip.h"
+#include "cc/cpu/register_tile.h"
+
+namespace capsops::capsule_conv::CAPSOPS_ISA {
+
+constexpr int64_t kRingBytes = 384 << 10;  // rows of the image in planes, near the core
+constexpr int64_t kTerms = 384;  // added up in registers, from the first cache
+constexpr int64_t kImageTasks = 32;
+constexpr int64_t kTaskWork = 1 << 18;  // multiply-adds that are worth a task
+
+template <typename A, bool kGradient>
+struct ImagePlan {
+  explicit ImagePlan(const Problem& problem)
+      : p(problem),
+        from(kGradient ? OutputImage(p) : InputImage(p)),
+        to(kGradient ? InputImage(p) : OutputImage(p)),
+        planes(from.channels * from.columns),
+        columns(to.channels * to.columns),
+        taps(p.kernel_height * p.kernel_width) {
+    const int64_t rest = columns % kColumns;
+    padded = columns - rest +
+             (rest == 0             ? 0
+              : rest <= kFewColumns ? kFewColumns
+                                    : kColumns);
+    vectors = padded <= kFewColumns ? kFewVectors : kVectors;
+    y_places = kGradient ? Min(p.stride_height, p.in_height) : 1;
+    x_places = kGradient ? Min(p.stride_width, p.in_width) : 1;
+    tasks = ring = runs = slots = 0;
+    if (p.batch * to.height * to.width * columns * p.pose_depth * p.pose_rows == 0)
+      return;
+
+    int64_t width = 0, reach = 0, phases = 1, most_taps = 0, rows = 0;
+    for (int64_t place = 0; place < y_places; ++place) {
+      const Axis axis = AxisY(place);
+      slots = Max(slots, Min(axis.reach() + 1, from.height));
+      rows = Max(rows, axis.count);
+      runs = Max(runs, axis.taps);
+    }
+    for (int64_t place = 0; place < x_places; ++place) {
+      const Axis axis = AxisX(place);
+      width = Max(width, axis.count);
+      reach = Max(reach, axis.reach());
+      phases = Max(phases, Min(axis.taps, axis.period()));
+      most_taps = Max(most_taps, axis.taps);
+    }
+    runs *= most_taps;
+    const int64_t samples = SamplesOfTask(p, width, kLanes<A>, vectors);
+    sample_parts = CeilDivide(p.batch, samples);
+    const int64_t pixel = samples * p.pose_rows;
+    const int64_t pixel_bytes =
+        slots * phases * p.pose_depth * RoundUp(planes, 4) * pixel * sizeof(A);
+    const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
+    const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
+    x_parts = CeilDivide(width, block);
+    const int64_t pieces = y_places * x_places * sample_parts * x_parts;
+    const int64_t work = p.batch * to.height * to.width / (y_places * x_places) *
+                         p.pose_depth * p.pose_rows * columns * Max(planes * runs, 1);
+    const int64_t again = 3 * Max(slots - AxisY(0).step, 0);  // few rows are read twice
+    y_parts = Min(CeilDivide(kImageTasks, pieces), work / kTaskWork);
+    y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
+    tasks = pieces * y_parts;
+    for (int64_t place = 0; place < x_places; ++place) {
+      const Axis axis = AxisX(place);
+      const Strip<A> strip(p, from, axis, 0, CeilDivide(width, x_parts), 0,
+                           CeilDivide(p.batch, sample_parts), 0, from.channels);
+      ring = Max(ring, strip.row * slots);
+    }
+  }
+
+  Axis AxisY(int64_t place) const {
+    if constexpr (kGradient) {
+      return GradientAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                          p.dilation_height, p.pad_top, place);
+    }
+    return ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                       p.dilation_height, p.pad_top);
+  }
+  Axis AxisX(int64_t place) const {
+    if constexpr (kGradient) {
+      return GradientAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                          p.dilation_width, p.pad_left, place);
+    }
+    return ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                       p.dilation_width, p.pad_left);
+  }
+  int64_t packed() const { return p.pose_depth * taps * planes * padded; }
+  int64_t sums() const { return padded * vectors * kLanes<A>; }
+
+  const Problem& p;
+  Image from, to;
+  int64_t planes, columns, taps;
+  int64_t padded;              // columns in whole tiles
+  int64_t vectors;             // of a tile, at most
+  int64_t y_places, x_places;  // against the strides
+  int64_t sample_parts, x_parts, y_parts, tasks;
+  int64_t slots;  // rows that the ring has room for
+  int64_t ring;   // numbers of it
+  int64_t runs;   // taps of a pixel, at most
+};
+
+template <typename T, bool kGradient>
+Division DivideImage(const Problem& p) {
+  using A = Accumulator<T>;
+  const ImagePlan<A, kGradient> plan(p);
+  Division d;
+  d.workspace = plan.packed() * sizeof(A);
+  d.scratch = (plan.ring + plan.sums()) * sizeof(A) + plan.runs * sizeof(Run) +
+              plan.slots * sizeof(int64_t);
+  d.tasks = plan.tasks;
+  d.weights_tasks = plan.tasks == 0
+                        ? 0
+                        : p.pose_depth * plan.taps * CeilDivide(plan.padded, kColumns);
+  return d;
+}
+
+// Weights to panels [depth][tile of columns][tap][plane][column]; a task is the tile of
+// a tap.
+template <typename T, bool kGradient>
+void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspace) {
+  using A = Accumulator<T>;
+  const ImagePlan<A, kGradient> plan(p);
+  const int64_t tap = task % plan.taps, tile = task / plan.taps;
+  const int64_t tiles = CeilDivide(plan.padded, kColumns);
+  const int64_t g = tile / tiles, first = tile % tiles * kColumns;
+  const int64_t width = Min(kColumns, plan.padded - first);
+  const int64_t pose = p.pose_inner * p.pose_columns;
+  // From one channel or column to the next, of the image that is read and of the other.
+  const int64_t in = p.out_channels * p.pose_depth * pose, out = p.pose_depth * pose;
+  const int64_t from_channel = kGradient ? out : in, to_channel = kGradient ? in : out;
+  const int64_t from_column = kGradient ? 1 : p.pose_columns;
+  const int64_t to_column = kGradient ? p.pose_columns : 1;
+  const T* offsets[kColumns];
+  for (int64_t n = 0; n < width; ++n) {
+    const int64_t column = Min(first + n, plan.columns - 1);
+    offsets[n] = weights + tap * p.in_channels * in + g * pose +
+                 column / plan.to.columns * to_channel +
+                 column % plan.to.columns * to_column;
+  }
+  A* to = static_cast<A*>(workspace) +
+          ((g * plan.padded + first) * plan.taps + tap * width) * plan.planes;
+  for (int64_t c = 0; c < plan.from.channels; ++c) {
+    for (int64_t q = 0; q < plan.from.columns; ++q, to += width) {
+      for (int64_t n = 0; n < width; ++n) {
+        to[n] = Widen(offsets[n][c * from_channel + q * from_column]);
+      }
+    }
+  }
+}
+
+// Sums of `vectors` vectors of lanes from first_lane on and all columns, as
+// [column][lane].
+template <typename A, bool kGradient>
+void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
+              const A* weights, bool finite, const Run* runs, int64_t count,
+              int64_t first_lane, int64_t vectors, A* sums) {
+  if (count == 0 || plan.planes == 0) {
+    std::memset(sums, 0, plan.padded * vectors * kLanes<A> * sizeof(A));
+    return;
+  }
+  const auto tile = AccumulateOf<A, kColumns>(Min(vectors, kVectors));
+  const auto few = AccumulateOf<A, kFewColumns>(vectors);
+  const int64_t plane_parts = CeilDivide(plan.planes, kTerms);
+  const int64_t planes = CeilDivide(plan.planes, plane_parts);
+  const int64_t run_parts = Min(CeilDivide(count * planes, kTerms), count);
+  for (int64_t part = 0; part < plane_parts * run_parts; ++part) {
+    const int64_t plane = part / run_parts * planes;
+    const int64_t begin = PartBegin(count, part % run_parts, run_parts);
+    const int64_t end = PartBegin(count, part % run_parts + 1, run_parts);
+    const A* const x = from + plane * length + first_lane;
+    const int64_t terms = Min(planes, plan.planes - plane);
+    for (int64_t n = 0; n < plan.padded; n += kColumns) {
+      const int64_t width = Min(kColumns, plan.padded - n);
+      const A* const w = weights + n * plan.taps * plan.planes + plane * width;
+      A* const to = sums + n * vectors * kLanes<A>;
+      if (!finite) {
+        AccumulateInside(x, length, w, width, runs + begin, end - begin, terms,
+                         part > 0, first_lane, vectors * kLanes<A>, to);
+      } else {
+        (width <= kFewColumns ? few : tile)(x, length, w, runs + begin, end - begin,
+                                            terms, part > 0, to);
+      }
+    }
+  }
+}
+
+template <typename T, bool kGradient>
+void RunImage(const Problem& p, int64_t task, const T* from, const void* workspace,
+              T* to, void* scratch) {
+  using A = Accumulator<T>;
+  const ImagePlan<A, kGradient> plan(p);
+  const int64_t x_part = task % plan.x_parts;
+  task /= plan.x_parts;
+  const int64_t y_part = task % plan.y_parts;
+  task /= plan.y_parts;
+  const int64_t sample_part = task % plan.sample_parts;
+  const int64_t place = task / plan.sample_parts;
+  const Axis y_axis = plan.AxisY(place / plan.x_places);
+  const Axis x_axis = plan.AxisX(place % plan.x_places);
+  const int64_t x_begin = PartBegin(x_axis.count, x_part, plan.x_parts);
+  const int64_t x_end = PartBegin(x_axis.count, x_part + 1, plan.x_parts);
+  const int64_t sample = PartBegin(p.batch, sample_part, plan.sample_parts);
+  const int64_t samples =
+      PartBegin(p.batch, sample_part + 1, plan.sample_parts) - sample;
+  if (x_begin == x_end) return;
+  const Strip<A> strip(p, plan.from, x_axis, x_begin, x_end, sample, samples, 0,
+                       plan.from.channels);
+  Target target{sample,        samples,    0, x_axis.first + x_begin * x_axis.stride,
+                x_axis.stride, strip.lanes};
+  A* const ring = static_cast<A*>(scratch);
+  A* const sums = ring + plan.ring;
+  Run* const runs = reinterpret_cast<Run*>(sums + plan.sums());
+  int64_t* const rows = reinterpret_cast<int64_t*>(runs + plan.runs);  // in the slots
+  for (int64_t slot = 0; slot < plan.slots; ++slot) rows[slot] = -1;
+  const A* const packed = static_cast<const A*>(workspace);
+  const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());
+
+  const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
+  const int64_t tiles = CeilDivide(vectors, plan.vectors);
+  const int64_t y_end = PartBegin(y_axis.count, y_part + 1, plan.y_parts);
+  for (int64_t t = PartBegin(y_axis.count, y_part, plan.y_parts); t < y_end; ++t) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < y_axis.taps; ++i) {
+      const int64_t y = t * y_axis.step + y_axis.offset + i * y_axis.delta;
+      if (y < 0 || y >= plan.from.height) continue;
+      const int64_t slot = y % plan.slots;
+      if (rows[slot] != y)
+        FillRow(p, plan.from, strip, from, y, ring + slot * strip.row);
+      rows[slot] = y;
+      const int64_t tap = (y_axis.tap_first + i * y_axis.tap_step) * p.kernel_width;
+      for (int64_t j = 0; j < x_axis.taps; ++j) {
+        runs[count++] = {slot * strip.row + strip.TapBegin(j),
+                         (tap + x_axis.tap_first + j * x_axis.tap_step) * plan.planes,
+                         strip.InsideBegin(j), strip.InsideEnd(j)};
+      }
+    }
+    target.y = y_axis.first + t * y_axis.stride;
+    for (int64_t g = 0; g < p.pose_depth; ++g) {
+      const A* const weights = packed + g * plan.padded * plan.taps * plan.planes;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t first = PartBegin(vectors, tile, tiles);
+        const int64_t width = PartBegin(vectors, tile + 1, tiles) - first;
+        Multiply(plan, ring + g * strip.planes * strip.length, strip.length, weights,
+                 finite, runs, count, first * kLanes<A>, width, sums);
+        WriteLanes(p, plan.to, target, g, first * kLanes<A>, width * kLanes<A>, sums,
+                   to);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_

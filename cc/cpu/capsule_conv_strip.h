@@ -1,0 +1,283 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Between images, whose capsules are side by side in memory, and planes, in which pose
+// rows of neighbouring pixels and samples are.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
+#define CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_conv_axis.h"
+#include "cc/cpu/lanes.h"
+
+namespace capsops::capsule_conv::CAPSOPS_ISA {
+
+// Whether the poses of an image are 4 x 4 and whole pose rows fit a vector: such images
+// are copied in vectors.
+template <typename A>
+bool IsFast(const Problem& p, const Image& image) {
+  return kLanes<A> >= 4 && p.pose_rows == 4 && image.columns == 4;
+}
+
+// Some pixels of a row of an image, of some samples and channels, in planes
+// [phase][depth][channel, column][position, sample, pose row]. Pixels that different
+// taps read are in different phases, unless one tap reads what another does for a
+// pixel further on.
+template <typename A>
+struct Strip {
+  // For what the pixels t = begin, begin + 1, ... below end of an axis read.
+  Strip(const Problem& p, const Image& image, const Axis& axis, int64_t begin,
+        int64_t end, int64_t first_sample, int64_t samples, int64_t first_channel,
+        int64_t channels)
+      : first_sample(first_sample),
+        samples(samples),
+        first_channel(first_channel),
+        channels(channels),
+        width(image.width),
+        first_x(begin * axis.step + axis.lowest()),
+        step(axis.step),
+        spacing(axis.spacing()),
+        reversed(axis.delta < 0),
+        taps(axis.taps),
+        phases(Max(Min(axis.taps, axis.period()), 1)),
+        pixel(samples * p.pose_rows),
+        lanes((end - begin) * pixel) {
+    const int64_t furthest = Max(taps - 1, 0) / phases * phases * spacing / step;
+    positions = end - begin + furthest;
+    filled = RoundUp(furthest * pixel + RoundUp(lanes, kLanes<A>), kLanes<A>);
+    planes = RoundUp(channels * image.columns, 4);
+    // An odd number of cache lines, so that planes do not compete for the same ones.
+    const int64_t line = 64 / sizeof(A);
+    length = RoundUp(filled, line) / line % 2 == 1 ? RoundUp(filled, line)
+                                                   : RoundUp(filled, line) + line;
+    phase = p.pose_depth * planes * length;
+    row = phases * phase;
+  }
+
+  // Where what tap j reads begins.
+  int64_t TapBegin(int64_t j) const {
+    const int64_t place = reversed ? taps - 1 - j : j;
+    return place % phases * phase + place / phases * phases * spacing / step * pixel;
+  }
+  // The lanes in which tap j reads pixels of the image, from begin to end.
+  int64_t InsideBegin(int64_t j) const { return Inside(j, 0); }
+  int64_t InsideEnd(int64_t j) const { return Inside(j, width); }
+  bool InsideEverywhere() const {
+    for (int64_t j = 0; j < taps; ++j) {
+      if (InsideBegin(j) > 0 || InsideEnd(j) < lanes) return false;
+    }
+    return true;
+  }
+
+  int64_t first_sample, samples, first_channel, channels;
+  int64_t width;  // of the image
+  int64_t first_x, step, spacing;
+  bool reversed;
+  int64_t taps, phases;
+  int64_t pixel;      // lanes of a pixel
+  int64_t lanes;      // of what is computed; more are read
+  int64_t positions;  // pixels of a phase
+  int64_t filled;     // lanes of a plane that mean something, or are zero
+  int64_t planes;     // per depth, some unused
+  int64_t length;     // of a plane
+  int64_t phase, row;
+
+ private:
+  // The first lane in which tap j reads pixel x or one after it.
+  int64_t Inside(int64_t j, int64_t x) const {
+    const int64_t first = first_x + (reversed ? taps - 1 - j : j) * spacing;
+    return Min(x <= first ? 0 : CeilDivide(x - first, step) * pixel, lanes);
+  }
+};
+
+// Whether no number is infinite or NaN.
+template <typename A>
+bool AreFinite(const A* numbers, int64_t count) {
+  Vector<A> sum = {};
+  int64_t n = 0;
+  for (; n + kLanes<A> <= count; n += kLanes<A>) sum += A{0} * Load(numbers + n);
+  A rest = Sum<A>(sum);
+  for (; n < count; ++n) rest += A{0} * numbers[n];
+  return rest == 0;
+}
+
+// Pixels of a strip in the order of its lanes, as pointers into the image.
+template <typename T, typename A>
+class Pixels {
+ public:
+  Pixels(const Problem& p, const Image& image, const Strip<A>& strip, int64_t phase,
+         const T* from, int64_t y)
+      : image_(image),
+        strip_(strip),
+        size_(image.channels * Capsule(p, image)),
+        sample_(image.height * image.width * size_),
+        from_(from + strip.first_sample * sample_ + y * image.width * size_ +
+              strip.first_channel * Capsule(p, image)),
+        x_(strip.first_x + phase * strip.spacing) {}
+
+  // Null outside of the image, and after the last pixel.
+  const T* Next() {
+    const bool inside = position_ < strip_.positions && 0 <= x_ && x_ < image_.width;
+    const T* const pixel = inside ? from_ + n_ * sample_ + x_ * size_ : nullptr;
+    if (++n_ == strip_.samples) {
+      n_ = 0;
+      ++position_;
+      x_ += strip_.step;
+    }
+    return pixel;
+  }
+
+ private:
+  const Image& image_;
+  const Strip<A>& strip_;
+  int64_t size_, sample_;
+  const T* from_;
+  int64_t x_, n_ = 0, position_ = 0;
+};
+
+// Of 4 x 4 poses, as many pixels at a time as a vector has rows of 4.
+template <typename T, typename A>
+void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to) {
+  constexpr int kPixels = kLanes<A> / 4;
+  static const T zeros[16] = {};
+  for (int64_t lane = 0; lane < s.filled; lane += kLanes<A>) {
+    const T* from[kPixels];
+    int64_t capsule[kPixels];
+    for (int n = 0; n < kPixels; ++n) {
+      const T* const pixel = pixels.Next();
+      from[n] = pixel == nullptr ? zeros : pixel;
+      capsule[n] = pixel == nullptr ? 0 : 16;
+    }
+    for (int64_t c = 0; c < s.channels; ++c) {
+      for (int64_t g = 0; g < p.pose_depth; ++g) {
+        Vector<A> v[4];
+        for (int n = 0; n < 4; ++n) {
+          v[n] = LoadWide<A>(from[n * kLanes<A> / 16] + n * kLanes<A> % 16);
+        }
+        ColumnsOf4<A>(v);
+        A* const plane = to + (g * s.planes + c * 4) * s.length + lane;
+        for (int q = 0; q < 4; ++q) Store(plane + q * s.length, v[q]);
+        for (int n = 0; n < kPixels; ++n) from[n] += capsule[n];
+      }
+    }
+  }
+}
+
+template <typename T, typename A>
+void FillPhase(const Problem& p, const Image& image, const Strip<A>& s,
+               Pixels<T, A> pixels, A* to) {
+  const int64_t rows = p.pose_rows, columns = image.columns;
+  const int64_t inside = s.positions * s.pixel;
+  for (int64_t lane = 0; lane < inside; lane += rows) {
+    const T* pose = pixels.Next();
+    for (int64_t c = 0; c < s.channels; ++c) {
+      for (int64_t g = 0; g < p.pose_depth; ++g) {
+        A* plane = to + (g * s.planes + c * columns) * s.length + lane;
+        for (int64_t q = 0; q < columns; ++q, plane += s.length) {
+          for (int64_t row = 0; row < rows; ++row) {
+            plane[row] = pose == nullptr ? A{0} : Widen(pose[row * columns + q]);
+          }
+        }
+        if (pose != nullptr) pose += rows * columns;
+      }
+    }
+  }
+  for (int64_t plane = 0; plane < p.pose_depth * s.planes; ++plane) {
+    for (int64_t lane = inside; lane < s.filled; ++lane)
+      to[plane * s.length + lane] = 0;
+  }
+}
+
+// Row y of the image, which is in it, to s.row numbers at `to`.
+template <typename T, typename A>
+void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* from,
+             int64_t y, A* to) {
+  for (int64_t phase = 0; phase < s.phases; ++phase, to += s.phase) {
+    const Pixels<T, A> pixels(p, image, s, phase, from, y);
+    if constexpr (kLanes<A> >= 4) {
+      if (IsFast<A>(p, image)) {
+        FillPhase4(p, s, pixels, to);
+        continue;
+      }
+    }
+    FillPhase(p, image, s, pixels, to);
+  }
+}
+
+// Whether a row of planes, of one phase, has neither infinities nor NaN.
+template <typename A>
+bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
+                     const A* planes) {
+  for (int64_t plane = 0; plane < p.pose_depth * s.planes; ++plane) {
+    if (plane % s.planes >= s.channels * image.columns) continue;
+    if (!AreFinite(planes + plane * s.length, s.filled)) return false;
+  }
+  return true;
+}
+
+// Pixels of a row of an image to write, in the order of lanes.
+struct Target {
+  int64_t first_sample, samples;
+  int64_t y, first_x, stride;
+  int64_t lanes;
+};
+
+// Lanes from first_lane on of matrix g of a row of capsules: sums [channel,
+// column][lane], of which `lanes` are there.
+template <typename T, typename A>
+void WriteLanes(const Problem& p, const Image& image, const Target& target, int64_t g,
+                int64_t first_lane, int64_t lanes, const A* sums, T* to) {
+  const int64_t rows = p.pose_rows, columns = image.columns;
+  const int64_t capsule = Capsule(p, image), size = image.channels * capsule;
+  int64_t n = first_lane / rows % target.samples;
+  int64_t x = target.first_x + first_lane / rows / target.samples * target.stride;
+  int64_t row = first_lane % rows;
+  const auto pixel = [&] {
+    return to + g * rows * columns +
+           (((target.first_sample + n) * image.height + target.y) * image.width + x) *
+               size;
+  };
+  const auto next_pixel = [&] {
+    if (++n == target.samples) n = 0, x += target.stride;
+  };
+  const int64_t end = Min(lanes, target.lanes - first_lane);
+  if constexpr (kLanes<A> >= 4) {
+    if (IsFast<A>(p, image)) {
+      constexpr int kPixels = kLanes<A> / 4;
+      for (int64_t lane = 0; lane < end; lane += kLanes<A>) {
+        T* pixels[kPixels] = {};
+        const int64_t count = Min(kPixels, (end - lane) / 4);
+        for (int64_t i = 0; i < count; ++i, next_pixel()) pixels[i] = pixel();
+        for (int64_t o = 0; o < image.channels; ++o) {
+          Vector<A> v[4];
+          for (int r = 0; r < 4; ++r) v[r] = Load(sums + (o * 4 + r) * lanes + lane);
+          RowsOf4<A>(v);
+          for (int i = 0; i < 4; ++i) {
+            if (i * kLanes<A> / 16 >= count) break;
+            StoreNarrow<A>(
+                pixels[i * kLanes<A> / 16] + o * capsule + i * kLanes<A> % 16, v[i]);
+          }
+        }
+      }
+      return;
+    }
+  }
+  for (int64_t lane = 0; lane < end; ++lane) {
+    T* const pose = pixel() + row * columns;
+    for (int64_t o = 0; o < image.channels; ++o) {
+      for (int64_t r = 0; r < columns; ++r) {
+        Narrow(sums[(o * columns + r) * lanes + lane], pose + o * capsule + r);
+      }
+    }
+    if (++row == rows) {
+      row = 0;
+      next_pixel();
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_

@@ -1,0 +1,303 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The gradient of the weights: inner products, over the lanes of all pixels, of planes
+// of the input with planes of grad. A chunk of the pixels has one array of sums, to
+// which its blocks add in turn; the chunks' arrays are added last, in order.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
+#define CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_conv_axis.h"
+#include "cc/cpu/capsule_conv_strip.h"
+#include "cc/cpu/register_tile.h"
+
+namespace capsops::capsule_conv::CAPSOPS_ISA {
+
+constexpr int64_t kInputBytes = 256 << 10;  // of a block in planes, near the core
+constexpr int64_t kGradBytes = 512 << 10;
+constexpr int64_t kBlockVectors =
+    48;  // of a plane of grad: the first cache holds a tile
+constexpr int64_t kWeightsTasks = 32;
+constexpr int64_t kSumsBytes = 32 << 20;  // of all chunks
+
+// Pixels of grad.
+struct Block {
+  int64_t sample, samples;
+  int64_t y_begin, y_end;
+  int64_t x_begin, x_end;
+};
+
+template <typename A>
+struct WeightsPlan {
+  explicit WeightsPlan(const Problem& problem)
+      : p(problem),
+        input(InputImage(p)),
+        output(OutputImage(p)),
+        y_axis(ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                           p.dilation_height, p.pad_top)),
+        x_axis(ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                           p.dilation_width, p.pad_left)),
+        grad_axis{p.out_width, 0, 1, 1, 0, 1, 1, 0, 1},
+        taps(p.kernel_height * p.kernel_width),
+        row_tiles(CeilDivide(input.channels * input.columns, kInnerRows)),
+        column_tiles(CeilDivide(output.channels * output.columns, kInnerColumns)) {
+    chunk = p.pose_depth * taps * row_tiles * column_tiles * kInnerTile;
+    const int64_t terms = p.batch * p.out_height * p.out_width * p.pose_rows;
+    channel_parts = sample_parts = y_parts = x_parts = blocks = 0;
+    chunks = 0;
+    rows = in_rows = 1;
+    grad_channels = channels = 4;
+    input_size = grad_size = copy_size = 0;
+    if (chunk * terms == 0) return;
+
+    const int64_t samples = SamplesOfTask(p, p.out_width, kLanes<A>, 1);
+    sample_parts = CeilDivide(p.batch, samples);
+    const int64_t vectors = CeilDivide(p.out_width * samples * p.pose_rows, kLanes<A>);
+    x_parts = CeilDivide(vectors, kBlockVectors);
+    y_parts = CeilDivide(p.out_height, Max(kBlockVectors / vectors, 1));
+    rows = CeilDivide(p.out_height, y_parts);
+    in_rows = (rows - 1) * y_axis.step + y_axis.reach() + 1;
+    blocks = sample_parts * y_parts * x_parts;
+
+    const Block most{0, CeilDivide(p.batch, sample_parts), 0, rows,
+                     0, CeilDivide(p.out_width, x_parts)};
+    const int64_t channel_bytes = in_rows * InputStrip(most, 0, 4).row / 4 * sizeof(A);
+    channels = Fit(input.channels, kInputBytes / Max(channel_bytes, 1));
+    channel_parts = CeilDivide(input.channels, channels);
+    const int64_t grad_bytes = rows * GradStrip(most, 0, 4).row / 4 * sizeof(A);
+    grad_channels = Fit(output.channels, kGradBytes / Max(grad_bytes, 1));
+    chunks = Min(CeilDivide(kWeightsTasks, channel_parts), blocks);
+    chunks = Max(Min(chunks, kSumsBytes / (chunk * int64_t{sizeof(A)})), 1);
+    input_size = in_rows * InputStrip(most, 0, channels).row;
+    grad_size = rows * GradStrip(most, 0, grad_channels).row;
+    copy_size = rows * kInnerColumns * GradStrip(most, 0, grad_channels).length;
+  }
+
+  // Channels of a part, a multiple of 4 so that its planes are whole tiles.
+  static int64_t Fit(int64_t channels, int64_t fit) {
+    const int64_t parts = CeilDivide(channels, Max(fit / 4 * 4, 4));
+    return RoundUp(CeilDivide(channels, parts), 4);
+  }
+  Block BlockOf(int64_t index) const {
+    const int64_t x = index % x_parts, y = index / x_parts % y_parts;
+    const int64_t n = index / x_parts / y_parts;
+    const int64_t sample = PartBegin(p.batch, n, sample_parts);
+    return {sample,
+            PartBegin(p.batch, n + 1, sample_parts) - sample,
+            PartBegin(p.out_height, y, y_parts),
+            PartBegin(p.out_height, y + 1, y_parts),
+            PartBegin(p.out_width, x, x_parts),
+            PartBegin(p.out_width, x + 1, x_parts)};
+  }
+  Strip<A> InputStrip(const Block& block, int64_t first, int64_t count) const {
+    return StripOf(input, x_axis, block, first, count);
+  }
+  Strip<A> GradStrip(const Block& block, int64_t first, int64_t count) const {
+    return StripOf(output, grad_axis, block, first, count);
+  }
+  Strip<A> StripOf(const Image& image, const Axis& axis, const Block& block,
+                   int64_t first, int64_t count) const {
+    return Strip<A>(p, image, axis, block.x_begin, block.x_end, block.sample,
+                    block.samples, first, Min(count, image.channels - first));
+  }
+
+  const Problem& p;
+  Image input, output;
+  Axis y_axis, x_axis, grad_axis;
+  int64_t taps;
+  int64_t row_tiles, column_tiles;  // of weights, per depth and tap
+  int64_t chunk;                    // numbers of the sums of a chunk
+  int64_t channel_parts, sample_parts, y_parts, x_parts;
+  int64_t blocks, chunks;
+  int64_t rows, in_rows;            // of a block, at most
+  int64_t channels, grad_channels;  // that are in planes at a time
+  int64_t input_size, grad_size;    // numbers of these planes
+  int64_t copy_size;                // and of those of a tile of grad
+};
+
+template <typename T>
+Division DivideWeights(const Problem& p) {
+  using A = Accumulator<T>;
+  const WeightsPlan<A> plan(p);
+  Division d;
+  d.workspace = plan.chunks * plan.chunk * sizeof(A);
+  d.scratch = (plan.input_size + plan.grad_size + plan.copy_size) * sizeof(A);
+  d.tasks = plan.channel_parts * plan.chunks;
+  d.weights_tasks = p.pose_depth * plan.taps * plan.row_tiles;
+  return d;
+}
+
+// Part of grad in planes, and what is made of it.
+template <typename A>
+struct Grads {
+  Strip<A> strip;
+  const A* planes;
+  int64_t column_tile;  // that the planes begin with
+  bool finite;          // or so far from the edges of the image that it does not matter
+  A* copy;              // room for kInnerColumns planes
+};
+
+// The planes of a tile with zeros where tap j of the input is outside of the image: the
+// zeros there do not stop numbers that are not finite.
+template <typename A>
+Planes<A> InsideOnly(const Strip<A>& in, int64_t j, const Grads<A>& grads,
+                     const Planes<A>& from, int64_t rows) {
+  const Planes<A> to{grads.copy, from.stride, kInnerColumns * from.stride};
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t n = 0; n < kInnerColumns; ++n) {
+      const A* const x = from.first + row * from.row + n * from.stride;
+      A* const y = grads.copy + row * to.row + n * to.stride;
+      for (int64_t lane = 0; lane < grads.strip.filled; ++lane) {
+        const bool inside = lane >= in.InsideBegin(j) && lane < in.InsideEnd(j);
+        y[lane] = inside ? x[lane] : A{0};
+      }
+    }
+  }
+  return to;
+}
+
+// Adds the products of a block's planes to the sums of a chunk. The input's planes
+// begin with those of tile `row_tile`.
+template <typename A>
+void AddBlock(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in,
+              const A* inputs, int64_t row_tile, const Grads<A>& grads, A* sums) {
+  const Problem& p = plan.p;
+  const Axis& y_axis = plan.y_axis;
+  const Strip<A>& out = grads.strip;
+  const int64_t step = y_axis.step, rows = block.y_end - block.y_begin;
+  const int64_t row_tiles = CeilDivide(in.channels * plan.input.columns, kInnerRows);
+  const int64_t column_tiles =
+      CeilDivide(out.channels * plan.output.columns, kInnerColumns);
+  for (int64_t g = 0; g < p.pose_depth; ++g) {
+    for (int64_t n = 0; n < column_tiles; ++n) {
+      for (int64_t k = 0; k < row_tiles; ++k) {
+        for (int64_t i = 0; i < y_axis.taps; ++i) {
+          // The rows of grad whose input is in the image.
+          const int64_t y = block.y_begin * step + y_axis.offset + i * y_axis.delta;
+          const int64_t begin = Min(y < 0 ? CeilDivide(-y, step) : 0, rows);
+          const int64_t end =
+              y < p.in_height ? Min(CeilDivide(p.in_height - y, step), rows) : 0;
+          if (begin >= end) continue;
+          const A* const x = inputs + (begin * step + i * y_axis.delta) * in.row +
+                             (g * in.planes + k * kInnerRows) * in.length;
+          const Planes<A> grad{grads.planes + begin * out.row +
+                                   (g * out.planes + n * kInnerColumns) * out.length,
+                               out.length, out.row};
+          const int64_t tap =
+              (y_axis.tap_first + i) * p.kernel_width + plan.x_axis.tap_first;
+          const int64_t tile_row =
+              (g * plan.taps + tap) * plan.row_tiles + row_tile + k;
+          A* to = sums +
+                  (tile_row * plan.column_tiles + grads.column_tile + n) * kInnerTile;
+          for (int64_t j = 0; j < plan.x_axis.taps; ++j) {
+            InnerProducts<A>(
+                {x + in.TapBegin(j), in.length, step * in.row},
+                grads.finite ? grad : InsideOnly(in, j, grads, grad, end - begin),
+                end - begin, out.lanes, to);
+            to += plan.row_tiles * plan.column_tiles * kInnerTile;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The sums of one chunk for one part of the input's channels.
+template <typename T>
+void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
+                void* workspace, void* scratch) {
+  using A = Accumulator<T>;
+  const WeightsPlan<A> plan(p);
+  const int64_t chunk = task / plan.channel_parts;
+  const int64_t channel = task % plan.channel_parts * plan.channels;
+  A* const sums = static_cast<A*>(workspace) + chunk * plan.chunk;
+  A* const inputs = static_cast<A*>(scratch);
+  A* const grads = inputs + plan.input_size;
+  const int64_t row_tile = channel * plan.input.columns / kInnerRows;
+  const int64_t row_tiles =
+      Min(plan.channels * plan.input.columns / kInnerRows, plan.row_tiles - row_tile);
+  const int64_t tile_row = plan.column_tiles * kInnerTile;
+  for (int64_t tap = 0; tap < p.pose_depth * plan.taps; ++tap) {
+    std::memset(sums + (tap * plan.row_tiles + row_tile) * tile_row, 0,
+                row_tiles * tile_row * sizeof(A));
+  }
+  const int64_t end = PartBegin(plan.blocks, chunk + 1, plan.chunks);
+  for (int64_t index = PartBegin(plan.blocks, chunk, plan.chunks); index < end;
+       ++index) {
+    const Block block = plan.BlockOf(index);
+    const Strip<A> in = plan.InputStrip(block, channel, plan.channels);
+    const int64_t rows = block.y_end - block.y_begin;
+    const int64_t in_rows = (rows - 1) * plan.y_axis.step + plan.y_axis.reach() + 1;
+    for (int64_t row = 0; row < in_rows; ++row) {
+      const int64_t y = block.y_begin * plan.y_axis.step + plan.y_axis.offset + row;
+      if (y < 0 || y >= p.in_height) continue;
+      bool read = false;
+      for (int64_t i = 0; i < plan.y_axis.taps && !read; ++i) {
+        const int64_t from = row - i * plan.y_axis.delta;
+        read =
+            from >= 0 && from % plan.y_axis.step == 0 && from / plan.y_axis.step < rows;
+      }
+      if (read) FillRow(p, plan.input, in, input, y, inputs + row * in.row);
+    }
+    for (int64_t o = 0; o < p.out_channels; o += plan.grad_channels) {
+      const Strip<A> out = plan.GradStrip(block, o, plan.grad_channels);
+      const bool everywhere = in.InsideEverywhere();
+      bool finite = true;
+      for (int64_t row = 0; row < rows; ++row) {
+        A* const to = grads + row * out.row;
+        FillRow(p, plan.output, out, grad, block.y_begin + row, to);
+        finite = finite && (everywhere || ArePlanesFinite(p, plan.output, out, to));
+      }
+      AddBlock(plan, block, in, inputs, row_tile,
+               {out, grads, o * plan.output.columns / kInnerColumns, finite,
+                grads + plan.grad_size},
+               sums);
+    }
+  }
+}
+
+// The chunks' sums to weights: a task is kInnerRows rows of a matrix and a tap.
+template <typename T>
+void ReduceWeights(const Problem& p, int64_t task, const void* workspace,
+                   T* grad_weights) {
+  using A = Accumulator<T>;
+  const WeightsPlan<A> plan(p);
+  const int64_t row_tile = task % plan.row_tiles;
+  const int64_t tap = task / plan.row_tiles % plan.taps;
+  const int64_t g = task / plan.row_tiles / plan.taps;
+  const int64_t pose = p.pose_inner * p.pose_columns;
+  const int64_t rows = p.in_channels * p.pose_inner;
+  const int64_t columns = p.out_channels * p.pose_columns;
+  T* to[kInnerRows];
+  for (int64_t i = 0; i < kInnerRows; ++i) {
+    const int64_t row = Min(row_tile * kInnerRows + i, rows - 1);
+    const int64_t capsule = (tap * p.in_channels + row / p.pose_inner) * p.out_channels;
+    to[i] = grad_weights + (capsule * p.pose_depth + g) * pose +
+            row % p.pose_inner * p.pose_columns;
+  }
+  const int64_t count = Min(rows - row_tile * kInnerRows, kInnerRows);
+  const A* from =
+      static_cast<const A*>(workspace) + task * plan.column_tiles * kInnerTile;
+  for (int64_t tile = 0; tile < plan.column_tiles; ++tile, from += kInnerTile) {
+    A sums[kInnerTile] = {};
+    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+      for (int n = 0; n < kInnerTile; ++n) sums[n] += from[chunk * plan.chunk + n];
+    }
+    for (int64_t n = 0; n < kInnerColumns; ++n) {
+      const int64_t column = tile * kInnerColumns + n;
+      if (column >= columns) break;
+      const int64_t offset =
+          column / p.pose_columns * p.pose_depth * pose + column % p.pose_columns;
+      for (int64_t i = 0; i < count; ++i) {
+        Narrow(sums[i * kInnerColumns + n], to[i] + offset);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_

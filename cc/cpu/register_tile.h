@@ -1,0 +1,185 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Matrix products in register tiles, over planes: numbers that belong to one index of a
+// contraction or of a result, side by side in lanes. Lanes are rows of a product, so
+// that neither few rows nor few columns leave lanes idle.
+#ifndef CAPSOPS_CC_CPU_REGISTER_TILE_H_
+#define CAPSOPS_CC_CPU_REGISTER_TILE_H_
+
+#include <cstdint>
+
+#include "cc/cpu/lanes.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::CAPSOPS_ISA {
+
+// A tile of `Accumulate` has kColumns columns and up to kVectors vectors of lanes, or
+// kFewColumns and up to kFewVectors: the sums fill the registers but for the operands.
+#if defined(__AVX512F__)
+constexpr int kColumns = 8, kVectors = 3;
+constexpr int kFewColumns = 4, kFewVectors = 6;
+#elif defined(__AVX__)
+constexpr int kColumns = 4, kVectors = 3;
+constexpr int kFewColumns = 4, kFewVectors = 3;
+#else
+constexpr int kColumns = 4, kVectors = 2;
+constexpr int kFewColumns = 4, kFewVectors = 2;
+#endif
+
+// Where a run of planes and the weights that multiply it start.
+struct Run {
+  int64_t planes;      // numbers from the first plane
+  int64_t weights;     // rows of a panel of weights
+  int64_t begin, end;  // the lanes that count: in the others planes are zero
+};
+
+// sums[c][lane] = sum over runs and over the `length` planes of each of
+//   planes[run.planes + k * stride + lane] * weights[(run.weights + k) * C + c]
+// for C columns and V vectors of lanes; added to what is there where `add`.
+template <typename A, int V, int C>
+void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* runs,
+                int64_t count, int64_t length, bool add, A* sums) {
+  Vector<A> sum[C][V] = {};
+  for (const Run* run = runs; run < runs + count; ++run) {
+    const A* from = planes + run->planes;
+    const A* w = weights + run->weights * C;
+    for (int64_t k = 0; k < length; ++k, from += stride, w += C) {
+      Vector<A> x[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) x[v] = Load(from + v * kLanes<A>);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sum[c][v] += w[c] * x[v];
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      A* const to = sums + (c * V + v) * kLanes<A>;
+      Store(to, add ? Load(to) + sum[c][v] : sum[c][v]);
+    }
+  }
+}
+
+// The same for weights that may not be finite, which zeros do not stop: `lanes` lanes,
+// of which the first is number first_lane. Slower, with the same result to the bit
+// where weights are finite.
+template <typename A>
+void AccumulateInside(const A* planes, int64_t stride, const A* weights,
+                      int64_t columns, const Run* runs, int64_t count, int64_t length,
+                      bool add, int64_t first_lane, int64_t lanes, A* sums) {
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t lane = 0; lane < lanes; lane += kLanes<A>) {
+      Vector<A> sum = {};
+      for (const Run* run = runs; run < runs + count; ++run) {
+        Integer<A> inside[kLanes<A>];
+        for (int n = 0; n < kLanes<A>; ++n) {
+          const int64_t at = first_lane + lane + n;
+          inside[n] = at >= run->begin && at < run->end ? -1 : 0;
+        }
+        const Vector<Integer<A>> mask = Load(inside);
+        const A* from = planes + run->planes + lane;
+        const A* w = weights + run->weights * columns + c;
+        for (int64_t k = 0; k < length; ++k, from += stride, w += columns) {
+          const Vector<A> next = sum + *w * Load(from);
+          sum = (Vector<A>)(((Vector<Integer<A>>)next & mask) |
+                            ((Vector<Integer<A>>)sum & ~mask));
+        }
+      }
+      A* const to = sums + c * lanes + lane;
+      Store(to, add ? Load(to) + sum : sum);
+    }
+  }
+}
+
+template <typename A>
+using AccumulateFunction = void (*)(const A*, int64_t, const A*, const Run*, int64_t,
+                                    int64_t, bool, A*);
+
+// Accumulate for a number of vectors, up to kFewVectors where kC is kFewColumns and
+// else up to kVectors.
+template <typename A, int kC>
+AccumulateFunction<A> AccumulateOf(int64_t vectors) {
+#if defined(__AVX512F__)
+  if constexpr (kC == kFewColumns) {
+    if (vectors == 6) return Accumulate<A, 6, kC>;
+    if (vectors == 5) return Accumulate<A, 5, kC>;
+    if (vectors == 4) return Accumulate<A, 4, kC>;
+  }
+#endif
+#if defined(__AVX__)
+  if (vectors == 3) return Accumulate<A, 3, kC>;
+#endif
+  return vectors == 2 ? Accumulate<A, 2, kC> : Accumulate<A, 1, kC>;
+}
+
+// A tile of `InnerProducts`: of kInnerRows planes with kInnerColumns.
+constexpr int kInnerRows = 4;
+#if defined(__AVX512F__)
+constexpr int kInnerColumns = 4;
+#else
+constexpr int kInnerColumns = 2;
+#endif
+constexpr int kInnerTile = kInnerRows * kInnerColumns;
+
+// Planes in rows of `lanes` lanes, of which each row is `row` numbers after the last.
+template <typename A>
+struct Planes {
+  const A* first;
+  int64_t stride;  // from one plane to the next
+  int64_t row;
+};
+
+template <typename A, bool kMask>
+CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
+                                int64_t y_stride, int64_t lanes,
+                                Vector<A> (&sum)[kInnerTile]) {
+  Vector<A> columns[kInnerColumns];
+#pragma GCC unroll 4
+  for (int n = 0; n < kInnerColumns; ++n) columns[n] = Load(y + n * y_stride);
+#pragma GCC unroll 4
+  for (int k = 0; k < kInnerRows; ++k) {
+    Vector<A> row = Load(x + k * x_stride);
+    if constexpr (kMask) row = KeepLanes<A>(lanes, row);
+#pragma GCC unroll 4
+    for (int n = 0; n < kInnerColumns; ++n) {
+      sum[k * kInnerColumns + n] += row * columns[n];
+    }
+  }
+}
+
+// sums[k * kInnerColumns + n] += sum over rows and over the first `lanes` lanes of
+// plane k of x times plane n of y. What x has in lanes after these does not count; y
+// has zeros there, up to a whole vector.
+template <typename A>
+void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t lanes,
+                   A* sums) {
+  Vector<A> sum[kInnerTile] = {};
+  const int64_t whole = lanes / kLanes<A> * kLanes<A>;
+  for (int64_t row = 0; row < rows; ++row) {
+    const A* const x_row = x.first + row * x.row;
+    const A* const y_row = y.first + row * y.row;
+    for (int64_t lane = 0; lane < whole; lane += kLanes<A>) {
+      AddProducts<A, false>(x_row + lane, x.stride, y_row + lane, y.stride, 0, sum);
+    }
+    if (whole < lanes) {
+      AddProducts<A, true>(x_row + whole, x.stride, y_row + whole, y.stride,
+                           lanes - whole, sum);
+    }
+  }
+#pragma GCC unroll 8
+  for (int first = 0; first < kInnerTile; first += kLanes<A>) {
+    Vector<A> part[kLanes<A>];
+#pragma GCC unroll 16
+    for (int n = 0; n < kLanes<A>; ++n) part[n] = sum[first + n];
+    Store(sums + first, Load(sums + first) + SumLanes<A>(part));
+  }
+}
+
+}  // namespace capsops::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_REGISTER_TILE_H_
