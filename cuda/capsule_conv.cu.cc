@@ -8,6 +8,7 @@
 
 #include "cuda/capsule_conv_general.cuh"
 #include "cuda/capsule_conv_tiled.cuh"
+#include "cuda/capsule_conv_weights_tiled.cuh"
 
 namespace capsops::capsule_conv {
 
@@ -24,8 +25,9 @@ int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& p) {
 }
 
 template <typename T>
-int64_t BackpropWeightsWorkspace(const GpuExec&, const Problem& p) {
-  return general::BackpropWeightsWorkspace<T>(p);
+int64_t BackpropWeightsWorkspace(const GpuExec& exec, const Problem& p) {
+  const int64_t bytes = tiled::WeightsWorkspace<T>(exec, p);
+  return bytes >= 0 ? bytes : general::BackpropWeightsWorkspace<T>(p);
 }
 
 template <typename T>
@@ -55,6 +57,11 @@ LaunchError BackpropInput(const GpuExec& exec, const Problem& p, const T* weight
 template <typename T>
 LaunchError BackpropWeights(const GpuExec& exec, const Problem& p, const T* input,
                             const T* grad, T* grad_weights, void* workspace) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (tiled::WeightsWorkspace<T>(exec, p) >= 0) {
+      return tiled::RunWeights(exec, p, input, grad, grad_weights, workspace);
+    }
+  }
   return general::BackpropWeights(exec, p, input, grad, grad_weights, workspace);
 }
 

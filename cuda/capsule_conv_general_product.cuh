@@ -8,6 +8,7 @@
 #define CAPSOPS_CUDA_CAPSULE_CONV_GENERAL_PRODUCT_CUH_
 
 #include "cuda/capsule_conv_general_axes.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 
 namespace capsops::capsule_conv::general {
@@ -254,6 +255,7 @@ __global__ void __launch_bounds__(kSumElements* kSumThreads)
   __shared__ A sums[kSumThreads][kSumElements];
   const int of = threadIdx.x % kSumElements, thread = threadIdx.x / kSumElements;
   const int64_t element = int64_t{blockIdx.x} * kSumElements + of;
+  WaitForKernelBefore();
   A sum = 0;
   if (element < elements) {
 #pragma unroll 4
