@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference import capsule_conv as reference
+from tolerances import assert_close, assert_rounded
 
 import tf_capsops
 
@@ -194,6 +195,46 @@ def test_slices_of_larger_tensors(misaligned, pose, dtype, device):
 
     for one, other in zip(aligned, through_slice(odd), strict=True):
         np.testing.assert_array_equal(one, other.numpy())
+
+
+def test_more_elements_than_32_bits_count(device):
+    """2^31 + 2^25 numbers of output (4.4 GB in bfloat16), also as gradient."""
+    pixels, channels, rows, columns = 65, 2**6, 2**9, 2**10
+    rng = np.random.default_rng(0)
+    inputs = tf.cast(rng.uniform(-1, 1, (1, pixels, 1, 1, rows, 1)), tf.bfloat16)
+    kernel = rng.uniform(-1, 1, (1, 1, 1, channels, 1, columns))
+    weights = tf.cast(kernel, tf.bfloat16)
+    bare = tf.load_op_library(tf_capsops.library_path())
+    output = bare.capsule_conv(inputs, weights)
+    assert np.prod(output.shape.as_list()) > 2**31
+    by_input = bare.capsule_conv_backprop_input(inputs.shape, weights, output)
+    by_weights = bare.capsule_conv_backprop_weights(inputs, weights.shape, output)
+
+    # Of each the end alone is looked at, and what it is made of.
+    image, kernel = (t.numpy().astype(np.float64) for t in (inputs, weights))
+    few_rows, few_columns = np.s_[:, -1:, :, :, -4:], np.s_[..., -1:, :, -4:]
+    truth = reference.forward(image[few_rows], kernel)
+    assert_rounded(np.abs(output[few_rows].numpy()), np.abs(truth))
+    for ours, compute, operands in (
+        (
+            by_input[few_rows],
+            lambda grad, kernel: reference.backprop_input(
+                image[few_rows].shape, kernel, grad
+            ),
+            (output[few_rows], weights),
+        ),
+        (
+            by_weights[few_columns],
+            lambda grad, image: reference.backprop_weights(
+                image, kernel[few_columns].shape, grad
+            ),
+            (output[few_columns], inputs),
+        ),
+    ):
+        exact = [operand.numpy().astype(np.float64) for operand in operands]
+        truth, magnitude = compute(*exact), compute(*map(np.abs, exact))
+        plain = truth.astype(np.float32).astype(ours.dtype.as_numpy_dtype)
+        assert_close(ours.numpy(), truth, plain, magnitude)
 
 
 def test_saved_model_in_a_fresh_process(tmp_path, device):

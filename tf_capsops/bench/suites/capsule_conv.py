@@ -307,7 +307,7 @@ SUITE = cases.OpSuite(
     output_shape=_output_shape,
     ours=tf_capsops.capsule_conv2d,
     rivals={"fold": _fold, "patches": _patches},
-    parts={"conv2d of the fold alone": _convolution_of_the_fold},
+    parts={"fold: conv alone": _convolution_of_the_fold},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
 )
