@@ -107,18 +107,22 @@ inline int64_t Capsule(const Problem& p, const Image& image) {
   return p.pose_depth * p.pose_rows * image.columns;
 }
 
-// Samples, at most 16, that leave few lanes idle next to each other in rows of
-// `pixels`.
+// Samples, at most 32, that leave few lanes idle next to each other in rows of
+// `pixels`. Where a row of one sample has fewer vectors than asked for, pixels begin at
+// whole vectors if they can.
 inline int64_t SamplesOfTask(const Problem& p, int64_t pixels, int64_t lanes,
                              int64_t vectors) {
-  int64_t best = 1, best_idle = 0, best_used = 0;
-  for (int64_t samples = 1; samples <= Min(p.batch, 16); ++samples) {
+  const bool aligned = pixels * p.pose_rows < vectors * lanes &&
+                       lanes % p.pose_rows == 0 && lanes / p.pose_rows <= p.batch;
+  const int64_t step = aligned ? lanes / p.pose_rows : 1;
+  int64_t best = step, best_idle = 0, best_used = 0;
+  for (int64_t samples = step; samples <= Min(p.batch, 32); samples += step) {
     const int64_t used = pixels * samples * p.pose_rows;
     const int64_t idle = RoundUp(Max(used, vectors * lanes), lanes) - used;
-    if (samples == 1 || idle * best_used < best_idle * used) {
+    if (samples == step || idle * best_used < best_idle * used) {
       best = samples, best_idle = idle, best_used = used;
     }
-    if (idle * 16 <= used) break;
+    if (idle * 8 <= used) break;
   }
   return best;
 }

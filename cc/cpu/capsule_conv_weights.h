@@ -19,7 +19,8 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 constexpr int64_t kInputBytes = 256 << 10;  // of a block in planes, near the core
 constexpr int64_t kGradBytes = 512 << 10;
 constexpr int64_t kBlockVectors =
-    48;  // of a plane of grad: the first cache holds a tile
+    48;                              // of a plane of grad: the first cache holds a tile
+constexpr int64_t kRowVectors = 16;  // of one of its rows
 constexpr int64_t kWeightsTasks = 32;
 constexpr int64_t kSumsBytes = 32 << 20;  // of all chunks
 
@@ -53,11 +54,12 @@ struct WeightsPlan {
     input_size = grad_size = copy_size = 0;
     if (chunk * terms == 0) return;
 
-    const int64_t samples = SamplesOfTask(p, p.out_width, kLanes<A>, 1);
+    const int64_t samples = SamplesOfTask(p, p.out_width, kLanes<A>, 8);
     sample_parts = CeilDivide(p.batch, samples);
     const int64_t vectors = CeilDivide(p.out_width * samples * p.pose_rows, kLanes<A>);
-    x_parts = CeilDivide(vectors, kBlockVectors);
-    y_parts = CeilDivide(p.out_height, Max(kBlockVectors / vectors, 1));
+    x_parts = CeilDivide(vectors, kRowVectors);
+    const int64_t fit = kBlockVectors / CeilDivide(vectors, x_parts);
+    y_parts = CeilDivide(p.out_height, Max(fit, 1));
     rows = CeilDivide(p.out_height, y_parts);
     in_rows = (rows - 1) * y_axis.step + y_axis.reach() + 1;
     blocks = sample_parts * y_parts * x_parts;
@@ -118,13 +120,21 @@ struct WeightsPlan {
   int64_t copy_size;                // and of those of a tile of grad
 };
 
+// What a kernel position along an axis means for a block: from where on the input is
+// read, and, for the rows, which rows of grad read pixels of the image.
+struct TapOfBlock {
+  int64_t from;
+  int64_t begin, end;
+};
+
 template <typename T>
 Division DivideWeights(const Problem& p) {
   using A = Accumulator<T>;
   const WeightsPlan<A> plan(p);
   Division d;
   d.workspace = plan.chunks * plan.chunk * sizeof(A);
-  d.scratch = (plan.input_size + plan.grad_size + plan.copy_size) * sizeof(A);
+  d.scratch = (plan.input_size + plan.grad_size + plan.copy_size) * sizeof(A) +
+              (plan.y_axis.taps + plan.x_axis.taps) * sizeof(TapOfBlock);
   d.tasks = plan.channel_parts * plan.chunks;
   d.weights_tasks = p.pose_depth * plan.taps * plan.row_tiles;
   return d;
@@ -159,15 +169,30 @@ Planes<A> InsideOnly(const Strip<A>& in, int64_t j, const Grads<A>& grads,
   return to;
 }
 
+// Fills the tables of a block's taps.
+template <typename A>
+void FindTaps(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in,
+              TapOfBlock* rows, TapOfBlock* columns) {
+  const Axis& axis = plan.y_axis;
+  const int64_t count = block.y_end - block.y_begin, height = plan.input.height;
+  for (int64_t i = 0; i < axis.taps; ++i) {
+    const int64_t y = block.y_begin * axis.step + axis.offset + i * axis.delta;
+    const int64_t begin = y < 0 ? CeilDivide(-y, axis.step) : 0;
+    const int64_t end = y < height ? Min(CeilDivide(height - y, axis.step), count) : 0;
+    rows[i] = {(begin * axis.step + i * axis.delta) * in.row, begin, end};
+  }
+  for (int64_t j = 0; j < plan.x_axis.taps; ++j) columns[j] = {in.TapBegin(j), 0, 0};
+}
+
 // Adds the products of a block's planes to the sums of a chunk. The input's planes
 // begin with those of tile `row_tile`.
 template <typename A>
-void AddBlock(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in,
-              const A* inputs, int64_t row_tile, const Grads<A>& grads, A* sums) {
+void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
+              int64_t row_tile, const Grads<A>& grads, const TapOfBlock* tap_rows,
+              const TapOfBlock* tap_columns, A* sums) {
   const Problem& p = plan.p;
   const Axis& y_axis = plan.y_axis;
   const Strip<A>& out = grads.strip;
-  const int64_t step = y_axis.step, rows = block.y_end - block.y_begin;
   const int64_t row_tiles = CeilDivide(in.channels * plan.input.columns, kInnerRows);
   const int64_t column_tiles =
       CeilDivide(out.channels * plan.output.columns, kInnerColumns);
@@ -175,15 +200,12 @@ void AddBlock(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in
     for (int64_t n = 0; n < column_tiles; ++n) {
       for (int64_t k = 0; k < row_tiles; ++k) {
         for (int64_t i = 0; i < y_axis.taps; ++i) {
-          // The rows of grad whose input is in the image.
-          const int64_t y = block.y_begin * step + y_axis.offset + i * y_axis.delta;
-          const int64_t begin = Min(y < 0 ? CeilDivide(-y, step) : 0, rows);
-          const int64_t end =
-              y < p.in_height ? Min(CeilDivide(p.in_height - y, step), rows) : 0;
-          if (begin >= end) continue;
-          const A* const x = inputs + (begin * step + i * y_axis.delta) * in.row +
-                             (g * in.planes + k * kInnerRows) * in.length;
-          const Planes<A> grad{grads.planes + begin * out.row +
+          const TapOfBlock& tap_row = tap_rows[i];
+          if (tap_row.begin >= tap_row.end) continue;
+          const int64_t rows = tap_row.end - tap_row.begin;
+          const A* const x =
+              inputs + tap_row.from + (g * in.planes + k * kInnerRows) * in.length;
+          const Planes<A> grad{grads.planes + tap_row.begin * out.row +
                                    (g * out.planes + n * kInnerColumns) * out.length,
                                out.length, out.row};
           const int64_t tap =
@@ -193,10 +215,9 @@ void AddBlock(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in
           A* to = sums +
                   (tile_row * plan.column_tiles + grads.column_tile + n) * kInnerTile;
           for (int64_t j = 0; j < plan.x_axis.taps; ++j) {
-            InnerProducts<A>(
-                {x + in.TapBegin(j), in.length, step * in.row},
-                grads.finite ? grad : InsideOnly(in, j, grads, grad, end - begin),
-                end - begin, out.lanes, to);
+            InnerProducts<A>({x + tap_columns[j].from, in.length, y_axis.step * in.row},
+                             grads.finite ? grad : InsideOnly(in, j, grads, grad, rows),
+                             rows, out.lanes, to);
             to += plan.row_tiles * plan.column_tiles * kInnerTile;
           }
         }
@@ -216,6 +237,9 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
   A* const sums = static_cast<A*>(workspace) + chunk * plan.chunk;
   A* const inputs = static_cast<A*>(scratch);
   A* const grads = inputs + plan.input_size;
+  A* const copy = grads + plan.grad_size;
+  TapOfBlock* const tap_rows = reinterpret_cast<TapOfBlock*>(copy + plan.copy_size);
+  TapOfBlock* const tap_columns = tap_rows + plan.y_axis.taps;
   const int64_t row_tile = channel * plan.input.columns / kInnerRows;
   const int64_t row_tiles =
       Min(plan.channels * plan.input.columns / kInnerRows, plan.row_tiles - row_tile);
@@ -229,6 +253,7 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
        ++index) {
     const Block block = plan.BlockOf(index);
     const Strip<A> in = plan.InputStrip(block, channel, plan.channels);
+    FindTaps(plan, block, in, tap_rows, tap_columns);
     const int64_t rows = block.y_end - block.y_begin;
     const int64_t in_rows = (rows - 1) * plan.y_axis.step + plan.y_axis.reach() + 1;
     for (int64_t row = 0; row < in_rows; ++row) {
@@ -251,10 +276,9 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
         FillRow(p, plan.output, out, grad, block.y_begin + row, to);
         finite = finite && (everywhere || ArePlanesFinite(p, plan.output, out, to));
       }
-      AddBlock(plan, block, in, inputs, row_tile,
-               {out, grads, o * plan.output.columns / kInnerColumns, finite,
-                grads + plan.grad_size},
-               sums);
+      AddBlock(plan, in, inputs, row_tile,
+               {out, grads, o * plan.output.columns / kInnerColumns, finite, copy},
+               tap_rows, tap_columns, sums);
     }
   }
 }

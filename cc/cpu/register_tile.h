@@ -136,7 +136,7 @@ struct Planes {
 
 template <typename A, bool kMask>
 CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
-                                int64_t y_stride, int64_t lanes,
+                                int64_t y_stride, Vector<Integer<A>> mask,
                                 Vector<A> (&sum)[kInnerTile]) {
   Vector<A> columns[kInnerColumns];
 #pragma GCC unroll 4
@@ -144,7 +144,7 @@ CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
 #pragma GCC unroll 4
   for (int k = 0; k < kInnerRows; ++k) {
     Vector<A> row = Load(x + k * x_stride);
-    if constexpr (kMask) row = KeepLanes<A>(lanes, row);
+    if constexpr (kMask) row = (Vector<A>)((Vector<Integer<A>>)row & mask);
 #pragma GCC unroll 4
     for (int n = 0; n < kInnerColumns; ++n) {
       sum[k * kInnerColumns + n] += row * columns[n];
@@ -160,15 +160,17 @@ void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t
                    A* sums) {
   Vector<A> sum[kInnerTile] = {};
   const int64_t whole = lanes / kLanes<A> * kLanes<A>;
+  const Vector<Integer<A>> all = ~Vector<Integer<A>>{};
+  const Vector<Integer<A>> mask =
+      (Vector<Integer<A>>)KeepLanes<A>(lanes - whole, (Vector<A>)all);
   for (int64_t row = 0; row < rows; ++row) {
     const A* const x_row = x.first + row * x.row;
     const A* const y_row = y.first + row * y.row;
     for (int64_t lane = 0; lane < whole; lane += kLanes<A>) {
-      AddProducts<A, false>(x_row + lane, x.stride, y_row + lane, y.stride, 0, sum);
+      AddProducts<A, false>(x_row + lane, x.stride, y_row + lane, y.stride, mask, sum);
     }
     if (whole < lanes) {
-      AddProducts<A, true>(x_row + whole, x.stride, y_row + whole, y.stride,
-                           lanes - whole, sum);
+      AddProducts<A, true>(x_row + whole, x.stride, y_row + whole, y.stride, mask, sum);
     }
   }
 #pragma GCC unroll 8
