@@ -19,11 +19,16 @@
 #include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/types.cuh"
 #include "cuda/common/warp.cuh"
+#include "cuda/common/warpgroup.cuh"
 
 namespace capsops::capsule_conv {
 
 constexpr int kTileRows = 16;
-constexpr int kStages = 3;
+// Stages that the filter passes through, and how many of them arrive ahead: products
+// that a warpgroup makes while it goes on may still read the one before.
+template <bool kAsync>
+constexpr int kStages = kAsync ? 4 : 3;
+constexpr int kAhead = 2;
 
 // Lattice point (i, j) makes pixel (i * stride + offset, ...) of the target.
 struct Placement {
@@ -81,6 +86,42 @@ __device__ void MultiplyAdd(const Rows<S, kTf32>& a,
   } else {
     MultiplyPairs<S>(a.part[0], b[0], c);
   }
+}
+
+// One step of this warp's tiles, whose rows in the planes are at `offset`.
+template <typename S, Tf32 kTf32, int kTiles, int kProducts>
+__device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
+                             const int (&offset)[kTiles],
+                             float (&sums)[kTiles][kProducts][4]) {
+  Rows<S, kTf32> a[kTiles];
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) a[m].Load(planes + offset[m]);
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+    uint32_t b[kParts<kTf32>][2];
+#pragma unroll
+    for (int e = 0; e < 2 * kParts<kTf32>; ++e) {
+      b[e / 2][e % 2] = filter[(e * kProducts + n) * kLanes];
+    }
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
+  }
+}
+
+// The same by a warpgroup, begun: before `a` is written, the step before the last is
+// waited for.
+template <typename S, Tf32 kTf32, int kTiles>
+__device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
+                             const int (&offset)[kTiles], Rows<S, kTf32> (&a)[kTiles],
+                             float (&sums)[kTiles][8][4]) {
+  WaitForProducts<1>();
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) a[m].Load(planes + offset[m]);
+  BeginProducts();
+  const uint64_t columns = ProductColumns(filter);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) MultiplyAsync<S>(a[m].part[0], columns, sums[m]);
+  CommitProducts();
 }
 
 // What a block works on.
@@ -143,8 +184,10 @@ __device__ void StoreRow(const Image& target, int column,
   }
 }
 
-// kWarps warps side by side have kTiles tiles of 16 rows and all kColumns columns each.
-template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks>
+// kWarps warps side by side have kTiles tiles of 16 rows and all kColumns columns each;
+// where kAsync, as warpgroups.
+template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks,
+          bool kAsync>
 __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {
   constexpr int kStep = StepWords<kTf32>(kColumns);
@@ -155,7 +198,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   const int stage_words = p.stage_steps * kStep;
   uint32_t* const patches = reinterpret_cast<uint32_t*>(shared);
   uint32_t* const ring = patches + p.buffers * chunk_words;
-  int* const quads = reinterpret_cast<int*>(ring + kStages * stage_words);
+  int* const quads = reinterpret_cast<int*>(ring + kStages<kAsync> * stage_words);
   int* const pixels = quads + p.order.steps * kStepQuads<S>;
 
   const Place2D place(p);
@@ -196,19 +239,19 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
                                          ring + coming_slot * stage_words);
       packed += steps * kStep;
       if (last) coming_part = 0;
-      if (++coming_slot == kStages) coming_slot = 0;
+      if (++coming_slot == kStages<kAsync>) coming_slot = 0;
       ++coming;
     }
     __pipeline_commit();
   };
 #pragma unroll 1
-  for (int stage = 0; stage < kStages - 1; ++stage) bring_stage();
+  for (int stage = 0; stage < kAhead; ++stage) bring_stage();
 
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int g = lane / 4, t = lane % 4;
   const int tiles =
       min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
-  const bool busy = warp * kTiles < tiles;
+  const bool busy = (kAsync ? warp / 4 * 4 : warp) * kTiles < tiles;
   int offset[kTiles];  // of a tile's rows in a plane
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
@@ -220,18 +263,20 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   }
 
   float sums[kTiles][kProducts][4] = {};
+  Rows<S, kTf32> even[kTiles], odd[kTiles];  // that products in flight may read
   // The next patch arrives in this many pieces, the last of them early enough that no
   // wait for a stage can miss it.
-  const int pieces = max(chunk_stages - kStages + 2, 1);
+  const int pieces = max(chunk_stages - kAhead + 1, 1);
   const int share = (carrier.share() + pieces - 1) / pieces;
   int chunk = 0, part = 0, slot = 0;
   const uint32_t* planes = patches;
   for (int stage = 0; stage < stages; ++stage) {
-    if (part == 0 && chunk_stages < kStages - 1) {
+    if (part == 0 && chunk_stages < kAhead) {
       __pipeline_wait_prior(0);
     } else {
-      __pipeline_wait_prior(kStages - 2);
+      __pipeline_wait_prior(kAhead - 1);
     }
+    if constexpr (kAsync) ShareWithProducts();
     __syncthreads();
     if (chunk + 1 < p.order.chunks) {
       if (part == 0) {
@@ -241,29 +286,25 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
       carrier.Bring(share);
     }
     bring_stage();
-    const uint32_t* filter = ring + slot * stage_words + lane;
+    const uint32_t* filter = ring + slot * stage_words;
     const int* quad =
         quads + part * p.stage_steps * kStepQuads<S> + t * kStepQuads<S> / 4;
     const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
     const int* const end = quad + (busy ? steps * kStepQuads<S> : 0);
+    if constexpr (kAsync) {
 #pragma unroll 1
-    for (; quad < end; quad += kStepQuads<S>, filter += kStep) {
-      const uint32_t* const at = planes + *quad;
-      Rows<S, kTf32> a[kTiles];
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) a[m].Load(at + offset[m]);
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
-        uint32_t b[kParts<kTf32>][2];
-#pragma unroll
-        for (int e = 0; e < 2 * kParts<kTf32>; ++e) {
-          b[e / 2][e % 2] = filter[(e * kProducts + n) * kLanes];
-        }
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
+      for (; quad < end; quad += 2 * kStepQuads<S>, filter += 2 * kStep) {
+        MultiplyStep<S, kTf32>(planes + quad[0], filter, offset, even, sums);
+        MultiplyStep<S, kTf32>(planes + quad[kStepQuads<S>], filter + kStep, offset,
+                               odd, sums);
+      }
+    } else {
+#pragma unroll 1
+      for (; quad < end; quad += kStepQuads<S>, filter += kStep) {
+        MultiplyStep<S, kTf32>(planes + *quad, filter + lane, offset, sums);
       }
     }
-    if (++slot == kStages) slot = 0;
+    if (++slot == kStages<kAsync>) slot = 0;
     if (++part == chunk_stages) {
       part = 0;
       ++chunk;
@@ -271,6 +312,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     }
   }
 
+  if constexpr (kAsync) WaitForProducts<0>();
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x);
   // Where a row of tile m goes, nullptr if nowhere.
   const auto target_row = [&](int m, int half) -> S* {

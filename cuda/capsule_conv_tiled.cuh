@@ -154,14 +154,17 @@ inline std::vector<Task> InputGradientTasks(const Problem& p) {
 }
 
 // A kernel's shape: kTiles x kWarps tiles of 16 rows, kColumns columns.
-template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf>
+template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf,
+          bool kAsyncOf = false>
 struct Config {
   static constexpr int kTiles = kTilesOf, kColumns = kColumnsOf, kWarps = kWarpsOf;
   static constexpr int kBlocks = kBlocksOf;  // a multiprocessor should have at once
+  static constexpr bool kAsync = kAsyncOf;   // by warpgroups
 };
 using Narrow8 = Config<2, 8, 8, 2>;
 using Narrow32 = Config<4, 32, 4, 3>;
 using Wide = Config<4, 64, 4, 2>;
+using Warpgroups = Config<2, 64, 8, 2, true>;
 
 // A task as a kernel does it; no blocks where it does not fit.
 struct Plan {
@@ -174,9 +177,10 @@ struct Plan {
 // Bytes of shared memory.
 template <typename S, Tf32 kTf32, typename C>
 int64_t SharedBytes(const Product& p) {
-  const int64_t words = int64_t{p.buffers} * p.order.planes * p.patch.plane +
-                        kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
-                        p.order.steps * kStepQuads<S> + p.patch.pixels;
+  const int64_t words =
+      int64_t{p.buffers} * p.order.planes * p.patch.plane +
+      kStages<C::kAsync> * p.stage_steps * StepWords<kTf32>(C::kColumns) +
+      p.order.steps * kStepQuads<S> + p.patch.pixels;
   return words * 4;
 }
 
@@ -205,6 +209,7 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   p.order.chunks = static_cast<int>(CeilDivide(all, planes));
   p.order.planes = static_cast<int>(CeilDivide(all, p.order.chunks));
   p.order.steps = static_cast<int>(CeilDivide(taps * p.order.planes, kStepQuads<S>));
+  if (C::kAsync) p.order.steps = (p.order.steps + 1) / 2 * 2;
   p.order.column_blocks = static_cast<int>(
       CeilDivide(int64_t{p.target.channels} * p.target.columns, C::kColumns));
   p.patch =
@@ -223,7 +228,8 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   plan.blocks = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
                 p.source.depth * p.order.column_blocks;
   // What a multiprocessor does in a cycle: 640 multiplications of TF32 or twice those
-  // of a 16-bit type; 32 bytes copied. A third of that where it has but one block.
+  // of a 16-bit type, more by warpgroups; 32 bytes copied. A third of that where it has
+  // but one block.
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
   const double products = kTileRows * kQuad * 1.0 * taps * all * C::kColumns *
                           (kTf32 == Tf32::kSplit ? 3 : 1) /
@@ -292,6 +298,11 @@ auto WithPlan(const Task& task, const Then& then) {
   if (columns <= 32 || (columns > 64 && columns <= 96)) {
     return then(Narrow32(), PlanTask<S, kTf32, Narrow32>(task));
   }
+  if constexpr (kTf32 != Tf32::kSplit) {
+    if (HasWarpgroups()) {
+      return then(Warpgroups(), PlanTask<S, kTf32, Warpgroups>(task));
+    }
+  }
   return then(Wide(), PlanTask<S, kTf32, Wide>(task));
 }
 
@@ -317,8 +328,8 @@ LaunchError Run(const GpuExec& exec, const Task& task, const S* source,
                                C::kColumns, weights, packed);
       if (!error.empty()) return error;
     }
-    constexpr auto kKernel =
-        ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
+    constexpr auto kKernel = ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps,
+                                           C::kBlocks, C::kAsync>;
     if (const auto error = CheckGrid("CapsuleConv", plan.blocks); !error.empty()) {
       return error;
     }

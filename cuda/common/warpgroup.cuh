@@ -1,0 +1,125 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Products on the tensor cores of compute capability 9.0 that a warpgroup, 4 warps,
+// makes while it goes on: c += a b with a from registers, 16 rows of each warp, and 64
+// columns of b from shared memory. A warp's a and c are laid out as in m16n8 products.
+#ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
+#define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/common/launch.cuh"
+
+namespace capsops {
+
+// Whether there is code for this device that has them. A build for 9.0 has them always.
+inline bool HasWarpgroups() {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int arch : {__CUDA_ARCH_LIST__}) {
+    if (arch == 900) return CurrentDevice().capability == 90;
+  }
+#endif
+  return false;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define CAPSOPS_WARPGROUP(...) __VA_ARGS__
+#else
+#define CAPSOPS_WARPGROUP(...) __trap()
+#endif
+
+// What was written to shared memory may be read by the products of whoever synchronizes
+// with this thread.
+__device__ inline void ShareWithProducts() {
+  CAPSOPS_WARPGROUP(asm volatile("fence.proxy.async.shared::cta;" :: : "memory"));
+}
+
+// Registers written before may be read by the products that follow.
+__device__ inline void BeginProducts() {
+  CAPSOPS_WARPGROUP(asm volatile("wgmma.fence.sync.aligned;" :: : "memory"));
+}
+
+// Makes a group of the products begun since the last.
+__device__ inline void CommitProducts() {
+  CAPSOPS_WARPGROUP(asm volatile("wgmma.commit_group.sync.aligned;" :: : "memory"));
+}
+
+// Until all but the last kGroups groups are done.
+template <int kGroups>
+__device__ void WaitForProducts() {
+  CAPSOPS_WARPGROUP(
+      asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory"));
+}
+
+// 64 columns of two 16-byte pieces of the contraction each, in shared memory as
+// [piece][column] of 16 bytes.
+__device__ inline uint64_t ProductColumns(const void* shared) {
+  constexpr uint64_t kPiece = 64 * 16, kEightColumns = 8 * 16;
+  const uint64_t address = __cvta_generic_to_shared(shared);
+  return address >> 4 | kPiece >> 4 << 16 | kEightColumns >> 4 << 32;
+}
+
+// Begins c += a b: of float in TF32, 8 terms; of a 16-bit type, 16.
+template <typename S>
+__device__ void MultiplyAsync(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4]);
+template <>
+__device__ inline void MultiplyAsync<float>(const uint32_t (&a)[4], uint64_t b,
+                                            float (&c)[8][4]) {
+  CAPSOPS_WARPGROUP(asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
+      "%31}, "
+      "{%32, %33, %34, %35}, %36, 1, 1, 1;" : "+f"(c[0][0]),
+      "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+      "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]),
+      "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+      "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]),
+      "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]),
+      "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]),
+      "+f"(c[7][3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)));
+}
+template <>
+__device__ inline void MultiplyAsync<__half>(const uint32_t (&a)[4], uint64_t b,
+                                             float (&c)[8][4]) {
+  CAPSOPS_WARPGROUP(asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
+      "%31}, "
+      "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;" : "+f"(c[0][0]),
+      "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+      "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]),
+      "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+      "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]),
+      "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]),
+      "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]),
+      "+f"(c[7][3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)));
+}
+template <>
+__device__ inline void MultiplyAsync<__nv_bfloat16>(const uint32_t (&a)[4], uint64_t b,
+                                                    float (&c)[8][4]) {
+  CAPSOPS_WARPGROUP(asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
+      "%31}, "
+      "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;" : "+f"(c[0][0]),
+      "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+      "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]),
+      "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+      "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]),
+      "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]),
+      "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]),
+      "+f"(c[7][3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)));
+}
+
+#undef CAPSOPS_WARPGROUP
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
