@@ -112,18 +112,20 @@ __device__ inline void FindPixels(const Patch& patch, const Image& image, int st
 
 // Brings planes to a patch in shared memory, a few pixels at a time. A thread always
 // has the same row of the same plane, of every n-th pixel: what there is to compute for
-// a copy is little. A block has at least as many threads as planes have rows.
+// a copy is little. There are at least as many threads as planes have rows.
 template <typename S>
 class Carrier {
  public:
-  // `from` is the image's first pixel at its depth; `planes` are brought together.
+  // `from` is the image's first pixel at its depth; `planes` are brought together, by
+  // `threads` threads of which this is number `thread`.
   __device__ Carrier(const Patch& patch, const Image& image, const int* pixels,
-                     const S* from, int planes)
+                     const S* from, int planes, int thread = threadIdx.x,
+                     int threads = blockDim.x)
       : pixels_(pixels), from_(from) {
     const int pieces = planes * image.rows;  // of a pixel
-    step_ = blockDim.x / pieces;
-    first_ = threadIdx.x / pieces;
-    plane_ = patch.by_rows.Split(threadIdx.x - first_ * pieces, &row_);
+    step_ = threads / pieces;
+    first_ = thread / pieces;
+    plane_ = patch.by_rows.Split(thread - first_ * pieces, &row_);
     if (first_ >= step_) first_ = patch.pixels;  // idle
     end_ = cursor_ = patch.pixels;
   }
@@ -183,15 +185,10 @@ class Carrier {
 template <int kWords, int kThreads>
 __device__ void BringWords(const uint32_t* from, int count, uint32_t* to) {
   constexpr int kEach = kThreads * 4;
+  const int words = count * kWords;
 #pragma unroll 4
-  for (int n = 0; n < count; ++n) {
-#pragma unroll
-    for (int begin = 0; begin < kWords; begin += kEach) {
-      const int at = begin + threadIdx.x * 4;
-      if (begin + kEach <= kWords || at < kWords) {
-        __pipeline_memcpy_async(to + n * kWords + at, from + n * kWords + at, 16);
-      }
-    }
+  for (int at = threadIdx.x * 4; at < words; at += kEach) {
+    __pipeline_memcpy_async(to + at, from + at, 16);
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv_product.cuh"
+#include "cuda/capsule_conv_warpgroups.cuh"
 
 namespace capsops::capsule_conv::tiled {
 
@@ -153,18 +154,21 @@ inline std::vector<Task> InputGradientTasks(const Problem& p) {
   return tasks;
 }
 
-// A kernel's shape: kTiles x kWarps tiles of 16 rows, kColumns columns.
-template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf,
-          bool kAsyncOf = false>
-struct Config {
+// The shape of a kernel without warpgroups: kTiles x kWarps tiles of 16 rows, kColumns
+// columns; kBlocks blocks that a multiprocessor should have at once.
+template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf>
+struct Warps {
   static constexpr int kTiles = kTilesOf, kColumns = kColumnsOf, kWarps = kWarpsOf;
-  static constexpr int kBlocks = kBlocksOf;  // a multiprocessor should have at once
-  static constexpr bool kAsync = kAsyncOf;   // by warpgroups
+  static constexpr int kBlocks = kBlocksOf, kThreads = kWarps * kLanes;
+  static constexpr int kCarriers = kThreads;
+  static constexpr int kStages = 3;
+  static constexpr int kStageWords = 4096;
+  static constexpr int kBarrierWords = 0;
 };
-using Narrow8 = Config<2, 8, 8, 2>;
-using Narrow32 = Config<4, 32, 4, 3>;
-using Wide = Config<4, 64, 4, 2>;
-using Warpgroups = Config<2, 64, 8, 2, true>;
+using Narrow8 = Warps<2, 8, 8, 2>;
+using Narrow16 = Warps<4, 16, 4, 3>;
+using Narrow32 = Warps<4, 32, 4, 3>;
+using Wide = Warps<4, 64, 4, 2>;
 
 // A task as a kernel does it; no blocks where it does not fit.
 struct Plan {
@@ -177,10 +181,10 @@ struct Plan {
 // Bytes of shared memory.
 template <typename S, Tf32 kTf32, typename C>
 int64_t SharedBytes(const Product& p) {
-  const int64_t words =
-      int64_t{p.buffers} * p.order.planes * p.patch.plane +
-      kStages<C::kAsync> * p.stage_steps * StepWords<kTf32>(C::kColumns) +
-      p.order.steps * kStepQuads<S> + p.patch.pixels;
+  const int64_t words = C::kBarrierWords +
+                        int64_t{p.buffers} * p.order.planes * p.patch.plane +
+                        C::kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
+                        p.order.steps * kStepQuads<S> + p.patch.pixels;
   return words * 4;
 }
 
@@ -209,7 +213,6 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   p.order.chunks = static_cast<int>(CeilDivide(all, planes));
   p.order.planes = static_cast<int>(CeilDivide(all, p.order.chunks));
   p.order.steps = static_cast<int>(CeilDivide(taps * p.order.planes, kStepQuads<S>));
-  if (C::kAsync) p.order.steps = (p.order.steps + 1) / 2 * 2;
   p.order.column_blocks = static_cast<int>(
       CeilDivide(int64_t{p.target.channels} * p.target.columns, C::kColumns));
   p.patch =
@@ -218,11 +221,11 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   p.buffers = p.order.chunks > 1 ? 2 : 1;
   p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
   p.stage_steps =
-      std::min(p.order.steps, std::max(1, 4096 / StepWords<kTf32>(C::kColumns)));
+      std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
   const int64_t shared = SharedBytes<S, kTf32, C>(p);
   const int most = CurrentDevice().shared;
   if (shared > most || p.patch.pixels * rows >= 1 << 16 ||
-      p.order.planes * rows > C::kWarps * kLanes)
+      p.order.planes * rows > C::kCarriers)
     return plan;
   plan.shared = static_cast<int>(shared);
   plan.blocks = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
@@ -295,15 +298,26 @@ template <typename S, Tf32 kTf32, typename Then>
 auto WithPlan(const Task& task, const Then& then) {
   const int columns = task.target.channels * task.target.columns;
   if (columns <= 8) return then(Narrow8(), PlanTask<S, kTf32, Narrow8>(task));
+  if (columns <= 16) return then(Narrow16(), PlanTask<S, kTf32, Narrow16>(task));
   if (columns <= 32 || (columns > 64 && columns <= 96)) {
     return then(Narrow32(), PlanTask<S, kTf32, Narrow32>(task));
   }
   if constexpr (kTf32 != Tf32::kSplit) {
-    if (HasWarpgroups()) {
-      return then(Warpgroups(), PlanTask<S, kTf32, Warpgroups>(task));
+    if (HasWarpgroups() && task.source.columns % kQuad == 0) {
+      const Plan plan = PlanTask<S, kTf32, Warpgroups>(task);
+      if (plan.blocks > 0) return then(Warpgroups(), plan);
     }
   }
   return then(Wide(), PlanTask<S, kTf32, Wide>(task));
+}
+
+template <typename S, Tf32 kTf32, typename C>
+constexpr auto KernelOf() {
+  if constexpr (std::is_same_v<C, Warpgroups>) {
+    return WarpgroupKernel<S, kTf32>;
+  } else {
+    return ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
+  }
 }
 
 // Bytes of a task's packed filter, -1 where the task does not fit.
@@ -328,17 +342,15 @@ LaunchError Run(const GpuExec& exec, const Task& task, const S* source,
                                C::kColumns, weights, packed);
       if (!error.empty()) return error;
     }
-    constexpr auto kKernel = ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps,
-                                           C::kBlocks, C::kAsync>;
+    constexpr auto kKernel = KernelOf<S, kTf32, C>();
     if (const auto error = CheckGrid("CapsuleConv", plan.blocks); !error.empty()) {
       return error;
     }
     if (const auto error = AllowShared<kKernel>("CapsuleConv"); !error.empty()) {
       return error;
     }
-    return LaunchOverlapped("CapsuleConv", kKernel, dim3(plan.blocks),
-                            C::kWarps * kLanes, plan.shared, exec, p, source, packed,
-                            target);
+    return LaunchOverlapped("CapsuleConv", kKernel, dim3(plan.blocks), C::kThreads,
+                            plan.shared, exec, p, source, packed, target);
   });
 }
 

@@ -1,0 +1,203 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the blocks of capsule convolution's products have in common: which part of the
+// product is theirs, where its operands are, where its rows go.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv_pack.cuh"
+#include "cuda/capsule_conv_patch.cuh"
+#include "cuda/common/divisor.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_conv {
+
+constexpr int kTileRows = 16;
+
+// Lattice point (i, j) makes pixel (i * stride + offset, ...) of the target.
+struct Placement {
+  int stride_y, offset_y, stride_x, offset_x;
+};
+
+struct Product {
+  Image source, target;
+  Axis vertical, horizontal;
+  Placement placement;
+  Patch patch;
+  Order order;
+  int buffers;           // patches in shared memory
+  int stage_steps;       // steps of a stage
+  Divisor by_row_tiles;  // tiles of 16 rows in a lattice row of a block
+};
+
+// The left operand of a product: 16 rows of one step.
+template <typename S, Tf32 kTf32>
+struct Rows {
+  uint32_t part[kParts<kTf32>][4];
+
+  __device__ void Load(const uint32_t* from) {
+    const uint2 upper = *reinterpret_cast<const uint2*>(from);
+    const uint2 lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
+    const uint32_t words[4] = {upper.x, lower.x, upper.y, lower.y};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if constexpr (std::is_same_v<S, float>) {
+        Operand<1, kTf32> operand;
+        operand.Set(0, __uint_as_float(words[e]));
+        part[0][e] = operand.high[0];
+        if constexpr (kTf32 == Tf32::kSplit) part[1][e] = operand.low[0];
+      } else {
+        part[0][e] = words[e];
+      }
+    }
+  }
+};
+
+// What a block works on.
+struct BlockPlace {
+  int64_t image;
+  int y, x;  // its first lattice point
+  int depth, column_block;
+
+  __device__ explicit BlockPlace(const Product& p) {
+    int64_t rest = blockIdx.x;
+    const auto next = [&](int size) {
+      const int at = static_cast<int>(rest % size);
+      rest /= size;
+      return at;
+    };
+    column_block = next(p.order.column_blocks);
+    depth = next(p.source.depth);
+    x = next(p.horizontal.tiles) * p.horizontal.tile;
+    y = next(p.vertical.tiles) * p.vertical.tile;
+    image = rest;
+  }
+};
+
+// Writes the two tables that lead to the left operand, and waits for all threads to
+// have done so: where in the patch each quad of a chunk is, for the block's first row,
+// and where in the image each pixel of the patch.
+template <typename S>
+__device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
+                           int* pixels) {
+  FindPixels(p.patch, p.source, p.horizontal.stride,
+             place.y * p.vertical.stride + p.vertical.offset,
+             place.x * p.horizontal.stride + p.horizontal.offset, pixels);
+  for (int i = threadIdx.x; i < p.order.steps * kStepQuads<S>; i += blockDim.x) {
+    const int tap = i / p.order.planes;
+    const bool there = tap < p.vertical.taps * p.horizontal.taps;
+    const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / p.horizontal.taps,
+                                    tap % p.horizontal.taps);
+    quads[i] = there ? i % p.order.planes * p.patch.plane +
+                           shift * p.source.rows * kQuadWords<S>
+                     : 0;  // times a zero of the filter
+  }
+  __syncthreads();
+}
+
+// The image's first pixel at the block's depth.
+template <typename S>
+__device__ const S* SourceOf(const Product& p, const BlockPlace& place,
+                             const S* source) {
+  return source + place.image * p.source.height * p.source.width * p.source.pixel() +
+         place.depth * p.source.pose();
+}
+
+// The tiles of 16 rows of a warp: kTiles from tile `first` on.
+template <typename S, int kTiles>
+struct Tiles {
+  int first, all;
+  int offset[kTiles];  // of this lane's part in a plane
+
+  __device__ Tiles(const Product& p, const BlockPlace& place) {
+    const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
+    first = threadIdx.x / kLanes * kTiles;
+    all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      int at;
+      const int y = p.by_row_tiles.Split(min(first + m, all - 1), &at);
+      const int row = y * p.patch.row * p.source.rows + at * kTileRows + g;
+      offset[m] = row * kQuadWords<S> + (std::is_same_v<S, float> ? t % 2 * 2 : 0);
+    }
+  }
+};
+
+// Writes one column of a row of a matrix product; out of line, as few poses need it.
+template <typename S>
+__device__ __noinline__ void StoreColumn(int column, int columns, int channels,
+                                         int64_t stride, float value, S* row) {
+  const int channel = column / columns;
+  if (channel >= channels) return;
+  Narrow(value, row + channel * stride + (column - channel * columns));
+}
+
+// Writes a row of a matrix product of which this lane has columns 2 t and 2 t + 1 of
+// every 8 from `column` on. kHalf says which row of the products' tiles it is.
+template <int kHalf, typename S, int kProducts>
+__device__ void StoreRow(const Image& target, int column,
+                         const float (&sums)[kProducts][4], S* row) {
+  const int t = threadIdx.x % 4;
+  const int64_t stride = int64_t{target.depth} * target.pose();
+  if (target.columns == kQuad) {
+    const int channel = column / kQuad + t / 2;
+    S* to = row + channel * stride + t % 2 * 2;
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
+      if (channel + 2 * n >= target.channels) break;
+      Pack<S, 2> pair;
+      Narrow(sums[n][2 * kHalf], &pair.at[0]);
+      Narrow(sums[n][2 * kHalf + 1], &pair.at[1]);
+      *reinterpret_cast<Pack<S, 2>*>(to) = pair;
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        StoreColumn(column + 8 * n + 2 * t + e, target.columns, target.channels, stride,
+                    sums[n][2 * kHalf + e], row);
+      }
+    }
+  }
+}
+
+// Writes what a warp computed.
+template <typename S, int kTiles, int kProducts>
+__device__ void StoreTiles(const Product& p, const BlockPlace& place,
+                           const Tiles<S, kTiles>& tiles,
+                           const float (&sums)[kTiles][kProducts][4], S* target) {
+  const int g = threadIdx.x % kLanes / 4;
+  const int width = min(p.horizontal.tile, p.horizontal.points - place.x);
+  // Where a row of tile m goes, nullptr if nowhere.
+  const auto target_row = [&](int m, int half) -> S* {
+    const int tile = tiles.first + m;
+    int at, pose_row;
+    const int y = p.by_row_tiles.Split(tile, &at);
+    const int x = p.patch.by_rows.Split(at * kTileRows + half * 8 + g, &pose_row);
+    if (tile >= tiles.all || x >= width) return nullptr;
+    const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
+    const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
+    const int64_t image = place.image * p.target.height;
+    return target + ((image + to_y) * p.target.width + to_x) * p.target.pixel() +
+           place.depth * p.target.pose() + pose_row * p.target.columns;
+  };
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    const int column = place.column_block * kProducts * 8;
+    S* const upper = target_row(m, 0);
+    if (upper != nullptr) StoreRow<0>(p.target, column, sums[m], upper);
+    S* const lower = target_row(m, 1);
+    if (lower != nullptr) StoreRow<1>(p.target, column, sums[m], lower);
+  }
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_

@@ -1,0 +1,204 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The product of capsule_conv_product.cuh for GPUs of compute capability 9.0: two
+// warpgroups multiply, and go on while tensor cores do; a third brings what comes next,
+// so that they have nothing else to do. Rows of poses are whole quads here.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WARPGROUPS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WARPGROUPS_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "cuda/capsule_conv_block.cuh"
+#include "cuda/common/barrier.cuh"
+#include "cuda/common/warpgroup.cuh"
+
+namespace capsops::capsule_conv {
+
+struct Warpgroups {
+  static constexpr int kTiles = 2, kColumns = 64, kWarps = 8, kBlocks = 2;
+  static constexpr int kCarriers = 4 * kLanes;  // threads that bring patches
+  static constexpr int kThreads = kWarps * kLanes + kCarriers;
+  // Registers of a thread: at the launch, then of one that multiplies and one that
+  // brings. A block gets no more than it had: it would wait for them forever.
+  static constexpr int kRegisters = 80, kMany = 104, kFew = 32;
+  static_assert(kWarps * kLanes * kMany + kCarriers * kFew <= kThreads * kRegisters);
+  static constexpr int kStages = 4;
+  static constexpr int kStageWords = 2048;
+  static constexpr int kBarrierWords = 32;
+};
+
+// In shared memory, before everything else.
+struct Barriers {
+  // A stage of the filter is there; was used by all warps. A patch likewise.
+  Barrier full[Warpgroups::kStages], empty[Warpgroups::kStages];
+  Barrier patch_full[2], patch_empty[2];
+};
+static_assert(sizeof(Barriers) <= 4 * Warpgroups::kBarrierWords);
+
+// Counts stages: the place in the ring, and the parity of its barriers' phase.
+struct Turn {
+  int slot = 0, parity = 0;
+
+  __device__ void Next() {
+    if (++slot == Warpgroups::kStages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Begins one step of this warp's tiles, when the one before is done. Three warpgroups
+// more keep the tensor cores busy meanwhile.
+template <typename S, Tf32 kTf32, int kTiles>
+__device__ void BeginStep(const uint32_t* planes, const uint32_t* filter,
+                          const int (&offset)[kTiles], Rows<S, kTf32> (&a)[kTiles],
+                          float (&sums)[kTiles][8][4]) {
+  WaitForProducts<0>();
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) a[m].Load(planes + offset[m]);
+  BeginProducts();
+  const uint64_t columns = ProductColumns(filter);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) MultiplyAsync<S>(a[m].part[0], columns, sums[m]);
+  CommitProducts();
+}
+
+template <typename S, Tf32 kTf32>
+__global__ void __launch_bounds__(Warpgroups::kThreads, Warpgroups::kBlocks)
+    WarpgroupKernel(const Product p, const S* source, const uint32_t* packed,
+                    S* target) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using C = Warpgroups;
+  constexpr int kStep = StepWords<kTf32>(C::kColumns);
+  extern __shared__ uint4 shared[];
+  const Patch& patch = p.patch;
+  const int chunk_words = p.order.planes * patch.plane;
+  const int stage_words = p.stage_steps * kStep;
+  Barriers& barriers = *reinterpret_cast<Barriers*>(shared);
+  uint32_t* const patches = reinterpret_cast<uint32_t*>(shared) + C::kBarrierWords;
+  uint32_t* const ring = patches + p.buffers * chunk_words;
+  int* const quads = reinterpret_cast<int*>(ring + C::kStages * stage_words);
+  int* const pixels = quads + p.order.steps * kStepQuads<S>;
+
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < C::kStages; ++n) {
+      barriers.full[n].Init(1);
+      barriers.empty[n].Init(C::kWarps);
+    }
+    for (int n = 0; n < 2; ++n) {
+      barriers.patch_full[n].Init(C::kCarriers);
+      barriers.patch_empty[n].Init(C::kWarps);
+    }
+    Barrier::PublishInit();
+  }
+  const BlockPlace place(p);
+  FillTables<S>(p, place, quads, pixels);
+
+  const S* const from = SourceOf(p, place, source);
+  const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
+  const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
+  const int stages = p.order.chunks * chunk_stages;
+  const int lane = threadIdx.x % kLanes;
+  const int carrier_thread = static_cast<int>(threadIdx.x) - C::kWarps * kLanes;
+  packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
+            p.order.chunks * p.order.steps * kStep;
+  int coming_part = 0;
+  const auto bring_stage = [&](int slot) {
+    const bool last = ++coming_part == chunk_stages;
+    const int words = (last ? last_steps : p.stage_steps) * kStep;
+    barriers.full[slot].ArriveWithCopy(packed, words * 4, ring + slot * stage_words);
+    packed += words;
+    if (last) coming_part = 0;
+  };
+  {
+    Carrier<S> carrier(patch, p.source, pixels, from, p.order.planes);
+    carrier.Begin(patch, p.source, 0, patches);
+    carrier.Bring(patch.pixels);
+  }
+  __pipeline_commit();
+  if (carrier_thread == 0) {
+    WaitForKernelBefore();
+    for (int stage = 0; stage < min(stages, C::kStages); ++stage) bring_stage(stage);
+  }
+  __pipeline_wait_prior(0);
+  __syncthreads();
+
+  if (carrier_thread >= 0) {
+    TakeRegisters<C::kFew, false>();
+    // The next patch is sent for when its place is free, which is when the warps are at
+    // part 0, and here stages run ahead of them.
+    const int first_part = min(2, chunk_stages - 1);
+    Carrier<S> carrier(patch, p.source, pixels, from, p.order.planes, carrier_thread,
+                       C::kCarriers);
+    const int parts = chunk_stages - first_part;
+    const int share = (carrier.share() + parts - 1) / parts;
+    Turn turn;
+    int stage = 0;
+    for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
+      const int next = chunk + 1, place_of_next = next % 2;
+      for (int part = 0; part < chunk_stages; ++part, ++stage, turn.Next()) {
+        if (carrier_thread == 0 && stage >= C::kStages) {
+          barriers.empty[turn.slot].Wait(turn.parity ^ 1);
+          bring_stage(turn.slot);
+        }
+        __syncwarp();
+        if (next == p.order.chunks || part < first_part) continue;
+        if (part == first_part) {
+          if (next >= 2) barriers.patch_empty[place_of_next].Wait(next / 2 % 2 ^ 1);
+          carrier.Begin(patch, p.source, next * p.order.planes,
+                        patches + place_of_next * chunk_words);
+        }
+        carrier.Bring(share);
+        if (part == chunk_stages - 1) {
+          barriers.patch_full[place_of_next].ArriveAfterCopies();
+        }
+      }
+    }
+    return;
+  }
+
+  TakeRegisters<C::kMany, true>();
+  const Tiles<S, C::kTiles> tiles(p, place);
+  // Warpgroups multiply as a whole.
+  const bool busy = tiles.first / (4 * C::kTiles) * (4 * C::kTiles) < tiles.all;
+  const int t = lane % 4;
+  float sums[C::kTiles][C::kColumns / 8][4] = {};
+  Rows<S, kTf32> rows[C::kTiles];
+  const auto pass = [&](Barrier& barrier) {
+    __syncwarp();
+    if (lane == 0) barrier.Arrive();
+  };
+  Turn turn;
+  int before = -1;  // the slot of the stage before
+  for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
+    if (chunk > 0) barriers.patch_full[chunk % 2].Wait((chunk - 1) / 2 % 2);
+    const uint32_t* const planes = patches + chunk % 2 * chunk_words;
+    const int* quad = quads + t * kStepQuads<S> / 4;
+    for (int part = 0; part < chunk_stages; ++part, turn.Next()) {
+      const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
+      barriers.full[turn.slot].Wait(turn.parity);
+      const uint32_t* filter = ring + turn.slot * stage_words;
+      const uint32_t* const end = filter + (busy ? steps * kStep : 0);
+#pragma unroll 1
+      for (; filter < end; filter += kStep, quad += kStepQuads<S>) {
+        BeginStep<S, kTf32>(planes + *quad, filter, tiles.offset, rows, sums);
+      }
+      // Products in flight read this stage at most.
+      if (before >= 0) pass(barriers.empty[before]);
+      before = turn.slot;
+    }
+    pass(barriers.patch_empty[chunk % 2]);
+  }
+  WaitForProducts<0>();
+  StoreTiles(p, place, tiles, sums, target);
+#else
+  __trap();  // launched on other GPUs by mistake
+#endif
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WARPGROUPS_CUH_

@@ -1,0 +1,79 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Barriers in shared memory, on which threads and asynchronous copies arrive, and
+// copies of whole stretches of memory; of compute capability 9.0 and newer.
+#ifndef CAPSOPS_CUDA_COMMON_BARRIER_CUH_
+#define CAPSOPS_CUDA_COMMON_BARRIER_CUH_
+
+#include <cstdint>
+
+namespace capsops {
+
+// Passes from phase to phase whenever all have arrived. The parity of the first is 0.
+class Barrier {
+ public:
+  __device__ void Init(int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(Address()),
+                 "r"(count));
+  }
+
+  // After the last Init of a thread, and before all synchronize.
+  __device__ static void PublishInit() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+
+  __device__ void Arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address())
+                 : "memory");
+  }
+
+  // Arrives once the copies that this thread began with cp.async are done.
+  __device__ void ArriveAfterCopies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(Address())
+                 : "memory");
+  }
+
+  // Arrives, and lets the phase end only when `bytes` bytes, a multiple of 16, have
+  // been copied to `to`.
+  __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
+        "r"(bytes)
+        : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1], %2, [%3];" ::"r"(
+            static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(Address())
+        : "memory");
+  }
+
+  // Until the phase of this parity is over.
+  __device__ void Wait(int parity) {
+    uint32_t over;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred over;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, over;\n"
+          "}"
+          : "=r"(over)
+          : "r"(Address()), "r"(parity)
+          : "memory");
+    } while (over == 0);
+  }
+
+ private:
+  __device__ uint32_t Address() {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(&state_));
+  }
+
+  uint64_t state_;
+};
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CUDA_COMMON_BARRIER_CUH_
