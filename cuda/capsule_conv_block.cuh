@@ -36,15 +36,24 @@ struct Product {
   Divisor by_row_tiles;  // tiles of 16 rows in a lattice row of a block
 };
 
-// The left operand of a product: 16 rows of one step.
+// What a lane has of 16 rows of one step, as it lies in a plane.
+template <typename S>
+struct RawRows {
+  uint2 upper, lower;
+
+  __device__ void Load(const uint32_t* from) {
+    upper = *reinterpret_cast<const uint2*>(from);
+    lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
+  }
+};
+
+// The same as the left operand of a product.
 template <typename S, Tf32 kTf32>
 struct Rows {
   uint32_t part[kParts<kTf32>][4];
 
-  __device__ void Load(const uint32_t* from) {
-    const uint2 upper = *reinterpret_cast<const uint2*>(from);
-    const uint2 lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
-    const uint32_t words[4] = {upper.x, lower.x, upper.y, lower.y};
+  __device__ void Set(const RawRows<S>& raw) {
+    const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if constexpr (std::is_same_v<S, float>) {
@@ -80,6 +89,13 @@ struct BlockPlace {
   }
 };
 
+// Quads in the table of a chunk. Behind the last step comes one that nobody multiplies,
+// for who reads ahead.
+template <typename S>
+__host__ __device__ int TableQuads(const Order& order) {
+  return (order.steps + 1) * kStepQuads<S>;
+}
+
 // Writes the two tables that lead to the left operand, and waits for all threads to
 // have done so: where in the patch each quad of a chunk is, for the block's first row,
 // and where in the image each pixel of the patch.
@@ -89,7 +105,7 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
   FindPixels(p.patch, p.source, p.horizontal.stride,
              place.y * p.vertical.stride + p.vertical.offset,
              place.x * p.horizontal.stride + p.horizontal.offset, pixels);
-  for (int i = threadIdx.x; i < p.order.steps * kStepQuads<S>; i += blockDim.x) {
+  for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
     const int tap = i / p.order.planes;
     const bool there = tap < p.vertical.taps * p.horizontal.taps;
     const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / p.horizontal.taps,

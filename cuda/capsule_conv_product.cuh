@@ -43,7 +43,11 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              float (&sums)[kTiles][kProducts][4]) {
   Rows<S, kTf32> a[kTiles];
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) a[m].Load(planes + offset[m]);
+  for (int m = 0; m < kTiles; ++m) {
+    RawRows<S> raw;
+    raw.Load(planes + offset[m]);
+    a[m].Set(raw);
+  }
 #pragma unroll
   for (int n = 0; n < kProducts; ++n) {
     uint32_t b[kParts<kTf32>][2];
@@ -69,7 +73,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   uint32_t* const patches = reinterpret_cast<uint32_t*>(shared);
   uint32_t* const ring = patches + p.buffers * chunk_words;
   int* const quads = reinterpret_cast<int*>(ring + kStages * stage_words);
-  int* const pixels = quads + p.order.steps * kStepQuads<S>;
+  int* const pixels = quads + TableQuads<S>(p.order);
 
   const BlockPlace place(p);
   FillTables<S>(p, place, quads, pixels);

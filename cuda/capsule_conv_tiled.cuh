@@ -184,7 +184,7 @@ int64_t SharedBytes(const Product& p) {
   const int64_t words = C::kBarrierWords +
                         int64_t{p.buffers} * p.order.planes * p.patch.plane +
                         C::kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
-                        p.order.steps * kStepQuads<S> + p.patch.pixels;
+                        TableQuads<S>(p.order) + p.patch.pixels;
   return words * 4;
 }
 

@@ -53,12 +53,11 @@ struct Turn {
 // Begins one step of this warp's tiles, when the one before is done. Three warpgroups
 // more keep the tensor cores busy meanwhile.
 template <typename S, Tf32 kTf32, int kTiles>
-__device__ void BeginStep(const uint32_t* planes, const uint32_t* filter,
-                          const int (&offset)[kTiles], Rows<S, kTf32> (&a)[kTiles],
-                          float (&sums)[kTiles][8][4]) {
+__device__ void BeginStep(const RawRows<S> (&raw)[kTiles], const uint32_t* filter,
+                          Rows<S, kTf32> (&a)[kTiles], float (&sums)[kTiles][8][4]) {
   WaitForProducts<0>();
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) a[m].Load(planes + offset[m]);
+  for (int m = 0; m < kTiles; ++m) a[m].Set(raw[m]);
   BeginProducts();
   const uint64_t columns = ProductColumns(filter);
 #pragma unroll
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(Warpgroups::kThreads, Warpgroups::kBlocks)
   uint32_t* const patches = reinterpret_cast<uint32_t*>(shared) + C::kBarrierWords;
   uint32_t* const ring = patches + p.buffers * chunk_words;
   int* const quads = reinterpret_cast<int*>(ring + C::kStages * stage_words);
-  int* const pixels = quads + p.order.steps * kStepQuads<S>;
+  int* const pixels = quads + TableQuads<S>(p.order);
 
   if (threadIdx.x == 0) {
     for (int n = 0; n < C::kStages; ++n) {
@@ -166,7 +165,13 @@ __global__ void __launch_bounds__(Warpgroups::kThreads, Warpgroups::kBlocks)
   const bool busy = tiles.first / (4 * C::kTiles) * (4 * C::kTiles) < tiles.all;
   const int t = lane % 4;
   float sums[C::kTiles][C::kColumns / 8][4] = {};
+  // Rows that products read, and those of the next step.
   Rows<S, kTf32> rows[C::kTiles];
+  RawRows<S> raw[C::kTiles];
+  const auto load = [&](const uint32_t* from) {
+#pragma unroll
+    for (int m = 0; m < C::kTiles; ++m) raw[m].Load(from + tiles.offset[m]);
+  };
   const auto pass = [&](Barrier& barrier) {
     __syncwarp();
     if (lane == 0) barrier.Arrive();
@@ -177,6 +182,7 @@ __global__ void __launch_bounds__(Warpgroups::kThreads, Warpgroups::kBlocks)
     if (chunk > 0) barriers.patch_full[chunk % 2].Wait((chunk - 1) / 2 % 2);
     const uint32_t* const planes = patches + chunk % 2 * chunk_words;
     const int* quad = quads + t * kStepQuads<S> / 4;
+    load(planes + *quad);
     for (int part = 0; part < chunk_stages; ++part, turn.Next()) {
       const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
       barriers.full[turn.slot].Wait(turn.parity);
@@ -184,7 +190,8 @@ __global__ void __launch_bounds__(Warpgroups::kThreads, Warpgroups::kBlocks)
       const uint32_t* const end = filter + (busy ? steps * kStep : 0);
 #pragma unroll 1
       for (; filter < end; filter += kStep, quad += kStepQuads<S>) {
-        BeginStep<S, kTf32>(planes + *quad, filter, tiles.offset, rows, sums);
+        BeginStep<S, kTf32>(raw, filter, rows, sums);
+        load(planes + quad[kStepQuads<S>]);
       }
       // Products in flight read this stage at most.
       if (before >= 0) pass(barriers.empty[before]);
