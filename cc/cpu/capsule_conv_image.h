@@ -17,7 +17,7 @@
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // rows of the image in planes, near the core
-constexpr int64_t kTerms = 384;  // added up in registers, from the first cache
+constexpr int64_t kTerms = 32;  // added up in registers, of sums of few terms
 constexpr int64_t kImageTasks = 32;
 constexpr int64_t kTaskWork = 1 << 18;  // multiply-adds that are worth a task
 
@@ -172,9 +172,12 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
   }
   const auto tile = AccumulateOf<A, kColumns>(Min(vectors, kVectors));
   const auto few = AccumulateOf<A, kFewColumns>(vectors);
-  const int64_t plane_parts = CeilDivide(plan.planes, kTerms);
+  // Errors grow as the terms of a part do, and as the parts do.
+  int64_t part_terms = kTerms;
+  while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
+  const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
   const int64_t planes = CeilDivide(plan.planes, plane_parts);
-  const int64_t run_parts = Min(CeilDivide(count * planes, kTerms), count);
+  const int64_t run_parts = Min(CeilDivide(count * planes, part_terms), count);
   for (int64_t part = 0; part < plane_parts * run_parts; ++part) {
     const int64_t plane = part / run_parts * planes;
     const int64_t begin = PartBegin(count, part % run_parts, run_parts);
