@@ -137,6 +137,22 @@ struct ColumnQuad {
   }
 };
 
+// Where in a tile's patch a pixel is, relative to its first one: in elements, which
+// wrap around, and as row << 16 | column.
+struct PatchPixel {
+  uint32_t element, place;
+
+  __device__ static PatchPixel Of(const Patch& patch, const Image& image, int stride,
+                                  int i) {
+    int column, at;
+    const int y = patch.by_row.Split(i, &column);
+    const int remainder = patch.by_pitch.Split(column, &at);
+    const uint32_t x = at * stride + remainder;
+    return {(uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel()),
+            uint32_t(y) << 16 | x};
+  }
+};
+
 // Brings planes of an image to a patch in shared memory, all pixels at once. A thread
 // has the same row of the same plane of every n-th pixel.
 template <typename S>
@@ -154,11 +170,19 @@ class PlaneCarrier {
     plane_ = first_ < step_ ? plane - first_ * together_ : planes;  // or idle
   }
 
-  // Pixels outside the image and what a quad lacks become zeros.
-  __device__ void Bring(const Patch& patch, const Image& image, const int* pixels,
-                        const S* from, uint32_t* to) const {
-    const int quads = image.quads(), end = patch.pixels;
+  // The patch's first pixel is (y, x) of the image at `from`, its last at most
+  // (y + height - 1, x + width - 1). Pixels outside the image and what a quad lacks
+  // become zeros.
+  __device__ void Bring(const Patch& patch, const Image& image,
+                        const PatchPixel* pixels, const S* from, int y, int x,
+                        int height, int width, uint32_t* to) const {
+    const int quads = image.quads();
+    const uint32_t origin =
+        (uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel());
     const int jump = step_ * image.rows * kQuadWords<S>;
+    const bool whole = image.columns % kQuad == 0 && y >= 0 && x >= 0 &&
+                       y + height <= image.height && x + width <= image.width;
+    const PatchPixel* const end = pixels + patch.pixels;
     for (int plane = plane_; plane < planes_; plane += together_) {
       const int at = first_plane_ + plane;
       const int channel = quads == 1 ? at : at / quads;
@@ -167,45 +191,49 @@ class PlaneCarrier {
           from + channel * image.depth * image.pose() + row_ * image.columns + column;
       uint32_t* word =
           to + plane * patch.plane + (first_ * image.rows + row_) * kQuadWords<S>;
-      if (image.columns % kQuad != 0) {
-        BringPart(pixels + first_, pixels + end, step_, source,
-                  min(image.columns - column, kQuad), word, jump);
-        continue;
-      }
-      int i = first_;
-      for (; i + 3 * step_ < end; i += 4 * step_) {
-        int pixel[4];
+      const PatchPixel* pixel = pixels + first_;
+      if (whole) {
+        constexpr int kAtOnce = 4;
+        for (; pixel + (kAtOnce - 1) * step_ < end; pixel += kAtOnce * step_) {
+          uint32_t element[kAtOnce];
 #pragma unroll
-        for (int n = 0; n < 4; ++n) pixel[n] = pixels[i + n * step_];
+          for (int n = 0; n < kAtOnce; ++n) element[n] = pixel[n * step_].element;
 #pragma unroll
-        for (int n = 0; n < 4; ++n, word += jump)
-          BringQuad(source, pixel[n], from, word);
+          for (int n = 0; n < kAtOnce; ++n, word += jump) {
+            __pipeline_memcpy_async(word,
+                                    source + static_cast<int>(origin + element[n]),
+                                    kQuadWords<S> * 4);
+          }
+        }
       }
-      for (; i < end; i += step_, word += jump)
-        BringQuad(source, pixels[i], from, word);
+      const int count = min(image.columns - column, kQuad);
+      for (; pixel < end; pixel += step_, word += jump) {
+        const PatchPixel of = *pixel;
+        const bool inside =
+            static_cast<uint32_t>(y + (of.place >> 16)) < uint32_t(image.height) &&
+            static_cast<uint32_t>(x + (of.place & 0xffff)) < uint32_t(image.width);
+        const S* const at =
+            inside ? source + static_cast<int>(origin + of.element) : from;
+        if (image.columns % kQuad == 0) {
+          constexpr int kBytes = kQuadWords<S> * 4;
+          __pipeline_memcpy_async(word, at, kBytes, inside ? 0 : kBytes);
+        } else {
+          BringPart(at, inside ? count : 0, word);
+        }
+      }
     }
   }
 
  private:
-  static __device__ void BringQuad(const S* source, int pixel, const S* from,
-                                   uint32_t* word) {
-    constexpr int kBytes = kQuadWords<S> * 4;
-    __pipeline_memcpy_async(word, pixel < 0 ? from : source + pixel, kBytes,
-                            pixel < 0 ? kBytes : 0);
-  }
-
-  // The same of quads that lack elements; out of line, as few poses need it.
-  static __device__ __noinline__ void BringPart(const int* pixels, const int* end,
-                                                int step, const S* source, int width,
-                                                uint32_t* word, int jump) {
-    for (; pixels < end; pixels += step, word += jump) {
-      Pack<S, kQuad> values{};
+  // Out of line, as few poses need it.
+  static __device__ __noinline__ void BringPart(const S* from, int count,
+                                                uint32_t* word) {
+    Pack<S, kQuad> values{};
 #pragma unroll
-      for (int e = 0; e < kQuad; ++e) {
-        if (*pixels >= 0 && e < width) values.at[e] = source[*pixels + e];
-      }
-      *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
+    for (int e = 0; e < kQuad; ++e) {
+      if (e < count) values.at[e] = from[e];
     }
+    *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
   }
 
   int first_plane_, planes_, together_, step_, first_, plane_, row_;
@@ -235,10 +263,12 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   const int rows = p.input.rows;
   const int input_words = p.chunk_planes * p.input_patch.plane;
   const int buffer_words = input_words + kColumnQuads * p.grad_patch.plane;
-  const int table = p.input_patch.pixels + p.grad_patch.pixels;
   uint32_t* const buffers = reinterpret_cast<uint32_t*>(shared);
-  int* const pixels = reinterpret_cast<int*>(buffers + 2 * buffer_words);
-  RowQuad* const row_quads = reinterpret_cast<RowQuad*>(pixels + 2 * table);
+  PatchPixel* const input_pixels =
+      reinterpret_cast<PatchPixel*>(buffers + 2 * buffer_words);
+  PatchPixel* const grad_pixels = input_pixels + p.input_patch.pixels;
+  RowQuad* const row_quads =
+      reinterpret_cast<RowQuad*>(grad_pixels + p.grad_patch.pixels);
   ColumnQuad* const column_quads = reinterpret_cast<ColumnQuad*>(row_quads + kRowQuads);
 
   const WeightPlace place(p);
@@ -248,6 +278,12 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   const int first_column = place.column_block * kColumnQuads;
   for (int i = threadIdx.x; i < kColumnQuads; i += blockDim.x) {
     column_quads[i] = ColumnQuad::Of(p, first_column + i);
+  }
+  for (int i = threadIdx.x; i < p.input_patch.pixels; i += blockDim.x) {
+    input_pixels[i] = PatchPixel::Of(p.input_patch, p.input, p.horizontal.stride, i);
+  }
+  for (int i = threadIdx.x; i < p.grad_patch.pixels; i += blockDim.x) {
+    grad_pixels[i] = PatchPixel::Of(p.grad_patch, p.grad, 1, i);
   }
   const int input_planes =
       min(p.chunk_planes, p.input.planes() - place.chunk * p.chunk_planes);
@@ -261,31 +297,27 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   const PlaneCarrier<S> input_carrier(p.input, place.chunk * p.chunk_planes,
                                       input_planes);
   const PlaneCarrier<S> grad_carrier(p.grad, first_column, column_planes);
-  const auto find = [&](int buffer) {
-    int* const to = pixels + buffer * table;
-    FindPixels(p.input_patch, p.input, p.horizontal.stride,
-               coming.y * p.vertical.stride + p.vertical.offset +
-                   place.first_tap_y * p.vertical.step,
-               coming.x * p.horizontal.stride + p.horizontal.offset +
-                   place.first_tap_x * p.horizontal.step,
-               to);
-    FindPixels(p.grad_patch, p.grad, 1, coming.y, coming.x, to + p.input_patch.pixels);
-  };
+  const int patch_width = p.input_patch.pitch * p.horizontal.stride;
   const auto bring = [&](int buffer) {
-    const int* const from = pixels + buffer * table;
     uint32_t* const to = buffers + buffer * buffer_words;
     const int64_t image = coming.image;
     input_carrier.Bring(
-        p.input_patch, p.input, from,
-        input + image * p.input.height * p.input.width * p.input.pixel(), to);
-    grad_carrier.Bring(p.grad_patch, p.grad, from + p.input_patch.pixels,
+        p.input_patch, p.input, input_pixels,
+        input + image * p.input.height * p.input.width * p.input.pixel(),
+        coming.y * p.vertical.stride + p.vertical.offset +
+            place.first_tap_y * p.vertical.step,
+        coming.x * p.horizontal.stride + p.horizontal.offset +
+            place.first_tap_x * p.horizontal.step,
+        p.input_patch.height, patch_width, to);
+    grad_carrier.Bring(p.grad_patch, p.grad, grad_pixels,
                        grad + image * p.grad.height * p.grad.width * p.grad.pixel(),
+                       coming.y, coming.x, p.vertical.tile, p.horizontal.tile,
                        to + input_words);
     __pipeline_commit();
+    coming.Advance(p);
   };
 
   const int warp = threadIdx.x / kLanes;
-  find(0);
   __syncthreads();
   WaitForKernelBefore();
   bring(0);
@@ -300,8 +332,6 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     const int plane = n * G::kQuads + G::Quad();
     right_at[n] = (plane < column_planes ? plane * p.grad_patch.plane : 0) + G::Word();
   }
-  coming.Advance(p);
-  if (left_tiles > 1) find(1);
 
   float sums[kTiles][kProducts][4] = {};
   parts += place.split * p.weights;
@@ -313,8 +343,6 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     __syncthreads();
     if (left_tiles > 1) {
       bring(buffer ^ 1);
-      coming.Advance(p);
-      if (left_tiles > 2) find(buffer);
     } else {
       LetKernelAfterBegin();
     }

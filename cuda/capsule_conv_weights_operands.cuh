@@ -114,37 +114,20 @@ __device__ void MultiplyTile(
     const int (&left_at)[kLefts], const int (&right_at)[kRights],
     float (&sums)[kLefts * Group<S>::kElements / 2][kRights * Group<S>::kElements][4]) {
   using G = Group<S>;
-  constexpr int kTiles = G::kElements / 2;
+  constexpr int kTiles = G::kElements / 2, kProducts = kRights * G::kElements;
   struct Operands {
     G left[kLefts], right[kRights];
   };
-  const int line_steps = (lines.length + G::kRows - 1) / G::kRows;
-  const int last_rows = lines.length - (line_steps - 1) * G::kRows;
-  const int left_skip = lines.left - line_steps * G::kStep;
-  const int right_skip = lines.right - line_steps * G::kStep;
-  int to_line_end = line_steps;
-  const auto load = [&](Operands& operands) {
-#pragma unroll
-    for (int m = 0; m < kLefts; ++m) {
-      operands.left[m].template Load<kEvenRows>(left + left_at[m]);
+  // Reads the n-th of all groups.
+  const auto load = [&](Operands& operands, int n) {
+    if (n < kLefts) {
+      operands.left[n].template Load<kEvenRows>(left + left_at[n]);
+    } else {
+      operands.right[n - kLefts].template Load<kEvenRows>(right + right_at[n - kLefts]);
     }
-#pragma unroll
-    for (int n = 0; n < kRights; ++n) {
-      operands.right[n].template Load<kEvenRows>(right + right_at[n]);
-    }
-    left += G::kStep;
-    right += G::kStep;
-    if (--to_line_end > 0) return;
-    to_line_end = line_steps;
-    left += left_skip;
-    right += right_skip;
-    if (last_rows == G::kRows) return;
-#pragma unroll
-    for (int m = 0; m < kLefts; ++m) operands.left[m].Keep(last_rows);
-#pragma unroll
-    for (int n = 0; n < kRights; ++n) operands.right[n].Keep(last_rows);
   };
-  const auto multiply = [&](const Operands& operands) {
+  // Multiplies, and reads the next operands meanwhile.
+  const auto multiply = [&](const Operands& operands, Operands* next) {
     Rows<S, kTf32> a[kLefts * kTiles];
 #pragma unroll
     for (int m = 0; m < kLefts * kTiles; ++m) {
@@ -158,7 +141,7 @@ __device__ void MultiplyTile(
       }
     }
 #pragma unroll
-    for (int n = 0; n < kRights * G::kElements; ++n) {
+    for (int n = 0; n < kProducts; ++n) {
       uint32_t b[kParts<kTf32>][2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -168,27 +151,77 @@ __device__ void MultiplyTile(
         b[0][half] = high[0];
         if constexpr (kTf32 == Tf32::kSplit) b[1][half] = low[0];
       }
+      if (next != nullptr) {
+        constexpr int kLoads = kLefts + kRights;
+#pragma unroll
+        for (int i = n * kLoads / kProducts; i < (n + 1) * kLoads / kProducts; ++i) {
+          load(*next, i);
+        }
+      }
 #pragma unroll
       for (int m = 0; m < kLefts * kTiles; ++m) {
         MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
       }
     }
   };
-  // The next step's operands are read ahead where there are registers for them.
-  constexpr bool kAhead = kTf32 != Tf32::kSplit && kLefts * kTiles <= 4;
-  Operands operands;
-  if constexpr (kAhead) load(operands);
-#pragma unroll 2
-  for (int steps = lines.steps<S>(); steps > 0; --steps) {
-    if constexpr (kAhead) {
-      Operands next = operands;
-      if (steps > 1) load(next);
-      multiply(operands);
-      operands = next;
+  const auto load_all = [&](Operands& operands) {
+#pragma unroll
+    for (int n = 0; n < kLefts + kRights; ++n) load(operands, n);
+  };
+
+  const int line_steps = lines.length / G::kRows;  // whole ones
+  if (line_steps > 0) {
+    const int left_jump = lines.left - (line_steps - 1) * G::kStep;
+    const int right_jump = lines.right - (line_steps - 1) * G::kStep;
+    int steps = lines.height * line_steps, to_line_end = line_steps;
+    const uint32_t* const left_begin = left;
+    const uint32_t* const right_begin = right;
+    // After the last step it begins again, which is as good as any to read in vain.
+    int to_advance = steps;
+    const auto advance = [&] {
+      const bool line_ends = --to_line_end == 0, ends = --to_advance == 0;
+      left = ends ? left_begin : left + (line_ends ? left_jump : G::kStep);
+      right = ends ? right_begin : right + (line_ends ? right_jump : G::kStep);
+      if (line_ends) to_line_end = line_steps;
+    };
+    // The next step's operands are read ahead where there are registers for them.
+    if constexpr (kTf32 != Tf32::kSplit) {
+      Operands even, odd;
+      load_all(even);
+#pragma unroll 1
+      while (true) {
+        advance();
+        multiply(even, &odd);
+        if (--steps == 0) break;
+        advance();
+        multiply(odd, &even);
+        if (--steps == 0) break;
+      }
     } else {
-      load(operands);
-      multiply(operands);
+#pragma unroll 1
+      for (; steps > 0; --steps) {
+        Operands operands;
+        load_all(operands);
+        multiply(operands, nullptr);
+        advance();
+      }
     }
+    left = left_begin + line_steps * G::kStep;
+    right = right_begin + line_steps * G::kStep;
+  }
+  // What lines have beyond whole steps.
+  const int rest = lines.length - line_steps * G::kRows;
+#pragma unroll 1
+  for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
+    Operands operands;
+    load_all(operands);
+#pragma unroll
+    for (int m = 0; m < kLefts; ++m) operands.left[m].Keep(rest);
+#pragma unroll
+    for (int n = 0; n < kRights; ++n) operands.right[n].Keep(rest);
+    multiply(operands, nullptr);
+    left += lines.left;
+    right += lines.right;
   }
 }
 

@@ -62,7 +62,8 @@ void CutLattice(WeightPlan* plan) {
   const int64_t input_words = int64_t{p.chunk_planes} * p.input_patch.plane;
   const int64_t grad_words = int64_t{C::kColumnQuads} * p.grad_patch.plane;
   const int64_t shared =
-      8 * (input_words + grad_words + p.input_patch.pixels + p.grad_patch.pixels) +
+      8 * (input_words + grad_words) +
+      sizeof(PatchPixel) * (p.input_patch.pixels + p.grad_patch.pixels) +
       C::kRowQuads * sizeof(RowQuad) + C::kColumnQuads * sizeof(ColumnQuad);
   if (shared > device.shared ||
       std::max(p.input_patch.pixels, p.grad_patch.pixels) >= 1 << 16) {
