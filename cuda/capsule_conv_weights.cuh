@@ -321,23 +321,24 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   __syncthreads();
   WaitForKernelBefore();
   bring(0);
-  int left_at[kLefts], right_at[kRights];
+  int left_at[kLefts], right_at[kRights];  // in bytes
 #pragma unroll
   for (int m = 0; m < kLefts; ++m) {
     left_at[m] =
-        row_quads[warp * kWarpQuads + m * G::kQuads + G::Quad()].word + G::Word();
+        row_quads[warp * kWarpQuads + m * G::kQuads + G::Quad()].word * 4 + G::Byte();
   }
 #pragma unroll
   for (int n = 0; n < kRights; ++n) {
     const int plane = n * G::kQuads + G::Quad();
-    right_at[n] = (plane < column_planes ? plane * p.grad_patch.plane : 0) + G::Word();
+    right_at[n] =
+        (plane < column_planes ? plane * p.grad_patch.plane * 4 : 0) + G::Byte();
   }
 
   float sums[kTiles][kProducts][4] = {};
   parts += place.split * p.weights;
   bool written = false;
   int steps = 0, buffer = 0;
-  const int line_words = rows * kQuadWords<S>;
+  const int pixel_bytes = rows * kQuadWords<S> * 4;
   for (; left_tiles > 0; --left_tiles, buffer ^= 1) {
     __pipeline_wait_prior(0);
     __syncthreads();
@@ -348,10 +349,11 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     }
     const Lines lines{min(p.vertical.tile, p.vertical.points - now.y),
                       min(p.horizontal.tile, p.horizontal.points - now.x) * rows,
-                      p.input_patch.row * line_words, p.horizontal.tile * line_words};
+                      p.input_patch.row * pixel_bytes, p.horizontal.tile * pixel_bytes};
     now.Advance(p);
-    const uint32_t* const patch = buffers + buffer * buffer_words;
-    MultiplyTile<S, kTf32, kEvenRows>(patch, patch + input_words, lines, left_at,
+    const uint32_t patch = static_cast<uint32_t>(
+        __cvta_generic_to_shared(buffers + buffer * buffer_words));
+    MultiplyTile<S, kTf32, kEvenRows>(patch, patch + input_words * 4, lines, left_at,
                                       right_at, sums);
     steps += lines.steps<S>();
     if (steps < kWeightSteps && left_tiles > 1) continue;

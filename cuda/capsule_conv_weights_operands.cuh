@@ -32,7 +32,7 @@ struct Group {
   static constexpr int kQuads = kFloat ? 4 : 8;
   static constexpr int kElements = kFloat ? 2 : 4;  // of a lane
   static constexpr int kRows = kFloat ? 8 : 16;     // of the contraction
-  static constexpr int kStep = 32;                  // words from a step to the next
+  static constexpr int kStep = 128;                 // bytes from a step to the next
   uint32_t words[2][kElements];
 
   // Which of a group's quads this lane reads, and where in a step.
@@ -40,28 +40,31 @@ struct Group {
     const int g = threadIdx.x % kLanes / 4;
     return kFloat ? g / 2 : g;
   }
-  __device__ static int Word() {
+  __device__ static int Byte() {
     const int lane = threadIdx.x % kLanes;
-    return lane % 4 * 4 + (kFloat ? lane / 4 % 2 * 2 : 0);
+    return lane % 4 * 16 + (kFloat ? lane / 4 % 2 * 8 : 0);
   }
 
-  // Where poses have an odd number of rows, pairs of rows are not aligned.
+  // From a byte of shared memory. Where poses have an odd number of rows, pairs of rows
+  // are not aligned. Volatile, or compilers put off the reading until what is read is
+  // needed.
   template <bool kEvenRows>
-  __device__ void Load(const uint32_t* from) {
+  __device__ void Load(uint32_t from) {
 #pragma unroll
     for (int half = 0; half < 2; ++half, from += kStep / 2) {
+      uint32_t (&to)[kElements] = words[half];
       if constexpr (kEvenRows && !kFloat) {
-        const uint4 four = *reinterpret_cast<const uint4*>(from);
-        words[half][0] = four.x;
-        words[half][1] = four.y;
-        words[half][2] = four.z;
-        words[half][3] = four.w;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(from)
+                     : "memory");
       } else {
 #pragma unroll
         for (int w = 0; w < kElements; w += 2) {
-          const uint2 two = *reinterpret_cast<const uint2*>(from + w);
-          words[half][w] = two.x;
-          words[half][w + 1] = two.y;
+          asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                       : "=r"(to[w]), "=r"(to[w + 1])
+                       : "r"(from + 4 * w)
+                       : "memory");
         }
       }
     }
@@ -98,7 +101,7 @@ struct Group {
 // A patch's lines of rows: `height` of them, `length` rows each.
 struct Lines {
   int height, length;
-  int left, right;  // words from one to the next in the patches
+  int left, right;  // bytes from one to the next in the patches
 
   template <typename S>
   __device__ int steps() const {
@@ -107,27 +110,31 @@ struct Lines {
 };
 
 // sums += the product of the tile's rows. `left_at` and `right_at` say where in the
-// patches the quads of this lane begin.
+// patches, in bytes, the quads of this lane begin.
 template <typename S, Tf32 kTf32, bool kEvenRows, int kLefts, int kRights>
 __device__ void MultiplyTile(
-    const uint32_t* left, const uint32_t* right, const Lines& lines,
-    const int (&left_at)[kLefts], const int (&right_at)[kRights],
+    uint32_t left, uint32_t right, const Lines& lines, const int (&left_at)[kLefts],
+    const int (&right_at)[kRights],
     float (&sums)[kLefts * Group<S>::kElements / 2][kRights * Group<S>::kElements][4]) {
   using G = Group<S>;
   constexpr int kTiles = G::kElements / 2, kProducts = kRights * G::kElements;
   struct Operands {
     G left[kLefts], right[kRights];
   };
-  // Reads the n-th of all groups.
-  const auto load = [&](Operands& operands, int n) {
-    if (n < kLefts) {
-      operands.left[n].template Load<kEvenRows>(left + left_at[n]);
-    } else {
-      operands.right[n - kLefts].template Load<kEvenRows>(right + right_at[n - kLefts]);
-    }
+  const auto load_left = [&](Operands& operands, int m) {
+    operands.left[m].template Load<kEvenRows>(left + left_at[m]);
   };
-  // Multiplies, and reads the next operands meanwhile.
-  const auto multiply = [&](const Operands& operands, Operands* next) {
+  const auto load_right = [&](Operands& operands, int n) {
+    operands.right[n].template Load<kEvenRows>(right + right_at[n]);
+  };
+  const auto load = [&](Operands& operands) {
+#pragma unroll
+    for (int m = 0; m < kLefts; ++m) load_left(operands, m);
+#pragma unroll
+    for (int n = 0; n < kRights; ++n) load_right(operands, n);
+  };
+  // Multiplies. Where `ahead`, the next operands are read as soon as there is room.
+  const auto multiply = [&](Operands& operands, auto ahead) {
     Rows<S, kTf32> a[kLefts * kTiles];
 #pragma unroll
     for (int m = 0; m < kLefts * kTiles; ++m) {
@@ -151,12 +158,12 @@ __device__ void MultiplyTile(
         b[0][half] = high[0];
         if constexpr (kTf32 == Tf32::kSplit) b[1][half] = low[0];
       }
-      if (next != nullptr) {
-        constexpr int kLoads = kLefts + kRights;
+      if constexpr (ahead) {
 #pragma unroll
-        for (int i = n * kLoads / kProducts; i < (n + 1) * kLoads / kProducts; ++i) {
-          load(*next, i);
+        for (int m = n * kLefts / kProducts; m < (n + 1) * kLefts / kProducts; ++m) {
+          load_left(operands, m);
         }
+        if ((n + 1) % G::kElements == 0) load_right(operands, n / G::kElements);
       }
 #pragma unroll
       for (int m = 0; m < kLefts * kTiles; ++m) {
@@ -164,48 +171,24 @@ __device__ void MultiplyTile(
       }
     }
   };
-  const auto load_all = [&](Operands& operands) {
-#pragma unroll
-    for (int n = 0; n < kLefts + kRights; ++n) load(operands, n);
-  };
 
   const int line_steps = lines.length / G::kRows;  // whole ones
   if (line_steps > 0) {
     const int left_jump = lines.left - (line_steps - 1) * G::kStep;
     const int right_jump = lines.right - (line_steps - 1) * G::kStep;
     int steps = lines.height * line_steps, to_line_end = line_steps;
-    const uint32_t* const left_begin = left;
-    const uint32_t* const right_begin = right;
-    // After the last step it begins again, which is as good as any to read in vain.
-    int to_advance = steps;
-    const auto advance = [&] {
-      const bool line_ends = --to_line_end == 0, ends = --to_advance == 0;
-      left = ends ? left_begin : left + (line_ends ? left_jump : G::kStep);
-      right = ends ? right_begin : right + (line_ends ? right_jump : G::kStep);
+    const uint32_t left_begin = left, right_begin = right;
+    Operands operands;
+    load(operands);
+#pragma unroll 1
+    while (--steps > 0) {
+      const bool line_ends = --to_line_end == 0;
+      left += line_ends ? left_jump : G::kStep;
+      right += line_ends ? right_jump : G::kStep;
       if (line_ends) to_line_end = line_steps;
-    };
-    // The next step's operands are read ahead where there are registers for them.
-    if constexpr (kTf32 != Tf32::kSplit) {
-      Operands even, odd;
-      load_all(even);
-#pragma unroll 1
-      while (true) {
-        advance();
-        multiply(even, &odd);
-        if (--steps == 0) break;
-        advance();
-        multiply(odd, &even);
-        if (--steps == 0) break;
-      }
-    } else {
-#pragma unroll 1
-      for (; steps > 0; --steps) {
-        Operands operands;
-        load_all(operands);
-        multiply(operands, nullptr);
-        advance();
-      }
+      multiply(operands, std::true_type());
     }
+    multiply(operands, std::false_type());
     left = left_begin + line_steps * G::kStep;
     right = right_begin + line_steps * G::kStep;
   }
@@ -214,12 +197,12 @@ __device__ void MultiplyTile(
 #pragma unroll 1
   for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
     Operands operands;
-    load_all(operands);
+    load(operands);
 #pragma unroll
     for (int m = 0; m < kLefts; ++m) operands.left[m].Keep(rest);
 #pragma unroll
     for (int n = 0; n < kRights; ++n) operands.right[n].Keep(rest);
-    multiply(operands, nullptr);
+    multiply(operands, std::false_type());
     left += lines.left;
     right += lines.right;
   }

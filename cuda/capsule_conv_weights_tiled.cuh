@@ -150,7 +150,9 @@ void FindCut(const Task& task, WeightPlan* best) {
   }
 }
 
-using WideWeights = WeightConfig<4, 8>;
+using Wide3 = WeightConfig<3, 8>;
+using Wide4 = WeightConfig<4, 8>;
+using Wide5 = WeightConfig<5, 8>;
 // Few columns: as many as one group has.
 template <typename S>
 using NarrowWeights = WeightConfig<4, Group<S>::kElements>;
@@ -186,7 +188,11 @@ WeightPlan PlanWeights(const Problem& problem) {
       if (FewColumns<S>(task)) {
         FindCut<S, kTf32, NarrowWeights<S>>(task, &plan);
       } else {
-        FindCut<S, kTf32, WideWeights>(task, &plan);
+        FindCut<S, kTf32, Wide4>(task, &plan);
+        if constexpr (kTf32 == Tf32::kRounded) {
+          FindCut<S, kTf32, Wide3>(task, &plan);
+          FindCut<S, kTf32, Wide5>(task, &plan);
+        }
       }
     }
   }
@@ -238,9 +244,14 @@ LaunchError RunWeights(const GpuExec& exec, const Problem& problem, const T* inp
       return LaunchWeights<S, kTf32, C, std::is_same_v<S, float>>(
           exec, plan, Native(input), Native(grad), parts);
     };
-    const LaunchError error = FewColumns<S>(ForwardTask(problem))
-                                  ? launch(NarrowWeights<S>())
-                                  : launch(WideWeights());
+    const LaunchError error = [&]() -> LaunchError {
+      if (FewColumns<S>(ForwardTask(problem))) return launch(NarrowWeights<S>());
+      if constexpr (kTf32 == Tf32::kRounded) {
+        if (plan.tiles == Wide3::kTiles) return launch(Wide3());
+        if (plan.tiles == Wide5::kTiles) return launch(Wide5());
+      }
+      return launch(Wide4());
+    }();
     if (!error.empty()) return error;
     using general::kSumElements, general::kSumThreads;
     return LaunchOverlapped("CapsuleConvBackpropWeights",
