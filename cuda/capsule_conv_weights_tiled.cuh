@@ -79,7 +79,8 @@ void CutLattice(WeightPlan* plan) {
                                      p.tiles, kMostBytes / 4 / p.weights})));
   plan->blocks = sums * p.splits;
   // What a multiprocessor does in a cycle: 640 multiplications of TF32 or twice those
-  // of a 16-bit type; 24 bytes copied. Alone, a block leaves it idle for a third.
+  // of a 16-bit type; 24 bytes copied; one element of a part written, read and added.
+  // Alone, a block leaves it idle for a third.
   const double steps =
       p.vertical.tile * static_cast<double>(CeilDivide(p.horizontal.tile * p.input.rows,
                                                        Group<S>::kRows));
@@ -92,7 +93,7 @@ void CutLattice(WeightPlan* plan) {
   const double tile = std::max(multiply, copy) + 0.3 * std::min(multiply, copy) + 600;
   plan->cost = tile * CeilDivide(p.tiles, p.splits) *
                    CeilDivide(plan->blocks, device.processors) +
-               8.0 * p.splits * p.weights / (24 * device.processors);
+               1.0 * p.splits * p.weights / device.processors;
 }
 
 // The cheapest of all cuts worth a look, by the kernel's shape C.
