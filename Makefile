@@ -40,7 +40,7 @@ $(VENV)/.ready-%: requirements.txt
 
 # ---- CUDA --------------------------------------------------------------------------
 # CUDA_ARCHS: machine code for each that nvcc knows, and PTX of the newest of them for
-# the GPUs to come.
+# the GPUs to come. 90 is built as 90a, with the warpgroup instructions that only 9.0 has.
 CUDA ?= auto
 CUDA_ARCHS ?= 80 90 100 120
 ifneq ($(filter-out auto 0 1,$(CUDA))$(filter-out 1,$(words $(CUDA))),)
@@ -90,7 +90,7 @@ FLAGS_tensorflow := $(COMMON) -Wno-unused-parameter $(if $(WITH_CUDA),-DTF_CAPSO
   '-DTF_CAPSOPS_CUDA_ARCHS="$(strip $(ARCHS))"' $(CXXFLAGS)
 FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
   -Xcompiler -fPIC,-fvisibility=hidden -Xfatbin -compress-all --threads 0 -I. \
-  $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+  $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
   -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST) $(NVCCFLAGS)
 
 # A function that several instruction sets define inline is kept from the first object

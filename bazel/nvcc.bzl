@@ -23,7 +23,9 @@ def _gencode():
     """Machine code for every architecture, and PTX of the newest for GPUs to come."""
     flags = []
     for arch in CUDA_ARCHS:
-        flags += ["-gencode", "arch=compute_%s,code=sm_%s" % (arch, arch)]
+        # With the warpgroup instructions that only 9.0 has.
+        code = "90a" if arch == "90" else arch
+        flags += ["-gencode", "arch=compute_%s,code=sm_%s" % (code, code)]
     newest = max([int(arch) for arch in CUDA_ARCHS])
     return flags + ["-gencode", "arch=compute_%d,code=compute_%d" % (newest, newest)]
 

@@ -164,11 +164,16 @@ struct Warps {
   static constexpr int kStages = 3;
   static constexpr int kStageWords = 4096;
   static constexpr int kBarrierWords = 0;
+  static constexpr int kRate = 360;  // products in a cycle, as measured
 };
 using Narrow8 = Warps<2, 8, 8, 2>;
 using Narrow16 = Warps<4, 16, 4, 3>;
 using Narrow32 = Warps<4, 32, 4, 3>;
 using Wide = Warps<4, 64, 4, 2>;
+
+template <typename C>
+constexpr bool kByWarpgroups =
+    std::is_same_v<C, Warpgroups64> || std::is_same_v<C, Warpgroups128>;
 
 // A task as a kernel does it; no blocks where it does not fit.
 struct Plan {
@@ -230,15 +235,15 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   plan.shared = static_cast<int>(shared);
   plan.blocks = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
                 p.source.depth * p.order.column_blocks;
-  // What a multiprocessor does in a cycle: 640 multiplications of TF32 or twice those
-  // of a 16-bit type, more by warpgroups; 32 bytes copied. A third of that where it has
-  // but one block.
+  // What a multiprocessor does in a cycle: kRate multiplications of TF32 or twice those
+  // of a 16-bit type; 32 bytes copied. Two thirds where it has fewer blocks than it
+  // should.
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
   const double products = kTileRows * kQuad * 1.0 * taps * all * C::kColumns *
                           (kTf32 == Tf32::kSplit ? 3 : 1) /
-                          (std::is_same_v<S, float> ? 640 : 1280);
+                          ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
   const double copied = 1.0 * p.patch.pixels * rows * all * kQuad * sizeof(S) / 32;
-  const double alone = Resident(plan) >= 2 ? 1 : 1.5;
+  const double alone = Resident(plan) >= C::kBlocks ? 1 : 1.5;
   plan.cost = (tiles * products * alone + copied + 3000) *
               CeilDivide(plan.blocks, CurrentDevice().processors);
   return plan;
@@ -304,8 +309,12 @@ auto WithPlan(const Task& task, const Then& then) {
   }
   if constexpr (kTf32 != Tf32::kSplit) {
     if (HasWarpgroups() && task.source.columns % kQuad == 0) {
-      const Plan plan = PlanTask<S, kTf32, Warpgroups>(task);
-      if (plan.blocks > 0) return then(Warpgroups(), plan);
+      const Plan narrow = PlanTask<S, kTf32, Warpgroups64>(task);
+      const Plan wide = PlanTask<S, kTf32, Warpgroups128>(task);
+      if (wide.blocks > 0 && (narrow.blocks == 0 || wide.cost < narrow.cost)) {
+        return then(Warpgroups128(), wide);
+      }
+      if (narrow.blocks > 0) return then(Warpgroups64(), narrow);
     }
   }
   return then(Wide(), PlanTask<S, kTf32, Wide>(task));
@@ -313,8 +322,8 @@ auto WithPlan(const Task& task, const Then& then) {
 
 template <typename S, Tf32 kTf32, typename C>
 constexpr auto KernelOf() {
-  if constexpr (std::is_same_v<C, Warpgroups>) {
-    return WarpgroupKernel<S, kTf32>;
+  if constexpr (kByWarpgroups<C>) {
+    return WarpgroupKernel<S, kTf32, C>;
   } else {
     return ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
   }

@@ -17,60 +17,68 @@
 
 namespace capsops::capsule_conv {
 
+constexpr int kRingStages = 4;
+
+// A thread has kRegisters registers at the launch, then kMany if it multiplies and kFew
+// if it brings. A block gets no more than it had: it would wait for them forever.
+template <int kColumnsOf, int kBlocksOf, int kRegisters, int kManyOf, int kFewOf>
 struct Warpgroups {
-  static constexpr int kTiles = 2, kColumns = 64, kWarps = 8, kBlocks = 2;
+  static constexpr int kTiles = 2, kColumns = kColumnsOf, kWarps = 8;
+  static constexpr int kBlocks = kBlocksOf, kMany = kManyOf, kFew = kFewOf;
   static constexpr int kCarriers = 4 * kLanes;  // threads that bring patches
   static constexpr int kThreads = kWarps * kLanes + kCarriers;
-  // Registers of a thread: at the launch, then of one that multiplies and one that
-  // brings. A block gets no more than it had: it would wait for them forever.
-  static constexpr int kRegisters = 80, kMany = 104, kFew = 32;
-  static_assert(kWarps * kLanes * kMany + kCarriers * kFew <= kThreads * kRegisters);
-  static constexpr int kStages = 4;
-  static constexpr int kStageWords = 2048;
+  static constexpr int kStages = kRingStages;
+  static constexpr int kStageWords = 4096 / kBlocks;
   static constexpr int kBarrierWords = 32;
+  static constexpr int kRate = kColumns == 64 ? 530 : 630;
+  static_assert(kWarps * kLanes * kMany + kCarriers * kFew <= kThreads * kRegisters);
 };
+using Warpgroups64 = Warpgroups<64, 2, 80, 104, 32>;
+using Warpgroups128 = Warpgroups<128, 1, 168, 232, 40>;
 
 // In shared memory, before everything else.
 struct Barriers {
   // A stage of the filter is there; was used by all warps. A patch likewise.
-  Barrier full[Warpgroups::kStages], empty[Warpgroups::kStages];
+  Barrier full[kRingStages], empty[kRingStages];
   Barrier patch_full[2], patch_empty[2];
 };
-static_assert(sizeof(Barriers) <= 4 * Warpgroups::kBarrierWords);
+static_assert(sizeof(Barriers) <= 4 * Warpgroups64::kBarrierWords);
 
 // Counts stages: the place in the ring, and the parity of its barriers' phase.
 struct Turn {
   int slot = 0, parity = 0;
 
   __device__ void Next() {
-    if (++slot == Warpgroups::kStages) {
+    if (++slot == kRingStages) {
       slot = 0;
       parity ^= 1;
     }
   }
 };
 
-// Begins one step of this warp's tiles, when the one before is done. Three warpgroups
-// more keep the tensor cores busy meanwhile.
-template <typename S, Tf32 kTf32, int kTiles>
+// Begins one step of this warp's tiles, when the one before is done. Other warpgroups
+// keep the tensor cores busy meanwhile.
+template <typename S, Tf32 kTf32, int kTiles, int kProducts>
 __device__ void BeginStep(const RawRows<S> (&raw)[kTiles], const uint32_t* filter,
-                          Rows<S, kTf32> (&a)[kTiles], float (&sums)[kTiles][8][4]) {
+                          Rows<S, kTf32> (&a)[kTiles],
+                          float (&sums)[kTiles][kProducts][4]) {
   WaitForProducts<0>();
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) a[m].Set(raw[m]);
   BeginProducts();
-  const uint64_t columns = ProductColumns(filter);
+  const uint64_t columns = ProductColumns<kProducts * 8>(filter);
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) MultiplyAsync<S>(a[m].part[0], columns, sums[m]);
+  for (int m = 0; m < kTiles; ++m) {
+    AsyncProduct<S, kProducts>::Begin(a[m].part[0], columns, sums[m]);
+  }
   CommitProducts();
 }
 
-template <typename S, Tf32 kTf32>
-__global__ void __launch_bounds__(Warpgroups::kThreads, Warpgroups::kBlocks)
+template <typename S, Tf32 kTf32, typename C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     WarpgroupKernel(const Product p, const S* source, const uint32_t* packed,
                     S* target) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using C = Warpgroups;
   constexpr int kStep = StepWords<kTf32>(C::kColumns);
   extern __shared__ uint4 shared[];
   const Patch& patch = p.patch;
