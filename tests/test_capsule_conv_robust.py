@@ -154,7 +154,11 @@ def _reached(tensors, position, place, **attributes):
 def test_bad_numbers_stay_in_their_place(
     image, kernel, attributes, position, bad, dtype, device
 ):
-    """A NaN or an infinity reaches only the results its number takes part in."""
+    """A NaN or an infinity reaches only the results its number takes part in.
+
+    A GPU multiplies a weight also by the zeros beside an image: there a bad weight may
+    reach all pixels of the channels and columns it belongs to.
+    """
     tensors = _draw(dtype, image, kernel, **attributes)
     clean = _all_results(*tensors, **attributes)
     place = tuple(size - 1 - (size > 2) for size in tensors[position].shape)
@@ -168,7 +172,10 @@ def test_bad_numbers_stay_in_their_place(
         clean, _all_results(*spoiled, **attributes), regions, strict=True
     ):
         finite = np.isfinite(after.astype(np.float64))
-        np.testing.assert_array_equal(finite, ~touched)
+        assert not finite[touched].any()
+        if "GPU" in device and position == 2:
+            touched = touched | touched.any(axis=(0, 1, 2), keepdims=True)
+        assert finite[~touched].all()
         np.testing.assert_array_equal(after[~touched], before[~touched])
 
 
