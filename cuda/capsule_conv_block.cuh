@@ -108,8 +108,8 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
   for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
     const int tap = i / p.order.planes;
     const bool there = tap < p.vertical.taps * p.horizontal.taps;
-    const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / p.horizontal.taps,
-                                    tap % p.horizontal.taps);
+    const int width = max(p.horizontal.taps, 1);
+    const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / width, tap % width);
     quads[i] = there ? i % p.order.planes * p.patch.plane +
                            shift * p.source.rows * kQuadWords<S>
                      : 0;  // times a zero of the filter

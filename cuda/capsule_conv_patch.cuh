@@ -74,17 +74,27 @@ struct Patch {
   }
 };
 
+// So many rows of a plane have no room in the shared memory of any GPU, and a Divisor
+// does not count them.
+constexpr int kTooLarge = 1 << 15;
+
 // `bank` is the padding: planes follow each other at `bank` words past a multiple
 // of 32.
 template <typename S>
 inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
                        int y_taps, int x_taps, int bank) {
-  Patch patch;
+  Patch patch{};
   const int stride = horizontal.stride;
   patch.height = vertical.Reach(vertical.tile, y_taps);
   patch.pitch = (horizontal.Reach(horizontal.tile, x_taps) - 1) / stride + 1;
+  const int64_t pixels = int64_t{patch.height} * stride * patch.pitch;
+  if (pixels * rows >= kTooLarge) {
+    patch.pixels = kTooLarge;
+    patch.plane = kTooLarge * kTooLarge;
+    return patch;
+  }
+  patch.pixels = static_cast<int>(pixels);
   patch.row = vertical.stride * stride * patch.pitch;
-  patch.pixels = patch.height * stride * patch.pitch;
   // Whole products of 16 rows may begin at the last of them.
   const int length = (patch.pixels * rows + 16) * kQuadWords<S>;
   patch.plane = (length - bank + 31) / 32 * 32 + bank;

@@ -27,6 +27,12 @@ struct Task {
 // Whether all that kernels count in 32 bits fits.
 inline bool FitsInts(const Problem& p) {
   constexpr int64_t kMost = 1 << 30;
+  for (const int64_t factor :
+       {p.kernel_height, p.kernel_width, p.dilation_height, p.dilation_width,
+        p.stride_height, p.stride_width, p.kernel_height * p.dilation_height,
+        p.kernel_width * p.dilation_width}) {
+    if (factor > kMost) return false;
+  }
   const int64_t taps = p.kernel_height * p.kernel_width;
   for (const int64_t count :
        {p.in_height * p.in_width * p.in_channels * p.pose_depth * p.pose_rows *

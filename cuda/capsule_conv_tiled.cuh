@@ -79,8 +79,9 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   p.horizontal.tiles = static_cast<int>(CeilDivide(p.horizontal.points, x));
   const int all = p.source.planes(), rows = p.source.rows;
   const int taps = p.vertical.taps * p.horizontal.taps;
-  p.order.chunks = static_cast<int>(CeilDivide(all, planes));
-  p.order.planes = static_cast<int>(CeilDivide(all, p.order.chunks));
+  // Where no tap reads the source, there is nothing to bring, and zeros to write.
+  p.order.chunks = taps > 0 ? static_cast<int>(CeilDivide(all, planes)) : 1;
+  p.order.planes = taps > 0 ? static_cast<int>(CeilDivide(all, p.order.chunks)) : 1;
   p.order.steps = static_cast<int>(CeilDivide(taps * p.order.planes, kStepQuads<S>));
   p.order.column_blocks = static_cast<int>(
       CeilDivide(int64_t{p.target.channels} * p.target.columns, C::kColumns));
@@ -89,16 +90,17 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
                    std::max(p.horizontal.taps, 1), std::is_same_v<S, float> ? 16 : 8);
   p.buffers = p.order.chunks > 1 ? 2 : 1;
   p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
-  p.stage_steps =
-      std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
+  p.stage_steps = std::max(
+      1, std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns)));
   const int64_t shared = SharedBytes<S, kTf32, C>(p);
   const int most = CurrentDevice().shared;
-  if (shared > most || p.patch.pixels * rows >= 1 << 16 ||
-      p.order.planes * rows > C::kCarriers)
+  const int64_t blocks = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
+                         p.source.depth * p.order.column_blocks;
+  if (shared > most || p.order.planes * rows > C::kCarriers || blocks > INT32_MAX) {
     return plan;
+  }
   plan.shared = static_cast<int>(shared);
-  plan.blocks = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
-                p.source.depth * p.order.column_blocks;
+  plan.blocks = blocks;
   // What a multiprocessor does in a cycle: kRate multiplications of TF32 or twice those
   // of a 16-bit type; 32 bytes copied. Two thirds where it has fewer blocks than it
   // should.
@@ -149,7 +151,7 @@ Plan PlanTask(const Task& task) {
     Plan plan;
   };
   static thread_local Found memory[32];
-  static thread_local int next = 0;
+  static thread_local unsigned next = 0;
   const DeviceLimits* const device = &CurrentDevice();
   for (const Found& found : memory) {
     if (found.device == device && std::memcmp(&found.task, &task, sizeof(Task)) == 0) {

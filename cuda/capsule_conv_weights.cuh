@@ -162,7 +162,7 @@ class PlaneCarrier {
   // planes have rows; of many planes it brings some after the others.
   __device__ PlaneCarrier(const Image& image, int first_plane, int planes)
       : first_plane_(first_plane), planes_(planes) {
-    together_ = min(static_cast<int>(blockDim.x) / image.rows, planes);
+    together_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
     step_ = blockDim.x / (together_ * image.rows);
     const int plane = threadIdx.x / image.rows;
     row_ = threadIdx.x - plane * image.rows;

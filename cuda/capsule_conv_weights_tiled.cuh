@@ -65,10 +65,7 @@ void CutLattice(WeightPlan* plan) {
       8 * (input_words + grad_words) +
       sizeof(PatchPixel) * (p.input_patch.pixels + p.grad_patch.pixels) +
       C::kRowQuads * sizeof(RowQuad) + C::kColumnQuads * sizeof(ColumnQuad);
-  if (shared > device.shared ||
-      std::max(p.input_patch.pixels, p.grad_patch.pixels) >= 1 << 16) {
-    return;
-  }
+  if (shared > device.shared) return;
   plan->shared = static_cast<int>(shared);
   const int resident = std::min<int>(2, (device.shared + 1024) / (shared + 1024));
   const int64_t sums =
@@ -77,7 +74,7 @@ void CutLattice(WeightPlan* plan) {
   p.splits = static_cast<int>(
       std::max<int64_t>(1, std::min({int64_t{resident} * device.processors / sums,
                                      p.tiles, kMostBytes / 4 / p.weights})));
-  plan->blocks = sums * p.splits;
+  plan->blocks = sums * p.splits <= INT32_MAX ? sums * p.splits : 0;
   // What a multiprocessor does in a cycle: 640 multiplications of TF32 or twice those
   // of a 16-bit type; 24 bytes copied; one element of a part written, read and added.
   // Alone, a block leaves it idle for a third.
@@ -173,7 +170,7 @@ WeightPlan PlanWeights(const Problem& problem) {
     WeightPlan plan;
   };
   static thread_local Found memory[32];
-  static thread_local int next = 0;
+  static thread_local unsigned next = 0;
   const DeviceLimits* const device = &CurrentDevice();
   for (const Found& found : memory) {
     if (found.device == device &&

@@ -49,6 +49,7 @@ import tf_capsops
 tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 image = np.load(sys.argv[2])
+tf.config.experimental.enable_tensor_float_32_execution(False)
 with tf.device(sys.argv[3]):
     results = model.convolve(image), *model.gradients(image)
 for result in results:

@@ -105,7 +105,8 @@ class Steps {
 };
 
 bool Empty(const Problem& p) {
-  return Lengths(p).products * p.pose_rows * p.pose_inner * p.pose_columns == 0;
+  return p.batch * Lengths(p).products * p.pose_rows * p.pose_inner * p.pose_columns ==
+         0;
 }
 
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,

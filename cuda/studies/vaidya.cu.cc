@@ -157,8 +157,9 @@ std::string Unsupported(const Problem& p) {
        {p.stride_height, p.stride_width, p.dilation_height, p.dilation_width}) {
     if (step != 1) return must("strides and dilations", 1, step);
   }
-  if (p.out_height != p.in_height - p.kernel_height + 1 ||
-      p.out_width != p.in_width - p.kernel_width + 1) {
+  // An empty image has an empty output, whatever the kernel.
+  if ((p.in_height > 0 && p.out_height != p.in_height - p.kernel_height + 1) ||
+      (p.in_width > 0 && p.out_width != p.in_width - p.kernel_width + 1)) {
     return "padding must be VALID";
   }
   if (p.out_width > kMostThreads) {

@@ -92,6 +92,16 @@ def _correctness_cases():
     yield _case("far_strides", (2, 3, 4), (2, 3), 2, use, strides=(2**30, 2**31 - 1))
     far = {"dilations": (2**30, 2**31 - 1), "padding": "SAME"}
     yield _case("far_dilations", (2, 3, 4), (2, 3), 3, use, **far)
+    # Beside the image, but not too far to be counted in 32 bits.
+    for dilation in (50000, 65532):
+        far = {"dilations": (dilation, dilation), "padding": "SAME"}
+        yield _case(f"dilations_{dilation}", (1, 4, 4), (1, 2), 2, use, **far)
+    # Most pixels of the input reach no output.
+    for channels in (5, 16, 32):
+        name = f"pixels_left_out_{channels}"
+        sizes = (3, 14, 13), (channels, channels), 1
+        yield _case(name, *sizes, use, strides=(2, 2))
+        yield _case(f"{name}_wide", *sizes, use, strides=(3, 1))
     for pose in _POSES:
         name = "pose_" + "_".join(map(str, pose))
         yield _case(name, (2, 5, 6), (3, 5), (2, 3), use, pose=pose)
