@@ -8,13 +8,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include "cuda/capsule_conv_product.cuh"
 #include "cuda/capsule_conv_tasks.cuh"
 #include "cuda/capsule_conv_warpgroups.cuh"
+#include "cuda/common/memory.cuh"
 
 namespace capsops::capsule_conv::tiled {
 
@@ -144,23 +144,8 @@ Plan FindPlan(const Task& task) {
 // The same, remembered: networks ask for the same few again and again.
 template <typename S, Tf32 kTf32, typename C>
 Plan PlanTask(const Task& task) {
-  static_assert(std::has_unique_object_representations_v<Task>);
-  struct Found {
-    const DeviceLimits* device = nullptr;
-    Task task;
-    Plan plan;
-  };
-  static thread_local Found memory[32];
-  static thread_local unsigned next = 0;
-  const DeviceLimits* const device = &CurrentDevice();
-  for (const Found& found : memory) {
-    if (found.device == device && std::memcmp(&found.task, &task, sizeof(Task)) == 0) {
-      return found.plan;
-    }
-  }
-  Found& found = memory[next++ % 32];
-  found = {device, task, FindPlan<S, kTf32, C>(task)};
-  return found.plan;
+  static Memory<Task, Plan> memory;
+  return memory.Recall(task, [&] { return FindPlan<S, kTf32, C>(task); });
 }
 
 // Calls `then` with the kernel's shape and the plan for a task: plans of no blocks do

@@ -14,6 +14,7 @@
 #include "cuda/capsule_conv_general_product.cuh"
 #include "cuda/capsule_conv_tiled.cuh"
 #include "cuda/capsule_conv_weights.cuh"
+#include "cuda/common/memory.cuh"
 
 namespace capsops::capsule_conv::tiled {
 
@@ -160,24 +161,9 @@ bool FewColumns(const Task& task) {
   return task.target.planes() <= NarrowWeights<S>::kColumnQuads;
 }
 
-// The plan of a task, remembered: networks ask for the same few again and again.
+// The cheapest plan of all kernels; no blocks where none fits.
 template <typename S, Tf32 kTf32>
-WeightPlan PlanWeights(const Problem& problem) {
-  static_assert(std::has_unique_object_representations_v<Problem>);
-  struct Found {
-    const DeviceLimits* device = nullptr;
-    Problem problem;
-    WeightPlan plan;
-  };
-  static thread_local Found memory[32];
-  static thread_local unsigned next = 0;
-  const DeviceLimits* const device = &CurrentDevice();
-  for (const Found& found : memory) {
-    if (found.device == device &&
-        std::memcmp(&found.problem, &problem, sizeof(Problem)) == 0) {
-      return found.plan;
-    }
-  }
+WeightPlan FindWeightPlan(const Problem& problem) {
   WeightPlan plan;
   if (FitsInts(problem)) {
     const Task task = ForwardTask(problem);
@@ -194,9 +180,14 @@ WeightPlan PlanWeights(const Problem& problem) {
       }
     }
   }
-  Found& found = memory[next++ % 32];
-  found = {device, problem, plan};
   return plan;
+}
+
+// The same, remembered.
+template <typename S, Tf32 kTf32>
+WeightPlan PlanWeights(const Problem& problem) {
+  static Memory<Problem, WeightPlan> memory;
+  return memory.Recall(problem, [&] { return FindWeightPlan<S, kTf32>(problem); });
 }
 
 template <typename T>
