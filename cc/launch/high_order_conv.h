@@ -1,0 +1,77 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The boundary between frameworks and kernels: convolution with a filter of its own at
+// every pixel,
+//   output[n,y,x,c] = sum over kh, kw of
+//       input[n, y + (kh - kernel_height/2)*dilation_height,
+//             x + (kw - kernel_width/2)*dilation_width, c] *
+//           filters[n,y,x, (g*kernel_height + kh)*kernel_width + kw]
+// with g = c / (channels/groups), and input outside the image zero. Whatever a filter
+// holds for positions outside the image has no effect, also when it is not finite.
+//
+// T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
+// output element is written, also when a sum is empty. On a GPU all tensors are aligned
+// to 16 bytes.
+#ifndef CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
+#define CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
+
+#include <cstdint>
+
+#include "cc/launch/exec.h"
+
+namespace capsops::high_order_conv {
+
+// -1 is an unknown dimension; launchers want them all known.
+struct Problem {
+  int64_t batch = -1;
+  int64_t height = -1;
+  int64_t width = -1;
+  int64_t channels = -1;  // a multiple of groups
+  int64_t groups = 1;
+  int64_t kernel_height = 1;  // odd
+  int64_t kernel_width = 1;   // odd
+  int64_t dilation_height = 1;
+  int64_t dilation_width = 1;
+  bool channels_first = false;  // NCHW instead of NHWC, for every tensor
+};
+
+// Bytes that each function below needs at `workspace`, aligned to 64.
+template <typename T>
+int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackwardWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackwardWorkspace(const GpuExec& exec, const Problem& problem);
+
+// input [batch, height, width, channels], filters [batch, height, width,
+// groups * kernel_height * kernel_width] -> output, shaped like input. With
+// channels_first the last axis of each comes second.
+template <typename T>
+LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
+                    const T* filters, T* output, void* workspace);
+template <typename T>
+LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
+                    const T* filters, T* output, void* workspace);
+
+// grad is shaped like output; grad_input and grad_filters like the inputs. With i and j
+// the displacement of (kh, kw) down and across:
+//   grad_input[n,y,x,c]          = sum over kh, kw of grad[n,y-i,x-j,c] *
+//                                  filters[n,y-i,x-j, g,kh,kw]
+//   grad_filters[n,y,x, g,kh,kw] = sum over c of group g of grad[n,y,x,c] *
+//                                  input[n,y+i,x+j,c]
+// grad_filters is zero for positions outside the image, also where grad is not finite.
+template <typename T>
+LaunchError Backward(const CpuExec& exec, const Problem& problem, const T* grad,
+                     const T* input, const T* filters, T* grad_input, T* grad_filters,
+                     void* workspace);
+template <typename T>
+LaunchError Backward(const GpuExec& exec, const Problem& problem, const T* grad,
+                     const T* input, const T* filters, T* grad_input, T* grad_filters,
+                     void* workspace);
+
+}  // namespace capsops::high_order_conv
+
+#endif  // CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
