@@ -43,5 +43,5 @@ def backward(grad, inputs, filters, kernel_size, groups=1, dilations=(1, 1)):
     grad_inputs, grad_filters = np.zeros(x.shape), np.zeros(w.shape)
     for k, pixels, source in _taps(inputs, filters, kernel_size, dilations):
         grad_inputs[source] += g[pixels] * w[pixels][..., k, np.newaxis]
-        grad_filters[(*pixels, slice(None), k)] = (g[pixels] * x[source]).sum(-1)
+        grad_filters[..., k][pixels] = (g[pixels] * x[source]).sum(-1)
     return grad_inputs.reshape(inputs.shape), grad_filters.reshape(filters.shape)
