@@ -1,0 +1,81 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The boundary between frameworks and kernels: convolution with weights that are zero or
+// powers of two, given as codes of a byte,
+//   output[n,y,x,o] = sum over kh, kw, c of
+//       input[n, y*stride_height - pad_top + kh*dilation_height,
+//             x*stride_width - pad_left + kw*dilation_width, c] *
+//           weight(codes[kh,kw,c,o])
+// where input outside the image is zero, and with top_exponent n1
+//   weight(0) = 0,  weight(1 + 2k) = 2^(n1 - k),  weight(2 + 2k) = -2^(n1 - k)
+// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error; on a GPU it reads as 0.
+//
+// T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Results
+// in float are accurate to float: weights are exact, also in 16 bits. Scaling by 2^n1 is
+// exact wherever the result is a normal number. Every output element is written, also
+// when a sum is empty. On a GPU input, output and grad are aligned to 16 bytes.
+#ifndef CAPSOPS_CC_LAUNCH_INQ_CONV_H_
+#define CAPSOPS_CC_LAUNCH_INQ_CONV_H_
+
+#include <cstdint>
+
+#include "cc/launch/exec.h"
+
+namespace capsops::inq_conv {
+
+// -1 is an unknown dimension; launchers want them all known.
+struct Problem {
+  int64_t batch = -1;
+  int64_t in_height = -1;
+  int64_t in_width = -1;
+  int64_t in_channels = -1;
+  int64_t kernel_height = -1;
+  int64_t kernel_width = -1;
+  int64_t out_height = -1;
+  int64_t out_width = -1;
+  int64_t out_channels = -1;
+  int64_t stride_height = 1;
+  int64_t stride_width = 1;
+  int64_t dilation_height = 1;
+  int64_t dilation_width = 1;
+  int64_t pad_top = 0;  // rows of zeros above the image
+  int64_t pad_left = 0;
+  int bits = 5;  // 2 to 8
+};
+
+// Bytes that each function below needs at `workspace`, aligned to 64.
+template <typename T>
+int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackpropInputWorkspace(const CpuExec& exec, const Problem& problem);
+template <typename T>
+int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& problem);
+
+// input [batch, in_height, in_width, in_channels], codes [kernel_height, kernel_width,
+// in_channels, out_channels] -> output [batch, out_height, out_width, out_channels].
+template <typename T>
+LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
+                    const uint8_t* codes, int32_t top_exponent, T* output,
+                    void* workspace);
+template <typename T>
+LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
+                    const uint8_t* codes, int32_t top_exponent, T* output,
+                    void* workspace);
+
+// grad is shaped like output, grad_input like input: the sum over kh, kw, o and the
+// pixels that read it of grad * weight(codes).
+template <typename T>
+LaunchError BackpropInput(const CpuExec& exec, const Problem& problem,
+                          const uint8_t* codes, int32_t top_exponent, const T* grad,
+                          T* grad_input, void* workspace);
+template <typename T>
+LaunchError BackpropInput(const GpuExec& exec, const Problem& problem,
+                          const uint8_t* codes, int32_t top_exponent, const T* grad,
+                          T* grad_input, void* workspace);
+
+}  // namespace capsops::inq_conv
+
+#endif  // CAPSOPS_CC_LAUNCH_INQ_CONV_H_
