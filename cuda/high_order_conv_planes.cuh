@@ -1,0 +1,210 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// High-order convolution, channels first: a thread for a pixel of a tile. Whatever it
+// reads, its neighbours read beside it, so nothing needs staging; the pixels that
+// threads share come from the first-level cache.
+#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
+#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
+
+#include <cstdint>
+
+#include "cuda/common/types.cuh"
+
+namespace capsops::high_order_conv::planes {
+
+constexpr int kThreads = 256;
+constexpr int kTogether = 8;     // channels of a group, where there are many
+constexpr int kBlockOfSum = 32;  // channels added before they join the sum
+
+// Tiles are 2^log_width pixels wide and have kThreads pixels.
+struct Work {
+  int height, width, tiles_x, tiles_y, log_width;
+  int groups, of_group;  // channels of a group
+  int kernel_height, kernel_width, dilation_height, dilation_width;
+};
+
+// The pixel of a thread, and the first element of what its group has in each tensor.
+struct Place {
+  int x, y, pixel;
+  int64_t plane, channel, tap;
+
+  __device__ explicit Place(const Work& w) {
+    unsigned block = blockIdx.x;
+    const int tile_x = block % w.tiles_x;
+    block /= w.tiles_x;
+    const int tile_y = block % w.tiles_y;
+    const int64_t group = block / w.tiles_y;  // of all groups of all images
+    const int log_height = 8 - w.log_width;
+    static_assert(kThreads == 1 << 8);
+    x = (tile_x << w.log_width) + (threadIdx.x & ((1 << w.log_width) - 1));
+    y = (tile_y << log_height) + (threadIdx.x >> w.log_width);
+    pixel = y * w.width + x;
+    plane = int64_t{w.height} * w.width;
+    channel = group * w.of_group * plane;
+    tap = group * (int64_t{w.kernel_height} * w.kernel_width) * plane;
+  }
+  __device__ bool Inside(const Work& w) const { return x < w.width && y < w.height; }
+};
+
+__device__ inline bool Inside(int at, int size) {
+  return static_cast<unsigned>(at) < static_cast<unsigned>(size);
+}
+
+template <typename S>
+__device__ auto LoadIf(bool condition, const S* from) -> decltype(Widen(S())) {
+  return condition ? Widen(__ldg(from)) : decltype(Widen(S())){0};
+}
+
+// output where kReverse is false, from input and filters; grad_input where it is true,
+// from grad and filters. kWidth is the kernel's, or 0 for any.
+template <typename S, typename A, int kWidth, int kChannels, bool kReverse>
+__global__ void __launch_bounds__(kThreads)
+    GatherKernel(Work w, const S* __restrict__ values, const S* __restrict__ filters,
+                 S* __restrict__ result) {
+  const Place at(w);
+  if (!at.Inside(w)) return;
+  const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
+  for (int c0 = 0; c0 < w.of_group; c0 += kChannels) {
+    const S* const first = values + at.channel + c0 * at.plane;
+    A sum[kChannels] = {};
+#pragma unroll 1
+    for (int i = 0; i < w.kernel_height; ++i) {
+      const int down = (i - w.kernel_height / 2) * w.dilation_height;
+      const int y = kReverse ? at.y - down : at.y + down;
+      if (!Inside(y, w.height)) continue;
+      const S* const row = first + y * w.width;
+      const S* filter = filters + at.tap + int64_t{i} * kernel_width * at.plane +
+                        (kReverse ? y * w.width : at.pixel);
+      A part[kChannels] = {};
+#pragma unroll(kWidth > 0 ? kWidth : 2)
+      for (int j = 0; j < kernel_width; ++j) {
+        const int across = (j - kernel_width / 2) * w.dilation_width;
+        const int x = kReverse ? at.x - across : at.x + across;
+        const bool inside = Inside(x, w.width);
+        const A f = LoadIf(inside, filter + (kReverse ? x : 0));
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) {
+          part[c] += f * LoadIf(inside && c0 + c < w.of_group, row + x + c * at.plane);
+        }
+        filter += at.plane;
+      }
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) sum[c] += part[c];
+    }
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      if (c0 + c < w.of_group) {
+        Narrow(sum[c], result + at.channel + (c0 + c) * at.plane + at.pixel);
+      }
+    }
+  }
+}
+
+// Both gradients, of at most kChannels channels a group: each filter is read once, by
+// the pixel of grad_input that it reaches.
+template <typename S, typename A, int kWidth, int kChannels>
+__global__ void __launch_bounds__(kThreads)
+    GradientsKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
+                    const S* __restrict__ filters, S* __restrict__ grad_input,
+                    S* __restrict__ grad_filters) {
+  const Place at(w);
+  if (!at.Inside(w)) return;
+  const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
+  A own[kChannels], sum[kChannels] = {};
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    own[c] = LoadIf(c < w.of_group, grad + at.channel + c * at.plane + at.pixel);
+  }
+#pragma unroll 1
+  for (int i = 0; i < w.kernel_height; ++i) {
+    const int down = (i - w.kernel_height / 2) * w.dilation_height;
+    const bool from_row = Inside(at.y - down, w.height);
+    const bool to_row = Inside(at.y + down, w.height);
+    const int64_t tap = at.tap + int64_t{i} * kernel_width * at.plane;
+    const int64_t from = (at.y - down) * int64_t{w.width};
+    const int64_t to = (at.y + down) * int64_t{w.width};
+    const S* filter = filters + tap + from;
+    S* result = grad_filters + tap + at.pixel;
+    A part[kChannels] = {};
+#pragma unroll(kWidth > 0 ? kWidth : 2)
+    for (int j = 0; j < kernel_width; ++j) {
+      const int across = (j - kernel_width / 2) * w.dilation_width;
+      const bool reached = from_row && Inside(at.x - across, w.width);
+      const bool reads = to_row && Inside(at.x + across, w.width);
+      const A f = LoadIf(reached, filter + at.x - across);
+      A product = 0;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const bool has = c < w.of_group;
+        const int64_t channel = at.channel + c * at.plane + at.x;
+        part[c] += f * LoadIf(reached && has, grad + channel + from - across);
+        product += own[c] * LoadIf(reads && has, input + channel + to + across);
+      }
+      Narrow(reads ? product : A{0}, result);
+      filter += at.plane;
+      result += at.plane;
+    }
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) sum[c] += part[c];
+  }
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    if (c < w.of_group) {
+      Narrow(sum[c], grad_input + at.channel + c * at.plane + at.pixel);
+    }
+  }
+}
+
+// The gradient of the filters for any number of channels a group; a row of the kernel
+// at a time, or 4 positions of it.
+template <typename S, typename A, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
+                  S* __restrict__ grad_filters) {
+  constexpr int kStep = kWidth > 0 ? kWidth : 4;
+  const Place at(w);
+  if (!at.Inside(w)) return;
+  const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
+  const S* const own = grad + at.channel + at.pixel;
+#pragma unroll 1
+  for (int i = 0; i < w.kernel_height; ++i) {
+    const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
+#pragma unroll 1
+    for (int j0 = 0; j0 < kernel_width; j0 += kStep) {
+      const int x0 = at.x + (j0 - kernel_width / 2) * w.dilation_width;
+      A sum[kStep] = {};
+      bool inside[kStep];
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        inside[j] = Inside(y, w.height) && j0 + j < kernel_width &&
+                    Inside(x0 + j * w.dilation_width, w.width);
+      }
+      for (int c0 = 0; c0 < w.of_group; c0 += kBlockOfSum) {
+        A part[kStep] = {};
+        for (int c = c0; c < min(c0 + kBlockOfSum, w.of_group); ++c) {
+          const A g = Widen(__ldg(own + c * at.plane));
+          const S* const row =
+              input + at.channel + c * at.plane + (int64_t{y} * w.width + x0);
+#pragma unroll
+          for (int j = 0; j < kStep; ++j) {
+            part[j] += g * LoadIf(inside[j], row + j * w.dilation_width);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) sum[j] += part[j];
+      }
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        if (j0 + j < kernel_width) {
+          const int64_t tap = (int64_t{i} * kernel_width + j0 + j) * at.plane;
+          Narrow(inside[j] ? sum[j] : A{0}, grad_filters + at.tap + tap + at.pixel);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace capsops::high_order_conv::planes
+
+#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
