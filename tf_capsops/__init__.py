@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capsule-network operators for TensorFlow, with kernels for CPUs and GPUs."""
 
-from tf_capsops import inq, layers, losses, models
+from tf_capsops import layers, losses, models
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
+from tf_capsops.ops.high_order_conv import high_order_conv2d
 from tf_capsops.ops.squash import squash
 
 __all__ = [
@@ -15,7 +16,7 @@ __all__ = [
     "capsule_conv2d",
     "capsule_prediction",
     "capsule_routing",
-    "inq",
+    "high_order_conv2d",
     "layers",
     "library_path",
     "losses",

@@ -44,6 +44,18 @@ def positive_pair(owner, name, value):
     return tuple(positive_int(owner, name, entry) for entry in pair)
 
 
+def odd_pair(owner, name, value):
+    """Returns `value`, an odd positive int or two, as a tuple of two ints.
+
+    Raises:
+      ValueError: if it is neither; the message names owner, argument and value.
+    """
+    pair = positive_pair(owner, name, value)
+    if not all(entry % 2 for entry in pair):
+        raise ValueError(f"{owner}: {name} must be odd, got {value!r}")
+    return pair
+
+
 def known_shape(owner, shape, axes):
     """Checks the rank of an input shape and that all but its batch size are known.
 

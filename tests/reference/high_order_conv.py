@@ -28,7 +28,7 @@ def _by_group(tensor, groups):
 
 
 def forward(inputs, filters, kernel_size, groups=1, dilations=(1, 1)):
-    """output[n,y,x,c] = sum over kh, kw of input[n,y',x',c] * filters[n,y,x,g,kh,kw]."""
+    """output[n,y,x,c] = sum over kh, kw of input[n,y',x',c] * filters[n,y,x,g,k]."""
     x, w = _by_group(inputs, groups), _by_group(filters, groups)
     output = np.zeros(x.shape)
     for k, pixels, source in _taps(inputs, filters, kernel_size, dilations):

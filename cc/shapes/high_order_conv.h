@@ -1,0 +1,53 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The only place where the shapes and attributes of high-order convolution are checked.
+#ifndef CAPSOPS_CC_SHAPES_HIGH_ORDER_CONV_H_
+#define CAPSOPS_CC_SHAPES_HIGH_ORDER_CONV_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+#include "cc/launch/high_order_conv.h"
+
+namespace capsops::high_order_conv {
+
+struct Attributes {
+  std::vector<int32_t> kernel_size;  // down, across
+  std::vector<int32_t> dilations;
+  int32_t groups = 1;
+  std::string data_format;  // NHWC or NCHW
+};
+
+// From a kernel's construction or a shape function.
+template <typename Context>
+absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
+  absl::Status status = ctx->GetAttr("kernel_size", &attributes->kernel_size);
+  if (status.ok()) status = ctx->GetAttr("dilations", &attributes->dilations);
+  if (status.ok()) status = ctx->GetAttr("groups", &attributes->groups);
+  if (status.ok()) status = ctx->GetAttr("data_format", &attributes->data_format);
+  return status;
+}
+
+absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
+                                const tensorflow::PartialTensorShape& filters,
+                                const Attributes& attributes);
+
+// `grad` must have the shape of the input, which is that of the output.
+absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
+                                    const tensorflow::PartialTensorShape& input,
+                                    const tensorflow::PartialTensorShape& filters,
+                                    const Attributes& attributes);
+
+// The shapes of a problem's tensors, in its own order of axes.
+absl::StatusOr<tensorflow::PartialTensorShape> ImageShape(const Problem& problem);
+absl::StatusOr<tensorflow::PartialTensorShape> FiltersShape(const Problem& problem);
+
+}  // namespace capsops::high_order_conv
+
+#endif  // CAPSOPS_CC_SHAPES_HIGH_ORDER_CONV_H_

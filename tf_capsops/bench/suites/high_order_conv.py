@@ -1,0 +1,299 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cases, rivals and costs of HighOrderConv.
+
+Images and channels below, at and above the powers of two that tiles have; kernels of
+every form, also far larger than the image; dilations up to the largest; more of
+everything than one dimension of a CUDA grid holds, and wider images than the 1024
+pixels at which the paper's kernel stops. Each in both orders of axes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops.bench import cases
+from tf_capsops.bench.cases import Case, Cost
+
+_IMAGE = ("batch", "height", "width", "channels")
+_PATCHES_BYTES = 1 << 33  # what the rival of this name may gather
+
+
+def _pair(value):
+    return tuple(value) if isinstance(value, tuple) else (value, value)
+
+
+def _case(
+    name,
+    image,
+    kernel,
+    *uses,
+    groups=1,
+    dilations=1,
+    data_format="NHWC",
+    devices=("CPU", "GPU"),
+):
+    """`image` is in the order NHWC, whatever the format."""
+    attributes = {
+        "kernel_size": _pair(kernel),
+        "groups": groups,
+        "dilations": _pair(dilations),
+        "data_format": data_format,
+    }
+    sizes = dict(zip(_IMAGE, image, strict=True))
+    return Case(name, sizes, uses, devices, attributes)
+
+
+def _both(name, image, kernel, *uses, **options):
+    """Yields a case for each order of axes."""
+    yield _case(name, image, kernel, *uses, **options)
+    options["data_format"] = "NCHW"
+    yield _case(f"{name}_NCHW", image, kernel, *uses, **options)
+
+
+def _correctness_cases():
+    use = cases.CORRECTNESS
+    yield from _both("ones", (1, 1, 1, 1), 1, use, cases.GRADIENT)
+    yield from _both("paper_small", (2, 8, 8, 3), 5, use)
+    yield from _both("primes", (3, 11, 7, 5), (3, 5), use)
+    yield from _both("large_primes", (1, 37, 41, 13), (7, 5), use)
+    yield from _both("tiles_of_all", (2, 35, 131, 6), 5, use, groups=2)
+    for size in (
+        2,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+        15,
+        16,
+        17,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        127,
+        128,
+        129,
+    ):
+        yield from _both(f"width_{size}", (2, 2, size, 2), 3, use)
+        yield from _both(f"channels_{size}", (1, 2, 3, size), 3, use)
+    for size in (2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65):
+        yield from _both(f"height_{size}", (2, size, 3, 3), 3, use)
+    yield from _both("channels_256", (1, 3, 2, 256), 3, use)
+    for channels, groups in (
+        *((3, 3), (4, 2), (12, 3), (12, 12), (16, 4), (32, 2), (51, 3), (64, 4)),
+        *((64, 64), (66, 33), (130, 2), (256, 16)),
+    ):
+        name = f"channels_{channels}_groups_{groups}"
+        yield from _both(name, (2, 3, 5, channels), 3, use, groups=groups)
+    for kernel in (
+        *((1, 1), (1, 3), (3, 1), (3, 3), (5, 5), (7, 7), (1, 7), (7, 1), (9, 3)),
+        *((3, 9), (11, 11), (1, 15), (15, 1)),
+    ):
+        name = f"kernel_{kernel[0]}_{kernel[1]}"
+        yield from _both(name, (2, 9, 10, 3), kernel, use)
+        yield from _both(f"{name}_groups", (1, 6, 19, 4), kernel, use, groups=2)
+    for image, kernel in (
+        ((1, 1, 1, 3), (7, 7)),
+        ((2, 1, 5, 3), (5, 5)),
+        ((2, 5, 1, 3), (5, 5)),
+        ((2, 3, 4, 2), (9, 9)),
+        ((1, 2, 3, 4), (31, 31)),
+        ((2, 2, 3, 2), (1001, 1)),
+        ((2, 3, 2, 2), (1, 1001)),
+    ):
+        name = f"image_{image[1]}_{image[2]}_kernel_{kernel[0]}_{kernel[1]}"
+        yield from _both(name, image, kernel, use, groups=image[3])
+    yield from _dilated_cases(use)
+    yield from _both("wide", (1, 2, 1025, 3), 5, use)
+    yield from _both("wider", (1, 2, 4099, 2), 3, use, groups=2)
+    yield from _both("tall", (1, 1025, 3, 3), 5, use)
+    yield from _both("long_sums_of_channels", (1, 3, 4, 1009), 3, use)
+    yield from _both("long_sums_of_taps", (1, 20, 19, 2), 31, use)
+    yield from _grid_cases(use)
+    yield from _empty_cases(use)
+
+
+def _dilated_cases(use):
+    for dilations in ((2, 2), (1, 3), (3, 1), (4, 5)):
+        name = f"dilations_{dilations[0]}_{dilations[1]}"
+        yield from _both(name, (2, 8, 11, 4), 3, use, dilations=dilations, groups=2)
+        yield from _both(f"{name}_large", (1, 9, 13, 3), 5, use, dilations=dilations)
+    # The last row or column that reaches the image, and the first that does not.
+    for dilation in (6, 7, 8):
+        name = f"dilations_{dilation}_of_7"
+        yield from _both(name, (2, 7, 7, 3), 3, use, dilations=dilation)
+    for dilation in (50000, 2**16, 2**30, 2**31 - 1):
+        name = f"dilations_{dilation}"
+        yield from _both(name, (2, 3, 4, 2), 5, use, dilations=dilation)
+    # Four rows of 2^30 pixels are none in 32 bits.
+    far = {"dilations": (2**30, 2**29)}
+    yield from _both("dilations_that_wrap", (1, 3, 4, 2), (9, 17), use, **far)
+
+
+def _grid_cases(use):
+    """More than 65535 of each dimension in turn."""
+    many = 70001
+    yield from _both("grid_of_samples", (many, 1, 1, 1), 1, use)
+    yield from _both("grid_of_images", (many, 1, 2, 1), (1, 3), use)
+    yield from _both("grid_of_rows", (1, many, 2, 1), (3, 1), use)
+    yield from _both("grid_of_columns", (1, 2, many, 1), (1, 3), use)
+    yield from _both("grid_of_channels", (1, 1, 2, many), (1, 3), use)
+    yield from _both("grid_of_groups", (1, 1, 2, many), (1, 3), use, groups=many)
+
+
+def _empty_cases(use):
+    yield from _both("no_samples", (0, 3, 4, 2), 3, use)
+    yield from _both("no_rows", (2, 0, 4, 2), 3, use)
+    yield from _both("no_columns", (2, 3, 0, 2), 3, use)
+    yield from _both("no_channels", (2, 3, 4, 0), 3, use)
+    yield from _both("no_channels_in_groups", (2, 3, 4, 0), 3, use, groups=3)
+
+
+def _all_cases():
+    yield from _correctness_cases()
+    use = cases.GRADIENT
+    yield from _both("gradient", (2, 2, 3, 2), 3, use)
+    moved = {"groups": 2, "dilations": (1, 2)}
+    yield from _both("gradient_groups", (1, 3, 4, 4), (1, 3), use, **moved)
+    yield from _both("gradient_beside", (1, 1, 2, 2), (3, 5), use)
+    yield _case("smoke", (2, 6, 5, 4), 3, cases.SMOKE, groups=2, dilations=(1, 2))
+    gpu, cpu = {"devices": ("GPU",)}, {"devices": ("CPU",)}
+    use = cases.ANCHORS
+    yield from _both("n64_224x224_c3_k5", (64, 224, 224, 3), 5, use, **gpu)
+    yield from _both("n8_224x224_c3_k5", (8, 224, 224, 3), 5, use, **cpu)
+    # The batches of the paper's charts; then Li et al., "Involution" (2021), whose
+    # groups are of 16 channels.
+    use = cases.NETWORKS
+    for batch in (8, 16, 32, 128, 256, 512):
+        yield _case(f"paper_b{batch}", (batch, 224, 224, 3), 5, use, **gpu)
+    for size, channels in ((56, 64), (28, 128), (14, 256), (7, 512)):
+        name, image = f"involution_{size}x{size}_c{channels}", (size, size, channels)
+        groups = {"groups": channels // 16}
+        yield from _both(f"{name}_b32", (32, *image), 7, use, **groups, **gpu)
+        yield from _both(f"{name}_b2", (2, *image), 7, use, **groups, **cpu)
+
+
+def _shapes(case):
+    """Returns the shapes of input and filters."""
+    *image, channels = (case.sizes[name] for name in _IMAGE)
+    depth = case.attributes["groups"] * math.prod(case.attributes["kernel_size"])
+    if case.attributes["data_format"] == "NCHW":
+        batch, *image = image
+        return (batch, channels, *image), (batch, depth, *image)
+    return (*image, channels), (*image, depth)
+
+
+def _draw(case, rng):
+    return tuple(rng.uniform(-1, 1, shape) for shape in _shapes(case))
+
+
+def _output_shape(case):
+    return _shapes(case)[0]
+
+
+def _offsets(size, kernel, dilation):
+    """Returns (number in the kernel, displacement) of what reaches an image of a size.
+
+    The centre is among them even where there is no pixel, so that gradients exist.
+    """
+    centre = kernel // 2
+    far = min(centre, max(size - 1, 0) // dilation)
+    return [(centre + k, k * dilation) for k in range(-far, far + 1)]
+
+
+def _slices(inputs, filters, kernel_size, groups, dilations, data_format):
+    """The paper's own steps: pads, then sums slices that the filters multiply."""
+    first, axis = (2, 1) if data_format == "NCHW" else (1, 3)
+    height, width = inputs.shape[first : first + 2]
+    down, across = (
+        _offsets(*each) for each in zip((height, width), kernel_size, dilations)
+    )
+    top, left = down[-1][1], across[-1][1]
+    padding = [[0, 0]] * inputs.shape.rank
+    padding[first : first + 2] = [top, top], [left, left]
+    padded = tf.pad(inputs, padding)
+
+    def in_groups(tensor):
+        shape = list(tensor.shape)
+        if groups > 1:
+            shape[axis : axis + 1] = groups, shape[axis] // groups
+        return tf.reshape(tensor, shape)
+
+    taps = tf.split(in_groups(filters), math.prod(kernel_size), axis + (groups > 1))
+    output = None
+    for kh, i in down:
+        for kw, j in across:
+            window = [slice(None)] * inputs.shape.rank
+            window[first] = slice(top + i, top + i + height)
+            window[first + 1] = slice(left + j, left + j + width)
+            read = in_groups(padded[tuple(window)])
+            term = read * taps[kh * kernel_size[1] + kw]
+            output = term if output is None else output + term
+    return tf.reshape(output, inputs.shape)
+
+
+def _patches(inputs, filters, kernel_size, groups, dilations, data_format):
+    """Gathers what each pixel reads, and reduces it with the filters."""
+    gathered = inputs.shape.num_elements() * math.prod(kernel_size) * inputs.dtype.size
+    if gathered > _PATCHES_BYTES:
+        text = f"the patches would be {gathered / 1e9:.1f} GB"
+        raise tf.errors.ResourceExhaustedError(None, None, text)
+    to_last = data_format == "NCHW"
+    if to_last:
+        inputs, filters = (tf.transpose(t, (0, 2, 3, 1)) for t in (inputs, filters))
+    *image, channels = inputs.shape
+    patches = tf.image.extract_patches(
+        inputs, (1, *kernel_size, 1), (1, 1, 1, 1), (1, *dilations, 1), "SAME"
+    )
+    patches = tf.reshape(patches, (*image, -1, groups, channels // groups))
+    filters = tf.reshape(filters, (*image, groups, -1))
+    output = tf.einsum("nyxkgc,nyxgk->nyxgc", patches, filters)
+    output = tf.reshape(output, (*image, channels))
+    return tf.transpose(output, (0, 3, 1, 2)) if to_last else output
+
+
+def _forward_cost(case):
+    """Two FLOPs for each product of numbers that are inside the image."""
+    reads = math.prod(
+        sum(
+            max(0, size - abs(offset)) for _, offset in _offsets(size, kernel, dilation)
+        )
+        for size, kernel, dilation in zip(
+            (case.sizes["height"], case.sizes["width"]),
+            case.attributes["kernel_size"],
+            case.attributes["dilations"],
+            strict=True,
+        )
+    )
+    image, filters = map(math.prod, _shapes(case))
+    flops = 2 * reads * case.sizes["batch"] * case.sizes["channels"]
+    return Cost(2 * image + filters, flops)
+
+
+def _training_cost(case):
+    """Forward, then inputs and the output's gradient read once, two gradients written.
+
+    Each gradient is as many products as the output.
+    """
+    image, filters = map(math.prod, _shapes(case))
+    return Cost(5 * image + 3 * filters, 3 * _forward_cost(case).flops)
+
+
+SUITE = cases.OpSuite(
+    op="HighOrderConv",
+    cases=tuple(_all_cases()),
+    draw=_draw,
+    output_shape=_output_shape,
+    ours=tf_capsops.high_order_conv2d,
+    rivals={"slices": _slices, "patches": _patches},
+    forward_cost=_forward_cost,
+    training_cost=_training_cost,
+)

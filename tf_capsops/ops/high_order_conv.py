@@ -1,0 +1,106 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution with a filter of its own at every pixel."""
+
+import tensorflow as tf
+
+from tf_capsops import _library
+from tf_capsops.arguments import odd_pair, positive_int, positive_pair
+
+_ATTRIBUTES = ("kernel_size", "dilations", "groups", "data_format")
+
+
+def high_order_conv2d(
+    inputs,
+    filters,
+    kernel_size,
+    groups=1,
+    dilations=1,
+    data_format="NHWC",
+    name=None,
+):
+    """Convolves images with a filter of its own at every pixel.
+
+        output[n, y, x, c] = sum over kh, kw of
+            inputs[n, y + (kh - KH // 2) * dh, x + (kw - KW // 2) * dw, c] *
+                filters[n, y, x, (g * KH + kh) * KW + kw]
+
+    with a kernel of `KH` by `KW`, dilations `dh`, `dw`, and `g = c // (channels /
+    groups)`: the channels of a group share their filters. It is the second step of
+    high-order convolution, whose first step, a convolution, makes the filters; with
+    groups it is the step of an involution that applies its kernels. Outside the image
+    there are zeros, and what filters hold for them has no effect, also where it is not
+    finite. Differentiable any number of times in both arguments. Half types accumulate
+    in float32.
+
+    Args:
+      inputs: Images, `[batch, height, width, channels]`, of type float32, float64,
+        float16 or bfloat16.
+      filters: `[batch, height, width, groups * KH * KW]`, of the same type.
+      kernel_size: `KH` and `KW`: an odd positive integer, or two, down and across.
+      groups: How many filters a pixel has, a positive integer that divides `channels`.
+      dilations: Pixels from one row of the kernel to the next, and from one column to
+        the next: a positive integer, or two.
+      data_format: "NHWC", or "NCHW", where the last axis of every tensor comes second.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Images, shaped like `inputs`.
+
+    Raises:
+      ValueError: `kernel_size`, `groups`, `dilations` or `data_format` is not as above.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or `groups`
+        does not divide `channels` (a `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> image = tf.reshape(tf.range(12.0), [1, 3, 4, 1])
+    >>> mean = tf.fill([1, 3, 4, 9], 1 / 9)            # the same filter everywhere
+    >>> mean_but_one = tf.tensor_scatter_nd_update(
+    ...     mean, [[0, 1, 1]], [tf.one_hot(4, 9)])     # one pixel is left as it was
+    >>> output = tf_capsops.high_order_conv2d(image, mean_but_one, kernel_size=3)
+    >>> output[0, 1, :, 0].numpy().round(2)
+    array([3.  , 5.  , 6.  , 4.33], dtype=float32)
+    """
+    owner = "high_order_conv2d"
+    if data_format not in ("NHWC", "NCHW"):
+        raise ValueError(
+            f"{owner}: data_format must be 'NHWC' or 'NCHW', got {data_format!r}"
+        )
+    return _library.load().high_order_conv(
+        input=inputs,
+        filters=filters,
+        kernel_size=odd_pair(owner, "kernel_size", kernel_size),
+        dilations=positive_pair(owner, "dilations", dilations),
+        groups=positive_int(owner, "groups", groups),
+        data_format=data_format,
+        name=name,
+    )
+
+
+def _attributes(op):
+    return {name: op.get_attr(name) for name in _ATTRIBUTES}
+
+
+@tf.RegisterGradient("HighOrderConv")
+def _high_order_conv_grad(op, grad):
+    return _library.load().high_order_conv_grad(grad, *op.inputs, **_attributes(op))
+
+
+@tf.RegisterGradient("HighOrderConvGrad")
+def _high_order_conv_grad_grad(op, inputs_like, filters_like):
+    """Differentiates <grad, conv(inputs_like, filters) + conv(inputs, filters_like)>.
+
+    That is what the incoming gradients make of the op's two results, as the
+    convolution is linear in inputs and in filters.
+    """
+    grad, inputs, filters = op.inputs
+    attributes = _attributes(op)
+    library = _library.load()
+    in_grad = library.high_order_conv(inputs_like, filters, **attributes)
+    in_grad += library.high_order_conv(inputs, filters_like, **attributes)
+    return (
+        in_grad,
+        *library.high_order_conv_grad(grad, inputs_like, filters_like, **attributes),
+    )
