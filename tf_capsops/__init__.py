@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capsule-network operators for TensorFlow, with kernels for CPUs and GPUs."""
 
-from tf_capsops import layers, losses, models
+from tf_capsops import inq, layers, losses, models
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d
@@ -17,6 +17,7 @@ __all__ = [
     "capsule_prediction",
     "capsule_routing",
     "high_order_conv2d",
+    "inq",
     "layers",
     "library_path",
     "losses",

@@ -1,0 +1,20 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Incremental network quantization: weights that are zero or powers of two.
+
+The method of Zhou et al., "Incremental Network Quantization: Towards Lossless CNNs with
+Low-Precision Weights" (2017). Weights of `bits` bits come from the code book
+`{0, +-2^n1, +-2^(n1-1), ..., +-2^n2}` with `n2 = n1 + 1 - 2^(bits-2)`.
+"""
+
+from tf_capsops.inq.codes import decode, encode, quantize, top_exponent
+from tf_capsops.inq.packing import pack, unpack
+
+__all__ = [
+    "decode",
+    "encode",
+    "pack",
+    "quantize",
+    "top_exponent",
+    "unpack",
+]

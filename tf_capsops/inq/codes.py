@@ -1,0 +1,224 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weights to powers of two, and their codes, in exact arithmetic.
+
+Everything is decided from mantissa and exponent, whole numbers, and never from a
+logarithm: one that is off by its last bit would move a weight at a boundary.
+"""
+
+import operator
+
+import ml_dtypes
+import numpy as np
+
+
+def top_exponent(weights):
+    """The exponent n1 of the largest power of two that quantized weights have.
+
+    `n1 = floor(log2(4 max|w| / 3))`, equation 3 of Zhou et al. (2017): the power to
+    which the largest weight is quantized.
+
+    Args:
+      weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
+
+    Returns:
+      An int; 0 where all weights are zero, or there are none.
+
+    Raises:
+      ValueError: a weight is infinite or not a number, or they are no real numbers.
+
+    >>> tf_capsops.inq.top_exponent([0.1, -0.75, 0.5])
+    0
+    >>> tf_capsops.inq.top_exponent([0.1, -0.74, 0.5])
+    -1
+    """
+    return _top_exponent(_float64("top_exponent", weights)[0])
+
+
+def quantize(weights, bits, top_exponent=None):
+    """Rounds weights to zero or a power of two, as incremental quantization does.
+
+    A weight becomes `sgn(w) beta` where `(alpha + beta) / 2 <= |w| < 3 beta / 2` and
+    `alpha < beta` are neighbours among 0, 2^n2, ..., 2^n1: equation 4 of Zhou et al.
+    (2017). A weight halfway between two goes up; one of at least `3/2 2^n1` becomes
+    `2^n1`; one below `2^n2 / 2` becomes zero.
+
+    Args:
+      weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
+      bits: Bits of a weight, 2 to 8. `n2 = n1 + 1 - 2^(bits-2)`: there are
+        `2^(bits-2)` powers.
+      top_exponent: n1, an integer; None for `tf_capsops.inq.top_exponent(weights)`.
+
+    Returns:
+      A NumPy array of the shape and the floating type of `weights` (float32 for
+      integers). Zeros are positive.
+
+    Raises:
+      ValueError: a weight is infinite or not a number; an argument is not as above; or
+        the type cannot hold a power of two, as float32 cannot hold 2^128.
+
+    >>> tf_capsops.inq.quantize([0.75, -0.74, 0.375, 0.1, -0.01], bits=4)
+    array([ 1.   , -0.5  ,  0.5  ,  0.125,  0.   ])
+    """
+    codes, n1 = encode(weights, bits, top_exponent)
+    return decode(codes, bits, n1, _float64("quantize", weights)[1])
+
+
+def encode(weights, bits, top_exponent=None):
+    """Quantizes weights, and returns codes instead of values.
+
+    Code 0 is zero; for 0 <= k < 2^(bits-2), code `1 + 2k` is `+2^(n1-k)` and code
+    `2 + 2k` is `-2^(n1-k)`. These are the codes that `tf_capsops.inq_conv2d` takes.
+
+    Args:
+      weights, bits, top_exponent: as `tf_capsops.inq.quantize` takes them.
+
+    Returns:
+      The codes, a NumPy array of uint8 and of the shape of `weights`, and n1, an int.
+
+    Raises:
+      ValueError: as for `tf_capsops.inq.quantize`.
+
+    >>> tf_capsops.inq.encode([0.75, -0.74, 0.375, 0.1, -0.01], bits=4)
+    (array([1, 4, 3, 7, 0], dtype=uint8), 0)
+    """
+    powers = 2 ** (checked_bits("encode", bits) - 2)
+    values, _ = _float64("encode", weights)
+    if top_exponent is None:
+        n1 = _top_exponent(values)
+    else:
+        n1 = _integer("encode", top_exponent)
+    n2 = n1 + 1 - powers
+    nearest, above = _nearest_exponent(np.abs(values))
+    steps = n1 - np.clip(nearest, n2, n1)
+    codes = 1 + 2 * steps + np.signbit(values)
+    # 2^(above - 1) <= |w|, so this is |w| >= 2^n2 / 2.
+    return np.where((values != 0) & (above >= n2), codes, 0).astype(np.uint8), n1
+
+
+def decode(codes, bits, top_exponent, dtype="float32"):
+    """The weights that codes stand for, exactly.
+
+    Args:
+      codes: Integers of any shape, as `tf_capsops.inq.encode` makes them.
+      bits: Bits of a weight, 2 to 8.
+      top_exponent: n1, an integer.
+      dtype: The type of the result: float32, float64, float16 or bfloat16.
+
+    Returns:
+      A NumPy array of the shape of `codes`.
+
+    Raises:
+      ValueError: a code is past the book, which ends with `2^(bits-1)`; an argument is
+        not as above; or a power of two is one that `dtype` cannot hold.
+
+    >>> tf_capsops.inq.decode([[0, 1, 2], [3, 4, 5]], bits=4, top_exponent=1)
+    array([[ 0. ,  2. , -2. ],
+           [ 1. , -1. ,  0.5]], dtype=float32)
+    """
+    bits = checked_bits("decode", bits)
+    codes = checked_codes("decode", codes, bits)
+    n1 = _integer("decode", top_exponent)
+    dtype = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
+    steps = np.arange(2 ** (bits - 2))
+    # Past these float64 has neither powers of two nor anything else to offer.
+    exponents = np.clip(n1 - steps, -1100, 1100)
+    with np.errstate(over="ignore", under="ignore"):
+        powers = np.ldexp(1.0, exponents).astype(dtype)
+    book = np.zeros(2 ** (bits - 1) + 1, dtype)
+    book[1::2], book[2::2] = powers, -powers
+    limits = ml_dtypes.finfo(dtype)
+    # The smallest is a subnormal number: half of it would be none.
+    lowest = np.frexp(np.float64(limits.smallest_subnormal))[1] - 1
+    highest = np.frexp(np.float64(limits.max))[1] - 1
+    used = n1 - (codes[codes > 0].astype(np.int64) - 1) // 2
+    if used.size and not (lowest <= used.min() and used.max() <= highest):
+        wrong = used.max() if used.max() > highest else used.min()
+        raise ValueError(
+            f"decode: {dtype} has no 2^{wrong}: its powers of two are 2^{lowest} to "
+            f"2^{highest}"
+        )
+    return book[codes]
+
+
+def checked_bits(owner, bits):
+    """Returns `bits` as an int of 2 to 8, or raises a ValueError that names `owner`."""
+    try:
+        value = operator.index(bits)
+    except TypeError:
+        value = 0
+    if not 2 <= value <= 8:
+        raise ValueError(f"{owner}: bits must be an integer from 2 to 8, got {bits!r}")
+    return value
+
+
+def checked_codes(owner, codes, bits):
+    """Returns `codes` as an array of uint8.
+
+    Raises:
+      ValueError: one is not in the book of `bits` bits; the message names `owner`.
+    """
+    last = 2 ** (checked_bits(owner, bits) - 1)
+    codes = np.asarray(codes)
+    if not codes.size:
+        return codes.astype(np.uint8)
+    if not np.issubdtype(codes.dtype, np.integer):
+        raise ValueError(f"{owner}: codes must be integers, got {codes.dtype}")
+    if codes.min() < 0 or codes.max() > last:
+        wrong = codes.min() if codes.min() < 0 else codes.max()
+        raise ValueError(
+            f"{owner}: codes of {bits} bits must be 0 to {last}, got {wrong}"
+        )
+    return codes.astype(np.uint8)
+
+
+def _integer(owner, top_exponent):
+    """Returns an exponent, an integer of 32 bits, as an int."""
+    try:
+        value = operator.index(top_exponent)
+    except TypeError:
+        value = 2**31
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(
+            f"{owner}: top_exponent must be an integer of 32 bits, got {top_exponent!r}"
+        )
+    return value
+
+
+def _float64(owner, weights):
+    """Returns weights in float64, which holds them exactly, and their own type."""
+    weights = np.asarray(weights)
+    if np.issubdtype(weights.dtype, np.integer) or not weights.size:
+        own = np.dtype("float32")
+    else:
+        own = weights.dtype
+    try:
+        if own.kind == "c":
+            raise TypeError
+        ml_dtypes.finfo(own)
+        values = weights.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{owner}: weights must be real numbers, got {weights.dtype}"
+        ) from error
+    wrong = np.count_nonzero(~np.isfinite(values))
+    if wrong:
+        raise ValueError(
+            f"{owner}: weights must be finite, but {wrong} of {values.size} are not"
+        )
+    return values, own
+
+
+def _top_exponent(values):
+    largest = np.abs(values).max(initial=0.0)
+    return 0 if largest == 0 else int(_nearest_exponent(largest)[0])
+
+
+def _nearest_exponent(sizes):
+    """Of the powers 2^k the k with `3/4 2^k <= size < 3/2 2^k`.
+
+    Also the exponents of the least powers above the sizes.
+    """
+    mantissa, above = np.frexp(sizes)
+    above = np.asarray(above, np.int64)
+    return above - (mantissa < 0.75), above
