@@ -9,8 +9,10 @@ Low-Precision Weights" (2017). Weights of `bits` bits come from the code book
 
 from tf_capsops.inq.codes import decode, encode, quantize, top_exponent
 from tf_capsops.inq.packing import pack, unpack
+from tf_capsops.inq.training import IncrementalQuantization
 
 __all__ = [
+    "IncrementalQuantization",
     "decode",
     "encode",
     "pack",

@@ -1,0 +1,190 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Training in steps, each of which quantizes and fixes a part of the weights."""
+
+import numbers
+
+import keras
+
+from tf_capsops.arguments import positive_int
+from tf_capsops.inq.codes import checked_bits
+from tf_capsops.inq.kernels import PartlyFixedKernel, layers_with_kernels
+
+
+class IncrementalQuantization(keras.callbacks.Callback):
+    """Quantizes the weights of a trained model part after part, training on between.
+
+    Incremental network quantization by Zhou et al. (2017), algorithm 1. At each step
+    the largest weights of each layer that are still free are rounded by
+    `tf_capsops.inq.quantize` and never change again; the others go on training and make
+    up for it. The top exponent n1 of a layer is that of its weights at the first step.
+    After the last step, if it is 1, all weights are zero or powers of two; the epochs
+    that follow train biases and whatever else is not quantized.
+
+    What is quantized is the `kernel` of every layer that has one: `Conv2D`,
+    `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others, also where they
+    are parts of other layers or models. Biases and logits stay as they are.
+
+    Fixed weights keep every bit under any optimizer of Keras, with momentum, weight
+    decay, gradient accumulation, averaged weights, and many batches in one execution.
+    For this the callback makes itself the kernels' constraint while it trains (one
+    that you gave is applied before), and has Keras trace the training step anew. A
+    callback that sets weights by itself, as `EarlyStopping` with
+    `restore_best_weights`, must come before this one in the list.
+
+    A further `fit` with the same callback goes on where the last one ended: steps that
+    were taken are not taken again. One without it trains all weights again.
+
+    Args:
+      layers_or_model: A model, a layer, or a list of them.
+      bits: Bits of a weight, 2 to 8.
+      steps: The fraction of weights that is fixed after each step, rising to at most 1.
+      epochs_per_step: Epochs from one step to the next. The first step is before the
+        first epoch, so the last one needs `epochs_per_step * (len(steps) - 1) + 1`.
+
+    Attributes:
+      kernels: What has become of each layer, from the first `fit` on: objects with
+        `layer`, `top_exponent`, `mask` (which weights are fixed) and `fraction`.
+      steps_taken: How many steps have been taken.
+
+    Raises:
+      ValueError: An argument is not as above, or no layer has a kernel. In `fit`: there
+        are too few epochs for the steps, a layer is not part of the model or not built,
+        or a weight is not finite.
+
+    >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> steps = tf_capsops.inq.IncrementalQuantization(model, bits=3)
+    >>> history = model.fit(
+    ...     np.ones([8, 4]), np.ones([8, 3]), epochs=4, verbose=0, callbacks=[steps])
+    >>> kernel = model.layers[0].kernel.numpy()
+    >>> bool(np.all(kernel == tf_capsops.inq.quantize(kernel, bits=3)))
+    True
+    """
+
+    def __init__(
+        self,
+        layers_or_model,
+        bits=5,
+        steps=(0.5, 0.75, 0.875, 1.0),
+        epochs_per_step=1,
+    ):
+        super().__init__()
+        owner = "IncrementalQuantization"
+        self.bits = checked_bits(owner, bits)
+        self.steps = _rising_fractions(owner, steps)
+        self.epochs_per_step = positive_int(owner, "epochs_per_step", epochs_per_step)
+        roots = layers_or_model
+        if isinstance(roots, keras.Layer):
+            roots = [roots]
+        if not isinstance(roots, (list, tuple)) or not roots:
+            raise ValueError(
+                f"{owner}: layers_or_model must be a model, a layer or a list of them, "
+                f"got {layers_or_model!r}"
+            )
+        for root in roots:
+            if not isinstance(root, keras.Layer):
+                raise ValueError(
+                    f"{owner}: layers_or_model must hold layers, got {root!r}"
+                )
+        self._roots = roots
+        self.kernels = []
+        self.steps_taken = 0
+        self._epochs_trained = 0
+        self._is_first_epoch = False
+
+    def on_train_begin(self, logs=None):
+        if not self.kernels:
+            self.kernels = [
+                PartlyFixedKernel(layer, self.bits) for layer in self._layers()
+            ]
+        known = {id(variable) for variable in self.model.variables}
+        for kernel in self.kernels:
+            if id(kernel.variable) not in known:
+                raise ValueError(
+                    f"IncrementalQuantization: {kernel.layer.path} is not a part of "
+                    f"{self.model.name}, which is being trained"
+                )
+        self._is_first_epoch = True
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self._is_first_epoch:
+            self._is_first_epoch = False
+            self._require_epochs((self.params or {}).get("epochs"), epoch)
+            for kernel in self.kernels:
+                kernel.restore()
+                kernel.hold()
+            # A step that was traced before knows nothing of the new constraints.
+            self.model.make_train_function(force=True)
+        remaining = self.steps[self.steps_taken :]
+        if remaining and self._epochs_trained == self._due(self.steps_taken):
+            for kernel in self.kernels:
+                kernel.fix(remaining[0])
+            self.steps_taken += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._epochs_trained += 1
+        for kernel in self.kernels:
+            kernel.restore()
+
+    def on_train_end(self, logs=None):
+        # After the last epoch Keras puts averages, where an optimizer keeps them, in
+        # the place of all weights.
+        for kernel in self.kernels:
+            kernel.restore()
+            kernel.release()
+        self.model.make_train_function(force=True)
+
+    def _layers(self):
+        layers = {}
+        for root in self._roots:
+            if not root.built:
+                raise ValueError(
+                    f"IncrementalQuantization: {root.path or root.name} has no weights "
+                    "yet: build it, or call it once"
+                )
+            found = layers_with_kernels(root)
+            if not found:
+                raise ValueError(
+                    f"IncrementalQuantization: {root.path or root.name} has no kernel "
+                    "to quantize"
+                )
+            layers.update((id(layer.kernel), layer) for layer in found)
+        return layers.values()
+
+    def _due(self, step):
+        """After how many epochs the step is taken."""
+        return step * self.epochs_per_step
+
+    def _require_epochs(self, epochs, epoch):
+        last = self._due(len(self.steps) - 1)
+        needed = last + 1 - self._epochs_trained
+        if self.steps_taken == len(self.steps) or epochs is None:
+            return
+        if epochs - epoch < needed:
+            raise ValueError(
+                f"IncrementalQuantization: {len(self.steps)} steps, "
+                f"{self.steps_taken} of them taken, with epochs_per_step "
+                f"{self.epochs_per_step} need {needed} epochs or more, got "
+                f"{epochs - epoch}"
+            )
+
+
+def _rising_fractions(owner, steps):
+    try:
+        fractions = tuple(steps)
+    except TypeError:
+        fractions = ()
+    previous = 0
+    for fraction in fractions:
+        is_real = isinstance(fraction, numbers.Real) and not isinstance(fraction, bool)
+        if not is_real or not previous < fraction <= 1:
+            fractions = ()
+            break
+        previous = fraction
+    if not fractions:
+        raise ValueError(
+            f"{owner}: steps must be fractions that rise from above 0 to at most 1, "
+            f"got {steps!r}"
+        )
+    return tuple(map(float, fractions))
