@@ -6,6 +6,7 @@
 // methods.
 #include "cc/launch/high_order_conv.h"
 
+#include "cuda/high_order_conv_channels_launch.cuh"
 #include "cuda/high_order_conv_general.cuh"
 #include "cuda/high_order_conv_planes_launch.cuh"
 #include "cuda/high_order_conv_rows_launch.cuh"
@@ -28,7 +29,8 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
   LaunchError error;
   if (rows::TryRun<T, false>(exec, p, input, filters, static_cast<const T*>(nullptr),
                              output, static_cast<T*>(nullptr), &error) ||
-      planes::TryForward(exec, p, input, filters, output, &error)) {
+      planes::TryForward(exec, p, input, filters, output, &error) ||
+      channels::TryForward(exec, p, input, filters, output, &error)) {
     return error;
   }
   return general::Forward(exec, p, input, filters, output);
@@ -42,7 +44,9 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
   if (rows::TryRun<T, true>(exec, p, input, filters, grad, grad_input, grad_filters,
                             &error) ||
       planes::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
-                          &error)) {
+                          &error) ||
+      channels::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
+                            &error)) {
     return error;
   }
   return general::Backward(exec, p, grad, input, filters, grad_input, grad_filters);

@@ -51,9 +51,12 @@ __device__ inline bool Inside(int at, int size) {
   return static_cast<unsigned>(at) < static_cast<unsigned>(size);
 }
 
-template <typename S>
-__device__ auto LoadIf(bool condition, const S* from) -> decltype(Widen(S())) {
-  return condition ? Widen(__ldg(from)) : decltype(Widen(S())){0};
+// Reads from memory that is there in any case, so that loads need no branches and many
+// are on their way together.
+template <typename A, typename S>
+__device__ A LoadIf(bool condition, const S* from) {
+  const A value = Widen(*from);
+  return condition ? value : A{0};
 }
 
 // output where kReverse is false, from input and filters; grad_input where it is true,
@@ -66,26 +69,30 @@ __global__ void __launch_bounds__(kThreads)
   if (!at.Inside(w)) return;
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
   for (int c0 = 0; c0 < w.of_group; c0 += kChannels) {
-    const S* const first = values + at.channel + c0 * at.plane;
+    const S* channels[kChannels];
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      channels[c] = values + at.channel + min(c0 + c, w.of_group - 1) * at.plane;
+    }
     A sum[kChannels] = {};
-#pragma unroll 1
+#pragma unroll(kWidth > 0 && kChannels <= 3 ? 2 : 1)
     for (int i = 0; i < w.kernel_height; ++i) {
       const int down = (i - w.kernel_height / 2) * w.dilation_height;
       const int y = kReverse ? at.y - down : at.y + down;
-      if (!Inside(y, w.height)) continue;
-      const S* const row = first + y * w.width;
-      const S* filter = filters + at.tap + int64_t{i} * kernel_width * at.plane +
-                        (kReverse ? y * w.width : at.pixel);
+      const bool row_inside = Inside(y, w.height);
+      const int row = (row_inside ? y : at.y) * w.width;
+      const S* filter = filters + at.tap + int64_t{i} * kernel_width * at.plane;
       A part[kChannels] = {};
 #pragma unroll(kWidth > 0 ? kWidth : 2)
       for (int j = 0; j < kernel_width; ++j) {
         const int across = (j - kernel_width / 2) * w.dilation_width;
         const int x = kReverse ? at.x - across : at.x + across;
-        const bool inside = Inside(x, w.width);
-        const A f = LoadIf(inside, filter + (kReverse ? x : 0));
+        const bool inside = row_inside && Inside(x, w.width);
+        const int from = row + (inside ? x : at.x);
+        const A f = LoadIf<A>(inside, filter + (kReverse ? from : at.pixel));
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
-          part[c] += f * LoadIf(inside && c0 + c < w.of_group, row + x + c * at.plane);
+          part[c] += f * LoadIf<A>(inside, channels[c] + from);
         }
         filter += at.plane;
       }
@@ -111,10 +118,14 @@ __global__ void __launch_bounds__(kThreads)
   const Place at(w);
   if (!at.Inside(w)) return;
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
+  const S *grads[kChannels], *inputs[kChannels];
   A own[kChannels], sum[kChannels] = {};
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
-    own[c] = LoadIf(c < w.of_group, grad + at.channel + c * at.plane + at.pixel);
+    const int64_t channel = at.channel + min(c, w.of_group - 1) * at.plane;
+    grads[c] = grad + channel;
+    inputs[c] = input + channel;
+    own[c] = LoadIf<A>(c < w.of_group, grads[c] + at.pixel);
   }
 #pragma unroll 1
   for (int i = 0; i < w.kernel_height; ++i) {
@@ -122,9 +133,9 @@ __global__ void __launch_bounds__(kThreads)
     const bool from_row = Inside(at.y - down, w.height);
     const bool to_row = Inside(at.y + down, w.height);
     const int64_t tap = at.tap + int64_t{i} * kernel_width * at.plane;
-    const int64_t from = (at.y - down) * int64_t{w.width};
-    const int64_t to = (at.y + down) * int64_t{w.width};
-    const S* filter = filters + tap + from;
+    const int row_from = (at.y - (from_row ? down : 0)) * w.width;
+    const int row_to = (at.y + (to_row ? down : 0)) * w.width;
+    const S* filter = filters + tap;
     S* result = grad_filters + tap + at.pixel;
     A part[kChannels] = {};
 #pragma unroll(kWidth > 0 ? kWidth : 2)
@@ -132,14 +143,16 @@ __global__ void __launch_bounds__(kThreads)
       const int across = (j - kernel_width / 2) * w.dilation_width;
       const bool reached = from_row && Inside(at.x - across, w.width);
       const bool reads = to_row && Inside(at.x + across, w.width);
-      const A f = LoadIf(reached, filter + at.x - across);
+      const int from = row_from + at.x - (reached ? across : 0);
+      const int to = row_to + at.x + (reads ? across : 0);
+      const A f = LoadIf<A>(reached, filter + from);
       A product = 0;
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        const bool has = c < w.of_group;
-        const int64_t channel = at.channel + c * at.plane + at.x;
-        part[c] += f * LoadIf(reached && has, grad + channel + from - across);
-        product += own[c] * LoadIf(reads && has, input + channel + to + across);
+        // A channel too many is the last one again; its grad counts as zero here.
+        const A v = LoadIf<A>(c < w.of_group, inputs[c] + to);
+        part[c] += f * LoadIf<A>(reached, grads[c] + from);
+        product += own[c] * v;
       }
       Narrow(reads ? product : A{0}, result);
       filter += at.plane;
@@ -167,6 +180,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!at.Inside(w)) return;
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
   const S* const own = grad + at.channel + at.pixel;
+  const S* const first = input + at.channel;
 #pragma unroll 1
   for (int i = 0; i < w.kernel_height; ++i) {
     const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
@@ -175,20 +189,20 @@ __global__ void __launch_bounds__(kThreads)
       const int x0 = at.x + (j0 - kernel_width / 2) * w.dilation_width;
       A sum[kStep] = {};
       bool inside[kStep];
+      int from[kStep];
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
         inside[j] = Inside(y, w.height) && j0 + j < kernel_width &&
                     Inside(x0 + j * w.dilation_width, w.width);
+        from[j] = inside[j] ? y * w.width + x0 + j * w.dilation_width : at.pixel;
       }
       for (int c0 = 0; c0 < w.of_group; c0 += kBlockOfSum) {
         A part[kStep] = {};
         for (int c = c0; c < min(c0 + kBlockOfSum, w.of_group); ++c) {
-          const A g = Widen(__ldg(own + c * at.plane));
-          const S* const row =
-              input + at.channel + c * at.plane + (int64_t{y} * w.width + x0);
+          const A g = Widen(own[c * at.plane]);
 #pragma unroll
           for (int j = 0; j < kStep; ++j) {
-            part[j] += g * LoadIf(inside[j], row + j * w.dilation_width);
+            part[j] += g * Widen(first[c * at.plane + from[j]]);
           }
         }
 #pragma unroll

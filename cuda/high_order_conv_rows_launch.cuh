@@ -14,9 +14,6 @@
 
 namespace capsops::high_order_conv::rows {
 
-// Whether lanes have the registers for a kernel of K x K positions and C channels.
-constexpr bool Fits(int k, int c, bool backward) { return !backward || k < 7 || c < 3; }
-
 template <typename Z>
 int MaxLanes(int64_t bytes) {
   int lanes = kThreads;
@@ -88,23 +85,20 @@ Work Remember(const Problem& p) {
 template <typename T, int K, int C, bool kBackward>
 bool Run(const GpuExec& exec, const Problem& p, const T* input, const T* filters,
          const T* grad, T* result, T* grad_filters, LaunchError* error) {
-  if constexpr (Fits(K, C, kBackward)) {
-    using S = CudaType<T>;
-    using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
-    const Work w = Remember<T, K, C, kBackward>(p);
-    if (w.tasks == 0) return false;
-    const char* const name = kBackward ? "HighOrderConvGrad" : "HighOrderConv";
-    const int64_t blocks = CeilDivide(w.tasks, w.subs);
-    *error = CheckGrid(name, blocks);
-    if (!error->empty()) return true;
-    RowsKernel<S, Accumulator<T>, K, C, kBackward>
-        <<<blocks, kThreads, Z::Bytes(w.lanes, w.subs), exec.stream>>>(
-            w, Native(input), Native(filters), Native(grad), Native(result),
-            Native(grad_filters));
-    *error = CheckLaunch(name);
-    return true;
-  }
-  return false;
+  using S = CudaType<T>;
+  using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
+  const Work w = Remember<T, K, C, kBackward>(p);
+  if (w.tasks == 0) return false;
+  const char* const name = kBackward ? "HighOrderConvGrad" : "HighOrderConv";
+  const int64_t blocks = CeilDivide(w.tasks, w.subs);
+  *error = CheckGrid(name, blocks);
+  if (!error->empty()) return true;
+  RowsKernel<S, Accumulator<T>, K, C, kBackward>
+      <<<blocks, kThreads, Z::Bytes(w.lanes, w.subs), exec.stream>>>(
+          w, Native(input), Native(filters), Native(grad), Native(result),
+          Native(grad_filters));
+  *error = CheckLaunch(name);
+  return true;
 }
 
 // Runs if it can; backward where there is a grad.
