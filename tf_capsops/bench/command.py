@@ -17,7 +17,6 @@ from rich.console import Console
 from tf_capsops.bench import cases, chart, measure, papers, report
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
-from tf_capsops.bench.papers import studies
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
@@ -43,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[cases.ANCHORS],
         help="which sizes: those of the speed claims, those of published networks, or "
         "tiny ones that only show that the benchmark works; or the tables of papers on "
-        "capsule convolution, with their kernels beside ours (a GPU is needed)",
+        "the ops, with their kernels beside ours (most need a GPU)",
     )
     parser.add_argument(
         "--repeat", type=int, default=15, help="samples of each method (at least 2)"
@@ -58,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=pathlib.Path,
         default=pathlib.Path("runs/bench"),
-        help="directory for bench.json and bench.png, or for papers.json",
+        help="directory for bench.json and bench.png, or for papers.json and charts",
     )
     return parser
 
@@ -134,13 +133,7 @@ def _refuse_papers(options: argparse.Namespace) -> str:
     """Returns why the papers' tables cannot be measured as asked, or nothing."""
     if options.suite != [_PAPERS] or options.dtype != ["float32"]:
         return "--suite papers stands alone and is of float32"
-    if "GPU" not in options.device:
-        return "--suite papers needs a GPU that TensorFlow sees"
-    try:
-        studies.library_path()
-    except ImportError as error:
-        return str(error)
-    return ""
+    return papers.refuse(options.op, options.device)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -166,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     if _PAPERS in options.suite:
-        return papers.run(argv, options.repeat, options.tf32, options.output, console)
+        return papers.run(argv, options, console)
     made = {"command": report.command(argv), "tf32": options.tf32, **report.machine()}
     made |= {"ceilings": [], "results": []}
     for ceilings, results in _run(options, console):

@@ -93,6 +93,15 @@ def training_step(compute: Callable[..., tf.Tensor]) -> Callable:
     return step
 
 
+def gradient_step(compute: Callable[..., tf.Tensor]) -> Callable:
+    """Returns a step that computes all gradients of an op, given the output's.
+
+    Of the op itself TensorFlow computes only what they need.
+    """
+    step = training_step(compute)
+    return lambda *arguments: step(*arguments)[1:]
+
+
 def compiled(step: Callable) -> Callable:
     """Returns a step as one XLA computation."""
     return tf.function(step, jit_compile=True, autograph=False)
@@ -105,12 +114,22 @@ class Chain:
         step: From arguments to a tuple of results.
         sets: Sets of arguments to rotate among.
         device: Where to compute.
+        length: Calls in a graph; unless told, many.
+        seconds: Least time of a sample; unless told, that of the device.
     """
 
-    def __init__(self, step: Callable, sets: Sequence[Arguments], device: str) -> None:
+    def __init__(
+        self,
+        step: Callable,
+        sets: Sequence[Arguments],
+        device: str,
+        length: int | None = None,
+        seconds: float | None = None,
+    ) -> None:
         self._device = device
         self._sets = sets
-        self._length = _CHAIN[device_type(device)]
+        self._length = length or _CHAIN[device_type(device)]
+        self._least = seconds or _SAMPLE_SECONDS[device_type(device)]
         self._rounds = 1
 
         @tf.function(autograph=False)
@@ -137,10 +156,10 @@ class Chain:
     def warm_up(self) -> None:
         """Traces, compiles, and decides how often to run the chain for one sample."""
         self._seconds(self._length, 1)
-        self._seconds(self._length, 1)
         once = self._seconds(self._length, 1)
-        least = _SAMPLE_SECONDS[device_type(self._device)]
-        self._rounds = max(1, math.ceil(least / once))
+        if once < self._least:  # else the calls are too long to need more warmth
+            once = self._seconds(self._length, 1)
+        self._rounds = max(1, math.ceil(self._least / once))
 
     def sample(self) -> float:
         """Returns the seconds that one call took."""
@@ -164,8 +183,12 @@ def _reason(error: tf.errors.OpError) -> str:
 
 
 @_unread_results_are_computed()
-def compare(chains: Mapping[str, Chain], repeat: int) -> dict[str, Timing | str]:
+def compare(
+    chains: Mapping[str, Chain], repeat: int, slow: float = math.inf
+) -> dict[str, Timing | str]:
     """Times several methods in turn, `repeat` samples each.
+
+    A method that takes more than `slow` seconds for a call gets one sample.
 
     Returns:
         For each method its timing, or TensorFlow's reason where it cannot be run.
@@ -181,9 +204,11 @@ def compare(chains: Mapping[str, Chain], repeat: int) -> dict[str, Timing | str]
     samples: dict[str, list[float]] = {name: [] for name in extra}
     for _ in range(repeat):
         for name, taken in samples.items():
-            taken.append(chains[name].sample())
+            if not taken or taken[0] <= slow:
+                taken.append(chains[name].sample())
     for name, taken in samples.items():
-        lower, median, upper = statistics.quantiles(taken, n=4, method="inclusive")
+        spread = taken if len(taken) > 1 else 2 * taken
+        lower, median, upper = statistics.quantiles(spread, n=4, method="inclusive")
         outcome[name] = Timing(
             median, lower, upper, min(taken), max(taken), len(taken), extra[name]
         )

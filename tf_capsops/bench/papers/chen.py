@@ -22,6 +22,8 @@ from tf_capsops.bench import measure
 from tf_capsops.bench.papers import studies
 from tf_capsops.bench.suites import capsule_conv
 
+OP = "CapsuleConv"
+DEVICES = ("GPU",)
 BATCH = 128
 # By layer: image, kernel, stride, in and out channels, and pose rows, inner, columns.
 _PUBLISHED_NETWORK = (

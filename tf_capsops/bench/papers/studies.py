@@ -63,3 +63,30 @@ def capsule_conv2d(inputs, weights, kernel, **attributes):
         return output, gradients
 
     return compute(inputs, weights)
+
+
+def high_order_conv2d(inputs, weights, kernel_size):
+    """Convolves as high_order_conv2d does, by the CUDA kernels of another paper.
+
+    Args:
+        inputs: `[batch, channels, height, width]`, float32, on a GPU, to 1024 wide.
+        weights: `[KH * KW, batch, 1, height, width]`.
+        kernel_size: `KH` and `KW`, odd.
+
+    Raises:
+        ImportError: The library was not built.
+    """
+    ops = load()
+
+    @tf.custom_gradient
+    def compute(inputs, weights):
+        output = ops.high_order_conv_study(inputs, weights, kernel_size=kernel_size)
+
+        def gradients(grad):
+            return ops.high_order_conv_study_grad(
+                grad, inputs, weights, kernel_size=kernel_size
+            )
+
+        return output, gradients
+
+    return compute(inputs, weights)

@@ -15,6 +15,8 @@ from tf_capsops.bench import measure
 from tf_capsops.bench.papers import counts
 from tf_capsops.bench.suites import capsule_conv
 
+OP = "CapsuleConv"
+DEVICES = ("GPU",)
 # On a Tesla V100: milliseconds, global stores, global loads.
 PUBLISHED = {
     "B": (24.693, 393625600, 488843700),
@@ -38,9 +40,9 @@ def methods() -> dict:
     return {**found, "TF fold": step, "TF fold, XLA": measure.compiled(step)}
 
 
-def run(device: str, repeat: int, tf32: bool) -> Iterator[dict]:
+def run(device: str, repeat: int) -> Iterator[dict]:
     """Yields a result for each number of input channels."""
-    counted = counts.count(tf32)
+    counted = counts.count(tf.config.experimental.tensor_float_32_execution_enabled())
     for channels in counts.CHANNELS:
         with tf.device(device):
             first = counts.tensors(channels)

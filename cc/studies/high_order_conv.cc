@@ -1,0 +1,202 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// cuda/studies/high_order_conv.h as ops of the studies' library. Shapes are checked by
+// HighOrderConv's own rule, with weights as the filters of its NCHW format that they
+// are a transpose of, then by the scheme.
+#include "cuda/studies/high_order_conv.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/errors.h"
+
+#include "cc/framework/device.h"
+#include "cc/framework/shape_rule.h"
+#include "cc/shapes/high_order_conv.h"
+
+namespace capsops::studies::high_order_conv {
+namespace {
+
+using capsops::high_order_conv::Attributes;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::PartialTensorShape;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+
+constexpr const char* kForward = "HighOrderConvStudy";
+constexpr const char* kBackward = "HighOrderConvStudyGrad";
+
+// The attributes of HighOrderConv, of which these ops have one.
+template <typename Context>
+absl::Status GetKernelSize(Context* ctx, Attributes* attributes) {
+  attributes->dilations = {1, 1};
+  attributes->data_format = "NCHW";
+  return ctx->GetAttr("kernel_size", &attributes->kernel_size);
+}
+
+// The filters that weights [positions, batch, 1, height, width] are a transpose of.
+absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
+                                             const PartialTensorShape& weights) {
+  if (weights.unknown_rank()) return weights;
+  int64_t positions = -1, batch = -1, shared = 1, height = -1, width = -1;
+  const absl::Status status = ShapeRule(op)
+                                  .Bind("weights", weights,
+                                        {{"kernel_positions", &positions},
+                                         {"batch", &batch},
+                                         {"channels that differ", &shared},
+                                         {"height", &height},
+                                         {"width", &width}})
+                                  .status();
+  if (!status.ok()) return status;
+  PartialTensorShape filters;
+  TF_RETURN_IF_ERROR(PartialTensorShape::BuildPartialTensorShape(
+      std::vector<int64_t>{batch, positions, height, width}, &filters));
+  return filters;
+}
+
+// Refuses what the scheme does not compute; dimensions that are not known yet, -1, are
+// none of that.
+absl::StatusOr<Problem> Supported(const char* op, absl::StatusOr<Problem> problem) {
+  if (!problem.ok()) return problem;
+  const std::string reason = Unsupported(*problem);
+  const absl::Status status = ShapeRule(op).Require(reason.empty(), reason).status();
+  if (!status.ok()) return status;
+  return problem;
+}
+
+absl::StatusOr<Problem> Resolve(const Attributes& attributes,
+                                const PartialTensorShape& input,
+                                const PartialTensorShape& weights) {
+  const auto filters = FiltersOf(kForward, weights);
+  if (!filters.ok()) return filters.status();
+  return Supported(kForward,
+                   capsops::high_order_conv::Resolve(input, *filters, attributes));
+}
+
+absl::StatusOr<Problem> ResolveGrad(const Attributes& attributes,
+                                    const PartialTensorShape& grad,
+                                    const PartialTensorShape& input,
+                                    const PartialTensorShape& weights) {
+  const auto filters = FiltersOf(kBackward, weights);
+  if (!filters.ok()) return filters.status();
+  return Supported(kBackward, capsops::high_order_conv::ResolveGrad(
+                                  grad, input, *filters, attributes));
+}
+
+absl::Status SetImageShape(InferenceContext* ctx, const Problem& p) {
+  return SetOutputShape(ctx, 0, {p.batch, p.channels, p.height, p.width});
+}
+
+REGISTER_OP("HighOrderConvStudy")
+    .Input("input: float")
+    .Input("weights: float")
+    .Output("output: float")
+    .Attr("kernel_size: list(int)")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      Attributes attributes;
+      TF_RETURN_IF_ERROR(GetKernelSize(ctx, &attributes));
+      const auto p = Resolve(attributes, InputShape(ctx, 0), InputShape(ctx, 1));
+      if (!p.ok()) return p.status();
+      return SetImageShape(ctx, *p);
+    })
+    .Doc(R"doc(
+HighOrderConv as Simeng and Zhejin, "PyTorch Extension", compute it in CUDA, on a GPU.
+
+input: Images, [batch, channels, height, width]; width is at most 1024.
+weights: A filter for each pixel, [kernel_height * kernel_width, batch, 1, height, width].
+output: Shaped like input.
+kernel_size: Rows and columns of a filter, two odd numbers.
+)doc");
+
+REGISTER_OP("HighOrderConvStudyGrad")
+    .Input("grad: float")
+    .Input("input: float")
+    .Input("weights: float")
+    .Output("grad_input: float")
+    .Output("grad_weights: float")
+    .Attr("kernel_size: list(int)")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      Attributes attributes;
+      TF_RETURN_IF_ERROR(GetKernelSize(ctx, &attributes));
+      const auto p = ResolveGrad(attributes, InputShape(ctx, 0), InputShape(ctx, 1),
+                                 InputShape(ctx, 2));
+      if (!p.ok()) return p.status();
+      TF_RETURN_IF_ERROR(SetImageShape(ctx, *p));
+      return SetOutputShape(
+          ctx, 1,
+          {p->kernel_height * p->kernel_width, p->batch, 1, p->height, p->width});
+    })
+    .Doc(R"doc(
+Both gradients of HighOrderConvStudy, in one kernel as there.
+
+grad: Gradient of the loss in the output, shaped like input.
+input: As given to HighOrderConvStudy.
+weights: As given to HighOrderConvStudy.
+grad_input: Shaped like input.
+grad_weights: Shaped like weights.
+kernel_size: As given to HighOrderConvStudy.
+)doc");
+
+class HighOrderConvStudyOp : public OpKernel {
+ public:
+  explicit HighOrderConvStudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &attributes_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& input = ctx->input(0);
+    const Tensor& weights = ctx->input(1);
+    const auto problem = Resolve(attributes_, input.shape(), weights.shape());
+    OP_REQUIRES_OK(ctx, problem.status());
+    Tensor* output;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(
+        ctx, ToStatus(Forward(MakeExec<GpuExec>(ctx), *problem, Data<float>(input),
+                              Data<float>(weights), Data<float>(output))));
+  }
+
+ private:
+  Attributes attributes_;
+};
+
+class HighOrderConvStudyGradOp : public OpKernel {
+ public:
+  explicit HighOrderConvStudyGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &attributes_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& grad = ctx->input(0);
+    const Tensor& input = ctx->input(1);
+    const Tensor& weights = ctx->input(2);
+    const auto problem =
+        ResolveGrad(attributes_, grad.shape(), input.shape(), weights.shape());
+    OP_REQUIRES_OK(ctx, problem.status());
+    Tensor* grad_input;
+    Tensor* grad_weights;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    OP_REQUIRES_OK(
+        ctx, ToStatus(Backward(MakeExec<GpuExec>(ctx), *problem, Data<float>(grad),
+                               Data<float>(input), Data<float>(weights),
+                               Data<float>(grad_input), Data<float>(grad_weights))));
+  }
+
+ private:
+  Attributes attributes_;
+};
+
+REGISTER_KERNEL_BUILDER(Name(kForward).Device(tensorflow::DEVICE_GPU),
+                        HighOrderConvStudyOp);
+REGISTER_KERNEL_BUILDER(Name(kBackward).Device(tensorflow::DEVICE_GPU),
+                        HighOrderConvStudyGradOp);
+
+}  // namespace
+}  // namespace capsops::studies::high_order_conv

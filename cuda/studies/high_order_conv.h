@@ -1,0 +1,32 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// High-order convolution as the CUDA extension of Simeng and Zhejin, "PyTorch
+// Extension", computes it: what cc/launch/high_order_conv.h says, in float32 and on a
+// GPU only, with tensors in the paper's layout:
+//   input, output  [batch, channels, height, width]
+//   weights        [kernel_height * kernel_width, batch, 1, height, width]
+// and gradients shaped like what they are of. Nothing but the benchmark uses it.
+#ifndef CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
+#define CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
+
+#include <string>
+
+#include "cc/launch/high_order_conv.h"
+
+namespace capsops::studies::high_order_conv {
+
+using capsops::high_order_conv::Problem;
+
+// Why a problem is not one of those the paper computes, or nothing.
+std::string Unsupported(const Problem& problem);
+
+LaunchError Forward(const GpuExec& exec, const Problem& problem, const float* input,
+                    const float* weights, float* output);
+LaunchError Backward(const GpuExec& exec, const Problem& problem, const float* grad,
+                     const float* input, const float* weights, float* grad_input,
+                     float* grad_weights);
+
+}  // namespace capsops::studies::high_order_conv
+
+#endif  // CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
