@@ -106,7 +106,7 @@ ifdef WITH_CUDA
 STUDIES_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/studies/*.cc))
 STUDIES_cuda := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/studies/*.cu.cc))
 STUDIES_OBJECTS := $(STUDIES_tensorflow) $(STUDIES_cuda) \
-  $(subst cc/studies,cc/shapes,$(STUDIES_tensorflow)) $(BUILD)/cc/framework/shape_rule.o
+  $(subst cc/studies,cc/shapes,$(STUDIES_tensorflow)) $(BUILD)/cc/framework/shape_rule.o $(BUILD)/cc/framework/window.o
 endif
 
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken

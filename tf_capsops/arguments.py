@@ -20,6 +20,21 @@ def positive_int(owner, name, value, minimum=1):
     return int(value)
 
 
+def int_between(owner, name, value, smallest, largest):
+    """Returns `value` as an int from `smallest` to `largest`.
+
+    Raises:
+      ValueError: if it is not one; the message names owner, argument and value.
+    """
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_int or not smallest <= value <= largest:
+        raise ValueError(
+            f"{owner}: {name} must be an integer from {smallest} to {largest}, "
+            f"got {value!r}"
+        )
+    return int(value)
+
+
 def positive_number(owner, name, value):
     """Returns `value` as a float above zero that is finite.
 
@@ -54,6 +69,17 @@ def odd_pair(owner, name, value):
     if not all(entry % 2 for entry in pair):
         raise ValueError(f"{owner}: {name} must be odd, got {value!r}")
     return pair
+
+
+def padding_name(owner, value):
+    """Returns `value`, "VALID" or "SAME" in any case, in upper case.
+
+    Raises:
+      ValueError: if it is neither; the message names owner and value.
+    """
+    if not isinstance(value, str) or value.upper() not in ("VALID", "SAME"):
+        raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {value!r}")
+    return value.upper()
 
 
 def known_shape(owner, shape, axes):

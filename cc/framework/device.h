@@ -70,6 +70,19 @@ inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t 
   return ctx->allocate_temp(tensorflow::DT_UINT8, shape, workspace);
 }
 
+// An op's one result, of a shape that is known, and the launcher's working space.
+inline absl::Status AllocateResult(tensorflow::OpKernelContext* ctx,
+                                   const tensorflow::PartialTensorShape& known,
+                                   int64_t workspace_bytes, tensorflow::Tensor** result,
+                                   tensorflow::Tensor* workspace) {
+  tensorflow::TensorShape shape;
+  absl::Status status =
+      tensorflow::TensorShape::BuildTensorShape(known.dim_sizes(), &shape);
+  if (status.ok()) status = ctx->allocate_output(0, shape, result);
+  if (status.ok()) status = AllocateWorkspace(ctx, workspace_bytes, workspace);
+  return status;
+}
+
 inline absl::Status ToStatus(const LaunchError& error) {
   return error.empty() ? absl::OkStatus() : absl::InternalError(error);
 }

@@ -13,9 +13,7 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 // What the three ops have in common.
 class ConvOp : public OpKernel {
@@ -26,17 +24,6 @@ class ConvOp : public OpKernel {
 
  protected:
   const Attributes& attributes() const { return attributes_; }
-
-  // The op's one result and the launcher's working space.
-  static absl::Status Allocate(OpKernelContext* ctx, const PartialTensorShape& known,
-                               int64_t workspace_bytes, Tensor** result,
-                               Tensor* workspace) {
-    TensorShape shape;
-    absl::Status status = TensorShape::BuildTensorShape(known.dim_sizes(), &shape);
-    if (status.ok()) status = ctx->allocate_output(0, shape, result);
-    if (status.ok()) status = AllocateWorkspace(ctx, workspace_bytes, workspace);
-    return status;
-  }
 
  private:
   Attributes attributes_;
@@ -57,7 +44,7 @@ class CapsuleConvOp : public ConvOp {
     Tensor* output;
     Tensor workspace;
     OP_REQUIRES_OK(
-        ctx, Allocate(ctx, conv->output, ForwardWorkspace<Element<T>>(exec, p), &output,
+        ctx, AllocateResult(ctx, conv->output, ForwardWorkspace<Element<T>>(exec, p), &output,
                       &workspace));
     OP_REQUIRES_OK(ctx, ToStatus(Forward(exec, p, Data<T>(input), Data<T>(weights),
                                          Data<T>(output), workspace.data())));
@@ -83,7 +70,7 @@ class CapsuleConvBackpropInputOp : public ConvOp {
     Tensor* grad_input;
     Tensor workspace;
     OP_REQUIRES_OK(
-        ctx, Allocate(ctx, conv->input, BackpropInputWorkspace<Element<T>>(exec, p),
+        ctx, AllocateResult(ctx, conv->input, BackpropInputWorkspace<Element<T>>(exec, p),
                       &grad_input, &workspace));
     OP_REQUIRES_OK(ctx, ToStatus(BackpropInput(exec, p, Data<T>(weights), Data<T>(grad),
                                                Data<T>(grad_input), workspace.data())));
@@ -109,7 +96,7 @@ class CapsuleConvBackpropWeightsOp : public ConvOp {
     Tensor* grad_weights;
     Tensor workspace;
     OP_REQUIRES_OK(
-        ctx, Allocate(ctx, conv->weights, BackpropWeightsWorkspace<Element<T>>(exec, p),
+        ctx, AllocateResult(ctx, conv->weights, BackpropWeightsWorkspace<Element<T>>(exec, p),
                       &grad_weights, &workspace));
     OP_REQUIRES_OK(ctx,
                    ToStatus(BackpropWeights(exec, p, Data<T>(input), Data<T>(grad),

@@ -11,25 +11,7 @@
 namespace capsops::capsule_conv {
 namespace {
 
-using tensorflow::PartialTensorShape;
 using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-// What is known of the shape that input `index`, a tensor of sizes, holds.
-absl::StatusOr<PartialTensorShape> ShapeInInput(InferenceContext* ctx, const char* op,
-                                                const char* name, int index) {
-  if (const tensorflow::Tensor* sizes = ctx->input_tensor(index)) {
-    return ShapeInSizes(op, name, *sizes);
-  }
-  const PartialTensorShape given = InputShape(ctx, index);
-  int64_t length = -1;
-  const absl::Status status =
-      ShapeRule(op).Bind(name, given, {{"rank", &length}}).status();
-  if (!status.ok()) return status;
-  ShapeHandle handle;
-  TF_RETURN_IF_ERROR(ctx->MakeShapeFromShapeTensor(index, &handle));
-  return PartialTensorShape(ctx->ShapeHandleToProto(handle));
-}
 
 REGISTER_OP("CapsuleConv")
     .Input("input: T")
@@ -77,7 +59,7 @@ REGISTER_OP("CapsuleConvBackpropInput")
       Attributes attributes;
       TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
       const auto input =
-          ShapeInInput(ctx, "CapsuleConvBackpropInput", "input_sizes", 0);
+          ShapeInSizes("CapsuleConvBackpropInput", "input_sizes", ctx, 0);
       if (!input.ok()) return input.status();
       const auto conv = ResolveBackpropInput(*input, InputShape(ctx, 1),
                                              InputShape(ctx, 2), attributes);
@@ -109,7 +91,7 @@ REGISTER_OP("CapsuleConvBackpropWeights")
       Attributes attributes;
       TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
       const auto weights =
-          ShapeInInput(ctx, "CapsuleConvBackpropWeights", "weight_sizes", 1);
+          ShapeInSizes("CapsuleConvBackpropWeights", "weight_sizes", ctx, 1);
       if (!weights.ok()) return weights.status();
       const auto conv = ResolveBackpropWeights(InputShape(ctx, 0), *weights,
                                                InputShape(ctx, 2), attributes);

@@ -3,8 +3,8 @@
 
 #include "cc/shapes/capsule_conv.h"
 
-#include <algorithm>
-#include <limits>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,7 +15,6 @@ namespace capsops::capsule_conv {
 namespace {
 
 using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
 
 constexpr int kDepthAxis = 4;  // where capsules of rank 3 have one axis more
 constexpr int kRank = 6;       // of tensors of capsules of rank 2
@@ -77,53 +76,6 @@ int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
   return -1;
 }
 
-void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& values,
-             int64_t* height, int64_t* width) {
-  const bool good = values.size() == 2 && values[0] > 0 && values[1] > 0;
-  rule.Require(good, absl::StrCat(name, " must be two positive integers, got [",
-                                  absl::StrJoin(values, ","), "]"));
-  if (!good) return;
-  *height = values[0];
-  *width = values[1];
-}
-
-// What is known of the output along one of the axes that a kernel moves on.
-struct Extent {
-  int64_t out = -1;
-  int64_t pad = 0;
-};
-
-// As tf.nn.conv2d has it, but that an empty image has an empty output with any kernel.
-// `axis` is that of the weights.
-Extent SlideKernel(ShapeRule& rule, const Operand& weights, int axis, const Axis& in,
-                   int64_t stride, int64_t dilation, bool same) {
-  Extent extent;
-  const int64_t kernel = *weights.axes[axis].dim;
-  const auto kernel_must_be = [&](auto... requirement) {
-    return absl::StrCat(weights.name, " dim ", axis, " (", weights.axes[axis].name,
-                        ") must be ", requirement..., ", got ",
-                        weights.shape.DebugString());
-  };
-  const int64_t largest = std::numeric_limits<int32_t>::max();
-  rule.Require(kernel != 0, kernel_must_be("at least 1"));
-  rule.Require(kernel <= largest, kernel_must_be("at most ", largest));
-  if (*in.dim < 0 || !rule.status().ok()) return extent;
-  if (*in.dim == 0) return {0, 0};
-  const int64_t reach = (kernel - 1) * dilation;  // from the first row to the last
-  if (same) {
-    extent.out = (*in.dim - 1) / stride + 1;
-    const int64_t padding = (extent.out - 1) * stride + 1 - *in.dim + reach;
-    if (kernel > 0) extent.pad = std::max<int64_t>(0, padding) / 2;
-  } else if (kernel > 0) {
-    rule.Require(
-        reach < *in.dim,
-        kernel_must_be("at most ", (*in.dim - 1) / dilation + 1, " (", in.name, " ",
-                       *in.dim, ", dilation ", dilation, ", padding VALID)"));
-    extent.out = (*in.dim - 1 - reach) / stride + 1;
-  }
-  return extent;
-}
-
 absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shape) {
   if (rank < 0) return absl::OkStatus();
   if (rank == kRank) axes.erase(axes.begin() + kDepthAxis);
@@ -153,20 +105,7 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
   };
   bind(operands[0]);
   bind(operands[1]);
-  SetPair(rule, "strides", attributes.strides, &p.stride_height, &p.stride_width);
-  SetPair(rule, "dilations", attributes.dilations, &p.dilation_height,
-          &p.dilation_width);
-  const bool same = attributes.padding == "SAME";
-  rule.Require(same || attributes.padding == "VALID",
-               absl::StrCat("padding must be VALID or SAME, got ", attributes.padding));
-  const Extent height = SlideKernel(rule, operands[1], 0, operands[0].axes[1],
-                                    p.stride_height, p.dilation_height, same);
-  const Extent width = SlideKernel(rule, operands[1], 1, operands[0].axes[2],
-                                   p.stride_width, p.dilation_width, same);
-  p.out_height = height.out;
-  p.out_width = width.out;
-  p.pad_top = height.pad;
-  p.pad_left = width.pad;
+  SlideWindow(rule, attributes, weights_name, weights, p);
   bind(operands[2]);
   if (!rule.status().ok()) return rule.status();
   absl::Status status = SetShape(operands[0].axes, rank, &conv.input);
@@ -198,24 +137,6 @@ absl::StatusOr<Convolution> ResolveBackpropWeights(
     const PartialTensorShape& grad, const Attributes& attributes) {
   return ResolveAll("CapsuleConvBackpropWeights", "input", input, "weight_sizes",
                     weight_sizes, grad, attributes);
-}
-
-absl::StatusOr<PartialTensorShape> ShapeInSizes(const char* op, const char* name,
-                                                const Tensor& sizes) {
-  ShapeRule rule(op);
-  rule.Require(sizes.dims() == 1, absl::StrCat(name, " must be a vector, got shape ",
-                                               sizes.shape().DebugString()));
-  if (!rule.status().ok()) return rule.status();
-  const auto values = sizes.vec<int32_t>();
-  const std::vector<int64_t> dims(values.data(), values.data() + values.size());
-  const std::string text = absl::StrCat("[", absl::StrJoin(dims, ","), "]");
-  rule.Require(std::all_of(dims.begin(), dims.end(), [](int64_t d) { return d >= 0; }),
-               absl::StrCat(name, " must not be negative, got ", text));
-  PartialTensorShape shape;
-  rule.Require(PartialTensorShape::BuildPartialTensorShape(dims, &shape).ok(),
-               absl::StrCat(name, " must count fewer than 2^63 elements, got ", text));
-  if (!rule.status().ok()) return rule.status();
-  return shape;
 }
 
 }  // namespace capsops::capsule_conv

@@ -21,7 +21,6 @@ namespace {
 
 using capsops::capsule_conv::Attributes;
 using capsops::capsule_conv::Convolution;
-using capsops::capsule_conv::GetAttributes;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;

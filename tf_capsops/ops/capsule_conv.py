@@ -5,7 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import positive_pair
+from tf_capsops.arguments import padding_name, positive_pair
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
 
@@ -60,13 +60,11 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     array([48.], dtype=float32)
     """
     owner = "capsule_conv2d"
-    if not isinstance(padding, str) or padding.upper() not in ("VALID", "SAME"):
-        raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {padding!r}")
     return _library.load().capsule_conv(
         input=inputs,
         weights=weights,
         strides=positive_pair(owner, "strides", strides),
-        padding=padding.upper(),
+        padding=padding_name(owner, padding),
         dilations=positive_pair(owner, "dilations", dilations),
         name=name,
     )

@@ -15,7 +15,7 @@ import math
 import tensorflow as tf
 
 import tf_capsops
-from tf_capsops.bench import cases
+from tf_capsops.bench import cases, window
 from tf_capsops.bench.cases import Case, Cost
 
 _IMAGE = ("batch", "in_height", "in_width")
@@ -27,10 +27,6 @@ _POSES = (  # beside 4x4x4: vectors, what is near it, primes, and larger ones
     *((4, 4, 1), (4, 1, 4), (1, 4, 4), (4, 4, 5), (4, 3, 4), (3, 4, 4), (17, 9, 13)),
     *((3, 3, 3, 3), (2, 2, 4, 4), (2, 4, 4, 4), (5, 1, 8, 3), (1, 4, 4, 4)),
 )
-
-
-def _pair(value):
-    return tuple(value) if isinstance(value, tuple) else (value, value)
 
 
 def _case(
@@ -47,11 +43,11 @@ def _case(
 ):
     """Four numbers of `pose` are those of capsules of rank 3."""
     names = (*_IMAGE, *_CHANNELS, *_KERNEL, *_POSE[-len(pose) :])
-    sizes = zip(names, (*image, *channels, *_pair(kernel), *pose), strict=True)
+    sizes = zip(names, (*image, *channels, *window.pair(kernel), *pose), strict=True)
     attributes = {
-        "strides": _pair(strides),
+        "strides": window.pair(strides),
         "padding": padding,
-        "dilations": _pair(dilations),
+        "dilations": window.pair(dilations),
     }
     return Case(name, dict(sizes), uses, devices, attributes)
 
@@ -178,35 +174,9 @@ def _all_cases():
     yield _case("rank_3_b32", (32, 14, 14), (16, 16), 3, use, strides=2, **pose)
 
 
-def _steps(size, kernel, stride, dilation, padding):
-    """Returns the output's size and, for each row of a kernel, what reads it.
-
-    That is the first output whose pixel is inside the image, how many there are, and
-    the first's pixel.
-    """
-    span = (kernel - 1) * dilation + 1
-    if padding == "SAME":
-        out = -(-size // stride)
-        before = max((out - 1) * stride + span - size, 0) // 2
-    else:
-        out, before = max(0, -(-(size - span + 1) // stride)), 0
-    steps = []
-    for offset in range(-before, -before + span, dilation):
-        first = min(out, max(0, -(offset // stride)))
-        end = max(first, min(out, -((offset - size) // stride)))
-        steps.append((first, end - first, first * stride + offset))
-    return out, steps
-
-
-def _steps_of_axes(image, kernel, strides, padding, dilations):
-    return [
-        _steps(image[a], kernel[a], strides[a], dilations[a], padding) for a in (0, 1)
-    ]
-
-
 def _case_steps(case):
     image, kernel = ([case.sizes[name] for name in d] for d in (_IMAGE[1:], _KERNEL))
-    return _steps_of_axes(image, kernel, **case.attributes)
+    return window.steps_of_axes(image, kernel, **case.attributes)
 
 
 def _shapes(case):
@@ -235,24 +205,9 @@ def _output_shape(case):
     return _shapes(case)[2]
 
 
-def _span(first, count, stride):
-    """Returns a slice of `count`; where that is none, its first may not exist."""
-    return slice(first, first + (count - 1) * stride + 1, stride) if count else slice(0)
-
-
-def _patches(inputs, weights, strides=(1, 1), padding="VALID", dilations=(1, 1)):
+def _patches(inputs, weights, **attributes):
     """Gathers what each output pixel reads, then is one product of matrices."""
-    axes = _steps_of_axes(
-        inputs.shape[1:3], weights.shape[:2], strides, padding, dilations
-    )
-    (height, down), (width, across) = axes
-    after = [[0, 0]] * (inputs.shape.rank - 3)
-    taps = []
-    for (y, rows, top), (x, columns, left) in itertools.product(down, across):
-        read = inputs[:, _span(top, rows, strides[0]), _span(left, columns, strides[1])]
-        outside = [y, height - y - rows], [x, width - x - columns]
-        taps.append(tf.pad(read, [[0, 0], *outside, *after]))
-    patches = tf.concat(taps, axis=3)
+    patches = window.patches(inputs, weights.shape[:2], **attributes)
     flat = tf.reshape(weights, (patches.shape[3], *weights.shape[3:]))
     g = "g" if inputs.shape.rank == 7 else ""
     return tf.einsum(f"nyxc{g}pq,co{g}qr->nyxo{g}pr", patches, flat)
@@ -294,7 +249,7 @@ def _convolution_of_the_fold(inputs, weights, **attributes):
 
 def _forward_cost(case):
     """Two FLOPs for each product of numbers that are inside the image."""
-    reads = math.prod(sum(n for _, n, _ in steps) for _, steps in _case_steps(case))
+    reads = window.reads(_case_steps(case))
     pose = [case.sizes[name] for name in _POSE if name in case.sizes]
     channels = [case.sizes[name] for name in _CHANNELS]
     flops = 2 * math.prod((case.sizes["batch"], reads, *channels, *pose))
