@@ -66,10 +66,16 @@ class Cost:
     Attributes:
         elements: Elements read or written: each input and each output once.
         flops: Additions plus multiplications.
+        more_bytes: Bytes read or written whatever the dtype is.
     """
 
     elements: int
     flops: int
+    more_bytes: int = 0
+
+    def bytes(self, itemsize: int) -> int:
+        """Returns all bytes, of elements of this size."""
+        return self.elements * itemsize + self.more_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +85,17 @@ class OpSuite:
     Attributes:
         op: Name of the op, as registered in C++.
         cases: All cases.
-        draw: `(case, random generator) -> float64 arrays`, the op's inputs in order.
+        draw: `(case, random generator) -> arrays`, the op's inputs in order: of float64
+            where they have the op's dtype, else of a type of their own.
         output_shape: Shape of the op's output for a case.
         ours: The op, from its inputs and its attributes to its output.
         rivals: Other ways to compute the same in plain TensorFlow, by name.
         forward_cost: Least cost of the forward computation.
         training_cost: Least cost of forward and all gradients together.
         parts: Parts of what rivals do, timed beside them; not with the op's results.
+        prepare: From the op's inputs and attributes to what rivals take instead of the
+            inputs; not timed.
+        sources: How many of the inputs, the first ones, have gradients; None is all.
     """
 
     op: str
@@ -99,6 +109,8 @@ class OpSuite:
     parts: Mapping[str, Callable[..., tf.Tensor]] = dataclasses.field(
         default_factory=dict
     )
+    prepare: Callable[..., Sequence[tf.Tensor]] = lambda *inputs, **attributes: inputs
+    sources: int | None = None
 
     def select(self, use: str) -> list[Case]:
         """Returns the cases for one use, in order."""

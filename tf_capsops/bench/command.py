@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import pathlib
@@ -69,12 +70,17 @@ def _argument_sets(
     rng = np.random.default_rng(_SEED)
     arrays = suite.draw(case, rng)
     shape = suite.output_shape(case)
+
+    def tensor(array):
+        made = tf.constant(array)
+        return tf.cast(made, dtype) if made.dtype.is_floating else made
+
     elements = math.prod(shape) + sum(array.size for array in arrays)
     sets = []
     for _ in range(measure.set_count(device, elements * dtype.size)):
         with tf.device(device):
             grad = tf.cast(tf.random.uniform(shape, -1, 1), dtype)
-            inputs = [tf.cast(tf.constant(array), dtype) for array in arrays]
+            inputs = [tensor(array) for array in arrays]
         sets.append((grad, *inputs))
         arrays = suite.draw(case, rng)
     return sets
@@ -85,17 +91,24 @@ def _measure_case(
 ) -> Iterator[tuple[str, cases.Cost, dict]]:
     """Yields direction, least cost and timings of all methods."""
     sets = _argument_sets(suite, case, dtype, device)
+    prepare = case.bind(suite.prepare)
+    with tf.device(device):
+        rival_sets = [(grad, *prepare(*inputs)) for grad, *inputs in sets]
+    training_step = functools.partial(measure.training_step, sources=suite.sources)
     directions = (
-        ("forward", measure.forward_step, suite.forward_cost, [s[1:] for s in sets]),
-        ("forward+backward", measure.training_step, suite.training_cost, sets),
+        ("forward", measure.forward_step, suite.forward_cost, 1),
+        ("forward+backward", training_step, suite.training_cost, 0),
     )
-    for direction, make_step, cost, arguments in directions:
-        steps = {report.OURS: make_step(case.bind(suite.ours))}
+    for direction, make_step, cost, first in directions:
+        steps = {report.OURS: (make_step(case.bind(suite.ours)), sets)}
         for name, rival in {**suite.rivals, **suite.parts}.items():
             step = make_step(case.bind(rival))
-            steps[f"TF {name}"] = step
-            steps[f"TF {name}, XLA"] = measure.compiled(step)
-        chains = {n: measure.Chain(s, arguments, device) for n, s in steps.items()}
+            steps[f"TF {name}"] = step, rival_sets
+            steps[f"TF {name}, XLA"] = measure.compiled(step), rival_sets
+        chains = {
+            name: measure.Chain(step, [s[first:] for s in taken], device)
+            for name, (step, taken) in steps.items()
+        }
         yield direction, cost(case), measure.compare(chains, repeat)
 
 

@@ -32,7 +32,7 @@ class Ceilings:
     def seconds(self, cost: Cost, itemsize: int) -> float:
         """Returns the least time a cost takes: of memory or of arithmetic."""
         return max(
-            cost.elements * itemsize / self.bytes_per_second,
+            cost.bytes(itemsize) / self.bytes_per_second,
             cost.flops / self.flops_per_second,
         )
 

@@ -81,14 +81,20 @@ def forward_step(compute: Callable[..., tf.Tensor]) -> Callable:
     return lambda *inputs: (compute(*inputs),)
 
 
-def training_step(compute: Callable[..., tf.Tensor]) -> Callable:
-    """Returns a step that computes an op and all gradients, given the output's."""
+def training_step(
+    compute: Callable[..., tf.Tensor], sources: int | None = None
+) -> Callable:
+    """Returns a step that computes an op and its gradients, given the output's.
+
+    Args:
+        sources: How many of the inputs, the first ones, have gradients; None is all.
+    """
 
     def step(grad, *inputs):
         with tf.GradientTape() as tape:
-            tape.watch(inputs)
+            tape.watch(inputs[:sources])
             output = compute(*inputs)
-        return output, *tape.gradient(output, inputs, grad)
+        return output, *tape.gradient(output, inputs[:sources], grad)
 
     return step
 

@@ -102,7 +102,7 @@ def result_entry(
         "direction": direction,
         "device": ceilings["device"],
         "dtype": ceilings["dtype"],
-        "bytes": cost.elements * itemsize,
+        "bytes": cost.bytes(itemsize),
         "flops": cost.flops,
         "floor_us": floor_seconds * 1e6,
         "methods": {
