@@ -9,6 +9,7 @@ from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 from tf_capsops.ops.high_order_conv import high_order_conv2d
+from tf_capsops.ops.inq_conv import inq_conv2d
 from tf_capsops.ops.squash import squash
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "capsule_routing",
     "high_order_conv2d",
     "inq",
+    "inq_conv2d",
     "layers",
     "library_path",
     "losses",

@@ -9,7 +9,8 @@
 //           weight(codes[kh,kw,c,o])
 // where input outside the image is zero, and with top_exponent n1
 //   weight(0) = 0,  weight(1 + 2k) = 2^(n1 - k),  weight(2 + 2k) = -2^(n1 - k)
-// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error; on a GPU it reads as 0.
+// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error, whose text begins with
+// "codes[kh,kw,c,o]", its place; on a GPU it reads as 0.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Results
 // in float are accurate to float: weights are exact, also in 16 bits. Scaling by 2^n1 is

@@ -1,0 +1,51 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// INQ convolution for one thread, once per instruction set. As in
+// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
+// cc/cpu/dispatch/ divides their work. The convolution itself is that of
+// cc/cpu/capsule_conv.h, with weights decoded.
+#ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
+#define CAPSOPS_CC_CPU_INQ_CONV_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cc/launch/inq_conv.h"
+
+namespace capsops::inq_conv {
+
+// What is computed in.
+template <typename T>
+using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Exponents of top weights with which no weight overflows or is subnormal: from minus
+// this to this.
+template <typename A>
+constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
+
+template <typename T>
+struct CpuKernels {
+  // The place of the first code past the book, or `count`.
+  int64_t (*find_bad_code)(int64_t count, int bits, const uint8_t* codes);
+  // Weights whose largest is 2^top, which is at most kLargestTop; codes are good.
+  void (*decode)(int64_t count, int top, const uint8_t* codes, Real<T>* weights);
+  void (*widen)(int64_t count, const T* from, Real<T>* to);
+  // to = from * 2^exponent; `from` and `to` may be the same.
+  void (*scale)(int64_t count, int64_t exponent, const Real<T>* from, T* to);
+};
+
+#define CAPSOPS_DECLARE(isa) \
+  namespace isa {            \
+  template <typename T>      \
+  CpuKernels<T> Kernels();   \
+  }
+CAPSOPS_DECLARE(v2)
+CAPSOPS_DECLARE(v3)
+CAPSOPS_DECLARE(v4)
+CAPSOPS_DECLARE(baseline)
+#undef CAPSOPS_DECLARE
+
+}  // namespace capsops::inq_conv
+
+#endif  // CAPSOPS_CC_CPU_INQ_CONV_H_

@@ -1,0 +1,92 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cc/shapes/inq_conv.h"
+
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/platform/errors.h"
+
+#include "cc/framework/shape_rule.h"
+
+namespace capsops::inq_conv {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("InqConv")
+    .Input("input: T")
+    .Input("codes: uint8")
+    .Input("top_exponent: int32")
+    .Output("output: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("bits: int = 5")
+    .Attr("strides: list(int) = [1, 1]")
+    .Attr("padding: {'VALID', 'SAME'} = 'SAME'")
+    .Attr("dilations: list(int) = [1, 1]")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      Attributes attributes;
+      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
+      const auto conv = Resolve(InputShape(ctx, 0), InputShape(ctx, 1),
+                                InputShape(ctx, 2), attributes);
+      if (!conv.ok()) return conv.status();
+      return SetOutputShape(ctx, 0, conv->output);
+    })
+    .Doc(R"doc(
+Convolves images with weights that are zero or powers of two.
+
+    output[n, y, x, o] = sum over kh, kw, c of
+        input[n, y * sh + kh * dh, x * sw + kw * dw, c] * weight(codes[kh, kw, c, o])
+
+Code 0 is zero, code 1 + 2k is 2^(top_exponent - k) and code 2 + 2k is
+-2^(top_exponent - k), for k from 0 to 2^(bits - 2) - 1. A larger code is an error on a
+CPU and zero on a GPU. Half types accumulate in float32. Empty sums give zeros, empty
+images an empty output.
+
+input: Images, [batch, in_height, in_width, in_channels].
+codes: Codes of the weights, [kernel_height, kernel_width, in_channels, out_channels].
+top_exponent: Exponent of the largest weights of the code book, [].
+output: Images, [batch, out_height, out_width, out_channels].
+bits: Bits that a code takes in storage, 2 to 8.
+strides: Pixels from one position of the kernel to the next, down and across.
+padding: What is beyond the image: nothing (VALID), or zeros so that output pixels are as many as strides begin in the image (SAME).
+dilations: Pixels between neighbours in the kernel, down and across.
+)doc");
+
+REGISTER_OP("InqConvBackpropInput")
+    .Input("input_sizes: int32")
+    .Input("codes: uint8")
+    .Input("top_exponent: int32")
+    .Input("grad: T")
+    .Output("grad_input: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("bits: int = 5")
+    .Attr("strides: list(int) = [1, 1]")
+    .Attr("padding: {'VALID', 'SAME'} = 'SAME'")
+    .Attr("dilations: list(int) = [1, 1]")
+    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
+      Attributes attributes;
+      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
+      const auto input = ShapeInSizes("InqConvBackpropInput", "input_sizes", ctx, 0);
+      if (!input.ok()) return input.status();
+      const auto conv =
+          ResolveBackpropInput(*input, InputShape(ctx, 1), InputShape(ctx, 2),
+                               InputShape(ctx, 3), attributes);
+      if (!conv.ok()) return conv.status();
+      return SetOutputShape(ctx, 0, conv->input);
+    })
+    .Doc(R"doc(
+Gradient of InqConv with respect to its input.
+
+input_sizes: Shape of the input, [rank].
+codes: As given to InqConv, [kernel_height, kernel_width, in_channels, out_channels].
+top_exponent: As given to InqConv, [].
+grad: Gradient of the loss in the output, [batch, out_height, out_width, out_channels].
+grad_input: Shaped like the input.
+bits: As given to InqConv.
+strides: As given to InqConv.
+padding: As given to InqConv.
+dilations: As given to InqConv.
+)doc");
+
+}  // namespace
+}  // namespace capsops::inq_conv

@@ -1,0 +1,74 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cc/shapes/inq_conv.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "cc/framework/shape_rule.h"
+
+namespace capsops::inq_conv {
+namespace {
+
+using tensorflow::PartialTensorShape;
+
+// `input_name` is that of the input, or of what has its shape; without `grad` the output
+// may have any shape.
+absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
+                                       const PartialTensorShape& input,
+                                       const PartialTensorShape& codes,
+                                       const PartialTensorShape& top_exponent,
+                                       const PartialTensorShape& grad,
+                                       const Attributes& attributes) {
+  Convolution conv;
+  Problem& p = conv.problem;
+  ShapeRule rule(op);
+  rule.Require(attributes.bits >= 2 && attributes.bits <= 8,
+               absl::StrCat("bits must be from 2 to 8, got ", attributes.bits));
+  p.bits = attributes.bits;
+  rule.Bind(input_name, input,
+            {{"batch", &p.batch},
+             {"in_height", &p.in_height},
+             {"in_width", &p.in_width},
+             {"in_channels", &p.in_channels}});
+  rule.Bind("codes", codes,
+            {{"kernel_height", &p.kernel_height},
+             {"kernel_width", &p.kernel_width},
+             {"in_channels", &p.in_channels},
+             {"out_channels", &p.out_channels}});
+  rule.Bind("top_exponent", top_exponent, {});
+  SlideWindow(rule, attributes, "codes", codes, p);
+  rule.Bind("grad", grad,
+            {{"batch", &p.batch},
+             {"out_height", &p.out_height},
+             {"out_width", &p.out_width},
+             {"out_channels", &p.out_channels}});
+  if (!rule.status().ok()) return rule.status();
+  absl::Status status = PartialTensorShape::BuildPartialTensorShape(
+      {p.batch, p.in_height, p.in_width, p.in_channels}, &conv.input);
+  status.Update(PartialTensorShape::BuildPartialTensorShape(
+      {p.batch, p.out_height, p.out_width, p.out_channels}, &conv.output));
+  if (!status.ok()) return status;
+  return conv;
+}
+
+}  // namespace
+
+absl::StatusOr<Convolution> Resolve(const PartialTensorShape& input,
+                                    const PartialTensorShape& codes,
+                                    const PartialTensorShape& top_exponent,
+                                    const Attributes& attributes) {
+  return ResolveAll("InqConv", "input", input, codes, top_exponent,
+                    PartialTensorShape(), attributes);
+}
+
+absl::StatusOr<Convolution> ResolveBackpropInput(const PartialTensorShape& input_sizes,
+                                                 const PartialTensorShape& codes,
+                                                 const PartialTensorShape& top_exponent,
+                                                 const PartialTensorShape& grad,
+                                                 const Attributes& attributes) {
+  return ResolveAll("InqConvBackpropInput", "input_sizes", input_sizes, codes,
+                    top_exponent, grad, attributes);
+}
+
+}  // namespace capsops::inq_conv

@@ -1,0 +1,53 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The only place where the shapes and attributes of INQ convolution are checked.
+#ifndef CAPSOPS_CC_SHAPES_INQ_CONV_H_
+#define CAPSOPS_CC_SHAPES_INQ_CONV_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+#include "cc/framework/window.h"
+#include "cc/launch/inq_conv.h"
+
+namespace capsops::inq_conv {
+
+struct Attributes : WindowAttributes {
+  int32_t bits = 0;
+};
+
+// From a kernel's construction or a shape function.
+template <typename Context>
+absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
+  absl::Status status = capsops::GetAttributes(ctx, attributes);
+  if (status.ok()) status = ctx->GetAttr("bits", &attributes->bits);
+  return status;
+}
+
+// A problem and the shapes of two of its tensors; of rank 4, their dimensions known or
+// not.
+struct Convolution {
+  Problem problem;
+  tensorflow::PartialTensorShape input;
+  tensorflow::PartialTensorShape output;
+};
+
+absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
+                                    const tensorflow::PartialTensorShape& codes,
+                                    const tensorflow::PartialTensorShape& top_exponent,
+                                    const Attributes& attributes);
+
+// `grad` must have the shape of the forward op's output.
+absl::StatusOr<Convolution> ResolveBackpropInput(
+    const tensorflow::PartialTensorShape& input_sizes,
+    const tensorflow::PartialTensorShape& codes,
+    const tensorflow::PartialTensorShape& top_exponent,
+    const tensorflow::PartialTensorShape& grad, const Attributes& attributes);
+
+}  // namespace capsops::inq_conv
+
+#endif  // CAPSOPS_CC_SHAPES_INQ_CONV_H_

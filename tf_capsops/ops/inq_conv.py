@@ -1,0 +1,108 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution with weights that are zero or powers of two."""
+
+import tensorflow as tf
+
+from tf_capsops import _library
+from tf_capsops.arguments import int_between, padding_name, positive_pair
+
+_ATTRIBUTES = ("bits", "strides", "padding", "dilations")
+
+
+def inq_conv2d(
+    inputs,
+    codes,
+    top_exponent,
+    bits=5,
+    strides=1,
+    padding="SAME",
+    dilations=1,
+    name=None,
+):
+    """Convolves an image with weights that are zero or powers of two.
+
+        output[n, y, x, o] = sum over kh, kw, c of
+            inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] * weight[kh, kw, c, o]
+
+    with strides `sh`, `sw` and dilations `dh`, `dw`: `tf.nn.conv2d`, whose rules for
+    sizes and padding are the same, with weights given as codes of one byte. Code 0 is
+    zero; code `1 + 2 * k` is `2 ** (top_exponent - k)` and code `2 + 2 * k` is
+    `-2 ** (top_exponent - k)`, for `k` from 0 to `2 ** (bits - 2) - 1`: the code book
+    of Zhou et al., "Incremental Network Quantization" (2017). Float32 results are as
+    accurate as those of `tf.nn.conv2d` with the decoded weights. Differentiable any
+    number of times in `inputs`. Half types accumulate in float32.
+
+    Args:
+      inputs: Images, `[batch, in_height, in_width, in_channels]`, of type float32,
+        float64, float16 or bfloat16.
+      codes: Codes of the weights, `[kernel_height, kernel_width, in_channels,
+        out_channels]`, of type uint8.
+      top_exponent: Exponent of the largest weights of the code book, a scalar of type
+        int32. Any will do: where results are too large for their type they are
+        infinite, and where they are too small zero.
+      bits: Bits that a code takes in storage, from 2 to 8.
+      strides: Pixels from one position of the kernel to the next: a positive integer,
+        or two, down and across.
+      padding: "VALID", where the kernel stays inside the image, or "SAME", where zeros
+        around it make `out_height = ceil(in_height / sh)`, and the width likewise.
+      dilations: Pixels from one row of the kernel to the next, and from one column to
+        the next: a positive integer, or two.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Images, `[batch, out_height, out_width, out_channels]`. Zeros where `in_channels`
+      is 0.
+
+    Raises:
+      ValueError: `bits`, `strides`, `padding` or `dilations` is not as above.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
+        is larger than the image under "VALID" (a `ValueError` while a graph is built);
+        or a code is larger than `2 ** (bits - 1)`, the last one of the book. A GPU does
+        not look for these, and reads them as zero.
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> image = tf.constant([[1.0, 2.0, 3.0]])[:, :, tf.newaxis, tf.newaxis]
+    >>> codes = tf.constant([[[[1, 2, 3, 0]]]], tf.uint8)  # 2 ** 1, -2 ** 1, 2 ** 0, 0
+    >>> tf_capsops.inq_conv2d(image, codes, 1, bits=3)[0, :, 0].numpy()
+    array([[ 2., -2.,  1.,  0.],
+           [ 4., -4.,  2.,  0.],
+           [ 6., -6.,  3.,  0.]], dtype=float32)
+    """
+    owner = "inq_conv2d"
+    return _library.load().inq_conv(
+        input=inputs,
+        codes=codes,
+        top_exponent=top_exponent,
+        bits=int_between(owner, "bits", bits, 2, 8),
+        strides=positive_pair(owner, "strides", strides),
+        padding=padding_name(owner, padding),
+        dilations=positive_pair(owner, "dilations", dilations),
+        name=name,
+    )
+
+
+# The convolution is linear in input, and codes have no derivative. So the two ops are
+# each other's gradient.
+
+
+def _attributes(op):
+    return {name: op.get_attr(name) for name in _ATTRIBUTES}
+
+
+@tf.RegisterGradient("InqConv")
+def _inq_conv_grad(op, grad):
+    inputs, codes, top_exponent = op.inputs
+    by_input = _library.load().inq_conv_backprop_input(
+        tf.shape(inputs), codes, top_exponent, grad, **_attributes(op)
+    )
+    return by_input, None, None
+
+
+@tf.RegisterGradient("InqConvBackpropInput")
+def _inq_conv_backprop_input_grad(op, inputs):
+    _, codes, top_exponent, _ = op.inputs
+    by_grad = _library.load().inq_conv(inputs, codes, top_exponent, **_attributes(op))
+    return None, None, None, by_grad
