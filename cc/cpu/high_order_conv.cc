@@ -1,105 +1,270 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution from its definition, number by number.
+// Filters are most of what is read and written, each number once, so they set the time.
+// A task goes down the rows of its part of a sample, a few at a time. It turns their
+// filters into planes in its own cache, so that lanes are neighbouring pixels whatever
+// the layout; the rows of the image that the kernel reads stay in a window of planes.
 #include "cc/cpu/high_order_conv.h"
 
-#include "cc/cpu/convert.h"
+#include "cc/cpu/high_order_conv_plan.h"
 
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 namespace {
 
-using capsops::CAPSOPS_ISA::Accumulator;
-using capsops::CAPSOPS_ISA::Narrow;
-using capsops::CAPSOPS_ISA::Widen;
+template <typename A>
+struct Memory {
+  Memory(const Plan<A>& plan, bool backward, void* scratch)
+      : plan(plan), next(static_cast<A*>(scratch)) {
+    const int64_t weights = plan.step_groups * plan.taps;
+    window = Take(plan.channels, plan.window_stride);
+    filters = Take(weights, plan.line_stride);
+    lines = Take(plan.channels, plan.line_stride);
+    if (backward) {
+      grad_input = Take(plan.channels, plan.window_stride);
+      grad_filters = Take(weights, plan.line_stride);
+    }
+    staging = next;
+    next += plan.staging;
+    bytes = (next - static_cast<A*>(scratch)) * sizeof(A);
+  }
+  Planes<A> Take(int64_t planes, int64_t stride) {
+    A* const first = next + plan.lead;
+    next += planes * stride;
+    return {first, stride};
+  }
 
-// Where number `c` of a pixel lies in a tensor that has `depth` of them.
-int64_t Index(const Problem& p, int64_t depth, int64_t n, int64_t y, int64_t x,
-              int64_t c) {
-  return p.channels_first ? ((n * depth + c) * p.height + y) * p.width + x
-                          : ((n * p.height + y) * p.width + x) * depth + c;
+  const Plan<A>& plan;
+  A* next;
+  Planes<A> window, filters, lines, grad_input, grad_filters;
+  A* staging;
+  int64_t bytes;
+};
+
+template <typename T, bool kBackward>
+Division Divide(const Problem& p) {
+  const Plan<Accumulator<T>> plan(p, kBackward);
+  const Memory<Accumulator<T>> memory(plan, kBackward, nullptr);
+  return {memory.bytes, plan.tasks()};
 }
 
-// The pixel that is kernel position `k` away from another, `sign` times.
-struct Neighbour {
-  Neighbour(const Problem& p, int64_t from_y, int64_t from_x, int64_t k, int sign)
-      : y(from_y + sign * (k / p.kernel_width - p.kernel_height / 2) *
-                       p.dilation_height),
-        x(from_x +
-          sign * (k % p.kernel_width - p.kernel_width / 2) * p.dilation_width),
-        inside(y >= 0 && y < p.height && x >= 0 && x < p.width) {}
-  int64_t y, x;
-  bool inside;
+template <typename T>
+void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
+             T* output, void* scratch) {
+  using A = Accumulator<T>;
+  const Plan<A> plan(p, false);
+  const Task task = plan.task(index);
+  const Memory<A> memory(plan, false, scratch);
+  std::memset(scratch, 0, memory.bytes);
+  const Kernel kernel = plan.kernel();
+  const int64_t first_channel = task.group_begin * plan.group_channels;
+  const int64_t channels = (task.group_end - task.group_begin) * plan.group_channels;
+  const bool stream = Streams<T>(p, p.channels);
+  int64_t before = 0;
+  for (int64_t row = task.row_begin; row < task.row_end; row += before) {
+    const int64_t rows = Min(plan.step_rows, task.row_end - row);
+    AdvanceWindow(plan, task, before, row, rows, input, memory.window, memory.staging);
+    before = rows;
+    for (int64_t g = task.group_begin; g < task.group_end; g += plan.step_groups) {
+      const int64_t groups = Min(plan.step_groups, task.group_end - g);
+      FillFilters(plan, task, g, groups, row, rows, task.x_begin, task.x_end, filters,
+                  memory.filters, memory.staging);
+      for (int64_t n = 0; n < groups; ++n) {
+        const int64_t first = (g + n - task.group_begin) * plan.group_channels;
+        ForChannels(plan.group_channels, [&](auto count, int64_t c) {
+          Apply<A, decltype(count)::value>(
+              kernel, memory.window.From(first + c, -plan.halo),
+              memory.filters.From(n * plan.taps), rows * plan.pitch,
+              memory.lines.From(first + c));
+        });
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      WriteRow(plan, task, row + r, memory.lines.From(0, r * plan.pitch), channels,
+               stream, output, p.channels, first_channel, memory.staging);
+    }
+  }
+  if (stream) StreamFence();
+}
+
+// The gradients of a task's rows, which also need the rows around them that read the
+// input there. What a row adds to the gradient of the input goes to a window of sums,
+// in the order of rows, so that it does not matter where tasks begin.
+template <typename T>
+class Backward {
+ public:
+  using A = Accumulator<T>;
+
+  Backward(const Problem& p, int64_t index, const T* grad, const T* input,
+           const T* filters, T* grad_input, T* grad_filters, void* scratch)
+      : p_(p),
+        plan_(p, true),
+        task_(plan_.task(index)),
+        memory_(plan_, true, scratch),
+        kernel_(plan_.kernel()),
+        rows_(plan_.PhaseRows(task_.phase)),
+        first_channel_(task_.group_begin * plan_.group_channels),
+        channels_((task_.group_end - task_.group_begin) * plan_.group_channels),
+        stream_(Streams<T>(p, p.groups * p.kernel_height * p.kernel_width)),
+        grad_(grad),
+        input_(input),
+        filters_(filters),
+        grad_input_(grad_input),
+        grad_filters_(grad_filters) {
+    std::memset(scratch, 0, memory_.bytes);
+  }
+
+  void Run() {
+    Steps(Max(task_.row_begin - plan_.reach_y, 0), task_.row_begin, false);
+    Steps(task_.row_begin, task_.row_end, true);
+    const int64_t end = Min(task_.row_end + plan_.reach_y, rows_);
+    Steps(task_.row_end, end, false);
+    // Of the last rows of the image some sums are still in the window.
+    WriteInput(end, plan_.reach_y);
+    if (stream_) StreamFence();
+  }
+
+ private:
+  void Steps(int64_t begin, int64_t end, bool own) {
+    int64_t before = 0;
+    for (int64_t row = begin; row < end; row += before) {
+      const int64_t rows = Min(plan_.step_rows, end - row);
+      if (own) {
+        AdvanceWindow(plan_, task_, before, row, rows, input_, memory_.window,
+                      memory_.staging);
+      }
+      before = rows;
+      Step(row, rows, own);
+      WriteInput(row, rows);
+      Retreat(rows);
+    }
+  }
+
+  void Step(int64_t row, int64_t rows, bool own) {
+    const int64_t x_begin = Max(task_.x_begin - plan_.halo, 0);
+    const int64_t x_end = Min(task_.x_end + plan_.halo, p_.width);
+    for (int64_t r = 0; r < rows; ++r) {
+      FillRow(plan_, task_, row + r, x_begin, x_end, grad_, p_.channels, first_channel_,
+              channels_, memory_.lines.From(0, r * plan_.pitch), memory_.staging);
+    }
+    ClearAfter(memory_.lines, channels_, rows);
+    for (int64_t g = task_.group_begin; g < task_.group_end; g += plan_.step_groups) {
+      const int64_t groups = Min(plan_.step_groups, task_.group_end - g);
+      FillFilters(plan_, task_, g, groups, row, rows, x_begin, x_end, filters_,
+                  memory_.filters, memory_.staging);
+      ClearAfter(memory_.filters, groups * plan_.taps, rows);
+      for (int64_t n = 0; n < groups; ++n) {
+        const int64_t first = (g + n - task_.group_begin) * plan_.group_channels;
+        AddToInput(row, rows, n, first);
+        if (own) Correlations(rows, n, first);
+      }
+      if (own) WriteFilters(row, rows, g, groups);
+    }
+  }
+
+  // Where a step has fewer rows than the one before: what is read after the last one.
+  void ClearAfter(const Planes<A>& planes, int64_t count, int64_t rows) {
+    if (rows == plan_.step_rows) return;
+    ClearPlanes(planes.From(0, rows * plan_.pitch - plan_.halo), count,
+                2 * plan_.halo + kMostVectors * kLanes<A>);
+  }
+
+  void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first) {
+    // From the last row of the kernel on: to a row of the input it adds first what
+    // comes from the rows above.
+    for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
+      const int64_t to = row + kh - plan_.reach_y;
+      if (to + rows <= task_.row_begin || to >= task_.row_end) continue;
+      ForChannels(plan_.group_channels, [&](auto count, int64_t c) {
+        Gather<A, decltype(count)::value>(
+            kernel_, memory_.lines.From(first + c, plan_.halo),
+            memory_.filters.From(group * plan_.taps + kh * plan_.kernel_columns,
+                                 plan_.halo),
+            rows * plan_.pitch, memory_.grad_input.From(first + c, kh * plan_.pitch));
+      });
+    }
+  }
+
+  void Correlations(int64_t rows, int64_t group, int64_t first) {
+    const Planes<A> to = memory_.grad_filters.From(group * plan_.taps);
+    const int64_t count = rows * plan_.pitch;
+    if (plan_.group_channels == 0) ClearPlanes(to, plan_.taps, count);
+    ForChannels(plan_.group_channels, [&](auto channels, int64_t c) {
+      Correlate<A, decltype(channels)::value>(
+          kernel_, memory_.window.From(first + c, -plan_.halo),
+          memory_.lines.From(first + c), count, c > 0, to);
+    });
+  }
+
+  void WriteFilters(int64_t row, int64_t rows, int64_t first_group, int64_t groups) {
+    const int64_t size = p_.kernel_height * p_.kernel_width;
+    for (int64_t r = 0; r < rows; ++r) {
+      const Planes<A> from = memory_.grad_filters.From(0, r * plan_.pitch);
+      for (int64_t g = 0; g < groups; ++g) {
+        ClearOutside(plan_, task_, row + r, task_.x_begin, task_.x_end,
+                     from.From(g * plan_.taps));
+      }
+      if (plan_.taps < size) {
+        ZeroPixels(plan_.Row(task_, row + r, task_.x_begin, grad_filters_,
+                             p_.groups * size, first_group * size),
+                   groups * size, task_.x_end - task_.x_begin);
+      }
+      plan_.ForRuns(
+          first_group, groups, [&](int64_t column, int64_t plane, int64_t columns) {
+            WriteRow(plan_, task_, row + r, from.From(plane), columns, stream_,
+                     grad_filters_, p_.groups * size, column, memory_.staging);
+          });
+    }
+  }
+
+  // The first `rows` rows of the window, which begins reach_y rows before `row`.
+  void WriteInput(int64_t row, int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t at = row - plan_.reach_y + r;
+      if (at < task_.row_begin || at >= task_.row_end) continue;
+      WriteRow(plan_, task_, at, memory_.grad_input.From(0, r * plan_.pitch), channels_,
+               false, grad_input_, p_.channels, first_channel_, memory_.staging);
+    }
+  }
+
+  // Moves the window of sums on by `rows` rows.
+  void Retreat(int64_t rows) {
+    const int64_t all = plan_.window_stride - plan_.lead;
+    const int64_t gone = rows * plan_.pitch;
+    for (int64_t c = 0; c < channels_; ++c) {
+      A* const to = memory_.grad_input[c];
+      std::memmove(to, to + gone, (all - gone) * sizeof(A));
+      std::memset(to + all - gone, 0, gone * sizeof(A));
+    }
+  }
+
+  const Problem& p_;
+  const Plan<A> plan_;
+  const Task task_;
+  const Memory<A> memory_;
+  const Kernel kernel_;
+  const int64_t rows_;  // of the phase
+  const int64_t first_channel_, channels_;
+  const bool stream_;
+  const T* const grad_;
+  const T* const input_;
+  const T* const filters_;
+  T* const grad_input_;
+  T* const grad_filters_;
 };
 
 template <typename T>
-Accumulator<T> Product(T a, T b) {
-  return Accumulator<T>(Widen(a)) * Accumulator<T>(Widen(b));
-}
-
-template <typename T>
-void Forward(const Problem& p, int64_t row_begin, int64_t row_end, const T* input,
-             const T* filters, T* output) {
-  const int64_t positions = p.kernel_height * p.kernel_width;
-  const int64_t depth = p.groups * positions;
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const int64_t n = row / p.height, y = row % p.height;
-    for (int64_t x = 0; x < p.width; ++x) {
-      for (int64_t c = 0; c < p.channels; ++c) {
-        const int64_t first = c / (p.channels / p.groups) * positions;
-        Accumulator<T> sum = 0;
-        for (int64_t k = 0; k < positions; ++k) {
-          const Neighbour at(p, y, x, k, 1);
-          if (!at.inside) continue;
-          sum += Product(input[Index(p, p.channels, n, at.y, at.x, c)],
-                         filters[Index(p, depth, n, y, x, first + k)]);
-        }
-        Narrow(sum, &output[Index(p, p.channels, n, y, x, c)]);
-      }
-    }
-  }
-}
-
-template <typename T>
-void Backward(const Problem& p, int64_t row_begin, int64_t row_end, const T* grad,
-              const T* input, const T* filters, T* grad_input, T* grad_filters) {
-  const int64_t positions = p.kernel_height * p.kernel_width;
-  const int64_t depth = p.groups * positions, per_group = p.channels / p.groups;
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const int64_t n = row / p.height, y = row % p.height;
-    for (int64_t x = 0; x < p.width; ++x) {
-      for (int64_t c = 0; c < p.channels; ++c) {
-        Accumulator<T> sum = 0;
-        for (int64_t k = 0; k < positions; ++k) {
-          const Neighbour at(p, y, x, k, -1);
-          if (!at.inside) continue;
-          const int64_t d = c / per_group * positions + k;
-          sum += Product(grad[Index(p, p.channels, n, at.y, at.x, c)],
-                         filters[Index(p, depth, n, at.y, at.x, d)]);
-        }
-        Narrow(sum, &grad_input[Index(p, p.channels, n, y, x, c)]);
-      }
-      for (int64_t d = 0; d < depth; ++d) {
-        const Neighbour at(p, y, x, d % positions, 1);
-        const int64_t begin = d / positions * per_group;
-        Accumulator<T> sum = 0;
-        for (int64_t c = begin; at.inside && c < begin + per_group; ++c) {
-          sum += Product(grad[Index(p, p.channels, n, y, x, c)],
-                         input[Index(p, p.channels, n, at.y, at.x, c)]);
-        }
-        Narrow(sum, &grad_filters[Index(p, depth, n, y, x, d)]);
-      }
-    }
-  }
+void RunBackward(const Problem& p, int64_t index, const T* grad, const T* input,
+                 const T* filters, T* grad_input, T* grad_filters, void* scratch) {
+  Backward<T>(p, index, grad, input, filters, grad_input, grad_filters, scratch).Run();
 }
 
 }  // namespace
 
 template <typename T>
 CpuKernels<T> Kernels() {
-  return {Forward<T>, Backward<T>};
+  return {Divide<T, false>, Forward<T>, Divide<T, true>, RunBackward<T>};
 }
-
 template CpuKernels<float> Kernels();
 template CpuKernels<double> Kernels();
 template CpuKernels<Float16> Kernels();

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution for one thread, once per instruction set; cc/cpu/dispatch/
-// picks the instruction set and divides the rows.
+// High-order convolution for one thread, once per instruction set. As in
+// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
+// cc/cpu/dispatch/ divides their work.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
 
@@ -12,13 +13,20 @@
 
 namespace capsops::high_order_conv {
 
-// Rows are those of all images, one after the other.
+// How work is divided; nothing but the problem and the instruction set decide.
+struct Division {
+  int64_t scratch;  // bytes that a task needs, aligned to 64
+  int64_t tasks;
+};
+
 template <typename T>
 struct CpuKernels {
-  void (*forward)(const Problem& p, int64_t row_begin, int64_t row_end, const T* input,
-                  const T* filters, T* output);
-  void (*backward)(const Problem& p, int64_t row_begin, int64_t row_end, const T* grad,
-                   const T* input, const T* filters, T* grad_input, T* grad_filters);
+  Division (*divide_forward)(const Problem& p);
+  void (*forward)(const Problem& p, int64_t task, const T* input, const T* filters,
+                  T* output, void* scratch);
+  Division (*divide_backward)(const Problem& p);
+  void (*backward)(const Problem& p, int64_t task, const T* grad, const T* input,
+                   const T* filters, T* grad_input, T* grad_filters, void* scratch);
 };
 
 #define CAPSOPS_DECLARE(isa) \

@@ -1,11 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides high-order convolution among threads, by rows. How it is divided never
-// changes a result: no sum crosses a row.
+// High-order convolution divided among threads. No sum crosses a task, and tasks do not
+// depend on the number of threads.
 #include "cc/cpu/high_order_conv.h"
 
+#include <algorithm>
+#include <atomic>
+#include <string>
+
 #include "cc/cpu/dispatch/isa.h"
+#include "cc/cpu/dispatch/scratch.h"
 
 namespace capsops::high_order_conv {
 namespace {
@@ -16,10 +21,29 @@ const CpuKernels<T>& Selected() {
   return kernels;
 }
 
-// Cycles of a row, roughly.
-int64_t Cost(const Problem& p) {
-  const int64_t depth = p.groups * p.kernel_height * p.kernel_width;
-  return p.width * depth * (p.channels / p.groups + 1) + 1;
+// Cycles of one of `tasks` tasks, roughly: one for each filter weight, which has to
+// come from memory, and one for eight multiply-adds.
+int64_t Cost(const Problem& p, int64_t tasks) {
+  const int64_t weights =
+      p.batch * p.height * p.width * p.groups * p.kernel_height * p.kernel_width;
+  const int64_t work = weights + weights / 8 * (p.channels / p.groups);
+  return std::max<int64_t>(work / std::max<int64_t>(tasks, 1), 1);
+}
+
+template <typename Run>
+LaunchError ForTasks(const CpuExec& exec, const char* op, const Division& d,
+                     int64_t cost, const Run& run) {
+  std::atomic<bool> out_of_memory = false;
+  exec.parallel_for(d.tasks, cost, [&](int64_t begin, int64_t end) {
+    const Scratch scratch(d.scratch);
+    if (scratch.data() == nullptr) {
+      out_of_memory = true;
+      return;
+    }
+    for (int64_t task = begin; task < end; ++task) run(task, scratch.data());
+  });
+  if (!out_of_memory) return {};
+  return std::string(op) + ": no memory for the working space of a thread";
 }
 
 }  // namespace
@@ -36,21 +60,27 @@ int64_t BackwardWorkspace(const CpuExec&, const Problem&) {
 template <typename T>
 LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
                     const T* filters, T* output, void*) {
-  exec.parallel_for(p.batch * p.height, Cost(p), [&](int64_t begin, int64_t end) {
-    Selected<T>().forward(p, begin, end, input, filters, output);
-  });
-  return {};
+  if (p.batch == 0 || p.height == 0 || p.width == 0 || p.channels == 0) return {};
+  const CpuKernels<T>& kernels = Selected<T>();
+  const Division d = kernels.divide_forward(p);
+  return ForTasks(exec, "HighOrderConv", d, Cost(p, d.tasks),
+                  [&](int64_t task, void* scratch) {
+                    kernels.forward(p, task, input, filters, output, scratch);
+                  });
 }
 
 template <typename T>
 LaunchError Backward(const CpuExec& exec, const Problem& p, const T* grad,
                      const T* input, const T* filters, T* grad_input, T* grad_filters,
                      void*) {
-  exec.parallel_for(p.batch * p.height, 2 * Cost(p), [&](int64_t begin, int64_t end) {
-    Selected<T>().backward(p, begin, end, grad, input, filters, grad_input,
-                           grad_filters);
-  });
-  return {};
+  if (p.batch == 0 || p.height == 0 || p.width == 0) return {};
+  const CpuKernels<T>& kernels = Selected<T>();
+  const Division d = kernels.divide_backward(p);
+  return ForTasks(exec, "HighOrderConvGrad", d, 3 * Cost(p, d.tasks),
+                  [&](int64_t task, void* scratch) {
+                    kernels.backward(p, task, grad, input, filters, grad_input,
+                                     grad_filters, scratch);
+                  });
 }
 
 #define CAPSOPS_INSTANTIATE(T)                                                         \

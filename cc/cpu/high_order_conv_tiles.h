@@ -1,0 +1,180 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The three sums of a high-order convolution over planes, in register tiles: some
+// channels and some vectors of neighbouring pixels.
+#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
+#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
+
+#include <cstdint>
+
+#include "cc/cpu/simd.h"
+
+namespace capsops::high_order_conv::CAPSOPS_ISA {
+
+using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
+
+// Channels of a tile, and its vectors: enough sums to hide how long an addition takes.
+#if defined(__AVX512F__)
+constexpr int kMostChannels = 8;
+constexpr int VectorsOf(int channels) {
+  return channels == 1 ? 4 : channels <= 4 ? 2 : 1;
+}
+#else
+constexpr int kMostChannels = 4;
+constexpr int VectorsOf(int channels) {
+  return channels == 1 ? 4 : channels == 2 ? 2 : 1;
+}
+#endif
+constexpr int kMostVectors = 4;
+
+template <typename A>
+struct Planes {
+  A* first;
+  int64_t stride;
+  A* operator[](int64_t plane) const { return first + plane * stride; }
+  // The planes from one on, and in each the numbers from one on.
+  Planes From(int64_t plane, int64_t number = 0) const {
+    return {(*this)[plane] + number, stride};
+  }
+  operator Planes<const A>() const { return {first, stride}; }
+};
+
+// How far apart in a plane kernel positions are.
+struct Kernel {
+  int64_t rows, columns;
+  int64_t pitch, spacing;
+};
+
+// output[c][n] = sum over kernel positions k of input[c][n + where k is] *
+// filters[k][n] for C channels, n < count; `input` is at the kernel's first position.
+// A row of the kernel is added up by itself: in sums of a few terms errors stay small.
+template <typename A, int C>
+void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
+           int64_t count, Planes<A> output) {
+  constexpr int V = VectorsOf(C);
+  for (int64_t n = 0; n < count; n += V * kLanes<A>) {
+    Vector<A> sum[C][V] = {};
+    const A* f = filters.first + n;
+    for (int64_t kh = 0; kh < kernel.rows; ++kh) {
+      const A* x = input.first + n + kh * kernel.pitch;
+      Vector<A> part[C][V] = {};
+      for (int64_t kw = 0; kw < kernel.columns; ++kw) {
+        Vector<A> weights[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) weights[v] = Load(f + v * kLanes<A>);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+          for (int v = 0; v < V; ++v) {
+            part[c][v] += weights[v] * Load(x + c * input.stride + v * kLanes<A>);
+          }
+        }
+        f += filters.stride;
+        x += kernel.spacing;
+      }
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[c][v] += part[c][v];
+      }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) Store(output[c] + n + v * kLanes<A>, sum[c][v]);
+    }
+  }
+}
+
+// grad_input[c][n] += sum over the positions k of one row of the kernel of
+// grad[c][n'] * filters[k][n'], n' being what reads n at k. `grad` and `filters` are at
+// the kernel's first position, from which n' goes back.
+template <typename A, int C>
+void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
+            int64_t count, Planes<A> grad_input) {
+  constexpr int V = VectorsOf(C);
+  for (int64_t n = 0; n < count; n += V * kLanes<A>) {
+    Vector<A> sum[C][V] = {};
+    const A* f = filters.first + n;
+    const A* g = grad.first + n;
+    for (int64_t kw = 0; kw < kernel.columns; ++kw) {
+      Vector<A> weights[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) weights[v] = Load(f + v * kLanes<A>);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+          sum[c][v] += weights[v] * Load(g + c * grad.stride + v * kLanes<A>);
+        }
+      }
+      f += filters.stride - kernel.spacing;
+      g -= kernel.spacing;
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        A* const to = grad_input[c] + n + v * kLanes<A>;
+        Store(to, Load(to) + sum[c][v]);
+      }
+    }
+  }
+}
+
+// grad_filters[k][n] = sum over C channels of grad[c][n] * input[c][n + where k is],
+// and what was there where `add`.
+template <typename A, int C>
+void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad,
+               int64_t count, bool add, Planes<A> grad_filters) {
+  for (int64_t n = 0; n < count; n += kLanes<A>) {
+    Vector<A> g[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) g[c] = Load(grad[c] + n);
+    A* to = grad_filters.first + n;
+    for (int64_t kh = 0; kh < kernel.rows; ++kh) {
+      const A* x = input.first + n + kh * kernel.pitch;
+      for (int64_t kw = 0; kw < kernel.columns; ++kw) {
+        Vector<A> sum = g[0] * Load(x);
+#pragma GCC unroll 8
+        for (int c = 1; c < C; ++c) sum += g[c] * Load(x + c * input.stride);
+        if (add) sum += Load(to);
+        Store(to, sum);
+        to += grad_filters.stride;
+        x += kernel.spacing;
+      }
+    }
+  }
+}
+
+// Calls run(number of channels as a constant, first channel) until all are done.
+template <int kChannels>
+struct Constant {
+  static constexpr int value = kChannels;
+};
+template <typename Run>
+void ForChannels(int64_t channels, const Run& run) {
+  int64_t c = 0;
+  for (; c + kMostChannels <= channels; c += kMostChannels) {
+    run(Constant<kMostChannels>{}, c);
+  }
+  if constexpr (kMostChannels == 8) {
+    if (c + 4 <= channels) {
+      run(Constant<4>{}, c);
+      c += 4;
+    }
+  }
+  switch (channels - c) {
+    case 3:
+      return run(Constant<3>{}, c);
+    case 2:
+      return run(Constant<2>{}, c);
+    case 1:
+      return run(Constant<1>{}, c);
+  }
+}
+
+}  // namespace capsops::high_order_conv::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
