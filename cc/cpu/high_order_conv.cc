@@ -69,12 +69,14 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
       const int64_t groups = Min(plan.step_groups, task.group_end - g);
       FillFilters(plan, task, g, groups, row, rows, task.x_begin, task.x_end, filters,
                   memory.filters, memory.staging);
+      Ahead ahead =
+          NextFilters(plan, task, g + groups, row, rows, task.row_end, 1, filters);
       for (int64_t n = 0; n < groups; ++n) {
         const int64_t first = (g + n - task.group_begin) * plan.group_channels;
         ForChannels(plan.group_channels, [&](auto count, int64_t c) {
           Apply<A, decltype(count)::value>(
               kernel, memory.window.From(first + c, -plan.halo),
-              memory.filters.From(n * plan.taps), rows * plan.pitch,
+              memory.filters.From(n * plan.taps), rows * plan.pitch, ahead,
               memory.lines.From(first + c));
         });
       }
@@ -153,9 +155,12 @@ class Backward {
       FillFilters(plan_, task_, g, groups, row, rows, x_begin, x_end, filters_,
                   memory_.filters, memory_.staging);
       ClearAfter(memory_.filters, groups * plan_.taps, rows);
+      Ahead ahead = NextFilters(plan_, task_, g + groups, row, rows,
+                                Min(task_.row_end + plan_.reach_y, rows_),
+                                plan_.kernel_rows, filters_);
       for (int64_t n = 0; n < groups; ++n) {
         const int64_t first = (g + n - task_.group_begin) * plan_.group_channels;
-        AddToInput(row, rows, n, first);
+        AddToInput(row, rows, n, first, ahead);
         if (own) Correlations(rows, n, first);
       }
       if (own) WriteFilters(row, rows, g, groups);
@@ -169,7 +174,8 @@ class Backward {
                 2 * plan_.halo + kMostVectors * kLanes<A>);
   }
 
-  void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first) {
+  void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
+                  Ahead& ahead) {
     // From the last row of the kernel on: to a row of the input it adds first what
     // comes from the rows above.
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
@@ -180,7 +186,8 @@ class Backward {
             kernel_, memory_.lines.From(first + c, plan_.halo),
             memory_.filters.From(group * plan_.taps + kh * plan_.kernel_columns,
                                  plan_.halo),
-            rows * plan_.pitch, memory_.grad_input.From(first + c, kh * plan_.pitch));
+            rows * plan_.pitch, ahead,
+            memory_.grad_input.From(first + c, kh * plan_.pitch));
       });
     }
   }

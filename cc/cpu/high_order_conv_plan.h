@@ -242,6 +242,35 @@ void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
   }
 }
 
+// What FillFilters reads next, after the groups before `group` in rows [row, row +
+// count): the other groups there, or the first ones in the rows after, before `end`. It
+// is fetched while each channel of a group is gone over `times` times.
+template <typename T, typename A>
+Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t row,
+                  int64_t count, int64_t end, int64_t times, const T* filters) {
+  const Problem& p = plan.p;
+  const int64_t vectors = times * plan.step_groups *
+                          CeilDivide(plan.group_channels, kMostChannels) *
+                          CeilDivide(count * plan.pitch, kLanes<A>);
+  if (group == task.group_end) {
+    group = task.group_begin;
+    row += count;
+    if (row >= end) return {nullptr, 0, 0, 0, 1};
+    count = Min(count, end - row);
+  }
+  const int64_t size = p.kernel_height * p.kernel_width, total = p.groups * size;
+  const int64_t columns = Min(plan.step_groups, task.group_end - group) * size;
+  const bool whole = plan.tiles == 1 && plan.phases == 1;  // rows follow one another
+  const int64_t pixels = (task.x_end - task.x_begin) * (whole ? count : 1);
+  const auto next = plan.Row(task, row, task.x_begin, filters, total, group * size);
+  const int64_t bytes = sizeof(T);
+  if (p.channels_first) {
+    return {next.data, pixels * bytes, next.column_stride * bytes, columns, vectors};
+  }
+  if (columns == total) return {next.data, pixels * total * bytes, 0, 1, vectors};
+  return {next.data, columns * bytes, total * bytes, pixels, vectors};
+}
+
 // What the kernel reads around the `count` rows of a step: `reach_y` rows before the
 // first one, row 0 of the window, to `reach_y` rows after the last. The step before had
 // `before` rows; 0 where there was none.

@@ -46,14 +46,49 @@ struct Kernel {
   int64_t pitch, spacing;
 };
 
+// Memory that will be read next: runs of bytes. A part of it is called for with each
+// vector that is computed before, so that it is in the second cache by then.
+class Ahead {
+ public:
+  Ahead(const void* first, int64_t bytes, int64_t stride, int64_t runs, int64_t vectors)
+      : next_(static_cast<const char*>(first)),
+        bytes_(bytes),
+        skip_(stride - bytes),
+        runs_(bytes > 0 ? runs : 0),
+        left_(bytes),
+        pace_(runs * (bytes / kLine + 1) / (vectors > 0 ? vectors : 1) + 1) {}
+
+  void Fetch(int64_t vectors) {
+    for (int64_t line = 0; line < vectors * pace_ && runs_ > 0; ++line) {
+      __builtin_prefetch(next_, 0, 2);
+      if (left_ > kLine) {
+        left_ -= kLine;
+        next_ += kLine;
+        continue;
+      }
+      next_ += left_ + skip_;
+      left_ = bytes_;
+      --runs_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+
+  const char* next_;
+  int64_t bytes_, skip_, runs_, left_;
+  int64_t pace_;  // lines for each vector
+};
+
 // output[c][n] = sum over kernel positions k of input[c][n + where k is] *
 // filters[k][n] for C channels, n < count; `input` is at the kernel's first position.
 // A row of the kernel is added up by itself: in sums of a few terms errors stay small.
 template <typename A, int C>
 void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
-           int64_t count, Planes<A> output) {
+           int64_t count, Ahead& ahead, Planes<A> output) {
   constexpr int V = VectorsOf(C);
   for (int64_t n = 0; n < count; n += V * kLanes<A>) {
+    ahead.Fetch(V);
     Vector<A> sum[C][V] = {};
     const A* f = filters.first + n;
     for (int64_t kh = 0; kh < kernel.rows; ++kh) {
@@ -92,9 +127,10 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
 // the kernel's first position, from which n' goes back.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
-            int64_t count, Planes<A> grad_input) {
+            int64_t count, Ahead& ahead, Planes<A> grad_input) {
   constexpr int V = VectorsOf(C);
   for (int64_t n = 0; n < count; n += V * kLanes<A>) {
+    ahead.Fetch(V);
     Vector<A> sum[C][V] = {};
     const A* f = filters.first + n;
     const A* g = grad.first + n;
