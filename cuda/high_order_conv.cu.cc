@@ -9,6 +9,7 @@
 #include "cuda/high_order_conv_channels_launch.cuh"
 #include "cuda/high_order_conv_general.cuh"
 #include "cuda/high_order_conv_planes_launch.cuh"
+#include "cuda/high_order_conv_quads_launch.cuh"
 #include "cuda/high_order_conv_rows_launch.cuh"
 
 namespace capsops::high_order_conv {
@@ -29,6 +30,7 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
   LaunchError error;
   if (rows::TryRun<T, false>(exec, p, input, filters, static_cast<const T*>(nullptr),
                              output, static_cast<T*>(nullptr), &error) ||
+      quads::TryForward(exec, p, input, filters, output, &error) ||
       planes::TryForward(exec, p, input, filters, output, &error) ||
       channels::TryForward(exec, p, input, filters, output, &error)) {
     return error;
@@ -43,6 +45,8 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
   LaunchError error;
   if (rows::TryRun<T, true>(exec, p, input, filters, grad, grad_input, grad_filters,
                             &error) ||
+      quads::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
+                         &error) ||
       planes::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
                           &error) ||
       channels::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,

@@ -46,9 +46,7 @@ inline bool CanRun(const Problem& p, Work* w, int64_t* blocks) {
 template <typename T, typename Launch>
 void WithWidth(int width, const Launch& launch) {
   if constexpr (!std::is_same_v<T, double>) {
-    if (width == 3) return launch(std::integral_constant<int, 3>{});
     if (width == 5) return launch(std::integral_constant<int, 5>{});
-    if (width == 7) return launch(std::integral_constant<int, 7>{});
   }
   launch(std::integral_constant<int, 0>{});
 }
