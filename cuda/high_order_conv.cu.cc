@@ -8,6 +8,7 @@
 
 #include "cuda/high_order_conv_channels_launch.cuh"
 #include "cuda/high_order_conv_general.cuh"
+#include "cuda/high_order_conv_pixels.cuh"
 #include "cuda/high_order_conv_planes_launch.cuh"
 #include "cuda/high_order_conv_quads_launch.cuh"
 #include "cuda/high_order_conv_rows_launch.cuh"
@@ -32,7 +33,8 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
                              output, static_cast<T*>(nullptr), &error) ||
       quads::TryForward(exec, p, input, filters, output, &error) ||
       planes::TryForward(exec, p, input, filters, output, &error) ||
-      channels::TryForward(exec, p, input, filters, output, &error)) {
+      channels::TryForward(exec, p, input, filters, output, &error) ||
+      pixels::TryForward(exec, p, input, filters, output, &error)) {
     return error;
   }
   return general::Forward(exec, p, input, filters, output);
@@ -50,7 +52,9 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
       planes::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
                           &error) ||
       channels::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
-                            &error)) {
+                            &error) ||
+      pixels::TryBackward(exec, p, grad, input, filters, grad_input, grad_filters,
+                          &error)) {
     return error;
   }
   return general::Backward(exec, p, grad, input, filters, grad_input, grad_filters);
