@@ -4,14 +4,17 @@
 
 from tf_capsops.layers.capsule_conv2d import CapsuleConv2D
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
-from tf_capsops.layers.initializers import RoutedNormal
+from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
+from tf_capsops.layers.initializers import CenterTap, RoutedNormal
 from tf_capsops.layers.length import Length
 from tf_capsops.layers.mask import Mask
 from tf_capsops.layers.primary_caps import PrimaryCaps
 
 __all__ = [
     "CapsuleConv2D",
+    "CenterTap",
     "DigitCaps",
+    "HighOrderConv2D",
     "Length",
     "Mask",
     "PrimaryCaps",

@@ -1,10 +1,11 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Initial values of the prediction matrices."""
+"""Initial values of prediction matrices and of filters."""
 
 import math
 
 import keras
+import numpy as np
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -58,3 +59,41 @@ class RoutedNormal(keras.initializers.Initializer):
     def get_config(self):
         seed = self.seed if isinstance(self.seed, int) else None
         return {"gain": self.gain, "seed": seed}
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class CenterTap(keras.initializers.Initializer):
+    """Filters that are `value` at their middle and zero elsewhere.
+
+    A convolution with `value` 1 passes its input on. As logits of a softmax over the
+    taps of a filter, a large `value` does nearly so, and 0 makes an average.
+
+    Args:
+      value: a number.
+
+    Raises:
+      ValueError: if the shape asked for has fewer than two dimensions, or an even
+        height or width.
+
+    >>> from tf_capsops.layers import CenterTap
+    >>> CenterTap()([1, 3, 3])
+    array([[[0., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 0.]]], dtype=float32)
+    """
+
+    def __init__(self, value=1.0):
+        self.value = value
+
+    def __call__(self, shape, dtype=None):
+        if len(shape) < 2 or any(size % 2 == 0 for size in shape[-2:]):
+            raise ValueError(
+                "CenterTap: the shape must be [..., height, width], both odd, got "
+                f"{tuple(shape)}"
+            )
+        values = np.zeros(shape, keras.backend.standardize_dtype(dtype))
+        values[..., shape[-2] // 2, shape[-1] // 2] = self.value
+        return values
+
+    def get_config(self):
+        return {"value": self.value}

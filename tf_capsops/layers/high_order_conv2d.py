@@ -1,0 +1,255 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The convolution that makes its own filters, other ones at every pixel."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import odd_pair, positive_int, positive_pair
+from tf_capsops.layers.initializers import CenterTap
+from tf_capsops.ops.high_order_conv import high_order_conv2d
+
+_AXES = {
+    "channels_last": "[batch, height, width, channels]",
+    "channels_first": "[batch, channels, height, width]",
+}
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class HighOrderConv2D(keras.layers.Layer):
+    """Filters every pixel with weights that a convolution of the image has made.
+
+    First a convolution, the generator, looks around each pixel and makes KH x KW
+    numbers for each group of channels there. `filter_activation` may reshape them. Then
+    `tf_capsops.high_order_conv2d` takes them for the filter of that pixel, shared by
+    the channels of the group:
+
+        filters = filter_activation(conv2d(inputs, kernel) + bias)
+        outputs = high_order_conv2d(inputs, filters, kernel_size, groups)
+
+    With the defaults it is the High Order Convolution Module of Zhejin and Simeng,
+    "PyTorch_Extension", section 2. With several groups and a generator of 1 x 1 it is
+    close to an involution (Li et al., 2021).
+
+    With `"softmax"` each filter is a weighted average: the layer then smooths, by as
+    much and along what it learns to, and its output stays in the range of its input.
+
+    The filters may be made of another image than they are applied to, such as features
+    that other layers have made of it: `layer(inputs, guide=features)`.
+
+    Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`; a guide
+    has the same batch, height and width. Output shape: that of `inputs`. Batch,
+    height and width may be unknown.
+
+    Weights: `kernel` `[GH, GW, guide channels, groups * KH * KW]`, where (GH, GW) is
+    `generator_kernel_size`; `bias` `[groups * KH * KW]`. By default the layer starts
+    close to the identity: `bias` makes a filter that is 1 in the middle, and `kernel`
+    adds to each of its taps about a hundredth of the input's size. With `"softmax"` the
+    same start is close to an average, as `exp(1)` and `exp(0)` do not differ much.
+
+    Args:
+      kernel_size: the size of the filters of a pixel, one or two odd ints.
+      groups: into how many groups the channels are divided, each with a filter of its
+        own at a pixel.
+      dilation_rate: pixels from one tap of a filter to the next, one or two ints.
+      filter_activation: what the filters go through, a function or what Keras names.
+        It is given `[..., groups, KH * KW]`, so that `"softmax"` makes the taps of each
+        group sum to 1.
+      generator_kernel_size: how far the generator looks, one or two ints; None for
+        `kernel_size`.
+      data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
+      use_bias: whether the generator has a bias.
+      kernel_initializer: None for `VarianceScaling(1e-4)`.
+      bias_initializer: called for `[groups, KH, KW]`; None for
+        `tf_capsops.layers.CenterTap(1)`.
+      kernel_regularizer, bias_regularizer, kernel_constraint, bias_constraint: as for
+        `keras.layers.Conv2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above, or `groups` does
+        not divide the channels.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> layer = tf_capsops.layers.HighOrderConv2D(5, filter_activation="softmax")
+    >>> outputs = layer(np.ones([2, 32, 32, 3]))
+    >>> outputs.shape.as_list()
+    [2, 32, 32, 3]
+    >>> bool(abs(outputs[0, 16, 16, 0] - 1) < 1e-6)   # a weighted average of ones
+    True
+    """
+
+    def __init__(
+        self,
+        kernel_size=5,
+        groups=1,
+        dilation_rate=1,
+        filter_activation=None,
+        generator_kernel_size=None,
+        data_format=None,
+        use_bias=True,
+        kernel_initializer=None,
+        bias_initializer=None,
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        # HighOrderConv has no XLA kernel, and Keras compiles with XLA by default where
+        # there is a GPU.
+        self.supports_jit = False
+        owner = "HighOrderConv2D"
+        self.kernel_size = odd_pair(owner, "kernel_size", kernel_size)
+        self.groups = positive_int(owner, "groups", groups)
+        self.dilation_rate = positive_pair(owner, "dilation_rate", dilation_rate)
+        self.filter_activation = keras.activations.get(filter_activation)
+        if generator_kernel_size is None:
+            generator_kernel_size = self.kernel_size
+        self.generator_kernel_size = positive_pair(
+            owner, "generator_kernel_size", generator_kernel_size
+        )
+        if data_format is None:
+            data_format = keras.config.image_data_format()
+        if data_format not in _AXES:
+            raise ValueError(
+                f"{owner}: data_format must be 'channels_last' or 'channels_first', "
+                f"got {data_format!r}"
+            )
+        self.data_format = data_format
+        self.use_bias = bool(use_bias)
+        if kernel_initializer is None:
+            kernel_initializer = keras.initializers.VarianceScaling(1e-4)
+        if bias_initializer is None:
+            bias_initializer = CenterTap()
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    def build(self, inputs_shape, guide_shape=None):
+        self.compute_output_shape(inputs_shape, guide_shape)
+        guide_shape = inputs_shape if guide_shape is None else guide_shape
+        numbers = self.groups * self.kernel_size[0] * self.kernel_size[1]
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(*self.generator_kernel_size, guide_shape[self._channels], numbers),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(numbers,),
+                initializer=self._initial_bias,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        axes = {self._channels: inputs_shape[self._channels]}
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
+
+    def call(self, inputs, guide=None):
+        return high_order_conv2d(
+            inputs,
+            self._filters(inputs if guide is None else guide),
+            self.kernel_size,
+            groups=self.groups,
+            dilations=self.dilation_rate,
+            data_format="NCHW" if self.data_format == "channels_first" else "NHWC",
+        )
+
+    def compute_output_shape(self, inputs_shape, guide_shape=None):
+        shape = self._checked("input", inputs_shape)
+        if shape[self._channels] % self.groups:
+            raise ValueError(
+                f"HighOrderConv2D: groups must divide the channels of the input, got "
+                f"{self.groups} groups and shape {shape}"
+            )
+        if guide_shape is not None:
+            guide = self._checked("guide", guide_shape)
+            for axis in {0, 1, 2, 3} - {self._channels}:
+                if (
+                    None not in (shape[axis], guide[axis])
+                    and shape[axis] != guide[axis]
+                ):
+                    raise ValueError(
+                        "HighOrderConv2D: the guide must have the batch, height and "
+                        f"width of the input, got shapes {guide} and {shape}"
+                    )
+        return shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "kernel_size": self.kernel_size,
+            "groups": self.groups,
+            "dilation_rate": self.dilation_rate,
+            "filter_activation": keras.activations.serialize(self.filter_activation),
+            "generator_kernel_size": self.generator_kernel_size,
+            "data_format": self.data_format,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        }
+
+    @property
+    def _channels(self):
+        """The axis of the channels."""
+        return 1 if self.data_format == "channels_first" else 3
+
+    def _checked(self, name, shape):
+        """Returns a shape as a tuple, if it is that of an image of known channels."""
+        shape, axes = tuple(shape), _AXES[self.data_format]
+        if len(shape) != 4:
+            raise ValueError(
+                f"HighOrderConv2D: the {name} must be {axes}, got shape {shape}"
+            )
+        if shape[self._channels] is None:
+            raise ValueError(
+                f"HighOrderConv2D: the channels of the {name} {axes} must be known, "
+                f"got shape {shape}"
+            )
+        return shape
+
+    def _initial_bias(self, shape, dtype=None):
+        values = self.bias_initializer((self.groups, *self.kernel_size), dtype=dtype)
+        return keras.ops.reshape(values, shape)
+
+    def _filters(self, guide):
+        """Makes the filters of every pixel of the guide, in its data format."""
+        # A convolution with other channels would pass for one of several groups.
+        if guide.shape[self._channels] != self.kernel.shape[2]:
+            raise ValueError(
+                f"HighOrderConv2D: the guide must have {self.kernel.shape[2]} "
+                f"channels, got shape {tuple(guide.shape)}"
+            )
+        # TensorFlow convolves channels_first not in every type on a CPU, and on a GPU
+        # with tensor cores channels_last is what it does best.
+        if self.data_format == "channels_first":
+            guide = tf.transpose(guide, [0, 2, 3, 1])
+        kernel = tf.convert_to_tensor(self.kernel)
+        if 0 in guide.shape:
+            # On a CPU TensorFlow's convolution gives empty images the wrong channels.
+            filters = tf.tensordot(guide, kernel[0, 0], 1)
+        else:
+            filters = tf.nn.conv2d(guide, kernel, 1, "SAME")
+        if self.bias is not None:
+            filters += tf.convert_to_tensor(self.bias)
+        if self.filter_activation is not keras.activations.linear:
+            flat = tf.shape(filters)
+            taps = self.kernel_size[0] * self.kernel_size[1]
+            by_group = tf.concat([flat[:-1], [self.groups, taps]], axis=0)
+            filters = self.filter_activation(tf.reshape(filters, by_group))
+            filters = tf.reshape(filters, flat)
+        if self.data_format == "channels_first":
+            filters = tf.transpose(filters, [0, 3, 1, 2])
+        return filters
