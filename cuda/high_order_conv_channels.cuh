@@ -149,22 +149,27 @@ __global__ void __launch_bounds__(kMaxThreads)
   const Place at(w);
   const int columns = w.quads * kPixels + 2 * R, part = w.groups * K;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  for (int item = warp; item < w.rows * K * columns; item += warps) {
-    const int column = item % columns, i = item / columns % K, r = item / columns / K;
-    const int64_t y = at.y - at.row + r - int64_t{i - R} * w.dilation_height;
-    const int x = at.tile_x - R + column;
-    const bool reads = y >= 0 && y < w.height && x >= 0 && x < w.width;
-    const S* const from =
-        filters + ((at.image + y) * w.width + x) * (w.groups * K * K) + i * K;
-    for (int e = threadIdx.x % 32; e < part; e += 32) {
-      S* const to = staged + item * part + e;
-      const int source = e / K * (K * K) + e % K;
-      if (!reads) {
-        *to = S(0.0f);
-      } else if constexpr (sizeof(S) == 4) {
-        __pipeline_memcpy_async(to, from + source, 4);
-      } else {
-        *to = from[source];
+  for (int r = 0; r < w.rows; ++r) {
+    for (int i = 0; i < K; ++i) {
+      const int64_t y = at.y - at.row + r - int64_t{i - R} * w.dilation_height;
+      const S* const row =
+          filters + ((at.image + y) * w.width + at.tile_x - R) * (w.groups * K * K) +
+          i * K;
+      for (int column = warp; column < columns; column += warps) {
+        const int x = at.tile_x - R + column;
+        const bool reads = y >= 0 && y < w.height && x >= 0 && x < w.width;
+        const S* const from = row + int64_t{column} * (w.groups * K * K);
+        S* const to = staged + ((r * K + i) * columns + column) * part;
+        for (int e = threadIdx.x % 32; e < part; e += 32) {
+          const int source = e / K * (K * K) + e % K;
+          if (!reads) {
+            to[e] = S(0.0f);
+          } else if constexpr (sizeof(S) == 4) {
+            __pipeline_memcpy_async(to + e, from + source, 4);
+          } else {
+            to[e] = from[source];
+          }
+        }
       }
     }
   }
