@@ -8,11 +8,13 @@ Low-Precision Weights" (2017). Weights of `bits` bits come from the code book
 """
 
 from tf_capsops.inq.codes import decode, encode, quantize, top_exponent
+from tf_capsops.inq.conversion import convert
 from tf_capsops.inq.packing import pack, unpack
 from tf_capsops.inq.training import IncrementalQuantization
 
 __all__ = [
     "IncrementalQuantization",
+    "convert",
     "decode",
     "encode",
     "pack",

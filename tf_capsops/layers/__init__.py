@@ -6,6 +6,8 @@ from tf_capsops.layers.capsule_conv2d import CapsuleConv2D
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
 from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
+from tf_capsops.layers.inq_conv2d import InqConv2D
+from tf_capsops.layers.inq_dense import InqDense
 from tf_capsops.layers.length import Length
 from tf_capsops.layers.mask import Mask
 from tf_capsops.layers.primary_caps import PrimaryCaps
@@ -15,6 +17,8 @@ __all__ = [
     "CenterTap",
     "DigitCaps",
     "HighOrderConv2D",
+    "InqConv2D",
+    "InqDense",
     "Length",
     "Mask",
     "PrimaryCaps",

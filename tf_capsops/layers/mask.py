@@ -59,6 +59,11 @@ class Mask(keras.layers.Layer):
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
 
+    def get_config(self):
+        # Keras' own has no answer for a layer that was given a dtype policy, unless a
+        # layer says, as here, that what it returns is all there is.
+        return super().get_config()
+
 
 def _split(input_shape):
     """Returns the shape of the capsules and that of the one-hot labels or None."""

@@ -209,6 +209,20 @@ class CapsNet(keras.Model):
         masked = self.mask(capsules if one_hot is None else [capsules, one_hot])
         return self.decoder(masked, training=training)
 
+    def inference_model(self):
+        """A functional model of the same layers, with the same weights.
+
+        From images `[B, H, W, C]` to the dict that `call` returns without labels. It
+        has no classes of ours in its structure but layers, so it can be taken apart.
+        """
+        images = keras.Input(self.image_shape, name="images")
+        capsules = self.encoder(images)
+        outputs = {
+            "lengths": self.length(capsules),
+            "reconstruction": self.decoder(self.mask(capsules)),
+        }
+        return keras.Model(images, outputs, name=self.name)
+
     def compile(
         self,
         optimizer="adam",

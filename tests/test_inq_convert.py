@@ -1,0 +1,233 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""convert: the same outputs from models that hold codes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tolerances
+
+from tf_capsops import inq, layers, models
+
+
+def _quantize(model, bits=4):
+    """Quantizes every kernel in a model at once."""
+    random = np.random.default_rng(1)
+    for layer in inq.kernels.layers_with_kernels(model):
+        weights = random.normal(size=layer.kernel.shape).astype(np.float32)
+        layer.kernel.assign(inq.quantize(weights / 4, bits))
+    return model
+
+
+def _assert_same(model, converted, images):
+    expected = model(images)
+    allowed = 64 * tolerances.ulp(np.float32)
+    for ours, plain in zip(
+        tf.nest.flatten(converted(images)), tf.nest.flatten(expected)
+    ):
+        scale = np.abs(plain).max()
+        np.testing.assert_allclose(ours, plain, rtol=0, atol=allowed * scale)
+        assert scale > 0
+
+
+def _images(*shape):
+    return tf.random.stateless_normal(shape, [3, 4])
+
+
+def _sequential():
+    return keras.Sequential(
+        [
+            keras.Input([9, 9, 3]),
+            keras.layers.Conv2D(
+                6,
+                3,
+                strides=2,
+                padding="same",
+                activation="relu",
+                bias_initializer="ones",
+            ),
+            keras.layers.BatchNormalization(),
+            keras.layers.Conv2D(
+                4, (2, 1), dilation_rate=2, use_bias=False, name="second"
+            ),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5, activation="tanh", bias_initializer="ones"),
+        ],
+        name="plain",
+    )
+
+
+def test_sequential(tmp_path):
+    model = _quantize(_sequential())
+    model.layers[1].set_weights([np.full(6, value) for value in (2.0, 0.5, 0.1, 3.0)])
+    converted = inq.convert(model)
+    kinds = [type(layer).__name__ for layer in converted.layers]
+    assert kinds == [
+        "InqConv2D",
+        "BatchNormalization",
+        "InqConv2D",
+        "Flatten",
+        "InqDense",
+    ]
+    assert [e.name for e in converted.layers] == [e.name for e in model.layers]
+    assert converted.name == "plain"
+    images = _images(2, 9, 9, 3)
+    _assert_same(model, converted, images)
+    converted.save(tmp_path / "codes.keras")
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    np.testing.assert_array_equal(loaded(images), converted(images))
+
+
+def test_functional_with_branches_shared_layers_and_models_inside():
+    inputs = keras.Input([8, 8, 2], name="images")
+    conv = keras.layers.Conv2D(2, 3, padding="same", name="shared")
+    inner = keras.Sequential([keras.Input([8, 8, 2]), keras.layers.Dense(3)], name="in")
+    left = inner(conv(conv(inputs)))
+    right = keras.layers.Conv2D(3, 1, groups=1, name="right")(inputs)
+    outputs = {"sum": keras.layers.Add()([left, right]), "right": right}
+    model = _quantize(keras.Model(inputs, outputs))
+    converted = inq.convert(model)
+    assert type(converted.get_layer("shared")) is layers.InqConv2D
+    assert type(converted.get_layer("in").layers[0]) is layers.InqDense
+    assert len(converted.layers) == len(model.layers)
+    _assert_same(model, converted, _images(2, 8, 8, 2))
+
+
+def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
+    model = keras.Sequential(
+        [
+            keras.Input([9, 9, 4]),
+            keras.layers.Conv2D(4, 3, name="unfinished"),
+            keras.layers.Conv2D(4, 3, groups=2, name="groups"),
+            keras.layers.Conv2DTranspose(3, 2, name="transposed"),
+            keras.layers.Dense(4, name="finished"),
+            keras.layers.Reshape([6, 6, 1, 2, 2]),
+            layers.CapsuleConv2D(3, (2, 2), 3, name="capsules"),
+            keras.layers.Reshape([48, 4]),
+            layers.DigitCaps(3, 4, name="digits"),
+        ]
+    )
+    _quantize(model)
+    kernel = model.get_layer("unfinished").kernel
+    kernel.assign(kernel.numpy() * np.where(np.arange(4) == 2, 1.25, 1))
+    converted = inq.convert(model)
+    for before, after in zip(model.layers, converted.layers):
+        if before.name == "finished":
+            assert type(after) is layers.InqDense
+        else:
+            assert type(after) is type(before)
+            for ours, theirs in zip(after.get_weights(), before.get_weights()):
+                np.testing.assert_array_equal(ours, theirs)
+    _assert_same(model, converted, _images(2, 9, 9, 4))
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_the_fewest_bits_that_hold_the_weights(bits):
+    model = keras.Sequential([keras.Input([300]), keras.layers.Dense(1)])
+    powers = 2.0 ** -np.arange(2 ** (bits - 2))
+    weights = np.resize(np.concatenate([powers, -powers, [0]]), [300, 1])
+    model.layers[0].kernel.assign(weights)
+    assert inq.convert(model).layers[0].bits == bits
+    assert inq.convert(model, bits=8).layers[0].bits == 8
+    np.testing.assert_array_equal(
+        inq.convert(model).layers[0].kernel, weights[np.newaxis, np.newaxis]
+    )
+    if bits > 2:
+        assert type(inq.convert(model, bits=bits - 1).layers[0]) is keras.layers.Dense
+    model.layers[0].kernel.assign_add(np.full([300, 1], 2.0**-70))
+    model.layers[0].kernel.assign(np.where(weights == 0, 2.0**-80, weights))
+    assert type(inq.convert(model).layers[0]) is keras.layers.Dense
+
+
+def test_a_kernel_of_zeros_is_finished():
+    dense = keras.layers.Dense(2, kernel_initializer="zeros", bias_initializer="ones")
+    model = keras.Sequential([keras.Input([3]), dense])
+    converted = inq.convert(model)
+    np.testing.assert_array_equal(converted(np.ones([2, 3])), np.ones([2, 2]))
+    assert type(converted.layers[0]) is layers.InqDense
+
+
+def test_capsules(tmp_path):
+    model = models.capsnet(
+        (8, 8, 1),
+        10,
+        filters=16,
+        kernel_size=3,
+        primary_channels=4,
+        primary_kernel_size=3,
+        decoder_units=(32,),
+    )
+    _quantize(model)
+    converted = inq.convert(model)
+    found = {type(each).__name__ for each in converted._flatten_layers()}
+    assert {"InqConv2D", "InqDense", "DigitCaps"} <= found
+    assert not {"Conv2D", "Dense", "PrimaryCaps"} & found
+    images = tf.abs(_images(3, 8, 8, 1))
+    _assert_same(model, converted, images)
+    converted.save(tmp_path / "codes.keras")
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    np.testing.assert_array_equal(
+        loaded(images)["lengths"], converted(images)["lengths"]
+    )
+
+
+def test_after_training(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = _sequential()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    steps = inq.IncrementalQuantization(model, bits=4)
+    images = _images(8, 9, 9, 3)
+    model.fit(images, np.ones([8, 5]), epochs=4, verbose=0, callbacks=[steps])
+    converted = inq.convert(model)
+    assert (
+        sum(
+            isinstance(each, (layers.InqConv2D, layers.InqDense))
+            for each in converted.layers
+        )
+        == 3
+    )
+    _assert_same(model, converted, images)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float64"])
+def test_keeps_policy_and_what_is_trainable(policy):
+    dense = keras.layers.Dense(2, dtype=policy, bias_regularizer="l1", trainable=False)
+    model = _quantize(keras.Sequential([keras.Input([3]), dense]))
+    after = inq.convert(model).layers[0]
+    assert after.dtype_policy.name == policy
+    assert not after.trainable and after.bias_regularizer is not None
+    assert after(np.ones([1, 3])).dtype == dense(np.ones([1, 3])).dtype
+
+
+def test_a_sequential_model_without_an_input_layer():
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"convert: .* has no weights yet"):
+        inq.convert(model)
+    model(np.ones([2, 4]))
+    _assert_same(_quantize(model), inq.convert(model), _images(2, 4))
+
+
+def test_other_models_are_refused():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    model = Own()
+    model(np.ones([1, 3]))
+    with pytest.raises(
+        ValueError, match="Sequential, functional or a CapsNet, got Own"
+    ):
+        inq.convert(model)
+    with pytest.raises(
+        ValueError, match="got Dense: convert the models of those kinds"
+    ):
+        inq.convert(model.dense)
+    with pytest.raises(
+        ValueError, match="convert: bits must be an integer from 2 to 8"
+    ):
+        inq.convert(_sequential(), bits=1)

@@ -1,0 +1,135 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The convolution whose weights are zero or powers of two."""
+
+import keras
+
+from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.layers.inq_layer import InqLayer
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class InqConv2D(InqLayer):
+    """A `keras.layers.Conv2D` with weights of few bits, by `tf_capsops.inq_conv2d`.
+
+    Its kernel holds codes of `tf_capsops.inq`: a byte a weight in memory and `bits`
+    bits in a file. Codes are not trained, the bias is, and gradients reach the input.
+    `tf_capsops.inq.IncrementalQuantization` trains weights for it, and
+    `tf_capsops.inq.convert` makes it of a `Conv2D`; `set_kernel` quantizes weights at
+    once. Regularizers and constraints exist for the bias only.
+
+    Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
+    width may be unknown.
+
+    Weights: `codes` `[KH, KW, C, filters]`, uint8; `top_exponent`, an int32; `bias`
+    `[filters]`. `kernel` is what codes stand for, a NumPy array.
+
+    Args:
+      filters: how many features each output pixel has.
+      kernel_size: one or two ints.
+      bits: bits of a weight, 2 to 8.
+      strides: one or two ints.
+      padding: `"valid"` or `"same"`.
+      dilation_rate: one or two ints.
+      activation: a function of the output, or what Keras names.
+      use_bias: whether there is a bias.
+      kernel_initializer: gives weights, which are quantized.
+      bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Conv2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> layer = tf_capsops.layers.InqConv2D(filters=2, kernel_size=1, bits=3)
+    >>> layer(np.ones([1, 5, 5, 1])).shape.as_list()
+    [1, 5, 5, 2]
+    >>> layer.set_kernel([[[[0.7, -1.2]]]])
+    >>> layer.kernel.tolist()
+    [[[[0.5, -1.0]]]]
+    """
+
+    def __init__(
+        self,
+        filters,
+        kernel_size,
+        bits=5,
+        strides=1,
+        padding="valid",
+        dilation_rate=1,
+        activation=None,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        bias_regularizer=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(
+            bits,
+            activation,
+            use_bias,
+            kernel_initializer,
+            bias_initializer,
+            bias_regularizer,
+            bias_constraint,
+            **kwargs,
+        )
+        self.filters = positive_int("InqConv2D", "filters", filters)
+        self.kernel_size = positive_pair("InqConv2D", "kernel_size", kernel_size)
+        self.strides = positive_pair("InqConv2D", "strides", strides)
+        self.dilation_rate = positive_pair("InqConv2D", "dilation_rate", dilation_rate)
+        self.padding = str(padding).lower()
+        if self.padding not in ("valid", "same"):
+            raise ValueError(
+                f"InqConv2D: padding must be 'valid' or 'same', got {padding!r}"
+            )
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+        shape = (*self.kernel_size, input_shape[-1], self.filters)
+        self._add_weights(shape, shape)
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={3: input_shape[-1]})
+
+    def call(self, images):
+        return self._convolve(
+            images,
+            strides=self.strides,
+            padding=self.padding.upper(),
+            dilations=self.dilation_rate,
+        )
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        if len(shape) != 4 or shape[3] is None:
+            raise ValueError(
+                "InqConv2D: the input must be [batch, height, width, channels] with "
+                f"known channels, got shape {shape}"
+            )
+        size = [self._map_size(shape, axis) for axis in range(2)]
+        return (shape[0], *size, self.filters)
+
+    def _map_size(self, input_shape, axis):
+        """Height or width of the output, as for `keras.layers.Conv2D`."""
+        size, stride = input_shape[1 + axis], self.strides[axis]
+        if size is None:
+            return None
+        if self.padding == "valid":
+            size -= (self.kernel_size[axis] - 1) * self.dilation_rate[axis]
+        if size < 1:
+            raise ValueError(
+                f"InqConv2D: the input's {('height', 'width')[axis]} is smaller than "
+                f"kernel_size {self.kernel_size} of dilation_rate "
+                f"{self.dilation_rate}, got shape {input_shape}"
+            )
+        return -(-size // stride)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation_rate": self.dilation_rate,
+        }

@@ -1,0 +1,91 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The fully connected layer whose weights are zero or powers of two."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_int
+from tf_capsops.layers.inq_layer import InqLayer
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class InqDense(InqLayer):
+    """A `keras.layers.Dense` with weights of few bits, by `tf_capsops.inq_conv2d`.
+
+    As `InqConv2D` with a kernel of one pixel, which passes over what is before the last
+    axis.
+
+    Input shape: `[..., C]`, of any rank from 2 on. Output shape: `[..., units]`.
+
+    Weights: `codes` `[1, 1, C, units]`, uint8; `top_exponent`, an int32; `bias`
+    `[units]`. `kernel` is what codes stand for, a NumPy array.
+
+    Args:
+      units: the size of the last axis of the output.
+      bits: bits of a weight, 2 to 8.
+      activation: a function of the output, or what Keras names.
+      use_bias: whether there is a bias.
+      kernel_initializer: gives weights `[C, units]`, which are quantized.
+      bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Dense`.
+
+    Raises:
+      ValueError: if an argument is not as above, or the last axis of the input unknown.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> layer = tf_capsops.layers.InqDense(units=3, bits=5)
+    >>> layer(np.ones([2, 7, 4])).shape.as_list()
+    [2, 7, 3]
+    """
+
+    def __init__(
+        self,
+        units,
+        bits=5,
+        activation=None,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        bias_regularizer=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(
+            bits,
+            activation,
+            use_bias,
+            kernel_initializer,
+            bias_initializer,
+            bias_regularizer,
+            bias_constraint,
+            **kwargs,
+        )
+        self.units = positive_int("InqDense", "units", units)
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+        channels = input_shape[-1]
+        self._add_weights((1, 1, channels, self.units), (channels, self.units))
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: channels})
+
+    def call(self, inputs):
+        inputs = tf.convert_to_tensor(inputs)
+        before, channels = tf.shape(inputs)[:-1], inputs.shape[-1]
+        # Rows side by side are one image, whose pixels neighbour each other in memory.
+        row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
+        outputs = self._convolve(row, padding="SAME")
+        outputs = tf.reshape(outputs, tf.concat([before, [self.units]], axis=0))
+        return tf.ensure_shape(outputs, [*inputs.shape[:-1], self.units])
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        if not shape or shape[-1] is None:
+            raise ValueError(
+                "InqDense: the input must be [..., channels] with known channels, got "
+                f"shape {shape}"
+            )
+        return (*shape[:-1], self.units)
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
