@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Incremental network quantization in NumPy, from its definitions."""
 
+import itertools
 import math
 
 import numpy as np
@@ -29,10 +30,11 @@ def quantize(weights, bits, n1=None):
     weights = np.asarray(weights, np.float64)
     if not np.any(weights):
         return np.zeros_like(weights)
-    book = np.unique(np.abs(code_book(bits, top_exponent(weights) if n1 is None else n1)))
+    n1 = top_exponent(weights) if n1 is None else n1
+    book = np.unique(np.abs(code_book(bits, n1)))
     size = np.abs(weights)
     result = np.zeros_like(size)
-    for alpha, beta in zip(book[:-1], book[1:]):
+    for alpha, beta in itertools.pairwise(book):
         result[(alpha + beta) / 2 <= size] = beta
     return np.copysign(result, weights) * (result > 0)
 

@@ -11,6 +11,8 @@ import operator
 import ml_dtypes
 import numpy as np
 
+from tf_capsops.arguments import int_between
+
 
 def top_exponent(weights):
     """The exponent n1 of the largest power of two that quantized weights have.
@@ -143,13 +145,7 @@ def decode(codes, bits, top_exponent, dtype="float32"):
 
 def checked_bits(owner, bits):
     """Returns `bits` as an int of 2 to 8, or raises a ValueError that names `owner`."""
-    try:
-        value = operator.index(bits)
-    except TypeError:
-        value = 0
-    if not 2 <= value <= 8:
-        raise ValueError(f"{owner}: bits must be an integer from 2 to 8, got {bits!r}")
-    return value
+    return int_between(owner, "bits", bits, 2, 8)
 
 
 def checked_codes(owner, codes, bits):
