@@ -45,3 +45,18 @@ every_way = pytest.mark.parametrize(
     [by_kernel, _by_kernel_in_graph_without_shapes, by_shape_function],
     ids=lambda function: function.__name__.lstrip("_"),
 )
+
+
+def resized(shape, axis, size):
+    """Returns a shape with another size of one axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def shape_text(shape):
+    """Returns a shape as messages have it."""
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def mismatch(name, axis, axis_name, size, shape):
+    """Returns the message, without the op's name, about a size that does not fit."""
+    return f"{name} dim {axis} ({axis_name}) must be {size}, got {shape_text(shape)}"

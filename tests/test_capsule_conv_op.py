@@ -7,7 +7,14 @@ import re
 
 import pytest
 import tensorflow as tf
-from refusals import by_kernel, by_shape_function, every_way
+from refusals import (
+    by_kernel,
+    by_shape_function,
+    every_way,
+    mismatch,
+    resized,
+    shape_text,
+)
 
 import tf_capsops
 
@@ -46,70 +53,63 @@ WEIGHTS_RANK, WEIGHTS_RANK_6, WEIGHTS_RANK_7 = _rank(
 _, GRAD_RANK_6, GRAD_RANK_7 = _rank("grad", GRAD_AXES, "pose_rows")
 
 
-def _with(shape, axis, size):
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _text(shape):
-    return "[" + ",".join(map(str, shape)) + "]"
-
-
-def _mismatch(name, axis, axis_name, size, shape):
-    return f"{name} dim {axis} ({axis_name}) must be {size}, got {_text(shape)}"
-
-
 def _bad_forward():
     """Yields shapes of input and weights, attributes, and what the message says."""
     yield (2, 5, 6, 3, 4), WEIGHTS, {}, INPUT_RANK + "[2,5,6,3,4]"
     yield (), WEIGHTS, {}, INPUT_RANK + "[]"
-    yield (*DEEP_INPUT, 1), WEIGHTS, {}, INPUT_RANK + _text((*DEEP_INPUT, 1))
+    yield (*DEEP_INPUT, 1), WEIGHTS, {}, INPUT_RANK + shape_text((*DEEP_INPUT, 1))
     yield INPUT, (3, 2), {}, WEIGHTS_RANK_6 + "[3,2]"
-    yield INPUT, DEEP_WEIGHTS, {}, WEIGHTS_RANK_6 + _text(DEEP_WEIGHTS)
-    yield DEEP_INPUT, WEIGHTS, {}, WEIGHTS_RANK_7 + _text(WEIGHTS)
+    yield INPUT, DEEP_WEIGHTS, {}, WEIGHTS_RANK_6 + shape_text(DEEP_WEIGHTS)
+    yield DEEP_INPUT, WEIGHTS, {}, WEIGHTS_RANK_7 + shape_text(WEIGHTS)
     for axis, name, size in ((2, "in_channels", 3), (4, "pose_inner", 7)):
         for wrong in (1, 0):
-            shape = _with(WEIGHTS, axis, wrong)
-            yield INPUT, shape, {}, _mismatch("weights", axis, name, size, shape)
-    shape = _with(DEEP_WEIGHTS, 4, 12)
-    yield DEEP_INPUT, shape, {}, _mismatch("weights", 4, "pose_depth", 11, shape)
+            shape = resized(WEIGHTS, axis, wrong)
+            yield INPUT, shape, {}, mismatch("weights", axis, name, size, shape)
+    shape = resized(DEEP_WEIGHTS, 4, 12)
+    yield DEEP_INPUT, shape, {}, mismatch("weights", 4, "pose_depth", 11, shape)
     for axis, name in ((0, "kernel_height"), (1, "kernel_width")):
-        shape = _with(WEIGHTS, axis, 0)
+        shape = resized(WEIGHTS, axis, 0)
         for attributes in ({}, SAME):
             text = f"weights dim {axis} ({name}) must be at least 1, got "
-            yield INPUT, shape, attributes, text + _text(shape)
+            yield INPUT, shape, attributes, text + shape_text(shape)
     for kernel, dilation, most in ((6, 1, 5), (4, 2, 3), (2, 5, 1), (3, 2**31 - 1, 1)):
-        shape = _with(WEIGHTS, 0, kernel)
+        shape = resized(WEIGHTS, 0, kernel)
         text = f"weights dim 0 (kernel_height) must be at most {most} (in_height 5, "
-        text += f"dilation {dilation}, padding VALID), got {_text(shape)}"
+        text += f"dilation {dilation}, padding VALID), got {shape_text(shape)}"
         yield INPUT, shape, {"dilations": [dilation, 1]}, text
-    shape = _with(WEIGHTS, 1, 7)
+    shape = resized(WEIGHTS, 1, 7)
     text = "weights dim 1 (kernel_width) must be at most 6 (in_width 6, dilation 1, "
-    yield INPUT, shape, {"strides": [9, 9]}, f"{text}padding VALID), got {_text(shape)}"
+    yield (
+        INPUT,
+        shape,
+        {"strides": [9, 9]},
+        f"{text}padding VALID), got {shape_text(shape)}",
+    )
 
 
 def _bad_backward():
     """Yields shapes of input, weights and grad, attributes, what the message says."""
     for axis, name in enumerate(("batch", "out_height", "out_width", "out_channels")):
         for wrong in (1, 0):
-            shape = _with(GRAD, axis, wrong)
-            text = _mismatch("grad", axis, name, GRAD[axis], shape)
+            shape = resized(GRAD, axis, wrong)
+            text = mismatch("grad", axis, name, GRAD[axis], shape)
             yield INPUT, WEIGHTS, shape, {}, text
     for axis, name in ((4, "pose_rows"), (5, "pose_columns")):
-        shape = _with(GRAD, axis, 1)
-        text = _mismatch("grad", axis, name, GRAD[axis], shape)
+        shape = resized(GRAD, axis, 1)
+        text = mismatch("grad", axis, name, GRAD[axis], shape)
         yield INPUT, WEIGHTS, shape, {}, text
-    shape = _with(DEEP_GRAD, 4, 1)
-    text = _mismatch("grad", 4, "pose_depth", 11, shape)
+    shape = resized(DEEP_GRAD, 4, 1)
+    text = mismatch("grad", 4, "pose_depth", 11, shape)
     yield DEEP_INPUT, DEEP_WEIGHTS, shape, {}, text
-    yield INPUT, WEIGHTS, DEEP_GRAD, {}, GRAD_RANK_6 + _text(DEEP_GRAD)
-    yield DEEP_INPUT, DEEP_WEIGHTS, GRAD, {}, GRAD_RANK_7 + _text(GRAD)
+    yield INPUT, WEIGHTS, DEEP_GRAD, {}, GRAD_RANK_6 + shape_text(DEEP_GRAD)
+    yield DEEP_INPUT, DEEP_WEIGHTS, GRAD, {}, GRAD_RANK_7 + shape_text(GRAD)
     for attributes, out in (
         ({"strides": [2, 1]}, 2),
         ({"dilations": [2, 1]}, 1),
         (SAME, 5),
         ({"padding": "SAME", "strides": [3, 1]}, 2),
     ):
-        text = _mismatch("grad", 1, "out_height", out, GRAD)
+        text = mismatch("grad", 1, "out_height", out, GRAD)
         yield INPUT, WEIGHTS, GRAD, attributes, text
 
 
@@ -169,7 +169,7 @@ every_op = pytest.mark.parametrize("op", GOOD)
 )
 @pytest.mark.parametrize("assert_refused", [by_kernel, by_shape_function])
 def test_bad_steps(op, name, pair, assert_refused, device):
-    message = f"{op}: {name} must be two positive integers, got {_text(pair)}"
+    message = f"{op}: {name} must be two positive integers, got {shape_text(pair)}"
     compute = functools.partial(_call, op, **{name: pair})
     assert_refused(compute, [*map(_tensor, GOOD[op])], message)
 

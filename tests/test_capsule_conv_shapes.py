@@ -4,10 +4,10 @@
 
 import pytest
 import tensorflow as tf
+from symbols import UNKNOWN, placeholder, symbolic_sizes
 
 import tf_capsops
 
-UNKNOWN = None  # as a shape: not even the rank is known
 ANY_6, ANY_7 = [None] * 6, [None] * 7
 
 # Two images of 5x6, 3 capsules of 4x7 to 8 of 4x9, a kernel of 3x2.
@@ -20,10 +20,6 @@ APART = {"strides": [2, 1], "dilations": [2, 3]}
 
 def _bare():
     return tf.load_op_library(tf_capsops.library_path())
-
-
-def _placeholder(shape):
-    return tf.compat.v1.placeholder(tf.float32, shape)
 
 
 @pytest.mark.parametrize(
@@ -50,19 +46,10 @@ def _placeholder(shape):
 )
 def test_inferred_outputs(inputs, weights, attributes, inferred):
     with tf.Graph().as_default():
-        operands = _placeholder(inputs), _placeholder(weights)
+        operands = placeholder(inputs), placeholder(weights)
         shape = _bare().capsule_conv(*operands, **attributes).shape
     assert shape == tf.TensorShape(inferred)
     assert (shape.rank is None) == (inferred is UNKNOWN)
-
-
-def _sizes(known):
-    """Returns sizes of which as much is known; UNKNOWN is not even their number."""
-    if known is UNKNOWN:
-        return tf.compat.v1.placeholder(tf.int32, None)
-    if all(size is not None for size in known):
-        return tf.constant(known)
-    return tf.shape(_placeholder(known))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +69,7 @@ def _sizes(known):
 )
 def test_inferred_gradients_of_the_input(sizes, weights, grad, inferred):
     with tf.Graph().as_default():
-        operands = _sizes(sizes), _placeholder(weights), _placeholder(grad)
+        operands = symbolic_sizes(sizes), placeholder(weights), placeholder(grad)
         shape = _bare().capsule_conv_backprop_input(*operands).shape
     assert shape.rank == tf.TensorShape(inferred).rank
     assert shape.rank is None or shape.as_list() == inferred
@@ -102,7 +89,7 @@ def test_inferred_gradients_of_the_input(sizes, weights, grad, inferred):
 )
 def test_inferred_gradients_of_the_weights(inputs, sizes, grad, inferred):
     with tf.Graph().as_default():
-        operands = _placeholder(inputs), _sizes(sizes), _placeholder(grad)
+        operands = placeholder(inputs), symbolic_sizes(sizes), placeholder(grad)
         shape = _bare().capsule_conv_backprop_weights(*operands).shape
     assert shape.rank == tf.TensorShape(inferred).rank
     assert shape.rank is None or shape.as_list() == inferred
@@ -111,8 +98,8 @@ def test_inferred_gradients_of_the_weights(inputs, sizes, grad, inferred):
 def test_gradients_have_their_inputs_static_shapes():
     """Through the registered gradient, however little of the shapes is known."""
     with tf.Graph().as_default():
-        inputs = _placeholder([None, 5, None, 3, None, 7])
-        weights = _placeholder([3, 2, None, 8, None, 9])
+        inputs = placeholder([None, 5, None, 3, None, 7])
+        weights = placeholder([3, 2, None, 8, None, 9])
         output = tf_capsops.capsule_conv2d(inputs, weights)
         gradients = tf.gradients(output, [inputs, weights])
     shapes = [tensor.shape.as_list() for tensor in (output, *gradients)]
@@ -175,7 +162,7 @@ def test_bad_sizes(op, sizes, text, text_of_shapes, device):
 def test_bad_constant_sizes(op, sizes, text, text_of_shapes):
     """Refused while the graph is built, by their shape or by themselves."""
     with tf.Graph().as_default():
-        operands = tf.constant(sizes, tf.int32), *[_placeholder(UNKNOWN)] * 2
+        operands = tf.constant(sizes, tf.int32), *[placeholder(UNKNOWN)] * 2
         with pytest.raises(ValueError) as caught:
             _backward(op)(*operands)
     message = f"{op}: {SIZES[op]} {text_of_shapes}"

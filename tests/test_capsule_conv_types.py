@@ -6,20 +6,29 @@ import re
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import kernels, op_def_registry
+from registrations import (
+    ALLOWED,
+    assert_documented,
+    assert_kernels_are_those_of_the_dtype_list,
+    bare,
+    both_ways,
+    refusal,
+)
 
 import tf_capsops
-from tf_capsops import _library
 
 WRAPPERS = {
     "CapsuleConv": "capsule_conv",
     "CapsuleConvBackpropInput": "capsule_conv_backprop_input",
     "CapsuleConvBackpropWeights": "capsule_conv_backprop_weights",
 }
-ALLOWED = "float32, float64, float16, bfloat16|float, double, half, bfloat16"
+HOST_MEMORY = {
+    "CapsuleConv": [],
+    "CapsuleConvBackpropInput": ["input_sizes"],
+    "CapsuleConvBackpropWeights": ["weight_sizes"],
+}
 
 every_op = pytest.mark.parametrize("op", WRAPPERS)
-both_ways = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 
 def _zeros(dtype, other=None):
@@ -28,89 +37,55 @@ def _zeros(dtype, other=None):
     )
 
 
-def _refusal(compute, graph):
-    """Returns the text with which a function that mixes types up is refused."""
-    refusals = (TypeError, ValueError, tf.errors.OpError)
-    with pytest.raises(refusals) as caught:
-        tf.function(compute, autograph=False)() if graph else compute()
-    return str(caught.value)
-
-
 @both_ways
 @pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64])
 def test_other_dtypes_are_refused(dtype, graph, device):
-    text = _refusal(lambda: tf_capsops.capsule_conv2d(*_zeros(dtype)), graph)
+    text = refusal(lambda: tf_capsops.capsule_conv2d(*_zeros(dtype)), graph)
     assert re.search(ALLOWED, text)
 
 
 @both_ways
 def test_mixed_dtypes_are_refused(graph, device):
     operands = _zeros(tf.float32, tf.float64)
-    text = _refusal(lambda: tf_capsops.capsule_conv2d(*operands), graph)
+    text = refusal(lambda: tf_capsops.capsule_conv2d(*operands), graph)
     assert re.search("float32|float", text) and re.search("float64|double", text)
 
 
 @both_ways
 def test_sizes_are_int32(graph, device):
-    bare = tf.load_op_library(tf_capsops.library_path())
+    ops = bare()
     inputs, weights = _zeros(tf.float32)
     grad = tf_capsops.capsule_conv2d(inputs, weights)
     for compute in (
-        lambda: bare.capsule_conv_backprop_input(
+        lambda: ops.capsule_conv_backprop_input(
             tf.shape(inputs, tf.int64), weights, grad
         ),
-        lambda: bare.capsule_conv_backprop_weights(
+        lambda: ops.capsule_conv_backprop_weights(
             inputs, tf.shape(weights, tf.int64), grad
         ),
     ):
-        text = _refusal(compute, graph)
+        text = refusal(compute, graph)
         assert "int64" in text and "int32" in text
 
 
 @every_op
 def test_kernels_are_those_of_the_dtype_list(op):
     """With sizes in host memory, where a kernel reads them."""
-    _library.load()
-    (attr,) = (a for a in op_def_registry.get(op).attr if a.name == "T")
-    listed = sorted(attr.allowed_values.list.type)
-    names = {tf.as_dtype(number).name for number in listed}
-    assert names == {"float32", "float64", "float16", "bfloat16"}
-    sizes = [a.name for a in op_def_registry.get(op).input_arg if "sizes" in a.name]
-    registered = {}
-    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
-        (constraint,) = kernel.constraint
-        assert constraint.name == "T"
-        assert list(kernel.host_memory_arg) == sizes
-        types = registered.setdefault(kernel.device_type, [])
-        types += constraint.allowed_values.list.type
-    devices = ["CPU", "GPU"] if _library.build_info()["cuda"] else ["CPU"]
-    assert {d: sorted(types) for d, types in registered.items()} == {
-        device: listed for device in devices
-    }
+    assert_kernels_are_those_of_the_dtype_list(op, HOST_MEMORY[op])
 
 
 @every_op
 def test_op_is_documented(op):
-    """The generated wrapper shows a summary, and each argument."""
-    bare = tf.load_op_library(tf_capsops.library_path())
-    documentation = getattr(bare, WRAPPERS[op]).__doc__
-    arguments = documentation.partition("Args:")[2]
-    for argument in op_def_registry.get(op).input_arg:
-        described = rf"^ *{argument.name}: A `Tensor`.*\n? *[A-Z][^:]*\[.*\]\.$"
-        assert re.search(described, arguments, re.MULTILINE), argument.name
-    for name in ("strides", "padding", "dilations"):
-        described = rf"^ *{name}: An optional .*\n *[A-Z].*\.$"
-        assert re.search(described, arguments, re.MULTILINE), name
-    assert re.match(r"[A-Z].*\.$", documentation.splitlines()[0])
+    assert_documented(op, WRAPPERS[op], ("strides", "padding", "dilations"))
 
 
 def test_attributes_have_defaults(device):
-    bare = tf.load_op_library(tf_capsops.library_path())
+    ops = bare()
     operands = [tf.random.uniform(t.shape) for t in _zeros(tf.float32)]
-    output = bare.capsule_conv(*operands)
+    output = ops.capsule_conv(*operands)
     assert output.shape == (2, 2, 2, 5, 2, 3)
     for same in (
-        bare.capsule_conv(*operands, strides=[1, 1], padding="VALID", dilations=[1, 1]),
+        ops.capsule_conv(*operands, strides=[1, 1], padding="VALID", dilations=[1, 1]),
         tf_capsops.capsule_conv2d(*operands),
     ):
         assert tf.reduce_all(output == same)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """InqConv's values and gradient, against the float64 reference."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -189,7 +191,7 @@ def test_tensor_float_32_follows_the_switch(name, allowed, device):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-@pytest.mark.parametrize("power", [-60, 60])
+@pytest.mark.parametrize("power", [-90, 100])
 def test_large_and_small_numbers(power, allowed, device):
     """Splitting an activation must not lose what is far from 1."""
     case = _case("channels_33")
@@ -200,6 +202,22 @@ def test_large_and_small_numbers(power, allowed, device):
     scaled = _results(compute, grad * 2.0**power, inputs * 2.0**power, *others)
     for one, other in zip(plain, scaled, strict=True):
         np.testing.assert_array_equal(one * 2.0**power, other)
+
+
+@every_dtype
+@pytest.mark.parametrize("channels", [1, 16, 64])
+def test_the_largest_numbers(channels, dtype, device):
+    """A part of an activation must not be rounded to infinity."""
+    largest = float(ml_dtypes.finfo(dtype.as_numpy_dtype).max)
+    inputs = tf.one_hot([[[channels - 1, 0]]], channels, dtype=dtype)[0]
+    inputs *= tf.constant([largest, -largest], dtype)[:, tf.newaxis]
+    inputs = tf.reshape(inputs, (1, 1, 2, channels))
+    codes = tf.ones((1, 1, channels, channels), tf.uint8)
+    compute = functools.partial(tf_capsops.inq_conv2d, bits=2)
+    for result in _results(compute, inputs, inputs, codes, tf.constant(-1)):
+        expected = np.array([[[[largest / 2], [-largest / 2]]]])
+        expected = np.broadcast_to(expected, result.shape)
+        np.testing.assert_array_equal(result.numpy().astype(np.float64), expected)
 
 
 @every_dtype
@@ -234,7 +252,7 @@ def test_accepts_what_tensorflow_converts(device):
     """Arrays, nested lists and variables, as any function of TensorFlow does."""
     inputs, codes = np.float32([[[[1, 3]]]]), [[[[1], [4]]]]
     for convert in (tf.Variable, tf.constant, np.float32, np.ndarray.tolist):
-        for top in (1, np.int32(1), tf.constant(1), tf.Variable(1)):
+        for top in (1, np.int64(1), tf.constant(1), tf.Variable(1)):
             output = tf_capsops.inq_conv2d(convert(inputs), codes, top)
             np.testing.assert_array_equal(output, [[[[-1]]]])
 

@@ -5,6 +5,8 @@
 import math
 import numbers
 
+import numpy as np
+
 
 def positive_int(owner, name, value, minimum=1):
     """Returns `value` as an int of at least `minimum`.
@@ -33,6 +35,27 @@ def int_between(owner, name, value, smallest, largest):
             f"got {value!r}"
         )
     return int(value)
+
+
+def integers(owner, name, value, smallest, largest):
+    """Returns `value`, whose numbers of Python or NumPy must be integers in a range.
+
+    Tensors pass: their types say what they hold. From numbers TensorFlow would make a
+    tensor that wraps around what is out of range and cuts fractions off.
+
+    Raises:
+      ValueError: if one is not; the message names owner, argument and number.
+    """
+    if isinstance(value, (numbers.Number, np.ndarray, np.generic, list, tuple)):
+        array = np.asarray(value)
+        good = array.dtype.kind in "iu" and (smallest <= array) & (array <= largest)
+        if not np.all(good):
+            first = array[~np.broadcast_to(good, array.shape)][:1]
+            raise ValueError(
+                f"{owner}: {name} must be integers from {smallest} to {largest}, "
+                f"got {first.tolist()}"
+            )
+    return value
 
 
 def positive_number(owner, name, value):

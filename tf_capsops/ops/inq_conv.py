@@ -5,7 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import int_between, padding_name, positive_pair
+from tf_capsops.arguments import int_between, integers, padding_name, positive_pair
 
 _ATTRIBUTES = ("bits", "strides", "padding", "dilations")
 
@@ -55,7 +55,8 @@ def inq_conv2d(
       is 0.
 
     Raises:
-      ValueError: `bits`, `strides`, `padding` or `dilations` is not as above.
+      ValueError: `bits`, `strides`, `padding` or `dilations` is not as above, or
+        `codes` or `top_exponent` are of another type, or numbers out of its range.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
         is larger than the image under "VALID" (a `ValueError` while a graph is built);
         or a code is larger than `2 ** (bits - 1)`, the last one of the book. A GPU does
@@ -72,10 +73,12 @@ def inq_conv2d(
            [ 6., -6.,  3.,  0.]], dtype=float32)
     """
     owner = "inq_conv2d"
+    codes = integers(owner, "codes", codes, 0, 2**8 - 1)
+    top_exponent = integers(owner, "top_exponent", top_exponent, -(2**31), 2**31 - 1)
     return _library.load().inq_conv(
         input=inputs,
-        codes=codes,
-        top_exponent=top_exponent,
+        codes=tf.convert_to_tensor(codes, tf.uint8),
+        top_exponent=tf.convert_to_tensor(top_exponent, tf.int32),
         bits=int_between(owner, "bits", bits, 2, 8),
         strides=positive_pair(owner, "strides", strides),
         padding=padding_name(owner, padding),
