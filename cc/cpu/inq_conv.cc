@@ -50,9 +50,7 @@ void Scale(int64_t count, int64_t exponent, const Real<T>* from, T* to) {
   // Three factors reach from the largest number past the smallest one and back. That
   // they are alike keeps results between them normal unless the last is far from it.
   constexpr int64_t kMost = sizeof(A) == 8 ? 2200 : 300;
-  const int64_t all = exponent < -kMost  ? -kMost
-                      : exponent > kMost ? kMost
-                                         : exponent;
+  const int64_t all = exponent < -kMost ? -kMost : exponent > kMost ? kMost : exponent;
   const A first = PowerOfTwo<A>(all / 3);
   const A last = PowerOfTwo<A>(all - 2 * (all / 3));
   for (int64_t i = 0; i < count; ++i) Narrow(from[i] * first * first * last, to + i);

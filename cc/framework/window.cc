@@ -52,10 +52,9 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
     const int64_t padding = (*axis.out - 1) * stride + 1 - in + reach;
     if (kernel > 0) *axis.pad = std::max<int64_t>(0, padding) / 2;
   } else if (kernel > 0) {
-    rule.Require(
-        reach < in,
-        kernel_must_be("at most ", (in - 1) / dilation + 1, " (", axis.in.name, " ", in,
-                       ", dilation ", dilation, ", padding VALID)"));
+    rule.Require(reach < in,
+                 kernel_must_be("at most ", (in - 1) / dilation + 1, " (", axis.in.name,
+                                " ", in, ", dilation ", dilation, ", padding VALID)"));
     *axis.out = (in - 1 - reach) / stride + 1;
   }
 }

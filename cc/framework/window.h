@@ -47,14 +47,15 @@ struct WindowAxis {
 // tf.nn.conv2d has it, but that an empty image has an empty output with any kernel.
 // The first two axes of `weights`, a tensor of this name, are the kernel's.
 void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
-                 const char* weights_name, const tensorflow::PartialTensorShape& weights,
-                 const WindowAxis& down, const WindowAxis& across);
+                 const char* weights_name,
+                 const tensorflow::PartialTensorShape& weights, const WindowAxis& down,
+                 const WindowAxis& across);
 
 // The same for any Problem with these dimensions.
 template <typename Problem>
 void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
-                 const char* weights_name, const tensorflow::PartialTensorShape& weights,
-                 Problem& p) {
+                 const char* weights_name,
+                 const tensorflow::PartialTensorShape& weights, Problem& p) {
   SlideWindow(rule, attributes, weights_name, weights,
               {{"in_height", &p.in_height},
                {"kernel_height", &p.kernel_height},
@@ -76,8 +77,8 @@ absl::StatusOr<tensorflow::PartialTensorShape> ShapeInSizes(
 
 // What a shape function knows of the shape that input `index`, such a vector, holds.
 absl::StatusOr<tensorflow::PartialTensorShape> ShapeInSizes(
-    const char* op, const char* name, tensorflow::shape_inference::InferenceContext* ctx,
-    int index);
+    const char* op, const char* name,
+    tensorflow::shape_inference::InferenceContext* ctx, int index);
 
 }  // namespace capsops
 

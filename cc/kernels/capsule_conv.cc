@@ -44,8 +44,8 @@ class CapsuleConvOp : public ConvOp {
     Tensor* output;
     Tensor workspace;
     OP_REQUIRES_OK(
-        ctx, AllocateResult(ctx, conv->output, ForwardWorkspace<Element<T>>(exec, p), &output,
-                      &workspace));
+        ctx, AllocateResult(ctx, conv->output, ForwardWorkspace<Element<T>>(exec, p),
+                            &output, &workspace));
     OP_REQUIRES_OK(ctx, ToStatus(Forward(exec, p, Data<T>(input), Data<T>(weights),
                                          Data<T>(output), workspace.data())));
   }
@@ -69,9 +69,9 @@ class CapsuleConvBackpropInputOp : public ConvOp {
     const Exec exec = MakeExec<Exec>(ctx);
     Tensor* grad_input;
     Tensor workspace;
-    OP_REQUIRES_OK(
-        ctx, AllocateResult(ctx, conv->input, BackpropInputWorkspace<Element<T>>(exec, p),
-                      &grad_input, &workspace));
+    OP_REQUIRES_OK(ctx, AllocateResult(ctx, conv->input,
+                                       BackpropInputWorkspace<Element<T>>(exec, p),
+                                       &grad_input, &workspace));
     OP_REQUIRES_OK(ctx, ToStatus(BackpropInput(exec, p, Data<T>(weights), Data<T>(grad),
                                                Data<T>(grad_input), workspace.data())));
   }
@@ -95,9 +95,9 @@ class CapsuleConvBackpropWeightsOp : public ConvOp {
     const Exec exec = MakeExec<Exec>(ctx);
     Tensor* grad_weights;
     Tensor workspace;
-    OP_REQUIRES_OK(
-        ctx, AllocateResult(ctx, conv->weights, BackpropWeightsWorkspace<Element<T>>(exec, p),
-                      &grad_weights, &workspace));
+    OP_REQUIRES_OK(ctx, AllocateResult(ctx, conv->weights,
+                                       BackpropWeightsWorkspace<Element<T>>(exec, p),
+                                       &grad_weights, &workspace));
     OP_REQUIRES_OK(ctx,
                    ToStatus(BackpropWeights(exec, p, Data<T>(input), Data<T>(grad),
                                             Data<T>(grad_weights), workspace.data())));

@@ -53,9 +53,9 @@ class InqConvOp : public ConvOp {
     const Exec exec = MakeExec<Exec>(ctx);
     Tensor* output;
     Tensor workspace;
-    OP_REQUIRES_OK(ctx, AllocateResult(ctx, conv->output,
-                                       ForwardWorkspace<Element<T>>(exec, p), &output,
-                                       &workspace));
+    OP_REQUIRES_OK(
+        ctx, AllocateResult(ctx, conv->output, ForwardWorkspace<Element<T>>(exec, p),
+                            &output, &workspace));
     OP_REQUIRES_OK(
         ctx, LaunchStatus(Forward(exec, p, Data<T>(input), Data<uint8_t>(codes),
                                   top_exponent.scalar<int32_t>()(), Data<T>(output),
@@ -85,10 +85,10 @@ class InqConvBackpropInputOp : public ConvOp {
     OP_REQUIRES_OK(ctx, AllocateResult(ctx, conv->input,
                                        BackpropInputWorkspace<Element<T>>(exec, p),
                                        &grad_input, &workspace));
-    OP_REQUIRES_OK(ctx, LaunchStatus(BackpropInput(
-                            exec, p, Data<uint8_t>(codes),
-                            top_exponent.scalar<int32_t>()(), Data<T>(grad),
-                            Data<T>(grad_input), workspace.data())));
+    OP_REQUIRES_OK(
+        ctx, LaunchStatus(BackpropInput(exec, p, Data<uint8_t>(codes),
+                                        top_exponent.scalar<int32_t>()(), Data<T>(grad),
+                                        Data<T>(grad_input), workspace.data())));
   }
 };
 

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The boundary between frameworks and kernels: convolution with weights that are zero or
-// powers of two, given as codes of a byte,
+// The boundary between frameworks and kernels: convolution with weights that are zero
+// or powers of two, given as codes of a byte,
 //   output[n,y,x,o] = sum over kh, kw, c of
 //       input[n, y*stride_height - pad_top + kh*dilation_height,
 //             x*stride_width - pad_left + kw*dilation_width, c] *
@@ -12,10 +12,11 @@
 // for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error, whose text begins with
 // "codes[kh,kw,c,o]", its place; on a GPU it reads as 0.
 //
-// T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Results
-// in float are accurate to float: weights are exact, also in 16 bits. Scaling by 2^n1 is
-// exact wherever the result is a normal number. Every output element is written, also
-// when a sum is empty. On a GPU input, output and grad are aligned to 16 bytes.
+// T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float.
+// Results in float are accurate to float: weights are exact, also in 16 bits. Scaling
+// by 2^n1 is exact wherever the result is a normal number. Every output element is
+// written, also when a sum is empty. On a GPU input, output and grad are aligned to 16
+// bytes.
 #ifndef CAPSOPS_CC_LAUNCH_INQ_CONV_H_
 #define CAPSOPS_CC_LAUNCH_INQ_CONV_H_
 

@@ -12,8 +12,8 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// `input_name` is that of the input, or of what has its shape; without `grad` the output
-// may have any shape.
+// `input_name` is that of the input, or of what has its shape; without `grad` the
+// output may have any shape.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const PartialTensorShape& codes,

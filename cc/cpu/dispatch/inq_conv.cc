@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// INQ convolution as a capsule convolution over poses of 1 x in_channels and in_channels
-// x out_channels, of which each pixel has one. Weights are decoded into the workspace;
-// images of 16-bit types are computed there in float, for their weights may not fit in
-// 16 bits.
+// INQ convolution as a capsule convolution over poses of 1 x in_channels and
+// in_channels x out_channels, of which each pixel has one. Weights are decoded into the
+// workspace; images of 16-bit types are computed there in float, for their weights may
+// not fit in 16 bits.
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
@@ -167,13 +167,13 @@ LaunchError BackpropInput(const CpuExec& exec, const Problem& p, const uint8_t* 
              });
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                    \
-  template int64_t ForwardWorkspace<T>(const CpuExec&, const Problem&);           \
-  template int64_t BackpropInputWorkspace<T>(const CpuExec&, const Problem&);     \
-  template LaunchError Forward(const CpuExec&, const Problem&, const T*,          \
-                               const uint8_t*, int32_t, T*, void*);               \
-  template LaunchError BackpropInput(const CpuExec&, const Problem&,              \
-                                     const uint8_t*, int32_t, const T*, T*, void*);
+#define CAPSOPS_INSTANTIATE(T)                                                       \
+  template int64_t ForwardWorkspace<T>(const CpuExec&, const Problem&);              \
+  template int64_t BackpropInputWorkspace<T>(const CpuExec&, const Problem&);        \
+  template LaunchError Forward(const CpuExec&, const Problem&, const T*,             \
+                               const uint8_t*, int32_t, T*, void*);                  \
+  template LaunchError BackpropInput(const CpuExec&, const Problem&, const uint8_t*, \
+                                     int32_t, const T*, T*, void*);
 CAPSOPS_INSTANTIATE(float)
 CAPSOPS_INSTANTIATE(double)
 CAPSOPS_INSTANTIATE(Float16)
