@@ -65,6 +65,10 @@ LaunchError BackpropWeights(const GpuExec& exec, const Problem& p, const T* inpu
   return general::BackpropWeights(exec, p, input, grad, grad_weights, workspace);
 }
 
+namespace tiled {
+CAPSOPS_SHARED_PRODUCTS(template)
+}  // namespace tiled
+
 #define CAPSOPS_INSTANTIATE(T)                                                         \
   template int64_t ForwardWorkspace<T>(const GpuExec&, const Problem&);                \
   template int64_t BackpropInputWorkspace<T>(const GpuExec&, const Problem&);          \

@@ -25,6 +25,13 @@ struct Placement {
   int stride_y, offset_y, stride_x, offset_x;
 };
 
+// By what results are multiplied: a power of two that need not be a float.
+struct Scale {
+  float by = 1, again = 1;
+
+  __device__ float operator()(float x) const { return x * by * again; }
+};
+
 struct Product {
   Image source, target;
   Axis vertical, horizontal;
@@ -34,6 +41,7 @@ struct Product {
   int buffers;           // patches in shared memory
   int stage_steps;       // steps of a stage
   Divisor by_row_tiles;  // tiles of 16 rows in a lattice row of a block
+  Scale scale;
 };
 
 // What a lane has of 16 rows of one step, as it lies in a plane.
@@ -50,17 +58,18 @@ struct RawRows {
 // The same as the left operand of a product.
 template <typename S, Tf32 kTf32>
 struct Rows {
-  uint32_t part[kParts<kTf32>][4];
+  uint32_t part[kParts<kRowTf32<kTf32>>][4];
 
   __device__ void Set(const RawRows<S>& raw) {
     const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if constexpr (std::is_same_v<S, float>) {
-        Operand<1, kTf32> operand;
+        constexpr Tf32 kOf = kRowTf32<kTf32>;
+        Operand<1, kOf> operand;
         operand.Set(0, __uint_as_float(words[e]));
         part[0][e] = operand.high[0];
-        if constexpr (kTf32 == Tf32::kSplit) part[1][e] = operand.low[0];
+        if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
       } else {
         part[0][e] = words[e];
       }
@@ -157,7 +166,7 @@ __device__ __noinline__ void StoreColumn(int column, int columns, int channels,
 // Writes a row of a matrix product of which this lane has columns 2 t and 2 t + 1 of
 // every 8 from `column` on. kHalf says which row of the products' tiles it is.
 template <int kHalf, typename S, int kProducts>
-__device__ void StoreRow(const Image& target, int column,
+__device__ void StoreRow(const Image& target, const Scale& scale, int column,
                          const float (&sums)[kProducts][4], S* row) {
   const int t = threadIdx.x % 4;
   const int64_t stride = int64_t{target.depth} * target.pose();
@@ -168,8 +177,8 @@ __device__ void StoreRow(const Image& target, int column,
     for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
       if (channel + 2 * n >= target.channels) break;
       Pack<S, 2> pair;
-      Narrow(sums[n][2 * kHalf], &pair.at[0]);
-      Narrow(sums[n][2 * kHalf + 1], &pair.at[1]);
+      Narrow(scale(sums[n][2 * kHalf]), &pair.at[0]);
+      Narrow(scale(sums[n][2 * kHalf + 1]), &pair.at[1]);
       *reinterpret_cast<Pack<S, 2>*>(to) = pair;
     }
   } else {
@@ -178,7 +187,7 @@ __device__ void StoreRow(const Image& target, int column,
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         StoreColumn(column + 8 * n + 2 * t + e, target.columns, target.channels, stride,
-                    sums[n][2 * kHalf + e], row);
+                    scale(sums[n][2 * kHalf + e]), row);
       }
     }
   }
@@ -208,9 +217,9 @@ __device__ void StoreTiles(const Product& p, const BlockPlace& place,
   for (int m = 0; m < kTiles; ++m) {
     const int column = place.column_block * kProducts * 8;
     S* const upper = target_row(m, 0);
-    if (upper != nullptr) StoreRow<0>(p.target, column, sums[m], upper);
+    if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums[m], upper);
     S* const lower = target_row(m, 1);
-    if (lower != nullptr) StoreRow<1>(p.target, column, sums[m], lower);
+    if (lower != nullptr) StoreRow<1>(p.target, p.scale, column, sums[m], lower);
   }
 }
 

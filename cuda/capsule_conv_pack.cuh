@@ -24,13 +24,18 @@ namespace capsops::capsule_conv {
 
 template <typename S>
 constexpr int kStepQuads = std::is_same_v<S, float> ? 2 : 4;
+// Of the left operand and of the right one, the filter.
 template <Tf32 kTf32>
-constexpr int kParts = kTf32 == Tf32::kSplit ? 2 : 1;
+constexpr Tf32 kRowTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kSplit : kTf32;
+template <Tf32 kTf32>
+constexpr Tf32 kFilterTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kExact : kTf32;
+template <Tf32 kTf32>
+constexpr int kParts = kTf32 == Tf32::kSplit ? 2 : 1;  // of a split operand
 
 // Words of a step for `columns` columns.
 template <Tf32 kTf32>
 __host__ __device__ constexpr int StepWords(int columns) {
-  return kParts<kTf32> * 2 * columns * 4;
+  return kParts<kFilterTf32<kTf32>> * 2 * columns * 4;
 }
 
 // Which elements of the filter are contracted, and which are columns. The strides say
@@ -49,10 +54,12 @@ struct Order {
   int column_blocks;
 };
 
-template <typename S, Tf32 kTf32>
+// `weights[i]` is element i of the filter in memory: a pointer, or what reads another
+// form of it.
+template <typename S, Tf32 kTf32, typename Weights>
 __global__ void PackKernel(const Filter filter, const Order order, const Axis vertical,
                            const Axis horizontal, int columns, int64_t words,
-                           const S* weights, uint32_t* packed) {
+                           const Weights weights, uint32_t* packed) {
   LetKernelAfterBegin();
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= words) return;
@@ -79,14 +86,14 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
                      channel < filter.channels && out_channel < filter.out_channels;
   const int y = vertical.first + tap / horizontal.taps * vertical.every;
   const int x = horizontal.first + tap % horizontal.taps * horizontal.every;
-  const S* const from =
-      weights + (there ? (int64_t{y} * filter.kernel_width + x) * filter.tap +
-                             channel * filter.channel + depth * filter.depth_stride +
-                             out_channel * filter.out_channel +
-                             n % filter.out_inner * filter.out_element
-                       : 0);
+  const int64_t from = (int64_t{y} * filter.kernel_width + x) * filter.tap +
+                       channel * filter.channel + depth * filter.depth_stride +
+                       out_channel * filter.out_channel +
+                       n % filter.out_inner * filter.out_element;
   const auto element = [&](int e) {
-    return there && first + e < filter.inner ? from[(first + e) * filter.element] : S{};
+    return there && first + e < filter.inner
+               ? weights[from + (first + e) * filter.element]
+               : S{};
   };
   const int64_t at =
       ((int64_t{depth} * order.column_blocks + column_block) * order.chunks + chunk) *
@@ -95,10 +102,11 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   uint32_t* const to =
       packed + at * StepWords<kTf32>(columns) + (which * columns + column) * 4 + t;
   if constexpr (kFloat) {
-    Operand<1, kTf32> operand;
+    constexpr Tf32 kOf = kFilterTf32<kTf32>;
+    Operand<1, kOf> operand;
     operand.Set(0, element(t % 2 * 2 + which));
     to[0] = operand.high[0];
-    if constexpr (kTf32 == Tf32::kSplit) to[2 * columns * 4] = operand.low[0];
+    if constexpr (kOf == Tf32::kSplit) to[2 * columns * 4] = operand.low[0];
   } else {
     const Pack<S, 2> pair{{element(2 * which), element(2 * which + 1)}};
     to[0] = *reinterpret_cast<const uint32_t*>(&pair);
@@ -109,10 +117,10 @@ inline int64_t PackedSteps(const Filter& filter, const Order& order) {
   return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
 }
 
-template <typename S, Tf32 kTf32>
+template <typename S, Tf32 kTf32, typename Weights>
 LaunchError PackFilter(const GpuExec& exec, const Filter& filter, const Order& order,
                        const Axis& vertical, const Axis& horizontal, int columns,
-                       const S* weights, uint32_t* packed) {
+                       const Weights& weights, uint32_t* packed) {
   constexpr int kThreads = 256;
   const int64_t words = PackedSteps(filter, order) * 2 * columns * 4;
   const int64_t blocks = CeilDivide(words, kThreads);

@@ -21,11 +21,12 @@ namespace capsops::capsule_conv {
 // off.
 template <typename S, Tf32 kTf32>
 __device__ void MultiplyAdd(const Rows<S, kTf32>& a,
-                            const uint32_t (&b)[kParts<kTf32>][2], float (&c)[4]) {
-  if constexpr (kTf32 == Tf32::kSplit) {
+                            const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
+                            float (&c)[4]) {
+  if constexpr (kRowTf32<kTf32> == Tf32::kSplit) {
     float sum[4] = {};
     Multiply(a.part[1], b[0], sum);
-    Multiply(a.part[0], b[1], sum);
+    if constexpr (kTf32 == Tf32::kSplit) Multiply(a.part[0], b[1], sum);
     Multiply(a.part[0], b[0], sum);
 #pragma unroll
     for (int e = 0; e < 4; ++e) c[e] += sum[e];
@@ -50,9 +51,10 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
   }
 #pragma unroll
   for (int n = 0; n < kProducts; ++n) {
-    uint32_t b[kParts<kTf32>][2];
+    constexpr int kFilterParts = kParts<kFilterTf32<kTf32>>;
+    uint32_t b[kFilterParts][2];
 #pragma unroll
-    for (int e = 0; e < 2 * kParts<kTf32>; ++e) {
+    for (int e = 0; e < 2 * kFilterParts; ++e) {
       b[e / 2][e % 2] = filter[(e * kProducts + n) * kLanes];
     }
 #pragma unroll

@@ -37,7 +37,12 @@ using Wide = Warps<4, 64, 4, 2>;
 
 template <typename C>
 constexpr bool kByWarpgroups =
-    std::is_same_v<C, Warpgroups64> || std::is_same_v<C, Warpgroups128>;
+    std::is_same_v<C, Warpgroups64> || std::is_same_v<C, Warpgroups128> ||
+    std::is_same_v<C, WarpgroupsApart>;
+
+// Products on tensor cores for one.
+template <Tf32 kTf32>
+constexpr int kProductsOf = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
 
 // A task as a kernel does it; no blocks where it does not fit.
 struct Plan {
@@ -106,7 +111,7 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
   // should.
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
   const double products = kTileRows * kQuad * 1.0 * taps * all * C::kColumns *
-                          (kTf32 == Tf32::kSplit ? 3 : 1) /
+                          kProductsOf<kTf32> /
                           ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
   const double copied = 1.0 * p.patch.pixels * rows * all * kQuad * sizeof(S) / 32;
   const double alone = Resident(plan) >= C::kBlocks ? 1 : 1.5;
@@ -158,7 +163,12 @@ auto WithPlan(const Task& task, const Then& then) {
   if (columns <= 32 || (columns > 64 && columns <= 96)) {
     return then(Narrow32(), PlanTask<S, kTf32, Narrow32>(task));
   }
-  if constexpr (kTf32 != Tf32::kSplit) {
+  if constexpr (kApart<kTf32>) {
+    if (HasWarpgroups() && task.source.columns % kQuad == 0) {
+      const Plan plan = PlanTask<S, kTf32, WarpgroupsApart>(task);
+      if (plan.blocks > 0) return then(WarpgroupsApart(), plan);
+    }
+  } else if constexpr (kTf32 != Tf32::kSplit) {
     if (HasWarpgroups() && task.source.columns % kQuad == 0) {
       const Plan narrow = PlanTask<S, kTf32, Warpgroups64>(task);
       const Plan wide = PlanTask<S, kTf32, Warpgroups128>(task);
@@ -190,18 +200,25 @@ int64_t PackedBytes(const Task& task) {
   });
 }
 
+template <typename S, Tf32 kTf32, typename Weights>
+LaunchError PackTask(const GpuExec& exec, const Task& task, const Weights& weights,
+                     uint32_t* packed) {
+  return WithPlan<S, kTf32>(task, [&](auto config, const Plan& plan) -> LaunchError {
+    const Product& p = plan.product;
+    if (p.order.steps == 0) return {};
+    return PackFilter<S, kTf32>(exec, task.filter, p.order, p.vertical, p.horizontal,
+                                config.kColumns, weights, packed);
+  });
+}
+
+// Follows PackTask on the stream. Results are multiplied by `scale`.
 template <typename S, Tf32 kTf32>
-LaunchError Run(const GpuExec& exec, const Task& task, const S* source,
-                const S* weights, S* target, uint32_t* packed) {
+LaunchError MultiplyPacked(const GpuExec& exec, const Task& task, const S* source,
+                           const uint32_t* packed, S* target, const Scale& scale = {}) {
   return WithPlan<S, kTf32>(task, [&](auto config, const Plan& plan) -> LaunchError {
     using C = decltype(config);
-    const Product& p = plan.product;
-    if (p.order.steps > 0) {
-      const LaunchError error =
-          PackFilter<S, kTf32>(exec, task.filter, p.order, p.vertical, p.horizontal,
-                               C::kColumns, weights, packed);
-      if (!error.empty()) return error;
-    }
+    Product product = plan.product;
+    product.scale = scale;
     constexpr auto kKernel = KernelOf<S, kTf32, C>();
     if (const auto error = CheckGrid("CapsuleConv", plan.blocks); !error.empty()) {
       return error;
@@ -210,9 +227,18 @@ LaunchError Run(const GpuExec& exec, const Task& task, const S* source,
       return error;
     }
     return LaunchOverlapped("CapsuleConv", kKernel, dim3(plan.blocks), C::kThreads,
-                            plan.shared, exec, p, source, packed, target);
+                            plan.shared, exec, product, source, packed, target);
   });
 }
+
+// The products that other convolutions share: `extern template` in their sources.
+#define CAPSOPS_SHARED_PRODUCT(KEYWORDS, S, TF32)     \
+  KEYWORDS LaunchError MultiplyPacked<S, Tf32::TF32>( \
+      const GpuExec&, const Task&, const S*, const uint32_t*, S*, const Scale&);
+#define CAPSOPS_SHARED_PRODUCTS(KEYWORDS)           \
+  CAPSOPS_SHARED_PRODUCT(KEYWORDS, float, kRounded) \
+  CAPSOPS_SHARED_PRODUCT(KEYWORDS, __half, kExact)  \
+  CAPSOPS_SHARED_PRODUCT(KEYWORDS, __nv_bfloat16, kExact)
 
 // Calls `then` with the precision that products of T have.
 template <typename T, typename Then>
@@ -250,9 +276,13 @@ LaunchError Run(const GpuExec& exec, const std::vector<Task>& tasks, const T* so
                 const T* weights, T* target, void* workspace) {
   return WithPrecision<T>(exec, [&](auto precision) -> LaunchError {
     for (const Task& task : tasks) {
-      const LaunchError error = Run<CudaType<T>, precision.value>(
-          exec, task, Native(source), Native(weights), Native(target),
-          static_cast<uint32_t*>(workspace));
+      uint32_t* const packed = static_cast<uint32_t*>(workspace);
+      LaunchError error =
+          PackTask<CudaType<T>, precision.value>(exec, task, Native(weights), packed);
+      if (error.empty()) {
+        error = MultiplyPacked<CudaType<T>, precision.value>(exec, task, Native(source),
+                                                             packed, Native(target));
+      }
       if (!error.empty()) return error;
     }
     return {};

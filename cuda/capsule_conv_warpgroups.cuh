@@ -35,6 +35,13 @@ struct Warpgroups {
 };
 using Warpgroups64 = Warpgroups<64, 2, 80, 104, 32>;
 using Warpgroups128 = Warpgroups<128, 1, 168, 232, 40>;
+using WarpgroupsApart = Warpgroups<64, 1, 168, 232, 40>;  // for sums kept apart
+
+// Tensor cores cut off when they add. Where products are to be as accurate as float,
+// they add up so many steps, and what they made is added in float.
+constexpr int kStepsApart = 2;
+template <Tf32 kTf32>
+constexpr bool kApart = kTf32 == Tf32::kSplitLeft;
 
 // In shared memory, before everything else.
 struct Barriers {
@@ -56,20 +63,72 @@ struct Turn {
   }
 };
 
-// Begins one step of this warp's tiles, when the one before is done. Other warpgroups
-// keep the tensor cores busy meanwhile.
+// What tensor cores add up, and what is added up of it if that is kept apart.
+template <Tf32 kTf32, int kTiles, int kProducts>
+struct Sums {
+  float made[kTiles][kProducts][4] = {};
+  float apart[kTiles][kProducts][4] = {};
+  int step = 0;
+
+  // Of products that are done. Returns whether the next ones begin anew.
+  __device__ bool SetApart() {
+    if (!kApart<kTf32> || step++ % kStepsApart != 0) return false;
+    AddUp();
+    return true;
+  }
+  // The same, of the last.
+  __device__ void AddUp() {
+    ReadFromHere(made);
+    if constexpr (kApart<kTf32>) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) apart[m][n][e] += made[m][n][e];
+        }
+      }
+    }
+  }
+  __device__ const auto& all() const {
+    if constexpr (kApart<kTf32>) {
+      return apart;
+    } else {
+      return made;
+    }
+  }
+};
+
+// Begins one step of this warp's tiles, when the one before is done, which read `a`.
+// Other warpgroups keep the tensor cores busy meanwhile.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts>
 __device__ void BeginStep(const RawRows<S> (&raw)[kTiles], const uint32_t* filter,
-                          Rows<S, kTf32> (&a)[kTiles],
-                          float (&sums)[kTiles][kProducts][4]) {
+                          uint32_t zero, Rows<S, kTf32> (&a)[kTiles],
+                          Sums<kTf32, kTiles, kProducts>& sums) {
   WaitForProducts<0>();
+  const bool anew = sums.SetApart();
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) a[m].Set(raw[m]);
+  for (int m = 0; m < kTiles; ++m) {
+    const Rows<S, kTf32> before = a[m];
+    a[m].Set(raw[m]);
+    if constexpr (kTf32 == Tf32::kExact) {  // else it was computed
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        a[m].part[0][e] = InPlaceOf(before.part[0][e], a[m].part[0][e], zero);
+      }
+    }
+  }
   BeginProducts();
   const uint64_t columns = ProductColumns<kProducts * 8>(filter);
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    AsyncProduct<S, kProducts>::Begin(a[m].part[0], columns, sums[m]);
+    using Product = AsyncProduct<S, kProducts>;
+    if constexpr (kRowTf32<kTf32> == Tf32::kSplit) {
+      Product::Begin(a[m].part[1], columns, sums.made[m], !anew);
+      Product::Begin(a[m].part[0], columns, sums.made[m]);
+    } else {
+      Product::Begin(a[m].part[0], columns, sums.made[m]);
+    }
   }
   CommitProducts();
 }
@@ -172,10 +231,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   // Warpgroups multiply as a whole.
   const bool busy = tiles.first / (4 * C::kTiles) * (4 * C::kTiles) < tiles.all;
   const int t = lane % 4;
-  float sums[C::kTiles][C::kColumns / 8][4] = {};
+  Sums<kTf32, C::kTiles, C::kColumns / 8> sums;
   // Rows that products read, and those of the next step.
-  Rows<S, kTf32> rows[C::kTiles];
+  Rows<S, kTf32> rows[C::kTiles] = {};
   RawRows<S> raw[C::kTiles];
+  const uint32_t zero = p.order.steps < 0 ? 1 : 0;
   const auto load = [&](const uint32_t* from) {
 #pragma unroll
     for (int m = 0; m < C::kTiles; ++m) raw[m].Load(from + tiles.offset[m]);
@@ -198,7 +258,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       const uint32_t* const end = filter + (busy ? steps * kStep : 0);
 #pragma unroll 1
       for (; filter < end; filter += kStep, quad += kStepQuads<S>) {
-        BeginStep<S, kTf32>(raw, filter, rows, sums);
+        BeginStep<S>(raw, filter, zero, rows, sums);
         load(planes + quad[kStepQuads<S>]);
       }
       // Products in flight read this stage at most.
@@ -208,7 +268,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     pass(barriers.patch_empty[chunk % 2]);
   }
   WaitForProducts<0>();
-  StoreTiles(p, place, tiles, sums, target);
+  sums.AddUp();
+  StoreTiles(p, place, tiles, sums.all(), target);
 #else
   __trap();  // launched on other GPUs by mistake
 #endif

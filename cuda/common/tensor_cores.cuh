@@ -47,8 +47,9 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
 // How floats become TF32 operands, of which the hardware reads 11 significant bits:
 // as they are, which is exact for the 16-bit types; rounded; or split into a rounded
 // number and what remains, whose products hold 22 of a float's 24 bits: less is lost
-// than in adding them up.
-enum class Tf32 { kExact, kRounded, kSplit };
+// than in adding them up. kSplitLeft is of products whose left operand is split, and
+// whose right one is exact.
+enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
 
 // What of an operand's making can be done once for many products. The hardware cuts
 // off: 0.35 to 0.71 units in the last place more, by mantissa, make that right on

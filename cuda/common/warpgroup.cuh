@@ -65,6 +65,28 @@ __device__ void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
+// nvcc 13 does not count on products in flight to read their operands still: where
+// these are copies of what was loaded, it loads what comes next into the same
+// registers. So operands are computed after the wait for the products that read those
+// before: this is `x`, computed of `before` too, which therefore has its registers
+// until then. `zero` is one that the compiler cannot see to be zero.
+__device__ inline uint32_t InPlaceOf(uint32_t before, uint32_t x, uint32_t zero) {
+  return x ^ (before & zero);
+}
+
+// After a wait: what products wrote is read no earlier.
+template <int kTiles, int kProducts>
+__device__ void ReadFromHere(float (&sums)[kTiles][kProducts][4]) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[m][n][e])::"memory");
+    }
+  }
+}
+
 // kColumns columns of two 16-byte pieces of the contraction each, in shared memory as
 // [piece][column] of 16 bytes.
 template <int kColumns>
@@ -74,20 +96,22 @@ __device__ uint64_t ProductColumns(const void* shared) {
   return address >> 4 | kPiece >> 4 << 16 | kEightColumns >> 4 << 32;
 }
 
-// Begins c += a b for kProducts times 8 columns: of float in TF32, 8 terms; of a 16-bit
-// type, 16.
+// Begins c += a b for kProducts times 8 columns, or c = a b: of float in TF32, 8 terms;
+// of a 16-bit type, 16.
 template <typename S, int kProducts>
 struct AsyncProduct;
 
 // clang-format off
 template <>
 struct AsyncProduct<float, 8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4]) {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
+                               bool add = true) {
     asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1;"
+        "{%32, %33, %34, %35}, %36, add, 1, 1; }"
         : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
@@ -96,17 +120,19 @@ struct AsyncProduct<float, 8> {
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
           "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
   }
 };
 template <>
 struct AsyncProduct<__half, 8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4]) {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
+                               bool add = true) {
     asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        "{%32, %33, %34, %35}, %36, add, 1, 1, 0; }"
         : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
@@ -115,17 +141,19 @@ struct AsyncProduct<__half, 8> {
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
           "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
   }
 };
 template <>
 struct AsyncProduct<__nv_bfloat16, 8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4]) {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
+                               bool add = true) {
     asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        "{%32, %33, %34, %35}, %36, add, 1, 1, 0; }"
         : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
@@ -134,19 +162,21 @@ struct AsyncProduct<__nv_bfloat16, 8> {
           "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
           "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
           "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
   }
 };
 template <>
 struct AsyncProduct<float, 16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4]) {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
+                               bool add = true) {
     asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1;"
+        "{%64, %65, %66, %67}, %68, add, 1, 1; }"
         : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
@@ -163,19 +193,21 @@ struct AsyncProduct<float, 16> {
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
   }
 };
 template <>
 struct AsyncProduct<__half, 16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4]) {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
+                               bool add = true) {
     asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        "{%64, %65, %66, %67}, %68, add, 1, 1, 0; }"
         : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
@@ -192,19 +224,21 @@ struct AsyncProduct<__half, 16> {
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
   }
 };
 template <>
 struct AsyncProduct<__nv_bfloat16, 16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4]) {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
+                               bool add = true) {
     asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        "{%64, %65, %66, %67}, %68, add, 1, 1, 0; }"
         : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
           "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
           "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
@@ -221,7 +255,7 @@ struct AsyncProduct<__nv_bfloat16, 16> {
           "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
   }
 };
 // clang-format on

@@ -112,6 +112,8 @@ def _correctness_cases():
     yield _case("wide_SAME", (1, 3, 300), (2, 1), (3, 5), use, padding="SAME")
     yield _case("long_sums", (1, 6, 6), (129, 1), 5, use)
     yield _case("long_sums_of_grad", (1, 6, 6), (1, 129), 5, use)
+    # More planes of a patch than a block has in shared memory, many times over.
+    yield _case("many_planes", (2, 9, 9), (64, 32), 3, use)
     yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
     yield from _grid_cases(use)
