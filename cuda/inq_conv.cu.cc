@@ -1,186 +1,268 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// INQ convolution as a capsule convolution over poses of 1 x in_channels and
-// in_channels x out_channels, of which each pixel has one. Weights are decoded into the
-// workspace; images of 16-bit types are computed there in float, for their weights may
-// not fit in 16 bits.
+// A convolution is a capsule convolution whose poses have one row, and is computed by
+// the same products on tensor cores; its filter is packed from codes. Powers of two are
+// exact in every type, so that in float only the activations are split, in two, where
+// TF32 is not allowed: two products instead of the three of any other weights.
 #include "cc/launch/inq_conv.h"
 
-#include <algorithm>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "cc/launch/capsule_conv.h"
-#include "cuda/common/launch.cuh"
-#include "cuda/common/types.cuh"
+#include "cuda/capsule_conv_tiled.cuh"
+#include "cuda/inq_conv_codes.cuh"
+
+namespace capsops::capsule_conv::tiled {
+CAPSOPS_SHARED_PRODUCTS(extern template)
+}  // namespace capsops::capsule_conv::tiled
 
 namespace capsops::inq_conv {
 namespace {
 
-constexpr int kThreads = 256;
+using capsule_conv::tiled::Task;
 
-// Exponents of top weights with which no weight overflows or is subnormal: from minus
-// this to this.
-template <typename A>
-constexpr int kLargestTop = std::is_same_v<A, double> ? 900 : 60;
+// Channels as poses of one row: one pose, or poses of `in` and `out` channels.
+capsule_conv::Problem AsPoses(const Problem& p, int64_t in, int64_t out) {
+  capsule_conv::Problem poses;
+  poses.batch = p.batch;
+  poses.in_height = p.in_height;
+  poses.in_width = p.in_width;
+  poses.in_channels = p.in_channels / in;
+  poses.kernel_height = p.kernel_height;
+  poses.kernel_width = p.kernel_width;
+  poses.out_height = p.out_height;
+  poses.out_width = p.out_width;
+  poses.out_channels = p.out_channels / out;
+  poses.pose_depth = 1;
+  poses.pose_rows = 1;
+  poses.pose_inner = in;
+  poses.pose_columns = out;
+  poses.stride_height = p.stride_height;
+  poses.stride_width = p.stride_width;
+  poses.dilation_height = p.dilation_height;
+  poses.dilation_width = p.dilation_width;
+  poses.pad_top = p.pad_top;
+  poses.pad_left = p.pad_left;
+  return poses;
+}
 
-// Weights whose largest is 2^top; `last` is the last code of the book.
-template <typename A>
-__global__ void DecodeKernel(int64_t count, int top, int last, const uint8_t* codes,
-                             A* weights) {
-  const int64_t stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += stride) {
-    const int code = codes[i];
-    const A size = ldexp(A{1}, top - (code - 1) / 2);
-    weights[i] = code == 0 || code > last ? A{0} : code % 2 == 1 ? size : -size;
+// InqConv, or its input gradient.
+struct Convolution {
+  bool backward;
+  int levels;
+  int64_t codes, source, target;  // elements
+  std::vector<Task> tasks;        // none where they do not fit tensor cores' kernels
+  capsule_conv::Problem poses;    // with weights in their own layout
+
+  Convolution(const Problem& p, bool backward)
+      : backward(backward),
+        levels(1 << (p.bits - 2)),
+        codes(p.kernel_height * p.kernel_width * p.in_channels * p.out_channels),
+        source(p.batch * p.in_height * p.in_width * p.in_channels),
+        target(p.batch * p.out_height * p.out_width * p.out_channels) {
+    using capsule_conv::kQuad;
+    const int64_t in = p.in_channels % kQuad == 0 ? kQuad : p.in_channels;
+    const int64_t out = p.out_channels % kQuad == 0 ? kQuad : p.out_channels;
+    if (backward) std::swap(source, target);
+    if (source > 0 && target > 0) {
+      const capsule_conv::Problem quads = AsPoses(p, in, out);
+      tasks = backward ? capsule_conv::tiled::InputGradientTasks(quads)
+                       : capsule_conv::tiled::ForwardTasks(quads);
+      poses = AsPoses(p, p.in_channels, p.out_channels);
+    } else {
+      poses = AsPoses(p, 1, 1);
+    }
+    for (Task& task : tasks) {
+      capsule_conv::Filter& filter = task.filter;
+      filter.tap = p.in_channels * p.out_channels;
+      filter.channel = in * p.out_channels;
+      filter.element = p.out_channels;
+      filter.out_channel = out;
+      filter.out_element = 1;
+      if (backward) {
+        std::swap(filter.channel, filter.out_channel);
+        std::swap(filter.element, filter.out_element);
+      }
+    }
   }
-}
-
-// to = from * 2^exponent; `from` and `to` may be the same.
-template <typename From, typename To>
-__global__ void ScaleKernel(int64_t count, int exponent, const From* from, To* to) {
-  const int64_t stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += stride) {
-    Narrow(ldexp(Widen(from[i]), exponent), to + i);
-  }
-}
-
-unsigned int Blocks(int64_t count) {
-  return static_cast<unsigned int>(
-      std::min<int64_t>(CeilDivide(count, kThreads), 1 << 16));
-}
-
-template <typename From, typename To>
-LaunchError Scale(const GpuExec& exec, int64_t count, int exponent, const From* from,
-                  To* to) {
-  if (count == 0) return {};
-  ScaleKernel<<<Blocks(count), kThreads, 0, exec.stream>>>(count, exponent, from, to);
-  return CheckLaunch("InqConv scaling");
-}
-
-capsule_conv::Problem AsCapsules(const Problem& p) {
-  capsule_conv::Problem q;
-  q.batch = p.batch;
-  q.in_height = p.in_height;
-  q.in_width = p.in_width;
-  q.kernel_height = p.kernel_height;
-  q.kernel_width = p.kernel_width;
-  q.out_height = p.out_height;
-  q.out_width = p.out_width;
-  q.in_channels = q.out_channels = q.pose_depth = q.pose_rows = 1;
-  q.pose_inner = p.in_channels;
-  q.pose_columns = p.out_channels;
-  q.stride_height = p.stride_height;
-  q.stride_width = p.stride_width;
-  q.dilation_height = p.dilation_height;
-  q.dilation_width = p.dilation_width;
-  q.pad_top = p.pad_top;
-  q.pad_left = p.pad_left;
-  return q;
-}
-
-int64_t Weights(const Problem& p) {
-  return p.kernel_height * p.kernel_width * p.in_channels * p.out_channels;
-}
-int64_t Input(const Problem& p) {
-  return p.batch * p.in_height * p.in_width * p.in_channels;
-}
-int64_t Output(const Problem& p) {
-  return p.batch * p.out_height * p.out_width * p.out_channels;
-}
-
-// What lies in the workspace, in bytes from its beginning.
-template <typename T>
-struct Layout {
-  using A = Accumulator<T>;
-  static constexpr bool kWidened = !std::is_same_v<T, A>;
-
-  Layout(const Problem& p, int64_t from_count, int64_t to_count) {
-    from = After(0, Weights(p));
-    to = After(from, kWidened ? from_count : 0);
-    convolution = After(to, kWidened ? to_count : 0);
-  }
-
-  static int64_t After(int64_t start, int64_t count) {
-    return start + CeilDivide(count * static_cast<int64_t>(sizeof(A)), 64) * 64;
-  }
-
-  int64_t from, to, convolution;
 };
 
-// Decodes, widens, lets `convolve` compute (from, weights, to, its workspace), and
-// scales.
-template <typename T, typename Convolve>
-LaunchError Run(const GpuExec& exec, const Problem& p, const uint8_t* codes,
-                int32_t top_exponent, const T* from, int64_t from_count, T* to,
-                int64_t to_count, void* workspace, const Convolve& convolve) {
-  using A = Accumulator<T>;
-  const Layout<T> layout(p, from_count, to_count);
-  char* const base = static_cast<char*>(workspace);
-  A* const weights = reinterpret_cast<A*>(base);
-  const int top = std::clamp(top_exponent, -kLargestTop<A>, kLargestTop<A>);
-  // Past 5000 up or down every result is infinite or zero.
-  const int rest = std::clamp(top_exponent, -5000, 5000) - top;
-  LaunchError error;
-  if (const int64_t count = Weights(p)) {
-    DecodeKernel<<<Blocks(count), kThreads, 0, exec.stream>>>(
-        count, top, 1 << (p.bits - 1), codes, weights);
-    error = CheckLaunch("InqConv decoding");
-    if (!error.empty()) return error;
-  }
-  if constexpr (Layout<T>::kWidened) {
-    A* const wide = reinterpret_cast<A*>(base + layout.from);
-    A* const sums = reinterpret_cast<A*>(base + layout.to);
-    error = Scale(exec, from_count, 0, Native(from), wide);
-    if (!error.empty()) return error;
-    error = convolve(wide, weights, sums, base + layout.convolution);
-    if (!error.empty()) return error;
-    return Scale(exec, to_count, rest, sums, Native(to));
+// Calls `then` with the precision that products of T have.
+template <typename T, typename Then>
+auto WithPrecision(const GpuExec& exec, const Then& then) {
+  if constexpr (!std::is_same_v<T, float>) {
+    return then(std::integral_constant<Tf32, Tf32::kExact>());
+  } else if (exec.tf32) {
+    return then(std::integral_constant<Tf32, Tf32::kRounded>());
   } else {
-    error = convolve(from, weights, to, base + layout.convolution);
-    if (!error.empty() || rest == 0) return error;
-    return Scale(exec, to_count, rest, to, to);
+    return then(std::integral_constant<Tf32, Tf32::kSplitLeft>());
+  }
+}
+
+// Bytes of the packed filter, -1 where tensor cores' kernels do not do.
+template <typename T>
+int64_t PackedBytes(const GpuExec& exec, const Convolution& conv) {
+  if constexpr (std::is_same_v<T, double>) {
+    return -1;
+  } else {
+    // More powers of two than float16 has.
+    if (std::is_same_v<T, Float16> && conv.levels > 16) return -1;
+    return WithPrecision<T>(exec, [&](auto precision) {
+      int64_t most = conv.tasks.empty() ? -1 : 0;
+      for (const Task& task : conv.tasks) {
+        const int64_t bytes =
+            capsule_conv::tiled::PackedBytes<CudaType<T>, precision.value>(task);
+        if (bytes < 0) return bytes;
+        most = std::max(most, bytes);
+      }
+      return most;
+    });
+  }
+}
+
+template <typename T>
+LaunchError RunTiled(const GpuExec& exec, const Convolution& conv, const uint8_t* codes,
+                     int32_t top_exponent, const T* source, T* target,
+                     void* workspace) {
+  using S = CudaType<T>;
+  const Exponents exponents = Exponents::Of<S>(top_exponent, conv.levels);
+  const CodedWeights<S> weights{codes, conv.levels, exponents.top};
+  uint32_t* const packed = static_cast<uint32_t*>(workspace);
+  return WithPrecision<T>(exec, [&](auto precision) -> LaunchError {
+    using namespace capsule_conv::tiled;
+    for (const Task& task : conv.tasks) {
+      LaunchError error = PackTask<S, precision.value>(exec, task, weights, packed);
+      if (error.empty()) {
+        error = MultiplyPacked<S, precision.value>(exec, task, Native(source), packed,
+                                                   Native(target), exponents.scale());
+      }
+      if (!error.empty()) return error;
+    }
+    return {};
+  });
+}
+
+int64_t Rounded(int64_t bytes) { return CeilDivide(bytes, 64) * 64; }
+
+// The rest: 16-bit types in float, float and double by capsule convolution of decoded
+// weights.
+template <typename T>
+constexpr bool kWidened = !std::is_same_v<T, float> && !std::is_same_v<T, double>;
+
+// Numbers of 16 bits are exact in TF32.
+GpuExec WideExec(GpuExec exec) {
+  exec.tf32 = true;
+  return exec;
+}
+
+template <typename T>
+int64_t Workspace(const GpuExec& exec, const Convolution& conv) {
+  const int64_t packed = PackedBytes<T>(exec, conv);
+  if (packed >= 0) return packed;
+  if constexpr (kWidened<T>) {
+    return Rounded(conv.source * 4) + Rounded(conv.target * 4) +
+           Workspace<float>(WideExec(exec), conv);
+  } else {
+    const int64_t bytes =
+        conv.backward ? capsule_conv::BackpropInputWorkspace<T>(exec, conv.poses)
+                      : capsule_conv::ForwardWorkspace<T>(exec, conv.poses);
+    return Rounded(conv.codes * sizeof(T)) + bytes;
+  }
+}
+
+template <typename T>
+LaunchError Run(const GpuExec& exec, const Convolution& conv, const uint8_t* codes,
+                int32_t top_exponent, const T* source, T* target, void* workspace);
+
+template <typename T>
+LaunchError RunWidened(const GpuExec& exec, const Convolution& conv,
+                       const uint8_t* codes, int32_t top_exponent, const T* source,
+                       T* target, char* workspace) {
+  float* const wide_source = reinterpret_cast<float*>(workspace);
+  workspace += Rounded(conv.source * 4);
+  float* const wide_target = reinterpret_cast<float*>(workspace);
+  workspace += Rounded(conv.target * 4);
+  LaunchError error = ForEach(exec, conv.source, ConvertKernel<CudaType<T>, float>,
+                              Native(source), conv.source, wide_source);
+  if (error.empty()) {
+    error = Run<float>(WideExec(exec), conv, codes, top_exponent, wide_source,
+                       wide_target, workspace);
+  }
+  if (error.empty()) {
+    error = ForEach(exec, conv.target, ConvertKernel<float, CudaType<T>>, wide_target,
+                    conv.target, Native(target));
+  }
+  return error;
+}
+
+template <typename T>
+LaunchError RunDecoded(const GpuExec& exec, const Convolution& conv,
+                       const uint8_t* codes, int32_t top_exponent, const T* source,
+                       T* target, char* workspace) {
+  const Exponents exponents = Exponents::Of<T>(top_exponent, conv.levels);
+  T* const weights = reinterpret_cast<T*>(workspace);
+  workspace += Rounded(conv.codes * sizeof(T));
+  LaunchError error =
+      ForEach(exec, conv.codes, DecodeKernel<T>,
+              CodedWeights<T>{codes, conv.levels, exponents.top}, conv.codes, weights);
+  if (error.empty()) {
+    error = conv.backward ? capsule_conv::BackpropInput(exec, conv.poses, weights,
+                                                        source, target, workspace)
+                          : capsule_conv::Forward(exec, conv.poses, source, weights,
+                                                  target, workspace);
+  }
+  if (error.empty() && exponents.shift != 0) {
+    error = ForEach(exec, conv.target, ScaleKernel<T>, exponents.shift, conv.target,
+                    target);
+  }
+  return error;
+}
+
+template <typename T>
+LaunchError Run(const GpuExec& exec, const Convolution& conv, const uint8_t* codes,
+                int32_t top_exponent, const T* source, T* target, void* workspace) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (PackedBytes<T>(exec, conv) >= 0) {
+      return RunTiled(exec, conv, codes, top_exponent, source, target, workspace);
+    }
+  }
+  char* const bytes = static_cast<char*>(workspace);
+  if constexpr (kWidened<T>) {
+    return RunWidened(exec, conv, codes, top_exponent, source, target, bytes);
+  } else {
+    return RunDecoded(exec, conv, codes, top_exponent, source, target, bytes);
   }
 }
 
 }  // namespace
 
 template <typename T>
-int64_t ForwardWorkspace(const GpuExec& exec, const Problem& p) {
-  return Layout<T>(p, Input(p), Output(p)).convolution +
-         capsule_conv::ForwardWorkspace<Accumulator<T>>(exec, AsCapsules(p));
+int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem) {
+  return Workspace<T>(exec, Convolution(problem, false));
 }
 
 template <typename T>
-int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& p) {
-  return Layout<T>(p, Output(p), Input(p)).convolution +
-         capsule_conv::BackpropInputWorkspace<Accumulator<T>>(exec, AsCapsules(p));
+int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& problem) {
+  return Workspace<T>(exec, Convolution(problem, true));
 }
 
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
+LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
                     const uint8_t* codes, int32_t top_exponent, T* output,
                     void* workspace) {
-  using A = Accumulator<T>;
-  return Run(exec, p, codes, top_exponent, input, Input(p), output, Output(p),
-             workspace, [&](const A* from, const A* weights, A* to, void* space) {
-               return capsule_conv::Forward(exec, AsCapsules(p), from, weights, to,
-                                            space);
-             });
+  return Run(exec, Convolution(problem, false), codes, top_exponent, input, output,
+             workspace);
 }
 
 template <typename T>
-LaunchError BackpropInput(const GpuExec& exec, const Problem& p, const uint8_t* codes,
-                          int32_t top_exponent, const T* grad, T* grad_input,
-                          void* workspace) {
-  using A = Accumulator<T>;
-  return Run(exec, p, codes, top_exponent, grad, Output(p), grad_input, Input(p),
-             workspace, [&](const A* from, const A* weights, A* to, void* space) {
-               return capsule_conv::BackpropInput(exec, AsCapsules(p), weights, from,
-                                                  to, space);
-             });
+LaunchError BackpropInput(const GpuExec& exec, const Problem& problem,
+                          const uint8_t* codes, int32_t top_exponent, const T* grad,
+                          T* grad_input, void* workspace) {
+  return Run(exec, Convolution(problem, true), codes, top_exponent, grad, grad_input,
+             workspace);
 }
 
 #define CAPSOPS_INSTANTIATE(T)                                                       \
