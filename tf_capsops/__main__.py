@@ -6,13 +6,14 @@ import argparse
 import sys
 
 from tf_capsops._version import __version__
-from tf_capsops.cli import evaluate, info, reconstruct, train
+from tf_capsops.cli import denoise, evaluate, info, reconstruct, train
 from tf_capsops.cli.errors import CommandError
 
 _COMMANDS = {
     "train": train,
     "evaluate": evaluate,
     "reconstruct": reconstruct,
+    "denoise": denoise,
     "info": info,
 }
 

@@ -147,6 +147,29 @@ def coefficients(model, dataset, path, count=10):
     _save(figure, path)
 
 
+def denoised(images, results, path, size=160):
+    """Draws to `path` the middle of each of `images` `{name: [H, W, 3]}`, enlarged.
+
+    Args:
+      images: values of 0 to 1; what is outside is cut off.
+      results: the PSNR in dB of those that have one, by name.
+      path: where the picture goes.
+      size: pixels shown of each image, down and across.
+    """
+    columns = 3
+    figure = _figure(columns * 2.1, -(-len(images) // columns) * 2.3)
+    everything = figure.subplots(-(-len(images) // columns), columns, squeeze=False)
+    for axes in everything.flat:
+        _bare(axes)
+    for axes, (name, image) in zip(everything.flat, images.items()):
+        top, left = ((length - size) // 2 for length in image.shape[:2])
+        shown = image[max(top, 0) :, max(left, 0) :][:size, :size]
+        axes.imshow(np.clip(shown, 0, 1), interpolation="nearest")
+        noted = f", {results[name]:.1f} dB" if name in results else ""
+        axes.set_title(name + noted, fontsize=8, pad=3)
+    _save(figure, path)
+
+
 def _perturbed(model, capsules, label):
     """Reconstructions `[D, offsets, H, W, C]` of one sample's capsules `[J, D]`."""
     classes, dimensions = capsules.shape

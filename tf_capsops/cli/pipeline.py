@@ -83,3 +83,46 @@ def distort(images, seed, distortion):
         fill_mode="CONSTANT",
     )
     return tf.ensure_shape(distorted, images.shape)
+
+
+def noisy_patches(image, size, batch_size, stddev, seed):
+    """A `tf.data.Dataset` without end of `(noisy, clean)` batches of squares.
+
+    Squares come from random places, turned and mirrored in all eight ways. Each of
+    their channels gets another contrast and brightness, or one photograph's colours
+    would be all that a network learns to know. The noise is Gaussian, other at every
+    pixel and channel.
+
+    Args:
+      image: `[H, W, C]`, float32, of at least `size` rows and columns.
+      size: pixels on the side of a square.
+      batch_size: squares a batch.
+      stddev: the noise's standard deviation, in the image's units.
+      seed: an int; the same one gives the same batches.
+    """
+    with tf.device("CPU:0"):
+        image = tf.constant(image)
+    height, width, channels = image.shape
+    down, across = tf.meshgrid(tf.range(size), tf.range(size), indexing="ij")
+
+    def batch(seed):
+        seed = tf.cast(seed, tf.int64)
+        draws = tf.random.stateless_uniform([5, batch_size, 1, 1], seed)
+        turned, upside_down, mirrored = tf.unstack(draws[:3] < 0.5)
+        row = tf.where(turned, across, down)
+        column = tf.where(turned, down, across)
+        row = tf.where(upside_down, size - 1 - row, row)
+        column = tf.where(mirrored, size - 1 - column, column)
+        row += tf.cast(draws[3] * (height - size + 1), tf.int32)
+        column += tf.cast(draws[4] * (width - size + 1), tf.int32)
+        clean = tf.gather_nd(image, tf.stack([row, column], axis=-1))
+        contrast, offset = tf.unstack(
+            tf.random.stateless_uniform([2, batch_size, 1, 1, channels], seed + 1)
+        )
+        contrast = 0.2 + 0.8 * contrast
+        clean = clean * contrast + offset * (1 - contrast)
+        noise = tf.random.stateless_normal(tf.shape(clean), seed + 2, stddev=stddev)
+        return clean + noise, clean
+
+    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
+    return seeds.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)

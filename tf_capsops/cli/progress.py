@@ -9,6 +9,7 @@ _LABELS = {
     "val_lengths_accuracy": "test_accuracy",
     "accuracy": "train_accuracy",
     "val_accuracy": "test_accuracy",
+    "psnr": "train_psnr",
     "loss": "loss",
 }
 

@@ -86,7 +86,7 @@ def run(args):
         build = getattr(models, args.model)
         model = build(dataset.image_shape, dataset.num_classes, **network)
     steps = -(-len(dataset.x_train) // batch_size)
-    optimizer = keras.optimizers.Adam(_schedule(learning_rate, epochs * steps))
+    optimizer = keras.optimizers.Adam(schedule(learning_rate, epochs * steps))
     model.compile(optimizer, loss=MarginLoss(), metrics=["accuracy"])
 
     directory = runs.create(args.output or runs.ROOT / dataset.name)
@@ -154,7 +154,7 @@ def run(args):
     return 0
 
 
-def _schedule(learning_rate, steps):
+def schedule(learning_rate, steps):
     """Up from zero in the first twentieth of the steps, then a cosine down to zero."""
     import keras
 
