@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tf_capsops._version import __version__
-from tf_capsops.cli import denoise, evaluate, info, reconstruct, train
+from tf_capsops.cli import denoise, evaluate, info, quantize, reconstruct, train
 from tf_capsops.cli.errors import CommandError
 
 _COMMANDS = {
@@ -14,6 +14,7 @@ _COMMANDS = {
     "evaluate": evaluate,
     "reconstruct": reconstruct,
     "denoise": denoise,
+    "quantize": quantize,
     "info": info,
 }
 

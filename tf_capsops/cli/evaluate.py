@@ -32,8 +32,9 @@ def run(args):
 
     model, dataset, _ = runs.open_model(args.model, args.data)
     outputs = model.predict(dataset.x_test, batch_size=args.batch_size, verbose=0)
-    scores = outputs["lengths"] if isinstance(outputs, dict) else outputs
-    confusion = confusion_matrix(dataset.y_test, scores.argmax(axis=1), scores.shape[1])
+    lengths = _scores(outputs)
+    labels = lengths.argmax(axis=1)
+    confusion = confusion_matrix(dataset.y_test, labels, lengths.shape[1])
     images = len(dataset.y_test)
     wrong = images - int(np.trace(confusion))
     result = {
@@ -52,6 +53,15 @@ def run(args):
     else:
         _print(result)
     return 0
+
+
+def scores(model, images, batch_size=256):
+    """What a model that classifies images gives each class, `[images, classes]`."""
+    return _scores(model.predict(images, batch_size=batch_size, verbose=0))
+
+
+def _scores(outputs):
+    return outputs["lengths"] if isinstance(outputs, dict) else outputs
 
 
 def confusion_matrix(labels, predictions, classes):

@@ -107,10 +107,14 @@ def _sizes(model, path):
     if isinstance(model, CapsNet):
         return tuple(model.image_shape), model.num_classes
     try:
-        (_, *image_shape), (_, classes) = model.input_shape, model.output_shape
+        scores = model.output_shape
+        outputs = getattr(model, "output", None)
+        if isinstance(outputs, dict):
+            scores = outputs["lengths"].shape  # a CapsNet that holds codes
+        (_, *image_shape), (_, classes) = model.input_shape, scores
         if len(image_shape) == 3 and isinstance(classes, int):
             return tuple(image_shape), classes
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         pass  # several inputs or outputs, or none yet
     raise CommandError(
         f"{path} holds a {type(model).__name__} that does not classify images"
@@ -123,6 +127,22 @@ def _newest():
     if not models:
         raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
     return models[-1].parent
+
+
+def read_config(directory):
+    """What a run's `config.json` holds; nothing where there is none.
+
+    Raises:
+      CommandError: if it is not JSON of an object.
+    """
+    path = directory / CONFIG
+    if not path.is_file():
+        return {}
+    with reported(OSError, ValueError):
+        content = json.loads(path.read_text())
+    if not isinstance(content, dict):
+        raise CommandError(f"{path} does not describe a run")
+    return content
 
 
 def _remembered_data(config):

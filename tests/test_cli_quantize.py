@@ -1,0 +1,152 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""tf-capsops quantize: on runs and on other models, and what it says about mistakes."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import tf_capsops
+from tf_capsops import inq
+from tf_capsops.__main__ import main
+from tf_capsops.inq.kernels import layers_with_kernels
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A directory with a run of capsnet and one of p_capsnet, quantized to 4 bits."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("capsnet", "p_capsnet"):
+        run = str(folder / name)
+        assert main(["train", "--model", name, "--epochs", "2", "--output", run]) == 0
+        quantized = ["--output", str(folder / f"quantized-{name}")]
+        assert main(["quantize", run, "--bits", "4", *quantized]) == 0
+    return folder
+
+
+def _evaluate(path, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["capsnet", "p_capsnet"])
+def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
+    run = runs / f"quantized-{name}"
+    files = {"model.keras", "codes.keras", "config.json", "report.json"}
+    assert {path.name for path in run.iterdir()} == files
+    report = json.loads((run / "report.json").read_text())
+    model = keras.saving.load_model(run / "model.keras")
+    layers = layers_with_kernels(model)
+    for layer in layers:
+        kernel = layer.kernel.numpy()
+        np.testing.assert_array_equal(kernel, inq.quantize(kernel, 4))
+    weights = sum(layer.kernel.numpy().size for layer in layers)
+    assert report["weights"] == weights
+    assert report["bytes_of_weights"] == {"float32": 4 * weights, "packed": weights / 2}
+    assert [step["fraction"] for step in report["steps"]] == [0.5, 0.75, 0.875, 1]
+    assert _evaluate(runs / name, capsys)["wrong"] == report["wrong_before"]
+    wrong = _evaluate(run, capsys)["wrong"]
+    assert wrong == report["wrong_after"] == report["steps"][-1]["wrong_after_training"]
+    with_codes = _evaluate(run / "codes.keras", capsys)
+    assert with_codes["wrong"] == report["wrong_with_codes"]
+    # Of p_capsnet no layer is converted, and its file holds nothing but layers.
+    files = report["bytes_of_file"]
+    assert files["codes"] == (run / "codes.keras").stat().st_size
+    assert files["codes"] < (0.5 if name == "capsnet" else 1.01) * files["float"]
+
+
+def test_losses_are_those_of_the_model(runs):
+    first, second = (
+        keras.saving.load_model(runs / name / "model.keras")
+        for name in ("capsnet", "quantized-capsnet")
+    )
+    configs = [model.get_compile_config() for model in (first, second)]
+    for key in ("loss", "loss_weights", "metrics"):
+        assert configs[0][key] == configs[1][key]
+    arguments = json.loads((runs / "capsnet" / "config.json").read_text())
+    ours = json.loads((runs / "quantized-capsnet" / "config.json").read_text())
+    for key in ("data", "batch_size", "distortion"):
+        assert ours[key] == arguments[key]
+
+
+def _classifier(path, compiled=True):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input([5, 6, 1]),
+            keras.layers.Conv2D(4, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    if compiled:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+    model.save(path)
+
+
+def _data(path):
+    random = np.random.default_rng(1)
+    images = random.integers(0, 256, [2, 30, 5, 6], np.uint8)
+    labels = np.arange(30) % 3
+    np.savez(path, x_train=images[0], y_train=labels, x_test=images[1], y_test=labels)
+
+
+def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    options = ["--data", "images.npz", "--steps", "0.5", "1", "--bits", "3"]
+    options += ["--epochs-per-step", "2", "--batch-size", "10"]
+    for _ in range(2):
+        assert main(["quantize", "model.keras", *options]) == 0
+    assert (tmp_path / "runs/quantize-images-2/model.keras").is_file()
+    run = tmp_path / "runs/quantize-images"
+    report = json.loads((run / "report.json").read_text())
+    printed = capsys.readouterr().out
+    for number, step in enumerate(report["steps"], start=1):
+        accuracy = f"{1 - step['wrong'] / 30:.2%} ({step['wrong']} wrong)"
+        fixed = f"{step['fraction']:.1%} of the weights fixed"
+        assert f"step {number} of 2, {fixed}: {accuracy}\n" in printed
+    for line in (
+        "sequential to 3 bits: 2 steps of 2 epochs of 3 batches\n",
+        f"before: test accuracy {1 - report['wrong_before'] / 30:.2%}",
+        f"after: test accuracy {1 - report['wrong_after'] / 30:.2%}",
+        "epoch 4/4  train_accuracy",
+        "180 quantized weights: 720 bytes as float32, 68 packed (3 bits each)\n",
+    ):
+        assert line in printed
+    converted = keras.saving.load_model(run / "codes.keras")
+    first, _, last = converted.layers
+    assert type(first) is tf_capsops.layers.InqConv2D and first.bits == 3
+    assert type(last) is tf_capsops.layers.InqDense and not converted.compiled
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--bits", "9"], "argument --bits: invalid choice: 9"),
+        (["--steps", "0.5", "0.9"], "--steps must end with 1, got 0.9"),
+        (["--steps", "0.5", "0.2", "1"], "steps must be fractions that rise"),
+        (["--epochs-per-step", "0"], "must be an integer >= 1, got '0'"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, monkeypatch, capsys, options, text):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    command = ["quantize", "model.keras", "--data", "images.npz", *options]
+    assert main(command) == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_without_a_loss_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras", compiled=False)
+    _data("images.npz")
+    assert main(["quantize", "model.keras", "--data", "images.npz"]) == 2
+    assert "was saved without its loss: compile it" in capsys.readouterr().err
