@@ -68,7 +68,7 @@ def test_losses_are_those_of_the_model(runs):
         assert configs[0][key] == configs[1][key]
     arguments = json.loads((runs / "capsnet" / "config.json").read_text())
     ours = json.loads((runs / "quantized-capsnet" / "config.json").read_text())
-    for key in ("data", "batch_size", "distortion"):
+    for key in ("data", "batch_size", "learning_rate", "distortion"):
         assert ours[key] == arguments[key]
 
 

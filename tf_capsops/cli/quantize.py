@@ -55,8 +55,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--learning-rate",
         type=arguments.positive_float,
-        default=0.001,
-        help="of Adam, at the start of each step (default: %(default)s)",
+        help="of Adam at the start of each step, from where it falls to zero (default: "
+        "as the run was trained, or 0.001)",
     )
     parser.add_argument(
         "--seed", type=arguments.seed, default=0, help="default: %(default)s"
@@ -87,6 +87,7 @@ def run(args):
         raise CommandError(f"--steps must end with 1, got {args.steps[-1]:g}")
     trained = runs.read_config(source)
     epochs_per_step = args.epochs_per_step or max(1, trained.get("epochs", 50) // 10)
+    learning_rate = args.learning_rate or trained.get("learning_rate", 0.001)
     batch_size = args.batch_size or trained.get("batch_size", 128)
     with reported(ValueError, TypeError):
         distortion = presets.Distortion(**trained.get("distortion", {}))
@@ -96,7 +97,7 @@ def run(args):
     batches = -(-len(dataset.x_train) // batch_size)
     epochs = epochs_per_step * len(steps.steps)
     keras.utils.set_random_seed(args.seed)
-    quantization.recompile(model, args.learning_rate, epochs_per_step * batches)
+    quantization.recompile(model, learning_rate, epochs_per_step * batches)
 
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     config = {
@@ -107,7 +108,7 @@ def run(args):
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
         "batch_size": batch_size,
-        "learning_rate": args.learning_rate,
+        "learning_rate": learning_rate,
         "distortion": dataclasses.asdict(distortion),
         "seed": args.seed,
     }

@@ -33,7 +33,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
     `restore_best_weights`, must come before this one in the list.
 
     A further `fit` with the same callback goes on where the last one ended: steps that
-    were taken are not taken again. One without it trains all weights again.
+    were taken are not taken again. One without it trains all weights again, unless an
+    exception ended the `fit` before.
 
     Args:
       layers_or_model: A model, a layer, or a list of them.
