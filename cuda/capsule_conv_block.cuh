@@ -67,7 +67,7 @@ struct Rows {
       if constexpr (std::is_same_v<S, float>) {
         constexpr Tf32 kOf = kRowTf32<kTf32>;
         Operand<1, kOf> operand;
-        operand.Set(0, __uint_as_float(words[e]));
+        operand.SetLarge(0, __uint_as_float(words[e]));
         part[0][e] = operand.high[0];
         if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
       } else {

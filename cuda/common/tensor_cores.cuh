@@ -74,6 +74,16 @@ struct Operand {
       high[n] = __float_as_uint(x);
     }
   }
+
+  // The same for numbers that may be the largest there are: those are cut off, for they
+  // would be rounded to infinity.
+  __device__ void SetLarge(int n, float x) {
+    Set(n, x);
+    if (kTf32 == Tf32::kSplit && isinf(__uint_as_float(high[n]))) {
+      high[n] = __float_as_uint(x) & 0xffffe000;
+      low[n] = __float_as_uint(x - __uint_as_float(high[n]));
+    }
+  }
 };
 
 // For what is computed from numbers that have kTf32: exactness is lost.
