@@ -4,6 +4,8 @@
 #include "cc/cpu/inq_conv.h"
 
 #include "cc/cpu/convert.h"
+#include "cc/cpu/inq_conv_tiles.h"
+#include "cc/cpu/lanes.h"
 
 namespace capsops::inq_conv::CAPSOPS_ISA {
 namespace {
@@ -23,20 +25,107 @@ A PowerOfTwo(int64_t exponent) {
 }
 
 int64_t FindBadCode(int64_t count, int bits, const uint8_t* codes) {
+  constexpr int64_t kBlock = 4096;  // in which no code is looked at alone if all fit
   const int last = 1 << (bits - 1);
-  int64_t i = 0;
-  while (i < count && codes[i] <= last) ++i;
-  return i;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = Min(begin + kBlock, count);
+    uint8_t largest = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      largest = codes[i] > largest ? codes[i] : largest;
+    }
+    if (largest <= last) continue;
+    while (codes[begin] <= last) ++begin;
+    return begin;
+  }
+  return count;
+}
+
+// The unsigned integer as wide as A.
+template <typename A>
+using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
+
+// Weights whose largest is 2^top, from the bits that they are made of. N is Bits<A> or
+// a vector of them.
+template <typename A, typename N>
+CAPSOPS_INLINE N WeightBits(int top, N code) {
+  constexpr int kMantissa = sizeof(A) == 8 ? 52 : 23;
+  constexpr int kSign = 8 * sizeof(A) - 1;
+  const Bits<A> exponent = top + (sizeof(A) == 8 ? 1023 : 127);
+  const N size = (exponent - ((code - 1) >> 1)) << kMantissa;
+  const N weight = size | (~code & 1) << kSign;
+  return code == 0 ? code : weight;
+}
+
+template <typename A>
+CAPSOPS_INLINE Vector<A> DecodeVector(int top, const uint8_t* codes) {
+  Bits<A> wide[kLanes<A>];
+  for (int lane = 0; lane < kLanes<A>; ++lane) wide[lane] = codes[lane];
+  return (Vector<A>)WeightBits<A>(top, Load(wide));
 }
 
 template <typename A>
 void Decode(int64_t count, int top, const uint8_t* codes, A* weights) {
-  A book[129] = {0};
-  for (int k = 0; k < 64; ++k) {
-    book[1 + 2 * k] = PowerOfTwo<A>(top - k);
-    book[2 + 2 * k] = -book[1 + 2 * k];
+  int64_t i = 0;
+  for (; i + kLanes<A> <= count; i += kLanes<A>) {
+    Store(weights + i, DecodeVector<A>(top, codes + i));
   }
-  for (int64_t i = 0; i < count; ++i) weights[i] = book[codes[i]];
+  for (; i < count; ++i) weights[i] = BitCast<A>(WeightBits<A, Bits<A>>(top, codes[i]));
+}
+
+// weights[c][lane] of kLanes channels and lanes, from codes[lane * stride + c].
+template <typename A>
+void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t width,
+                      A* weights) {
+  Vector<A> tile[kLanes<A>];
+  for (int lane = 0; lane < kLanes<A>; ++lane) {
+    tile[lane] = DecodeVector<A>(top, codes + lane * stride);
+  }
+  Transpose<A>(tile);
+  for (int c = 0; c < kLanes<A>; ++c) Store(weights + c * width, tile[c]);
+}
+
+// A task is a kernel position of a panel. After the panels there are the zeros that
+// stand for a pixel outside of the image.
+template <typename A, bool kGradient>
+void Pack(const Problem& p, int64_t task, int top, const uint8_t* codes,
+          void* workspace) {
+  const Plan<A, kGradient> plan(p);
+  const int64_t channels = plan.from.channels;
+  if (task == 0) {
+    A* const zeros = static_cast<A*>(workspace) + plan.packed();
+    for (int64_t c = 0; c < channels; ++c) zeros[c] = 0;
+  }
+  const int64_t tap = task % plan.taps, panel = task / plan.taps;
+  const int64_t width = plan.vectors(panel) * kLanes<A>;
+  const int64_t first = panel * plan.kPanel;
+  const int64_t lanes = Min(width, plan.to.channels - first);
+  A* const weights =
+      static_cast<A*>(workspace) + plan.panel(panel) + tap * channels * width;
+  codes += tap * p.in_channels * p.out_channels;
+  if constexpr (kGradient) {
+    const int64_t tiles = lanes / kLanes<A>, blocks = channels / kLanes<A>;
+    codes += first * channels;
+    for (int64_t v = 0; v < tiles; ++v) {
+      for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t c = block * kLanes<A>, lane = v * kLanes<A>;
+        DecodeTransposed(top, codes + lane * channels + c, channels, width,
+                         weights + c * width + lane);
+      }
+    }
+    for (int64_t c = 0; c < channels; ++c) {
+      const bool whole = c < blocks * kLanes<A>;
+      for (int64_t n = whole ? tiles * kLanes<A> : 0; n < width; ++n) {
+        const uint8_t none = 0, *code = n < lanes ? codes + n * channels + c : &none;
+        Decode(1, top, code, weights + c * width + n);
+      }
+    }
+  } else {
+    for (int64_t c = 0; c < channels; ++c) {
+      A* const row = weights + c * width;
+      Decode(lanes, top, codes + c * p.out_channels + first, row);
+      for (int64_t n = lanes; n < width; ++n) row[n] = 0;
+    }
+  }
 }
 
 template <typename T>
@@ -60,7 +149,13 @@ void Scale(int64_t count, int64_t exponent, const Real<T>* from, T* to) {
 
 template <typename T>
 CpuKernels<T> Kernels() {
-  return {FindBadCode, Decode<Real<T>>, WidenAll<T>, Scale<T>};
+  using A = Real<T>;
+  return {FindBadCode,
+          Decode<A>,
+          WidenAll<T>,
+          Scale<T>,
+          {Divide<A, false>, Pack<A, false>, Run<A, false>},
+          {Divide<A, true>, Pack<A, true>, Run<A, true>}};
 }
 template CpuKernels<float> Kernels();
 template CpuKernels<double> Kernels();

@@ -3,8 +3,9 @@
 
 // INQ convolution for one thread, once per instruction set. As in
 // cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ divides their work. The convolution itself is that of
-// cc/cpu/capsule_conv.h, with weights decoded.
+// cc/cpu/dispatch/ divides their work. Where channels of the written image fill the
+// lanes of vectors, the convolution is that of cc/cpu/inq_conv_tiles.h. Else it is that
+// of cc/cpu/capsule_conv.h, whose lanes are pixels.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_H_
 
@@ -24,15 +25,37 @@ using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <typename A>
 constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
 
+// How work is divided; nothing but the problem and the instruction set decide.
+struct Division {
+  bool fits;           // else there are no such kernels for the problem
+  int64_t workspace;   // bytes of the packed weights
+  int64_t pack_tasks;  // that pack weights
+  int64_t tasks;       // of the products
+};
+
+// Forward and the gradient of the input are alike: an image is read, an image written.
+template <typename A>
+struct ImageKernels {
+  Division (*divide)(const Problem& p);
+  // Decodes weights whose largest is 2^top, which is at most kLargestTop; codes are
+  // good.
+  void (*pack)(const Problem& p, int64_t task, int top, const uint8_t* codes,
+               void* workspace);
+  void (*run)(const Problem& p, int64_t task, const A* from, const void* workspace,
+              A* to);
+};
+
 template <typename T>
 struct CpuKernels {
   // The place of the first code past the book, or `count`.
   int64_t (*find_bad_code)(int64_t count, int bits, const uint8_t* codes);
-  // Weights whose largest is 2^top, which is at most kLargestTop; codes are good.
+  // Weights as `pack` decodes them, in the order of codes.
   void (*decode)(int64_t count, int top, const uint8_t* codes, Real<T>* weights);
   void (*widen)(int64_t count, const T* from, Real<T>* to);
   // to = from * 2^exponent; `from` and `to` may be the same.
   void (*scale)(int64_t count, int64_t exponent, const Real<T>* from, T* to);
+  ImageKernels<Real<T>> forward;
+  ImageKernels<Real<T>> backprop_input;
 };
 
 #define CAPSOPS_DECLARE(isa) \

@@ -1,13 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// INQ convolution as a capsule convolution over poses of 1 x in_channels and
-// in_channels x out_channels, of which each pixel has one. Weights are decoded into the
-// workspace; images of 16-bit types are computed there in float, for their weights may
-// not fit in 16 bits.
+// The steps of INQ convolution, and how each is divided among threads. No sum crosses a
+// task. Weights are decoded into the workspace; images of 16-bit types are computed
+// there in float, for their weights may not fit in 16 bits. Where our own kernels do
+// not fit, it is a capsule convolution over poses of 1 x in_channels and in_channels x
+// out_channels, of which each pixel has one.
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "cc/cpu/dispatch/isa.h"
@@ -53,23 +55,11 @@ int64_t Output(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels;
 }
 
-// What lies in the workspace, in bytes from its beginning.
-template <typename T>
-struct Layout {
-  static constexpr bool kWidened = !std::is_same_v<T, Real<T>>;
-
-  explicit Layout(const Problem& p, int64_t from_count, int64_t to_count) {
-    from = After(0, Weights(p));
-    to = After(from, kWidened ? from_count : 0);
-    convolution = After(to, kWidened ? to_count : 0);
-  }
-
-  static int64_t After(int64_t start, int64_t count) {
-    return start + (count * static_cast<int64_t>(sizeof(Real<T>)) + 63) / 64 * 64;
-  }
-
-  int64_t from, to, convolution;
-};
+// Bytes of so many numbers, up to where others can begin.
+template <typename A>
+int64_t Bytes(int64_t count) {
+  return (count * static_cast<int64_t>(sizeof(A)) + 63) / 64 * 64;
+}
 
 template <typename Body>
 void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
@@ -87,84 +77,134 @@ LaunchError BadCode(const Problem& p, const uint8_t* codes, int64_t place) {
          " (bits " + std::to_string(p.bits) + "), got " + std::to_string(codes[place]);
 }
 
-// Decodes, widens, lets `convolve` compute (from, weights, to, its workspace), and
-// scales.
-template <typename T, typename Convolve>
-LaunchError Run(const CpuExec& exec, const Problem& p, const uint8_t* codes,
-                int32_t top_exponent, const T* from, int64_t from_count, T* to,
-                int64_t to_count, void* workspace, const Convolve& convolve) {
+// Forward convolution, or the gradient of the input.
+template <typename T, bool kGradient>
+struct Convolution {
   using A = Real<T>;
-  const CpuKernels<T>& kernels = Selected<T>();
-  const int64_t weights_count = Weights(p);
-  const int64_t bad = kernels.find_bad_code(weights_count, p.bits, codes);
-  if (bad < weights_count) return BadCode(p, codes, bad);
+  static constexpr bool kWidened = !std::is_same_v<T, A>;
 
-  const Layout<T> layout(p, from_count, to_count);
-  char* const base = static_cast<char*>(workspace);
-  A* const weights = reinterpret_cast<A*>(base);
-  const int64_t top =
-      std::clamp<int64_t>(top_exponent, -kLargestTop<A>, kLargestTop<A>);
-  const int64_t rest = top_exponent - top;
-  ForAll(exec, weights_count, [&](int64_t at, int64_t count) {
-    kernels.decode(count, static_cast<int>(top), codes + at, weights + at);
-  });
-  const auto scale = [&](const A* sums) {
-    ForAll(exec, to_count, [&](int64_t at, int64_t count) {
-      kernels.scale(count, rest, sums + at, to + at);
-    });
-  };
-  if constexpr (Layout<T>::kWidened) {
-    A* const wide = reinterpret_cast<A*>(base + layout.from);
-    A* const sums = reinterpret_cast<A*>(base + layout.to);
-    ForAll(exec, from_count, [&](int64_t at, int64_t count) {
-      kernels.widen(count, from + at, wide + at);
-    });
-    LaunchError error = convolve(wide, weights, sums, base + layout.convolution);
-    if (error.empty()) scale(sums);
-    return error;
-  } else {
-    LaunchError error = convolve(from, weights, to, base + layout.convolution);
-    if (error.empty() && rest != 0) scale(to);
-    return error;
+  Convolution(const CpuExec& exec, const Problem& p)
+      : exec(exec),
+        p(p),
+        kernels(Selected<T>()),
+        image(kGradient ? kernels.backprop_input : kernels.forward),
+        division(Weights(p) == 0 ? Division{} : image.divide(p)),
+        from_count(kGradient ? Output(p) : Input(p)),
+        to_count(kGradient ? Input(p) : Output(p)) {}
+
+  // The workspace holds what is read and what is written in A, where T is another type,
+  // and then the weights and what else Convolve needs.
+  int64_t Workspace() const {
+    if (Weights(p) == 0) return 0;
+    const int64_t widened = kWidened ? Bytes<A>(from_count) + Bytes<A>(to_count) : 0;
+    if (division.fits) return widened + division.workspace;
+    const capsule_conv::Problem q = AsCapsules(p);
+    return widened + Bytes<A>(Weights(p)) +
+           (kGradient ? capsule_conv::BackpropInputWorkspace<A>(exec, q)
+                      : capsule_conv::ForwardWorkspace<A>(exec, q));
   }
-}
+
+  LaunchError Run(const uint8_t* codes, int32_t top_exponent, const T* from, T* to,
+                  void* workspace) const {
+    if (Weights(p) == 0) {
+      if (to_count > 0) std::memset(to, 0, to_count * sizeof(T));
+      return {};
+    }
+    const int64_t bad = kernels.find_bad_code(Weights(p), p.bits, codes);
+    if (bad < Weights(p)) return BadCode(p, codes, bad);
+
+    const int64_t top =
+        std::clamp<int64_t>(top_exponent, -kLargestTop<A>, kLargestTop<A>);
+    const int64_t rest = top_exponent - top;
+    const auto scale = [&](const A* sums) {
+      ForAll(exec, to_count, [&](int64_t at, int64_t count) {
+        kernels.scale(count, rest, sums + at, to + at);
+      });
+    };
+    if constexpr (kWidened) {
+      char* const base = static_cast<char*>(workspace);
+      A* const wide = reinterpret_cast<A*>(base);
+      A* const sums = reinterpret_cast<A*>(base + Bytes<A>(from_count));
+      void* const space = base + Bytes<A>(from_count) + Bytes<A>(to_count);
+      ForAll(exec, from_count, [&](int64_t at, int64_t count) {
+        kernels.widen(count, from + at, wide + at);
+      });
+      LaunchError error = Convolve(codes, static_cast<int>(top), wide, sums, space);
+      if (error.empty()) scale(sums);
+      return error;
+    } else {
+      LaunchError error = Convolve(codes, static_cast<int>(top), from, to, workspace);
+      if (error.empty() && rest != 0) scale(to);
+      return error;
+    }
+  }
+
+ private:
+  LaunchError Convolve(const uint8_t* codes, int top, const A* from, A* to,
+                       void* space) const {
+    if (!division.fits) return ConvolveAsCapsules(codes, top, from, to, space);
+    if (division.tasks == 0) return {};
+    const auto each = [&](int64_t tasks, int64_t cost, const auto& run) {
+      exec.parallel_for(tasks, std::max<int64_t>(cost / std::max<int64_t>(tasks, 1), 1),
+                        [&](int64_t begin, int64_t end) {
+                          for (int64_t task = begin; task < end; ++task) run(task);
+                        });
+    };
+    each(division.pack_tasks, 2 * Weights(p),
+         [&](int64_t task) { image.pack(p, task, top, codes, space); });
+    // Roughly: sixteen multiply-adds a cycle.
+    const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
+    each(division.tasks, work / 16,
+         [&](int64_t task) { image.run(p, task, from, space, to); });
+    return {};
+  }
+
+  LaunchError ConvolveAsCapsules(const uint8_t* codes, int top, const A* from, A* to,
+                                 void* space) const {
+    A* const weights = static_cast<A*>(space);
+    ForAll(exec, Weights(p), [&](int64_t at, int64_t count) {
+      kernels.decode(count, top, codes + at, weights + at);
+    });
+    const capsule_conv::Problem q = AsCapsules(p);
+    void* const rest = static_cast<char*>(space) + Bytes<A>(Weights(p));
+    return kGradient ? capsule_conv::BackpropInput(exec, q, weights, from, to, rest)
+                     : capsule_conv::Forward(exec, q, from, weights, to, rest);
+  }
+
+  const CpuExec& exec;
+  const Problem& p;
+  const CpuKernels<T>& kernels;
+  const ImageKernels<A>& image;
+  const Division division;
+  const int64_t from_count, to_count;
+};
 
 }  // namespace
 
 template <typename T>
 int64_t ForwardWorkspace(const CpuExec& exec, const Problem& p) {
-  return Layout<T>(p, Input(p), Output(p)).convolution +
-         capsule_conv::ForwardWorkspace<Real<T>>(exec, AsCapsules(p));
+  return Convolution<T, false>(exec, p).Workspace();
 }
 
 template <typename T>
 int64_t BackpropInputWorkspace(const CpuExec& exec, const Problem& p) {
-  return Layout<T>(p, Output(p), Input(p)).convolution +
-         capsule_conv::BackpropInputWorkspace<Real<T>>(exec, AsCapsules(p));
+  return Convolution<T, true>(exec, p).Workspace();
 }
 
 template <typename T>
 LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
                     const uint8_t* codes, int32_t top_exponent, T* output,
                     void* workspace) {
-  using A = Real<T>;
-  return Run(exec, p, codes, top_exponent, input, Input(p), output, Output(p),
-             workspace, [&](const A* from, const A* weights, A* to, void* space) {
-               return capsule_conv::Forward(exec, AsCapsules(p), from, weights, to,
-                                            space);
-             });
+  return Convolution<T, false>(exec, p).Run(codes, top_exponent, input, output,
+                                            workspace);
 }
 
 template <typename T>
 LaunchError BackpropInput(const CpuExec& exec, const Problem& p, const uint8_t* codes,
                           int32_t top_exponent, const T* grad, T* grad_input,
                           void* workspace) {
-  using A = Real<T>;
-  return Run(exec, p, codes, top_exponent, grad, Output(p), grad_input, Input(p),
-             workspace, [&](const A* from, const A* weights, A* to, void* space) {
-               return capsule_conv::BackpropInput(exec, AsCapsules(p), weights, from,
-                                                  to, space);
-             });
+  return Convolution<T, true>(exec, p).Run(codes, top_exponent, grad, grad_input,
+                                           workspace);
 }
 
 #define CAPSOPS_INSTANTIATE(T)                                                       \

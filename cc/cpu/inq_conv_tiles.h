@@ -1,0 +1,345 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// A convolution with channels of the written image in lanes: a tile is a few pixels
+// with the channels of two vectors, whose sums stay in registers. Pixels that are read
+// are found by pointers, one for each kernel position, and those outside of the image
+// are zeros elsewhere. So nothing is copied, whatever the padding, strides and
+// dilations.
+#ifndef CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
+#define CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_conv_axis.h"
+#include "cc/cpu/inq_conv.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::inq_conv::CAPSOPS_ISA {
+
+using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
+using capsule_conv::CAPSOPS_ISA::Axis;
+using capsule_conv::CAPSOPS_ISA::CeilDivide;
+using capsule_conv::CAPSOPS_ISA::ForwardAxis;
+using capsule_conv::CAPSOPS_ISA::GradientAxis;
+using capsule_conv::CAPSOPS_ISA::PartBegin;
+
+// Pixels of a tile: the sums fill the registers but for the operands.
+#if defined(__AVX512F__)
+constexpr int kPixels = 14;
+#else
+constexpr int kPixels = 6;
+#endif
+constexpr int kSlots = 16;          // at least as many, in whole vectors
+constexpr int64_t kTerms = 64;      // added up in registers, of sums of few terms
+constexpr int64_t kMostTaps = 64;   // of one part of a sum
+constexpr int64_t kMostPanels = 4;  // of one task
+constexpr int64_t kPanelsBytes = 384 << 10;  // of them, unless one has more
+constexpr int64_t kTasks = 32;               // that there are at least
+constexpr int64_t kTaskWork = 1 << 18;       // if they have so many multiply-adds
+
+// One kernel position: its weights, and what it multiplies for each pixel of a tile.
+template <typename A>
+struct Tap {
+  int64_t tap;  // its weights are rows tap * (channels of a pixel) on of a panel
+  const A* pixels[kSlots];
+};
+
+// sums[pixel][lane] = sum over taps and channels from first to end of
+//   pixels[pixel][channel] * panel[tap * channels + channel][lane]
+// for P pixels and V vectors of lanes; added to what is there where `add`.
+template <typename A, int V, int P>
+void AddTaps(const Tap<A>* taps, int64_t count, const A* panel, int64_t channels,
+             int64_t first, int64_t end, bool add, A* sums) {
+  Vector<A> sum[P][V] = {};
+  for (const Tap<A>* tap = taps; tap < taps + count; ++tap) {
+    const A* w = panel + (tap->tap * channels + first) * V * kLanes<A>;
+    for (int64_t c = first; c < end; ++c, w += V * kLanes<A>) {
+      Vector<A> column[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) column[v] = Load(w + v * kLanes<A>);
+#pragma GCC unroll 16
+      for (int n = 0; n < P; ++n) {
+        const A x = tap->pixels[n][c];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      A* const to = sums + (n * V + v) * kLanes<A>;
+      Store(to, add ? Load(to) + sum[n][v] : sum[n][v]);
+    }
+  }
+}
+
+template <typename A>
+using AddTapsFunction = void (*)(const Tap<A>*, int64_t, const A*, int64_t, int64_t,
+                                 int64_t, bool, A*);
+
+// AddTaps for at least so many pixels, which are at most P.
+template <typename A, int V, int P = kPixels>
+AddTapsFunction<A> AddTapsOf(int64_t pixels) {
+  if constexpr (P > 2) {
+    if (pixels <= P - 2) return AddTapsOf<A, V, P - 2>(pixels);
+  }
+  return AddTaps<A, V, P>;
+}
+
+// Sizes of an image.
+struct Image {
+  int64_t height, width, channels;
+};
+
+// How the sums of a convolution are divided. `kGradient`: of the gradient of the input.
+template <typename A, bool kGradient>
+struct Plan {
+  explicit Plan(const Problem& problem)
+      : p(problem),
+        from(kGradient ? Image{p.out_height, p.out_width, p.out_channels}
+                       : Image{p.in_height, p.in_width, p.in_channels}),
+        to(kGradient ? Image{p.in_height, p.in_width, p.in_channels}
+                     : Image{p.out_height, p.out_width, p.out_channels}),
+        taps(p.kernel_height * p.kernel_width),
+        panels(CeilDivide(to.channels, kPanel)),
+        y_places(kGradient ? Min(p.stride_height, to.height) : 1),
+        x_places(kGradient ? Min(p.stride_width, to.width) : 1) {
+    // Errors grow as the terms of a part do, and as the parts do.
+    int64_t terms = kTerms;
+    while (terms * terms < taps * from.channels) terms *= 2;
+    const int64_t channel_parts = Max(CeilDivide(from.channels, terms), 1);
+    part_channels = Max(CeilDivide(from.channels, channel_parts), 1);
+    part_taps = terms / part_channels;
+
+    const int64_t panel_bytes = Max(kPanel * taps * from.channels * sizeof(A), 1);
+    groups = CeilDivide(panels, Min(Max(kPanelsBytes / panel_bytes, 1), kMostPanels));
+    const int64_t pieces = y_places * x_places * groups;
+    if (pieces == 0) return;
+    group = CeilDivide(panels, groups);
+    const int64_t pixels =
+        p.batch * CeilDivide(to.height, y_places) * CeilDivide(to.width, x_places);
+    const int64_t work = pixels * group * kPanel * Max(from.channels * taps, 1);
+    parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
+    parts = Max(Min(parts, CeilDivide(pixels, kPixels)), 1);
+  }
+
+  // Numbers of the panels of packed weights: [panel][tap][channel][lane].
+  int64_t packed() const { return panels * kPanel * taps * from.channels; }
+  // Vectors of a panel: the last may be half as wide.
+  int64_t vectors(int64_t panel) const {
+    return Min(CeilDivide(to.channels - panel * kPanel, kLanes<A>), 2);
+  }
+  // Where a panel begins.
+  int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
+
+  Axis AxisY(int64_t place) const {
+    if constexpr (kGradient) {
+      return GradientAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                          p.dilation_height, p.pad_top, place);
+    }
+    return ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                       p.dilation_height, p.pad_top);
+  }
+  Axis AxisX(int64_t place) const {
+    if constexpr (kGradient) {
+      return GradientAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                          p.dilation_width, p.pad_left, place);
+    }
+    return ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                       p.dilation_width, p.pad_left);
+  }
+
+  static constexpr int64_t kPanel = 2 * kLanes<A>;
+
+  const Problem& p;
+  Image from, to;
+  int64_t taps, panels;
+  int64_t groups, group = 0;         // of panels, for tasks; and panels of a group
+  int64_t y_places, x_places;        // against the strides
+  int64_t part_channels, part_taps;  // of what is added up in registers
+  int64_t parts = 0;                 // of the pixels of a place and a group
+};
+
+// The pixels of a tile, which are next to each other in the order of an image's pixels
+// that stand at one place against the strides.
+template <typename A>
+struct Tile {
+  template <bool kGradient>
+  Tile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
+       int64_t pixel, int64_t count)
+      : count(count) {
+    int64_t tx = pixel % x_axis.count;
+    int64_t ty = pixel / x_axis.count % y_axis.count;
+    int64_t sample = pixel / x_axis.count / y_axis.count;
+    for (int64_t n = 0; n < kSlots; ++n) {
+      y[n] = x[n] = uint64_t{1} << 62;  // no tap comes from there into an image
+      from[n] = 0;
+    }
+    for (int64_t n = 0; n < count; ++n) {
+      y[n] = ty * y_axis.step + y_axis.offset;
+      x[n] = tx * x_axis.step + x_axis.offset;
+      from[n] = ((sample * plan.from.height + y[n]) * plan.from.width + x[n]) *
+                plan.from.channels * sizeof(A);
+      to[n] = ((sample * plan.to.height + y_axis.first + ty * y_axis.stride) *
+                   plan.to.width +
+               x_axis.first + tx * x_axis.stride) *
+              plan.to.channels;
+      if (++tx < x_axis.count) continue;
+      tx = 0;
+      if (++ty < y_axis.count) continue;
+      ty = 0;
+      ++sample;
+    }
+  }
+
+  // The pixels that lie so far from those of the first tap, or zeros outside of the
+  // image. Returns whether any is inside.
+  bool Find(const Image& image, uint64_t down, uint64_t right, const A* numbers,
+            const A* zeros, const A** pixels) const {
+    using Numbers = Vector<uint64_t>;
+    const uint64_t height = image.height, width = image.width;
+    const uint64_t first = reinterpret_cast<uintptr_t>(numbers) +
+                           (down * image.width + right) * image.channels * sizeof(A);
+    const uint64_t outside = reinterpret_cast<uintptr_t>(zeros);
+    Numbers any = {};
+    for (int n = 0; n < kSlots; n += kLanes<uint64_t>) {
+      const Numbers inside =
+          (Numbers)((Load(y + n) + down < height) & (Load(x + n) + right < width));
+      const Numbers found = ((Load(from + n) + first) & inside) | (outside & ~inside);
+      std::memcpy(pixels + n, &found, sizeof(found));
+      any |= inside;
+    }
+    return Sum<uint64_t>(any) != 0;
+  }
+
+  // Writes the first `lanes` of each `width` sums to so many channels from `first` on.
+  void Write(const A* sums, int64_t width, int64_t first, int64_t lanes,
+             A* numbers) const {
+    for (int64_t n = 0; n < count; ++n, sums += width) {
+      A* const pixel = numbers + to[n] + first;
+      int64_t lane = 0;
+      for (; lane + kLanes<A> <= lanes; lane += kLanes<A>) {
+        Store(pixel + lane, Load(sums + lane));
+      }
+      for (; lane < lanes; ++lane) pixel[lane] = sums[lane];
+    }
+  }
+
+  int64_t count;
+  uint64_t y[kSlots], x[kSlots];  // what the first tap reads, modulo 2^64
+  uint64_t from[kSlots];          // its place in bytes
+  int64_t to[kSlots];             // of what is written, in numbers
+};
+
+// Asks for what the last tap reads, which is what neighbours have not read yet, and for
+// what is written.
+template <typename A, bool kGradient>
+void Prefetch(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
+              const Tile<A>& tile, int64_t panel, int64_t panels, const A* from,
+              const A* to) {
+  constexpr int64_t kLine = 64 / sizeof(A), kMost = 16 * kLine;
+  const A* last[kSlots];
+  tile.Find(plan.from, (y_axis.taps - 1) * y_axis.delta,
+            (x_axis.taps - 1) * x_axis.delta, from, from, last);
+  const int64_t first = panel * plan.kPanel;
+  const int64_t written = Min(panels * plan.kPanel, plan.to.channels - first);
+  for (int64_t n = 0; n < tile.count; ++n) {
+    for (int64_t c = 0; c < Min(plan.from.channels, kMost); c += kLine) {
+      __builtin_prefetch(last[n] + c);
+    }
+    for (int64_t c = 0; c < written; c += kLine) {
+      __builtin_prefetch(to + tile.to[n] + first + c, 1);
+    }
+  }
+}
+
+// Numbers of the sums of a tile and panel.
+template <typename A>
+constexpr int64_t kSums = kPixels * 2 * kLanes<A>;
+
+// The sums of a tile and some panels over all taps: [panel][pixel][lane], with kSums
+// numbers from one panel to the next.
+template <typename A, bool kGradient>
+void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
+             const Tile<A>& tile, int64_t first_panel, int64_t panels, const A* from,
+             const A* packed, A* sums) {
+  const AddTapsFunction<A> add_taps[] = {AddTapsOf<A, 1>(tile.count),
+                                         AddTapsOf<A, 2>(tile.count)};
+  const A* const zeros = packed + plan.packed();
+  const int64_t channels = plan.from.channels;
+  const int64_t count = y_axis.taps * x_axis.taps;
+  Tap<A> taps[kMostTaps];
+  bool add = false;
+  int64_t i = 0, j = 0;
+  for (int64_t begin = 0; begin < count; begin += plan.part_taps) {
+    int64_t used = 0;
+    for (int64_t n = Min(plan.part_taps, count - begin); n > 0; --n) {
+      taps[used].tap = (y_axis.tap_first + i * y_axis.tap_step) * plan.p.kernel_width +
+                       x_axis.tap_first + j * x_axis.tap_step;
+      used += tile.Find(plan.from, i * y_axis.delta, j * x_axis.delta, from, zeros,
+                        taps[used].pixels);
+      if (++j == x_axis.taps) ++i, j = 0;
+    }
+    if (used == 0) continue;
+    for (int64_t first = 0; first < channels; first += plan.part_channels) {
+      const int64_t end = Min(first + plan.part_channels, channels);
+      for (int64_t n = 0; n < panels; ++n) {
+        add_taps[plan.vectors(first_panel + n) - 1](
+            taps, used, packed + plan.panel(first_panel + n), channels, first, end, add,
+            sums + n * kSums<A>);
+      }
+      add = true;
+    }
+  }
+  if (!add) std::memset(sums, 0, panels * kSums<A> * sizeof(A));
+}
+
+template <typename A, bool kGradient>
+Division Divide(const Problem& p) {
+  const Plan<A, kGradient> plan(p);
+  const int64_t lanes = RoundUp(plan.to.channels, kLanes<A>);
+  Division d;
+  d.fits = plan.part_taps <= kMostTaps && 2 * lanes <= 3 * plan.to.channels;
+  d.workspace = (plan.packed() + plan.from.channels) * sizeof(A);
+  d.pack_tasks = plan.panels * plan.taps;
+  d.tasks = p.batch == 0 ? 0 : plan.y_places * plan.x_places * plan.groups * plan.parts;
+  return d;
+}
+
+template <typename A, bool kGradient>
+void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A* to) {
+  const Plan<A, kGradient> plan(p);
+  const int64_t part = task % plan.parts;
+  task /= plan.parts;
+  const int64_t place = task % (plan.y_places * plan.x_places);
+  const int64_t panel = task / (plan.y_places * plan.x_places) * plan.group;
+  const int64_t panels = Min(plan.group, plan.panels - panel);
+  const Axis y_axis = plan.AxisY(place / plan.x_places);
+  const Axis x_axis = plan.AxisX(place % plan.x_places);
+  const int64_t pixels = p.batch * y_axis.count * x_axis.count;
+  const int64_t begin = PartBegin(pixels, part, plan.parts);
+  const int64_t end = PartBegin(pixels, part + 1, plan.parts);
+  if (begin == end) return;
+  const int64_t step = CeilDivide(end - begin, CeilDivide(end - begin, kPixels));
+  alignas(64) A sums[kMostPanels * kSums<A>];
+  for (int64_t first = begin; first < end; first += step) {
+    const Tile<A> tile(plan, y_axis, x_axis, first, Min(step, end - first));
+    Prefetch(plan, y_axis, x_axis, tile, panel, panels, from, to);
+    AddTile(plan, y_axis, x_axis, tile, panel, panels, from,
+            static_cast<const A*>(workspace), sums);
+    for (int64_t n = 0; n < panels; ++n) {
+      const int64_t lane = (panel + n) * plan.kPanel;
+      const int64_t width = plan.vectors(panel + n) * kLanes<A>;
+      tile.Write(sums + n * kSums<A>, width, lane, Min(plan.to.channels - lane, width),
+                 to);
+    }
+  }
+}
+
+}  // namespace capsops::inq_conv::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
