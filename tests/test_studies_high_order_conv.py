@@ -13,7 +13,12 @@ from tolerances import assert_close
 
 from tf_capsops import _library, bench
 from tf_capsops.bench import measure
-from tf_capsops.bench.papers import pad_slice_multiply, simeng_zhejin, studies
+from tf_capsops.bench.papers import (
+    outcome,
+    pad_slice_multiply,
+    simeng_zhejin,
+    studies,
+)
 from tf_capsops.bench.report import OURS
 
 GPUS = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_logical_devices("GPU"))]
@@ -232,8 +237,8 @@ def test_too_little_memory_is_said(monkeypatch):
 
 def test_table_shows_both_sides(tmp_path):
     cells = [{"ms": 0.5, "samples": 5}, {"error": "out of memory"}]
-    rows = {"python": simeng_zhejin._row(cells, (8, 512))}
-    rows["cuda"] = simeng_zhejin._row([{"ms": 1.25}, {"ms": 123.4}], (8, 512))
+    rows = {"python": outcome.row("batch", cells, (8, 512))}
+    rows["cuda"] = outcome.row("batch", [{"ms": 1.25}, {"ms": 123.4}], (8, 512))
     rows["cuda, not waited for"] = {"cells": [{"ms": 0.03125}, {"ms": 0.03}]}
     result = {
         "device": "GPU:0",

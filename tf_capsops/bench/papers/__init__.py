@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from tf_capsops.bench import report
-from tf_capsops.bench.papers import chen, simeng_zhejin, studies, vaidya
+from tf_capsops.bench.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
 
-PAPERS = (vaidya, chen, simeng_zhejin)
+PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
 
 
 def _selected(ops: Sequence[str]) -> list[types.ModuleType]:
@@ -48,7 +48,7 @@ def refuse(ops: Sequence[str], devices: Sequence[str]) -> str:
 
 
 def run(argv: Sequence[str], options: argparse.Namespace, console: Console) -> int:
-    """Measures and shows every table, and writes them to papers.json.
+    """Measures every table, and shows it and writes it to papers.json as it comes.
 
     Args:
         argv: The command line after `tf-capsops bench`.
@@ -69,11 +69,11 @@ def run(argv: Sequence[str], options: argparse.Namespace, console: Console) -> i
                 continue
             for result in paper.run(f"{kind}:0", options.repeat):
                 made[name].append(result)
+                written[0].write_text(json.dumps(made, indent=2) + "\n")
                 console.print(paper.table(result))
                 failed |= "error" in result["methods"][report.OURS]
         if hasattr(paper, "draw"):
             written.append(options.output / f"{name}.png")
             paper.draw(made[name], written[-1])
-    written[0].write_text(json.dumps(made, indent=2) + "\n")
     console.print(f"Wrote {' and '.join(map(str, written))}.")
     return 1 if failed else 0

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import tf_capsops
 from tf_capsops.bench import measure
-from tf_capsops.bench.papers import pad_slice_multiply, studies
+from tf_capsops.bench.papers import outcome, pad_slice_multiply, studies
 from tf_capsops.bench.papers.simeng_zhejin_chart import draw
 from tf_capsops.bench.report import OURS
 
@@ -163,18 +163,6 @@ def _chain(
     )
 
 
-def _cell(timing: measure.Timing | str) -> dict:
-    if isinstance(timing, str):
-        full = "oom" in timing.lower() or "out of memory" in timing.lower()
-        return {"error": "out of memory" if full else timing}
-    quartiles = [timing.lower_quartile, timing.upper_quartile]
-    return {
-        "ms": timing.median * 1e3,
-        "quartiles_ms": [seconds * 1e3 for seconds in quartiles],
-        "samples": timing.samples,
-    }
-
-
 def _measure(
     direction: str, batch: int, sets: list, device: str, repeat: int
 ) -> dict[str, dict]:
@@ -187,7 +175,7 @@ def _measure(
         if not refused[name]
     }
     timings = measure.compare(chains, repeat, slow=_SLOW_SECONDS)
-    return {name: _cell(timings.get(name, refused[name])) for name in found}
+    return {name: outcome.cell(timings.get(name, refused[name])) for name in found}
 
 
 def host_clock(
@@ -233,15 +221,6 @@ def _host_cells(one_set: dict, device: str) -> dict[str, dict[str, dict]]:
     return cells
 
 
-def _row(cells: list[dict], batches: tuple[int, ...]) -> dict:
-    """Returns what a method took, by batch; `error` where it failed for any."""
-    row: dict = {"cells": cells}
-    failed = [
-        f"batch {b}: {c['error']}" for b, c in zip(batches, cells) if "error" in c
-    ]
-    return row | ({"error": "; ".join(failed)} if failed else {})
-
-
 def run(device: str, repeat: int) -> Iterator[dict]:
     """Yields a result for forward and one for backward."""
     kind = measure.device_type(device)
@@ -262,7 +241,7 @@ def run(device: str, repeat: int) -> Iterator[dict]:
             "batches": list(BATCHES[kind]),
             "bytes": least,
             "methods": {
-                name: _row(cells, BATCHES[kind])
+                name: outcome.row("batch", cells, BATCHES[kind])
                 for name, cells in found[direction].items()
             },
             "published_ms": {n: ms[place] for n, ms in PUBLISHED[kind].items()},
@@ -270,13 +249,6 @@ def run(device: str, repeat: int) -> Iterator[dict]:
         if kind == "GPU":
             result["k80_least_ms"] = [1e3 * b / K80_BYTES_PER_SECOND for b in least]
         yield result
-
-
-def _shown(cell: Mapping) -> str:
-    if "error" in cell:
-        return "no memory" if "memory" in cell["error"] else "cannot run"
-    ms = cell["ms"]
-    return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
 def table(result: Mapping) -> Table:
@@ -296,10 +268,10 @@ def table(result: Mapping) -> Table:
     rows = result["methods"]
     for name, row in rows.items():
         published = result["published_ms"].get(name)
-        cells = [_shown(cell) for cell in row["cells"]]
+        cells = [outcome.shown(cell) for cell in row["cells"]]
         shown.add_row(name, *cells, "" if published is None else f"{published:.2f}")
     if "k80_least_ms" in result:
-        least = [_shown({"ms": ms}) for ms in result["k80_least_ms"]]
+        least = [outcome.shown({"ms": ms}) for ms in result["k80_least_ms"]]
         shown.add_row("K80: least", *least)
     notes = ["milliseconds; published: of a Tesla K80 and its host, the whole module"]
     if "k80_least_ms" in result:

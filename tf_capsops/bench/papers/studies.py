@@ -14,6 +14,10 @@ from tf_capsops import _library
 
 VAIDYA = ("B", "I1", "I2", "I3")
 CHEN = ("gemms", "official", "custom")
+KHANDWAWALA = (
+    *("output_basic", "output_3", "output_5", "output_6"),
+    *("input_basic", "input_1", "input_2"),
+)
 
 
 def library_path() -> str:
@@ -90,3 +94,24 @@ def high_order_conv2d(inputs, weights, kernel_size):
         return output, gradients
 
     return compute(inputs, weights)
+
+
+def inq_conv2d(inputs, codes, top_exponent, kernel, **attributes):
+    """Convolves as inq_conv2d does with VALID padding, by another paper's kernels.
+
+    Args:
+        inputs: One image, `[1, in_height, in_width, in_channels]`, float32.
+        codes: As inq_conv2d's; the kernel is as high as wide, unless it is serial.
+        top_exponent: As inq_conv2d's.
+        kernel: "serial", on a CPU, or one of KHANDWAWALA, on a GPU.
+        **attributes: Bits (4), strides, and the powers of two that weights have (3).
+
+    Returns:
+        Planes, `[1, out_channels, out_height, out_width]`.
+
+    Raises:
+        ImportError: The library was not built.
+    """
+    return load().inq_conv_study(
+        inputs, codes, top_exponent, kernel=kernel, **attributes
+    )

@@ -1,0 +1,125 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the programs of Khandwawala, "Weight Sharing on CNN", have in common: the forms
+// of the kernel matrix, and sums by weight. A kernel matrix has the axes [out_channels,
+// kernel, kernel, in_channels], as the image has its channels last.
+#ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
+#define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
+
+#include <cstdint>
+
+#include "cuda/studies/inq_conv.h"
+
+namespace capsops::studies::inq_conv {
+
+// An image, and a kernel of `size` x `size`. The programs have all of these as
+// constants of the compiler. Here those kernels that the benchmark times have the
+// kernel's size, the channels and the strides, which are 1.
+struct Sizes {
+  int64_t in_height, in_width, out_height, out_width;
+  int64_t stride_height, stride_width;
+  int out_channels, size, channels;
+  int lowest;           // exponent of the smallest weight
+  float lowest_weight;  // 2^lowest
+
+  // Positions of the kernel with stride 1.
+  __host__ __device__ int64_t rows() const { return in_height - size + 1; }
+  __host__ __device__ int64_t columns() const { return in_width - size + 1; }
+};
+
+// The output element whose kernel begins at row y and column x of the image.
+struct Place {
+  bool exists;
+  int64_t row, column;
+
+  template <bool kOneByOne>
+  static __device__ Place At(const Sizes& s, int64_t y, int64_t x) {
+    const int64_t down = kOneByOne ? 1 : s.stride_height;
+    const int64_t across = kOneByOne ? 1 : s.stride_width;
+    const bool inside = y < s.rows() && x < s.columns();
+    return {inside && y % down == 0 && x % across == 0, y / down, x / across};
+  }
+};
+
+enum class Form {
+  kValues,      // float
+  kPowerSign,   // two int: the exponent, and 1, -1 or 0
+  kSorted,      // four int: the exponent and the place, row, column and channel
+  kConstant,    // float, in constant memory
+  kPowerChain,  // as kPowerSign, the sum found by comparing
+};
+
+// Numbers of four bytes for a weight.
+constexpr int NumbersOf(Form form) {
+  return form == Form::kSorted                                   ? 4
+         : form == Form::kPowerSign || form == Form::kPowerChain ? 2
+                                                                 : 1;
+}
+
+// What is multiplied by the same power of two, added up. Registers have no index: where
+// `of` is indexed by a number that the compiler does not know, it puts the array into
+// local memory, or compares the number with each index. The functions compare.
+template <int kPowers>
+struct Sums {
+  float of[kPowers > 0 ? kPowers : 1];
+
+  __device__ Sums() {
+#pragma unroll
+    for (int m = 0; m < kPowers; ++m) of[m] = 0;
+  }
+
+  template <int m = 0>
+  __device__ void AddAtEqual(int power, float x) {
+    if constexpr (m < kPowers) {
+      if (power == m) {
+        of[m] += x;
+      } else {
+        AddAtEqual<m + 1>(power, x);
+      }
+    }
+  }
+
+  // `weight` is one of the weights, or 0.
+  template <int m = 0>
+  __device__ void AddAtWeight(float weight, float size, float x) {
+    if constexpr (m < kPowers) {
+      if (weight == size) {
+        of[m] += x;
+      } else if (weight == -size) {
+        of[m] -= x;
+      } else {
+        AddAtWeight<m + 1>(weight, 2 * size, x);
+      }
+    }
+  }
+
+  // Place `e` in a sorted kernel: power m has the negative weights before ends[2 * m],
+  // then the positive ones before ends[2 * m + 1]; zeros come after all.
+  template <int m = 0>
+  __device__ void AddAtPlace(int e, const int* ends, float x) {
+    if constexpr (m < kPowers) {
+      if (e < ends[2 * m]) {
+        of[m] -= x;
+      } else if (e < ends[2 * m + 1]) {
+        of[m] += x;
+      } else {
+        AddAtPlace<m + 1>(e, ends, x);
+      }
+    }
+  }
+
+  __device__ float Total(float lowest_weight) const {
+    float total = 0;
+#pragma unroll
+    for (int m = 0; m < kPowers; ++m) {
+      total += of[m] * lowest_weight;
+      lowest_weight *= 2;
+    }
+    return total;
+  }
+};
+
+}  // namespace capsops::studies::inq_conv
+
+#endif  // CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
