@@ -242,6 +242,9 @@ template <bool kIsOutput, Form kForm>
 LaunchError Forward(const GpuExec& exec, const Problem& p, int powers,
                     const float* image, const uint8_t* codes, int32_t top_exponent,
                     float* output, void* workspace) {
+  if (powers < 1 || powers > kMostPowers) {
+    return std::string(kName) + ": no kernel for " + std::to_string(powers) + " powers";
+  }
   if (p.out_height * p.out_width * p.out_channels == 0) return {};
   const Sizes s = SizesOf(p, powers, top_exponent);
   int* const kernels = static_cast<int*>(workspace);
