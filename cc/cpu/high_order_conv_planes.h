@@ -34,9 +34,10 @@ template <typename A>
 int64_t StagedPixels(int64_t columns) {
   return Max(RoundUp(Min(64, 4096 / Max(columns, 1)), kLanes<A>), kLanes<A>);
 }
+// For so many columns or fewer: pixels are rounded up, so that fewer may need more.
 template <typename A>
 int64_t StagingSize(int64_t columns) {
-  return StagedPixels<A>(columns) * columns + kLanes<A>;
+  return Min(64 * columns, 4096) + kLanes<A> * (columns + 1);
 }
 
 // to[c * plane + lane] = from[lane * stride + c] for c < keep <= kMost and all lanes,

@@ -87,6 +87,9 @@ def _correctness_cases():
     for size in (2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65):
         yield from _both(f"height_{size}", (2, size, 3, 3), 3, use)
     yield from _both("channels_256", (1, 3, 2, 256), 3, use)
+    # Last groups of a task, and of all, that are fewer than those before.
+    yield from _both("fewer_groups_at_a_time", (1, 5, 56, 8), 5, use, groups=8)
+    yield from _both("fewer_groups_in_a_task", (1, 7, 20, 576), 7, use, groups=36)
     for channels, groups in (
         *((3, 3), (4, 2), (12, 3), (12, 12), (16, 4), (32, 2), (51, 3), (64, 4)),
         *((64, 64), (66, 33), (130, 2), (256, 16)),
