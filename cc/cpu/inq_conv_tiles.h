@@ -32,8 +32,8 @@ constexpr int kPixels = 14;
 constexpr int kPixels = 6;
 #endif
 constexpr int kSlots = 16;          // at least as many, in whole vectors
-constexpr int64_t kTerms = 64;      // added up in registers, of sums of few terms
-constexpr int64_t kMostTaps = 64;   // of one part of a sum
+constexpr int64_t kTerms = 128;     // added up in registers, of sums of few terms
+constexpr int64_t kMostTaps = 128;  // of one part of a sum
 constexpr int64_t kMostPanels = 4;  // of one task
 constexpr int64_t kPanelsBytes = 384 << 10;  // of them, unless one has more
 constexpr int64_t kTasks = 32;               // that there are at least
@@ -303,7 +303,7 @@ Division Divide(const Problem& p) {
   const Plan<A, kGradient> plan(p);
   const int64_t lanes = RoundUp(plan.to.channels, kLanes<A>);
   Division d;
-  d.fits = plan.part_taps <= kMostTaps && 2 * lanes <= 3 * plan.to.channels;
+  d.fits = plan.part_taps <= kMostTaps && lanes <= 2 * plan.to.channels;
   d.workspace = (plan.packed() + plan.from.channels) * sizeof(A);
   d.pack_tasks = plan.panels * plan.taps;
   d.tasks = p.batch == 0 ? 0 : plan.y_places * plan.x_places * plan.groups * plan.parts;
