@@ -3,8 +3,8 @@
 
 // INQ convolution for one thread, once per instruction set. As in
 // cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ divides their work. Where channels of the written image fill the
-// lanes of vectors, the convolution is that of cc/cpu/inq_conv_tiles.h. Else it is that
+// cc/cpu/dispatch/ divides their work. Where channels of the written image fill half
+// a vector or more, the convolution is that of cc/cpu/inq_conv_tiles.h. Else it is that
 // of cc/cpu/capsule_conv.h, whose lanes are pixels.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_H_
