@@ -80,7 +80,8 @@ def _classifier(path, compiled=True):
             keras.layers.Conv2D(4, 3, activation="relu"),
             keras.layers.Flatten(),
             keras.layers.Dense(3),
-        ]
+        ],
+        name="classifier",
     )
     if compiled:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -112,7 +113,7 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
         fixed = f"{step['fraction']:.1%} of the weights fixed"
         assert f"step {number} of 2, {fixed}: {accuracy}\n" in printed
     for line in (
-        "sequential to 3 bits: 2 steps of 2 epochs of 3 batches\n",
+        "classifier to 3 bits: 2 steps of 2 epochs of 3 batches\n",
         f"before: test accuracy {1 - report['wrong_before'] / 30:.2%}",
         f"after: test accuracy {1 - report['wrong_after'] / 30:.2%}",
         "epoch 4/4  train_accuracy",

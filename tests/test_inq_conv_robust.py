@@ -191,18 +191,35 @@ def test_slices_of_larger_tensors(misaligned, channels, dtype, device):
         np.testing.assert_array_equal(one, other.numpy())
 
 
+@every_dtype
+def test_samples_of_a_large_batch(dtype, device):
+    """A CPU computes some at a time, and gradients of few channels in its own way."""
+    grad, inputs, codes = _draw(dtype, (23, 120, 120, 3), (3, 3, 3, 20))
+    few = [0, 11, 12, 22]
+    alone = tf.gather(grad, few), tf.gather(inputs, few)
+    sizes = tf.abs(alone[0]), tf.abs(alone[1]), reference.absolute(codes.numpy())
+    for many, plain, size in zip(
+        _results(grad, inputs, codes),
+        _results(*alone, codes),
+        _results(*sizes),
+        strict=True,
+    ):
+        truth, size = (t.astype(np.float64) for t in (plain, size))
+        assert_close(many[few], truth, plain, size)
+
+
 def test_more_elements_than_32_bits_count(device):
     """2^31 + 2^25 numbers of output (4.4 GB in bfloat16), also as gradient."""
-    pixels, channels = 65 * 2**10, 2**15
+    samples, channels = 65 * 2**10, 2**15
     rng = np.random.default_rng(0)
-    inputs = tf.cast(rng.uniform(-1, 1, (1, pixels, 1, 1)), tf.bfloat16)
+    inputs = tf.cast(rng.uniform(-1, 1, (samples, 1, 1, 1)), tf.bfloat16)
     codes = tf.constant(rng.integers(1, 5, (1, 1, 1, channels), np.uint8))
     output = bare().inq_conv(inputs, codes, 0)
     assert np.prod(output.shape.as_list()) > 2**31
     by_input = bare().inq_conv_backprop_input(inputs.shape, codes, 0, output)
 
     # Of each the end alone is looked at, and what it is made of.
-    few = np.s_[:, -4:]
+    few = np.s_[-4:]
     image, grad = (t[few].numpy().astype(np.float64) for t in (inputs, output))
     truth = reference.forward(image, codes.numpy(), 0)
     assert_rounded(np.abs(output[few].numpy()), np.abs(truth))

@@ -3,9 +3,9 @@
 
 // The steps of INQ convolution, and how each is divided among threads. No sum crosses a
 // task. Weights are decoded into the workspace; images of 16-bit types are computed
-// there in float, for their weights may not fit in 16 bits. Where our own kernels do
-// not fit, it is a capsule convolution over poses of 1 x in_channels and in_channels x
-// out_channels, of which each pixel has one.
+// there in float, some samples at a time, for their weights may not fit in 16 bits.
+// Where our own kernels do not fit, it is a capsule convolution over poses of
+// 1 x in_channels and in_channels x out_channels, of which each pixel has one.
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
@@ -56,9 +56,10 @@ int64_t Output(const Problem& p) {
 }
 
 // Bytes of so many numbers, up to where others can begin.
+int64_t RoundedUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 template <typename A>
 int64_t Bytes(int64_t count) {
-  return (count * static_cast<int64_t>(sizeof(A)) + 63) / 64 * 64;
+  return RoundedUp(count * static_cast<int64_t>(sizeof(A)));
 }
 
 template <typename Body>
@@ -77,37 +78,44 @@ LaunchError BadCode(const Problem& p, const uint8_t* codes, int64_t place) {
          " (bits " + std::to_string(p.bits) + "), got " + std::to_string(codes[place]);
 }
 
+// Bytes in float of the images of 16-bit types, unless one sample has more.
+constexpr int64_t kWideBytes = 16 << 20;
+
 // Forward convolution, or the gradient of the input.
 template <typename T, bool kGradient>
 struct Convolution {
   using A = Real<T>;
   static constexpr bool kWidened = !std::is_same_v<T, A>;
 
-  Convolution(const CpuExec& exec, const Problem& p)
+  Convolution(const CpuExec& exec, const Problem& problem)
       : exec(exec),
-        p(p),
+        batch(problem.batch),
+        most(problem),
         kernels(Selected<T>()),
-        image(kGradient ? kernels.backprop_input : kernels.forward),
-        division(Weights(p) == 0 ? Division{} : image.divide(p)),
-        from_count(kGradient ? Output(p) : Input(p)),
-        to_count(kGradient ? Input(p) : Output(p)) {}
+        image(kGradient ? kernels.backprop_input : kernels.forward) {
+    if constexpr (kWidened) {
+      most.batch = 1;
+      const int64_t sample =
+          (Input(most) + Output(most)) * static_cast<int64_t>(sizeof(A));
+      const int64_t fit = kWideBytes / std::max<int64_t>(sample, 1);
+      most.batch = std::min(std::max<int64_t>(fit, 1), batch);
+    }
+    if (Weights(most) > 0) division = image.divide(most);
+  }
 
-  // The workspace holds what is read and what is written in A, where T is another type,
-  // and then the weights and what else Convolve needs.
+  // The workspace holds the weights, and what is read and what is written in A, where T
+  // is another type.
   int64_t Workspace() const {
-    if (Weights(p) == 0) return 0;
-    const int64_t widened = kWidened ? Bytes<A>(from_count) + Bytes<A>(to_count) : 0;
-    if (division.fits) return widened + division.workspace;
-    const capsule_conv::Problem q = AsCapsules(p);
-    return widened + Bytes<A>(Weights(p)) +
-           (kGradient ? capsule_conv::BackpropInputWorkspace<A>(exec, q)
-                      : capsule_conv::ForwardWorkspace<A>(exec, q));
+    if (Weights(most) == 0) return 0;
+    return WeightsBytes() + (kWidened ? Bytes<A>(From(most)) + Bytes<A>(To(most)) : 0);
   }
 
   LaunchError Run(const uint8_t* codes, int32_t top_exponent, const T* from, T* to,
                   void* workspace) const {
+    Problem p = most;
+    p.batch = batch;
     if (Weights(p) == 0) {
-      if (to_count > 0) std::memset(to, 0, to_count * sizeof(T));
+      if (To(p) > 0) std::memset(to, 0, To(p) * sizeof(T));
       return {};
     }
     const int64_t bad = kernels.find_bad_code(Weights(p), p.bits, codes);
@@ -116,67 +124,90 @@ struct Convolution {
     const int64_t top =
         std::clamp<int64_t>(top_exponent, -kLargestTop<A>, kLargestTop<A>);
     const int64_t rest = top_exponent - top;
-    const auto scale = [&](const A* sums) {
-      ForAll(exec, to_count, [&](int64_t at, int64_t count) {
+    const auto scale = [&](int64_t all, const A* sums, T* to) {
+      ForAll(exec, all, [&](int64_t at, int64_t count) {
         kernels.scale(count, rest, sums + at, to + at);
       });
     };
+    Decode(codes, static_cast<int>(top), workspace);
     if constexpr (kWidened) {
-      char* const base = static_cast<char*>(workspace);
-      A* const wide = reinterpret_cast<A*>(base);
-      A* const sums = reinterpret_cast<A*>(base + Bytes<A>(from_count));
-      void* const space = base + Bytes<A>(from_count) + Bytes<A>(to_count);
-      ForAll(exec, from_count, [&](int64_t at, int64_t count) {
-        kernels.widen(count, from + at, wide + at);
-      });
-      LaunchError error = Convolve(codes, static_cast<int>(top), wide, sums, space);
-      if (error.empty()) scale(sums);
-      return error;
+      char* const images = static_cast<char*>(workspace) + WeightsBytes();
+      A* const wide = reinterpret_cast<A*>(images);
+      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(most)));
+      for (int64_t done = 0; done < batch; done += p.batch) {
+        p.batch = std::min(most.batch, batch - done);
+        ForAll(exec, From(p), [&](int64_t at, int64_t count) {
+          kernels.widen(count, from + at, wide + at);
+        });
+        LaunchError error = Convolve(p, wide, sums, workspace);
+        if (!error.empty()) return error;
+        scale(To(p), sums, to);
+        from += From(p);
+        to += To(p);
+      }
+      return {};
     } else {
-      LaunchError error = Convolve(codes, static_cast<int>(top), from, to, workspace);
-      if (error.empty() && rest != 0) scale(to);
+      LaunchError error = Convolve(p, from, to, workspace);
+      if (error.empty() && rest != 0) scale(To(p), to, to);
       return error;
     }
   }
 
  private:
-  LaunchError Convolve(const uint8_t* codes, int top, const A* from, A* to,
-                       void* space) const {
-    if (!division.fits) return ConvolveAsCapsules(codes, top, from, to, space);
-    if (division.tasks == 0) return {};
-    const auto each = [&](int64_t tasks, int64_t cost, const auto& run) {
-      exec.parallel_for(tasks, std::max<int64_t>(cost / std::max<int64_t>(tasks, 1), 1),
-                        [&](int64_t begin, int64_t end) {
-                          for (int64_t task = begin; task < end; ++task) run(task);
-                        });
-    };
-    each(division.pack_tasks, 2 * Weights(p),
-         [&](int64_t task) { image.pack(p, task, top, codes, space); });
+  static int64_t From(const Problem& p) { return kGradient ? Output(p) : Input(p); }
+  static int64_t To(const Problem& p) { return kGradient ? Input(p) : Output(p); }
+
+  // Of the decoded weights, and what a capsule convolution needs beside them.
+  int64_t WeightsBytes() const {
+    if (division.fits) return RoundedUp(division.workspace);
+    const capsule_conv::Problem q = AsCapsules(most);
+    const int64_t rest = kGradient ? capsule_conv::BackpropInputWorkspace<A>(exec, q)
+                                   : capsule_conv::ForwardWorkspace<A>(exec, q);
+    return Bytes<A>(Weights(most)) + RoundedUp(rest);
+  }
+
+  void Decode(const uint8_t* codes, int top, void* weights) const {
+    if (!division.fits) {
+      ForAll(exec, Weights(most), [&](int64_t at, int64_t count) {
+        kernels.decode(count, top, codes + at, static_cast<A*>(weights) + at);
+      });
+      return;
+    }
+    ForEach(division.pack_tasks, 2 * Weights(most),
+            [&](int64_t task) { image.pack(most, task, top, codes, weights); });
+  }
+
+  LaunchError Convolve(const Problem& p, const A* from, A* to, void* weights) const {
+    if (!division.fits) {
+      const capsule_conv::Problem q = AsCapsules(p);
+      const A* const plain = static_cast<const A*>(weights);
+      void* const rest = static_cast<char*>(weights) + Bytes<A>(Weights(p));
+      return kGradient ? capsule_conv::BackpropInput(exec, q, plain, from, to, rest)
+                       : capsule_conv::Forward(exec, q, from, plain, to, rest);
+    }
     // Roughly: sixteen multiply-adds a cycle.
     const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
-    each(division.tasks, work / 16,
-         [&](int64_t task) { image.run(p, task, from, space, to); });
+    ForEach(image.divide(p).tasks, work / 16,
+            [&](int64_t task) { image.run(p, task, from, weights, to); });
     return {};
   }
 
-  LaunchError ConvolveAsCapsules(const uint8_t* codes, int top, const A* from, A* to,
-                                 void* space) const {
-    A* const weights = static_cast<A*>(space);
-    ForAll(exec, Weights(p), [&](int64_t at, int64_t count) {
-      kernels.decode(count, top, codes + at, weights + at);
-    });
-    const capsule_conv::Problem q = AsCapsules(p);
-    void* const rest = static_cast<char*>(space) + Bytes<A>(Weights(p));
-    return kGradient ? capsule_conv::BackpropInput(exec, q, weights, from, to, rest)
-                     : capsule_conv::Forward(exec, q, from, weights, to, rest);
+  // `cost` is that of all tasks.
+  template <typename Body>
+  void ForEach(int64_t tasks, int64_t cost, const Body& run) const {
+    if (tasks == 0) return;
+    exec.parallel_for(tasks, std::max<int64_t>(cost / tasks, 1),
+                      [&](int64_t begin, int64_t end) {
+                        for (int64_t task = begin; task < end; ++task) run(task);
+                      });
   }
 
   const CpuExec& exec;
-  const Problem& p;
+  const int64_t batch;
+  Problem most;  // with the samples that are computed at a time
   const CpuKernels<T>& kernels;
   const ImageKernels<A>& image;
-  const Division division;
-  const int64_t from_count, to_count;
+  Division division = {};  // of `most`
 };
 
 }  // namespace
