@@ -24,20 +24,12 @@ A PowerOfTwo(int64_t exponent) {
   }
 }
 
-int64_t FindBadCode(int64_t count, int bits, const uint8_t* codes) {
-  constexpr int64_t kBlock = 4096;  // in which no code is looked at alone if all fit
-  const int last = 1 << (bits - 1);
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = Min(begin + kBlock, count);
-    uint8_t largest = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      largest = codes[i] > largest ? codes[i] : largest;
-    }
-    if (largest <= last) continue;
-    while (codes[begin] <= last) ++begin;
-    return begin;
+CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = codes[i] > largest ? codes[i] : largest;
   }
-  return count;
+  return largest <= 1 << (bits - 1);
 }
 
 // The unsigned integer as wide as A.
@@ -84,48 +76,71 @@ void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t wid
   for (int c = 0; c < kLanes<A>; ++c) Store(weights + c * width, tile[c]);
 }
 
-// A task is a kernel position of a panel. After the panels there are the zeros that
+// A task is a few channels of a kernel position, of the image that the codes are in the
+// order of: so they are read as they lie. After the panels there are the zeros that
 // stand for a pixel outside of the image.
-template <typename A, bool kGradient>
-void Pack(const Problem& p, int64_t task, int top, const uint8_t* codes,
-          void* workspace) {
-  const Plan<A, kGradient> plan(p);
-  const int64_t channels = plan.from.channels;
-  if (task == 0) {
-    A* const zeros = static_cast<A*>(workspace) + plan.packed();
-    for (int64_t c = 0; c < channels; ++c) zeros[c] = 0;
+template <typename A>
+bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
+                 void* workspace) {
+  const Plan<A, false> plan(p);
+  const int64_t channels = plan.from.channels, lanes = plan.to.channels;
+  A* const packed = static_cast<A*>(workspace);
+  if (task == 0) plan.SetZeros(packed);
+  const int64_t tap = task % plan.taps;
+  const int64_t begin = task / plan.taps * kPackChannels;
+  const int64_t end = Min(begin + kPackChannels, channels);
+  codes += (tap * channels + begin) * lanes;
+  const bool fit = Fit((end - begin) * lanes, p.bits, codes);
+  for (int64_t c = begin; c < end; ++c, codes += lanes) {
+    for (int64_t panel = 0; panel < plan.panels; ++panel) {
+      const int64_t width = plan.vectors(panel) * kLanes<A>;
+      const int64_t first = panel * plan.kPanel, used = Min(width, lanes - first);
+      A* const row = packed + plan.panel(panel) + (tap * channels + c) * width;
+      Decode(used, top, codes + first, row);
+      for (int64_t n = used; n < width; ++n) row[n] = 0;
+    }
   }
+  return fit;
+}
+
+// The same of a panel.
+template <typename A>
+bool PackGradient(const Problem& p, int64_t task, int top, const uint8_t* codes,
+                  void* workspace) {
+  const Plan<A, true> plan(p);
+  const int64_t channels = plan.from.channels;
+  A* const packed = static_cast<A*>(workspace);
+  if (task == 0) plan.SetZeros(packed);
   const int64_t tap = task % plan.taps, panel = task / plan.taps;
   const int64_t width = plan.vectors(panel) * kLanes<A>;
   const int64_t first = panel * plan.kPanel;
   const int64_t lanes = Min(width, plan.to.channels - first);
-  A* const weights =
-      static_cast<A*>(workspace) + plan.panel(panel) + tap * channels * width;
-  codes += tap * p.in_channels * p.out_channels;
-  if constexpr (kGradient) {
-    const int64_t tiles = lanes / kLanes<A>, blocks = channels / kLanes<A>;
-    codes += first * channels;
-    for (int64_t v = 0; v < tiles; ++v) {
-      for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t c = block * kLanes<A>, lane = v * kLanes<A>;
-        DecodeTransposed(top, codes + lane * channels + c, channels, width,
-                         weights + c * width + lane);
-      }
-    }
-    for (int64_t c = 0; c < channels; ++c) {
-      const bool whole = c < blocks * kLanes<A>;
-      for (int64_t n = whole ? tiles * kLanes<A> : 0; n < width; ++n) {
-        const uint8_t none = 0, *code = n < lanes ? codes + n * channels + c : &none;
-        Decode(1, top, code, weights + c * width + n);
-      }
-    }
-  } else {
-    for (int64_t c = 0; c < channels; ++c) {
-      A* const row = weights + c * width;
-      Decode(lanes, top, codes + c * p.out_channels + first, row);
-      for (int64_t n = lanes; n < width; ++n) row[n] = 0;
+  A* const weights = packed + plan.panel(panel) + tap * channels * width;
+  codes += (tap * plan.to.channels + first) * channels;
+  const bool fit = Fit(lanes * channels, p.bits, codes);
+  const int64_t tiles = lanes / kLanes<A>, blocks = channels / kLanes<A>;
+  for (int64_t v = 0; v < tiles; ++v) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t c = block * kLanes<A>, lane = v * kLanes<A>;
+      DecodeTransposed(top, codes + lane * channels + c, channels, width,
+                       weights + c * width + lane);
     }
   }
+  for (int64_t c = 0; c < channels; ++c) {
+    const bool whole = c < blocks * kLanes<A>;
+    for (int64_t n = whole ? tiles * kLanes<A> : 0; n < width; ++n) {
+      const uint8_t none = 0, *code = n < lanes ? codes + n * channels + c : &none;
+      Decode(1, top, code, weights + c * width + n);
+    }
+  }
+  return fit;
+}
+
+template <typename A>
+bool DecodeAll(const Problem& p, int64_t begin, int64_t count, int top,
+               const uint8_t* codes, A* weights) {
+  Decode(count, top, codes + begin, weights + begin);
+  return Fit(count, p.bits, codes + begin);
 }
 
 template <typename T>
@@ -150,12 +165,11 @@ void Scale(int64_t count, int64_t exponent, const Real<T>* from, T* to) {
 template <typename T>
 CpuKernels<T> Kernels() {
   using A = Real<T>;
-  return {FindBadCode,
-          Decode<A>,
+  return {DecodeAll<A>,
           WidenAll<T>,
           Scale<T>,
-          {Divide<A, false>, Pack<A, false>, Run<A, false>},
-          {Divide<A, true>, Pack<A, true>, Run<A, true>}};
+          {Divide<A, false>, PackForward<A>, Run<A, false>},
+          {Divide<A, true>, PackGradient<A>, Run<A, true>}};
 }
 template CpuKernels<float> Kernels();
 template CpuKernels<double> Kernels();

@@ -37,9 +37,9 @@ struct Division {
 template <typename A>
 struct ImageKernels {
   Division (*divide)(const Problem& p);
-  // Decodes weights whose largest is 2^top, which is at most kLargestTop; codes are
-  // good.
-  void (*pack)(const Problem& p, int64_t task, int top, const uint8_t* codes,
+  // Decodes weights whose largest is 2^top, which is at most kLargestTop. Whether all
+  // of these codes are in the book.
+  bool (*pack)(const Problem& p, int64_t task, int top, const uint8_t* codes,
                void* workspace);
   void (*run)(const Problem& p, int64_t task, const A* from, const void* workspace,
               A* to);
@@ -47,10 +47,9 @@ struct ImageKernels {
 
 template <typename T>
 struct CpuKernels {
-  // The place of the first code past the book, or `count`.
-  int64_t (*find_bad_code)(int64_t count, int bits, const uint8_t* codes);
-  // Weights as `pack` decodes them, in the order of codes.
-  void (*decode)(int64_t count, int top, const uint8_t* codes, Real<T>* weights);
+  // Some weights as `pack` decodes them, in the order of codes.
+  bool (*decode)(const Problem& p, int64_t begin, int64_t count, int top,
+                 const uint8_t* codes, Real<T>* weights);
   void (*widen)(int64_t count, const T* from, Real<T>* to);
   // to = from * 2^exponent; `from` and `to` may be the same.
   void (*scale)(int64_t count, int64_t exponent, const Real<T>* from, T* to);

@@ -32,10 +32,11 @@ constexpr int kPixels = 14;
 constexpr int kPixels = 6;
 #endif
 constexpr int kSlots = 16;          // at least as many, in whole vectors
-constexpr int64_t kTerms = 128;     // added up in registers, of sums of few terms
+constexpr int64_t kTerms = 320;     // added up in registers, of sums of few terms
 constexpr int64_t kMostTaps = 128;  // of one part of a sum
 constexpr int64_t kMostPanels = 4;  // of one task
-constexpr int64_t kPanelsBytes = 384 << 10;  // of them, unless one has more
+constexpr int64_t kPanelsBytes = 640 << 10;  // of them, unless one has more
+constexpr int64_t kPackChannels = 64;        // of a task
 constexpr int64_t kTasks = 32;               // that there are at least
 constexpr int64_t kTaskWork = 1 << 18;       // if they have so many multiply-adds
 
@@ -46,14 +47,32 @@ struct Tap {
   const A* pixels[kSlots];
 };
 
+// What is asked for ahead of time, a little at each kernel position: more at once than
+// a core can wait for would stall it.
+struct Lines {
+  static constexpr int64_t kMost = 512;
+
+  void Add(const void* line) {
+    if (count < kMost) at[count++] = line;
+  }
+  void Prefetch() {
+    const int64_t end = Min(next + each, count);
+    for (; next < end; ++next) __builtin_prefetch(at[next]);
+  }
+
+  int64_t each = 0, next = 0, count = 0;
+  const void* at[kMost];
+};
+
 // sums[pixel][lane] = sum over taps and channels from first to end of
 //   pixels[pixel][channel] * panel[tap * channels + channel][lane]
 // for P pixels and V vectors of lanes; added to what is there where `add`.
 template <typename A, int V, int P>
 void AddTaps(const Tap<A>* taps, int64_t count, const A* panel, int64_t channels,
-             int64_t first, int64_t end, bool add, A* sums) {
+             int64_t first, int64_t end, bool add, A* sums, Lines* lines) {
   Vector<A> sum[P][V] = {};
   for (const Tap<A>* tap = taps; tap < taps + count; ++tap) {
+    lines->Prefetch();
     const A* w = panel + (tap->tap * channels + first) * V * kLanes<A>;
     for (int64_t c = first; c < end; ++c, w += V * kLanes<A>) {
       Vector<A> column[V];
@@ -79,7 +98,7 @@ void AddTaps(const Tap<A>* taps, int64_t count, const A* panel, int64_t channels
 
 template <typename A>
 using AddTapsFunction = void (*)(const Tap<A>*, int64_t, const A*, int64_t, int64_t,
-                                 int64_t, bool, A*);
+                                 int64_t, bool, A*, Lines*);
 
 // AddTaps for at least so many pixels, which are at most P.
 template <typename A, int V, int P = kPixels>
@@ -113,7 +132,8 @@ struct Plan {
     while (terms * terms < taps * from.channels) terms *= 2;
     const int64_t channel_parts = Max(CeilDivide(from.channels, terms), 1);
     part_channels = Max(CeilDivide(from.channels, channel_parts), 1);
-    part_taps = terms / part_channels;
+    part_taps = Min(terms / part_channels, kMostTaps);
+    fits = CeilDivide(taps, part_taps) * channel_parts <= terms;
 
     const int64_t panel_bytes = Max(kPanel * taps * from.channels * sizeof(A), 1);
     groups = CeilDivide(panels, Min(Max(kPanelsBytes / panel_bytes, 1), kMostPanels));
@@ -132,6 +152,10 @@ struct Plan {
   // Vectors of a panel: the last may be half as wide.
   int64_t vectors(int64_t panel) const {
     return Min(CeilDivide(to.channels - panel * kPanel, kLanes<A>), 2);
+  }
+  // The zeros that stand for a pixel outside of the image come after the panels.
+  void SetZeros(A* weights) const {
+    for (int64_t c = 0; c < from.channels; ++c) weights[packed() + c] = 0;
   }
   // Where a panel begins.
   int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
@@ -161,6 +185,7 @@ struct Plan {
   int64_t groups, group = 0;         // of panels, for tasks; and panels of a group
   int64_t y_places, x_places;        // against the strides
   int64_t part_channels, part_taps;  // of what is added up in registers
+  bool fits;                         // else there are more parts than terms of one
   int64_t parts = 0;                 // of the pixels of a place and a group
 };
 
@@ -235,26 +260,28 @@ struct Tile {
   int64_t to[kSlots];             // of what is written, in numbers
 };
 
-// Asks for what the last tap reads, which is what neighbours have not read yet, and for
-// what is written.
+// What the tap that is farthest on reads, which is what tiles before have not read yet,
+// and what is written.
 template <typename A, bool kGradient>
-void Prefetch(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
-              const Tile<A>& tile, int64_t panel, int64_t panels, const A* from,
-              const A* to) {
+void Collect(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
+             const Tile<A>& tile, int64_t panel, int64_t panels, const A* from,
+             const A* to, Lines* lines) {
   constexpr int64_t kLine = 64 / sizeof(A), kMost = 16 * kLine;
   const A* last[kSlots];
-  tile.Find(plan.from, (y_axis.taps - 1) * y_axis.delta,
-            (x_axis.taps - 1) * x_axis.delta, from, from, last);
+  tile.Find(plan.from, y_axis.delta > 0 ? y_axis.reach() : 0,
+            x_axis.delta > 0 ? x_axis.reach() : 0, from, from, last);
   const int64_t first = panel * plan.kPanel;
   const int64_t written = Min(panels * plan.kPanel, plan.to.channels - first);
   for (int64_t n = 0; n < tile.count; ++n) {
     for (int64_t c = 0; c < Min(plan.from.channels, kMost); c += kLine) {
-      __builtin_prefetch(last[n] + c);
+      lines->Add(last[n] + c);
     }
-    for (int64_t c = 0; c < written; c += kLine) {
-      __builtin_prefetch(to + tile.to[n] + first + c, 1);
-    }
+    for (int64_t c = 0; c < written; c += kLine)
+      lines->Add(to + tile.to[n] + first + c);
   }
+  const int64_t parts = CeilDivide(plan.from.channels, plan.part_channels);
+  const int64_t times = y_axis.taps * x_axis.taps * parts * panels;
+  lines->each = CeilDivide(lines->count, Max(times, 1));
 }
 
 // Numbers of the sums of a tile and panel.
@@ -266,7 +293,7 @@ constexpr int64_t kSums = kPixels * 2 * kLanes<A>;
 template <typename A, bool kGradient>
 void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
              const Tile<A>& tile, int64_t first_panel, int64_t panels, const A* from,
-             const A* packed, A* sums) {
+             const A* packed, A* sums, Lines* lines) {
   const AddTapsFunction<A> add_taps[] = {AddTapsOf<A, 1>(tile.count),
                                          AddTapsOf<A, 2>(tile.count)};
   const A* const zeros = packed + plan.packed();
@@ -290,7 +317,7 @@ void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_a
       for (int64_t n = 0; n < panels; ++n) {
         add_taps[plan.vectors(first_panel + n) - 1](
             taps, used, packed + plan.panel(first_panel + n), channels, first, end, add,
-            sums + n * kSums<A>);
+            sums + n * kSums<A>, lines);
       }
       add = true;
     }
@@ -303,9 +330,11 @@ Division Divide(const Problem& p) {
   const Plan<A, kGradient> plan(p);
   const int64_t lanes = RoundUp(plan.to.channels, kLanes<A>);
   Division d;
-  d.fits = plan.part_taps <= kMostTaps && lanes <= 2 * plan.to.channels;
+  d.fits = plan.fits && lanes <= 2 * plan.to.channels;
   d.workspace = (plan.packed() + plan.from.channels) * sizeof(A);
-  d.pack_tasks = plan.panels * plan.taps;
+  d.pack_tasks =
+      plan.taps *
+      (kGradient ? plan.panels : CeilDivide(plan.from.channels, kPackChannels));
   d.tasks = p.batch == 0 ? 0 : plan.y_places * plan.x_places * plan.groups * plan.parts;
   return d;
 }
@@ -326,11 +355,19 @@ void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A
   if (begin == end) return;
   const int64_t step = CeilDivide(end - begin, CeilDivide(end - begin, kPixels));
   alignas(64) A sums[kMostPanels * kSums<A>];
+  const auto tile_at = [&](int64_t first) {
+    return Tile<A>(plan, y_axis, x_axis, first, Min(step, end - first));
+  };
+  Tile<A> next = tile_at(begin);
   for (int64_t first = begin; first < end; first += step) {
-    const Tile<A> tile(plan, y_axis, x_axis, first, Min(step, end - first));
-    Prefetch(plan, y_axis, x_axis, tile, panel, panels, from, to);
+    const Tile<A> tile = next;
+    Lines lines;
+    if (first + step < end) {
+      next = tile_at(first + step);
+      Collect(plan, y_axis, x_axis, next, panel, panels, from, to, &lines);
+    }
     AddTile(plan, y_axis, x_axis, tile, panel, panels, from,
-            static_cast<const A*>(workspace), sums);
+            static_cast<const A*>(workspace), sums, &lines);
     for (int64_t n = 0; n < panels; ++n) {
       const int64_t lane = (panel + n) * plan.kPanel;
       const int64_t width = plan.vectors(panel + n) * kLanes<A>;

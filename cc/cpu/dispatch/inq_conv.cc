@@ -9,6 +9,7 @@
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 
@@ -69,7 +70,10 @@ void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
   });
 }
 
-LaunchError BadCode(const Problem& p, const uint8_t* codes, int64_t place) {
+// Of the first code past the book, which there is.
+LaunchError BadCode(const Problem& p, const uint8_t* codes) {
+  int64_t place = 0;
+  while (codes[place] <= 1 << (p.bits - 1)) ++place;
   const int64_t o = place % p.out_channels, in = place / p.out_channels;
   const int64_t c = in % p.in_channels, tap = in / p.in_channels;
   return "codes[" + std::to_string(tap / p.kernel_width) + "," +
@@ -118,9 +122,6 @@ struct Convolution {
       if (To(p) > 0) std::memset(to, 0, To(p) * sizeof(T));
       return {};
     }
-    const int64_t bad = kernels.find_bad_code(Weights(p), p.bits, codes);
-    if (bad < Weights(p)) return BadCode(p, codes, bad);
-
     const int64_t top =
         std::clamp<int64_t>(top_exponent, -kLargestTop<A>, kLargestTop<A>);
     const int64_t rest = top_exponent - top;
@@ -129,7 +130,7 @@ struct Convolution {
         kernels.scale(count, rest, sums + at, to + at);
       });
     };
-    Decode(codes, static_cast<int>(top), workspace);
+    if (!Decode(codes, static_cast<int>(top), workspace)) return BadCode(p, codes);
     if constexpr (kWidened) {
       char* const images = static_cast<char*>(workspace) + WeightsBytes();
       A* const wide = reinterpret_cast<A*>(images);
@@ -166,15 +167,20 @@ struct Convolution {
     return Bytes<A>(Weights(most)) + RoundedUp(rest);
   }
 
-  void Decode(const uint8_t* codes, int top, void* weights) const {
-    if (!division.fits) {
-      ForAll(exec, Weights(most), [&](int64_t at, int64_t count) {
-        kernels.decode(count, top, codes + at, static_cast<A*>(weights) + at);
+  // Whether all codes are in the book.
+  bool Decode(const uint8_t* codes, int top, void* weights) const {
+    std::atomic<bool> fit = true;
+    if (division.fits) {
+      ForEach(division.pack_tasks, 2 * Weights(most), [&](int64_t task) {
+        if (!image.pack(most, task, top, codes, weights)) fit = false;
       });
-      return;
+    } else {
+      A* const plain = static_cast<A*>(weights);
+      ForAll(exec, Weights(most), [&](int64_t at, int64_t count) {
+        if (!kernels.decode(most, at, count, top, codes, plain)) fit = false;
+      });
     }
-    ForEach(division.pack_tasks, 2 * Weights(most),
-            [&](int64_t task) { image.pack(most, task, top, codes, weights); });
+    return fit;
   }
 
   LaunchError Convolve(const Problem& p, const A* from, A* to, void* weights) const {
