@@ -40,10 +40,12 @@ constexpr int64_t kPackChannels = 64;        // of a task
 constexpr int64_t kTasks = 32;               // that there are at least
 constexpr int64_t kTaskWork = 1 << 18;       // if they have so many multiply-adds
 
-// One kernel position: its weights, and what it multiplies for each pixel of a tile.
+// One kernel position, or all of a row if the pixels that they read follow each other:
+// their weights, and what they multiply for each pixel of a tile.
 template <typename A>
 struct Tap {
-  int64_t tap;  // its weights are rows tap * (channels of a pixel) on of a panel
+  int64_t tap;    // its weights are rows tap * (channels of a pixel) on of a panel
+  int64_t count;  // of kernel positions
   const A* pixels[kSlots];
 };
 
@@ -55,8 +57,8 @@ struct Lines {
   void Add(const void* line) {
     if (count < kMost) at[count++] = line;
   }
-  void Prefetch() {
-    const int64_t end = Min(next + each, count);
+  void Prefetch(int64_t times) {
+    const int64_t end = Min(next + each * times, count);
     for (; next < end; ++next) __builtin_prefetch(at[next]);
   }
 
@@ -66,15 +68,17 @@ struct Lines {
 
 // sums[pixel][lane] = sum over taps and channels from first to end of
 //   pixels[pixel][channel] * panel[tap * channels + channel][lane]
-// for P pixels and V vectors of lanes; added to what is there where `add`.
+// for P pixels and V vectors of lanes; added to what is there where `add`. Taps of more
+// than one kernel position have all channels.
 template <typename A, int V, int P>
 void AddTaps(const Tap<A>* taps, int64_t count, const A* panel, int64_t channels,
              int64_t first, int64_t end, bool add, A* sums, Lines* lines) {
   Vector<A> sum[P][V] = {};
   for (const Tap<A>* tap = taps; tap < taps + count; ++tap) {
-    lines->Prefetch();
+    lines->Prefetch(tap->count);
     const A* w = panel + (tap->tap * channels + first) * V * kLanes<A>;
-    for (int64_t c = first; c < end; ++c, w += V * kLanes<A>) {
+    const int64_t last = first + tap->count * (end - first);
+    for (int64_t c = first; c < last; ++c, w += V * kLanes<A>) {
       Vector<A> column[V];
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) column[v] = Load(w + v * kLanes<A>);
@@ -131,6 +135,7 @@ struct Plan {
     int64_t terms = kTerms;
     while (terms * terms < taps * from.channels) terms *= 2;
     const int64_t channel_parts = Max(CeilDivide(from.channels, terms), 1);
+    zeros = channel_parts > 1 ? from.channels : from.channels * p.kernel_width;
     part_channels = Max(CeilDivide(from.channels, channel_parts), 1);
     part_taps = Min(terms / part_channels, kMostTaps);
     fits = CeilDivide(taps, part_taps) * channel_parts <= terms;
@@ -153,9 +158,9 @@ struct Plan {
   int64_t vectors(int64_t panel) const {
     return Min(CeilDivide(to.channels - panel * kPanel, kLanes<A>), 2);
   }
-  // The zeros that stand for a pixel outside of the image come after the panels.
+  // The zeros that stand for pixels outside of the image come after the panels.
   void SetZeros(A* weights) const {
-    for (int64_t c = 0; c < from.channels; ++c) weights[packed() + c] = 0;
+    for (int64_t c = 0; c < zeros; ++c) weights[packed() + c] = 0;
   }
   // Where a panel begins.
   int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
@@ -185,6 +190,7 @@ struct Plan {
   int64_t groups, group = 0;         // of panels, for tasks; and panels of a group
   int64_t y_places, x_places;        // against the strides
   int64_t part_channels, part_taps;  // of what is added up in registers
+  int64_t zeros;                     // of as many pixels as one tap reads
   bool fits;                         // else there are more parts than terms of one
   int64_t parts = 0;                 // of the pixels of a place and a group
 };
@@ -239,6 +245,20 @@ struct Tile {
       any |= inside;
     }
     return Sum<uint64_t>(any) != 0;
+  }
+
+  // Whether the pixels so far down, and up to `reach` right of those of the first tap,
+  // are all inside of the image, or in rows that are not.
+  bool AreWhole(const Image& image, uint64_t down, uint64_t reach) const {
+    using Numbers = Vector<uint64_t>;
+    const uint64_t height = image.height, width = image.width;
+    Numbers whole = ~Numbers{};
+    for (int n = 0; n < kSlots; n += kLanes<uint64_t>) {
+      const Numbers first = Load(x + n);
+      whole &= (Numbers)((Load(y + n) + down >= height) |
+                         ((first < width) & (first + reach < width)));
+    }
+    return Sum<uint64_t>(whole >> 63) == kLanes<uint64_t>;
   }
 
   // Writes the first `lanes` of each `width` sums to so many channels from `first` on.
@@ -300,16 +320,25 @@ void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_a
   const int64_t channels = plan.from.channels;
   const int64_t count = y_axis.taps * x_axis.taps;
   Tap<A> taps[kMostTaps];
+  // Such as are next to each other, as their weights are.
+  const bool neighbours =
+      x_axis.delta == 1 && x_axis.tap_step == 1 && plan.part_channels == channels;
   bool add = false;
   int64_t i = 0, j = 0;
   for (int64_t begin = 0; begin < count; begin += plan.part_taps) {
     int64_t used = 0;
-    for (int64_t n = Min(plan.part_taps, count - begin); n > 0; --n) {
-      taps[used].tap = (y_axis.tap_first + i * y_axis.tap_step) * plan.p.kernel_width +
-                       x_axis.tap_first + j * x_axis.tap_step;
-      used += tile.Find(plan.from, i * y_axis.delta, j * x_axis.delta, from, zeros,
-                        taps[used].pixels);
-      if (++j == x_axis.taps) ++i, j = 0;
+    for (int64_t n = Min(plan.part_taps, count - begin); n > 0;) {
+      Tap<A>& tap = taps[used];
+      const int64_t down = i * y_axis.delta;
+      const bool row = neighbours && j == 0 && n >= x_axis.taps &&
+                       tile.AreWhole(plan.from, down, x_axis.reach());
+      tap.tap = (y_axis.tap_first + i * y_axis.tap_step) * plan.p.kernel_width +
+                x_axis.tap_first + j * x_axis.tap_step;
+      tap.count = row ? x_axis.taps : 1;
+      used += tile.Find(plan.from, down, j * x_axis.delta, from, zeros, tap.pixels);
+      n -= tap.count;
+      j += tap.count;
+      if (j == x_axis.taps) ++i, j = 0;
     }
     if (used == 0) continue;
     for (int64_t first = 0; first < channels; first += plan.part_channels) {
@@ -331,7 +360,7 @@ Division Divide(const Problem& p) {
   const int64_t lanes = RoundUp(plan.to.channels, kLanes<A>);
   Division d;
   d.fits = plan.fits && lanes <= 2 * plan.to.channels;
-  d.workspace = (plan.packed() + plan.from.channels) * sizeof(A);
+  d.workspace = (plan.packed() + plan.zeros) * sizeof(A);
   d.pack_tasks =
       plan.taps *
       (kGradient ? plan.panels : CeilDivide(plan.from.channels, kPackChannels));

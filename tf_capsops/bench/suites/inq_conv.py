@@ -95,6 +95,12 @@ def _correctness_cases():
     yield _case("wide", (1, 3, 300), (2, 3), 3, use)
     yield _case("tall", (1, 300, 3), (3, 2), (3, 2), use, strides=(2, 1))
     yield _case("dense", (33, 1, 1), (70, 65), 1, use)
+    # Kernel positions whose pixels follow each other, in the middle of an image.
+    for channels, strides in itertools.product((1, 3, 65), (1, 2)):
+        name, sizes = f"rows_{channels}_by_{strides}", ((2, 9, 40), (channels, 16), 7)
+        yield _case(name, *sizes, use, strides=strides)
+    yield _case("parts_of_rows", (1, 24, 44), (1, 16), 20, use)
+    yield _case("rows_wider_than_image", (2, 4, 6), (2, 16), (3, 20), use)
     yield _case("long_sums", (1, 6, 6), (129, 1), 5, use)
     yield _case("long_sums_of_grad", (1, 6, 6), (1, 129), 5, use)
     yield _case("longer_sums", (1, 3, 3), (515, 8), 3, use)
