@@ -14,24 +14,16 @@
 
 #include "cc/cpu/capsule_conv_axis.h"
 #include "cc/cpu/inq_conv.h"
-#include "cc/cpu/simd.h"
+#include "cc/cpu/inq_conv_taps.h"
 
 namespace capsops::inq_conv::CAPSOPS_ISA {
 
-using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 using capsule_conv::CAPSOPS_ISA::Axis;
 using capsule_conv::CAPSOPS_ISA::CeilDivide;
 using capsule_conv::CAPSOPS_ISA::ForwardAxis;
 using capsule_conv::CAPSOPS_ISA::GradientAxis;
 using capsule_conv::CAPSOPS_ISA::PartBegin;
 
-// Pixels of a tile: the sums fill the registers but for the operands.
-#if defined(__AVX512F__)
-constexpr int kPixels = 14;
-#else
-constexpr int kPixels = 6;
-#endif
-constexpr int kSlots = 16;          // at least as many, in whole vectors
 constexpr int64_t kTerms = 320;     // added up in registers, of sums of few terms
 constexpr int64_t kMostTaps = 128;  // of one part of a sum
 constexpr int64_t kMostPanels = 4;  // of one task
@@ -39,79 +31,6 @@ constexpr int64_t kPanelsBytes = 640 << 10;  // of them, unless one has more
 constexpr int64_t kPackChannels = 64;        // of a task
 constexpr int64_t kTasks = 32;               // that there are at least
 constexpr int64_t kTaskWork = 1 << 18;       // if they have so many multiply-adds
-
-// One kernel position, or all of a row if the pixels that they read follow each other:
-// their weights, and what they multiply for each pixel of a tile.
-template <typename A>
-struct Tap {
-  int64_t tap;    // its weights are rows tap * (channels of a pixel) on of a panel
-  int64_t count;  // of kernel positions
-  const A* pixels[kSlots];
-};
-
-// What is asked for ahead of time, a little at each kernel position: more at once than
-// a core can wait for would stall it.
-struct Lines {
-  static constexpr int64_t kMost = 512;
-
-  void Add(const void* line) {
-    if (count < kMost) at[count++] = line;
-  }
-  void Prefetch(int64_t times) {
-    const int64_t end = Min(next + each * times, count);
-    for (; next < end; ++next) __builtin_prefetch(at[next]);
-  }
-
-  int64_t each = 0, next = 0, count = 0;
-  const void* at[kMost];
-};
-
-// sums[pixel][lane] = sum over taps and channels from first to end of
-//   pixels[pixel][channel] * panel[tap * channels + channel][lane]
-// for P pixels and V vectors of lanes; added to what is there where `add`. Taps of more
-// than one kernel position have all channels.
-template <typename A, int V, int P>
-void AddTaps(const Tap<A>* taps, int64_t count, const A* panel, int64_t channels,
-             int64_t first, int64_t end, bool add, A* sums, Lines* lines) {
-  Vector<A> sum[P][V] = {};
-  for (const Tap<A>* tap = taps; tap < taps + count; ++tap) {
-    lines->Prefetch(tap->count);
-    const A* w = panel + (tap->tap * channels + first) * V * kLanes<A>;
-    const int64_t last = first + tap->count * (end - first);
-    for (int64_t c = first; c < last; ++c, w += V * kLanes<A>) {
-      Vector<A> column[V];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) column[v] = Load(w + v * kLanes<A>);
-#pragma GCC unroll 16
-      for (int n = 0; n < P; ++n) {
-        const A x = tap->pixels[n][c];
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int n = 0; n < P; ++n) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
-      A* const to = sums + (n * V + v) * kLanes<A>;
-      Store(to, add ? Load(to) + sum[n][v] : sum[n][v]);
-    }
-  }
-}
-
-template <typename A>
-using AddTapsFunction = void (*)(const Tap<A>*, int64_t, const A*, int64_t, int64_t,
-                                 int64_t, bool, A*, Lines*);
-
-// AddTaps for at least so many pixels, which are at most P.
-template <typename A, int V, int P = kPixels>
-AddTapsFunction<A> AddTapsOf(int64_t pixels) {
-  if constexpr (P > 2) {
-    if (pixels <= P - 2) return AddTapsOf<A, V, P - 2>(pixels);
-  }
-  return AddTaps<A, V, P>;
-}
 
 // Sizes of an image.
 struct Image {
