@@ -35,3 +35,34 @@ def finish(process):
 def run(code, *arguments, **options):
     """Runs `code` in a fresh interpreter and returns what it printed."""
     return finish(start(code, *arguments, **options))
+
+
+def same_for_every_number_of_threads(code):
+    """Returns the words that `code` prints, as it must with 1, 2 and 7 threads.
+
+    Its argument is the number of threads. Those are the CPU's matter: no process sees a
+    GPU.
+    """
+    processes = [start(code, n, CUDA_VISIBLE_DEVICES="-1") for n in (1, 2, 7)]
+    one, two, seven = [finish(process).split() for process in processes]
+    assert one == two == seven
+    return one
+
+
+def pass_on_older_processors(*arguments):
+    """Runs tests, as pytest's `arguments` name them, on kernels of lower levels.
+
+    The suite itself runs those of this processor's own level.
+    """
+    processes = [
+        start(
+            "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))",
+            *("-q", "-p", "no:cacheprovider", *arguments),
+            cwd=ROOT / "tests",
+            TF_CAPSOPS_CPU_LEVEL=str(level),
+            CUDA_VISIBLE_DEVICES="-1",
+        )
+        for level in (2, 3)
+    ]
+    for process in processes:
+        assert " passed" in finish(process)

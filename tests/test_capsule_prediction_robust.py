@@ -72,14 +72,8 @@ def test_every_run_gives_the_same_bits(dtype, device):
 
 
 def test_threads_do_not_change_the_bits():
-    # Threads are the CPU's matter: no process sees a GPU.
-    processes = [
-        fresh.start(_DIGEST, threads, CUDA_VISIBLE_DEVICES="-1")
-        for threads in (1, 2, 7)
-    ]
-    one, two, seven = [fresh.finish(process).split() for process in processes]
-    assert len(set(one)) == 12
-    assert one == two == seven
+    digests = fresh.same_for_every_number_of_threads(_DIGEST)
+    assert len(set(digests)) == 12
 
 
 def test_an_infinite_weight_gives_an_infinite_gradient(device):
@@ -93,17 +87,8 @@ def test_an_infinite_weight_gives_an_infinite_gradient(device):
     assert np.isposinf(result.grad_input.numpy()).all()
 
 
-@pytest.mark.parametrize("level", [2, 3])
-def test_kernels_of_older_processors(level):
-    """The suite itself runs the kernels of this processor's own level."""
-    printed = fresh.run(
-        "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))",
-        *("-q", "-p", "no:cacheprovider", "test_capsule_prediction.py"),
-        cwd=fresh.ROOT / "tests",
-        TF_CAPSOPS_CPU_LEVEL=str(level),
-        CUDA_VISIBLE_DEVICES="-1",
-    )
-    assert " passed" in printed
+def test_kernels_of_older_processors():
+    fresh.pass_on_older_processors("test_capsule_prediction.py")
 
 
 @every_dtype

@@ -89,34 +89,16 @@ def test_every_run_gives_the_same_bits(sizes, dtype, device):
 
 
 def test_threads_do_not_change_the_bits():
-    # Threads are the CPU's matter: no process sees a GPU.
-    processes = [
-        fresh.start(_DIGEST, threads, CUDA_VISIBLE_DEVICES="-1")
-        for threads in (1, 2, 7)
-    ]
-    one, two, seven = [fresh.finish(process).split() for process in processes]
-    assert len(set(one)) == 4 * 2 * 5
-    assert one == two == seven
+    digests = fresh.same_for_every_number_of_threads(_DIGEST)
+    assert len(set(digests)) == 4 * 2 * 5
 
 
 def test_kernels_of_older_processors():
-    """The suite itself runs the kernels of this processor's own level."""
-    processes = [
-        fresh.start(
-            "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))",
-            *("-q", "-p", "no:cacheprovider", "test_capsule_routing.py"),
-            *(
-                "-k",
-                "(forward or gradients or coefficients) and not (autodiff or many)",
-            ),
-            cwd=fresh.ROOT / "tests",
-            TF_CAPSOPS_CPU_LEVEL=str(level),
-            CUDA_VISIBLE_DEVICES="-1",
-        )
-        for level in (2, 3)
-    ]
-    for process in processes:
-        assert " passed" in fresh.finish(process)
+    fresh.pass_on_older_processors(
+        "test_capsule_routing.py",
+        "-k",
+        "(forward or gradients or coefficients) and not (autodiff or many)",
+    )
 
 
 @every_dtype

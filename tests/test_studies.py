@@ -8,24 +8,19 @@ import fresh
 import numpy as np
 import pytest
 import tensorflow as tf
+from cuda_studies import on_gpus, with_library
 from reference import capsule_conv as reference
 from rich.console import Console
 from tensorflow.python.framework import op_def_registry
 from tolerances import assert_close
 
 import tf_capsops
-from tf_capsops import _library, bench
+from tf_capsops import bench
 from tf_capsops.bench import cases
 from tf_capsops.bench.papers import chen, counts, studies, vaidya
 
 SUITE = cases.suites()["CapsuleConv"]
 PLAIN = SUITE.rivals["patches"]
-GPUS = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_logical_devices("GPU"))]
-
-with_library = pytest.mark.skipif(
-    not _library.build_info()["cuda"], reason="built without CUDA"
-)
-on_gpus = pytest.mark.parametrize("gpu", GPUS)
 
 # Of CapsuleConv's cases those that Chen et al. name: strides, rank 3; padding and
 # dilations; and those without any element.

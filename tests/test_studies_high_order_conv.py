@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from cuda_studies import on_gpus, with_library
 from reference import high_order_conv as reference
 from rich.console import Console
 from tolerances import assert_close
 
-from tf_capsops import _library, bench
+from tf_capsops import bench
 from tf_capsops.bench import measure
 from tf_capsops.bench.papers import (
     outcome,
@@ -20,12 +21,6 @@ from tf_capsops.bench.papers import (
     studies,
 )
 from tf_capsops.bench.report import OURS
-
-GPUS = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_logical_devices("GPU"))]
-
-with_library = pytest.mark.skipif(
-    not _library.build_info()["cuda"], reason="built without CUDA"
-)
 
 # Batch, channels, height, width; kernel.
 CASES = [
@@ -102,7 +97,7 @@ def test_pad_slice_multiply(scheme, case, device):
     _assert_close(scheme, *case)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@on_gpus
 @every_case
 def test_cuda(case, gpu):
     def compute(*tensors):

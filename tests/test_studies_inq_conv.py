@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from cuda_studies import on_gpus, with_library
 from reference import inq_conv as reference
 from rich.console import Console
 from tolerances import assert_close
@@ -14,12 +15,6 @@ from tolerances import assert_close
 from tf_capsops import _library, bench
 from tf_capsops.bench.papers import khandwawala, outcome, studies
 from tf_capsops.bench.report import OURS
-
-GPUS = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_logical_devices("GPU"))]
-
-with_library = pytest.mark.skipif(
-    not _library.build_info()["cuda"], reason="built without CUDA"
-)
 
 # Height, width; channels in, out; kernel; strides.
 CASES = [
@@ -86,7 +81,7 @@ def test_serial(case):
         _assert_close(case, "serial")
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@on_gpus
 @pytest.mark.parametrize("kernel", studies.KHANDWAWALA)
 @every_case
 def test_programs(case, kernel, gpu):
@@ -94,7 +89,7 @@ def test_programs(case, kernel, gpu):
         _assert_close(case, kernel)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@on_gpus
 @pytest.mark.parametrize("kernel", studies.KHANDWAWALA)
 @pytest.mark.parametrize("powers", range(1, 5))
 def test_powers(powers, kernel, gpu):
@@ -119,7 +114,7 @@ def test_codes_past_the_powers_are_zero_serially():
         _assert_exact("serial")
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@on_gpus
 @pytest.mark.parametrize("kernel", studies.KHANDWAWALA)
 def test_codes_past_the_powers_are_zero(kernel, gpu):
     with tf.device(gpu):
