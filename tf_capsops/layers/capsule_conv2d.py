@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.layers.window import checked_padding, map_size
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.squash import squash
 
@@ -101,11 +102,7 @@ class CapsuleConv2D(keras.layers.Layer):
         self.dilation_rate = positive_pair(
             "CapsuleConv2D", "dilation_rate", dilation_rate
         )
-        self.padding = str(padding).lower()
-        if self.padding not in ("valid", "same"):
-            raise ValueError(
-                f"CapsuleConv2D: padding must be 'valid' or 'same', got {padding!r}"
-            )
+        self.padding = checked_padding("CapsuleConv2D", padding)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -170,23 +167,7 @@ class CapsuleConv2D(keras.layers.Layer):
                 f"pose: pose_shape must be {(*shape[4:-1], self.pose_shape[-1])} for "
                 f"an input of shape {shape}, got {self.pose_shape}"
             )
-        size = [self._map_size(shape, axis) for axis in range(2)]
-        return (shape[0], *size, self.filters, *self.pose_shape)
-
-    def _map_size(self, input_shape, axis):
-        """Height or width of the output, as for `keras.layers.Conv2D`."""
-        size, stride = input_shape[1 + axis], self.strides[axis]
-        if size is None:
-            return None
-        if self.padding == "valid":
-            size -= (self.kernel_size[axis] - 1) * self.dilation_rate[axis]
-        if size < 1:
-            raise ValueError(
-                f"CapsuleConv2D: the input's {('height', 'width')[axis]} is smaller "
-                f"than kernel_size {self.kernel_size} of dilation_rate "
-                f"{self.dilation_rate}, got shape {input_shape}"
-            )
-        return -(-size // stride)
+        return (shape[0], *map_size(self, shape), self.filters, *self.pose_shape)
 
     def get_config(self):
         return {

@@ -6,6 +6,7 @@ import keras
 
 from tf_capsops.arguments import positive_int, positive_pair
 from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.layers.window import checked_padding, map_size
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -79,11 +80,7 @@ class InqConv2D(InqLayer):
         self.kernel_size = positive_pair("InqConv2D", "kernel_size", kernel_size)
         self.strides = positive_pair("InqConv2D", "strides", strides)
         self.dilation_rate = positive_pair("InqConv2D", "dilation_rate", dilation_rate)
-        self.padding = str(padding).lower()
-        if self.padding not in ("valid", "same"):
-            raise ValueError(
-                f"InqConv2D: padding must be 'valid' or 'same', got {padding!r}"
-            )
+        self.padding = checked_padding("InqConv2D", padding)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -106,23 +103,7 @@ class InqConv2D(InqLayer):
                 "InqConv2D: the input must be [batch, height, width, channels] with "
                 f"known channels, got shape {shape}"
             )
-        size = [self._map_size(shape, axis) for axis in range(2)]
-        return (shape[0], *size, self.filters)
-
-    def _map_size(self, input_shape, axis):
-        """Height or width of the output, as for `keras.layers.Conv2D`."""
-        size, stride = input_shape[1 + axis], self.strides[axis]
-        if size is None:
-            return None
-        if self.padding == "valid":
-            size -= (self.kernel_size[axis] - 1) * self.dilation_rate[axis]
-        if size < 1:
-            raise ValueError(
-                f"InqConv2D: the input's {('height', 'width')[axis]} is smaller than "
-                f"kernel_size {self.kernel_size} of dilation_rate "
-                f"{self.dilation_rate}, got shape {input_shape}"
-            )
-        return -(-size // stride)
+        return (shape[0], *map_size(self, shape), self.filters)
 
     def get_config(self):
         return {
