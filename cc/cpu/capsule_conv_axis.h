@@ -90,6 +90,28 @@ inline Axis GradientAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride
   return Trimmed(axis, out);
 }
 
+// The axes of a convolution, or of the gradient of its input where that stands at
+// `place` against the stride. P has the sizes of images, kernel, strides, dilations and
+// padding.
+template <bool kGradient, typename P>
+Axis VerticalAxis(const P& p, int64_t place) {
+  if constexpr (kGradient) {
+    return GradientAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                        p.dilation_height, p.pad_top, place);
+  }
+  return ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
+                     p.dilation_height, p.pad_top);
+}
+template <bool kGradient, typename P>
+Axis HorizontalAxis(const P& p, int64_t place) {
+  if constexpr (kGradient) {
+    return GradientAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                        p.dilation_width, p.pad_left, place);
+  }
+  return ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
+                     p.dilation_width, p.pad_left);
+}
+
 // Capsules of one of the tensors; `columns` is the second size of a pose.
 struct Image {
   int64_t height, width, channels, columns;

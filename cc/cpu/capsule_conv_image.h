@@ -80,22 +80,8 @@ struct ImagePlan {
     }
   }
 
-  Axis AxisY(int64_t place) const {
-    if constexpr (kGradient) {
-      return GradientAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                          p.dilation_height, p.pad_top, place);
-    }
-    return ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                       p.dilation_height, p.pad_top);
-  }
-  Axis AxisX(int64_t place) const {
-    if constexpr (kGradient) {
-      return GradientAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                          p.dilation_width, p.pad_left, place);
-    }
-    return ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                       p.dilation_width, p.pad_left);
-  }
+  Axis AxisY(int64_t place) const { return VerticalAxis<kGradient>(p, place); }
+  Axis AxisX(int64_t place) const { return HorizontalAxis<kGradient>(p, place); }
   int64_t packed() const { return p.pose_depth * taps * planes * padded; }
   int64_t sums() const { return padded * vectors * kLanes<A>; }
 

@@ -20,9 +20,9 @@ namespace capsops::inq_conv::CAPSOPS_ISA {
 
 using capsule_conv::CAPSOPS_ISA::Axis;
 using capsule_conv::CAPSOPS_ISA::CeilDivide;
-using capsule_conv::CAPSOPS_ISA::ForwardAxis;
-using capsule_conv::CAPSOPS_ISA::GradientAxis;
+using capsule_conv::CAPSOPS_ISA::HorizontalAxis;
 using capsule_conv::CAPSOPS_ISA::PartBegin;
+using capsule_conv::CAPSOPS_ISA::VerticalAxis;
 
 constexpr int64_t kTerms = 320;     // added up in registers, of sums of few terms
 constexpr int64_t kMostTaps = 128;  // of one part of a sum
@@ -84,22 +84,8 @@ struct Plan {
   // Where a panel begins.
   int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
 
-  Axis AxisY(int64_t place) const {
-    if constexpr (kGradient) {
-      return GradientAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                          p.dilation_height, p.pad_top, place);
-    }
-    return ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                       p.dilation_height, p.pad_top);
-  }
-  Axis AxisX(int64_t place) const {
-    if constexpr (kGradient) {
-      return GradientAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                          p.dilation_width, p.pad_left, place);
-    }
-    return ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                       p.dilation_width, p.pad_left);
-  }
+  Axis AxisY(int64_t place) const { return VerticalAxis<kGradient>(p, place); }
+  Axis AxisX(int64_t place) const { return HorizontalAxis<kGradient>(p, place); }
 
   static constexpr int64_t kPanel = 2 * kLanes<A>;
 
