@@ -240,26 +240,27 @@ LaunchError MultiplyPacked(const GpuExec& exec, const Task& task, const S* sourc
   CAPSOPS_SHARED_PRODUCT(KEYWORDS, __half, kExact)  \
   CAPSOPS_SHARED_PRODUCT(KEYWORDS, __nv_bfloat16, kExact)
 
-// Calls `then` with the precision that products of T have.
-template <typename T, typename Then>
+// Calls `then` with the precision that products of T have; `kFull` is that of float
+// where TF32 is not allowed.
+template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 auto WithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (!std::is_same_v<T, float>) {
     return then(std::integral_constant<Tf32, Tf32::kExact>());
   } else if (exec.tf32) {
     return then(std::integral_constant<Tf32, Tf32::kRounded>());
   } else {
-    return then(std::integral_constant<Tf32, Tf32::kSplit>());
+    return then(std::integral_constant<Tf32, kFull>());
   }
 }
 
 // Bytes of workspace that `tasks`, done one after the other, need; -1 where they do not
 // fit, as those of double never do.
-template <typename T>
+template <typename T, Tf32 kFull = Tf32::kSplit>
 int64_t Workspace(const GpuExec& exec, const std::vector<Task>& tasks) {
   if constexpr (std::is_same_v<T, double>) {
     return -1;
   } else {
-    return WithPrecision<T>(exec, [&](auto precision) {
+    return WithPrecision<T, kFull>(exec, [&](auto precision) {
       int64_t most = tasks.empty() ? -1 : 0;
       for (const Task& task : tasks) {
         const int64_t bytes = PackedBytes<CudaType<T>, precision.value>(task);

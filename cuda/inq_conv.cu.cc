@@ -24,31 +24,6 @@ namespace {
 
 using capsule_conv::tiled::Task;
 
-// Channels as poses of one row: one pose, or poses of `in` and `out` channels.
-capsule_conv::Problem AsPoses(const Problem& p, int64_t in, int64_t out) {
-  capsule_conv::Problem poses;
-  poses.batch = p.batch;
-  poses.in_height = p.in_height;
-  poses.in_width = p.in_width;
-  poses.in_channels = p.in_channels / in;
-  poses.kernel_height = p.kernel_height;
-  poses.kernel_width = p.kernel_width;
-  poses.out_height = p.out_height;
-  poses.out_width = p.out_width;
-  poses.out_channels = p.out_channels / out;
-  poses.pose_depth = 1;
-  poses.pose_rows = 1;
-  poses.pose_inner = in;
-  poses.pose_columns = out;
-  poses.stride_height = p.stride_height;
-  poses.stride_width = p.stride_width;
-  poses.dilation_height = p.dilation_height;
-  poses.dilation_width = p.dilation_width;
-  poses.pad_top = p.pad_top;
-  poses.pad_left = p.pad_left;
-  return poses;
-}
-
 // InqConv, or its input gradient.
 struct Convolution {
   bool backward;
@@ -90,37 +65,15 @@ struct Convolution {
   }
 };
 
-// Calls `then` with the precision that products of T have.
-template <typename T, typename Then>
-auto WithPrecision(const GpuExec& exec, const Then& then) {
-  if constexpr (!std::is_same_v<T, float>) {
-    return then(std::integral_constant<Tf32, Tf32::kExact>());
-  } else if (exec.tf32) {
-    return then(std::integral_constant<Tf32, Tf32::kRounded>());
-  } else {
-    return then(std::integral_constant<Tf32, Tf32::kSplitLeft>());
-  }
-}
+// Of float where TF32 is not allowed.
+constexpr Tf32 kFull = Tf32::kSplitLeft;
 
 // Bytes of the packed filter, -1 where tensor cores' kernels do not do.
 template <typename T>
 int64_t PackedBytes(const GpuExec& exec, const Convolution& conv) {
-  if constexpr (std::is_same_v<T, double>) {
-    return -1;
-  } else {
-    // More powers of two than float16 has.
-    if (std::is_same_v<T, Float16> && conv.levels > 16) return -1;
-    return WithPrecision<T>(exec, [&](auto precision) {
-      int64_t most = conv.tasks.empty() ? -1 : 0;
-      for (const Task& task : conv.tasks) {
-        const int64_t bytes =
-            capsule_conv::tiled::PackedBytes<CudaType<T>, precision.value>(task);
-        if (bytes < 0) return bytes;
-        most = std::max(most, bytes);
-      }
-      return most;
-    });
-  }
+  // More powers of two than float16 has.
+  if (std::is_same_v<T, Float16> && conv.levels > 16) return -1;
+  return capsule_conv::tiled::Workspace<T, kFull>(exec, conv.tasks);
 }
 
 template <typename T>
@@ -131,8 +84,8 @@ LaunchError RunTiled(const GpuExec& exec, const Convolution& conv, const uint8_t
   const Exponents exponents = Exponents::Of<S>(top_exponent, conv.levels);
   const CodedWeights<S> weights{codes, conv.levels, exponents.top};
   uint32_t* const packed = static_cast<uint32_t*>(workspace);
-  return WithPrecision<T>(exec, [&](auto precision) -> LaunchError {
-    using namespace capsule_conv::tiled;
+  using namespace capsule_conv::tiled;
+  return WithPrecision<T, kFull>(exec, [&](auto precision) -> LaunchError {
     for (const Task& task : conv.tasks) {
       LaunchError error = PackTask<S, precision.value>(exec, task, weights, packed);
       if (error.empty()) {

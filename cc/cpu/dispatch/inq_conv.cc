@@ -25,27 +25,6 @@ const CpuKernels<T>& Selected() {
   return kernels;
 }
 
-capsule_conv::Problem AsCapsules(const Problem& p) {
-  capsule_conv::Problem q;
-  q.batch = p.batch;
-  q.in_height = p.in_height;
-  q.in_width = p.in_width;
-  q.kernel_height = p.kernel_height;
-  q.kernel_width = p.kernel_width;
-  q.out_height = p.out_height;
-  q.out_width = p.out_width;
-  q.in_channels = q.out_channels = q.pose_depth = q.pose_rows = 1;
-  q.pose_inner = p.in_channels;
-  q.pose_columns = p.out_channels;
-  q.stride_height = p.stride_height;
-  q.stride_width = p.stride_width;
-  q.dilation_height = p.dilation_height;
-  q.dilation_width = p.dilation_width;
-  q.pad_top = p.pad_top;
-  q.pad_left = p.pad_left;
-  return q;
-}
-
 int64_t Weights(const Problem& p) {
   return p.kernel_height * p.kernel_width * p.in_channels * p.out_channels;
 }
@@ -161,7 +140,7 @@ struct Convolution {
   // Of the decoded weights, and what a capsule convolution needs beside them.
   int64_t WeightsBytes() const {
     if (division.fits) return RoundedUp(division.workspace);
-    const capsule_conv::Problem q = AsCapsules(most);
+    const capsule_conv::Problem q = AsPoses(most, most.in_channels, most.out_channels);
     const int64_t rest = kGradient ? capsule_conv::BackpropInputWorkspace<A>(exec, q)
                                    : capsule_conv::ForwardWorkspace<A>(exec, q);
     return Bytes<A>(Weights(most)) + RoundedUp(rest);
@@ -185,7 +164,7 @@ struct Convolution {
 
   LaunchError Convolve(const Problem& p, const A* from, A* to, void* weights) const {
     if (!division.fits) {
-      const capsule_conv::Problem q = AsCapsules(p);
+      const capsule_conv::Problem q = AsPoses(p, p.in_channels, p.out_channels);
       const A* const plain = static_cast<const A*>(weights);
       void* const rest = static_cast<char*>(weights) + Bytes<A>(Weights(p));
       return kGradient ? capsule_conv::BackpropInput(exec, q, plain, from, to, rest)
