@@ -83,11 +83,11 @@ struct BlockPlace {
   int y, x;  // its first lattice point
   int depth, column_block;
 
-  __device__ explicit BlockPlace(const Product& p) {
-    int64_t rest = blockIdx.x;
+  __device__ explicit BlockPlace(const Product& p, int index = blockIdx.x) {
+    int rest = index;
     const auto next = [&](int size) {
-      const int at = static_cast<int>(rest % size);
-      rest /= size;
+      const int quotient = rest / size, at = rest - quotient * size;
+      rest = quotient;
       return at;
     };
     column_block = next(p.order.column_blocks);
@@ -98,34 +98,6 @@ struct BlockPlace {
   }
 };
 
-// Quads in the table of a chunk. Behind the last step comes one that nobody multiplies,
-// for who reads ahead.
-template <typename S>
-__host__ __device__ int TableQuads(const Order& order) {
-  return (order.steps + 1) * kStepQuads<S>;
-}
-
-// Writes the two tables that lead to the left operand, and waits for all threads to
-// have done so: where in the patch each quad of a chunk is, for the block's first row,
-// and where in the image each pixel of the patch.
-template <typename S>
-__device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
-                           int* pixels) {
-  FindPixels(p.patch, p.source, p.horizontal.stride,
-             place.y * p.vertical.stride + p.vertical.offset,
-             place.x * p.horizontal.stride + p.horizontal.offset, pixels);
-  for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
-    const int tap = i / p.order.planes;
-    const bool there = tap < p.vertical.taps * p.horizontal.taps;
-    const int width = max(p.horizontal.taps, 1);
-    const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / width, tap % width);
-    quads[i] = there ? i % p.order.planes * p.patch.plane +
-                           shift * p.source.rows * kQuadWords<S>
-                     : 0;  // times a zero of the filter
-  }
-  __syncthreads();
-}
-
 // The image's first pixel at the block's depth.
 template <typename S>
 __device__ const S* SourceOf(const Product& p, const BlockPlace& place,
@@ -133,26 +105,6 @@ __device__ const S* SourceOf(const Product& p, const BlockPlace& place,
   return source + place.image * p.source.height * p.source.width * p.source.pixel() +
          place.depth * p.source.pose();
 }
-
-// The tiles of 16 rows of a warp: kTiles from tile `first` on.
-template <typename S, int kTiles>
-struct Tiles {
-  int first, all;
-  int offset[kTiles];  // of this lane's part in a plane
-
-  __device__ Tiles(const Product& p, const BlockPlace& place) {
-    const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
-    first = threadIdx.x / kLanes * kTiles;
-    all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      int at;
-      const int y = p.by_row_tiles.Split(min(first + m, all - 1), &at);
-      const int row = y * p.patch.row * p.source.rows + at * kTileRows + g;
-      offset[m] = row * kQuadWords<S> + (std::is_same_v<S, float> ? t % 2 * 2 : 0);
-    }
-  }
-};
 
 // Writes one column of a row of a matrix product; out of line, as few poses need it.
 template <typename S>
@@ -190,36 +142,6 @@ __device__ void StoreRow(const Image& target, const Scale& scale, int column,
                     scale(sums[n][2 * kHalf + e]), row);
       }
     }
-  }
-}
-
-// Writes what a warp computed.
-template <typename S, int kTiles, int kProducts>
-__device__ void StoreTiles(const Product& p, const BlockPlace& place,
-                           const Tiles<S, kTiles>& tiles,
-                           const float (&sums)[kTiles][kProducts][4], S* target) {
-  const int g = threadIdx.x % kLanes / 4;
-  const int width = min(p.horizontal.tile, p.horizontal.points - place.x);
-  // Where a row of tile m goes, nullptr if nowhere.
-  const auto target_row = [&](int m, int half) -> S* {
-    const int tile = tiles.first + m;
-    int at, pose_row;
-    const int y = p.by_row_tiles.Split(tile, &at);
-    const int x = p.patch.by_rows.Split(at * kTileRows + half * 8 + g, &pose_row);
-    if (tile >= tiles.all || x >= width) return nullptr;
-    const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
-    const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
-    const int64_t image = place.image * p.target.height;
-    return target + ((image + to_y) * p.target.width + to_x) * p.target.pixel() +
-           place.depth * p.target.pose() + pose_row * p.target.columns;
-  };
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-    const int column = place.column_block * kProducts * 8;
-    S* const upper = target_row(m, 0);
-    if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums[m], upper);
-    S* const lower = target_row(m, 1);
-    if (lower != nullptr) StoreRow<1>(p.target, p.scale, column, sums[m], lower);
   }
 }
 

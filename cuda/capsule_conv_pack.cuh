@@ -4,11 +4,11 @@
 // The filter of a capsule convolution as the right operands of its matrix products, in
 // the order in which a block reads them:
 //   [depth][block of columns][chunk of planes][step][part][register][column][4] words,
-// where the four words of a register and a column are what the lanes t = 0..3 have: one
-// row of a core matrix. A step is the contraction over the quads of one product, 2 of
-// float or 4 of a 16-bit type; of those, lane t has two elements a register in turn:
-// float: elements 2 (t % 2) + register of quad t / 2; 16-bit types: elements 2 register
-// and 2 register + 1 of quad t. The left operand is read in the same order.
+// where the four words of a register and a column are what the lanes t = 0..3 have.
+// A step is the contraction over the quads of one product, 2 of float or 4 of a 16-bit
+// type; of those, lane t has two elements a register in turn: float: elements
+// 2 (t % 2) + register of quad t / 2; 16-bit types: elements 2 register and
+// 2 register + 1 of quad t. The left operand is read in the same order.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PACK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PACK_CUH_
 

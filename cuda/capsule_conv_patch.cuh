@@ -107,9 +107,10 @@ inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
 // Writes where in the image each pixel of the patch begins, -1 where there is none, for
 // the tile whose first lattice point reads from pixel (y, x) on.
 __device__ inline void FindPixels(const Patch& patch, const Image& image, int stride,
-                                  int y, int x, int* pixels) {
+                                  int y, int x, int* pixels, int thread = threadIdx.x,
+                                  int threads = blockDim.x) {
   const int size = static_cast<int>(image.pixel());
-  for (int i = threadIdx.x; i < patch.pixels; i += blockDim.x) {
+  for (int i = thread; i < patch.pixels; i += threads) {
     int column, at;
     const int row = patch.by_row.Split(i, &column);
     const int remainder = patch.by_pitch.Split(column, &at);
@@ -127,15 +128,14 @@ template <typename S>
 class Carrier {
  public:
   // `from` is the image's first pixel at its depth; `planes` are brought together, by
-  // `threads` threads of which this is number `thread`.
+  // all threads of the block.
   __device__ Carrier(const Patch& patch, const Image& image, const int* pixels,
-                     const S* from, int planes, int thread = threadIdx.x,
-                     int threads = blockDim.x)
+                     const S* from, int planes)
       : pixels_(pixels), from_(from) {
     const int pieces = planes * image.rows;  // of a pixel
-    step_ = threads / pieces;
-    first_ = thread / pieces;
-    plane_ = patch.by_rows.Split(thread - first_ * pieces, &row_);
+    step_ = blockDim.x / pieces;
+    first_ = threadIdx.x / pieces;
+    plane_ = patch.by_rows.Split(threadIdx.x - first_ * pieces, &row_);
     if (first_ >= step_) first_ = patch.pixels;  // idle
     end_ = cursor_ = patch.pixels;
   }

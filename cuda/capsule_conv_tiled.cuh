@@ -13,7 +13,8 @@
 
 #include "cuda/capsule_conv_product.cuh"
 #include "cuda/capsule_conv_tasks.cuh"
-#include "cuda/capsule_conv_warpgroups.cuh"
+#include "cuda/capsule_conv_warpgroups_pack.cuh"
+#include "cuda/capsule_conv_warpgroups_plan.cuh"
 #include "cuda/common/memory.cuh"
 
 namespace capsops::capsule_conv::tiled {
@@ -27,7 +28,6 @@ struct Warps {
   static constexpr int kCarriers = kThreads;
   static constexpr int kStages = 3;
   static constexpr int kStageWords = 4096;
-  static constexpr int kBarrierWords = 0;
   static constexpr int kRate = 360;  // products in a cycle, as measured
 };
 using Narrow8 = Warps<2, 8, 8, 2>;
@@ -35,36 +35,17 @@ using Narrow16 = Warps<2, 16, 8, 2>;
 using Narrow32 = Warps<4, 32, 4, 3>;
 using Wide = Warps<4, 64, 4, 2>;
 
-template <typename C>
-constexpr bool kByWarpgroups =
-    std::is_same_v<C, Warpgroups64> || std::is_same_v<C, Warpgroups128> ||
-    std::is_same_v<C, WarpgroupsApart>;
-
 // Products on tensor cores for one.
 template <Tf32 kTf32>
 constexpr int kProductsOf = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
 
-// A task as a kernel does it; no blocks where it does not fit.
-struct Plan {
-  Product product;
-  int64_t blocks = 0;
-  int shared = 0;
-  double cost = 0;  // cycles, roughly
-};
-
 // Bytes of shared memory.
 template <typename S, Tf32 kTf32, typename C>
 int64_t SharedBytes(const Product& p) {
-  const int64_t words = C::kBarrierWords +
-                        int64_t{p.buffers} * p.order.planes * p.patch.plane +
+  const int64_t words = int64_t{p.buffers} * p.order.planes * p.patch.plane +
                         C::kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
                         TableQuads<S>(p.order) + p.patch.pixels;
   return words * 4;
-}
-
-// How many blocks a multiprocessor has shared memory for.
-inline int Resident(const Plan& plan) {
-  return (CurrentDevice().shared + 1024) / (plan.shared + 1024);
 }
 
 // Fills in how to do `task` by tiles of y x x lattice points, in chunks of at most
@@ -160,34 +141,18 @@ auto WithPlan(const Task& task, const Then& then) {
   const int columns = task.target.channels * task.target.columns;
   if (columns <= 8) return then(Narrow8(), PlanTask<S, kTf32, Narrow8>(task));
   if (columns <= 16) return then(Narrow16(), PlanTask<S, kTf32, Narrow16>(task));
+  if constexpr (kTf32 != Tf32::kSplit) {
+    if (HasWarpgroups() && task.source.columns % kQuad == 0) {
+      if (const auto choice = PlanWarpgroups<S, kTf32>(task); choice.plan.blocks > 0) {
+        return WithWarpgroups<S, kTf32>(
+            choice.number, [&](auto config) { return then(config, choice.plan); });
+      }
+    }
+  }
   if (columns <= 32 || (columns > 64 && columns <= 96)) {
     return then(Narrow32(), PlanTask<S, kTf32, Narrow32>(task));
   }
-  if constexpr (kApart<kTf32>) {
-    if (HasWarpgroups() && task.source.columns % kQuad == 0) {
-      const Plan plan = PlanTask<S, kTf32, WarpgroupsApart>(task);
-      if (plan.blocks > 0) return then(WarpgroupsApart(), plan);
-    }
-  } else if constexpr (kTf32 != Tf32::kSplit) {
-    if (HasWarpgroups() && task.source.columns % kQuad == 0) {
-      const Plan narrow = PlanTask<S, kTf32, Warpgroups64>(task);
-      const Plan wide = PlanTask<S, kTf32, Warpgroups128>(task);
-      if (wide.blocks > 0 && (narrow.blocks == 0 || wide.cost < narrow.cost)) {
-        return then(Warpgroups128(), wide);
-      }
-      if (narrow.blocks > 0) return then(Warpgroups64(), narrow);
-    }
-  }
   return then(Wide(), PlanTask<S, kTf32, Wide>(task));
-}
-
-template <typename S, Tf32 kTf32, typename C>
-constexpr auto KernelOf() {
-  if constexpr (kByWarpgroups<C>) {
-    return WarpgroupKernel<S, kTf32, C>;
-  } else {
-    return ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
-  }
 }
 
 // Bytes of a task's packed filter, -1 where the task does not fit.
@@ -195,8 +160,10 @@ template <typename S, Tf32 kTf32>
 int64_t PackedBytes(const Task& task) {
   return WithPlan<S, kTf32>(task, [&](auto config, const Plan& plan) -> int64_t {
     if (plan.blocks == 0) return -1;
-    return PackedSteps(task.filter, plan.product.order) *
-           StepWords<kTf32>(config.kColumns) * 4;
+    constexpr int kWords = kByWarpgroups<decltype(config)>
+                               ? UnitStepWords(config.kColumns)
+                               : StepWords<kTf32>(config.kColumns);
+    return PackedSteps(task.filter, plan.product.order) * kWords * 4;
   });
 }
 
@@ -206,8 +173,13 @@ LaunchError PackTask(const GpuExec& exec, const Task& task, const Weights& weigh
   return WithPlan<S, kTf32>(task, [&](auto config, const Plan& plan) -> LaunchError {
     const Product& p = plan.product;
     if (p.order.steps == 0) return {};
-    return PackFilter<S, kTf32>(exec, task.filter, p.order, p.vertical, p.horizontal,
-                                config.kColumns, weights, packed);
+    if constexpr (kByWarpgroups<decltype(config)>) {
+      return PackUnits<typename decltype(config)::O>(exec, task.filter, p,
+                                                     config.kColumns, weights, packed);
+    } else {
+      return PackFilter<S, kTf32>(exec, task.filter, p.order, p.vertical, p.horizontal,
+                                  config.kColumns, weights, packed);
+    }
   });
 }
 
@@ -219,15 +191,20 @@ LaunchError MultiplyPacked(const GpuExec& exec, const Task& task, const S* sourc
     using C = decltype(config);
     Product product = plan.product;
     product.scale = scale;
-    constexpr auto kKernel = KernelOf<S, kTf32, C>();
-    if (const auto error = CheckGrid("CapsuleConv", plan.blocks); !error.empty()) {
-      return error;
+    if constexpr (kByWarpgroups<C>) {
+      return LaunchWarpgroups<S, C>(exec, plan, product, source, packed, target);
+    } else {
+      constexpr auto kKernel =
+          ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
+      if (const auto error = CheckGrid("CapsuleConv", plan.blocks); !error.empty()) {
+        return error;
+      }
+      if (const auto error = AllowShared<kKernel>("CapsuleConv"); !error.empty()) {
+        return error;
+      }
+      return LaunchOverlapped("CapsuleConv", kKernel, dim3(plan.blocks), C::kThreads,
+                              plan.shared, exec, product, source, packed, target);
     }
-    if (const auto error = AllowShared<kKernel>("CapsuleConv"); !error.empty()) {
-      return error;
-    }
-    return LaunchOverlapped("CapsuleConv", kKernel, dim3(plan.blocks), C::kThreads,
-                            plan.shared, exec, product, source, packed, target);
   });
 }
 

@@ -1,275 +1,293 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of capsule_conv_product.cuh for GPUs of compute capability 9.0: two
-// warpgroups multiply, and go on while tensor cores do; a third brings what comes next,
-// so that they have nothing else to do. Rows of poses are whole quads here.
+// The product of capsule_conv_product.cuh for GPUs of compute capability 9.0. Tensor
+// cores read both operands from shared memory: 64 rows are 8 groups of 8 that follow
+// each other in a plane, so that a product is nothing but two addresses, and another
+// position of the filter is another address. Two warpgroups begin products and go on; a
+// third brings what comes next. A block makes one tile after the other.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WARPGROUPS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WARPGROUPS_CUH_
 
-#include <cuda_pipeline.h>
-
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/capsule_conv_block.cuh"
+#include "cuda/capsule_conv_units.cuh"
+#include "cuda/capsule_conv_warpgroups_rows.cuh"
 #include "cuda/common/barrier.cuh"
 #include "cuda/common/warpgroup.cuh"
 
 namespace capsops::capsule_conv {
 
-constexpr int kRingStages = 4;
+// Of patches. With two, one is brought while the other is read; with three, one is
+// copied while another is converted.
+constexpr int kMostBuffers = 3;
 
-// A thread has kRegisters registers at the launch, then kMany if it multiplies and kFew
-// if it brings. A block gets no more than it had: it would wait for them forever.
-template <int kColumnsOf, int kBlocksOf, int kRegisters, int kManyOf, int kFewOf>
-struct Warpgroups {
-  static constexpr int kTiles = 2, kColumns = kColumnsOf, kWarps = 8;
-  static constexpr int kBlocks = kBlocksOf, kMany = kManyOf, kFew = kFewOf;
-  static constexpr int kCarriers = 4 * kLanes;  // threads that bring patches
-  static constexpr int kThreads = kWarps * kLanes + kCarriers;
-  static constexpr int kStages = kRingStages;
-  static constexpr int kStageWords = 4096 / kBlocks;
-  static constexpr int kBarrierWords = 32;
-  static constexpr int kRate = kColumns == 64 ? 530 : 630;
-  static_assert(kWarps * kLanes * kMany + kCarriers * kFew <= kThreads * kRegisters);
-};
-using Warpgroups64 = Warpgroups<64, 2, 80, 104, 32>;
-using Warpgroups128 = Warpgroups<128, 1, 168, 232, 40>;
-using WarpgroupsApart = Warpgroups<64, 1, 168, 232, 40>;  // for sums kept apart
+// Of the filter.
+constexpr int kMostStages = 4;
 
-// Tensor cores cut off when they add. Where products are to be as accurate as float,
-// they add up so many steps, and what they made is added in float.
-constexpr int kStepsApart = 2;
-template <Tf32 kTf32>
-constexpr bool kApart = kTf32 == Tf32::kSplitLeft;
-
-// In shared memory, before everything else.
 struct Barriers {
-  // A stage of the filter is there; was used by all warps. A patch likewise.
-  Barrier full[kRingStages], empty[kRingStages];
-  Barrier patch_full[2], patch_empty[2];
+  Barrier full[kMostStages], empty[kMostStages];
+  Barrier patch_full[kMostBuffers], patch_empty[kMostBuffers];
 };
-static_assert(sizeof(Barriers) <= 4 * Warpgroups64::kBarrierWords);
 
-// Counts stages: the place in the ring, and the parity of its barriers' phase.
+// A place in a ring of `places`, and the parity of the phase to wait for there.
 struct Turn {
-  int slot = 0, parity = 0;
+  int at, parity;
 
-  __device__ void Next() {
-    if (++slot == kRingStages) {
-      slot = 0;
+  __device__ void Next(int places) {
+    if (++at == places) {
+      at = 0;
       parity ^= 1;
     }
   }
 };
 
-// What tensor cores add up, and what is added up of it if that is kept apart.
-template <Tf32 kTf32, int kTiles, int kProducts>
-struct Sums {
-  float made[kTiles][kProducts][4] = {};
-  float apart[kTiles][kProducts][4] = {};
-  int step = 0;
+// What lies in a block's shared memory.
+template <typename C>
+struct WarpgroupShared {
+  static constexpr int kStep = UnitStepWords(C::kColumns);
+  static_assert(C::kStages <= kMostStages && sizeof(Barriers) <= 4 * C::kBarrierWords);
 
-  // Of products that are done. Returns whether the next ones begin anew.
-  __device__ bool SetApart() {
-    if (!kApart<kTf32> || step++ % kStepsApart != 0) return false;
-    AddUp();
-    return true;
+  int part_words, patch_words;
+  int stages, last_steps;  // of a chunk; steps of the last
+  Barriers& barriers;
+  uint32_t *patches, *ring;
+  uint32_t* steps;  // where in a patch a step's units are, as DescribeOperand has it
+  int* pixels;
+
+  __device__ WarpgroupShared(const WarpgroupProduct& s, uint4* memory)
+      : part_words(s.product.order.planes * s.product.patch.plane),
+        patch_words(C::kParts * part_words),
+        stages((s.product.order.steps + C::kSteps - 1) / C::kSteps),
+        last_steps(s.product.order.steps - (stages - 1) * C::kSteps),
+        barriers(*reinterpret_cast<Barriers*>(memory)),
+        patches(reinterpret_cast<uint32_t*>(memory) + C::kBarrierWords),
+        ring(patches + s.product.buffers * patch_words),
+        steps(ring + C::kStages * C::kStageWords),
+        pixels(reinterpret_cast<int*>(steps + stages * C::kSteps)) {}
+
+  __device__ int StageSteps(int stage) const {
+    return stage == stages - 1 ? last_steps : C::kSteps;
   }
-  // The same, of the last.
-  __device__ void AddUp() {
-    ReadFromHere(made);
-    if constexpr (kApart<kTf32>) {
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) apart[m][n][e] += made[m][n][e];
-        }
+
+  __device__ void Initialize(const Product& p) {
+    if (threadIdx.x == 0) {
+      for (int n = 0; n < C::kStages; ++n) {
+        barriers.full[n].Init(1);
+        barriers.empty[n].Init(C::kWarps);
       }
+      for (int n = 0; n < kMostBuffers; ++n) {
+        barriers.patch_full[n].Init(C::kCarriers);
+        barriers.patch_empty[n].Init(C::kWarps);
+      }
+      Barrier::PublishInit();
     }
-  }
-  __device__ const auto& all() const {
-    if constexpr (kApart<kTf32>) {
-      return apart;
-    } else {
-      return made;
+    for (int n = threadIdx.x; n < stages * C::kSteps; n += blockDim.x) {
+      const UnitStep step(p, n);
+      steps[n] = (step.at[1] - step.at[0]) << 16 | step.at[0];
     }
   }
 };
 
-// Begins one step of this warp's tiles, when the one before is done, which read `a`.
-// Other warpgroups keep the tensor cores busy meanwhile.
-template <typename S, Tf32 kTf32, int kTiles, int kProducts>
-__device__ void BeginStep(const RawRows<S> (&raw)[kTiles], const uint32_t* filter,
-                          uint32_t zero, Rows<S, kTf32> (&a)[kTiles],
-                          Sums<kTf32, kTiles, kProducts>& sums) {
-  WaitForProducts<0>();
-  const bool anew = sums.SetApart();
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-    const Rows<S, kTf32> before = a[m];
-    a[m].Set(raw[m]);
-    if constexpr (kTf32 == Tf32::kExact) {  // else it was computed
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        a[m].part[0][e] = InPlaceOf(before.part[0][e], a[m].part[0][e], zero);
+// One thread brings the filter, stage after stage, for one tile after the other.
+template <typename C>
+__device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>& shared,
+                            const uint32_t* packed) {
+  constexpr int kStep = WarpgroupShared<C>::kStep;
+  const Product& p = s.product;
+  // The first phase of what nobody has used yet counts as over.
+  Turn slot{0, 1};
+  for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
+    const BlockPlace place(p, tile);
+    const uint32_t* from =
+        packed + (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
+                     p.order.chunks * p.order.steps * kStep;
+    for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
+      for (int stage = 0; stage < shared.stages; ++stage) {
+        const int words = shared.StageSteps(stage) * kStep;
+        shared.barriers.empty[slot.at].Wait(slot.parity);
+        shared.barriers.full[slot.at].ArriveWithCopy(
+            from, words * 4, shared.ring + slot.at * C::kStageWords);
+        from += words;
+        slot.Next(C::kStages);
       }
     }
   }
-  BeginProducts();
-  const uint64_t columns = ProductColumns<kProducts * 8>(filter);
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-    using Product = AsyncProduct<S, kProducts>;
-    if constexpr (kRowTf32<kTf32> == Tf32::kSplit) {
-      Product::Begin(a[m].part[1], columns, sums.made[m], !anew);
-      Product::Begin(a[m].part[0], columns, sums.made[m]);
-    } else {
-      Product::Begin(a[m].part[0], columns, sums.made[m]);
-    }
-  }
-  CommitProducts();
 }
 
-template <typename S, Tf32 kTf32, typename C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    WarpgroupKernel(const Product p, const S* source, const uint32_t* packed,
-                    S* target) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kStep = StepWords<kTf32>(C::kColumns);
-  extern __shared__ uint4 shared[];
-  const Patch& patch = p.patch;
-  const int chunk_words = p.order.planes * patch.plane;
-  const int stage_words = p.stage_steps * kStep;
-  Barriers& barriers = *reinterpret_cast<Barriers*>(shared);
-  uint32_t* const patches = reinterpret_cast<uint32_t*>(shared) + C::kBarrierWords;
-  uint32_t* const ring = patches + p.buffers * chunk_words;
-  int* const quads = reinterpret_cast<int*>(ring + C::kStages * stage_words);
-  int* const pixels = quads + TableQuads<S>(p.order);
-
-  if (threadIdx.x == 0) {
-    for (int n = 0; n < C::kStages; ++n) {
-      barriers.full[n].Init(1);
-      barriers.empty[n].Init(C::kWarps);
-    }
-    for (int n = 0; n < 2; ++n) {
-      barriers.patch_full[n].Init(C::kCarriers);
-      barriers.patch_empty[n].Init(C::kWarps);
-    }
-    Barrier::PublishInit();
-  }
-  const BlockPlace place(p);
-  FillTables<S>(p, place, quads, pixels);
-
-  const S* const from = SourceOf(p, place, source);
-  const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
-  const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
-  const int stages = p.order.chunks * chunk_stages;
-  const int lane = threadIdx.x % kLanes;
-  const int carrier_thread = static_cast<int>(threadIdx.x) - C::kWarps * kLanes;
-  packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
-            p.order.chunks * p.order.steps * kStep;
-  int coming_part = 0;
-  const auto bring_stage = [&](int slot) {
-    const bool last = ++coming_part == chunk_stages;
-    const int words = (last ? last_steps : p.stage_steps) * kStep;
-    barriers.full[slot].ArriveWithCopy(packed, words * 4, ring + slot * stage_words);
-    packed += words;
-    if (last) coming_part = 0;
+// C::kCarriers threads, of which this is number `thread`, bring the patches.
+template <typename S, typename C>
+__device__ void BringPatches(const WarpgroupProduct& s,
+                             const WarpgroupShared<C>& shared, const S* source,
+                             int thread) {
+  const Product& p = s.product;
+  const UnitCarrier<S, typename C::O, C::kParts> carrier(
+      p.patch, p.source, p.order.planes, thread, C::kCarriers);
+  Turn buffer{0, 1};
+  int copied = -1;  // the buffer that is not converted yet
+  // Until all but the last groups of copies are there; and then the next is operands.
+  const auto finish = [&](auto groups) {
+    WaitForCopies<groups.value>();
+    carrier.Convert(p.patch, p.source, shared.part_words,
+                    shared.patches + copied * shared.patch_words);
+    ShareWithProducts();
+    shared.barriers.patch_full[copied].Arrive();
   };
-  {
-    Carrier<S> carrier(patch, p.source, pixels, from, p.order.planes);
-    carrier.Begin(patch, p.source, 0, patches);
-    carrier.Bring(patch.pixels);
-  }
-  __pipeline_commit();
-  if (carrier_thread == 0) {
-    WaitForKernelBefore();
-    for (int stage = 0; stage < min(stages, C::kStages); ++stage) bring_stage(stage);
-  }
-  __pipeline_wait_prior(0);
-  __syncthreads();
-
-  if (carrier_thread >= 0) {
-    TakeRegisters<C::kFew, false>();
-    // The next patch is sent for when its place is free, which is when the warps are at
-    // part 0, and here stages run ahead of them.
-    const int first_part = min(2, chunk_stages - 1);
-    Carrier<S> carrier(patch, p.source, pixels, from, p.order.planes, carrier_thread,
-                       C::kCarriers);
-    const int parts = chunk_stages - first_part;
-    const int share = (carrier.share() + parts - 1) / parts;
-    Turn turn;
-    int stage = 0;
+  for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
+    const BlockPlace place(p, tile);
+    SynchronizeSome<C::kCarriers>();
+    FindPixels(p.patch, p.source, p.horizontal.stride,
+               place.y * p.vertical.stride + p.vertical.offset,
+               place.x * p.horizontal.stride + p.horizontal.offset, shared.pixels,
+               thread, C::kCarriers);
+    SynchronizeSome<C::kCarriers>();
+    const S* const from = SourceOf(p, place, source);
     for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
-      const int next = chunk + 1, place_of_next = next % 2;
-      for (int part = 0; part < chunk_stages; ++part, ++stage, turn.Next()) {
-        if (carrier_thread == 0 && stage >= C::kStages) {
-          barriers.empty[turn.slot].Wait(turn.parity ^ 1);
-          bring_stage(turn.slot);
-        }
-        __syncwarp();
-        if (next == p.order.chunks || part < first_part) continue;
-        if (part == first_part) {
-          if (next >= 2) barriers.patch_empty[place_of_next].Wait(next / 2 % 2 ^ 1);
-          carrier.Begin(patch, p.source, next * p.order.planes,
-                        patches + place_of_next * chunk_words);
-        }
-        carrier.Bring(share);
-        if (part == chunk_stages - 1) {
-          barriers.patch_full[place_of_next].ArriveAfterCopies();
-        }
+      shared.barriers.patch_empty[buffer.at].Wait(buffer.parity);
+      carrier.Copy(p.patch, p.source, shared.pixels, from, chunk * p.order.planes,
+                   shared.part_words, shared.patches + buffer.at * shared.patch_words);
+      __pipeline_commit();
+      if (copied >= 0) finish(std::integral_constant<int, 1>());
+      copied = buffer.at;
+      if (p.buffers < kMostBuffers) {
+        finish(std::integral_constant<int, 0>());
+        copied = -1;
       }
+      buffer.Next(p.buffers);
     }
-    return;
   }
+  if (copied >= 0) finish(std::integral_constant<int, 0>());
+}
 
-  TakeRegisters<C::kMany, true>();
-  const Tiles<S, C::kTiles> tiles(p, place);
-  // Warpgroups multiply as a whole.
-  const bool busy = tiles.first / (4 * C::kTiles) * (4 * C::kTiles) < tiles.all;
-  const int t = lane % 4;
-  Sums<kTf32, C::kTiles, C::kColumns / 8> sums;
-  // Rows that products read, and those of the next step.
-  Rows<S, kTf32> rows[C::kTiles] = {};
-  RawRows<S> raw[C::kTiles];
-  const uint32_t zero = p.order.steps < 0 ? 1 : 0;
-  const auto load = [&](const uint32_t* from) {
-#pragma unroll
-    for (int m = 0; m < C::kTiles; ++m) raw[m].Load(from + tiles.offset[m]);
-  };
+// Calls `then` with `count`, of 1 to kMost, as a constant.
+template <int kMost, typename Then>
+__device__ void WithCount(int count, const Then& then) {
+  if constexpr (kMost == 1) {
+    then(std::integral_constant<int, 1>());
+  } else if (count == kMost) {
+    then(std::integral_constant<int, kMost>());
+  } else {
+    WithCount<kMost - 1>(count, then);
+  }
+}
+
+// Warpgroup number `group` multiplies its rows of all tiles.
+template <typename S, typename C>
+__device__ void MultiplyTiles(const WarpgroupProduct& s,
+                              const WarpgroupShared<C>& shared, int group, S* target) {
+  constexpr int kProducts = C::kColumns / 8;
+  constexpr int kStep = WarpgroupShared<C>::kStep;
+  const Product& p = s.product;
+  Barriers& barriers = shared.barriers;
   const auto pass = [&](Barrier& barrier) {
     __syncwarp();
-    if (lane == 0) barrier.Arrive();
+    if (threadIdx.x % kLanes == 0) barrier.Arrive();
   };
-  Turn turn;
-  int before = -1;  // the slot of the stage before
-  for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
-    if (chunk > 0) barriers.patch_full[chunk % 2].Wait((chunk - 1) / 2 % 2);
-    const uint32_t* const planes = patches + chunk % 2 * chunk_words;
-    const int* quad = quads + t * kStepQuads<S> / 4;
-    load(planes + *quad);
-    for (int part = 0; part < chunk_stages; ++part, turn.Next()) {
-      const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
-      barriers.full[turn.slot].Wait(turn.parity);
-      const uint32_t* filter = ring + turn.slot * stage_words;
-      const uint32_t* const end = filter + (busy ? steps * kStep : 0);
-#pragma unroll 1
-      for (; filter < end; filter += kStep, quad += kStepQuads<S>) {
-        BeginStep<S>(raw, filter, zero, rows, sums);
-        load(planes + quad[kStepQuads<S>]);
-      }
-      // Products in flight read this stage at most.
-      if (before >= 0) pass(barriers.empty[before]);
-      before = turn.slot;
+  const int first_product = group * C::kTiles;
+  Sums<C::kApart, C::kTiles, kProducts> sums;
+  Turn slot{0, 0}, buffer{0, 0};
+  for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
+    const BlockPlace place(p, tile);
+    const ProductRows rows(s, place);
+    const bool busy = first_product < rows.all;
+    uint32_t first[C::kTiles];
+#pragma unroll
+    for (int m = 0; m < C::kTiles; ++m) {
+      first[m] = rows.First(s, min(first_product + m, rows.all - 1));
     }
-    pass(barriers.patch_empty[chunk % 2]);
+    const uint32_t apart = s.squares ? s.row : kGroupRows;
+    sums.Clear();
+    int slot_before = -1, buffer_before = -1;
+    for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
+      barriers.patch_full[buffer.at].Wait(buffer.parity);
+      const uint32_t planes =
+          UnitAddress(shared.patches + buffer.at * shared.patch_words);
+      for (int stage = 0; stage < shared.stages; ++stage) {
+        uint32_t at[C::kSteps];
+#pragma unroll
+        for (int n = 0; n < C::kSteps; ++n) {
+          at[n] = planes + shared.steps[stage * C::kSteps + n];
+        }
+        barriers.full[slot.at].Wait(slot.parity);
+        if constexpr (C::kApart) {
+          WaitForProducts<0>();
+          sums.AddUp();
+        }
+        if (busy) {
+          const uint32_t filter = UnitAddress(shared.ring + slot.at * C::kStageWords);
+          // All products of a stage are begun together, without a loop: one at a time
+          // they take three times as long.
+          WithCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
+            BeginProducts();
+#pragma unroll
+            for (int n = 0; n < count.value; ++n) {
+              const uint64_t columns =
+                  DescribeOperand(filter + n * (kStep / 4), C::kColumns, kGroupRows);
+#pragma unroll
+              for (int m = 0; m < C::kTiles; ++m) {
+#pragma unroll
+                for (int k = C::kParts - 1; k >= 0; --k) {
+                  const uint32_t unit = at[n] + first[m] + k * (shared.part_words / 4);
+                  AsyncProduct<typename C::O, kProducts>::Begin(
+                      DescribeOperand(unit, 0, apart), columns, sums.made[m],
+                      !C::kApart || n > 0 || k < C::kParts - 1);
+                }
+              }
+            }
+            CommitProducts();
+          });
+        }
+        if constexpr (!C::kApart) WaitForProducts<1>();
+        // Products in flight are those of this stage.
+        if (slot_before >= 0) pass(barriers.empty[slot_before]);
+        slot_before = slot.at;
+        slot.Next(C::kStages);
+        if (stage == 0 && buffer_before >= 0) pass(barriers.patch_empty[buffer_before]);
+      }
+      buffer_before = buffer.at;
+      buffer.Next(p.buffers);
+    }
+    WaitForProducts<0>();
+    if (slot_before >= 0) pass(barriers.empty[slot_before]);
+    if (buffer_before >= 0) pass(barriers.patch_empty[buffer_before]);
+    sums.AddUp();
+#pragma unroll
+    for (int m = 0; m < C::kTiles; ++m) {
+      StoreProduct(s, place, rows, first_product + m, sums.all()[m], target);
+    }
   }
-  WaitForProducts<0>();
-  sums.AddUp();
-  StoreTiles(p, place, tiles, sums.all(), target);
+}
+
+template <typename S, typename C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    WarpgroupKernel(const WarpgroupProduct s, const S* source, const uint32_t* packed,
+                    S* target) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  WarpgroupShared<C> shared(s, memory);
+  shared.Initialize(s.product);
+  __syncthreads();
+  const int warpgroup =
+      __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / (4 * kLanes), 0);
+  if (warpgroup < C::kGroups) {
+    TakeRegisters<C::kMany, true>();
+    // Also where there is no filter to wait for: somebody may still use the target's
+    // memory.
+    WaitForKernelBefore();
+    MultiplyTiles<S, C>(s, shared, warpgroup, target);
+  } else {
+    TakeRegisters<C::kFew, false>();
+    const int thread = static_cast<int>(threadIdx.x) - C::kWarps * kLanes;
+    if (thread < C::kCarriers) {
+      // The kernel before packed the filter, and began when `source` was complete.
+      BringPatches<S, C>(s, shared, source, thread);
+    } else if (thread == C::kCarriers) {
+      WaitForKernelBefore();
+      BringFilter<C>(s, shared, packed);
+    }
+  }
 #else
   __trap();  // launched on other GPUs by mistake
 #endif

@@ -3,8 +3,9 @@
 
 // A convolution is a capsule convolution whose poses have one row, and is computed by
 // the same products on tensor cores; its filter is packed from codes. Powers of two are
-// exact in every type, so that in float only the activations are split, in two, where
-// TF32 is not allowed: two products instead of the three of any other weights.
+// exact in every type, so that in float only the activations are split where TF32 is
+// not allowed: in two parts of TF32, or in three of bfloat16 for products of
+// warpgroups, which are twice as fast and lose nothing.
 #include "cc/launch/inq_conv.h"
 
 #include <type_traits>

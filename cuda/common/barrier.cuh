@@ -29,12 +29,6 @@ class Barrier {
                  : "memory");
   }
 
-  // Arrives once the copies that this thread began with cp.async are done.
-  __device__ void ArriveAfterCopies() {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(Address())
-                 : "memory");
-  }
-
   // Arrives, and lets the phase end only when `bytes` bytes, a multiple of 16, have
   // been copied to `to`.
   __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
@@ -73,6 +67,12 @@ class Barrier {
 
   uint64_t state_;
 };
+
+// Until so many threads of the block, whole warps and always the same, are here.
+template <int kThreads>
+__device__ void SynchronizeSome() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
 
 }  // namespace capsops
 

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Products on the tensor cores of compute capability 9.0 that a warpgroup, 4 warps,
-// makes while it goes on: c += a b with a from registers, 16 rows of each warp, and 64
-// columns of b from shared memory. A warp's a and c are laid out as in m16n8 products.
+// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64 or
+// 128 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
 #ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 
@@ -25,12 +25,6 @@ inline bool HasWarpgroups() {
 #endif
   return false;
 }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define CAPSOPS_WARPGROUP(...) __VA_ARGS__
-#else
-#define CAPSOPS_WARPGROUP(...) __trap()
-#endif
 
 // What was written to shared memory may be read by the products of whoever synchronizes
 // with this thread.
@@ -65,200 +59,65 @@ __device__ void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// nvcc 13 does not count on products in flight to read their operands still: where
-// these are copies of what was loaded, it loads what comes next into the same
-// registers. So operands are computed after the wait for the products that read those
-// before: this is `x`, computed of `before` too, which therefore has its registers
-// until then. `zero` is one that the compiler cannot see to be zero.
-__device__ inline uint32_t InPlaceOf(uint32_t before, uint32_t x, uint32_t zero) {
-  return x ^ (before & zero);
+// An operand lies in shared memory as units of 16 bytes of the contraction, two units
+// for a product. 8 rows or columns of a unit follow each other; `group` is the distance
+// from 8 of them to the next 8, `unit` that of the two units. Both, and the address, in
+// units of 16 bytes.
+__device__ inline uint64_t DescribeOperand(uint32_t address, uint32_t unit,
+                                           uint32_t group) {
+  return (uint64_t{group} << 32) | (unit << 16 | address);
 }
 
-// After a wait: what products wrote is read no earlier.
-template <int kTiles, int kProducts>
-__device__ void ReadFromHere(float (&sums)[kTiles][kProducts][4]) {
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[m][n][e])::"memory");
-    }
-  }
+__device__ inline uint32_t UnitAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }
 
-// kColumns columns of two 16-byte pieces of the contraction each, in shared memory as
-// [piece][column] of 16 bytes.
-template <int kColumns>
-__device__ uint64_t ProductColumns(const void* shared) {
-  constexpr uint64_t kPiece = kColumns * 16, kEightColumns = 8 * 16;
-  const uint64_t address = __cvta_generic_to_shared(shared);
-  return address >> 4 | kPiece >> 4 << 16 | kEightColumns >> 4 << 32;
-}
-
-// Begins c += a b for kProducts times 8 columns, or c = a b: of float in TF32, 8 terms;
+// Begins c += a b, or c = a b, of kProducts times 8 columns: of float in TF32, 8 terms;
 // of a 16-bit type, 16.
-template <typename S, int kProducts>
+template <typename O, int kProducts>
 struct AsyncProduct;
 
-// clang-format off
-template <>
-struct AsyncProduct<float, 8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
-                               bool add = true) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, add, 1, 1; }"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProduct<__half, 8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
-                               bool add = true) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, add, 1, 1, 0; }"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProduct<__nv_bfloat16, 8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
-                               bool add = true) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, add, 1, 1, 0; }"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProduct<float, 16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
-                               bool add = true) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, add, 1, 1; }"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
-          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
-          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
-          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
-          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
-          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProduct<__half, 16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
-                               bool add = true) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, add, 1, 1, 0; }"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
-          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
-          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
-          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
-          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
-          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProduct<__nv_bfloat16, 16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
-                               bool add = true) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, add, 1, 1, 0; }"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
-          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
-          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
-          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
-          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
-          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
-          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
-          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
-          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-// clang-format on
+#define CAPSOPS_SUM(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define CAPSOPS_SUMS_8(n)                                                     \
+  CAPSOPS_SUM(n), CAPSOPS_SUM(n + 1), CAPSOPS_SUM(n + 2), CAPSOPS_SUM(n + 3), \
+      CAPSOPS_SUM(n + 4), CAPSOPS_SUM(n + 5), CAPSOPS_SUM(n + 6), CAPSOPS_SUM(n + 7)
+#define CAPSOPS_REGISTERS_32                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CAPSOPS_REGISTERS_64                                                         \
+  CAPSOPS_REGISTERS_32                                                               \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "         \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+  "%62, %63"
+#define CAPSOPS_ASYNC_PRODUCT(O, KIND, MORE)                                           \
+  template <>                                                                          \
+  struct AsyncProduct<O, 8> {                                                          \
+    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[8][4], bool add) { \
+      asm volatile(                                                                    \
+          "{ .reg .pred add; setp.ne.b32 add, %34, 0; "                                \
+          "wgmma.mma_async.sync.aligned.m64n64" KIND " {" CAPSOPS_REGISTERS_32         \
+          "}, %32, %33, add, 1, 1" MORE "; }"                                          \
+          : CAPSOPS_SUMS_8(0)                                                          \
+          : "l"(a), "l"(b), "r"(int{add}));                                            \
+    }                                                                                  \
+  };                                                                                   \
+  template <>                                                                          \
+  struct AsyncProduct<O, 16> {                                                         \
+    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[16][4],            \
+                                 bool add) {                                           \
+      asm volatile(                                                                    \
+          "{ .reg .pred add; setp.ne.b32 add, %66, 0; "                                \
+          "wgmma.mma_async.sync.aligned.m64n128" KIND " {" CAPSOPS_REGISTERS_64        \
+          "}, %64, %65, add, 1, 1" MORE "; }"                                          \
+          : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8)                                       \
+          : "l"(a), "l"(b), "r"(int{add}));                                            \
+    }                                                                                  \
+  };
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+CAPSOPS_ASYNC_PRODUCT(float, "k8.f32.tf32.tf32", "")
+CAPSOPS_ASYNC_PRODUCT(__half, "k16.f32.f16.f16", ", 0, 0")
+CAPSOPS_ASYNC_PRODUCT(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+#endif
 
 }  // namespace capsops
 
