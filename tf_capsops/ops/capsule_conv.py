@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_capsops import _library
 from tf_capsops.arguments import padding_name, positive_pair
+from tf_capsops.shapes import sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
 
@@ -81,13 +82,13 @@ def _attributes(op):
 
 def _in_input(like, weights, grad, attributes):
     return _library.load().capsule_conv_backprop_input(
-        tf.shape(like), weights, grad, **attributes
+        sizes(like), weights, grad, **attributes
     )
 
 
 def _in_weights(inputs, like, grad, attributes):
     return _library.load().capsule_conv_backprop_weights(
-        inputs, tf.shape(like), grad, **attributes
+        inputs, sizes(like), grad, **attributes
     )
 
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_capsops import _library
 from tf_capsops.arguments import positive_int, positive_number
+from tf_capsops.shapes import joined, sizes
 
 
 def capsule_routing(
@@ -107,8 +108,8 @@ def routing_coefficients(
     if iterations > 1:
         sums = _with_sums(inputs, weights, logits, iterations - 1, epsilon).sums
     else:
-        shape = [[0], tf.shape(inputs)[:1], tf.shape(weights)[1:3]]
-        sums = tf.zeros(tf.concat(shape, 0), _sum_type(inputs))
+        shape = joined([0], sizes(inputs)[:1], sizes(weights)[1:3])
+        sums = tf.zeros(shape, _sum_type(inputs))
     return _library.load().capsule_routing_coefficients(
         inputs, weights, logits, sums, epsilon=epsilon, name=name
     )
@@ -122,7 +123,7 @@ def _operands(inputs, weights, logits):
     tensors = [tf.convert_to_tensor(operand, dtype_hint=hint) for operand in given]
     if logits is None:
         weights = tensors[1]
-        tensors.append(tf.zeros(tf.shape(weights)[:2], weights.dtype))
+        tensors.append(tf.zeros(sizes(weights)[:2], weights.dtype))
     return tensors
 
 

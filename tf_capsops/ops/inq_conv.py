@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_capsops import _library
 from tf_capsops.arguments import int_between, integers, padding_name, positive_pair
+from tf_capsops.shapes import sizes
 
 _ATTRIBUTES = ("bits", "strides", "padding", "dilations")
 
@@ -99,7 +100,7 @@ def _attributes(op):
 def _inq_conv_grad(op, grad):
     inputs, codes, top_exponent = op.inputs
     by_input = _library.load().inq_conv_backprop_input(
-        tf.shape(inputs), codes, top_exponent, grad, **_attributes(op)
+        sizes(inputs), codes, top_exponent, grad, **_attributes(op)
     )
     return by_input, None, None
 

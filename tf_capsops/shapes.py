@@ -1,0 +1,24 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of tensors, as ops take them."""
+
+import tensorflow as tf
+
+
+def sizes(tensor):
+    """Returns the shape of a tensor: a list of ints where it is known, else a tensor.
+
+    In eager calls it is known. There TensorFlow's op Shape is not safe: of threads that
+    use a GPU at the same time one may be given the shape of another's tensor, as
+    `tf.reshape(x, tf.shape(y))` shows in 2.21.
+    """
+    if tensor.shape.is_fully_defined():
+        return tensor.shape.as_list()
+    return tf.shape(tensor)
+
+
+def joined(*parts):
+    """Returns parts of shapes one after the other, each of them as `sizes` has it."""
+    if all(isinstance(part, list) for part in parts):
+        return sum(parts, [])
+    return tf.concat(parts, axis=0)
