@@ -91,6 +91,14 @@ def test_unread_results_are_computed():
     assert outcome["last fails"] == "indices = 8 is not in [0, 8)"
 
 
+def test_a_method_that_cannot_be_traced_says_why():
+    reshape = measure.forward_step(lambda values: tf.reshape(values, [5]))
+    chains = {"ours": measure.Chain(reshape, [(tf.ones(3),)], CPU)}
+    reason = measure.compare(chains, repeat=2)["ours"]
+    assert reason.startswith("Cannot reshape a tensor with 3 elements to shape [5]")
+    assert "node" not in reason
+
+
 def test_optimizer_is_left_as_it_was():
     chains = {
         "ours": measure.Chain(measure.forward_step(tf.negative), [(tf.ones(3),)], CPU)

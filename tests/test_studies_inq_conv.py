@@ -266,7 +266,7 @@ def test_tables_and_charts_show_all(tmp_path):
             name: outcome.row(varied, [{"ms": i + 0.25}, {"ms": 123.4}], sizes)
             for i, name in enumerate(names)
         }
-        cells = [{"ms": 0.5}, {"error": "too many"}]
+        cells = [{"ms": 0.5}, {"error": "too many for constant memory"}]
         rows["input_2"] = outcome.row(varied, cells, sizes)
         work = [khandwawala.work(*khandwawala.sizes_at(varied, s)) for s in sizes]
         results.append(

@@ -182,10 +182,11 @@ class Chain:
         return tf.config.experimental.get_memory_info(self._device)["peak"] - before
 
 
-def _reason(error: tf.errors.OpError) -> str:
+def _reason(error: tf.errors.OpError | ValueError) -> str:
     """Returns what went wrong, without TensorFlow's account of where."""
-    lines = str(error.message).splitlines()
-    return [line for line in lines if line and not line.startswith("\t")][-1]
+    lines = str(getattr(error, "message", error)).splitlines()
+    last = [line for line in lines if line and not line.startswith("\t")][-1]
+    return last.split(" for '{{node")[0]
 
 
 @_unread_results_are_computed()
@@ -205,7 +206,7 @@ def compare(
         try:
             chain.warm_up()
             extra[name] = chain.extra_bytes()
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, ValueError) as error:  # the latter when traced
             outcome[name] = _reason(error)
     samples: dict[str, list[float]] = {name: [] for name in extra}
     for _ in range(repeat):

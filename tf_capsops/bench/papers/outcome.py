@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from tf_capsops.bench import measure
 
+_NO_MEMORY = "out of memory"
+
 
 def cell(timing: measure.Timing | str) -> dict:
     """Returns a timing in milliseconds, or `error`, why there is none."""
     if isinstance(timing, str):
         full = "oom" in timing.lower() or "out of memory" in timing.lower()
-        return {"error": "out of memory" if full else timing}
+        return {"error": _NO_MEMORY if full else timing}
     quartiles = [timing.lower_quartile, timing.upper_quartile]
     return {
         "ms": timing.median * 1e3,
@@ -36,6 +38,6 @@ def row(varied: str, cells: Sequence[Mapping], sizes: Sequence[int]) -> dict:
 def shown(one: Mapping) -> str:
     """Returns a cell as a table shows it."""
     if "error" in one:
-        return "no memory" if "memory" in one["error"] else "cannot run"
+        return "no memory" if one["error"] == _NO_MEMORY else "cannot run"
     ms = one["ms"]
     return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
