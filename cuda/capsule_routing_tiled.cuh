@@ -108,12 +108,14 @@ struct Plan {
   }
 };
 
-// Calls run(plan) with the plan that has p's dimensions, or otherwise().
+// Calls run(plan) with the plan that has p's dimensions, or otherwise(). Before the
+// first iteration shares depend on logits alone, and predictions, which may be
+// infinite, must not be multiplied by zeros.
 template <typename T, typename Run, typename Otherwise>
 auto WithPlan(const Problem& p, const Run& run, const Otherwise& otherwise) {
   if constexpr (!std::is_same_v<T, double>) {
     const auto fits = [&](const auto& plan) { return plan.Fits(); };
-    if (p.batch > 0 && p.in_caps > 0 && p.out_caps > 0 &&
+    if (p.batch > 0 && p.in_caps > 0 && p.out_caps > 0 && p.iterations > 0 &&
         p.out_caps <= kPassWarps * kGroupCaps) {
       if (p.out_dim == 16 && p.in_dim == 8) {
         if (const Plan<T, 16, 8> plan(p); fits(plan)) return run(plan);
