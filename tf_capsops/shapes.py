@@ -8,9 +8,9 @@ import tensorflow as tf
 def sizes(tensor):
     """Returns the shape of a tensor: a list of ints where it is known, else a tensor.
 
-    In eager calls it is known. There TensorFlow's op Shape is not safe: of threads that
-    use a GPU at the same time one may be given the shape of another's tensor, as
-    `tf.reshape(x, tf.shape(y))` shows in 2.21.
+    In eager calls it is known, which saves a call of TensorFlow's op Shape. Nor is that
+    op safe there: of threads that use a GPU at the same time, one may be given the
+    shape of another's tensor (seen with 2.21; its issue 123980).
     """
     if tensor.shape.is_fully_defined():
         return tensor.shape.as_list()
@@ -20,5 +20,5 @@ def sizes(tensor):
 def joined(*parts):
     """Returns parts of shapes one after the other, each of them as `sizes` has it."""
     if all(isinstance(part, list) for part in parts):
-        return sum(parts, [])
+        return [size for part in parts for size in part]
     return tf.concat(parts, axis=0)
