@@ -31,20 +31,27 @@ struct Tap {
 };
 
 // What is asked for ahead of time, a little at each kernel position: more at once than
-// a core can wait for would stall it.
+// a core can wait for would stall it. Stretches of memory, line after line.
 struct Lines {
-  static constexpr int64_t kMost = 512;
+  static constexpr int64_t kMost = 2 * kSlots, kBytes = 64;
 
-  void Add(const void* line) {
-    if (count < kMost) at[count++] = line;
+  void Add(const void* from, int64_t bytes) {
+    if (bytes <= 0) return;
+    first[stretches] = static_cast<const char*>(from);
+    end[stretches] = first[stretches] + bytes;
+    ++stretches;
+    count += (bytes + kBytes - 1) / kBytes;
   }
   void Prefetch(int64_t times) {
-    const int64_t end = Min(next + each * times, count);
-    for (; next < end; ++next) __builtin_prefetch(at[next]);
+    for (int64_t n = each * times; n > 0 && next < stretches; --n) {
+      __builtin_prefetch(first[next]);
+      first[next] += kBytes;
+      if (first[next] >= end[next]) ++next;
+    }
   }
 
-  int64_t each = 0, next = 0, count = 0;
-  const void* at[kMost];
+  int64_t each = 0, next = 0, stretches = 0, count = 0;
+  const char *first[kMost], *end[kMost];
 };
 
 // sums[pixel][lane] = sum over taps and channels from first to end of

@@ -191,18 +191,15 @@ template <typename A, bool kGradient>
 void Collect(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
              const Tile<A>& tile, int64_t panel, int64_t panels, const A* from,
              const A* to, Lines* lines) {
-  constexpr int64_t kLine = 64 / sizeof(A), kMost = 16 * kLine;
+  constexpr int64_t kMost = 16 * Lines::kBytes;
   const A* last[kSlots];
   tile.Find(plan.from, y_axis.delta > 0 ? y_axis.reach() : 0,
             x_axis.delta > 0 ? x_axis.reach() : 0, from, from, last);
   const int64_t first = panel * plan.kPanel;
   const int64_t written = Min(panels * plan.kPanel, plan.to.channels - first);
   for (int64_t n = 0; n < tile.count; ++n) {
-    for (int64_t c = 0; c < Min(plan.from.channels, kMost); c += kLine) {
-      lines->Add(last[n] + c);
-    }
-    for (int64_t c = 0; c < written; c += kLine)
-      lines->Add(to + tile.to[n] + first + c);
+    lines->Add(last[n], Min(plan.from.channels * int64_t{sizeof(A)}, kMost));
+    lines->Add(to + tile.to[n] + first, written * int64_t{sizeof(A)});
   }
   const int64_t parts = CeilDivide(plan.from.channels, plan.part_channels);
   const int64_t times = y_axis.taps * x_axis.taps * parts * panels;
