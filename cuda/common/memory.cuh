@@ -13,7 +13,8 @@
 
 namespace capsops {
 
-// Keeps the last 64 results. Threads may share it.
+// Keeps the last 256 results: those of a network with strides, whose convolutions have
+// several. Threads may share it.
 template <typename Key, typename Value>
 class Memory {
   static_assert(std::has_unique_object_representations_v<Key>);
@@ -38,7 +39,7 @@ class Memory {
   }
 
  private:
-  static constexpr unsigned kEntries = 64;
+  static constexpr unsigned kEntries = 256;
   struct Entry {
     const DeviceLimits* device = nullptr;
     Key key;
