@@ -106,6 +106,27 @@ __device__ const S* SourceOf(const Product& p, const BlockPlace& place,
          place.depth * p.source.pose();
 }
 
+// Where in the image each pixel of a block's patch is.
+__device__ inline void FindPixels(const Product& p, const BlockPlace& place,
+                                  int* pixels, int thread = threadIdx.x,
+                                  int threads = blockDim.x) {
+  FindPixels(p.patch, p.source, p.horizontal.stride,
+             place.y * p.vertical.stride + p.vertical.offset,
+             place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
+             threads);
+}
+
+// Where the row of the product of lattice point (y, x) of a block's tile goes.
+template <typename S>
+__device__ S* TargetRow(const Product& p, const BlockPlace& place, int y, int x,
+                        int pose_row, S* target) {
+  const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
+  const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
+  const int64_t image = place.image * p.target.height;
+  return target + ((image + to_y) * p.target.width + to_x) * p.target.pixel() +
+         place.depth * p.target.pose() + pose_row * p.target.columns;
+}
+
 // Writes one column of a row of a matrix product; out of line, as few poses need it.
 template <typename S>
 __device__ __noinline__ void StoreColumn(int column, int columns, int channels,

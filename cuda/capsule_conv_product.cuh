@@ -30,9 +30,7 @@ __host__ __device__ int TableQuads(const Order& order) {
 template <typename S>
 __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
                            int* pixels) {
-  FindPixels(p.patch, p.source, p.horizontal.stride,
-             place.y * p.vertical.stride + p.vertical.offset,
-             place.x * p.horizontal.stride + p.horizontal.offset, pixels);
+  FindPixels(p, place, pixels);
   for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
     const int tap = i / p.order.planes;
     const bool there = tap < p.vertical.taps * p.horizontal.taps;
@@ -79,11 +77,7 @@ __device__ void StoreTiles(const Product& p, const BlockPlace& place,
     const int y = p.by_row_tiles.Split(tile, &at);
     const int x = p.patch.by_rows.Split(at * kTileRows + half * 8 + g, &pose_row);
     if (tile >= tiles.all || x >= width) return nullptr;
-    const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
-    const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
-    const int64_t image = place.image * p.target.height;
-    return target + ((image + to_y) * p.target.width + to_x) * p.target.pixel() +
-           place.depth * p.target.pose() + pose_row * p.target.columns;
+    return TargetRow(p, place, y, x, pose_row, target);
   };
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {

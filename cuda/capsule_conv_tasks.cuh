@@ -157,6 +157,41 @@ inline std::vector<Task> InputGradientTasks(const Problem& p) {
   return tasks;
 }
 
+// A task as a kernel does it; no blocks where it does not fit.
+struct Plan {
+  Product product;
+  int64_t blocks = 0;  // tiles
+  int shared = 0;
+  double cost = 0;  // cycles, roughly
+  // Of warpgroups only.
+  bool squares = false;
+  Divisor by_across;
+};
+
+// The part of a plan that all kernels have: tiles of y x x lattice points and `columns`
+// columns.
+inline Product TiledProduct(const Task& task, int y, int x, int columns) {
+  Product p{};
+  p.source = task.source;
+  p.target = task.target;
+  p.vertical = task.vertical;
+  p.horizontal = task.horizontal;
+  p.placement = task.placement;
+  p.vertical.tile = y;
+  p.vertical.tiles = static_cast<int>(CeilDivide(p.vertical.points, y));
+  p.horizontal.tile = x;
+  p.horizontal.tiles = static_cast<int>(CeilDivide(p.horizontal.points, x));
+  p.order.column_blocks = static_cast<int>(
+      CeilDivide(int64_t{p.target.channels} * p.target.columns, columns));
+  return p;
+}
+
+// Tiles of all images, depths and columns.
+inline int64_t CountTiles(const Product& p) {
+  return p.source.batch * p.vertical.tiles * p.horizontal.tiles * p.source.depth *
+         p.order.column_blocks;
+}
+
 }  // namespace capsops::capsule_conv::tiled
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_

@@ -35,6 +35,11 @@ using Narrow16 = Warps<2, 16, 8, 2>;
 using Narrow32 = Warps<4, 32, 4, 3>;
 using Wide = Warps<4, 64, 4, 2>;
 
+// How many blocks a multiprocessor has shared memory for.
+inline int Resident(const Plan& plan) {
+  return (CurrentDevice().shared + 1024) / (plan.shared + 1024);
+}
+
 // Products on tensor cores for one.
 template <Tf32 kTf32>
 constexpr int kProductsOf = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
@@ -54,23 +59,13 @@ template <typename S, Tf32 kTf32, typename C>
 Plan PlanTile(const Task& task, int y, int x, int planes) {
   Plan plan;
   Product& p = plan.product;
-  p.source = task.source;
-  p.target = task.target;
-  p.vertical = task.vertical;
-  p.horizontal = task.horizontal;
-  p.placement = task.placement;
-  p.vertical.tile = y;
-  p.vertical.tiles = static_cast<int>(CeilDivide(p.vertical.points, y));
-  p.horizontal.tile = x;
-  p.horizontal.tiles = static_cast<int>(CeilDivide(p.horizontal.points, x));
+  p = TiledProduct(task, y, x, C::kColumns);
   const int all = p.source.planes(), rows = p.source.rows;
   const int taps = p.vertical.taps * p.horizontal.taps;
   // Where no tap reads the source, there is nothing to bring, and zeros to write.
   p.order.chunks = taps > 0 ? static_cast<int>(CeilDivide(all, planes)) : 1;
   p.order.planes = taps > 0 ? static_cast<int>(CeilDivide(all, p.order.chunks)) : 1;
   p.order.steps = static_cast<int>(CeilDivide(taps * p.order.planes, kStepQuads<S>));
-  p.order.column_blocks = static_cast<int>(
-      CeilDivide(int64_t{p.target.channels} * p.target.columns, C::kColumns));
   p.patch =
       MakePatch<S>(p.vertical, p.horizontal, rows, std::max(p.vertical.taps, 1),
                    std::max(p.horizontal.taps, 1), std::is_same_v<S, float> ? 16 : 8);
@@ -80,8 +75,7 @@ Plan PlanTile(const Task& task, int y, int x, int planes) {
       1, std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns)));
   const int64_t shared = SharedBytes<S, kTf32, C>(p);
   const int most = CurrentDevice().shared;
-  const int64_t blocks = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
-                         p.source.depth * p.order.column_blocks;
+  const int64_t blocks = CountTiles(p);
   if (shared > most || p.order.planes * rows > C::kCarriers || blocks > INT32_MAX) {
     return plan;
   }

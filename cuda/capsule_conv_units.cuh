@@ -21,12 +21,6 @@ namespace capsops::capsule_conv {
 template <typename O>
 constexpr int kUnitQuads = 16 / (kQuad * sizeof(O));
 
-// Until all but the last kGroups groups of this thread's asynchronous copies are there.
-template <int kGroups>
-__device__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-}
-
 // Splits 8 floats: three parts of bfloat16 are all of a number.
 template <int kParts>
 __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {

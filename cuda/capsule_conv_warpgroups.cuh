@@ -138,10 +138,7 @@ __device__ void BringPatches(const WarpgroupProduct& s,
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
     const BlockPlace place(p, tile);
     SynchronizeSome<C::kCarriers>();
-    FindPixels(p.patch, p.source, p.horizontal.stride,
-               place.y * p.vertical.stride + p.vertical.offset,
-               place.x * p.horizontal.stride + p.horizontal.offset, shared.pixels,
-               thread, C::kCarriers);
+    FindPixels(p, place, shared.pixels, thread, C::kCarriers);
     SynchronizeSome<C::kCarriers>();
     const S* const from = SourceOf(p, place, source);
     for (int chunk = 0; chunk < p.order.chunks; ++chunk) {

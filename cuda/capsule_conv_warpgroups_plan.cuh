@@ -16,20 +16,10 @@
 
 namespace capsops::capsule_conv::tiled {
 
-// A task as a kernel does it; no blocks where it does not fit.
-struct Plan {
-  Product product;
-  int64_t blocks = 0;  // tiles
-  int shared = 0;
-  double cost = 0;  // cycles, roughly
-  // Of warpgroups only.
-  bool squares = false;
-  Divisor by_across;
-};
-
-// How many blocks a multiprocessor has shared memory for.
-inline int Resident(const Plan& plan) {
-  return (CurrentDevice().shared + 1024) / (plan.shared + 1024);
+// Planes follow each other at 4 words past a multiple of 32: a warp writes many.
+inline Patch UnitPatch(const Axis& vertical, const Axis& horizontal, int rows) {
+  return MakePatch<float>(vertical, horizontal, rows, std::max(vertical.taps, 1),
+                          std::max(horizontal.taps, 1), 4);
 }
 
 template <typename C>
@@ -56,37 +46,23 @@ auto WithWarpgroups(int number, const Then& then) {
 // Fills in how to do `task` by tiles of y x x lattice points.
 template <typename S, typename C>
 Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers) {
-  using O = typename C::O;
   Plan plan;
   Product& p = plan.product;
-  p.source = task.source;
-  p.target = task.target;
-  p.vertical = task.vertical;
-  p.horizontal = task.horizontal;
-  p.placement = task.placement;
-  p.vertical.tile = y;
-  p.vertical.tiles = static_cast<int>(CeilDivide(p.vertical.points, y));
-  p.horizontal.tile = x;
-  p.horizontal.tiles = static_cast<int>(CeilDivide(p.horizontal.points, x));
+  p = TiledProduct(task, y, x, C::kColumns);
+  p.buffers = buffers;
   const int rows = p.source.rows, taps = p.vertical.taps * p.horizontal.taps;
-  const int all = static_cast<int>(CeilDivide(p.source.planes(), kUnitQuads<O>));
-  p.order.column_blocks = static_cast<int>(
-      CeilDivide(int64_t{p.target.channels} * p.target.columns, C::kColumns));
-  // Planes follow each other at 4 words past a multiple of 32: a warp writes many.
-  p.patch =
-      MakePatch<float>(p.vertical, p.horizontal, rows, std::max(p.vertical.taps, 1),
-                       std::max(p.horizontal.taps, 1), 4);
+  const int all =
+      static_cast<int>(CeilDivide(p.source.planes(), kUnitQuads<typename C::O>));
+  p.patch = UnitPatch(p.vertical, p.horizontal, rows);
   const int row = p.patch.row * rows;
   const int across = static_cast<int>(CeilDivide(x * rows, kGroupRows));
   const int64_t lattice_rows = (y - 1) * int64_t{row} + x * rows;
   const int64_t products = squares ? CeilDivide(y, kGroupRows) * across
                                    : CeilDivide(lattice_rows, kProductRows);
   if (products > C::kGroups * C::kTiles || row >= 1 << 14) return plan;
-  p.buffers = buffers;
   plan.squares = squares;
   plan.by_across = Divisor(squares ? across : row);
 
-  constexpr int kStep = UnitStepWords(C::kColumns);
   const int most = (CurrentDevice().shared + 1024) / C::kBlocks - 1024;
   int units = std::min(all, taps >= 8 ? 8 : 32);
   int64_t shared = 0;
@@ -116,8 +92,7 @@ Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers
     const UnitStep both(p, step);
     if (both.at[1] - both.at[0] >= 1 << 14) return plan;
   }
-  const int64_t tiles = p.source.batch * p.vertical.tiles * p.horizontal.tiles *
-                        p.source.depth * p.order.column_blocks;
+  const int64_t tiles = CountTiles(p);
   if (tiles > INT32_MAX / 2) return plan;
   plan.shared = static_cast<int>(shared);
   plan.blocks = tiles;
@@ -166,11 +141,7 @@ Plan FindWarpgroupTile(const Task& task) {
     Axis horizontal = task.horizontal, vertical = task.vertical;
     horizontal.tile = x;
     vertical.tile = 1;
-    const int64_t row =
-        int64_t{rows} * MakePatch<float>(vertical, horizontal, rows,
-                                         std::max(vertical.taps, 1),
-                                         std::max(horizontal.taps, 1), 4)
-                            .row;
+    const int64_t row = int64_t{rows} * UnitPatch(vertical, horizontal, rows).row;
     if (row == 0) continue;  // no room for one lattice row
     for (int products = kMost; products > 0; --products) {
       if (products * kProductRows < x * rows) break;

@@ -136,11 +136,7 @@ __device__ void StoreProduct(const WarpgroupProduct& s, const BlockPlace& place,
   const auto target_row = [&](int i) -> S* {
     int y, x, pose_row;
     if (!rows.Find(s, n, i, &y, &x, &pose_row)) return nullptr;
-    const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
-    const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
-    const int64_t image = place.image * p.target.height;
-    return target + ((image + to_y) * p.target.width + to_x) * p.target.pixel() +
-           place.depth * p.target.pose() + pose_row * p.target.columns;
+    return TargetRow(p, place, y, x, pose_row, target);
   };
   S* const upper = target_row(row);
   if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums, upper);
@@ -155,38 +151,39 @@ struct Sums {
   float apart[kApart ? kTiles : 1][kProducts][4];
 
   __device__ void Clear() {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          made[m][n][e] = 0;
-          asm volatile("" : "+f"(made[m][n][e]));  // before products begin
-          if constexpr (kApart) apart[m][n][e] = 0;
-        }
-      }
-    }
+    ForEach([&](float& sum, float* all_before) {
+      sum = 0;
+      asm volatile("" : "+f"(sum));  // before products begin
+      if constexpr (kApart) *all_before = 0;
+    });
   }
   // Of products that are done.
   __device__ void AddUp() {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          asm volatile("" : "+f"(made[m][n][e])::"memory");
-          if constexpr (kApart) apart[m][n][e] += made[m][n][e];
-        }
-      }
-    }
+    ForEach([&](float& sum, float* all_before) {
+      asm volatile("" : "+f"(sum)::"memory");
+      if constexpr (kApart) *all_before += sum;
+    });
   }
   __device__ const auto& all() const {
     if constexpr (kApart) {
       return apart;
     } else {
       return made;
+    }
+  }
+
+ private:
+  template <typename Then>
+  __device__ void ForEach(const Then& then) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          then(made[m][n][e], &apart[kApart ? m : 0][n][e]);
+        }
+      }
     }
   }
 };

@@ -68,6 +68,12 @@ class Barrier {
   uint64_t state_;
 };
 
+// Until all but the last kGroups groups of this thread's asynchronous copies are there.
+template <int kGroups>
+__device__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
 // Until so many threads of the block, whole warps and always the same, are here.
 template <int kThreads>
 __device__ void SynchronizeSome() {

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_capsops.arguments import odd_pair, positive_int, positive_pair
 from tf_capsops.layers.initializers import CenterTap
 from tf_capsops.ops.high_order_conv import high_order_conv2d
+from tf_capsops.shapes import joined, sizes
 
 _AXES = {
     "channels_last": "[batch, height, width, channels]",
@@ -245,9 +246,9 @@ class HighOrderConv2D(keras.layers.Layer):
         if self.bias is not None:
             filters += tf.convert_to_tensor(self.bias)
         if self.filter_activation is not keras.activations.linear:
-            flat = tf.shape(filters)
+            flat = sizes(filters)
             taps = self.kernel_size[0] * self.kernel_size[1]
-            by_group = tf.concat([flat[:-1], [self.groups, taps]], axis=0)
+            by_group = joined(flat[:-1], [self.groups, taps])
             filters = self.filter_activation(tf.reshape(filters, by_group))
             filters = tf.reshape(filters, flat)
         if self.data_format == "channels_first":

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.shapes import joined, sizes
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -71,11 +72,11 @@ class InqDense(InqLayer):
 
     def call(self, inputs):
         inputs = tf.convert_to_tensor(inputs)
-        before, channels = tf.shape(inputs)[:-1], inputs.shape[-1]
+        before, channels = sizes(inputs)[:-1], inputs.shape[-1]
         # Rows side by side are one image, whose pixels neighbour each other in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
         outputs = self._convolve(row, padding="SAME")
-        outputs = tf.reshape(outputs, tf.concat([before, [self.units]], axis=0))
+        outputs = tf.reshape(outputs, joined(before, [self.units]))
         return tf.ensure_shape(outputs, [*inputs.shape[:-1], self.units])
 
     def compute_output_shape(self, input_shape):
