@@ -97,7 +97,7 @@ FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -lineinfo -
 # that has it. So the most modest come first: no AVX-512 copy serves an older processor.
 OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/ops/*.cc cc/kernels/*.cc cc/framework/*.cc))
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
-OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/*.cu.cc)))
+OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/*/launch.cu.cc)))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
 OBJECTS := $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_cpu)
 

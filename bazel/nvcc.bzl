@@ -32,7 +32,7 @@ def _gencode():
 def _cuda_objects_impl(ctx):
     objects = []
     for source in ctx.files.srcs:
-        name = source.basename[:-len(".cu.cc")]
+        name = source.short_path[:-len(".cu.cc")].replace("/", "_")
         output = ctx.actions.declare_file("%s/%s.pic.o" % (ctx.label.name, name))
         ctx.actions.run(
             executable = NVCC,

@@ -58,7 +58,7 @@ def pass_on_older_processors(*arguments):
         start(
             "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))",
             *("-q", "-p", "no:cacheprovider", *arguments),
-            cwd=ROOT / "tests",
+            cwd=ROOT / "tests" / "ops",
             TF_CAPSOPS_CPU_LEVEL=str(level),
             CUDA_VISIBLE_DEVICES="-1",
         )

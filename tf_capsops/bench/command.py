@@ -15,14 +15,13 @@ import numpy as np
 import tensorflow as tf
 from rich.console import Console
 
-from tf_capsops.bench import cases, chart, measure, papers, report
+from tf_capsops.bench import cases, chart, measure, report
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
 _WIDTH = 100  # columns, where the output is no terminal
-_PAPERS = "papers"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,12 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
     parser.add_argument(
         "--suite",
-        choices=(*cases.BENCH_SUITES, _PAPERS),
+        choices=cases.BENCH_SUITES,
         nargs="+",
         default=[cases.ANCHORS],
         help="which sizes: those of the speed claims, those of published networks, or "
-        "tiny ones that only show that the benchmark works; or the tables of papers on "
-        "the ops, with their kernels beside ours (most need a GPU)",
+        "tiny ones that only show that the benchmark works",
     )
     parser.add_argument(
         "--repeat", type=int, default=15, help="samples of each method (at least 2)"
@@ -58,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=pathlib.Path,
         default=pathlib.Path("runs/bench"),
-        help="directory for bench.json and bench.png, or for papers.json and charts",
+        help="directory for bench.json and bench.png",
     )
     return parser
 
@@ -142,13 +140,6 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
             yield entry, results
 
 
-def _refuse_papers(options: argparse.Namespace) -> str:
-    """Returns why the papers' tables cannot be measured as asked, or nothing."""
-    if options.suite != [_PAPERS] or options.dtype != ["float32"]:
-        return "--suite papers stands alone and is of float32"
-    return papers.refuse(options.op, options.device)
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
@@ -162,8 +153,6 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.repeat < 2:
         parser.error(f"--repeat must be at least 2, got {options.repeat}")
-    if _PAPERS in options.suite and (reason := _refuse_papers(options)):
-        parser.error(reason)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
@@ -171,8 +160,6 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    if _PAPERS in options.suite:
-        return papers.run(argv, options, console)
     made = {"command": report.command(argv), "tf32": options.tf32, **report.machine()}
     made |= {"ceilings": [], "results": []}
     for ceilings, results in _run(options, console):

@@ -1,0 +1,171 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the blocks of capsule convolution's products have in common: which part of the
+// product is theirs, where its operands are, where its rows go.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/mma/pack.cuh"
+#include "cuda/capsule_conv/patch.cuh"
+#include "cuda/common/divisor.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_conv {
+
+constexpr int kTileRows = 16;
+
+// Lattice point (i, j) makes pixel (i * stride + offset, ...) of the target.
+struct Placement {
+  int stride_y, offset_y, stride_x, offset_x;
+};
+
+// By what results are multiplied: a power of two that need not be a float.
+struct Scale {
+  float by = 1, again = 1;
+
+  __device__ float operator()(float x) const { return x * by * again; }
+};
+
+struct Product {
+  Image source, target;
+  Axis vertical, horizontal;
+  Placement placement;
+  Patch patch;
+  Order order;
+  int buffers;           // patches in shared memory
+  int stage_steps;       // steps of a stage
+  Divisor by_row_tiles;  // tiles of 16 rows in a lattice row of a block
+  Scale scale;
+};
+
+// What a lane has of 16 rows of one step, as it lies in a plane.
+template <typename S>
+struct RawRows {
+  uint2 upper, lower;
+
+  __device__ void Load(const uint32_t* from) {
+    upper = *reinterpret_cast<const uint2*>(from);
+    lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
+  }
+};
+
+// The same as the left operand of a product.
+template <typename S, Tf32 kTf32>
+struct Rows {
+  uint32_t part[kParts<kRowTf32<kTf32>>][4];
+
+  __device__ void Set(const RawRows<S>& raw) {
+    const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if constexpr (std::is_same_v<S, float>) {
+        constexpr Tf32 kOf = kRowTf32<kTf32>;
+        Operand<1, kOf> operand;
+        operand.SetLarge(0, __uint_as_float(words[e]));
+        part[0][e] = operand.high[0];
+        if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
+      } else {
+        part[0][e] = words[e];
+      }
+    }
+  }
+};
+
+// What a block works on.
+struct BlockPlace {
+  int64_t image;
+  int y, x;  // its first lattice point
+  int depth, column_block;
+
+  __device__ explicit BlockPlace(const Product& p, int index = blockIdx.x) {
+    int rest = index;
+    const auto next = [&](int size) {
+      const int quotient = rest / size, at = rest - quotient * size;
+      rest = quotient;
+      return at;
+    };
+    column_block = next(p.order.column_blocks);
+    depth = next(p.source.depth);
+    x = next(p.horizontal.tiles) * p.horizontal.tile;
+    y = next(p.vertical.tiles) * p.vertical.tile;
+    image = rest;
+  }
+};
+
+// The image's first pixel at the block's depth.
+template <typename S>
+__device__ const S* SourceOf(const Product& p, const BlockPlace& place,
+                             const S* source) {
+  return source + place.image * p.source.height * p.source.width * p.source.pixel() +
+         place.depth * p.source.pose();
+}
+
+// Where in the image each pixel of a block's patch is.
+__device__ inline void FindPixels(const Product& p, const BlockPlace& place,
+                                  int* pixels, int thread = threadIdx.x,
+                                  int threads = blockDim.x) {
+  FindPixels(p.patch, p.source, p.horizontal.stride,
+             place.y * p.vertical.stride + p.vertical.offset,
+             place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
+             threads);
+}
+
+// Where the row of the product of lattice point (y, x) of a block's tile goes.
+template <typename S>
+__device__ S* TargetRow(const Product& p, const BlockPlace& place, int y, int x,
+                        int pose_row, S* target) {
+  const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
+  const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
+  const int64_t image = place.image * p.target.height;
+  return target + ((image + to_y) * p.target.width + to_x) * p.target.pixel() +
+         place.depth * p.target.pose() + pose_row * p.target.columns;
+}
+
+// Writes one column of a row of a matrix product; out of line, as few poses need it.
+template <typename S>
+__device__ __noinline__ void StoreColumn(int column, int columns, int channels,
+                                         int64_t stride, float value, S* row) {
+  const int channel = column / columns;
+  if (channel >= channels) return;
+  Narrow(value, row + channel * stride + (column - channel * columns));
+}
+
+// Writes a row of a matrix product of which this lane has columns 2 t and 2 t + 1 of
+// every 8 from `column` on. kHalf says which row of the products' tiles it is.
+template <int kHalf, typename S, int kProducts>
+__device__ void StoreRow(const Image& target, const Scale& scale, int column,
+                         const float (&sums)[kProducts][4], S* row) {
+  const int t = threadIdx.x % 4;
+  const int64_t stride = int64_t{target.depth} * target.pose();
+  if (target.columns == kQuad) {
+    const int channel = column / kQuad + t / 2;
+    S* to = row + channel * stride + t % 2 * 2;
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
+      if (channel + 2 * n >= target.channels) break;
+      Pack<S, 2> pair;
+      Narrow(scale(sums[n][2 * kHalf]), &pair.at[0]);
+      Narrow(scale(sums[n][2 * kHalf + 1]), &pair.at[1]);
+      *reinterpret_cast<Pack<S, 2>*>(to) = pair;
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        StoreColumn(column + 8 * n + 2 * t + e, target.columns, target.channels, stride,
+                    scale(sums[n][2 * kHalf + e]), row);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_

@@ -1,0 +1,135 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The filter of a capsule convolution as the right operands of its matrix products, in
+// the order in which a block reads them:
+//   [depth][block of columns][chunk of planes][step][part][register][column][4] words,
+// where the four words of a register and a column are what the lanes t = 0..3 have.
+// A step is the contraction over the quads of one product, 2 of float or 4 of a 16-bit
+// type; of those, lane t has two elements a register in turn: float: elements
+// 2 (t % 2) + register of quad t / 2; 16-bit types: elements 2 register and
+// 2 register + 1 of quad t. The left operand is read in the same order.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/patch.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv {
+
+template <typename S>
+constexpr int kStepQuads = std::is_same_v<S, float> ? 2 : 4;
+// Of the left operand and of the right one, the filter.
+template <Tf32 kTf32>
+constexpr Tf32 kRowTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kSplit : kTf32;
+template <Tf32 kTf32>
+constexpr Tf32 kFilterTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kExact : kTf32;
+template <Tf32 kTf32>
+constexpr int kParts = kTf32 == Tf32::kSplit ? 2 : 1;  // of a split operand
+
+// Words of a step for `columns` columns.
+template <Tf32 kTf32>
+__host__ __device__ constexpr int StepWords(int columns) {
+  return kParts<kFilterTf32<kTf32>> * 2 * columns * 4;
+}
+
+// Which elements of the filter are contracted, and which are columns. The strides say
+// how far apart in memory neighbours are.
+struct Filter {
+  int channels, inner;          // of the contraction
+  int out_channels, out_inner;  // columns: out_channels * out_inner
+  int depth, kernel_width;
+  int64_t tap, channel, element, out_channel, out_element, depth_stride;
+};
+
+// How the contraction is cut up.
+struct Order {
+  int planes, chunks;  // planes of a chunk
+  int steps;           // of a chunk
+  int column_blocks;
+};
+
+// `weights[i]` is element i of the filter in memory: a pointer, or what reads another
+// form of it.
+template <typename S, Tf32 kTf32, typename Weights>
+__global__ void PackKernel(const Filter filter, const Order order, const Axis vertical,
+                           const Axis horizontal, int columns, int64_t words,
+                           const Weights weights, uint32_t* packed) {
+  LetKernelAfterBegin();
+  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (index >= words) return;
+  const int t = index % 4;
+  int64_t rest = index / 4;
+  const auto next = [&](int size) {
+    const int at = static_cast<int>(rest % size);
+    rest /= size;
+    return at;
+  };
+  const int column = next(columns), which = next(2), step = next(order.steps);
+  const int chunk = next(order.chunks), column_block = next(order.column_blocks);
+  const int depth = static_cast<int>(rest);
+
+  constexpr bool kFloat = std::is_same_v<S, float>;
+  const int quad = step * kStepQuads<S> + (kFloat ? t / 2 : t);
+  const int tap = quad / order.planes;
+  const int plane = chunk * order.planes + quad % order.planes;
+  const int quads = (filter.inner + kQuad - 1) / kQuad;
+  const int channel = plane / quads, first = plane % quads * kQuad;
+  const int n = column_block * columns + column;
+  const int out_channel = n / filter.out_inner;
+  const bool there = tap < vertical.taps * horizontal.taps &&
+                     channel < filter.channels && out_channel < filter.out_channels;
+  const int y = vertical.first + tap / horizontal.taps * vertical.every;
+  const int x = horizontal.first + tap % horizontal.taps * horizontal.every;
+  const int64_t from = (int64_t{y} * filter.kernel_width + x) * filter.tap +
+                       channel * filter.channel + depth * filter.depth_stride +
+                       out_channel * filter.out_channel +
+                       n % filter.out_inner * filter.out_element;
+  const auto element = [&](int e) {
+    return there && first + e < filter.inner
+               ? weights[from + (first + e) * filter.element]
+               : S{};
+  };
+  const int64_t at =
+      ((int64_t{depth} * order.column_blocks + column_block) * order.chunks + chunk) *
+          order.steps +
+      step;
+  uint32_t* const to =
+      packed + at * StepWords<kTf32>(columns) + (which * columns + column) * 4 + t;
+  if constexpr (kFloat) {
+    constexpr Tf32 kOf = kFilterTf32<kTf32>;
+    Operand<1, kOf> operand;
+    operand.Set(0, element(t % 2 * 2 + which));
+    to[0] = operand.high[0];
+    if constexpr (kOf == Tf32::kSplit) to[2 * columns * 4] = operand.low[0];
+  } else {
+    const Pack<S, 2> pair{{element(2 * which), element(2 * which + 1)}};
+    to[0] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+inline int64_t PackedSteps(const Filter& filter, const Order& order) {
+  return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
+}
+
+template <typename S, Tf32 kTf32, typename Weights>
+LaunchError PackFilter(const GpuExec& exec, const Filter& filter, const Order& order,
+                       const Axis& vertical, const Axis& horizontal, int columns,
+                       const Weights& weights, uint32_t* packed) {
+  constexpr int kThreads = 256;
+  const int64_t words = PackedSteps(filter, order) * 2 * columns * 4;
+  const int64_t blocks = CeilDivide(words, kThreads);
+  if (const auto error = CheckGrid("CapsuleConv", blocks); !error.empty()) return error;
+  PackKernel<S, kTf32><<<blocks, kThreads, 0, exec.stream>>>(
+      filter, order, vertical, horizontal, columns, words, weights, packed);
+  return CheckLaunch("CapsuleConv");
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_

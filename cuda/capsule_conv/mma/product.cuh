@@ -1,0 +1,231 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Capsule convolution, and its input gradient, as one matrix product on tensor cores:
+// row = (lattice point, pose row), contraction = (filter position, channel, inner),
+// column = (channel, pose column). The left operand is read where it lies, in the patch
+// of a block; the right one, the packed filter, passes through a ring of stages. The
+// patch of the next planes arrives while those of this chunk are multiplied.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/block.cuh"
+
+namespace capsops::capsule_conv {
+
+// Quads in the table of a chunk.
+template <typename S>
+__host__ __device__ int TableQuads(const Order& order) {
+  return order.steps * kStepQuads<S>;
+}
+
+// Writes the two tables that lead to the left operand, and waits for all threads to
+// have done so: where in the patch each quad of a chunk is, for the block's first row,
+// and where in the image each pixel of the patch.
+template <typename S>
+__device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
+                           int* pixels) {
+  FindPixels(p, place, pixels);
+  for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
+    const int tap = i / p.order.planes;
+    const bool there = tap < p.vertical.taps * p.horizontal.taps;
+    const int width = max(p.horizontal.taps, 1);
+    const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / width, tap % width);
+    quads[i] = there ? i % p.order.planes * p.patch.plane +
+                           shift * p.source.rows * kQuadWords<S>
+                     : 0;  // times a zero of the filter
+  }
+  __syncthreads();
+}
+
+// The tiles of 16 rows of a warp: kTiles from tile `first` on.
+template <typename S, int kTiles>
+struct Tiles {
+  int first, all;
+  int offset[kTiles];  // of this lane's part in a plane
+
+  __device__ Tiles(const Product& p, const BlockPlace& place) {
+    const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
+    first = threadIdx.x / kLanes * kTiles;
+    all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      int at;
+      const int y = p.by_row_tiles.Split(min(first + m, all - 1), &at);
+      const int row = y * p.patch.row * p.source.rows + at * kTileRows + g;
+      offset[m] = row * kQuadWords<S> + (std::is_same_v<S, float> ? t % 2 * 2 : 0);
+    }
+  }
+};
+
+// Writes what a warp computed.
+template <typename S, int kTiles, int kProducts>
+__device__ void StoreTiles(const Product& p, const BlockPlace& place,
+                           const Tiles<S, kTiles>& tiles,
+                           const float (&sums)[kTiles][kProducts][4], S* target) {
+  const int g = threadIdx.x % kLanes / 4;
+  const int width = min(p.horizontal.tile, p.horizontal.points - place.x);
+  // Where a row of tile m goes, nullptr if nowhere.
+  const auto target_row = [&](int m, int half) -> S* {
+    const int tile = tiles.first + m;
+    int at, pose_row;
+    const int y = p.by_row_tiles.Split(tile, &at);
+    const int x = p.patch.by_rows.Split(at * kTileRows + half * 8 + g, &pose_row);
+    if (tile >= tiles.all || x >= width) return nullptr;
+    return TargetRow(p, place, y, x, pose_row, target);
+  };
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    const int column = place.column_block * kProducts * 8;
+    S* const upper = target_row(m, 0);
+    if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums[m], upper);
+    S* const lower = target_row(m, 1);
+    if (lower != nullptr) StoreRow<1>(p.target, p.scale, column, sums[m], lower);
+  }
+}
+
+// c += a b. What is split is added up in float, rounded to nearest: tensor cores cut
+// off.
+template <typename S, Tf32 kTf32>
+__device__ void MultiplyAdd(const Rows<S, kTf32>& a,
+                            const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
+                            float (&c)[4]) {
+  if constexpr (kRowTf32<kTf32> == Tf32::kSplit) {
+    float sum[4] = {};
+    Multiply(a.part[1], b[0], sum);
+    if constexpr (kTf32 == Tf32::kSplit) Multiply(a.part[0], b[1], sum);
+    Multiply(a.part[0], b[0], sum);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += sum[e];
+  } else if constexpr (std::is_same_v<S, float>) {
+    Multiply(a.part[0], b[0], c);
+  } else {
+    MultiplyPairs<S>(a.part[0], b[0], c);
+  }
+}
+
+// One step of this warp's tiles, whose rows in the planes are at `offset`.
+template <typename S, Tf32 kTf32, int kTiles, int kProducts>
+__device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
+                             const int (&offset)[kTiles],
+                             float (&sums)[kTiles][kProducts][4]) {
+  Rows<S, kTf32> a[kTiles];
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    RawRows<S> raw;
+    raw.Load(planes + offset[m]);
+    a[m].Set(raw);
+  }
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+    constexpr int kFilterParts = kParts<kFilterTf32<kTf32>>;
+    uint32_t b[kFilterParts][2];
+#pragma unroll
+    for (int e = 0; e < 2 * kFilterParts; ++e) {
+      b[e / 2][e % 2] = filter[(e * kProducts + n) * kLanes];
+    }
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
+  }
+}
+
+// kWarps warps side by side have kTiles tiles of 16 rows and all kColumns columns each.
+template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
+    ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {
+  constexpr int kStep = StepWords<kTf32>(kColumns);
+  constexpr int kStages = 3;
+  extern __shared__ uint4 shared[];
+  const Patch& patch = p.patch;
+  const int chunk_words = p.order.planes * patch.plane;
+  const int stage_words = p.stage_steps * kStep;
+  uint32_t* const patches = reinterpret_cast<uint32_t*>(shared);
+  uint32_t* const ring = patches + p.buffers * chunk_words;
+  int* const quads = reinterpret_cast<int*>(ring + kStages * stage_words);
+  int* const pixels = quads + TableQuads<S>(p.order);
+
+  const BlockPlace place(p);
+  FillTables<S>(p, place, quads, pixels);
+  Carrier<S> carrier(patch, p.source, pixels, SourceOf(p, place, source),
+                     p.order.planes);
+  carrier.Begin(patch, p.source, 0, patches);
+  carrier.Bring(patch.pixels);
+  packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
+            p.order.chunks * p.order.steps * kStep;
+  WaitForKernelBefore();
+  // The filter comes in stages of `stage_steps` steps, the last of a chunk of what is
+  // left. They lie one after the other.
+  const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
+  const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
+  const int stages = p.order.chunks * chunk_stages;
+  int coming = 0, coming_part = 0, coming_slot = 0;
+  const auto bring_stage = [&] {
+    if (coming < stages) {
+      const bool last = ++coming_part == chunk_stages;
+      const int steps = last ? last_steps : p.stage_steps;
+      BringWords<kStep, kWarps * kLanes>(packed, steps,
+                                         ring + coming_slot * stage_words);
+      packed += steps * kStep;
+      if (last) coming_part = 0;
+      if (++coming_slot == kStages) coming_slot = 0;
+      ++coming;
+    }
+    __pipeline_commit();
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < (kStages - 1); ++stage) bring_stage();
+
+  const Tiles<S, kTiles> tiles(p, place);
+  const bool busy = tiles.first < tiles.all;
+  const int lane = threadIdx.x % kLanes, t = lane % 4;
+  float sums[kTiles][kColumns / 8][4] = {};
+  // The next patch arrives in this many pieces, the last of them early enough that no
+  // wait for a stage can miss it.
+  const int pieces = max(chunk_stages - kStages + 2, 1);
+  const int share = (carrier.share() + pieces - 1) / pieces;
+  int chunk = 0, part = 0, slot = 0;
+  const uint32_t* planes = patches;
+  for (int stage = 0; stage < stages; ++stage) {
+    if (part == 0 && chunk_stages < (kStages - 1)) {
+      __pipeline_wait_prior(0);
+    } else {
+      __pipeline_wait_prior(kStages - 2);
+    }
+    __syncthreads();
+    if (chunk + 1 < p.order.chunks) {
+      if (part == 0) {
+        carrier.Begin(patch, p.source, (chunk + 1) * p.order.planes,
+                      patches + (chunk % 2 == 0 ? chunk_words : 0));
+      }
+      carrier.Bring(share);
+    }
+    bring_stage();
+    const uint32_t* filter = ring + slot * stage_words;
+    const int* quad =
+        quads + part * p.stage_steps * kStepQuads<S> + t * kStepQuads<S> / 4;
+    const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
+    const int* const end = quad + (busy ? steps * kStepQuads<S> : 0);
+    // Few columns leave registers for more steps at a time.
+#pragma unroll(kColumns <= 16 ? 4 : 1)
+    for (; quad < end; quad += kStepQuads<S>, filter += kStep) {
+      MultiplyStep<S, kTf32>(planes + *quad, filter + lane, tiles.offset, sums);
+    }
+    if (++slot == kStages) slot = 0;
+    if (++part == chunk_stages) {
+      part = 0;
+      ++chunk;
+      planes = patches + chunk % 2 * chunk_words;
+    }
+  }
+
+  StoreTiles(p, place, tiles, sums, target);
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_

@@ -1,0 +1,390 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The gradient of a capsule convolution's filter as one matrix product on tensor cores:
+// row = (filter position, channel, inner), column = (out channel, pose column),
+// contraction = (lattice point, pose row). Both operands are read where they lie, in
+// patches: of the input, as in the forward product, and of grad, a lattice point for a
+// pixel. A block has some rows and columns, and goes through a part of the lattice tile
+// by tile: the next tile's patches arrive while those of this one are multiplied. It
+// writes a partial sum of the filter's gradient.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "cuda/capsule_conv/patch.cuh"
+#include "cuda/capsule_conv/mma/product.cuh"
+#include "cuda/capsule_conv/mma/weights_operands.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_conv {
+
+constexpr int kWeightWarps = 4;
+// Tensor cores cut off as they add up, so no more steps than these are added there.
+constexpr int kWeightSteps = 512;
+
+// Rows come in quads of one tap and plane of the input, columns in planes of grad. A
+// block has `quads` quads of the list (tap, plane of a chunk), of `chunk_planes`
+// planes.
+struct WeightProduct {
+  Image input, grad;
+  Axis vertical, horizontal;
+  Patch input_patch, grad_patch;
+  int chunk_planes, chunks;
+  int quads, row_blocks;  // row blocks of a chunk
+  int column_blocks;
+  int splits;     // parts of the lattice
+  int64_t tiles;  // of the lattice, all images
+  int64_t weights;
+
+  __host__ __device__ int taps() const { return vertical.taps * horizontal.taps; }
+};
+
+// The tiles of the lattice, one after the other.
+struct TilePlace {
+  int64_t image;
+  int y, x;  // its first lattice point
+
+  __device__ TilePlace(const WeightProduct& p, int64_t tile) {
+    x = static_cast<int>(tile % p.horizontal.tiles) * p.horizontal.tile;
+    tile /= p.horizontal.tiles;
+    y = static_cast<int>(tile % p.vertical.tiles) * p.vertical.tile;
+    image = tile / p.vertical.tiles;
+  }
+  __device__ void Advance(const WeightProduct& p) {
+    x += p.horizontal.tile;
+    if (x < p.horizontal.points) return;
+    x = 0;
+    y += p.vertical.tile;
+    if (y < p.vertical.points) return;
+    y = 0;
+    ++image;
+  }
+};
+
+// What a block works on.
+struct WeightPlace {
+  int column_block, row_block, chunk, depth, split;
+  int first_tap_y, first_tap_x;  // of its patch
+
+  __device__ explicit WeightPlace(const WeightProduct& p) {
+    int rest = blockIdx.x;
+    const auto next = [&](int size) {
+      const int at = rest % size;
+      rest /= size;
+      return at;
+    };
+    column_block = next(p.column_blocks);
+    row_block = next(p.row_blocks);
+    chunk = next(p.chunks);
+    depth = next(p.input.depth);
+    split = rest;
+    const int first = row_block * p.quads / p.chunk_planes;
+    const int last = min((row_block + 1) * p.quads - 1, p.chunk_planes * p.taps() - 1) /
+                     p.chunk_planes;
+    first_tap_y = first / p.horizontal.taps;
+    first_tap_x =
+        last / p.horizontal.taps == first_tap_y ? first % p.horizontal.taps : 0;
+  }
+};
+
+// What the block's quad `i` of rows is: where it begins in a patch, in words, and in
+// the filter, and how many of its 4 elements exist.
+struct RowQuad {
+  int word = 0, offset = 0, count = 0;
+
+  template <typename S>
+  __device__ static RowQuad Of(const WeightProduct& p, const WeightPlace& place,
+                               int i) {
+    RowQuad row;
+    const int at = place.row_block * p.quads + i;
+    const int tap = at / p.chunk_planes, local = at - tap * p.chunk_planes;
+    const int plane = place.chunk * p.chunk_planes + local;
+    if (i >= p.quads || tap >= p.taps() || plane >= p.input.planes()) return row;
+    const int y = tap / p.horizontal.taps, x = tap - y * p.horizontal.taps;
+    row.word = local * p.input_patch.plane +
+               p.input_patch.Shift(p.vertical, p.horizontal, y - place.first_tap_y,
+                                   x - place.first_tap_x) *
+                   p.input.rows * kQuadWords<S>;
+    const int quads = p.input.quads();
+    const int channel = plane / quads, first = (plane - channel * quads) * kQuad;
+    const int matrix = p.input.columns * p.grad.columns;
+    const int matrices = p.grad.channels * p.grad.depth;
+    row.offset =
+        ((tap * p.input.channels + channel) * matrices + place.depth) * matrix +
+        first * p.grad.columns;
+    row.count = min(p.input.columns - first, kQuad);
+    return row;
+  }
+};
+
+// The same of the block's plane `i` of columns.
+struct ColumnQuad {
+  int offset = 0, count = 0;
+
+  __device__ static ColumnQuad Of(const WeightProduct& p, int plane) {
+    ColumnQuad column;
+    if (plane >= p.grad.planes()) return column;
+    const int quads = p.grad.quads();
+    const int channel = plane / quads, first = (plane - channel * quads) * kQuad;
+    column.offset = channel * p.grad.depth * p.input.columns * p.grad.columns + first;
+    column.count = min(p.grad.columns - first, kQuad);
+    return column;
+  }
+};
+
+// Where in a tile's patch a pixel is, relative to its first one: in elements, which
+// wrap around, and as row << 16 | column.
+struct PatchPixel {
+  uint32_t element, place;
+
+  __device__ static PatchPixel Of(const Patch& patch, const Image& image, int stride,
+                                  int i) {
+    int column, at;
+    const int y = patch.by_row.Split(i, &column);
+    const int remainder = patch.by_pitch.Split(column, &at);
+    const uint32_t x = at * stride + remainder;
+    return {(uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel()),
+            uint32_t(y) << 16 | x};
+  }
+};
+
+// Brings planes of an image to a patch in shared memory, all pixels at once. A thread
+// has the same row of the same plane of every n-th pixel.
+template <typename S>
+class PlaneCarrier {
+ public:
+  // `planes` planes from `first_plane` on. A block has at least as many threads as
+  // planes have rows; of many planes it brings some after the others.
+  __device__ PlaneCarrier(const Image& image, int first_plane, int planes)
+      : first_plane_(first_plane), planes_(planes) {
+    together_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
+    step_ = blockDim.x / (together_ * image.rows);
+    const int plane = threadIdx.x / image.rows;
+    row_ = threadIdx.x - plane * image.rows;
+    first_ = plane / together_;
+    plane_ = first_ < step_ ? plane - first_ * together_ : planes;  // or idle
+  }
+
+  // The patch's first pixel is (y, x) of the image at `from`, its last at most
+  // (y + height - 1, x + width - 1). Pixels outside the image and what a quad lacks
+  // become zeros.
+  __device__ void Bring(const Patch& patch, const Image& image,
+                        const PatchPixel* pixels, const S* from, int y, int x,
+                        int height, int width, uint32_t* to) const {
+    const int quads = image.quads();
+    const uint32_t origin =
+        (uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel());
+    const int jump = step_ * image.rows * kQuadWords<S>;
+    const bool whole = image.columns % kQuad == 0 && y >= 0 && x >= 0 &&
+                       y + height <= image.height && x + width <= image.width;
+    const PatchPixel* const end = pixels + patch.pixels;
+    for (int plane = plane_; plane < planes_; plane += together_) {
+      const int at = first_plane_ + plane;
+      const int channel = quads == 1 ? at : at / quads;
+      const int column = (at - channel * quads) * kQuad;
+      const S* const source =
+          from + channel * image.depth * image.pose() + row_ * image.columns + column;
+      uint32_t* word =
+          to + plane * patch.plane + (first_ * image.rows + row_) * kQuadWords<S>;
+      const PatchPixel* pixel = pixels + first_;
+      if (whole) {
+        constexpr int kAtOnce = 4;
+        for (; pixel + (kAtOnce - 1) * step_ < end; pixel += kAtOnce * step_) {
+          uint32_t element[kAtOnce];
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n) element[n] = pixel[n * step_].element;
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n, word += jump) {
+            __pipeline_memcpy_async(word,
+                                    source + static_cast<int>(origin + element[n]),
+                                    kQuadWords<S> * 4);
+          }
+        }
+      }
+      const int count = min(image.columns - column, kQuad);
+      for (; pixel < end; pixel += step_, word += jump) {
+        const PatchPixel of = *pixel;
+        const bool inside =
+            static_cast<uint32_t>(y + (of.place >> 16)) < uint32_t(image.height) &&
+            static_cast<uint32_t>(x + (of.place & 0xffff)) < uint32_t(image.width);
+        const S* const at =
+            inside ? source + static_cast<int>(origin + of.element) : from;
+        if (image.columns % kQuad == 0) {
+          constexpr int kBytes = kQuadWords<S> * 4;
+          __pipeline_memcpy_async(word, at, kBytes, inside ? 0 : kBytes);
+        } else {
+          BringPart(at, inside ? count : 0, word);
+        }
+      }
+    }
+  }
+
+ private:
+  // Out of line, as few poses need it.
+  static __device__ __noinline__ void BringPart(const S* from, int count,
+                                                uint32_t* word) {
+    Pack<S, kQuad> values{};
+#pragma unroll
+    for (int e = 0; e < kQuad; ++e) {
+      if (e < count) values.at[e] = from[e];
+    }
+    *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
+  }
+
+  int first_plane_, planes_, together_, step_, first_, plane_, row_;
+};
+
+// Writes the first `count` of 4 neighbours, or adds to them.
+static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
+                                              float* to) {
+  const float values[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (e < count) to[e] = values[e] + (add ? to[e] : 0);
+  }
+}
+
+// kTiles x kProducts tiles of 16 rows and 8 columns for each warp; warps are one below
+// the other.
+template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
+__global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
+    WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {
+  using G = Group<S>;
+  constexpr int kLefts = kTiles * 2 / G::kElements, kRights = kProducts / G::kElements;
+  constexpr int kWarpQuads = kLefts * G::kQuads;
+  constexpr int kRowQuads = kWarpQuads * kWeightWarps;
+  constexpr int kColumnQuads = kRights * G::kQuads;
+  extern __shared__ uint4 shared[];
+  const int rows = p.input.rows;
+  const int input_words = p.chunk_planes * p.input_patch.plane;
+  const int buffer_words = input_words + kColumnQuads * p.grad_patch.plane;
+  uint32_t* const buffers = reinterpret_cast<uint32_t*>(shared);
+  PatchPixel* const input_pixels =
+      reinterpret_cast<PatchPixel*>(buffers + 2 * buffer_words);
+  PatchPixel* const grad_pixels = input_pixels + p.input_patch.pixels;
+  RowQuad* const row_quads =
+      reinterpret_cast<RowQuad*>(grad_pixels + p.grad_patch.pixels);
+  ColumnQuad* const column_quads = reinterpret_cast<ColumnQuad*>(row_quads + kRowQuads);
+
+  const WeightPlace place(p);
+  for (int i = threadIdx.x; i < kRowQuads; i += blockDim.x) {
+    row_quads[i] = RowQuad::Of<S>(p, place, i);
+  }
+  const int first_column = place.column_block * kColumnQuads;
+  for (int i = threadIdx.x; i < kColumnQuads; i += blockDim.x) {
+    column_quads[i] = ColumnQuad::Of(p, first_column + i);
+  }
+  for (int i = threadIdx.x; i < p.input_patch.pixels; i += blockDim.x) {
+    input_pixels[i] = PatchPixel::Of(p.input_patch, p.input, p.horizontal.stride, i);
+  }
+  for (int i = threadIdx.x; i < p.grad_patch.pixels; i += blockDim.x) {
+    grad_pixels[i] = PatchPixel::Of(p.grad_patch, p.grad, 1, i);
+  }
+  const int input_planes =
+      min(p.chunk_planes, p.input.planes() - place.chunk * p.chunk_planes);
+  const int column_planes = min(kColumnQuads, p.grad.planes() - first_column);
+  input += place.depth * p.input.pose();
+  grad += place.depth * p.grad.pose();
+
+  const int64_t begin = p.tiles * place.split / p.splits;
+  int left_tiles = static_cast<int>(p.tiles * (place.split + 1) / p.splits - begin);
+  TilePlace now(p, begin), coming = now;
+  const PlaneCarrier<S> input_carrier(p.input, place.chunk * p.chunk_planes,
+                                      input_planes);
+  const PlaneCarrier<S> grad_carrier(p.grad, first_column, column_planes);
+  const int patch_width = p.input_patch.pitch * p.horizontal.stride;
+  const auto bring = [&](int buffer) {
+    uint32_t* const to = buffers + buffer * buffer_words;
+    const int64_t image = coming.image;
+    input_carrier.Bring(
+        p.input_patch, p.input, input_pixels,
+        input + image * p.input.height * p.input.width * p.input.pixel(),
+        coming.y * p.vertical.stride + p.vertical.offset +
+            place.first_tap_y * p.vertical.step,
+        coming.x * p.horizontal.stride + p.horizontal.offset +
+            place.first_tap_x * p.horizontal.step,
+        p.input_patch.height, patch_width, to);
+    grad_carrier.Bring(p.grad_patch, p.grad, grad_pixels,
+                       grad + image * p.grad.height * p.grad.width * p.grad.pixel(),
+                       coming.y, coming.x, p.vertical.tile, p.horizontal.tile,
+                       to + input_words);
+    __pipeline_commit();
+    coming.Advance(p);
+  };
+
+  const int warp = threadIdx.x / kLanes;
+  __syncthreads();
+  WaitForKernelBefore();
+  bring(0);
+  int left_at[kLefts], right_at[kRights];  // in bytes
+#pragma unroll
+  for (int m = 0; m < kLefts; ++m) {
+    left_at[m] =
+        row_quads[warp * kWarpQuads + m * G::kQuads + G::Quad()].word * 4 + G::Byte();
+  }
+#pragma unroll
+  for (int n = 0; n < kRights; ++n) {
+    const int plane = n * G::kQuads + G::Quad();
+    right_at[n] =
+        (plane < column_planes ? plane * p.grad_patch.plane * 4 : 0) + G::Byte();
+  }
+
+  float sums[kTiles][kProducts][4] = {};
+  parts += place.split * p.weights;
+  bool written = false;
+  int steps = 0, buffer = 0;
+  const int pixel_bytes = rows * kQuadWords<S> * 4;
+  for (; left_tiles > 0; --left_tiles, buffer ^= 1) {
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    if (left_tiles > 1) {
+      bring(buffer ^ 1);
+    } else {
+      LetKernelAfterBegin();
+    }
+    const Lines lines{min(p.vertical.tile, p.vertical.points - now.y),
+                      min(p.horizontal.tile, p.horizontal.points - now.x) * rows,
+                      p.input_patch.row * pixel_bytes, p.horizontal.tile * pixel_bytes};
+    now.Advance(p);
+    const uint32_t patch = static_cast<uint32_t>(
+        __cvta_generic_to_shared(buffers + buffer * buffer_words));
+    MultiplyTile<S, kTf32, kEvenRows>(patch, patch + input_words * 4, lines, left_at,
+                                      right_at, sums);
+    steps += lines.steps<S>();
+    if (steps < kWeightSteps && left_tiles > 1) continue;
+    const bool whole = p.grad.columns % kQuad == 0;
+    ForEachResult<S>(sums, [&](int quad, int q, int plane, float4 value) {
+      const RowQuad& row = row_quads[warp * kWarpQuads + quad];
+      const ColumnQuad& column = column_quads[plane];
+      if (q >= row.count || column.count == 0) return;
+      float* const to = parts + row.offset + q * p.grad.columns + column.offset;
+      if (!whole) return StoreSome(value, column.count, written, to);
+      float4* const four = reinterpret_cast<float4*>(to);
+      if (written) {
+        const float4 before = *four;
+        value = {value.x + before.x, value.y + before.y, value.z + before.z,
+                 value.w + before.w};
+      }
+      *four = value;
+    });
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0;
+      }
+    }
+    written = true;
+    steps = 0;
+  }
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_

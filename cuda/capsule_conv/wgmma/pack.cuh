@@ -1,0 +1,81 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The filter as the right operands of capsule_conv_warpgroups.cuh, in the order in
+// which its blocks read them:
+//   [depth][block of columns][chunk of units][step][unit][column] of 16 bytes.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/wgmma/units.cuh"
+#include "cuda/capsule_conv/wgmma/rows.cuh"
+
+namespace capsops::capsule_conv {
+
+// A block of threads makes a step, a thread a unit and a column. O is what tensor cores
+// multiply; `weights[i]` is element i of the filter in memory.
+template <typename O, typename Weights>
+__global__ void PackUnitsKernel(const Filter filter, const Product p, int columns,
+                                const Weights weights, uint4* packed) {
+  LetKernelAfterBegin();
+  const int which = threadIdx.x / columns, column = threadIdx.x - which * columns;
+  int rest = blockIdx.x;
+  const auto next = [&](int size) {
+    const int quotient = rest / size, at = rest - quotient * size;
+    rest = quotient;
+    return at;
+  };
+  const int step = next(p.order.steps), chunk = next(p.order.chunks);
+  const int column_block = next(p.order.column_blocks), depth = rest;
+
+  const int taps = p.vertical.taps * p.horizontal.taps;
+  const int i = UnitStep(p, step).numbers[which];
+  const int unit = i / taps, tap = i - unit * taps, down = tap / p.horizontal.taps;
+  const int y = p.vertical.first + down * p.vertical.every;
+  const int x =
+      p.horizontal.first + (tap - down * p.horizontal.taps) * p.horizontal.every;
+  const int n = column_block * columns + column;
+  const int out_channel = n / filter.out_inner;
+  const int64_t from = (int64_t{y} * filter.kernel_width + x) * filter.tap +
+                       depth * filter.depth_stride + out_channel * filter.out_channel +
+                       (n - out_channel * filter.out_inner) * filter.out_element;
+  const int quads = (filter.inner + kQuad - 1) / kQuad;
+  Pack<O, kUnitQuads<O> * kQuad> to{};
+#pragma unroll
+  for (int q = 0; q < kUnitQuads<O>; ++q) {
+    const int plane = (chunk * p.order.planes + unit) * kUnitQuads<O> + q;
+    const int channel = plane / quads, first = (plane - channel * quads) * kQuad;
+    if (unit >= p.order.planes || channel >= filter.channels ||
+        out_channel >= filter.out_channels) {
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < kQuad; ++e) {
+      if (first + e >= filter.inner) continue;
+      const float weight = Widen(
+          weights[from + channel * filter.channel + (first + e) * filter.element]);
+      Narrow(std::is_same_v<O, float> ? Prepare<Tf32::kRounded>(weight) : weight,
+             &to.at[q * kQuad + e]);
+    }
+  }
+  packed[int64_t{blockIdx.x} * blockDim.x + threadIdx.x] =
+      *reinterpret_cast<const uint4*>(&to);
+}
+
+// For blocks of so many columns.
+template <typename O, typename Weights>
+LaunchError PackUnits(const GpuExec& exec, const Filter& filter, const Product& product,
+                      int columns, const Weights& weights, uint32_t* packed) {
+  const int64_t blocks = PackedSteps(filter, product.order);
+  if (const auto error = CheckGrid("CapsuleConv", blocks); !error.empty()) return error;
+  PackUnitsKernel<O><<<blocks, 2 * columns, 0, exec.stream>>>(
+      filter, product, columns, weights, reinterpret_cast<uint4*>(packed));
+  return CheckLaunch("CapsuleConv");
+}
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_

@@ -1,0 +1,144 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The left operand of capsule convolution as products read it from shared memory: units
+// of 16 bytes, which are a quad of TF32 or two quads of a 16-bit type, one plane for
+// each. Elements are converted once, on their way there, and may become several parts
+// that add up to them.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/patch.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv {
+
+// O is what tensor cores multiply: float, which they take for TF32, or a 16-bit type.
+template <typename O>
+constexpr int kUnitQuads = 16 / (kQuad * sizeof(O));
+
+// Splits 8 floats: three parts of bfloat16 are all of a number.
+template <int kParts>
+__device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
+  uint32_t words[kParts][4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    uint32_t pair[2] = {__float_as_uint(unit[2 * e]), __float_as_uint(unit[2 * e + 1])};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      // The upper halves: what is cut off is left for the parts that follow.
+      words[part][e] = __byte_perm(pair[0], pair[1], 0x7632);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float all = __uint_as_float(pair[n]);
+        const float cut = __uint_as_float(pair[n] & 0xffff0000);
+        // Of infinity nothing is left.
+        pair[n] = all == cut ? 0 : __float_as_uint(all - cut);
+      }
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    parts[part] =
+        make_uint4(words[part][0], words[part][1], words[part][2], words[part][3]);
+  }
+}
+
+// Brings units to a patch in shared memory. A thread always has the same row of the
+// same unit, of every n-th pixel. There are at least as many threads as units have
+// rows, and those are whole quads.
+template <typename S, typename O, int kParts>
+class UnitCarrier {
+ public:
+  // `units` are brought together, by `threads` threads of which this is number
+  // `thread`.
+  __device__ UnitCarrier(const Patch& patch, const Image& image, int units, int thread,
+                         int threads) {
+    const int pieces = units * image.rows;  // of a pixel
+    step_ = threads / pieces;
+    first_ = thread / pieces;
+    unit_ = patch.by_rows.Split(thread - first_ * pieces, &row_);
+    if (first_ >= step_) first_ = patch.pixels;  // idle
+  }
+
+  // Begins to copy the units from `unit` on. Planes past the last and pixels outside
+  // the image become zeros.
+  __device__ void Copy(const Patch& patch, const Image& image, const int* pixels,
+                       const S* from, int unit, int part_words, uint32_t* to) const {
+    constexpr int kBytes = kQuad * sizeof(S);
+    const int quads = image.quads();
+    int place[kQuads];  // in a pixel; -1 where there is no such plane
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const int plane = (unit + unit_) * kQuads + q;
+      const int channel = quads == 1 ? plane : plane / quads;
+      place[q] = channel * image.depth * image.pose() + row_ * image.columns +
+                 (plane - channel * quads) * kQuad;
+      if (plane >= image.planes()) place[q] = -1;
+    }
+    // A unit's quads lie where operands will be.
+    const int apart = kConverted ? part_words : 2;
+    to += First(patch, image);
+    for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
+      const int pixel = pixels[at];
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const bool zero = pixel < 0 || place[q] < 0;
+        __pipeline_memcpy_async(to + q * apart, zero ? from : from + pixel + place[q],
+                                kBytes, zero ? kBytes : 0);
+      }
+    }
+  }
+
+  // Makes operands of what was copied and is there: part after part at a distance of
+  // `part_words`.
+  __device__ void Convert(const Patch& patch, const Image& image, int part_words,
+                          uint32_t* to) const {
+    if constexpr (kConverted) {
+      to += First(patch, image);
+#pragma unroll 2
+      for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
+        float unit[kQuads * kQuad];
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          const float4 quad = *reinterpret_cast<const float4*>(to + q * part_words);
+          unit[q * kQuad] = quad.x, unit[q * kQuad + 1] = quad.y;
+          unit[q * kQuad + 2] = quad.z, unit[q * kQuad + 3] = quad.w;
+        }
+        if constexpr (std::is_same_v<O, float>) {
+          *reinterpret_cast<float4*>(to) = make_float4(
+              Prepare<Tf32::kRounded>(unit[0]), Prepare<Tf32::kRounded>(unit[1]),
+              Prepare<Tf32::kRounded>(unit[2]), Prepare<Tf32::kRounded>(unit[3]));
+        } else {
+          uint4 parts[kParts];
+          SplitUnit(unit, parts);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            *reinterpret_cast<uint4*>(to + part * part_words) = parts[part];
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kQuads = kUnitQuads<O>;
+  static constexpr bool kConverted = std::is_same_v<S, float>;
+  static_assert(kConverted ? kParts >= kQuads : kParts == 1 && std::is_same_v<S, O>);
+
+  // Words to the first unit of this thread, and from one to the next.
+  __device__ int First(const Patch& patch, const Image& image) const {
+    return unit_ * patch.plane + (first_ * image.rows + row_) * 4;
+  }
+  __device__ int Step(const Image& image) const { return step_ * image.rows * 4; }
+
+  int step_, first_, unit_, row_;
+};
+
+}  // namespace capsops::capsule_conv
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_

@@ -1,0 +1,193 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Capsule prediction is bound by the traffic of output (forward) and grad
+// (backward), batch x in_caps x out_caps x out_dim: at in_dim 8 a float of it costs
+// 8 FMAs forward and 16 backward, a quarter and a half of what an H200 can do in
+// the time that the memory takes. So each is touched once, by whole lines, and FMA
+// is enough (and exact).
+//
+// out_caps and out_dim are one axis, "columns". A warp owns one input capsule and
+// 32 V columns, V of them a lane, and keeps the lane's weights [V][K] in registers
+// while it walks over the samples. Backward it adds up grad_weights[V][K] beside
+// them and reduces grad_input over its lanes, while asynchronous copies bring the
+// grad of its next samples: one pass over grad serves both gradients. That holds for
+// in_dim up to 8; a warp more reads the same grad for each 8 beyond, and where a block
+// has too few warps, two plain matrix products read it twice.
+#include "cc/launch/capsule_prediction.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <type_traits>
+
+#include "cuda/capsule_prediction/fma/backward.cuh"
+#include "cuda/capsule_prediction/fma/forward.cuh"
+#include "cuda/common/batched_gemm.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_prediction {
+namespace {
+
+template <typename T, int K, int V>
+LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, const T* input,
+                          const T* weights, T* output) {
+  const int64_t tiles = CeilDivide(z.columns, kLanes * V);
+  const int64_t blocks = z.in_caps * tiles * CeilDivide(z.batch, kForwardSamples);
+  const LaunchError error = CheckGrid("CapsulePrediction", blocks);
+  if (!error.empty()) return error;
+  ForwardKernel<CudaType<T>, Accumulator<T>, K, V>
+      <<<blocks, kForwardWarps * kLanes, 0, exec.stream>>>(
+          z, tiles, Native(input), Native(weights), Native(output));
+  return CheckLaunch("CapsulePrediction");
+}
+
+// Whether rows of `length` elements of T, from these pointers on, are 16-byte words.
+template <typename T>
+bool Words(int64_t length, std::initializer_list<const T*> pointers) {
+  return length * sizeof(T) % 16 == 0 &&
+         std::all_of(pointers.begin(), pointers.end(), Aligned16);
+}
+
+// The backward kernel's division for V columns a lane; groups is 0 where one block
+// has too few warps.
+Division Divide(const Problem& p, int v) {
+  const auto tiles = [](int64_t count) {
+    // Powers of two, so that they divide the warps; more than these is too many.
+    int64_t power = 1;
+    while (power < count && power <= kMaxBackwardWarps) power *= 2;
+    return static_cast<int>(power);
+  };
+  Division d{tiles(CeilDivide(p.out_caps * p.out_dim, kLanes * v)),
+             tiles(CeilDivide(p.in_dim, kBackwardK)), 0};
+  const int side_by_side = d.column_tiles * d.k_tiles;
+  d.groups = (side_by_side > kBackwardWarps ? kMaxBackwardWarps : kBackwardWarps) /
+             side_by_side;
+  return d;
+}
+
+template <typename T, int V, bool kWords, int kWarps>
+LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& d,
+                           const T* grad, const T* input, const T* weights,
+                           T* grad_input, T* grad_weights) {
+  using A = Accumulator<T>;
+  constexpr int kRings =
+      kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
+  constexpr int kFold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
+  constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
+  constexpr int kShared = std::max(kRings, kFold);
+  static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
+  const LaunchError error = CheckGrid("CapsulePredictionGrad", z.in_caps);
+  if (!error.empty()) return error;
+  BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
+      <<<z.in_caps, kWarps * kLanes, kShared, exec.stream>>>(
+          z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
+          Native(grad_weights));
+  return CheckLaunch("CapsulePredictionGrad");
+}
+
+// The V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, the largest of
+// equals.
+int ChooseV(int64_t columns, int max_v) {
+  int best = 1;
+  for (int v : {2, 4, 5}) {
+    const auto padded = [&](int u) { return CeilDivide(columns, kLanes * u) * u; };
+    if (v <= max_v && padded(v) <= padded(best)) best = v;
+  }
+  return best;
+}
+
+// Calls launch(V) with V as a compile-time constant; kMax bounds what is compiled.
+template <int kMax, typename Launch>
+LaunchError WithV(int v, const Launch& launch) {
+  if constexpr (kMax >= 5) {
+    if (v == 5) return launch(std::integral_constant<int, 5>{});
+  }
+  if constexpr (kMax >= 4) {
+    if (v == 4) return launch(std::integral_constant<int, 4>{});
+  }
+  if constexpr (kMax >= 2) {
+    if (v == 2) return launch(std::integral_constant<int, 2>{});
+  }
+  return launch(std::integral_constant<int, 1>{});
+}
+
+// A lane's V K weights may fill this much of its registers.
+template <typename T>
+constexpr int kForwardMaxV(int k) {
+  return 320 / sizeof(Accumulator<T>) / k;
+}
+template <typename T>
+constexpr int kBackwardMaxV = 160 / int{sizeof(Accumulator<T>)} / kBackwardK;
+
+Sizes MakeSizes(const Problem& p) {
+  return {p.batch, p.in_caps, p.out_caps * p.out_dim, static_cast<int>(p.in_dim),
+          false};
+}
+
+}  // namespace
+
+template <typename T>
+LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
+                    const T* weights, T* output) {
+  Sizes z = MakeSizes(p);
+  if (z.batch * z.in_caps * z.columns == 0) return {};
+  const auto with_k = [&](auto k) {
+    constexpr int kMax = kForwardMaxV<T>(k);
+    z.vector = p.in_dim == k && Words(p.in_dim, {weights});
+    return WithV<kMax>(ChooseV(z.columns, kMax), [&](auto v) {
+      return LaunchForward<T, k, v>(exec, z, input, weights, output);
+    });
+  };
+  if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
+  if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
+  if (p.in_dim <= 32) return with_k(std::integral_constant<int, 32>{});
+  const int64_t n = z.columns, i = z.in_caps, k = p.in_dim;
+  return BatchedGemm<T>(exec, "CapsulePrediction", i, z.batch, n, k,
+                        {Native(input), k, i * k, 1}, {Native(weights), n * k, 1, k},
+                        {Native(output), n, i * n, 1});
+}
+
+template <typename T>
+LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
+                     const T* input, const T* weights, T* grad_input, T* grad_weights) {
+  Sizes z = MakeSizes(p);
+  if (z.in_caps == 0) return {};
+  const int best_v = ChooseV(z.columns, kBackwardMaxV<T>);
+  const Division d = Divide(p, best_v);
+  if (d.groups > 0 && z.columns > 0) {
+    z.vector = p.in_dim % kBackwardK == 0 && Words(p.in_dim, {input, weights}) &&
+               Aligned16(grad_weights);
+    const bool words = z.vector && Words(z.columns, {grad});
+    return WithV<kBackwardMaxV<T>>(best_v, [&](auto v) {
+      constexpr int kFew = kBackwardWarps, kMany = kMaxBackwardWarps;
+      const bool few = d.column_tiles * d.k_tiles <= kFew;
+      const auto launch = words ? few ? LaunchBackward<T, v, true, kFew>
+                                      : LaunchBackward<T, v, true, kMany>
+                          : few ? LaunchBackward<T, v, false, kFew>
+                                : LaunchBackward<T, v, false, kMany>;
+      return launch(exec, z, d, grad, input, weights, grad_input, grad_weights);
+    });
+  }
+  const int64_t n = z.columns, i = z.in_caps, k = p.in_dim;
+  const LaunchError error = BatchedGemm<T>(
+      exec, "CapsulePredictionGrad", i, z.batch, k, n, {Native(grad), n, i * n, 1},
+      {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1});
+  if (!error.empty()) return error;
+  return BatchedGemm<T>(exec, "CapsulePredictionGrad", i, n, k, z.batch,
+                        {Native(grad), n, 1, i * n}, {Native(input), k, i * k, 1},
+                        {Native(grad_weights), n * k, k, 1});
+}
+
+#define CAPSOPS_INSTANTIATE(T)                                                      \
+  template LaunchError Forward(const GpuExec&, const Problem&, const T*, const T*,  \
+                               T*);                                                 \
+  template LaunchError Backward(const GpuExec&, const Problem&, const T*, const T*, \
+                                const T*, T*, T*);
+CAPSOPS_INSTANTIATE(float)
+CAPSOPS_INSTANTIATE(double)
+CAPSOPS_INSTANTIATE(Float16)
+CAPSOPS_INSTANTIATE(BFloat16)
+#undef CAPSOPS_INSTANTIATE
+
+}  // namespace capsops::capsule_prediction

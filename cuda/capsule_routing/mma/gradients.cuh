@@ -1,0 +1,351 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The last pass of capsule routing's gradient, on tensor cores: from V and ds of every
+// iteration to the gradients of input, weights and logits.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_
+
+#include <cuda_pipeline.h>
+
+#include "cuda/capsule_routing/mma/gradients_team.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_routing {
+
+// For each tile of samples a team computes the predictions, all inner products of them
+// that the softmaxes need, the coefficients, and again element by element
+//   du_hat = sum_r (c_r ds_r + db_r V_r),
+// which at once becomes the left operand of two products: with weights, for the
+// gradient of input, and transposed with input, for that of weights. `vectors` are V
+// and ds of kIterations iterations, in turn, without the first V where not kMore: it is
+// zero. Where kMore, the results are added to what the gradients hold. The vectors and
+// the input of a tile are staged in shared memory, where there are two stages while the
+// teams work on the tile before.
+template <typename S, int D, int K, Tf32 kTf32, bool kMore>
+__global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
+    GradientsKernel(Sizes z, int teams, int stages, int iterations,
+                    const S* __restrict__ input, const S* __restrict__ weights,
+                    const S* __restrict__ logits, const float4* __restrict__ vectors,
+                    S* __restrict__ grad_input, S* __restrict__ grad_weights,
+                    S* __restrict__ grad_logits) {
+  using Layout = GradientsShared<S, D, K>;
+  constexpr int M = D / 2, KS = K / kStepK, R = kIterations, kCaps = Layout::kCaps;
+  constexpr int kFirst = kMore ? 0 : 1, kVectors = 2 * R - kFirst;
+  extern __shared__ float4 shared[];
+  char* const memory = reinterpret_cast<char*>(shared);
+  const Layout layout{z.groups, teams, kVectors};
+  const Place place;
+  const int warp = threadIdx.x / kLanes;
+  const int group = warp % z.groups, team = warp / z.groups;
+  const int team_threads = z.groups * kLanes, thread = threadIdx.x % team_threads;
+  char* const team_shared = memory + stages * layout.stage() + team * layout.team();
+  float* const w = reinterpret_cast<float*>(team_shared) + group * Layout::kWeights;
+  const int w_step = z.groups * Layout::kWeights;  // between [capsule][KS]
+  float4* const shares = reinterpret_cast<float4*>(team_shared + layout.weights());
+  float4* const partial = shares;
+  float4* const softmaxes = shares + layout.told();
+  const int64_t block_i0 = int64_t{blockIdx.x} * teams * kCaps;
+  const int64_t i0 = block_i0 + team * kCaps;
+  const int caps = max(min(z.in_caps - i0, int64_t{kCaps}), int64_t{0});
+  const int j = group * kGroupCaps + place.t;
+  const bool real = j < z.out_caps;
+  const int64_t matrices = int64_t{z.out_caps} * (D * K);  // of an input capsule
+
+  // Of a lane's weights of product 0: as operand with input, and with du_hat.
+  const int by_column = WeightPlace(2 * place.t, place.g / 2, place.g % 2);
+  const int by_row[2] = {WeightPlace(place.g, place.t, 0),
+                         WeightPlace(place.g, place.t, 1)};
+  const int64_t input_row = z.in_caps * K;
+  constexpr int kWord = 16 / sizeof(S);
+  const int row_words = min(int64_t{teams} * kCaps, z.in_caps - block_i0) * K / kWord;
+  const auto bring = [&](int64_t tile) {
+    if (tile < z.tiles) {
+      char* const to = memory + tile % stages * layout.stage();
+      const int length = layout.vector_length();
+#pragma unroll
+      for (int q = 0; q < kVectors; ++q) {
+        const float4* const from = vectors + ((q + kFirst) * z.tiles + tile) * length;
+        for (int e = threadIdx.x; e < length; e += blockDim.x) {
+          __pipeline_memcpy_async(reinterpret_cast<float4*>(to) + q * length + e,
+                                  from + e, sizeof(float4));
+        }
+      }
+      S* const rows = reinterpret_cast<S*>(to + kVectors * length *
+                                                    static_cast<int>(sizeof(float4)));
+      for (int b = warp; b < kTileSamples; b += blockDim.x / kLanes) {
+        const S* const from = input +
+                              min(tile * kTileSamples + b, z.batch - 1) * input_row +
+                              block_i0 * K;
+        for (int e = place.lane; e < row_words; e += kLanes) {
+          __pipeline_memcpy_async(rows + b * layout.row() + e * kWord, from + e * kWord,
+                                  16);
+        }
+      }
+    }
+    __pipeline_commit();
+  };
+
+  float bias[kCaps], sum_logits[kCaps] = {}, sum_weights[M / 2][kCaps][KS][4] = {};
+#pragma unroll
+  for (int n = 0; n < kCaps; ++n) {
+    // Past the last capsule comes the last again.
+    const int64_t i = min(i0 + n, z.in_caps - 1);
+    bias[n] = real ? Widen(logits[i * z.out_caps + j]) : -INFINITY;
+#pragma unroll 4
+    for (int e = place.lane; e < 4 * D * K; e += kLanes) {
+      const int own_j = e / (D * K), d = e / K % D, k = e % K;
+      const S* const matrix =
+          weights + i * matrices + min(group * 4 + own_j, z.out_caps - 1) * (D * K);
+      w[(n * KS + k / kStepK) * w_step + WeightPlace(k % kStepK, own_j, d)] =
+          Prepare<kTf32>(Widen(matrix[e % (D * K)]));
+    }
+  }
+  WaitForKernelBefore();
+  if (stages > 1) bring(0);
+#pragma unroll 1
+  for (int64_t tile = 0; tile < z.tiles; ++tile) {
+    __syncthreads();  // everyone is done with what comes to be overwritten
+    bring(tile + stages - 1);
+    if (stages > 1) {
+      __pipeline_wait_prior(1);
+    } else {
+      __pipeline_wait_prior(0);
+    }
+    __syncthreads();
+    const char* const stage = memory + tile % stages * layout.stage();
+    const float4* const staged =
+        reinterpret_cast<const float4*>(stage) + group * (M * kLanes) + place.lane;
+    const S* const x =
+        reinterpret_cast<const S*>(staged - group * (M * kLanes) - place.lane +
+                                   kVectors * layout.vector_length()) +
+        team * kCaps * K;
+    const auto v = [&](int r, int m) {
+      return staged[(2 * r - kFirst) * layout.vector_length() + m * kLanes];
+    };
+    const auto ds = [&](int r, int m) {
+      return staged[(2 * r + 1 - kFirst) * layout.vector_length() + m * kLanes];
+    };
+    // Inner products <u_hat, V_r> with logits, later c_r; <u_hat, ds_r>, later db_r.
+    float c[R][kCaps][2], db[R][kCaps][2];
+    {
+      Operand<4, kTf32> a[kCaps][KS];
+#pragma unroll
+      for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int s = 0; s < KS; ++s) {
+          const S* const at =
+              x + place.g * layout.row() + n * K + s * kStepK + 2 * place.t;
+          const Pack<S, 2> rows[2] = {LoadPair(at), LoadPair(at + 8 * layout.row())};
+          a[n][s] = SamplesOperand<kTf32>(rows);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int n = 0; n < kCaps; ++n) {
+          c[r][n][0] = c[r][n][1] = bias[n];
+          db[r][n][0] = db[r][n][1] = 0;
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        float u[kCaps][4] = {};
+#pragma unroll
+        for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+          for (int s = 0; s < KS; ++s) {
+            const float2 pair = *reinterpret_cast<const float2*>(
+                w + (n * KS + s) * w_step + m * 64 + by_column);
+            Operand<2, kTf32> b;
+            b.SetPrepared(0, pair.x);
+            b.SetPrepared(1, pair.y);
+            Multiply(a[n][s], b, u[n]);
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const float4 ds_r = ds(r, m);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddProducts(u[n], ds_r, db[r][n]);
+          if (r < kFirst) continue;
+          const float4 v_r = v(r, m);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddProducts(u[n], v_r, c[r][n]);
+        }
+      }
+    }
+    const bool partial_tile = (tile + 1) * kTileSamples > z.batch;
+    // The softmaxes, all at once: c becomes exp.
+    float maximum[R][kCaps][2];
+    const auto item = [&](int r, int n, int h) {
+      return ((h * 8 + place.g) * kCaps + n) * R + r;
+    };
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float exponential;
+          const Share share = ShareOfLanes<true>(c[r][n][h], db[r][n][h], &exponential);
+          if (place.t == 0) {
+            shares[group * Layout::kItems + item(r, n, h)] = {share.maximum, share.sum,
+                                                              share.weighted, 0};
+          }
+          maximum[r][n][h] = share.maximum;
+          c[r][n][h] = exponential;
+        }
+      }
+    }
+    WaitFor(team + 1, team_threads);
+    for (int e = thread; e < Layout::kItems; e += team_threads) {
+      softmaxes[e] = Softmax::Of<Layout::kItems>(shares + e, z.groups).Stored();
+    }
+    WaitFor(team + 1, team_threads);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const Softmax softmax(softmaxes[item(r, n, h)]);
+          const float factor = softmax.Coefficient(maximum[r][n][h], c[r][n][h]);
+          c[r][n][h] = factor;
+          db[r][n][h] = factor * (db[r][n][h] - softmax.mean);
+          // What stands for no sample must not add to a sum over samples; nor may an
+          // iteration that is not there, whose vectors are zero but u_hat may be
+          // infinite.
+          if (r >= iterations ||
+              (partial_tile && tile * kTileSamples + h * 8 + place.g >= z.batch)) {
+            c[r][n][h] = db[r][n][h] = 0;
+          }
+          sum_logits[n] += db[r][n][h];
+        }
+      }
+    }
+    // Input as the right operand of the gradient of weights.
+    Operand<2, kTf32> samples[kCaps][KS][2];
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const S* const at =
+              x + (h * 8 + 2 * place.t) * layout.row() + n * K + s * kStepK + place.g;
+          samples[n][s][h].Set(0, Widen(at[0]));
+          samples[n][s][h].Set(1, Widen(at[layout.row()]));
+        }
+      }
+    }
+    float sum_input[kCaps][KS][4] = {};
+#pragma unroll
+    for (int pair = 0; pair < M / 2; ++pair) {
+      // du_hat of both m of the pair, transposed: operands of two products.
+      Operand<4, kScaled<kTf32>> transposed[kCaps][2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int m = 2 * pair + e;
+        float du[kCaps][4] = {};
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const float4 ds_r = ds(r, m);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddScaled(c[r][n], ds_r, du[n]);
+          if (r < kFirst) continue;
+          const float4 v_r = v(r, m);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddScaled(db[r][n], v_r, du[n]);
+        }
+#pragma unroll
+        for (int n = 0; n < kCaps; ++n) {
+          Operand<4, kScaled<kTf32>> a;
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            du[n][q] = Prepare<kTf32>(du[n][q]);
+            a.SetPrepared(q % 2 * 2 + q / 2, du[n][q]);
+          }
+#pragma unroll
+          for (int s = 0; s < KS; ++s) {
+            Operand<2, kTf32> b;
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+              b.SetPrepared(q, w[(n * KS + s) * w_step + m * 64 + by_row[q]]);
+            }
+            Multiply(a, b, sum_input[n][s]);
+          }
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const float2 both = Transpose(du[n][2 * h], du[n][2 * h + 1]);
+            transposed[n][h].SetPrepared(e, both.x);
+            transposed[n][h].SetPrepared(2 + e, both.y);
+          }
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int s = 0; s < KS; ++s) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            Multiply(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
+          }
+        }
+      }
+    }
+    // Every warp has added up its own output capsules.
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
+        partial[((group * kCaps + n) * KS + s) * kLanes + place.lane] =
+            *reinterpret_cast<float4*>(sum_input[n][s]);
+      }
+    }
+    WaitFor(team + 1, team_threads);
+    for (int e = thread; e < caps * KS * kLanes; e += team_threads) {
+      float4 total{};
+      for (int g = 0; g < z.groups; ++g) {
+        Add(partial[g * (kCaps * KS * kLanes) + e], &total);
+      }
+      const int n = e / (KS * kLanes), s = e / kLanes % KS;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int64_t b = tile * kTileSamples + h * 8 + place.g;
+        if (b >= z.batch) continue;
+        AddPair(h ? total.z : total.x, h ? total.w : total.y, kMore,
+                grad_input + b * input_row + (i0 + n) * K + s * kStepK + 2 * place.t);
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kCaps; ++n) {
+    if (n >= caps) continue;
+    float total = sum_logits[n];
+#pragma unroll
+    for (int offset = 4; offset < kLanes; offset *= 2) {
+      total += __shfl_xor_sync(~0u, total, offset);
+    }
+    if (place.g == 0 && real) {
+      S* const to = grad_logits + (i0 + n) * z.out_caps + j;
+      Narrow(kMore ? total + Widen(*to) : total, to);
+    }
+    const int column_j = group * kGroupCaps + place.g / 2;
+    if (column_j >= z.out_caps) continue;
+    S* const to = grad_weights + (i0 + n) * matrices + column_j * (D * K) +
+                  place.g % 2 * K + 2 * place.t;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
+        const float (&sum)[4] = sum_weights[m / 2][n][s];
+        AddPair(sum[m % 2 * 2], sum[m % 2 * 2 + 1], kMore, to + 2 * m * K + s * kStepK);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_

@@ -1,0 +1,92 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What a team of warps of the gradients' kernel has in shared memory, and what it does
+// with products.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
+
+#include "cuda/capsule_routing/mma/pass.cuh"
+
+namespace capsops::capsule_routing {
+
+constexpr int kIterations = 3;      // that one launch takes together
+constexpr int kGradientWarps = 16;  // of a block at most
+constexpr int kGradientTeams = 15;  // of a block at most: there are as many barriers
+
+// A team of a warp for each group of output capsules has kCaps input capsules. What a
+// block of such teams has in shared memory, in this order, sizes in bytes:
+template <typename S, int D, int K>
+struct GradientsShared {
+  static constexpr int M = D / 2, KS = K / kStepK;
+  static constexpr int kCaps = 2 / KS;
+  static constexpr int kItems = kTileSamples * kCaps * kIterations;
+  static constexpr int kWeights = 4 * D * kStepK;  // of a product's operands
+  static constexpr int kPad = 32 / sizeof(S);      // keeps rows of samples off a bank
+
+  int groups, teams, vectors;  // output capsules / 4, teams, staged vectors
+
+  // Of one stage: `vectors` of the vectors of one tile of samples, and its input.
+  __host__ __device__ int vector_length() const { return groups * M * kLanes; }
+  __host__ __device__ int row() const { return teams * kCaps * K + kPad; }
+  __host__ __device__ int stage() const {
+    return vectors * vector_length() * static_cast<int>(sizeof(float4)) +
+           kTileSamples * row() * static_cast<int>(sizeof(S));
+  }
+  // Of one team: operands of weights [capsule][KS][group]; what its warps tell each
+  // other, shares [group][row][capsule][iteration] or parts of grad_input
+  // [group][capsule][KS][lane]; softmaxes [row][capsule][iteration].
+  __host__ __device__ int weights() const {
+    return kCaps * KS * groups * kWeights * static_cast<int>(sizeof(float));
+  }
+  __host__ __device__ int told() const {
+    constexpr int kParts = kCaps * KS * kLanes;
+    return (kItems > kParts ? kItems : kParts) * groups;
+  }
+  __host__ __device__ int team() const {
+    return weights() + (told() + kItems) * static_cast<int>(sizeof(float4));
+  }
+};
+
+// Where the operand of weights for one product has element (k, output capsule j, d):
+// both the product with input, by (j, d), and that with du_hat, by (k, j), read it
+// without two lanes on one bank.
+__device__ inline int WeightPlace(int k, int j, int d) {
+  return d * 32 + ((j * kStepK + k) ^ ((d & 1) * 16));
+}
+
+// Transposes the 8 x 8 floats of which each lane holds row g, columns 2t and 2t + 1.
+__device__ inline float2 Transpose(float x, float y) {
+  const auto move = [](uint32_t halves) {
+    uint32_t moved;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(moved) : "r"(halves));
+    return moved;
+  };
+  const uint32_t a = __float_as_uint(x), b = __float_as_uint(y);
+  const uint32_t low = move(__byte_perm(a, b, 0x5410));
+  const uint32_t high = move(__byte_perm(a, b, 0x7632));
+  return {__uint_as_float(__byte_perm(low, high, 0x5410)),
+          __uint_as_float(__byte_perm(low, high, 0x7632))};
+}
+
+// sum += <x, y>, by rows.
+__device__ inline void AddProducts(const float (&x)[4], const float4& y,
+                                   float (&sum)[2]) {
+  sum[0] += x[0] * y.x;
+  sum[0] += x[1] * y.y;
+  sum[1] += x[2] * y.z;
+  sum[1] += x[3] * y.w;
+}
+
+// sum += factors x, by rows.
+__device__ inline void AddScaled(const float (&factors)[2], const float4& x,
+                                 float (&sum)[4]) {
+  sum[0] += factors[0] * x.x;
+  sum[1] += factors[0] * x.y;
+  sum[2] += factors[1] * x.z;
+  sum[3] += factors[1] * x.w;
+}
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_

@@ -1,0 +1,224 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the tensor-core kernels of capsule routing share: how a warp holds predictions,
+// and the softmax over output capsules that several warps hold.
+//
+// A warp holds the predictions of one input capsule for 16 samples and 4 output
+// capsules, as the accumulators of M = D / 2 products m16n8k8. Rows are samples. The 8
+// columns of product m are the elements 2m and 2m + 1 of the 4 output capsules, so that
+// the lane (g, t) = (lane / 4, lane % 4) has all of u_hat for samples g and g + 8 and
+// output capsule t: everything but the softmax happens within a lane. Its elements are
+// numbered m, then sample, then element of the pair: one float4 for each m. Vectors of
+// output capsules (V, ds, partial sums) lie in memory in the same order, as [tile of 16
+// samples][group of 4 output capsules][m][lane] float4, padded with zeros.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
+
+#include <cstdint>
+
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_routing {
+
+constexpr int kTileSamples = 16;
+constexpr int kGroupCaps = 4;
+constexpr int kStepK = 8;  // of in_dim in one product
+
+struct Sizes {
+  int64_t batch, in_caps, tiles;
+  int out_caps, groups;
+  float epsilon;
+};
+
+// Place of a lane in a product's fragments.
+struct Place {
+  int lane = threadIdx.x % kLanes;
+  int g = lane / 4, t = lane % 4;
+};
+
+// Index, in float4, of m = 0 of this lane in a vector of output capsules.
+template <int D>
+__device__ int64_t VectorIndex(const Sizes& z, int64_t tile, int group) {
+  return (tile * z.groups + group) * (D / 2 * kLanes) + threadIdx.x % kLanes;
+}
+template <int D>
+__host__ __device__ int64_t VectorFloats(const Sizes& z) {
+  return z.tiles * z.groups * (D / 2 * kLanes * 4);
+}
+
+// The operands of one product, as they lie in memory. Contraction index t is k = 2t and
+// index t + 4 is 2t + 1, so that a lane reads pairs.
+template <Tf32 kTf32, typename S>
+__device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
+  Operand<4, kTf32> a;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) a.Set(e, Widen(rows[e % 2].at[e / 2]));
+  return a;
+}
+template <Tf32 kTf32, typename S>
+__device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
+                                            float factor = 1) {
+  Operand<2, kTf32> b;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) b.Set(e, factor * Widen(column.at[e]));
+  return b;
+}
+
+template <typename S>
+__device__ Pack<S, 2> LoadPair(const S* from) {
+  return *reinterpret_cast<const Pack<S, 2>*>(from);
+}
+
+template <typename S>
+__device__ void StorePair(float x, float y, S* to) {
+  Pack<S, 2> pair;
+  Narrow(x, &pair.at[0]);
+  Narrow(y, &pair.at[1]);
+  *reinterpret_cast<Pack<S, 2>*>(to) = pair;
+}
+
+// The same, added to what is there where `more`.
+template <typename S>
+__device__ void AddPair(float x, float y, bool more, S* to) {
+  if (more) {
+    x += Widen(to[0]);
+    y += Widen(to[1]);
+  }
+  StorePair(x, y, to);
+}
+
+// Where sample b of input [batch, in_caps, K] begins; past the last comes the last
+// again.
+template <int K, typename S>
+__device__ const S* SampleRow(const Sizes& z, const S* input, int64_t b) {
+  return input + min(b, z.batch - 1) * z.in_caps * K;
+}
+
+// Where weights [in_caps, out_caps, D, K] hold output capsule j, or past the last the
+// last again, of input capsule 0.
+template <int D, int K, typename S>
+__device__ const S* CapsuleMatrix(const Sizes& z, const S* weights, int j) {
+  return weights + min(j, z.out_caps - 1) * (D * K);
+}
+
+// exp(x - maximum), and 0 where even the maximum is -infinity.
+__device__ inline float ExpBelow(float x, float maximum) {
+  constexpr float kLog2E = 1.44269504f;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;"
+      : "=f"(power)
+      : "f"((x - (maximum == -INFINITY ? 0 : maximum)) * kLog2E));
+  return power;
+}
+
+__device__ inline float Reciprocal(float x) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+}
+
+// What a group of output capsules adds to the softmax of one sample: the maximum of
+// its logits, and relative to that the sums of exp(logit) and of exp(logit) dc.
+struct Share {
+  float maximum, sum, weighted;
+};
+
+// The share of the 4 lanes' logits, and exp of the lane's own. A logit of -infinity
+// counts for nothing.
+template <bool kWeighted>
+__device__ Share ShareOfLanes(float logit, float dc, float* exponential) {
+  Share share{logit, 0, 0};
+#pragma unroll
+  for (int offset = 1; offset < 4; offset *= 2) {
+    share.maximum = fmaxf(share.maximum, __shfl_xor_sync(~0u, share.maximum, offset));
+  }
+  *exponential = ExpBelow(logit, share.maximum);
+  share.sum = *exponential;
+  share.weighted = *exponential * dc;
+#pragma unroll
+  for (int offset = 1; offset < 4; offset *= 2) {
+    share.sum += __shfl_xor_sync(~0u, share.sum, offset);
+    if constexpr (kWeighted) {
+      share.weighted += __shfl_xor_sync(~0u, share.weighted, offset);
+    }
+  }
+  return share;
+}
+
+// The softmax of one sample, from the shares of all groups.
+struct Softmax {
+  float maximum, inverse, mean;  // of the logits, 1 / sum of exp, sum_j c dc
+
+  __device__ explicit Softmax(const float4& stored)
+      : maximum(stored.x), inverse(stored.y), mean(stored.z) {}
+
+  // Group w has its share at shares[w * kStep].
+  template <int kStep>
+  __device__ static Softmax Of(const float4* shares, int groups) {
+    float4 all = shares[0];
+#pragma unroll 1
+    for (int w = 1; w + 2 < groups; w += 3) Join<kStep>(shares + w * kStep, 3, &all);
+    Join<kStep>(shares + ((groups - 1) / 3 * 3 + 1) * kStep, (groups - 1) % 3, &all);
+    const float inverse = Reciprocal(all.y);
+    return Softmax({all.x, inverse, all.z * inverse, 0});
+  }
+
+  __device__ float4 Stored() const { return {maximum, inverse, mean, 0}; }
+  __device__ float Coefficient(float own_maximum, float exponential) const {
+    return exponential * ExpBelow(own_maximum, maximum) * inverse;
+  }
+
+ private:
+  // Adds `count` of at most 3 shares to `all`.
+  template <int kStep>
+  __device__ static void Join(const float4* shares, int count, float4* all) {
+    float4 more[3];
+    float maximum = all->x;
+#pragma unroll
+    for (int w = 0; w < 3; ++w) {
+      more[w] = w < count ? shares[w * kStep] : float4{-INFINITY, 0, 0, 0};
+      maximum = fmaxf(maximum, more[w].x);
+    }
+    float scale = ExpBelow(all->x, maximum);
+    *all = {maximum, all->y * scale, all->z * scale, 0};
+#pragma unroll
+    for (int w = 0; w < 3; ++w) {
+      scale = ExpBelow(more[w].x, maximum);
+      all->y += more[w].y * scale;
+      all->z += more[w].z * scale;
+    }
+  }
+};
+
+__device__ inline void Add(const float4& x, float4* to) {
+  to->x += x.x;
+  to->y += x.y;
+  to->z += x.z;
+  to->w += x.w;
+}
+
+// sum += x y, element by element.
+__device__ inline void AddProducts(const float (&x)[4], const float4& y,
+                                   float (&sum)[4]) {
+  sum[0] += x[0] * y.x;
+  sum[1] += x[1] * y.y;
+  sum[2] += x[2] * y.z;
+  sum[3] += x[3] * y.w;
+}
+
+// squash(s) = s f(|s|^2).
+__device__ inline float SquashScale(float q, float epsilon) {
+  return q / (1 + q) * rsqrtf(q + epsilon);
+}
+// 2 f'(|s|^2).
+__device__ inline float SquashSlope(float q, float epsilon) {
+  const float root = rsqrtf(q + epsilon);
+  return root / (1 + q) * (2 / (1 + q) - q * root * root);
+}
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_

@@ -1,0 +1,197 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Between the passes of capsule routing: adding up their partial sums, squash and its
+// gradient. A thread has one float4 of a vector of output capsules
+// (capsule_routing_tile.cuh); kSlices threads share it where there are partial sums. A
+// block has the M float4 of kPart lanes.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
+
+#include "cuda/capsule_routing/mma/tile.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_routing {
+
+constexpr int kSlices = 16;
+constexpr int kPart = 8;
+
+// Where a thread of such a block stands, and the sums that its block's threads make.
+template <int D>
+struct VectorThread {
+  static constexpr int M = D / 2;
+  static constexpr int kThreads = M * kPart;  // without slices
+
+  const Sizes& z;
+  const int part = threadIdx.x % kPart, m = threadIdx.x / kPart % M;
+  const int slice = threadIdx.x / kThreads;
+  const int lane = blockIdx.x % (kLanes / kPart) * kPart + part;
+  const int64_t place = blockIdx.x / (kLanes / kPart);  // of tile and group
+  const int64_t tile = place / z.groups;
+  const int j = static_cast<int>(place % z.groups) * kGroupCaps + lane % 4;
+  const int64_t index = (place * M + m) * kLanes + lane;
+  const int64_t rows[2] = {tile * kTileSamples + lane / 4,
+                           tile * kTileSamples + lane / 4 + 8};
+
+  static int64_t Blocks(const Sizes& z) {
+    return z.tiles * z.groups * (kLanes / kPart);
+  }
+
+  // Index of the pair of row h in an array [batch, out_caps, D].
+  __device__ int64_t at(int h) const { return (rows[h] * z.out_caps + j) * D + 2 * m; }
+  __device__ bool inside(int h) const { return rows[h] < z.batch && j < z.out_caps; }
+
+  template <typename S>
+  __device__ float4 Load(const S* from) const {
+    float x[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (inside(e / 2)) x[e] = Widen(from[at(e / 2) + e % 2]);
+    }
+    return {x[0], x[1], x[2], x[3]};
+  }
+
+  template <typename S>
+  __device__ void Store(float4 x, S* to) const {
+    if (inside(0)) StorePair(x.x, x.y, to + at(0));
+    if (inside(1)) StorePair(x.z, x.w, to + at(1));
+  }
+
+  // Sums over `chunks` partial vectors; only slice 0 has the result.
+  __device__ float4 SumPartials(const float4* partial, int64_t chunks) const {
+    __shared__ float4 others[kSlices - 1][kThreads];
+    float4 sum{};
+#pragma unroll 4
+    for (int64_t c = slice; c < chunks; c += kSlices) {
+      Add(partial[c * (VectorFloats<D>(z) / 4) + index], &sum);
+    }
+    const int thread = threadIdx.x % kThreads;
+    if (slice > 0) others[slice - 1][thread] = sum;
+    __syncthreads();
+    if (slice == 0) {
+      for (int s = 0; s < kSlices - 1; ++s) Add(others[s][thread], &sum);
+    }
+    // Past the last output capsule comes nothing of meaning.
+    return j < z.out_caps ? sum : float4{};
+  }
+
+  // Inner products of the two rows' capsules. All threads of slice 0 and no others
+  // take part.
+  __device__ void Products(float4 a, float4 b, float (&product)[2]) const {
+    __shared__ float2 parts[M][kPart];
+    parts[m][part] = {a.x * b.x + a.y * b.y, a.z * b.z + a.w * b.w};
+    WaitForSlice();
+    product[0] = product[1] = 0;
+#pragma unroll
+    for (int n = 0; n < M; ++n) {
+      product[0] += parts[n][part].x;
+      product[1] += parts[n][part].y;
+    }
+    WaitForSlice();
+  }
+
+  __device__ static void WaitForSlice() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  }
+};
+
+// x with rows 0 and 1 multiplied.
+__device__ inline float4 Scale(float4 x, float row0, float row1) {
+  return {x.x * row0, x.y * row0, x.z * row1, x.w * row1};
+}
+
+template <int D>
+__device__ float4 Squash(const VectorThread<D>& thread, float4 s) {
+  float q[2];
+  thread.Products(s, s, q);
+  const float epsilon = thread.z.epsilon;
+  return Scale(s, SquashScale(q[0], epsilon), SquashScale(q[1], epsilon));
+}
+
+// The gradient by s, from that by squash(s).
+template <int D>
+__device__ float4 SquashGradient(const VectorThread<D>& thread, float4 s, float4 dv) {
+  float q[2], along[2];
+  thread.Products(s, s, q);
+  thread.Products(s, dv, along);
+  const float epsilon = thread.z.epsilon;
+  float4 ds = Scale(dv, SquashScale(q[0], epsilon), SquashScale(q[1], epsilon));
+  Add(Scale(s, SquashSlope(q[0], epsilon) * along[0],
+            SquashSlope(q[1], epsilon) * along[1]),
+      &ds);
+  return ds;
+}
+
+// Ends an iteration: sums = s, and either output = squash(s), or the next iteration's
+// V, which is `v` (zero where null) plus squash(s).
+template <typename S, int D>
+__global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
+    FinishKernel(Sizes z, int64_t chunks, const float4* partial, const float4* v,
+                 float4* next_v, float* __restrict__ sums, S* __restrict__ output) {
+  const VectorThread<D> thread{z};
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
+  const float4 s = thread.SumPartials(partial, chunks);
+  if (thread.slice > 0) return;
+  thread.Store(s, sums);
+  float4 squashed = Squash(thread, s);
+  if (output != nullptr) {
+    thread.Store(squashed, output);
+  } else {
+    if (v != nullptr) Add(v[thread.index], &squashed);
+    next_v[thread.index] = squashed;
+  }
+}
+
+// V of iterations 1, 2, ... up to `iterations`, ds of the last, and dv = 0. The vectors
+// of iteration r (from 1) begin at vectors + 2 (r - 1) times the length of one: V, then
+// ds. Iterations from there up to `padded` get zeros. Without `grad`, only the V of
+// iteration `iterations` + 1 is made, at `vectors`.
+template <typename S, int D>
+__global__ void __launch_bounds__(VectorThread<D>::kThreads)
+    PrepareKernel(Sizes z, int64_t iterations, int64_t padded,
+                  const float* __restrict__ sums, const S* __restrict__ grad,
+                  float4* __restrict__ vectors, float4* __restrict__ dv) {
+  const VectorThread<D> thread{z};
+  LetKernelAfterBegin();
+  const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
+  float4 v{}, s{}, next{};
+  if (iterations > 0) next = thread.Load(sums);
+  for (int64_t r = 0; r < iterations; ++r) {
+    if (grad != nullptr) vectors[2 * r * length + thread.index] = v;
+    s = next;
+    if (r + 1 < iterations) next = thread.Load(sums + (r + 1) * step);
+    Add(Squash(thread, s), &v);
+  }
+  if (grad == nullptr) {
+    vectors[thread.index] = v;
+    return;
+  }
+  vectors[(2 * iterations - 1) * length + thread.index] =
+      SquashGradient(thread, s, thread.Load(grad));
+  for (int64_t r = 2 * iterations; r < 2 * padded; ++r) {
+    vectors[r * length + thread.index] = {};
+  }
+  dv[thread.index] = {};
+}
+
+// From an iteration's dV back to the iteration before: dv += dV, and ds from that dv
+// and the `sums` of that iteration.
+template <int D>
+__global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
+    FinishBackwardKernel(Sizes z, int64_t chunks, const float4* partial,
+                         const float* __restrict__ sums, float4* __restrict__ dv,
+                         float4* __restrict__ ds) {
+  const VectorThread<D> thread{z};
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
+  float4 total = thread.SumPartials(partial, chunks);
+  if (thread.slice > 0) return;
+  Add(dv[thread.index], &total);
+  dv[thread.index] = total;
+  ds[thread.index] = SquashGradient(thread, thread.Load(sums), total);
+}
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_

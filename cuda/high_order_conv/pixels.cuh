@@ -1,0 +1,229 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// High-order convolution, channels last, of any kernel, dilation and type whose filters
+// are not too large: threads take pixels that follow each other in memory, and 4
+// channels of a group together. Filters pass through shared memory, so that whole
+// stretches of memory are moved.
+#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
+#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "cuda/high_order_conv/general.cuh"
+#include "cuda/high_order_conv/segment.cuh"
+
+namespace capsops::high_order_conv::pixels {
+
+constexpr int kThreads = 256;
+constexpr int kTogether = 4;       // channels
+constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
+constexpr int kFewestPixels = 32;  // of a block
+
+using general::Reach;
+
+// A block has `pixels` pixels, a power of two, and for each `kThreads / pixels` threads
+// that share its channels.
+struct Work {
+  int pixels, chunks, of_group, per_pixel;  // chunks of channels in a group
+};
+
+// The pixel of a thread; of all images, and in its own.
+struct Place {
+  int64_t first, pixel;  // the block's and the thread's
+  int64_t y, x;
+  int count;     // pixels of the block
+  int of_block;  // which of them this is
+  int part, parts;
+  bool inside;
+
+  __device__ Place(const Problem& p, const Work& w) {
+    const int64_t all = p.batch * p.height * p.width;
+    first = int64_t{blockIdx.x} * w.pixels;
+    count = static_cast<int>(min(int64_t{w.pixels}, all - first));
+    of_block = threadIdx.x % w.pixels;
+    part = threadIdx.x / w.pixels;
+    parts = kThreads / w.pixels;
+    inside = of_block < count;
+    pixel = first + (inside ? of_block : 0);
+    general::Split(general::Split(pixel, p.width, &x), p.height, &y);
+  }
+};
+
+// output where kReverse is false, from input and filters; grad_input where it is true,
+// from grad and filters, which then are read in place.
+template <typename S, typename A, bool kReverse>
+__global__ void __launch_bounds__(kThreads)
+    GatherKernel(Problem p, Work w, const S* __restrict__ values,
+                 const S* __restrict__ filters, S* __restrict__ result) {
+  extern __shared__ __align__(16) char shared[];
+  S* const staged = reinterpret_cast<S*>(shared);
+  const Place at(p, w);
+  const S* mine = filters + at.pixel * w.per_pixel;
+  if constexpr (!kReverse) {
+    const int64_t start = at.first * w.per_pixel;
+    const S* const from = filters + start - start % (16 / sizeof(S));
+    const int skip = ForSegment<S>(
+        start, at.count * w.per_pixel,
+        [&](int e) { __pipeline_memcpy_async(staged + e, from + e, 16); },
+        [&](int e) { staged[e] = from[e]; });
+    mine = staged + skip + at.of_block * w.per_pixel;
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __syncthreads();
+  }
+  if (!at.inside) return;
+  const int height = p.kernel_height, width = p.kernel_width;
+  const int64_t below = p.height - 1 - at.y, right = p.width - 1 - at.x;
+  const Reach rows(kReverse ? below : at.y, kReverse ? at.y : below, height,
+                   p.dilation_height);
+  const Reach columns(kReverse ? right : at.x, kReverse ? at.x : right, width,
+                      p.dilation_width);
+  for (int chunk = at.part; chunk < w.chunks * static_cast<int>(p.groups);
+       chunk += at.parts) {
+    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kTogether;
+    const S* const first = values + group * w.of_group + c0;
+    int offset[kTogether];
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c) offset[c] = min(c, w.of_group - 1 - c0);
+    A sum[kTogether] = {};
+    for (int64_t kh = rows.begin; kh < rows.end; ++kh) {
+      const int i = static_cast<int>(kh);
+      const int64_t down = (i - height / 2) * p.dilation_height * p.width;
+      const int tap = (group * height + i) * width;
+      A part[kTogether] = {};
+#pragma unroll 4
+      for (int j = static_cast<int>(columns.begin); j < columns.end; ++j) {
+        const int64_t away = down + (j - width / 2) * p.dilation_width;
+        const int64_t source = kReverse ? at.pixel - away : at.pixel + away;
+        const A f =
+            Widen(kReverse ? filters[source * w.per_pixel + tap + j] : mine[tap + j]);
+        const S* const from = first + source * p.channels;
+#pragma unroll
+        for (int c = 0; c < kTogether; ++c) part[c] += f * Widen(from[offset[c]]);
+      }
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) sum[c] += part[c];
+    }
+    S* const to = result + at.pixel * p.channels + group * w.of_group + c0;
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c) {
+      if (c0 + c < w.of_group) Narrow(sum[c], to + c);
+    }
+  }
+}
+
+template <typename S, typename A>
+__global__ void __launch_bounds__(kThreads)
+    FiltersKernel(Problem p, Work w, const S* __restrict__ grad,
+                  const S* __restrict__ input, S* __restrict__ grad_filters) {
+  extern __shared__ __align__(16) char shared[];
+  A* const staged = reinterpret_cast<A*>(shared);
+  const Place at(p, w);
+  const int width = p.kernel_width, taps = static_cast<int>(p.kernel_height) * width;
+  for (int chunk = 0; at.inside && chunk < w.chunks * static_cast<int>(p.groups);
+       ++chunk) {
+    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kTogether;
+    const int64_t channel = group * w.of_group + c0;
+    A own[kTogether];
+    int offset[kTogether];
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c) {
+      const bool has = c0 + c < w.of_group;
+      offset[c] = has ? c : 0;
+      const A g = Widen(grad[at.pixel * p.channels + channel + offset[c]]);
+      own[c] = has ? g : A{0};
+    }
+    A* const mine = staged + at.of_block * w.per_pixel + group * taps;
+#pragma unroll 4
+    for (int tap = at.part; tap < taps; tap += at.parts) {
+      const int i = tap / width, j = tap % width;
+      const int64_t y = at.y + (i - p.kernel_height / 2) * p.dilation_height;
+      const int64_t x = at.x + (j - width / 2) * p.dilation_width;
+      const bool inside = y >= 0 && y < p.height && x >= 0 && x < p.width;
+      const int64_t source =
+          at.pixel + (inside ? (y - at.y) * p.width + (x - at.x) : 0);
+      const S* const from = input + source * p.channels + channel;
+      A sum = 0;
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+        // A channel that is not there is not read, for it might not be finite.
+        sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
+      }
+      mine[tap] = inside ? (c0 > 0 ? mine[tap] + sum : sum) : A{0};
+    }
+  }
+  __syncthreads();
+  S* const to = grad_filters + at.first * w.per_pixel;
+  for (int e = threadIdx.x; e < at.count * w.per_pixel; e += kThreads) {
+    Narrow(staged[e], to + e);
+  }
+}
+
+// The pixels of a block with `bytes` a filter's element; 0 if filters are too large.
+inline int PixelsOfBlock(const Problem& p, int bytes, int most) {
+  const int64_t limit = kShared / bytes - 16;
+  if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;
+  const int64_t per_pixel = p.groups * p.kernel_height * p.kernel_width;
+  int pixels = most;
+  while (pixels >= kFewestPixels && pixels * per_pixel > limit) pixels /= 2;
+  return pixels >= kFewestPixels ? pixels : 0;
+}
+
+inline bool CanRun(const Problem& p, int bytes, Work* w, int64_t* blocks) {
+  const int64_t pixels = general::Pixels(p);
+  if (p.channels_first || pixels * p.channels == 0 || p.channels > 1 << 24)
+    return false;
+  *w = {};
+  w->of_group = p.channels / p.groups;
+  w->chunks = CeilDivide(w->of_group, kTogether);
+  int most = kThreads;
+  for (int64_t parts = w->chunks * p.groups; parts > 1 && most > kFewestPixels;
+       parts /= 2) {
+    most /= 2;
+  }
+  w->pixels = PixelsOfBlock(p, bytes, most);
+  if (w->pixels == 0) return false;
+  w->per_pixel = p.groups * p.kernel_height * p.kernel_width;
+  *blocks = CeilDivide(pixels, w->pixels);
+  return *blocks <= INT32_MAX;
+}
+
+template <typename T>
+bool TryForward(const GpuExec& exec, const Problem& p, const T* input, const T* filters,
+                T* output, LaunchError* error) {
+  Work w;
+  int64_t blocks;
+  if (!CanRun(p, sizeof(T), &w, &blocks)) return false;
+  GatherKernel<CudaType<T>, Accumulator<T>, false>
+      <<<blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
+         exec.stream>>>(p, w, Native(input), Native(filters), Native(output));
+  *error = CheckLaunch("HighOrderConv");
+  return true;
+}
+
+template <typename T>
+bool TryBackward(const GpuExec& exec, const Problem& p, const T* grad, const T* input,
+                 const T* filters, T* grad_input, T* grad_filters, LaunchError* error) {
+  using S = CudaType<T>;
+  using A = Accumulator<T>;
+  const char* const name = "HighOrderConvGrad";
+  Work w;
+  int64_t blocks;
+  if (!CanRun(p, sizeof(A), &w, &blocks)) return false;
+  GatherKernel<S, A, true><<<blocks, kThreads, 0, exec.stream>>>(
+      p, w, Native(grad), Native(filters), Native(grad_input));
+  *error = CheckLaunch(name);
+  if (!error->empty()) return true;
+  FiltersKernel<S, A>
+      <<<blocks, kThreads, w.pixels * w.per_pixel * sizeof(A), exec.stream>>>(
+          p, w, Native(grad), Native(input), Native(grad_filters));
+  *error = CheckLaunch(name);
+  return true;
+}
+
+}  // namespace capsops::high_order_conv::pixels
+
+#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_

@@ -1,0 +1,93 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Weights of powers of two, read from their codes.
+#ifndef CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
+#define CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/block.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::inq_conv {
+
+// What 2^top_exponent is made of: weights are decoded with `top` instead, so that each
+// of them is a normal number of its type, and results are multiplied by 2^shift.
+struct Exponents {
+  int top, shift;
+
+  // `levels` is the number of powers of two. Those that float16 has begin at 2^-24.
+  template <typename S>
+  static Exponents Of(int32_t top_exponent, int levels) {
+    int least = -60, most = 60;
+    if (std::is_same_v<S, double>) least = -900, most = 900;
+    if (std::is_same_v<S, __half>) least = std::min(levels - 25, 15), most = 15;
+    const int top = std::clamp(top_exponent, least, most);
+    // Beyond this everything is zero or infinite.
+    constexpr int64_t kMost = 4000;
+    const int64_t shift = int64_t{top_exponent} - top;
+    return {top, static_cast<int>(std::clamp(shift, -kMost, kMost))};
+  }
+
+  capsule_conv::Scale scale() const {
+    const int first = std::clamp(shift, -126, 127);
+    return {std::ldexp(1.0f, first),
+            std::ldexp(1.0f, std::clamp(shift - first, -149, 127))};
+  }
+};
+
+// Number i of a tensor of codes; zero past the code book.
+template <typename S>
+struct CodedWeights {
+  const uint8_t* codes;
+  int levels, top;
+
+  __device__ S operator[](int64_t i) const {
+    using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
+    const int code = codes[i] - 1, level = code >> 1;
+    S weight{};
+    if (code >= 0 && level < levels) {
+      Narrow(ldexp(code % 2 == 0 ? Wide{1} : Wide{-1}, top - level), &weight);
+    }
+    return weight;
+  }
+};
+
+template <typename S>
+__global__ void DecodeKernel(const CodedWeights<S> from, int64_t count, S* to) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) to[i] = from[i];
+}
+
+template <typename S>
+__global__ void ScaleKernel(int shift, int64_t count, S* values) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) values[i] = ldexp(values[i], shift);
+}
+
+template <typename From, typename To>
+__global__ void ConvertKernel(const From* from, int64_t count, To* to) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) Narrow(Widen(from[i]), &to[i]);
+}
+
+// Launches one of them for `count` elements.
+template <typename... Parameters, typename... Arguments>
+LaunchError ForEach(const GpuExec& exec, int64_t count, void (*kernel)(Parameters...),
+                    const Arguments&... arguments) {
+  if (count == 0) return {};
+  constexpr int kThreads = 256;
+  const int64_t blocks = CeilDivide(count, kThreads);
+  if (const auto error = CheckGrid("InqConv", blocks); !error.empty()) return error;
+  kernel<<<blocks, kThreads, 0, exec.stream>>>(arguments...);
+  return CheckLaunch("InqConv");
+}
+
+}  // namespace capsops::inq_conv
+
+#endif  // CAPSOPS_CUDA_INQ_CONV_CODES_CUH_

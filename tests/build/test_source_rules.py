@@ -1,0 +1,124 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the sources must not do; CONTRIBUTING.md has the reasons.
+
+Each rule is a function from a file's path and text to what it finds wrong there. Each
+is also shown a planted violation, so that no rule passes because it sees nothing.
+"""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CPP = (".h", ".cc", ".cuh")
+CODE = (*CPP, ".py", ".bzl")
+PLACES = ("bazel", "cc", "cuda", "tests", "tf_capsops", "tools")
+LONGEST = 400
+
+
+def _framework_include(path, text):
+    free = path.startswith(("cc/launch/", "cc/cpu/", "cuda/"))
+    framework = r"#include\s*[<\"](tensorflow|absl|tsl|xla|Eigen|unsupported)/"
+    return re.findall(framework, text) if free else []
+
+
+def _missing_license(path, text):
+    mark = "//" if path.endswith(CPP) else "#"
+    header = f"{mark} Copyright 2026 The tf_capsops Authors.\n"
+    header += f"{mark} SPDX-License-Identifier: Apache-2.0\n"
+    return [] if text.startswith(header) else ["header"]
+
+
+def _too_long(path, text):
+    lines = text.count("\n")
+    return [f"{lines} lines"] if lines > LONGEST else []
+
+
+def _floating_point_atomic(path, text):
+    product = path.startswith("cuda/") and not path.startswith("cuda/studies/")
+    return re.findall(r"\batomicAdd\w*\s*\(", text) if product else []
+
+
+def _templates_of_the_standard_library(path, text):
+    """The linker would merge their copies across instruction sets."""
+    per_isa = path.startswith("cc/cpu/") and not path.startswith("cc/cpu/dispatch/")
+    containers = r"\bstd::(vector|function|string|unique_ptr|min|max|map|sort)\b"
+    return re.findall(containers, text) if per_isa else []
+
+
+RULES = {
+    _framework_include: ("cuda/a.cu.cc", '#include "absl/status/status.h"'),
+    _missing_license: ("cc/ops/a.cc", "#include <cstdint>\n"),
+    _too_long: ("tests/test_a.py", "pass\n" * (LONGEST + 1)),
+    _floating_point_atomic: ("cuda/a.cu.cc", "atomicAdd(&sum, x);"),
+    _templates_of_the_standard_library: ("cc/cpu/a.cc", "std::vector<float> row;"),
+}
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__[1:])
+
+
+def _sources():
+    for place in PLACES:
+        for path in sorted((ROOT / place).rglob("*")):
+            if path.suffix in CODE:
+                yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+@every_rule
+def test_sources_keep(rule):
+    sources = list(_sources())
+    assert len(sources) > len(PLACES)
+    found = {path: rule(path, text) for path, text in sources}
+    assert {path: wrong for path, wrong in found.items() if wrong} == {}
+
+
+@every_rule
+def test_a_violation_is_seen(rule):
+    assert rule(*RULES[rule])
+
+
+@pytest.mark.parametrize("path", ["Makefile", "BUILD", "bazel/flags.bzl"])
+def test_libraries_run_on_other_machines_than_they_were_built_on(path):
+    assert "native" not in re.findall(r"-m(?:arch|tune|cpu)=(\w+)", _text(path))
+
+
+def _text(path):
+    return (ROOT / path).read_text()
+
+
+def _ops():
+    return sorted(path.stem for path in (ROOT / "cc" / "ops").glob("*.cc"))
+
+
+def test_there_are_ops():
+    assert "capsule_prediction" in _ops()
+
+
+@pytest.mark.parametrize("op", _ops())
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cc/launch/{}.h",
+        "cc/shapes/{}.h",
+        "cc/shapes/{}.cc",
+        "cc/kernels/{}.cc",
+        "cc/cpu/{}.h",
+        "cc/cpu/{}.cc",
+        "cc/cpu/dispatch/{}.cc",
+        "cuda/{}/launch.cu.cc",
+        "tf_capsops/ops/{}.py",
+        "tf_capsops/bench/suites/{}.py",
+        "tests/reference/{}.py",
+        "tests/ops/test_{}.py",
+    ],
+)
+def test_every_op_lives_in_every_room(op, place):
+    assert (ROOT / place.format(op)).is_file()
+
+
+@pytest.mark.parametrize("op", _ops())
+def test_an_op_has_one_name_everywhere(op):
+    assert f"namespace capsops::{op}" in _text(f"cc/launch/{op}.h")
+    # Python adds the "2d" of its field, as in tf.nn.conv2d.
+    assert re.search(rf"^def {op}(2d)?\(", _text(f"tf_capsops/ops/{op}.py"), re.M)
