@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from tf_capsops.bench import report
 from benchmarks.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
+from tf_capsops.bench import report
 
 PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 from rich import box
 from rich.table import Table
 
-from tf_capsops.bench import measure
 from benchmarks.papers import studies
+from tf_capsops.bench import measure
 from tf_capsops.bench.suites import capsule_conv
 
 OP = "CapsuleConv"

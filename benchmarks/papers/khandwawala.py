@@ -19,9 +19,9 @@ from rich import box
 from rich.table import Table
 
 import tf_capsops
-from tf_capsops.bench import measure
 from benchmarks.papers import outcome, studies
 from benchmarks.papers.khandwawala_chart import draw
+from tf_capsops.bench import measure
 from tf_capsops.bench.report import OURS
 
 __all__ = ["DEVICES", "OP", "draw", "run", "table"]

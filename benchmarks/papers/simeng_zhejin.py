@@ -21,9 +21,9 @@ from rich import box
 from rich.table import Table
 
 import tf_capsops
-from tf_capsops.bench import measure
 from benchmarks.papers import outcome, pad_slice_multiply, studies
 from benchmarks.papers.simeng_zhejin_chart import draw
+from tf_capsops.bench import measure
 from tf_capsops.bench.report import OURS
 
 __all__ = ["DEVICES", "OP", "draw", "run", "table"]

@@ -15,9 +15,9 @@ from tensorflow.python.framework import op_def_registry
 from tolerances import assert_close
 
 import tf_capsops
+from benchmarks.papers import chen, counts, studies, vaidya
 from tf_capsops import bench
 from tf_capsops.bench import cases
-from benchmarks.papers import chen, counts, studies, vaidya
 
 SUITE = cases.suites()["CapsuleConv"]
 PLAIN = SUITE.rivals["patches"]

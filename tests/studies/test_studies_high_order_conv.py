@@ -12,14 +12,14 @@ from reference import high_order_conv as reference
 from rich.console import Console
 from tolerances import assert_close
 
-from tf_capsops import bench
-from tf_capsops.bench import measure
 from benchmarks.papers import (
     outcome,
     pad_slice_multiply,
     simeng_zhejin,
     studies,
 )
+from tf_capsops import bench
+from tf_capsops.bench import measure
 from tf_capsops.bench.report import OURS
 
 # Batch, channels, height, width; kernel.

@@ -12,8 +12,8 @@ from reference import inq_conv as reference
 from rich.console import Console
 from tolerances import assert_close
 
-from tf_capsops import _library, bench
 from benchmarks.papers import khandwawala, outcome, studies
+from tf_capsops import _library, bench
 from tf_capsops.bench.report import OURS
 
 # Height, width; channels in, out; kernel; strides.
