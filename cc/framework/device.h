@@ -11,6 +11,7 @@
 #include "tensorflow/core/util/work_sharder.h"
 #include "xla/stream_executor/stream.h"
 
+#include "cc/launch/choice.h"
 #include "cc/launch/exec.h"
 
 namespace capsops {
@@ -40,27 +41,50 @@ Element<T>* Data(tensorflow::Tensor* tensor) {
   return reinterpret_cast<Element<T>*>(tensor->flat<T>().data());
 }
 
-template <typename Exec>
-Exec MakeExec(tensorflow::OpKernelContext* ctx);
+inline absl::Status ToStatus(const LaunchError& error) {
+  if (error.empty()) return absl::OkStatus();
+  switch (error.fault()) {
+    case Fault::kInvalidArgument:
+      return absl::InvalidArgumentError(error.text());
+    case Fault::kUnimplemented:
+      return absl::UnimplementedError(error.text());
+    case Fault::kOutOfMemory:
+      return absl::ResourceExhaustedError(error.text());
+    case Fault::kInternal:
+      break;
+  }
+  return absl::InternalError(error.text());
+}
 
 // TensorFlow's own thread pool, so that nothing oversubscribes.
-template <>
-inline CpuExec MakeExec<CpuExec>(tensorflow::OpKernelContext* ctx) {
+inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, CpuExec* exec) {
   const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
-  return {[&workers](int64_t count, int64_t cost, const CpuExec::Body& body) {
+  exec->parallel_for = [&workers](int64_t count, int64_t cost,
+                                  const CpuExec::Body& body) {
     tensorflow::Shard(workers.num_threads, workers.workers, count, cost, body);
-  }};
+  };
+  return absl::OkStatus();
 }
 
-template <>
-inline GpuExec MakeExec<GpuExec>(tensorflow::OpKernelContext* ctx) {
-  return {static_cast<CUstream_st*>(
-              ctx->op_device_context()->stream()->platform_specific_handle().stream),
-          tensorflow::tensor_float_32_execution_enabled()};
+#if TF_CAPSOPS_CUDA
+inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
+  exec->stream = static_cast<CUstream_st*>(
+      ctx->op_device_context()->stream()->platform_specific_handle().stream);
+  exec->tf32 = tensorflow::tensor_float_32_execution_enabled();
+  bool pretended;
+  LaunchError error = QueryDevice(&exec->device);
+  if (error.empty()) error = PretendDevice(&exec->device, &pretended);
+  return ToStatus(error);
 }
+#endif
 
-// A launcher's working space, which lives as long as `workspace` and whatever the
-// stream was given before. TensorFlow aligns it to 64 bytes at least.
+// SHIM: of ops without plans.
+template <typename Exec>
+Exec MakeExec(tensorflow::OpKernelContext* ctx) {
+  Exec exec;
+  MakeExec(ctx, &exec).IgnoreError();
+  return exec;
+}
 inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t bytes,
                                       tensorflow::Tensor* workspace) {
   tensorflow::TensorShape shape;
@@ -69,8 +93,6 @@ inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t 
   if (!status.ok()) return status;
   return ctx->allocate_temp(tensorflow::DT_UINT8, shape, workspace);
 }
-
-// An op's one result, of a shape that is known, and the launcher's working space.
 inline absl::Status AllocateResult(tensorflow::OpKernelContext* ctx,
                                    const tensorflow::PartialTensorShape& known,
                                    int64_t workspace_bytes, tensorflow::Tensor** result,
@@ -82,9 +104,16 @@ inline absl::Status AllocateResult(tensorflow::OpKernelContext* ctx,
   if (status.ok()) status = AllocateWorkspace(ctx, workspace_bytes, workspace);
   return status;
 }
+// END OF SHIM
 
-inline absl::Status ToStatus(const LaunchError& error) {
-  return error.empty() ? absl::OkStatus() : absl::InternalError(error);
+// An op's output `index`, of a shape that is known.
+inline absl::Status AllocateOutput(tensorflow::OpKernelContext* ctx, int index,
+                                   const tensorflow::PartialTensorShape& known,
+                                   tensorflow::Tensor** output) {
+  tensorflow::TensorShape shape;
+  const absl::Status status =
+      tensorflow::TensorShape::BuildTensorShape(known.dim_sizes(), &shape);
+  return status.ok() ? ctx->allocate_output(index, shape, output) : status;
 }
 
 }  // namespace capsops

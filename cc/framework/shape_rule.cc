@@ -38,11 +38,8 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
   return *this;
 }
 
-ShapeRule& ShapeRule::Require(bool holds, absl::string_view text) {
-  if (status_.ok() && !holds) {
-    status_ = absl::InvalidArgumentError(absl::StrCat(op_, ": ", text));
-  }
-  return *this;
+void ShapeRule::Fail(absl::string_view text) {
+  status_ = absl::InvalidArgumentError(absl::StrCat(op_, ": ", text));
 }
 
 PartialTensorShape InputShape(InferenceContext* ctx, int index) {

@@ -36,13 +36,19 @@ class ShapeRule {
   ShapeRule& Bind(const char* tensor, const tensorflow::PartialTensorShape& shape,
                   absl::Span<const Axis> axes);
 
-  // Requires what `text`, the message after the op's name, says must be.
-  ShapeRule& Require(bool holds, absl::string_view text);
+  // Requires what text(), the message after the op's name, says must be.
+  template <typename Text>
+  ShapeRule& Require(bool holds, const Text& text) {
+    if (!holds && status_.ok()) Fail(text());
+    return *this;
+  }
 
   // The first failure as InvalidArgument, or OK.
   const absl::Status& status() const { return status_; }
 
  private:
+  void Fail(absl::string_view text);
+
   const char* op_;
   absl::Status status_;
 };

@@ -21,8 +21,10 @@ using tensorflow::shape_inference::ShapeHandle;
 void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& values,
              int64_t* height, int64_t* width) {
   const bool good = values.size() == 2 && values[0] > 0 && values[1] > 0;
-  rule.Require(good, absl::StrCat(name, " must be two positive integers, got [",
-                                  absl::StrJoin(values, ","), "]"));
+  rule.Require(good, [&] {
+    return absl::StrCat(name, " must be two positive integers, got [",
+                        absl::StrJoin(values, ","), "]");
+  });
   if (!good) return;
   *height = values[0];
   *width = values[1];
@@ -39,8 +41,8 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
                         ") must be ", requirement..., ", got ", weights.DebugString());
   };
   const int64_t largest = std::numeric_limits<int32_t>::max();
-  rule.Require(kernel != 0, kernel_must_be("at least 1"));
-  rule.Require(kernel <= largest, kernel_must_be("at most ", largest));
+  rule.Require(kernel != 0, [&] { return kernel_must_be("at least 1"); });
+  rule.Require(kernel <= largest, [&] { return kernel_must_be("at most ", largest); });
   if (in < 0 || !rule.status().ok()) return;
   if (in == 0) {
     *axis.out = 0;
@@ -52,9 +54,10 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
     const int64_t padding = (*axis.out - 1) * stride + 1 - in + reach;
     if (kernel > 0) *axis.pad = std::max<int64_t>(0, padding) / 2;
   } else if (kernel > 0) {
-    rule.Require(reach < in,
-                 kernel_must_be("at most ", (in - 1) / dilation + 1, " (", axis.in.name,
-                                " ", in, ", dilation ", dilation, ", padding VALID)"));
+    rule.Require(reach < in, [&] {
+      return kernel_must_be("at most ", (in - 1) / dilation + 1, " (", axis.in.name,
+                            " ", in, ", dilation ", dilation, ", padding VALID)");
+    });
     *axis.out = (in - 1 - reach) / stride + 1;
   }
 }
@@ -67,8 +70,9 @@ void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
   SetPair(rule, "strides", attributes.strides, down.stride, across.stride);
   SetPair(rule, "dilations", attributes.dilations, down.dilation, across.dilation);
   const bool same = attributes.padding == "SAME";
-  rule.Require(same || attributes.padding == "VALID",
-               absl::StrCat("padding must be VALID or SAME, got ", attributes.padding));
+  rule.Require(same || attributes.padding == "VALID", [&] {
+    return absl::StrCat("padding must be VALID or SAME, got ", attributes.padding);
+  });
   SlideAlong(rule, down, same, weights_name, weights, 0);
   SlideAlong(rule, across, same, weights_name, weights, 1);
 }
@@ -76,17 +80,20 @@ void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
 absl::StatusOr<PartialTensorShape> ShapeInSizes(const char* op, const char* name,
                                                 const Tensor& sizes) {
   ShapeRule rule(op);
-  rule.Require(sizes.dims() == 1, absl::StrCat(name, " must be a vector, got shape ",
-                                               sizes.shape().DebugString()));
+  rule.Require(sizes.dims() == 1, [&] {
+    return absl::StrCat(name, " must be a vector, got shape ",
+                        sizes.shape().DebugString());
+  });
   if (!rule.status().ok()) return rule.status();
   const auto values = sizes.vec<int32_t>();
   const std::vector<int64_t> dims(values.data(), values.data() + values.size());
   const std::string text = absl::StrCat("[", absl::StrJoin(dims, ","), "]");
   rule.Require(std::all_of(dims.begin(), dims.end(), [](int64_t d) { return d >= 0; }),
-               absl::StrCat(name, " must not be negative, got ", text));
+               [&] { return absl::StrCat(name, " must not be negative, got ", text); });
   PartialTensorShape shape;
-  rule.Require(PartialTensorShape::BuildPartialTensorShape(dims, &shape).ok(),
-               absl::StrCat(name, " must count fewer than 2^63 elements, got ", text));
+  rule.Require(PartialTensorShape::BuildPartialTensorShape(dims, &shape).ok(), [&] {
+    return absl::StrCat(name, " must count fewer than 2^63 elements, got ", text);
+  });
   if (!rule.status().ok()) return rule.status();
   return shape;
 }

@@ -29,8 +29,8 @@ class ConvOp : public OpKernel {
 
   // A code past the book is the caller's mistake.
   absl::Status LaunchStatus(const LaunchError& error) const {
-    if (!absl::StartsWith(error, "codes")) return ToStatus(error);
-    return absl::InvalidArgumentError(absl::StrCat(type_string(), ": ", error));
+    if (!absl::StartsWith(error.text(), "codes")) return ToStatus(error);
+    return absl::InvalidArgumentError(absl::StrCat(type_string(), ": ", error.text()));
   }
 
  private:

@@ -12,10 +12,11 @@
 #include <cstdint>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/plan.h"
 
 namespace capsops::capsule_prediction {
 
-// -1 is an unknown dimension; launchers want them all known.
+// -1 is an unknown dimension; planners want them all known.
 struct Problem {
   int64_t batch = -1;
   int64_t in_caps = -1;
@@ -26,22 +27,25 @@ struct Problem {
 
 // input [batch, in_caps, in_dim], weights [in_caps, out_caps, out_dim, in_dim]
 // -> output [batch, in_caps, out_caps, out_dim].
+template <typename Exec, typename T>
+using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/, T* /*output*/>;
+
 template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
-                    const T* weights, T* output);
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
-                    const T* weights, T* output);
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
 // grad is shaped like output, grad_input like input, grad_weights like weights:
 //   grad_input[b,i]     = sum_j weights[i,j]^T @ grad[b,i,j]
 //   grad_weights[i,j]   = sum_b grad[b,i,j] (outer) input[b,i]
+template <typename Exec, typename T>
+using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
+                          const T* /*weights*/, T* /*grad_input*/, T* /*grad_weights*/>;
+
 template <typename T>
-LaunchError Backward(const CpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* weights, T* grad_input, T* grad_weights);
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Backward(const GpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* weights, T* grad_input, T* grad_weights);
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
 }  // namespace capsops::capsule_prediction
 

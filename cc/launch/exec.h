@@ -8,13 +8,30 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 struct CUstream_st;  // cudaStream_t is a pointer to this
 
 namespace capsops {
 
+// Why a launch failed.
+enum class Fault { kInternal, kInvalidArgument, kUnimplemented, kOutOfMemory };
+
 // Outcome of a launch: empty on success, else one sentence for the user.
-using LaunchError = std::string;
+class LaunchError {
+ public:
+  LaunchError() = default;
+  LaunchError(std::string text, Fault fault = Fault::kInternal)  // NOLINT: implicit
+      : text_(std::move(text)), fault_(fault) {}
+
+  bool empty() const { return text_.empty(); }
+  const std::string& text() const { return text_; }
+  Fault fault() const { return fault_; }
+
+ private:
+  std::string text_;
+  Fault fault_ = Fault::kInternal;
+};
 
 // A pool of CPU threads. Kernels divide their work so that the result does not
 // depend on how the pool splits the range.
@@ -25,12 +42,29 @@ struct CpuExec {
   std::function<void(int64_t count, int64_t cost, const Body& body)> parallel_for;
 };
 
+// The properties of a GPU that plans depend on.
+struct GpuDevice {
+  int processors = 1;
+  int shared = 48 << 10;            // bytes of shared memory that one block can have
+  int processor_shared = 48 << 10;  // bytes that the blocks of a multiprocessor share
+  int capability = 0;               // 90 is 9.0
+
+  bool operator==(const GpuDevice& other) const {
+    return processors == other.processors && shared == other.shared &&
+           processor_shared == other.processor_shared && capability == other.capability;
+  }
+};
+
 // A CUDA stream, on the device that is current for the calling thread. Where `tf32`,
 // products of float may be computed in TF32.
 struct GpuExec {
-  CUstream_st* stream;
+  CUstream_st* stream = nullptr;
   bool tf32 = false;
+  GpuDevice device;
 };
+
+// Fills in the properties of the calling thread's current device.
+LaunchError QueryDevice(GpuDevice* device);
 
 // 16-bit floats as bits in memory; each room converts with what it has.
 struct Float16 {
@@ -39,6 +73,9 @@ struct Float16 {
 struct BFloat16 {
   uint16_t bits;
 };
+
+// The element types of every op.
+#define CAPSOPS_FOR_EACH_TYPE(DO) DO(float) DO(double) DO(Float16) DO(BFloat16)
 
 }  // namespace capsops
 

@@ -66,11 +66,11 @@ int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
   for (const Operand& operand : operands) {
     if (operand.shape.unknown_rank()) continue;
     const int rank = operand.shape.dims();
-    rule.Require(
-        rank == kRank || rank == kRank + 1,
-        absl::StrCat(operand.name, " must have rank ",
-                     Listed(operand.AxesOfRank(kRank)), " or ", Listed(operand.axes),
-                     ", got ", operand.shape.DebugString()));
+    rule.Require(rank == kRank || rank == kRank + 1, [&] {
+      return absl::StrCat(operand.name, " must have rank ",
+                          Listed(operand.AxesOfRank(kRank)), " or ",
+                          Listed(operand.axes), ", got ", operand.shape.DebugString());
+    });
     return rank;
   }
   return -1;

@@ -37,9 +37,10 @@ void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
 }
 
 void SetEpsilon(ShapeRule& rule, Problem& p, float epsilon) {
-  rule.Require(epsilon > 0, absl::StrCat("epsilon must be positive, got ", epsilon));
+  rule.Require(epsilon > 0,
+               [&] { return absl::StrCat("epsilon must be positive, got ", epsilon); });
   rule.Require(std::isfinite(epsilon),
-               absl::StrCat("epsilon must be finite, got ", epsilon));
+               [&] { return absl::StrCat("epsilon must be finite, got ", epsilon); });
   p.epsilon = epsilon;
 }
 
@@ -52,8 +53,9 @@ absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
   Problem p;
   ShapeRule rule("CapsuleRouting");
   BindOperands(rule, p, input, weights, logits);
-  rule.Require(iterations >= 1,
-               absl::StrCat("iterations must be at least 1, got ", iterations));
+  rule.Require(iterations >= 1, [&] {
+    return absl::StrCat("iterations must be at least 1, got ", iterations);
+  });
   p.iterations = iterations;
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
@@ -71,9 +73,10 @@ absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
             {{"batch", &p.batch}, {"out_caps", &p.out_caps}, {"out_dim", &p.out_dim}});
   BindOperands(rule, p, input, weights, logits);
   BindSums(rule, p, sums);
-  rule.Require(p.iterations != 0,
-               absl::StrCat("sums dim 0 (iterations) must be at least 1, got ",
-                            sums.DebugString()));
+  rule.Require(p.iterations != 0, [&] {
+    return absl::StrCat("sums dim 0 (iterations) must be at least 1, got ",
+                        sums.DebugString());
+  });
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
   return p;
@@ -99,9 +102,12 @@ absl::Status CheckSumType(const char* op, DataType type, DataType sum_type) {
       type == tensorflow::DT_DOUBLE ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
   return ShapeRule(op)
       .Require(sum_type == required,
-               absl::StrCat("U (the type of sums) must be ", DataTypeString(required),
-                            " where T is ", DataTypeString(type), ", got ",
-                            DataTypeString(sum_type)))
+               [&] {
+                 return absl::StrCat("U (the type of sums) must be ",
+                                     DataTypeString(required), " where T is ",
+                                     DataTypeString(type), ", got ",
+                                     DataTypeString(sum_type));
+               })
       .status();
 }
 

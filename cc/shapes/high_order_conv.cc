@@ -33,8 +33,10 @@ void SetPair(ShapeRule& rule, const char* name, const char* kind, bool odd,
   const auto good_one = [odd](int32_t v) { return v > 0 && (!odd || v % 2 == 1); };
   const bool good =
       values.size() == 2 && std::all_of(values.begin(), values.end(), good_one);
-  rule.Require(good, absl::StrCat(name, " must be two ", kind, " integers, got [",
-                                  absl::StrJoin(values, ","), "]"));
+  rule.Require(good, [&] {
+    return absl::StrCat(name, " must be two ", kind, " integers, got [",
+                        absl::StrJoin(values, ","), "]");
+  });
   if (!good) return;
   *height = values[0];
   *width = values[1];
@@ -45,19 +47,21 @@ void SetAttributes(ShapeRule& rule, Problem& p, const Attributes& attributes) {
           &p.kernel_height, &p.kernel_width);
   SetPair(rule, "dilations", "positive", false, attributes.dilations,
           &p.dilation_height, &p.dilation_width);
-  rule.Require(
-      attributes.groups > 0,
-      absl::StrCat("groups must be a positive integer, got ", attributes.groups));
+  rule.Require(attributes.groups > 0, [&] {
+    return absl::StrCat("groups must be a positive integer, got ", attributes.groups);
+  });
   p.groups = attributes.groups;
   p.channels_first = attributes.data_format == "NCHW";
-  rule.Require(
-      p.channels_first || attributes.data_format == "NHWC",
-      absl::StrCat("data_format must be NHWC or NCHW, got ", attributes.data_format));
+  rule.Require(p.channels_first || attributes.data_format == "NHWC", [&] {
+    return absl::StrCat("data_format must be NHWC or NCHW, got ",
+                        attributes.data_format);
+  });
   if (!rule.status().ok()) return;
   const int64_t positions = p.kernel_height * p.kernel_width;  // 2^62 at most
-  rule.Require(positions <= std::numeric_limits<int64_t>::max() / p.groups,
-               absl::StrCat(kDepth, " must be less than 2^63, got ", p.groups, " * ",
-                            p.kernel_height, " * ", p.kernel_width));
+  rule.Require(positions <= std::numeric_limits<int64_t>::max() / p.groups, [&] {
+    return absl::StrCat(kDepth, " must be less than 2^63, got ", p.groups, " * ",
+                        p.kernel_height, " * ", p.kernel_width);
+  });
 }
 
 int64_t Depth(const Problem& p) { return p.groups * p.kernel_height * p.kernel_width; }
@@ -66,10 +70,11 @@ int64_t Depth(const Problem& p) { return p.groups * p.kernel_height * p.kernel_w
 void BindImage(ShapeRule& rule, Problem& p, const char* name,
                const PartialTensorShape& shape) {
   rule.Bind(name, shape, Axes(p, {"channels", &p.channels}));
-  rule.Require(
-      p.channels < 0 || p.channels % p.groups == 0,
-      absl::StrCat(name, " dim ", ChannelsAxis(p), " (channels) must be a multiple of ",
-                   p.groups, " (groups), got ", shape.DebugString()));
+  rule.Require(p.channels < 0 || p.channels % p.groups == 0, [&] {
+    return absl::StrCat(name, " dim ", ChannelsAxis(p),
+                        " (channels) must be a multiple of ", p.groups,
+                        " (groups), got ", shape.DebugString());
+  });
 }
 
 void BindFilters(ShapeRule& rule, Problem& p, const PartialTensorShape& shape) {

@@ -23,8 +23,9 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
   Convolution conv;
   Problem& p = conv.problem;
   ShapeRule rule(op);
-  rule.Require(attributes.bits >= 2 && attributes.bits <= 8,
-               absl::StrCat("bits must be from 2 to 8, got ", attributes.bits));
+  rule.Require(attributes.bits >= 2 && attributes.bits <= 8, [&] {
+    return absl::StrCat("bits must be from 2 to 8, got ", attributes.bits);
+  });
   p.bits = attributes.bits;
   rule.Bind(input_name, input,
             {{"batch", &p.batch},

@@ -14,32 +14,36 @@
 // grad of its next samples: one pass over grad serves both gradients. That holds for
 // in_dim up to 8; a warp more reads the same grad for each 8 beyond, and where a block
 // has too few warps, two plain matrix products read it twice.
-#include "cc/launch/capsule_prediction.h"
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
 #include <type_traits>
 
+#include "cc/launch/capsule_prediction.h"
 #include "cuda/capsule_prediction/fma/backward.cuh"
 #include "cuda/capsule_prediction/fma/forward.cuh"
 #include "cuda/common/batched_gemm.cuh"
-#include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 
 namespace capsops::capsule_prediction {
 namespace {
+
+constexpr char kForwardName[] = "CapsulePrediction";
+constexpr char kBackwardName[] = "CapsulePredictionGrad";
 
 template <typename T, int K, int V>
 LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, const T* input,
                           const T* weights, T* output) {
   const int64_t tiles = CeilDivide(z.columns, kLanes * V);
   const int64_t blocks = z.in_caps * tiles * CeilDivide(z.batch, kForwardSamples);
-  const LaunchError error = CheckGrid("CapsulePrediction", blocks);
+  const LaunchError error = CheckGrid(kForwardName, blocks);
   if (!error.empty()) return error;
   ForwardKernel<CudaType<T>, Accumulator<T>, K, V>
       <<<blocks, kForwardWarps * kLanes, 0, exec.stream>>>(
           z, tiles, Native(input), Native(weights), Native(output));
-  return CheckLaunch("CapsulePrediction");
+  return CheckLaunch(kForwardName);
 }
 
 // Whether rows of `length` elements of T, from these pointers on, are 16-byte words.
@@ -77,13 +81,13 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
   constexpr int kShared = std::max(kRings, kFold);
   static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
-  const LaunchError error = CheckGrid("CapsulePredictionGrad", z.in_caps);
+  const LaunchError error = CheckGrid(kBackwardName, z.in_caps);
   if (!error.empty()) return error;
   BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
       <<<z.in_caps, kWarps * kLanes, kShared, exec.stream>>>(
           z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
           Native(grad_weights));
-  return CheckLaunch("CapsulePredictionGrad");
+  return CheckLaunch(kBackwardName);
 }
 
 // The V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, the largest of
@@ -125,69 +129,114 @@ Sizes MakeSizes(const Problem& p) {
           false};
 }
 
+// The largest in_dim of the forward kernel.
+constexpr int64_t kMaxForwardK = 32;
+
+template <typename T>
+ForwardPlan<GpuExec, T> ForwardByFma(const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  if (p.in_dim > kMaxForwardK) {
+    return Plan::Refuse("in_dim is over " + std::to_string(kMaxForwardK));
+  }
+  return Plan::Make(
+      0,
+      [p, z = MakeSizes(p)](const GpuExec& exec, const T* input, const T* weights,
+                            T* output, void*) -> LaunchError {
+        if (z.batch * z.in_caps * z.columns == 0) return {};
+        const auto with_k = [&](auto k) {
+          constexpr int kMax = kForwardMaxV<T>(k);
+          Sizes sizes = z;
+          sizes.vector = p.in_dim == k && Words(p.in_dim, {weights});
+          return WithV<kMax>(ChooseV(z.columns, kMax), [&](auto v) {
+            return LaunchForward<T, k, v>(exec, sizes, input, weights, output);
+          });
+        };
+        if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
+        if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
+        return with_k(std::integral_constant<int, kMaxForwardK>{});
+      });
+}
+
+template <typename T>
+ForwardPlan<GpuExec, T> ForwardByGemm(const Problem& p) {
+  return ForwardPlan<GpuExec, T>::Make(
+      0, [z = MakeSizes(p), k = p.in_dim](const GpuExec& exec, const T* input,
+                                          const T* weights, T* output, void*) {
+        const int64_t n = z.columns, i = z.in_caps;
+        return BatchedGemm<T>(
+            exec, kForwardName, i, z.batch, n, k, {Native(input), k, i * k, 1},
+            {Native(weights), n * k, 1, k}, {Native(output), n, i * n, 1});
+      });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> BackwardByFma(const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  const Sizes z = MakeSizes(p);
+  const int best_v = ChooseV(z.columns, kBackwardMaxV<T>);
+  const Division d = Divide(p, best_v);
+  if (z.columns == 0) return Plan::Refuse("there are no output elements");
+  if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
+  return Plan::Make(
+      0,
+      [p, z, d, best_v](const GpuExec& exec, const T* grad, const T* input,
+                        const T* weights, T* grad_input, T* grad_weights,
+                        void*) -> LaunchError {
+        if (z.in_caps == 0) return {};
+        Sizes sizes = z;
+        sizes.vector = p.in_dim % kBackwardK == 0 &&
+                       Words(p.in_dim, {input, weights}) && Aligned16(grad_weights);
+        const bool words = sizes.vector && Words(z.columns, {grad});
+        return WithV<kBackwardMaxV<T>>(best_v, [&](auto v) {
+          constexpr int kFew = kBackwardWarps, kMany = kMaxBackwardWarps;
+          const bool few = d.column_tiles * d.k_tiles <= kFew;
+          const auto launch = words ? few ? LaunchBackward<T, v, true, kFew>
+                                          : LaunchBackward<T, v, true, kMany>
+                              : few ? LaunchBackward<T, v, false, kFew>
+                                    : LaunchBackward<T, v, false, kMany>;
+          return launch(exec, sizes, d, grad, input, weights, grad_input, grad_weights);
+        });
+      });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> BackwardByGemm(const Problem& p) {
+  return BackwardPlan<GpuExec, T>::Make(
+      0,
+      [z = MakeSizes(p), k = p.in_dim](const GpuExec& exec, const T* grad,
+                                       const T* input, const T* weights, T* grad_input,
+                                       T* grad_weights, void*) -> LaunchError {
+        const int64_t n = z.columns, i = z.in_caps;
+        const LaunchError error = BatchedGemm<T>(
+            exec, kBackwardName, i, z.batch, k, n, {Native(grad), n, i * n, 1},
+            {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1});
+        if (!error.empty()) return error;
+        return BatchedGemm<T>(exec, kBackwardName, i, n, k, z.batch,
+                              {Native(grad), n, 1, i * n}, {Native(input), k, i * k, 1},
+                              {Native(grad_weights), n * k, k, 1});
+      });
+}
+
 }  // namespace
 
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
-                    const T* weights, T* output) {
-  Sizes z = MakeSizes(p);
-  if (z.batch * z.in_caps * z.columns == 0) return {};
-  const auto with_k = [&](auto k) {
-    constexpr int kMax = kForwardMaxV<T>(k);
-    z.vector = p.in_dim == k && Words(p.in_dim, {weights});
-    return WithV<kMax>(ChooseV(z.columns, kMax), [&](auto v) {
-      return LaunchForward<T, k, v>(exec, z, input, weights, output);
-    });
-  };
-  if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
-  if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
-  if (p.in_dim <= 32) return with_k(std::integral_constant<int, 32>{});
-  const int64_t n = z.columns, i = z.in_caps, k = p.in_dim;
-  return BatchedGemm<T>(exec, "CapsulePrediction", i, z.batch, n, k,
-                        {Native(input), k, i * k, 1}, {Native(weights), n * k, 1, k},
-                        {Native(output), n, i * n, 1});
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
+  return Choose<ForwardPlan<GpuExec, T>>(
+      kForwardName, {{"fma", [&] { return ForwardByFma<T>(p); }},
+                     {"gemm", [&] { return ForwardByGemm<T>(p); }}});
 }
 
 template <typename T>
-LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
-                     const T* input, const T* weights, T* grad_input, T* grad_weights) {
-  Sizes z = MakeSizes(p);
-  if (z.in_caps == 0) return {};
-  const int best_v = ChooseV(z.columns, kBackwardMaxV<T>);
-  const Division d = Divide(p, best_v);
-  if (d.groups > 0 && z.columns > 0) {
-    z.vector = p.in_dim % kBackwardK == 0 && Words(p.in_dim, {input, weights}) &&
-               Aligned16(grad_weights);
-    const bool words = z.vector && Words(z.columns, {grad});
-    return WithV<kBackwardMaxV<T>>(best_v, [&](auto v) {
-      constexpr int kFew = kBackwardWarps, kMany = kMaxBackwardWarps;
-      const bool few = d.column_tiles * d.k_tiles <= kFew;
-      const auto launch = words ? few ? LaunchBackward<T, v, true, kFew>
-                                      : LaunchBackward<T, v, true, kMany>
-                          : few ? LaunchBackward<T, v, false, kFew>
-                                : LaunchBackward<T, v, false, kMany>;
-      return launch(exec, z, d, grad, input, weights, grad_input, grad_weights);
-    });
-  }
-  const int64_t n = z.columns, i = z.in_caps, k = p.in_dim;
-  const LaunchError error = BatchedGemm<T>(
-      exec, "CapsulePredictionGrad", i, z.batch, k, n, {Native(grad), n, i * n, 1},
-      {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1});
-  if (!error.empty()) return error;
-  return BatchedGemm<T>(exec, "CapsulePredictionGrad", i, n, k, z.batch,
-                        {Native(grad), n, 1, i * n}, {Native(input), k, i * k, 1},
-                        {Native(grad_weights), n * k, k, 1});
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
+  return Choose<BackwardPlan<GpuExec, T>>(
+      kBackwardName, {{"fma", [&] { return BackwardByFma<T>(p); }},
+                      {"gemm", [&] { return BackwardByGemm<T>(p); }}});
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                      \
-  template LaunchError Forward(const GpuExec&, const Problem&, const T*, const T*,  \
-                               T*);                                                 \
-  template LaunchError Backward(const GpuExec&, const Problem&, const T*, const T*, \
-                                const T*, T*, T*);
-CAPSOPS_INSTANTIATE(float)
-CAPSOPS_INSTANTIATE(double)
-CAPSOPS_INSTANTIATE(Float16)
-CAPSOPS_INSTANTIATE(BFloat16)
+#define CAPSOPS_INSTANTIATE(T)                                                     \
+  template ForwardPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&); \
+  template BackwardPlan<GpuExec, T> PlanBackward<T>(const GpuExec&, const Problem&);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_prediction

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What every launcher needs on the host side.
+// What all launchers share on the host side.
 #ifndef CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
 #define CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
 
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/launch/exec.h"
@@ -23,71 +24,71 @@ inline LaunchError CheckLaunch(const char* kernel,
                                cudaError_t error = cudaGetLastError()) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // or the next launch would be blamed for it
-  return std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error);
+  return {std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error),
+          error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
 }
 
-// What keeps a grid of this many blocks from being launched.
+// Fails where a grid of this many blocks cannot be launched.
 inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
-  return std::string(kernel) + ": too large for one CUDA grid, " +
-         std::to_string(blocks) + " blocks";
-}
-
-// What launchers need to know of the current device.
-struct DeviceLimits {
-  int processors = 1, shared = 48 << 10, capability = 0;  // 90 is 9.0
-};
-
-inline const DeviceLimits& CurrentDevice() {
-  static const std::vector<DeviceLimits> devices = [] {
-    int count = 0;
-    cudaGetDeviceCount(&count);
-    std::vector<DeviceLimits> limits(std::max(count, 1));
-    for (int device = 0; device < count; ++device) {
-      const auto ask = [&](cudaDeviceAttr attribute, int* value) {
-        int answer;
-        if (cudaDeviceGetAttribute(&answer, attribute, device) == cudaSuccess) {
-          *value = answer;
-        }
-      };
-      DeviceLimits& of = limits[device];
-      int major = 0, minor = 0;
-      ask(cudaDevAttrMultiProcessorCount, &of.processors);
-      ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, &of.shared);
-      ask(cudaDevAttrComputeCapabilityMajor, &major);
-      ask(cudaDevAttrComputeCapabilityMinor, &minor);
-      of.capability = 10 * major + minor;
-    }
-    return limits;
-  }();
-  int device = 0;
-  cudaGetDevice(&device);
-  return devices[device < static_cast<int>(devices.size()) ? device : 0];
+  return {std::string(kernel) + ": too large for one CUDA grid, " +
+              std::to_string(blocks) + " blocks",
+          Fault::kUnimplemented};
 }
 
 // Lets a kernel have all the shared memory there is, instead of 48 KB. The limit is the
 // kernel's on that device and not a launch's, so it is never lowered: another thread
 // may be about to launch.
 template <auto kKernel>
-LaunchError AllowShared(const char* name) {
+LaunchError AllowShared(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
-  static std::vector<const DeviceLimits*> allowed;
-  const DeviceLimits& device = CurrentDevice();
+  static std::vector<std::pair<int, int>> allowed;  // device, bytes
+  int device = 0;
+  LaunchError error = CheckLaunch(name, cudaGetDevice(&device));
+  if (!error.empty()) return error;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (std::count(allowed.begin(), allowed.end(), &device) > 0) return {};
-  const LaunchError error = CheckLaunch(
+  auto entry = std::find_if(allowed.begin(), allowed.end(),
+                            [&](const auto& a) { return a.first == device; });
+  if (entry != allowed.end() && entry->second >= exec.device.shared) return {};
+  error = CheckLaunch(
       name, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 device.shared));
-  if (error.empty()) allowed.push_back(&device);
-  return error;
+                                 exec.device.shared));
+  if (!error.empty()) return error;
+  if (entry == allowed.end()) entry = allowed.insert(entry, {device, 0});
+  entry->second = exec.device.shared;
+  return {};
+}
+
+// SHIM: of ops without plans.
+using DeviceLimits = GpuDevice;
+inline const GpuDevice& CurrentDevice() {
+  static thread_local GpuDevice device;
+  QueryDevice(&device);
+  return device;
+}
+template <auto kKernel>
+LaunchError AllowShared(const char* name) {
+  GpuExec exec;
+  exec.device = CurrentDevice();
+  return AllowShared<kKernel>(exec, name);
+}
+// END OF SHIM
+
+// Whether this library has machine code or PTX of exactly `arch`: 900 is 9.0.
+inline bool BuiltFor(int arch) {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int built : {__CUDA_ARCH_LIST__}) {
+    if (built == arch) return true;
+  }
+#endif
+  return false;
 }
 
 // Whether there is code for this device that has WaitForKernelBefore().
-inline bool CanOverlap() {
+inline bool CanOverlap(const GpuDevice& device) {
 #ifdef __CUDA_ARCH_LIST__
-  const int capability = 10 * CurrentDevice().capability;
   for (const int arch : {__CUDA_ARCH_LIST__}) {
-    if (arch >= 900 && arch <= capability) return true;
+    if (arch >= 900 && arch <= 10 * device.capability) return true;
   }
 #endif
   return false;
@@ -109,7 +110,7 @@ LaunchError LaunchOverlapped(const char* name, void (*kernel)(Parameters...), di
   config.dynamicSmemBytes = shared;
   config.stream = exec.stream;
   config.attrs = &attribute;
-  config.numAttrs = CanOverlap() ? 1 : 0;
+  config.numAttrs = CanOverlap(exec.device) ? 1 : 0;
   return CheckLaunch(
       name, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }

@@ -23,7 +23,7 @@ class Memory {
   // What is kept for `key` on the current device, else what `find` returns.
   template <typename Find>
   Value Recall(const Key& key, const Find& find) {
-    const DeviceLimits* const device = &CurrentDevice();
+    const DeviceLimits device = CurrentDevice();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (const Entry& entry : entries_) {
@@ -41,7 +41,7 @@ class Memory {
  private:
   static constexpr unsigned kEntries = 256;
   struct Entry {
-    const DeviceLimits* device = nullptr;
+    DeviceLimits device;
     Key key;
     Value value;
   };

@@ -17,14 +17,13 @@
 namespace capsops {
 
 // Whether there is code for this device that has them. A build for 9.0 has them always.
-inline bool HasWarpgroups() {
-#ifdef __CUDA_ARCH_LIST__
-  for (const int arch : {__CUDA_ARCH_LIST__}) {
-    if (arch == 900) return CurrentDevice().capability == 90;
-  }
-#endif
-  return false;
+inline bool HasWarpgroups(const GpuDevice& device) {
+  return device.capability == 90 && BuiltFor(900);
 }
+
+// SHIM
+inline bool HasWarpgroups() { return HasWarpgroups(CurrentDevice()); }
+// END OF SHIM
 
 // What was written to shared memory may be read by the products of whoever synchronizes
 // with this thread.

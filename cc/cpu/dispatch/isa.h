@@ -42,6 +42,24 @@ inline int CpuLevel() {
 }
 #endif
 
+// The name of that instruction set, for plans.
+inline const char* CpuKernelName() {
+#if defined(__x86_64__)
+  constexpr const char* kNames[] = {"x86-64-v2", "x86-64-v3", "x86-64-v4"};
+  return kNames[CpuLevel() - 2];
+#else
+  return "baseline";
+#endif
+}
+
 }  // namespace capsops
+
+// In an op's namespace: Selected<T>(), the CpuKernels of that instruction set.
+#define CAPSOPS_SELECTED_KERNELS                                       \
+  template <typename T>                                                \
+  const CpuKernels<T>& Selected() {                                    \
+    static const CpuKernels<T> kernels = CAPSOPS_SELECT(Kernels<T>()); \
+    return kernels;                                                    \
+  }
 
 #endif  // CAPSOPS_CC_CPU_DISPATCH_ISA_H_

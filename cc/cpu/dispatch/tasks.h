@@ -1,0 +1,48 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs the tasks that a CPU kernel divides its work into.
+#ifndef CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
+#define CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
+
+#include <atomic>
+#include <string>
+
+#include "cc/cpu/dispatch/scratch.h"
+#include "cc/launch/exec.h"
+
+namespace capsops {
+
+// Calls run(begin, end, scratch) on ranges of tasks; `cost` is that of one task in
+// cycles, and each range has `scratch_bytes` bytes of its own.
+template <typename Run>
+LaunchError ForRanges(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
+                      int64_t scratch_bytes, const Run& run) {
+  std::atomic<bool> out_of_memory = false;
+  exec.parallel_for(count, cost, [&](int64_t begin, int64_t end) {
+    const Scratch scratch(scratch_bytes);
+    if (scratch.data() == nullptr) {
+      out_of_memory = true;
+    } else {
+      run(begin, end, scratch.data());
+    }
+  });
+  if (!out_of_memory) return {};
+  return {std::string(op) + ": no memory for " + std::to_string(scratch_bytes) +
+              " bytes of a thread's working space",
+          Fault::kOutOfMemory};
+}
+
+// Calls run(task, scratch) for each task.
+template <typename Run>
+LaunchError ForTasks(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
+                     int64_t scratch_bytes, const Run& run) {
+  return ForRanges(exec, op, count, cost, scratch_bytes,
+                   [&](int64_t begin, int64_t end, void* scratch) {
+                     for (int64_t task = begin; task < end; ++task) run(task, scratch);
+                   });
+}
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
