@@ -23,6 +23,7 @@ class LaunchError {
   LaunchError() = default;
   LaunchError(std::string text, Fault fault = Fault::kInternal)  // NOLINT: implicit
       : text_(std::move(text)), fault_(fault) {}
+  LaunchError(const char* text) : text_(text) {}  // NOLINT: implicit
 
   bool empty() const { return text_.empty(); }
   const std::string& text() const { return text_; }
