@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -36,10 +37,16 @@ class ShapeRule {
   ShapeRule& Bind(const char* tensor, const tensorflow::PartialTensorShape& shape,
                   absl::Span<const Axis> axes);
 
-  // Requires what text(), the message after the op's name, says must be.
+  // Requires what `text`, the message after the op's name, says must be. A message that
+  // takes time to make is a function that returns it.
   template <typename Text>
   ShapeRule& Require(bool holds, const Text& text) {
-    if (!holds && status_.ok()) Fail(text());
+    if (holds || !status_.ok()) return *this;
+    if constexpr (std::is_invocable_v<const Text&>) {
+      Fail(text());
+    } else {
+      Fail(text);
+    }
     return *this;
   }
 
