@@ -7,7 +7,7 @@ import numpy as np
 from keras.src.models.functional import Functional
 
 from tf_capsops import layers, models
-from tf_capsops.inq.codes import checked_bits
+from tf_capsops.codes import checked_bits
 from tf_capsops.ops.squash import squash
 
 

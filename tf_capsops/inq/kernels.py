@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.inq.codes import quantize, top_exponent
+from tf_capsops.codes import quantize, top_exponent
 
 
 def layers_with_kernels(root):

@@ -7,7 +7,7 @@ import numbers
 import keras
 
 from tf_capsops.arguments import positive_int
-from tf_capsops.inq.codes import checked_bits
+from tf_capsops.codes import checked_bits
 from tf_capsops.inq.kernels import PartlyFixedKernel, layers_with_kernels
 
 

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.inq.codes import checked_bits, decode, encode
-from tf_capsops.inq.packing import pack, unpack
+from tf_capsops.codes import checked_bits, decode, encode
 from tf_capsops.ops.inq_conv import inq_conv2d
+from tf_capsops.packing import pack, unpack
 
 
 class InqLayer(keras.layers.Layer):

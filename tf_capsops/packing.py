@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from tf_capsops.arguments import positive_int
-from tf_capsops.inq.codes import checked_bits, checked_codes
+from tf_capsops.codes import checked_bits, checked_codes
 
 
 def pack(codes, bits):
