@@ -18,17 +18,27 @@ from tf_capsops import _library
 MARKER = b"tf_capsops-build-info:"
 
 # Prints the path of the library, and whether it is mapped into the process before
-# and after the first use of an op.
-_LAZY = """
+# and after the package is imported.
+_IMPORT = """
 import pathlib
-import numpy as np
+import sys
 import tensorflow as tf
+def loaded(path):
+    return path in pathlib.Path("/proc/self/maps").read_text()
+before = loaded(sys.argv[1])
 import tf_capsops
-def loaded():
-    return tf_capsops.library_path() in pathlib.Path("/proc/self/maps").read_text()
-print(tf_capsops.library_path(), loaded(), sep="\\n")
-tf_capsops.capsule_prediction(np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
-print(loaded())
+print(tf_capsops.library_path(), before, loaded(sys.argv[1]))
+"""
+
+# Uses the package as far as that goes without a library.
+_IMPORT_WITHOUT = """
+import numpy as np
+import tf_capsops
+print(tf_capsops.squash(np.zeros([3])).shape)
+try:
+    tf_capsops.capsule_prediction(np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
+except ImportError as error:
+    print(error)
 """
 
 # Needs tf_capsops for nothing but the path it is given.
@@ -66,13 +76,20 @@ def _use(monkeypatch, path, content=None):
     monkeypatch.setenv("TF_CAPSOPS_LIBRARY", str(path))
 
 
-def test_library_is_loaded_at_first_use_from_where_the_variable_says(
+def test_library_is_loaded_at_import_from_where_the_variable_says(
     tmp_path, library_bytes
 ):
     copy = tmp_path / "renamed.so"
     copy.write_bytes(library_bytes)
-    printed = fresh.run(_LAZY, TF_CAPSOPS_LIBRARY=str(copy)).splitlines()
-    assert printed == [str(copy), "False", "True"]
+    printed = fresh.run(_IMPORT, copy, TF_CAPSOPS_LIBRARY=str(copy)).splitlines()
+    assert printed == [f"{copy} False True"]
+
+
+def test_without_a_library_the_first_use_of_an_op_is_refused():
+    printed = fresh.run(_IMPORT_WITHOUT, TF_CAPSOPS_LIBRARY="/no/such.so").splitlines()
+    assert printed[0] == "(3,)"
+    assert "the operator library /no/such.so" in printed[1]
+    assert "make build" in printed[1]
 
 
 def test_bare_ops_without_the_package():

@@ -48,7 +48,6 @@ import sys
 import numpy as np
 import tensorflow as tf
 import tf_capsops
-tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 image = np.load(sys.argv[2])
 tf.config.experimental.enable_tensor_float_32_execution(False)
