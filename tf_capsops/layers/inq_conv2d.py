@@ -85,7 +85,7 @@ class InqConv2D(InqLayer):
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
         shape = (*self.kernel_size, input_shape[-1], self.filters)
-        self._add_weights(shape, shape)
+        self._add_weights(shape, shape, self.filters)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={3: input_shape[-1]})
 
     def call(self, images):

@@ -67,7 +67,8 @@ class InqDense(InqLayer):
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
         channels = input_shape[-1]
-        self._add_weights((1, 1, channels, self.units), (channels, self.units))
+        drawn = (channels, self.units)
+        self._add_weights((1, 1, *drawn), drawn, self.units)
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: channels})
 
     def call(self, inputs):
