@@ -200,9 +200,10 @@ format: $(ENVIRONMENT)  ## lay out the sources
 	$(PY) -m ruff check --fix .
 	$(dir $(PY))clang-format -i $(CXX_FILES)
 
-lint: $(ENVIRONMENT)  ## check layout and common mistakes
+lint: $(ENVIRONMENT)  ## check layout, common mistakes, and the tables of measured numbers
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) tools/measured.py --check
 	$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
 
 requirements:  ## pin requirements.in again, for Python 3.10 to 3.13 at once (needs uv)
