@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_capsops import inq
 from tf_capsops.cli import evaluate
-from tf_capsops.inq.kernels import layers_with_kernels
+from tf_capsops.inq.kernels import layers_and_kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,8 @@ def recompile(model, learning_rate, steps):
 def rounded_at_once(model, dataset, bits):
     """The accuracy with all weights quantized at once; changes nothing."""
     kept = model.get_weights()
-    for layer in layers_with_kernels(model):
-        layer.kernel.assign(inq.quantize(layer.kernel, bits))
+    for _, kernel in layers_and_kernels(model):
+        kernel.assign(inq.quantize(kernel, bits))
     accuracy = Accuracy.of(model, dataset)
     model.set_weights(kept)
     return accuracy
