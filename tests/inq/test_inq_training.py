@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """IncrementalQuantization: what is fixed keeps every bit, and the rest is trained."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -175,7 +177,9 @@ def test_works_with_our_layers():
     model.compile(keras.optimizers.Adam(0.01), tf_capsops.losses.MarginLoss())
     steps = inq.IncrementalQuantization(model, 5, _STEPS)
     recorder = _Recorder(steps)
-    model.fit(images, labels, 4, 5, verbose=0, callbacks=[steps, recorder])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(images, labels, 4, 5, verbose=0, callbacks=[steps, recorder])
     names = [each.layer.name for each in steps.kernels]
     assert names == ["capsules", "conv", "digits"]
     _assert_fixed_from_then_on(steps, recorder)
