@@ -47,9 +47,15 @@ def test_every_suite_has_cases_of_every_kind(suite):
     assert benched == {"CPU", "GPU"}
 
 
-def test_report(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "ops, dtypes",
+    [(["CapsulePrediction", "InqConv"], ["float32", "float64"])]
+    + [([op], ["float32"]) for op in cases.suites()],
+    ids=str,
+)
+def test_report(ops, dtypes, tmp_path, capsys):
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
-    arguments += ["--dtype", "float32", "float64", "--output", str(tmp_path)]
+    arguments += ["--op", *ops, "--dtype", *dtypes, "--output", str(tmp_path)]
     assert bench.main(arguments) == 0
     printed = capsys.readouterr().out
     made = json.loads((tmp_path / "bench.json").read_text())
@@ -57,8 +63,8 @@ def test_report(tmp_path, capsys):
     assert made["versions"]["tensorflow"] == tf.__version__
     assert re.fullmatch("unknown|[0-9a-f]{40}", made["commit"])
     assert datetime.date.fromisoformat(made["date"]) and made["cpu"]
-    assert len(made["ceilings"]) == 2
-    assert len(made["results"]) == 2 * 2 * len(cases.suites())
+    assert len(made["ceilings"]) == len(dtypes)
+    assert len(made["results"]) == 2 * len(dtypes) * len(ops)
     for result in made["results"]:
         assert result["case"] in printed
         assert result["bytes"] > 0 and result["flops"] > 0 and result["floor_us"] > 0

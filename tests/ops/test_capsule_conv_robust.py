@@ -192,6 +192,7 @@ def test_slices_of_larger_tensors(misaligned, pose, dtype, device):
         np.testing.assert_array_equal(one, other.numpy())
 
 
+@pytest.mark.slow
 def test_more_elements_than_32_bits_count(device):
     """2^31 + 2^25 numbers of output (4.4 GB in bfloat16), also as gradient."""
     pixels, channels, rows, columns = 65, 2**6, 2**9, 2**10

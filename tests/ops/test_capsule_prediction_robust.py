@@ -140,6 +140,7 @@ def test_slices_of_larger_tensors(misaligned, dtype, device):
         np.testing.assert_array_equal(one, other.numpy())
 
 
+@pytest.mark.slow
 def test_more_elements_than_32_bits_count(device):
     """2^31 + 2^15 predictions (4.3 GB in bfloat16), also as the gradient's input."""
     batch, out_caps, out_dim = 2**16 + 1, 2**6, 2**9

@@ -249,6 +249,7 @@ def test_slices_of_larger_tensors(operand, dtype, data_format, device):
         np.testing.assert_array_equal(one, other.numpy())
 
 
+@pytest.mark.slow
 @both_formats
 def test_more_elements_than_32_bits_count(data_format, device):
     """2^31 and more numbers of filters (4.4 GB in bfloat16), and as many of gradient.

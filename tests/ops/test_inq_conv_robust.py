@@ -192,6 +192,7 @@ def test_samples_of_a_large_batch(dtype, device):
         assert_close(many[few], truth, plain, size)
 
 
+@pytest.mark.slow
 def test_more_elements_than_32_bits_count(device):
     """2^31 + 2^25 numbers of output (4.4 GB in bfloat16), also as gradient."""
     samples, channels = 65 * 2**10, 2**15
