@@ -40,8 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=cases.BENCH_SUITES,
         nargs="+",
         default=[cases.ANCHORS],
-        help="which sizes: those of the speed claims, those of published networks, or "
-        "tiny ones that only show that the benchmark works",
+        help="sizes of the speed claims, of layers of published networks, or tiny ones "
+        "that only show that the benchmark works",
     )
     parser.add_argument(
         "--repeat", type=int, default=15, help="samples of each method (at least 2)"

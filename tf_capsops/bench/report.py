@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's report: a dictionary, and what is made of it for people.
+"""The benchmark's report: a dictionary, and its tables for the terminal.
 
 The report is written as JSON as it is; tools/measured.py makes the tables of the
 documentation from it. `results` has one entry for each case, device, dtype and
@@ -89,7 +89,7 @@ def machine() -> dict:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Returns the command line that gives this report again."""
+    """Returns the command line that makes this report again."""
     return shlex.join(["tf-capsops", "bench", *argv])
 
 
@@ -153,7 +153,7 @@ def result_entry(
 
 
 def title(result: Mapping) -> str:
-    """Returns one line that says what was measured."""
+    """Returns a line that names the op, the case and the device of a result."""
     sizes = {**result["sizes"], **result["attributes"]}
     sizes = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return (

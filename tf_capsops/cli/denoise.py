@@ -1,9 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Learns to denoise photographs, with a filter of its own at every pixel.
+"""Learns to denoise photographs with a different filter at every pixel.
 
-Trains on one photograph and is tested on another, beside a plain network of as many
-parameters and the classic filters at their best.
+It trains on one photograph and is tested on another, beside a plain network of as many
+parameters and classic filters at their best.
 """
 
 import sys

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `tf-capsops quantize` does with models: compile, copy, measure."""
+"""Compiles, copies and measures models for `tf-capsops quantize`."""
 
 import dataclasses
 import pathlib
@@ -33,7 +33,7 @@ class Accuracy:
 class StepLog(keras.callbacks.Callback):
     """Prints and keeps the accuracy at each step, before training goes on.
 
-    To be put after the `IncrementalQuantization` whose steps these are.
+    In the list of callbacks it must follow the `IncrementalQuantization`.
 
     Attributes:
       records: for each step a dict of the fraction and of how many test images were

@@ -1,8 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what a capsnet makes of images, and how, as PNG files.
+"""Draws pictures of a capsnet as PNG files.
 
-Reconstructions, what each dimension of a capsule does, and routing coefficients.
+They show reconstructions, perturbations of each dimension of a capsule, and routing
+coefficients.
 """
 
 import pathlib

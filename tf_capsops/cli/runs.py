@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of training runs: making them, and reading them again."""
+"""Makes directories of training runs, and reads them again."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def write_json(path, content):
 
 
 def data_name(source):
-    """What `config.json` remembers of `--data`: a name, or an absolute path."""
+    """Returns `--data` as `config.json` keeps it: a name, or an absolute path."""
     return source if source in ("digits", "mnist") else os.path.abspath(source)
 
 
@@ -103,7 +103,7 @@ def open_model(target, source=None):
 
 
 def _sizes(model, path):
-    """What images a model takes, as `(height, width, channels)`, and its classes."""
+    """Returns a model's `(height, width, channels)` and its number of classes."""
     if isinstance(model, CapsNet):
         return tuple(model.image_shape), model.num_classes
     try:
@@ -130,7 +130,7 @@ def _newest():
 
 
 def read_config(directory):
-    """What a run's `config.json` holds; nothing where there is none.
+    """Returns a run's `config.json` as a dict, which is empty if there is none.
 
     Raises:
       CommandError: if it is not JSON of an object.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of layers, and holding a part of one fixed while the rest is trained."""
+"""Finds the kernels of layers, and keeps parts of them fixed during training."""
 
 import keras
 import numpy as np
@@ -94,7 +94,7 @@ class PartlyFixedKernel:
             self._constraint.update(self.mask, self._values)
 
     def restore(self):
-        """Gives fixed weights their values again, whatever has changed them."""
+        """Restores the values of the fixed weights, whatever has changed them."""
         weights = np.array(self.variable)
         self.variable.assign(np.where(self.mask, self._values, weights))
 
@@ -128,7 +128,7 @@ class PartlyFixedKernel:
 
 
 class _Fixed(keras.constraints.Constraint):
-    """A kernel's own constraint, and then its fixed weights as they were.
+    """Applies a kernel's own constraint, then restores its fixed weights.
 
     Optimizers apply constraints last, after weight decay, their step and averaging, in
     the same graph. So this needs no callback after the batch, of which there may be

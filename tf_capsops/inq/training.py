@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training in steps, each of which quantizes and fixes a part of the weights."""
+"""Trains in steps, each of which quantizes and fixes a part of the weights."""
 
 import numbers
 import warnings
@@ -23,7 +23,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
     powers of two; the epochs that follow train biases and whatever else is not
     quantized.
 
-    What is quantized is the `kernel` of every layer that has one (`Conv2D`,
+    The callback quantizes the `kernel` of every layer that has one (`Conv2D`,
     `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others) and the
     `depthwise_kernel` and `pointwise_kernel` of `SeparableConv2D`, also where the layer
     is a part of another layer or model. Biases and logits are not quantized. A warning
@@ -190,7 +190,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
             )
 
     def _due(self, step):
-        """After how many epochs the step is taken."""
+        """Returns after how many epochs the step is taken."""
         return step * self.epochs_per_step
 
     def _require_epochs(self, epochs, epoch):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers with kernels of powers of two have in common."""
+"""The base class of layers whose kernels are powers of two."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tf_capsops.packing import pack, unpack
 
 
 class InqLayer(keras.layers.Layer):
-    """Kernel as codes, bias and activation.
+    """A layer with its kernel as codes, a bias and an activation.
 
     Weights: `codes`, uint8, of the kernel's shape, and `top_exponent`, an int32, which
     are not trained; and `bias`. In a file a code takes `bits` bits.
@@ -114,7 +114,7 @@ class InqLayer(keras.layers.Layer):
 
     @property
     def _title(self):
-        """What messages call the layer."""
+        """Returns the name of the layer in messages."""
         return f"{type(self).__name__} {self.name}"
 
     def _require_built(self):
@@ -157,7 +157,7 @@ class InqLayer(keras.layers.Layer):
             )
 
     def _convolve(self, images, **options):
-        """Convolution with the kernel, bias and activation."""
+        """Convolves with the kernel, then applies bias and activation."""
         outputs = inq_conv2d(
             images,
             tf.convert_to_tensor(self.codes),
@@ -168,7 +168,7 @@ class InqLayer(keras.layers.Layer):
         return self._finished(outputs)
 
     def _finished(self, outputs):
-        """Bias and activation, which follow the convolution."""
+        """Applies bias and activation, which follow the convolution."""
         if self.bias is not None:
             outputs += tf.convert_to_tensor(self.bias)
         return self.activation(outputs)
