@@ -10,6 +10,7 @@ import sys
 import time
 
 from tf_capsops.cli import arguments
+from tf_capsops.cli.errors import require
 
 # Not the name of a classifier's model, among which `evaluate` looks for the newest.
 MODEL = "denoiser.keras"
@@ -52,6 +53,7 @@ def add_arguments(parser):
 
 def run(args):
     """Trains both networks, compares and draws. Returns the exit status."""
+    require("matplotlib", "scipy", "sklearn")
     import keras
     import matplotlib.image
     import numpy as np

@@ -9,6 +9,7 @@ coefficients.
 import pathlib
 
 from tf_capsops.cli import arguments
+from tf_capsops.cli.errors import CommandError, reported, require
 
 
 def add_arguments(parser):
@@ -39,8 +40,8 @@ def add_arguments(parser):
 
 def run(args):
     """Draws the figures. Returns the exit status."""
+    require("matplotlib")
     from tf_capsops.cli import figures, runs
-    from tf_capsops.cli.errors import CommandError, reported
     from tf_capsops.models import CapsNet
 
     model, dataset, directory = runs.open_model(args.model, args.data)
