@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds tf_capsops/libtf_capsops.so and runs what needs it. `make help` says how.
-# The same library with Bazel: BUILD. With CUDA also tf_capsops/libtf_capsops_studies.so,
-# kernels of other papers that only the benchmark loads.
+# The same library with Bazel: BUILD. `make studies` builds build/libtf_capsops_studies.so,
+# the kernels of other papers, which only benchmarks/papers and its tests load.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,31 +39,41 @@ $(VENV)/.ready-%: requirements.txt
 	@touch $@
 
 # ---- CUDA --------------------------------------------------------------------------
-# CUDA_ARCHS: machine code for each that nvcc knows, and PTX of the newest of them for
-# the GPUs to come. 90 is built as 90a, with the warpgroup instructions that only 9.0 has.
-CUDA ?= auto
-CUDA_ARCHS ?= 80 90 100 120
+# CUDA=auto builds for the GPUs that nvidia-smi sees, and for the CPU only where it sees
+# none. CUDA=1 and `make wheel` build for all of EVERY_ARCH. CUDA_ARCHS names others, and
+# stands for CUDA=1 too. Each gets machine code if nvcc knows it, and the newest of them
+# PTX for the GPUs to come. 90 is built as 90a, with the warpgroup instructions that only
+# 9.0 has.
+EVERY_ARCH := 80 90 100 120
+CUDA ?= $(if $(filter wheel,$(MAKECMDGOALS)),1,auto)
 ifneq ($(filter-out auto 0 1,$(CUDA))$(filter-out 1,$(words $(CUDA))),)
 $(error CUDA must be auto, 0 or 1, got '$(CUDA)')
 endif
-ifneq ($(CUDA),0)
+WANTED := $(if $(strip $(CUDA_ARCHS)),$(CUDA:auto=1),$(CUDA))
+ifeq ($(WANTED),auto)
+GPUS := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$$/\1\2/p'))
+endif
+ifneq ($(filter 1,$(WANTED))$(GPUS),)
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(if $(CUDA_HOME),,$(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
 NVCC_VERSION := $(if $(NVCC),$(shell "$(NVCC)" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
 ifneq ($(NVCC_VERSION),)
 WITH_CUDA := 1
-else ifeq ($(CUDA),1)
-$(error CUDA=1, but no nvcc was found$(if $(NVCC), at $(NVCC))$(if $(CUDA_HOME), in CUDA_HOME=$(CUDA_HOME)): install the CUDA toolkit, or set CUDA_HOME or NVCC)
+else ifeq ($(WANTED),1)
+$(error No nvcc was found$(if $(NVCC), at $(NVCC))$(if $(CUDA_HOME), in CUDA_HOME=$(CUDA_HOME)): install the CUDA toolkit, set CUDA_HOME or NVCC, or build for the CPU only with CUDA=0)
 endif
 endif
+BUILT = $(if $(WITH_CUDA),with CUDA $(NVCC_VERSION) for $(ARCHS),for the CPU only$(if $(filter auto,$(WANTED)), ($(if $(GPUS),there is a GPU but no nvcc: install the CUDA toolkit,no GPU is visible: CUDA=1 builds the CUDA kernels all the same))))
 ifdef WITH_CUDA
 # A package's nvcc may be a wrapper, so nvcc itself says where its toolkit is.
 CUDA_TOP := $(shell "$(NVCC)" --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^\#\$$ TOP=//p')
 CUDART := $(firstword $(foreach d,lib64 lib targets/*/lib,$(wildcard $(CUDA_TOP)/$(d)/libcudart_static.a)))
 KNOWN := $(shell "$(NVCC)" --list-gpu-code)
-ARCHS := $(foreach a,$(CUDA_ARCHS),$(if $(filter sm_$(a),$(KNOWN)),$(a)))
+KNOWN_OF = $(foreach a,$(1),$(if $(filter sm_$(a),$(KNOWN)),$(a)))
+# Where nvcc is older than the GPU, PTX of the newest that it knows serves.
+ARCHS := $(or $(call KNOWN_OF,$(or $(strip $(CUDA_ARCHS)),$(GPUS))),$(if $(strip $(CUDA_ARCHS)),,$(call KNOWN_OF,$(EVERY_ARCH))))
 NEWEST := $(lastword $(shell printf '%s\n' $(ARCHS) | sort -n))
 ifeq ($(ARCHS),)
-$(error CUDA_ARCHS="$(CUDA_ARCHS)" holds nothing that $(NVCC) $(NVCC_VERSION) knows: $(KNOWN))
+$(error CUDA_ARCHS="$(or $(strip $(CUDA_ARCHS)),$(EVERY_ARCH))" holds nothing that $(NVCC) $(NVCC_VERSION) knows: $(KNOWN))
 endif
 ifeq ($(CUDART),)
 $(error $(NVCC) has no libcudart_static.a under $(CUDA_TOP): install the CUDA toolkit's cudart development files, or build with CUDA=0)
@@ -72,8 +82,8 @@ endif
 
 # ---- The library -------------------------------------------------------------------
 LIBRARY := tf_capsops/libtf_capsops.so
-STUDIES := $(if $(WITH_CUDA),tf_capsops/libtf_capsops_studies.so)
 BUILD := build
+STUDIES := $(BUILD)/libtf_capsops_studies.so
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
 
 # One source, several instruction sets; cc/cpu/dispatch chooses at load time.
@@ -127,42 +137,48 @@ $(BUILD)/flags.tensorflow: TEXT = $(COMPILER) $(FLAGS_tensorflow)
 $(BUILD)/flags.cuda: TEXT = $(COMPILER) $(NVCC) $(NVCC_VERSION) $(FLAGS_cuda)
 $(BUILD)/flags.link: TEXT = $(COMPILER) $(call LINK,$(OBJECTS))
 $(BUILD)/flags.link_studies: TEXT = $(COMPILER) $(call LINK,$(STUDIES_OBJECTS))
+
 # Likewise TensorFlow's own flags, which come with this file: tensorflow.{cflags,ldflags}.
 $(BUILD)/tensorflow.key: FORCE $(ENVIRONMENT)
 	$(Q)$(PY) tools/tensorflow_config.py --write $(BUILD)
 
+# How far a build is: "[12/40] CXX   cc/ops/inq_conv.cc", of all there is to compile.
+STEPS := $(words $(sort $(OBJECTS) $(if $(filter studies papers test-all,$(MAKECMDGOALS)),$(STUDIES_OBJECTS))))
+SAY = $(eval STARTED += x)$(if $(V),,@echo "[$(words $(STARTED))/$(STEPS)] $(1)")
+
 $(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
 	@mkdir -p $(@D)
-	$(if $(V),,@echo "  CXX   $<")
+	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_tensorflow) @$(BUILD)/tensorflow.cflags $(DEPS) -c $< -o $@
 
 $(OBJECTS_dispatch): $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
 	@mkdir -p $(@D)
-	$(if $(V),,@echo "  CXX   $<")
+	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_cpu) $(DEPS) -c $< -o $@
 
 define cpu_rule
 $(BUILD)/cc/cpu/$(1)/%.o: cc/cpu/%.cc $(BUILD)/flags.cpu
 	@mkdir -p $$(@D)
-	$$(if $$(V),,@echo "  CXX   $$< ($(1))")
+	$$(call SAY,CXX   $$< ($(1)))
 	$$(Q)$$(CXX) $$(FLAGS_cpu) $$(MARCH_$(1)) -DCAPSOPS_ISA=$(1) $$(DEPS) -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(eval $(call cpu_rule,$(i))))
 
 $(OBJECTS_cuda) $(STUDIES_cuda): $(BUILD)/%.o: %.cc $(BUILD)/flags.cuda
 	@mkdir -p $(@D)
-	$(if $(V),,@echo "  NVCC  $<")
+	$(call SAY,NVCC  $<)
 	$(Q)$(NVCC) $(FLAGS_cuda) $(DEPS) -c $< -o $@
 
-# Moved into place when whole: somebody may be loading it.
+# Moved into place when whole: somebody may be loading it. A build for the CPU only leaves
+# no studies of an earlier one.
 define link_to
-	$(if $(V),,@echo "  LINK  $@")
-	$(Q)$(call LINK,$(1)) -o $(BUILD)/$(@F)
-	@mv $(BUILD)/$(@F) $@
-	@echo "Built $@: $(if $(WITH_CUDA),CUDA $(NVCC_VERSION) for $(ARCHS),without CUDA)"
+	$(Q)$(call LINK,$(1)) -o $(BUILD)/$(@F).new
+	@mv $(BUILD)/$(@F).new $@
+	@echo "Built $@ $(BUILT)"
 endef
 $(LIBRARY): $(OBJECTS) $(BUILD)/flags.link $(BUILD)/tensorflow.key
 	$(call link_to,$(OBJECTS))
+	$(if $(WITH_CUDA),,@rm -f $(STUDIES))
 
 ifdef WITH_CUDA
 $(STUDIES): $(STUDIES_OBJECTS) $(BUILD)/flags.link_studies $(BUILD)/tensorflow.key
@@ -174,9 +190,11 @@ endif
 # ---- What to do --------------------------------------------------------------------
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
 CAPSOPS := $(PY) -m tf_capsops
+# Each process has few threads, and takes from the others what they have not begun.
+PYTEST := $(PY) -m pytest -n auto --dist worksteal
 CXX_FILES = $(shell find cc cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
-.PHONY: help demo test build bench wheel format lint requirements clean FORCE
+.PHONY: help demo test test-all build studies bench papers wheel format lint requirements clean FORCE
 FORCE:
 
 demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
@@ -184,25 +202,35 @@ demo: build  ## train on handwritten digits, evaluate, draw reconstructions (run
 	$(CAPSOPS) evaluate
 	$(CAPSOPS) reconstruct
 
-test: build  ## run all tests; ARGS="-k name" picks some
-	$(PY) -m pytest $(ARGS)
+test: build  ## run the tests, of each grid of sizes and types a selection; ARGS="-k name" picks some
+	$(PYTEST) $(ARGS)
 
-build: $(ENVIRONMENT) $(LIBRARY) $(STUDIES)  ## create .venv and build the library, nothing else
+test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, and other papers' kernels
+	$(PYTEST) --grid $(ARGS)
+
+build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
+
+studies: $(if $(WITH_CUDA),build $(STUDIES))  ## build the kernels of other papers, which need CUDA
+	@$(if $(WITH_CUDA),:,echo "The studies need CUDA, and this builds $(BUILT)" >&2; exit 1)
 
 bench: build  ## time the ops against plain TensorFlow
 	$(CAPSOPS) bench $(ARGS)
 
-wheel: build  ## pack the wheel and the source distribution into dist/
-	PY="$(abspath $(PY))" $(PY) -m build --no-isolation --sdist --wheel $(ARGS)
+papers: build $(if $(WITH_CUDA),studies)  ## time the ops against other papers' kernels
+	$(PY) -m benchmarks.papers $(ARGS)
+
+wheel: build  ## pack the wheel, for all architectures, and the source distribution into dist/
+	CUDA=$(CUDA) PY="$(abspath $(PY))" $(PY) -m build --no-isolation --sdist --wheel $(ARGS)
 
 format: $(ENVIRONMENT)  ## lay out the sources
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 	$(dir $(PY))clang-format -i $(CXX_FILES)
 
-lint: $(ENVIRONMENT)  ## check layout and common mistakes
+lint: $(ENVIRONMENT)  ## check layout, common mistakes, and the tables of measured numbers
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) tools/measured.py --check
 	$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
 
 requirements:  ## pin requirements.in again, for Python 3.10 to 3.13 at once (needs uv)
@@ -210,16 +238,17 @@ requirements:  ## pin requirements.in again, for Python 3.10 to 3.13 at once (ne
 	  requirements.in -o requirements.txt
 
 clean:  ## remove what was built (.venv and runs/ stay)
-	rm -rf $(BUILD) dist $(LIBRARY) tf_capsops/libtf_capsops_studies.so
+	rm -rf $(BUILD) dist $(LIBRARY)
 
 help:
 	@echo "Usage: make TARGET [VARIABLE=value ...]"
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 	@echo "Variables:"
 	@printf '  %-14s%s\n' \
 	  PYTHON "interpreter to make .venv with ($(PYTHON))" \
-	  CUDA "auto, 0 or 1 ($(CUDA): $(if $(WITH_CUDA),nvcc $(NVCC_VERSION),none))" \
-	  CUDA_ARCHS "GPU architectures ($(CUDA_ARCHS))" \
+	  CUDA "auto: for the GPUs that are here; 1: for $(EVERY_ARCH); 0: without" \
+	  "" "(now $(BUILT))" \
+	  CUDA_ARCHS "other GPU architectures than those, such as \"89 90\"" \
 	  CUDA_HOME "the CUDA toolkit; or NVCC, its compiler" \
 	  CXX "C++ compiler ($(CXX)); CXXFLAGS, NVCCFLAGS and LDFLAGS add to ours" \
 	  ARGS "passed on to pytest, the demo, the benchmark" \

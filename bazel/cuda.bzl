@@ -1,8 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the CUDA toolkit, or none, and compiles CUDA sources with its nvcc."""
+"""Finds the CUDA toolkit, or none, and says for which GPUs to compile, as the Makefile."""
 
-_ARCHS = "80 90 100 120"
+_EVERY_ARCH = ["80", "90", "100", "120"]
 
 _LIBRARY_DIRECTORIES = [
     "lib64",
@@ -55,24 +55,50 @@ def _find_cudart(ctx, nvcc):
     fail("%s has no libcudart_static.a: install the CUDA toolkit's cudart " % nvcc +
          "development files, or build with --config=cpu.")
 
-def _cuda_configure_impl(ctx):
+def _visible_gpus(ctx):
+    """Returns the architectures of the GPUs that nvidia-smi sees, such as ["90"]."""
+    command = ctx.which("nvidia-smi")
+    if not command:
+        return []
+    result = ctx.execute([command, "--query-gpu=compute_cap", "--format=csv,noheader"])
+    words = [] if result.return_code else result.stdout.split("\n")
+    found = [word.strip().replace(".", "") for word in words]
+    return {arch: None for arch in sorted(found) if arch.isdigit()}.keys()
+
+def _wanted(ctx):
+    """Returns auto, 0 or 1, and the architectures that are named."""
     wanted = ctx.os.environ.get("TF_CAPSOPS_CUDA", "auto")
     if wanted not in ["auto", "0", "1"]:
         fail("TF_CAPSOPS_CUDA must be auto, 0 or 1, got '%s'" % wanted)
-    nvcc = None if wanted == "0" else _find_nvcc(ctx)
+    named = [arch for arch in ctx.os.environ.get("TF_CAPSOPS_CUDA_ARCHS", "").split(" ") if arch]
+    return "1" if wanted == "auto" and named else wanted, named
+
+def _find_archs(ctx, nvcc, named, gpus):
+    known = _ask(ctx, nvcc, "--list-gpu-code").replace("\n", " ").split(" ")
+    archs = [arch for arch in named or gpus if "sm_" + arch in known]
+    if not archs and not named:
+        # Where nvcc is older than the GPU, PTX of the newest that it knows serves.
+        archs = [arch for arch in _EVERY_ARCH if "sm_" + arch in known]
+    if not archs:
+        fail("TF_CAPSOPS_CUDA_ARCHS=\"%s\" holds nothing that %s knows: %s" %
+             (" ".join(named or _EVERY_ARCH), nvcc, " ".join(known)))
+    return archs
+
+def _cuda_configure_impl(ctx):
+    wanted, named = _wanted(ctx)
+    gpus = _visible_gpus(ctx) if wanted == "auto" else []
+    nvcc = _find_nvcc(ctx) if wanted == "1" or gpus else None
     version, archs = "", []
     if nvcc:
         version = _ask(ctx, nvcc, "--version").split("release ")[1].split(",")[0]
-        known = _ask(ctx, nvcc, "--list-gpu-code").replace("\n", " ").split(" ")
-        asked = ctx.os.environ.get("TF_CAPSOPS_CUDA_ARCHS", _ARCHS)
-        archs = [arch for arch in asked.split(" ") if "sm_" + arch in known]
-        if not archs:
-            fail("TF_CAPSOPS_CUDA_ARCHS=\"%s\" holds nothing that %s %s knows: %s" %
-                 (asked, nvcc, version, " ".join(known)))
+        archs = _find_archs(ctx, nvcc, named, gpus)
         ctx.symlink(_find_cudart(ctx, nvcc), "libcudart_static.a")
     elif wanted == "1":
-        fail("--config=cuda, but no nvcc was found: install the CUDA toolkit, or set " +
-             "CUDA_HOME or NVCC.")
+        fail("No nvcc was found: install the CUDA toolkit, set CUDA_HOME or NVCC, or " +
+             "build for the CPU only with --config=cpu.")
+    elif wanted == "auto":
+        why = "there is a GPU but no nvcc" if gpus else "no GPU is visible"
+        print("Building for the CPU only: %s (--config=cuda builds for all GPUs)." % why)
     ctx.file("BUILD", _BUILD)
     ctx.file("config.bzl", _CONFIG.format(
         archs = archs,
@@ -84,7 +110,8 @@ def _cuda_configure_impl(ctx):
 cuda_configure = repository_rule(
     implementation = _cuda_configure_impl,
     doc = "The CUDA toolkit of NVCC, CUDA_HOME or PATH. TF_CAPSOPS_CUDA (auto, 0, 1) " +
-          "says whether it is wanted, TF_CAPSOPS_CUDA_ARCHS for which GPUs.",
+          "says whether it is wanted: auto for the GPUs that nvidia-smi sees, 1 for all. " +
+          "TF_CAPSOPS_CUDA_ARCHS names others, and stands for 1.",
     environ = ["CUDA_HOME", "NVCC", "PATH", "TF_CAPSOPS_CUDA", "TF_CAPSOPS_CUDA_ARCHS"],
     local = True,
 )

@@ -3,22 +3,72 @@
 """Runs every test that takes a `device` on every device TensorFlow sees.
 
 Float32 products are exact to float32 in tests: a test of TF32 turns it on itself.
+Without `--all`, what takes a `case` and a `dtype` runs for every case in float32, and
+for a quarter of the cases, each time another one, in each of the other types.
 """
+
+import os
+
+# Tests run in several processes. Set before anything else starts threads.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
 
-for _gpu in tf.config.list_physical_devices("GPU"):
+from tf_capsops.bench import cases
+
+_GPUS = tf.config.list_physical_devices("GPU")
+for _gpu in _GPUS:
     tf.config.experimental.set_memory_growth(_gpu, True)
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
 _DEVICES = sorted({f"{d.device_type}:0" for d in tf.config.list_logical_devices()})
+# Each process takes up to 2 GB, and as much of a GPU.
+_MOST_PROCESSES = 4 if _GPUS else 16
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run every case in every type, and tests marked slow",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("all"):
+        os.environ["PYTEST_ADDOPTS"] = "--all"  # for tests that run pytest themselves
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Answers `-n auto`."""
+    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
 
 def pytest_generate_tests(metafunc):
     """Parametrizes the fixture `device`, in the order CPU, GPU."""
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", _DEVICES, indirect=True)
+
+
+def _selected(item):
+    if item.get_closest_marker("slow"):
+        return False
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if not isinstance(given.get("case"), cases.Case):
+        return True
+    if given.get("dtype", tf.float32) == tf.float32:
+        return True
+    places = item.callspec.indices
+    return places["case"] % 4 == places["dtype"]
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("all"):
+        config.hook.pytest_deselected(items=[i for i in items if not _selected(i)])
+        items[:] = filter(_selected, items)
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capsule-network operators for TensorFlow, with kernels for CPUs and GPUs."""
 
-from tf_capsops import inq, layers, losses, models
+import contextlib
+
+from tf_capsops import _library, inq, layers, losses, models
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d
@@ -27,3 +29,8 @@ __all__ = [
     "routing_coefficients",
     "squash",
 ]
+
+# Registers the ops, so that a SavedModel that has them loads. Without a usable library
+# the rest of the package is still of use, and every op says what is wrong.
+with contextlib.suppress(ImportError):
+    _library.load()

@@ -7,7 +7,7 @@ import sys
 
 from tf_capsops._version import __version__
 from tf_capsops.cli import denoise, evaluate, info, quantize, reconstruct, train
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.cli.errors import CommandError, require
 
 _COMMANDS = {
     "train": train,
@@ -30,24 +30,28 @@ def main(argv=None):
       or a file is at fault, after one line that says so.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["bench"]:
-        # bench parses its own arguments, -h included.
-        from tf_capsops.bench import main as bench
-
-        return bench(argv[1:])
-    parser = _parser()
     try:
+        if argv[:1] == ["bench"]:
+            return _bench(argv[1:])
+        parser = _parser()
         args = parser.parse_args(argv)
-    except SystemExit as stop:
-        return stop.code
-    if args.command is None:
-        parser.print_help()
-        return 0
-    try:
+        if args.command is None:
+            parser.print_help()
+            return 0
         return _COMMANDS[args.command].run(args)
+    except SystemExit as stop:  # argparse: a mistake, or --help
+        return stop.code
     except CommandError as error:
-        print(f"tf-capsops {args.command}: error: {error}", file=sys.stderr)
+        print(f"tf-capsops {argv[0]}: error: {error}", file=sys.stderr)
         return 2
+
+
+def _bench(argv):
+    """Runs `tf-capsops bench`, which parses its own arguments, -h included."""
+    require("matplotlib", "rich")
+    from tf_capsops.bench import main as bench
+
+    return bench(argv)
 
 
 def _parser():

@@ -10,7 +10,10 @@ import pathlib
 
 import tensorflow as tf
 
+from tf_capsops._version import __version__
+
 _MARKER = b"tf_capsops-build-info:"
+_ENTRIES = {"version", "tensorflow", "cuda", "cuda_archs", "compiler"}
 _REBUILD = (
     "Run `make build` in the source tree with this TensorFlow, or reinstall "
     "tf-capsops for it; TF_CAPSOPS_LIBRARY may name another library file."
@@ -22,6 +25,10 @@ def library_path():
 
     The environment variable `TF_CAPSOPS_LIBRARY` takes precedence over the file
     that was built into this package.
+
+    The gradients of the ops are Python's part: in a process that loads the library by
+    its path and does not import `tf_capsops`, the ops have none, and asking for one is
+    a `LookupError`.
 
     Returns:
       An absolute path, as a string.
@@ -54,7 +61,8 @@ def build_info():
       empty for a CPU-only library), `compiler`.
 
     Raises:
-      ImportError: The file is missing, or is not a tf_capsops library.
+      ImportError: The file is missing, is not a tf_capsops library, or its
+        information cannot be read.
     """
     path = library_path()
     with open(path, "rb") as file:
@@ -67,7 +75,24 @@ def build_info():
                 raise ImportError(
                     f"tf_capsops: {path} is not a tf_capsops library. " + _REBUILD
                 )
-            return json.loads(data[begin + len(_MARKER) : end])
+            return _parsed(path, data[begin + len(_MARKER) : end])
+
+
+def _parsed(path, text):
+    try:
+        information = json.loads(text)
+    except ValueError:  # UnicodeDecodeError included
+        information = None
+    if (
+        not isinstance(information, dict)
+        or not information.keys() >= _ENTRIES
+        or not all(isinstance(value, str) for value in information.values())
+    ):
+        raise ImportError(
+            f"tf_capsops: {path} is damaged: its build information cannot be read. "
+            + _REBUILD
+        )
+    return information
 
 
 @functools.cache
@@ -75,15 +100,15 @@ def load():
     """Loads the library and returns the module of its operators.
 
     Raises:
-      ImportError: The library is missing, or was built for another TensorFlow.
+      ImportError: The library is missing or damaged, or was built for another
+        tf_capsops or TensorFlow.
     """
-    path = library_path()
-    built_for = build_info()["tensorflow"]
+    path, information = library_path(), build_info()
+    built_for = information["tensorflow"]
+    if information["version"] != __version__:
+        raise _of_another(path, "tf_capsops", information["version"], __version__)
     if built_for.split(".")[:2] != tf.__version__.split(".")[:2]:
-        raise ImportError(
-            f"tf_capsops: {path} was built for TensorFlow {built_for}, but TensorFlow "
-            f"{tf.__version__} is installed. " + _REBUILD
-        )
+        raise _of_another(path, "TensorFlow", built_for, tf.__version__)
     try:
         return tf.load_op_library(path)
     except tf.errors.NotFoundError as error:
@@ -91,3 +116,10 @@ def load():
             f"tf_capsops: {path}, built for TensorFlow {built_for}, does not load on "
             f"TensorFlow {tf.__version__}: {error.message}. " + _REBUILD
         ) from error
+
+
+def _of_another(path, name, built_for, installed):
+    return ImportError(
+        f"tf_capsops: {path} was built for {name} {built_for}, but {name} {installed} "
+        "is installed. " + _REBUILD
+    )

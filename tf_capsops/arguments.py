@@ -38,10 +38,10 @@ def int_between(owner, name, value, smallest, largest):
 
 
 def integers(owner, name, value, smallest, largest):
-    """Returns `value`, whose numbers of Python or NumPy must be integers in a range.
+    """Returns `value` after checking that Python or NumPy numbers in it are integers.
 
-    Tensors pass: their types say what they hold. From numbers TensorFlow would make a
-    tensor that wraps around what is out of range and cuts fractions off.
+    Tensors pass, because their types say what they hold. When TensorFlow converts
+    numbers to a tensor, it wraps around those out of range and cuts off fractions.
 
     Raises:
       ValueError: if one is not; the message names owner, argument and number.

@@ -98,7 +98,7 @@ def _npz(path):
     try:
         with np.load(path, allow_pickle=False) as file:
             return _dataset(name, *_arrays(file))
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -109,7 +109,20 @@ def _arrays(file):
         raise ValueError(
             f"missing {', '.join(missing)}; the file has {', '.join(file) or 'nothing'}"
         )
-    return [file[name] for name in names]
+    return [_array(file, name) for name in names]
+
+
+def _array(file, name):
+    try:
+        array = file[name]
+    except Exception as error:
+        # What is damaged, encrypted, absurdly large or pickled ends in an error of any
+        # module that reads it.
+        text = str(error) or type(error).__name__
+        raise ValueError(f"{name} cannot be read: {text}") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name} is not an array")
+    return array
 
 
 def _dataset(name, x_train, y_train, x_test, y_test):
@@ -134,6 +147,12 @@ def _images(name, images):
     if images.ndim != 4 or 0 in images.shape:
         raise ValueError(
             f"{name} must be images [N, H, W] or [N, H, W, C], got shape {images.shape}"
+        )
+    if images.shape[1] <= 4 < min(images.shape[2:]):
+        raise ValueError(
+            f"{name} must be images [N, H, W] or [N, H, W, C], got shape "
+            f"{images.shape}, whose channels seem to come first: save "
+            f"np.moveaxis({name}, 1, -1)"
         )
     if np.issubdtype(images.dtype, np.integer) or images.dtype == bool:
         top = 1 if images.dtype == bool else 255

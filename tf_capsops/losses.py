@@ -8,7 +8,7 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class MarginLoss(keras.losses.Loss):
-    """Margin loss on the lengths of the class capsules.
+    """Computes the margin loss on the lengths of the class capsules.
 
     `T_k max(0, m_plus - |v_k|)^2 + down_weight (1 - T_k) max(0, |v_k| - m_minus)^2`,
     summed over the classes k: equation 4 of Sabour et al. (2017). Batches are averaged,
@@ -77,7 +77,7 @@ class MarginLoss(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class ReconstructionLoss(keras.losses.Loss):
-    """Squared errors summed over a sample: the decoder's loss in Sabour et al. (2017).
+    """Sums squared errors over a sample, as the decoder's loss of Sabour et al. (2017).
 
     Section 4.1 there adds 0.0005 of it to the margin loss. Batches are averaged,
     unless `reduction` says otherwise.
@@ -101,7 +101,7 @@ class ReconstructionLoss(keras.losses.Loss):
 
 
 def one_hot_labels(labels, lengths):
-    """Labels as `lengths` has them: one entry a class, of its dtype.
+    """Returns labels in the form of `lengths`: one entry a class, of its dtype.
 
     Args:
       labels: one-hot, `[..., classes]`; or integers, `[...]` or `[..., 1]`.

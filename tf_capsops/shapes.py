@@ -8,9 +8,9 @@ import tensorflow as tf
 def sizes(tensor):
     """Returns the shape of a tensor: a list of ints where it is known, else a tensor.
 
-    In eager calls it is known, which saves a call of TensorFlow's op Shape. Nor is that
-    op safe there: of threads that use a GPU at the same time, one may be given the
-    shape of another's tensor (seen with 2.21; its issue 123980).
+    In eager calls it is known, which saves a call of TensorFlow's op Shape. That op is
+    also unsafe there: among threads that use a GPU at the same time, one may be given
+    the shape of another's tensor (seen with TensorFlow 2.21; its issue 123980).
     """
     if tensor.shape.is_fully_defined():
         return tensor.shape.as_list()
@@ -18,7 +18,7 @@ def sizes(tensor):
 
 
 def joined(*parts):
-    """Returns parts of shapes one after the other, each of them as `sizes` has it."""
+    """Joins parts of shapes, each in the form that `sizes` returns."""
     if all(isinstance(part, list) for part in parts):
         return [size for part in parts for size in part]
     return tf.concat(parts, axis=0)

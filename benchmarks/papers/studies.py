@@ -10,7 +10,7 @@ import types
 
 import tensorflow as tf
 
-from tf_capsops import _library
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 VAIDYA = ("B", "I1", "I2", "I3")
 CHEN = ("gemms", "official", "custom")
@@ -21,16 +21,16 @@ KHANDWAWALA = (
 
 
 def library_path() -> str:
-    """Returns the path of libtf_capsops_studies.so, beside the operator library.
+    """Returns the path of libtf_capsops_studies.so in the source tree.
 
     Raises:
         ImportError: There is none; the text says what to do.
     """
-    path = pathlib.Path(_library.library_path()).with_name("libtf_capsops_studies.so")
+    path = _ROOT / "build" / "libtf_capsops_studies.so"
     if not path.is_file():
         raise ImportError(
-            f"tf_capsops: the papers' kernels {path} do not exist. `make build` with "
-            "the CUDA toolkit builds them in the source tree; the wheel has none."
+            f"The papers' kernels {path} do not exist: run `make studies`, "
+            "which needs the CUDA toolkit."
         )
     return str(path)
 

@@ -18,17 +18,27 @@ from tf_capsops import _library
 MARKER = b"tf_capsops-build-info:"
 
 # Prints the path of the library, and whether it is mapped into the process before
-# and after the first use of an op.
-_LAZY = """
+# and after the package is imported.
+_IMPORT = """
 import pathlib
-import numpy as np
+import sys
 import tensorflow as tf
+def loaded(path):
+    return path in pathlib.Path("/proc/self/maps").read_text()
+before = loaded(sys.argv[1])
 import tf_capsops
-def loaded():
-    return tf_capsops.library_path() in pathlib.Path("/proc/self/maps").read_text()
-print(tf_capsops.library_path(), loaded(), sep="\\n")
-tf_capsops.capsule_prediction(np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
-print(loaded())
+print(tf_capsops.library_path(), before, loaded(sys.argv[1]))
+"""
+
+# Uses the package as far as that goes without a library.
+_IMPORT_WITHOUT = """
+import numpy as np
+import tf_capsops
+print(tf_capsops.squash(np.zeros([3])).shape)
+try:
+    tf_capsops.capsule_prediction(np.ones((1, 1, 1)), np.ones((1, 1, 1, 1)))
+except ImportError as error:
+    print(error)
 """
 
 # Needs tf_capsops for nothing but the path it is given.
@@ -41,6 +51,13 @@ y = bare.capsule_prediction(x, w)
 v = bare.capsule_routing(x, w, tf.zeros((3, 4)), iterations=2)
 for result in y, *bare.capsule_prediction_grad(y, x, w), v:
     print(*result.shape)
+try:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = bare.capsule_prediction(x, w)
+    tape.gradient(y, x)
+except LookupError:
+    print("no gradient")
 print("tf_capsops" in sys.modules)
 """
 
@@ -66,18 +83,26 @@ def _use(monkeypatch, path, content=None):
     monkeypatch.setenv("TF_CAPSOPS_LIBRARY", str(path))
 
 
-def test_library_is_loaded_at_first_use_from_where_the_variable_says(
+def test_library_is_loaded_at_import_from_where_the_variable_says(
     tmp_path, library_bytes
 ):
     copy = tmp_path / "renamed.so"
     copy.write_bytes(library_bytes)
-    printed = fresh.run(_LAZY, TF_CAPSOPS_LIBRARY=str(copy)).splitlines()
-    assert printed == [str(copy), "False", "True"]
+    printed = fresh.run(_IMPORT, copy, TF_CAPSOPS_LIBRARY=str(copy)).splitlines()
+    assert printed == [f"{copy} False True"]
 
 
-def test_bare_ops_without_the_package():
+def test_without_a_library_the_first_use_of_an_op_is_refused():
+    printed = fresh.run(_IMPORT_WITHOUT, TF_CAPSOPS_LIBRARY="/no/such.so").splitlines()
+    assert printed[0] == "(3,)"
+    assert "the operator library /no/such.so" in printed[1]
+    assert "make build" in printed[1]
+
+
+def test_bare_ops_without_the_package_have_no_gradients():
     printed = fresh.run(_BARE, tf_capsops.library_path()).splitlines()
-    assert printed == ["2 3 4 5", "2 3 6", "3 4 5 6", "2 4 5", "False"]
+    shapes = ["2 3 4 5", "2 3 6", "3 4 5 6", "2 4 5"]
+    assert printed == [*shapes, "no gradient", "False"]
 
 
 def test_load_gives_the_same_module_every_time():
@@ -104,21 +129,51 @@ def test_file_of_another_kind(content, loader, monkeypatch, tmp_path):
             function()
 
 
-def test_library_for_another_tensorflow(loader, monkeypatch, tmp_path, library_bytes):
-    built_for = _library.build_info()["tensorflow"]
-    major, minor, *rest = built_for.split(".")
+def _with_information(content, text):
+    """Returns a library's bytes with another text for its build information."""
+    begin = content.index(MARKER) + len(MARKER)
+    end = content.index(b"\0", begin)
+    assert len(text) <= end - begin
+    return content[:begin] + text.ljust(end - begin) + content[end:]
+
+
+def _changed(entry, value):
+    return json.dumps({**_library.build_info(), entry: value}).encode()
+
+
+@pytest.mark.parametrize(
+    "entry, name", [("tensorflow", "TensorFlow"), ("version", "tf_capsops")]
+)
+def test_library_for_another_version(
+    entry, name, loader, monkeypatch, tmp_path, library_bytes
+):
+    ours = _library.build_info()[entry]
+    major, minor, *rest = ours.split(".")
     other = ".".join([major, "9" * len(minor), *rest])
-    begin = library_bytes.index(MARKER)
-    end = library_bytes.index(b"\0", begin)
-    information = library_bytes[begin:end].replace(built_for.encode(), other.encode())
-    content = library_bytes[:begin] + information + library_bytes[end:]
+    content = _with_information(library_bytes, _changed(entry, other))
     _use(monkeypatch, tmp_path / "other.so", content)
-    assert loader.build_info()["tensorflow"] == other
+    assert loader.build_info()[entry] == other
     with pytest.raises(ImportError) as caught:
         loader.load()
-    assert f"TensorFlow {other}" in str(caught.value)
-    assert f"TensorFlow {tf.__version__}" in str(caught.value)
+    assert f"for {name} {other}, but {name} {ours} is installed" in str(caught.value)
     assert "make build" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff", b"[]", b"{}", b'{"tensorflow": "2.21.0"}', 2.21, None],
+    ids=str,
+)
+def test_damaged_build_information(text, loader, monkeypatch, tmp_path, library_bytes):
+    if not isinstance(text, bytes):
+        text = _changed("tensorflow", text)
+    damaged = tmp_path / "damaged.so"
+    _use(monkeypatch, damaged, _with_information(library_bytes, text))
+    for function in (loader.build_info, loader.load):
+        with pytest.raises(ImportError) as caught:
+            function()
+        assert f"{damaged} is damaged" in str(caught.value)
+        assert "make build" in str(caught.value)
 
 
 def test_library_that_does_not_load(loader, monkeypatch, tmp_path, library_bytes):

@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CPP = (".h", ".cc", ".cuh")
 CODE = (*CPP, ".py", ".bzl")
-PLACES = ("bazel", "cc", "cuda", "tests", "tf_capsops", "tools")
+PLACES = ("bazel", "benchmarks", "cc", "cuda", "tests", "tf_capsops", "tools")
 LONGEST = 400
 
 

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark: it runs, says what it measured, and measures what it says."""
 
+import datetime
 import json
+import re
 
 import numpy as np
 import pytest
+import rich.console
 import tensorflow as tf
 
 from tf_capsops import bench
-from tf_capsops.bench import cases, measure
+from tf_capsops.bench import cases, measure, report
 from tf_capsops.bench.floor import Ceilings
 
 CPU = "CPU:0"
@@ -44,17 +47,25 @@ def test_every_suite_has_cases_of_every_kind(suite):
     assert benched == {"CPU", "GPU"}
 
 
-def test_report(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "ops, dtypes",
+    [(["CapsulePrediction", "InqConv"], ["float32", "float64"])]
+    + [([op], ["float32"]) for op in cases.suites()],
+    ids=str,
+)
+def test_report(ops, dtypes, tmp_path, capsys):
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
-    arguments += ["--dtype", "float32", "float64", "--output", str(tmp_path)]
+    arguments += ["--op", *ops, "--dtype", *dtypes, "--output", str(tmp_path)]
     assert bench.main(arguments) == 0
     printed = capsys.readouterr().out
-    report = json.loads((tmp_path / "bench.json").read_text())
-    assert report["command"].split()[:2] == ["tf-capsops", "bench"]
-    assert report["versions"]["tensorflow"] == tf.__version__
-    assert len(report["ceilings"]) == 2
-    assert len(report["results"]) == 2 * 2 * len(cases.suites())
-    for result in report["results"]:
+    made = json.loads((tmp_path / "bench.json").read_text())
+    assert made["command"].split()[:2] == ["tf-capsops", "bench"]
+    assert made["versions"]["tensorflow"] == tf.__version__
+    assert re.fullmatch("unknown|[0-9a-f]{40}", made["commit"])
+    assert datetime.date.fromisoformat(made["date"]) and made["cpu"]
+    assert len(made["ceilings"]) == len(dtypes)
+    assert len(made["results"]) == 2 * len(dtypes) * len(ops)
+    for result in made["results"]:
         assert result["case"] in printed
         assert result["bytes"] > 0 and result["flops"] > 0 and result["floor_us"] > 0
         suite = cases.suites()[result["op"]]
@@ -63,6 +74,22 @@ def test_report(tmp_path, capsys):
             lower, upper = method["quartiles_us"]
             assert 0 < lower <= method["median_us"] <= upper
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_kernel_that_ran_has_a_column():
+    suite = cases.suites()["CapsuleRouting"]
+    (case,) = suite.select(cases.SMOKE)
+    timing = measure.Timing(2e-6, 1e-6, 3e-6, 1e-6, 3e-6, 2, None)
+    ceilings = {"device": "GPU:0", "dtype": "float32"}
+    timings = {report.OURS: timing, "TF einsum": timing}
+    for kernel in (None, "mma"):
+        entry = report.result_entry(
+            suite, case, "forward", cases.Cost(1, 1), ceilings, 1e-6, timings, kernel
+        )
+        console = rich.console.Console(width=120)
+        with console.capture() as captured:
+            console.print(report.table(entry))
+        assert ("kernel" in captured.get()) == ("mma" in captured.get()) == bool(kernel)
 
 
 def test_repeat_must_leave_a_spread(capsys):

@@ -11,7 +11,7 @@ import pytest
 import tf_capsops
 from tf_capsops import inq
 from tf_capsops.__main__ import main
-from tf_capsops.inq.kernels import layers_with_kernels
+from tf_capsops.inq.kernels import layers_and_kernels
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,10 @@ def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     assert {path.name for path in run.iterdir()} == files
     report = json.loads((run / "report.json").read_text())
     model = keras.saving.load_model(run / "model.keras")
-    layers = layers_with_kernels(model)
-    for layer in layers:
-        kernel = layer.kernel.numpy()
+    kernels = [variable.numpy() for _, variable in layers_and_kernels(model)]
+    for kernel in kernels:
         np.testing.assert_array_equal(kernel, inq.quantize(kernel, 4))
-    weights = sum(layer.kernel.numpy().size for layer in layers)
+    weights = sum(kernel.size for kernel in kernels)
     assert report["weights"] == weights
     assert report["bytes_of_weights"] == {"float32": 4 * weights, "packed": weights / 2}
     assert [step["fraction"] for step in report["steps"]] == [0.5, 0.75, 0.875, 1]

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """data.load: the digits, files, and what is said about bad ones."""
 
+import io
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -82,7 +85,11 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
         ({"y_train": np.zeros([6])}, "y_train must be integers, got float64"),
         ({"y_train": np.full([6], -1)}, "class numbers from 0 on, got -1 to -1"),
         ({"y_test": np.array([0, 1, 7])}, r"labels that y_train has not: \[7\]"),
-        ({"x_train": np.array([None])}, "allow_pickle=False"),
+        ({"x_train": np.array([None])}, "x_train cannot be read: .*allow_pickle=False"),
+        (
+            {"x_train": np.zeros([6, 1, 8, 8]), "x_test": np.zeros([3, 1, 8, 8])},
+            r"\(6, 1, 8, 8\), whose channels seem to come first: save np.moveaxis",
+        ),
     ],
 )
 def test_bad_files_are_explained(tmp_path, changes, text):
@@ -90,6 +97,54 @@ def test_bad_files_are_explained(tmp_path, changes, text):
     with pytest.raises(ValueError, match=text) as caught:
         data.load(path)
     assert str(path) in str(caught.value)
+
+
+def _header(shape):
+    """The beginning of a `.npy` file of bytes."""
+    file = io.BytesIO()
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "member, text",
+    [
+        (b"no array", "x_train is not an array"),
+        (b"\x93NUMPY\x01\x00", "x_train cannot be read: EOF"),
+        (_header((6, 4, 4)), "x_train cannot be read: EOF"),
+        (_header((2**61,)), "x_train cannot be read: "),
+        (_header((2**40, 2**40)), "x_train cannot be read: "),
+    ],
+)
+def test_bad_members_are_explained(tmp_path, member, text):
+    path = _file(tmp_path, x_train=None)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("x_train.npy", member)
+    with pytest.raises(ValueError, match=text):
+        data.load(path)
+
+
+@pytest.mark.parametrize("place, bits", [(6, 1), (8, 255)], ids=["encrypted", "method"])
+def test_members_that_cannot_be_unpacked_are_explained(tmp_path, place, bits):
+    path = _file(tmp_path)
+    content = bytearray(path.read_bytes())
+    for start, offset in ((b"PK\3\4", 0), (b"PK\1\2", 2)):
+        content[content.index(start) + place + offset] |= bits
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"x_train cannot be read: .*(encrypted|comp)"):
+        data.load(path)
+
+
+def test_damaged_compression_is_explained(tmp_path):
+    path = tmp_path / "damaged.npz"
+    np.savez_compressed(path, **_GOOD)
+    content = bytearray(path.read_bytes())
+    begin = content.index(b"x_train.npy") + len("x_train.npy") + 20
+    content[begin : begin + 30] = b"\xff" * 30
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="x_train cannot be read: Error -3 while"):
+        data.load(path)
 
 
 def test_other_files_are_explained(tmp_path):

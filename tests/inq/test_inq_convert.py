@@ -14,9 +14,9 @@ from tf_capsops import inq, layers, models
 def _quantize(model, bits=4):
     """Quantizes every kernel in a model at once."""
     random = np.random.default_rng(1)
-    for layer in inq.kernels.layers_with_kernels(model):
-        weights = random.normal(size=layer.kernel.shape).astype(np.float32)
-        layer.kernel.assign(inq.quantize(weights / 4, bits))
+    for _, kernel in inq.kernels.layers_and_kernels(model):
+        weights = random.normal(size=kernel.shape).astype(np.float32)
+        kernel.assign(inq.quantize(weights / 4, bits))
     return model
 
 

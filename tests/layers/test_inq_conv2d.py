@@ -288,9 +288,3 @@ def test_bad_arguments_are_named(changes, text):
 def test_bad_shapes_are_named(layer, shape, text):
     with pytest.raises(ValueError, match=text):
         layer.build(shape)
-
-
-def test_kernels_of_another_shape_are_refused():
-    layer, _ = _layer("valid")
-    with pytest.raises(ValueError, match="shape"):
-        layer.set_kernel(np.ones([2, 3, 5, 8]))

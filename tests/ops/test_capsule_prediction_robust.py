@@ -39,7 +39,6 @@ import sys
 import numpy as np
 import tensorflow as tf
 import tf_capsops
-tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 data = np.load(sys.argv[2])
 with tf.device(sys.argv[3]):
@@ -141,6 +140,7 @@ def test_slices_of_larger_tensors(misaligned, dtype, device):
         np.testing.assert_array_equal(one, other.numpy())
 
 
+@pytest.mark.slow
 def test_more_elements_than_32_bits_count(device):
     """2^31 + 2^15 predictions (4.3 GB in bfloat16), also as the gradient's input."""
     batch, out_caps, out_dim = 2**16 + 1, 2**6, 2**9

@@ -41,7 +41,6 @@ import sys
 import numpy as np
 import tensorflow as tf
 import tf_capsops
-tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 capsules = np.load(sys.argv[2])
 with tf.device(sys.argv[3]):

@@ -54,7 +54,6 @@ import sys
 import numpy as np
 import tensorflow as tf
 import tf_capsops
-tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 image = np.load(sys.argv[2])
 with tf.device(sys.argv[3]):
@@ -250,6 +249,7 @@ def test_slices_of_larger_tensors(operand, dtype, data_format, device):
         np.testing.assert_array_equal(one, other.numpy())
 
 
+@pytest.mark.slow
 @both_formats
 def test_more_elements_than_32_bits_count(data_format, device):
     """2^31 and more numbers of filters (4.4 GB in bfloat16), and as many of gradient.

@@ -48,7 +48,6 @@ import sys
 import numpy as np
 import tensorflow as tf
 import tf_capsops
-tf.load_op_library(tf_capsops.library_path())
 model = tf.saved_model.load(sys.argv[1])
 image = np.load(sys.argv[2])
 tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -193,6 +192,7 @@ def test_samples_of_a_large_batch(dtype, device):
         assert_close(many[few], truth, plain, size)
 
 
+@pytest.mark.slow
 def test_more_elements_than_32_bits_count(device):
     """2^31 + 2^25 numbers of output (4.4 GB in bfloat16), also as gradient."""
     samples, channels = 65 * 2**10, 2**15

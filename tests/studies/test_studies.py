@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other papers' kernels: as right as ours, refusing what they cannot, kept apart."""
 
-import pathlib
-
 import fresh
 import numpy as np
 import pytest
@@ -14,9 +12,8 @@ from rich.console import Console
 from tensorflow.python.framework import op_def_registry
 from tolerances import assert_close
 
-import tf_capsops
+from benchmarks.papers import __main__ as papers
 from benchmarks.papers import chen, counts, studies, vaidya
-from tf_capsops import bench
 from tf_capsops.bench import cases
 
 SUITE = cases.suites()["CapsuleConv"]
@@ -217,24 +214,23 @@ def test_product_never_loads_the_studies():
 
 
 def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
-    elsewhere = tmp_path / "libtf_capsops.so"
-    elsewhere.write_bytes(pathlib.Path(tf_capsops.library_path()).read_bytes())
-    monkeypatch.setenv("TF_CAPSOPS_LIBRARY", str(elsewhere))
-    with pytest.raises(ImportError, match="make build"):
+    monkeypatch.setattr(studies, "_ROOT", tmp_path)
+    with pytest.raises(ImportError, match="make studies"):
         studies.library_path()
 
 
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["--device", "CPU"], "--suite papers needs a GPU that TensorFlow sees"),
-        (["--dtype", "float64"], "--suite papers stands alone and is of float32"),
-        (["--suite", "papers", "smoke"], "--suite papers stands alone"),
+        (["--op", "CapsuleConv", "--device", "CPU"], "--op CapsuleConv is measured on"),
+        (["--op", "CapsuleRouting"], "invalid choice: 'CapsuleRouting'"),
+        (["--repeat", "1"], "--repeat must be at least 2, got 1"),
     ],
 )
-def test_bench_refuses(arguments, text, capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["--suite", "papers", *arguments])
+def test_papers_refuse(arguments, text, capsys):
+    with pytest.raises(SystemExit) as caught:
+        papers.main(arguments)
+    assert caught.value.code == 2
     assert text in capsys.readouterr().err
 
 

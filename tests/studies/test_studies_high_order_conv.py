@@ -12,13 +12,8 @@ from reference import high_order_conv as reference
 from rich.console import Console
 from tolerances import assert_close
 
-from benchmarks.papers import (
-    outcome,
-    pad_slice_multiply,
-    simeng_zhejin,
-    studies,
-)
-from tf_capsops import bench
+from benchmarks.papers import __main__ as papers
+from benchmarks.papers import outcome, pad_slice_multiply, simeng_zhejin, studies
 from tf_capsops.bench import measure
 from tf_capsops.bench.report import OURS
 
@@ -204,9 +199,9 @@ def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     """The CPU's charts need neither a GPU nor the library of the studies."""
     monkeypatch.setattr(simeng_zhejin, "IMAGE", (6, 5))
     monkeypatch.setattr(simeng_zhejin, "BATCHES", {"CPU": (1, 2)})
-    arguments = ["--suite", "papers", "--op", "HighOrderConv", "--device", "CPU"]
+    arguments = ["--op", "HighOrderConv", "--device", "CPU"]
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
-    assert bench.main(arguments) == 0
+    assert papers.main(arguments) == 0
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "papers.json").read_text())
     assert set(report) >= {"command", "versions", "simeng_zhejin"}

@@ -12,8 +12,8 @@ from reference import inq_conv as reference
 from rich.console import Console
 from tolerances import assert_close
 
+from benchmarks.papers import __main__ as papers
 from benchmarks.papers import khandwawala, outcome, studies
-from tf_capsops import _library, bench
 from tf_capsops.bench.report import OURS
 
 # Height, width; channels in, out; kernel; strides.
@@ -229,9 +229,9 @@ def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     """The serial program, or that it was not built."""
     monkeypatch.setattr(khandwawala, "SIZES", {"CPU": {"image": (8, 9)}})
     monkeypatch.setattr(khandwawala, "_SAMPLE_SECONDS", {"CPU": 0.001})
-    arguments = ["--suite", "papers", "--op", "InqConv", "--device", "CPU"]
+    arguments = ["--op", "InqConv", "--device", "CPU"]
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
-    assert bench.main(arguments) == 0
+    assert papers.main(arguments) == 0
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "papers.json").read_text())
     assert set(report) >= {"command", "versions", "khandwawala"}
@@ -240,8 +240,8 @@ def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     assert list(result["methods"]) == ["serial", OURS, "conv2d"]
     for name, row in result["methods"].items():
         assert name in printed
-        if name == "serial" and not _library.build_info()["cuda"]:
-            assert "make build" in row["error"]
+        if "make studies" in row.get("error", ""):
+            assert name == "serial"
             continue
         assert [cell["samples"] for cell in row["cells"]] == [2, 2]
         assert min(cell["ms"] for cell in row["cells"]) > 0

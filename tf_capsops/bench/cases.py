@@ -1,10 +1,10 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a case and an op's suite are; the cases themselves are in `suites`.
+"""Defines cases and the suite of an op; the cases themselves are in `suites`.
 
 One list of cases serves the tests of correctness, the tests of gradients and the
 benchmarks. Each op has one file in `tf_capsops.bench.suites` that defines `SUITE`;
-nothing else names it.
+no other file names it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Case:
             object.__setattr__(self, name, frozen)
 
     def bind(self, compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        """Returns the op or a rival of it with this case's attributes given."""
+        """Binds this case's attributes to the op or one of its rivals."""
         return functools.partial(compute, **self.attributes)
 
     def __str__(self) -> str:
@@ -61,12 +61,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The least that an op has to move and compute.
+    """The least memory traffic and arithmetic that an op needs.
 
     Attributes:
         elements: Elements read or written: each input and each output once.
         flops: Additions plus multiplications.
-        more_bytes: Bytes read or written whatever the dtype is.
+        more_bytes: Bytes read or written, independent of the dtype.
     """
 
     elements: int
@@ -74,7 +74,7 @@ class Cost:
     more_bytes: int = 0
 
     def bytes(self, itemsize: int) -> int:
-        """Returns all bytes, of elements of this size."""
+        """Returns the total number of bytes for elements of this size."""
         return self.elements * itemsize + self.more_bytes
 
 
@@ -85,17 +85,18 @@ class OpSuite:
     Attributes:
         op: Name of the op, as registered in C++.
         cases: All cases.
-        draw: `(case, random generator) -> arrays`, the op's inputs in order: of float64
-            where they have the op's dtype, else of a type of their own.
+        draw: `(case, random generator) -> arrays`, the op's inputs in order. Inputs of
+            the op's dtype are drawn in float64, the others in their own type.
         output_shape: Shape of the op's output for a case.
         ours: The op, from its inputs and its attributes to its output.
         rivals: Other ways to compute the same in plain TensorFlow, by name.
         forward_cost: Least cost of the forward computation.
         training_cost: Least cost of forward and all gradients together.
-        parts: Parts of what rivals do, timed beside them; not with the op's results.
-        prepare: From the op's inputs and attributes to what rivals take instead of the
-            inputs; not timed.
-        sources: How many of the inputs, the first ones, have gradients; None is all.
+        parts: Parts of a rival's work, timed beside the rivals. Their results differ
+            from the op's.
+        prepare: Converts the op's inputs and attributes to the rivals' inputs; not
+            timed.
+        sources: How many inputs, counted from the first, have gradients; None for all.
     """
 
     op: str

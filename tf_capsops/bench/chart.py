@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's bar chart: one panel for each result, a dashed line at the floor."""
+"""Draws the bar chart: one panel for each result, a dashed line at the floor."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from tf_capsops.bench import cases, chart, measure, report
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
+from tf_capsops.cli.errors import reported
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
@@ -40,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=cases.BENCH_SUITES,
         nargs="+",
         default=[cases.ANCHORS],
-        help="which sizes: those of the speed claims, those of published networks, or "
-        "tiny ones that only show that the benchmark works",
+        help="sizes of the speed claims, of layers of published networks, or tiny ones "
+        "that only show that the benchmark works",
     )
     parser.add_argument(
         "--repeat", type=int, default=15, help="samples of each method (at least 2)"
@@ -153,6 +154,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.repeat < 2:
         parser.error(f"--repeat must be at least 2, got {options.repeat}")
+    with reported(OSError):
+        options.output.mkdir(parents=True, exist_ok=True)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
@@ -166,7 +169,6 @@ def main(argv: Sequence[str]) -> int:
         made["ceilings"].append(ceilings)
         made["results"] += results
 
-    options.output.mkdir(parents=True, exist_ok=True)
     data, picture = options.output / "bench.json", options.output / "bench.png"
     data.write_text(json.dumps(made, indent=2) + "\n")
     chart.save(made, picture)

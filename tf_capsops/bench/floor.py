@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the device can do at best, measured in the same run as everything else."""
+"""Measures the ceilings of a device, in the same run as everything else."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Ceilings:
     """Rates of one device in one dtype.
 
     Attributes:
-        bytes_per_second: Of negating a large tensor, reads plus writes.
-        flops_per_second: Of multiplying large square matrices.
-        seconds_per_call: Of an op on a single number: what TensorFlow itself takes.
+        bytes_per_second: Rate of negating a large tensor, reads plus writes.
+        flops_per_second: Rate of multiplying large square matrices.
+        seconds_per_call: Time of an op on a single number, TensorFlow's own overhead.
     """
 
     bytes_per_second: float
@@ -30,7 +30,7 @@ class Ceilings:
     seconds_per_call: float
 
     def seconds(self, cost: Cost, itemsize: int) -> float:
-        """Returns the least time a cost takes: of memory or of arithmetic."""
+        """Returns the least time of a cost, the longer of memory and arithmetic."""
         return max(
             cost.bytes(itemsize) / self.bytes_per_second,
             cost.flops / self.flops_per_second,
@@ -38,7 +38,7 @@ class Ceilings:
 
 
 def measure_ceilings(device: str, dtype: tf.DType, repeat: int) -> Ceilings:
-    """Measures what one device can do in one dtype."""
+    """Measures the ceilings of one device in one dtype."""
     kind = measure.device_type(device)
     copied, size = _COPY_BYTES[kind], _MATMUL_SIZE[kind]
 

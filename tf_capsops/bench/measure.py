@@ -1,14 +1,14 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long one call of an op takes, measured through TensorFlow.
+"""Measures how long one call of an op takes through TensorFlow.
 
-An op may take less time on a GPU than TensorFlow takes to be asked for it. So a
-measurement is a chain: one graph with many calls, one after the other by control
-dependencies, started several times without waiting, then one wait for the device.
-Every call has arguments of its own (so none is merged with another) drawn in turn from
-several sets of tensors (so that caches are not warmer than in a training step). No
-result is read, copied or kept: TensorFlow frees each as it would between two layers.
-Nothing is subtracted from the time. All methods are measured in exactly this way.
+On a GPU an op may take less time than TensorFlow needs to launch it. A measurement is
+therefore a chain: one graph of many calls, ordered by control dependencies, started
+several times without waiting, followed by one wait for the device. Every call has its
+own arguments, so that none is merged with another. They are drawn in turn from several
+sets of tensors, so that caches are not warmer than in a training step. No result is
+read, copied or kept: TensorFlow frees each as it would between two layers. Nothing is
+subtracted from the time. All methods are measured in exactly this way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Timing:
     """Seconds for one call: the samples' quartiles and extremes.
 
     Attributes:
-        extra_bytes: Most memory held beyond the arguments during one call, its results
+        extra_bytes: The most memory that one call held beyond its arguments, results
             included. None on a CPU, where TensorFlow does not count.
     """
 
@@ -64,7 +64,7 @@ def set_count(device: str, set_bytes: int) -> int:
 def _unread_results_are_computed() -> Iterator[None]:
     """Keeps TensorFlow from dropping ops that only control dependencies reach.
 
-    Of the graph optimizers only this one is off; the others work as for any user.
+    Only this graph optimizer is off; the others work as they do for any user.
     """
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
@@ -87,7 +87,7 @@ def training_step(
     """Returns a step that computes an op and its gradients, given the output's.
 
     Args:
-        sources: How many of the inputs, the first ones, have gradients; None is all.
+        sources: How many inputs, counted from the first, have gradients; None for all.
     """
 
     def step(grad, *inputs):
@@ -102,7 +102,7 @@ def training_step(
 def gradient_step(compute: Callable[..., tf.Tensor]) -> Callable:
     """Returns a step that computes all gradients of an op, given the output's.
 
-    Of the op itself TensorFlow computes only what they need.
+    TensorFlow computes only the parts of the op itself that the gradients need.
     """
     step = training_step(compute)
     return lambda *arguments: step(*arguments)[1:]
@@ -114,14 +114,14 @@ def compiled(step: Callable) -> Callable:
 
 
 class Chain:
-    """Calls of one step, one after the other, in one graph.
+    """A graph that calls one step several times, one call after the other.
 
     Args:
-        step: From arguments to a tuple of results.
+        step: A function from arguments to a tuple of results.
         sets: Sets of arguments to rotate among.
         device: Where to compute.
-        length: Calls in a graph; unless told, many.
-        seconds: Least time of a sample; unless told, that of the device.
+        length: Calls in a graph; by default as many as suit the device.
+        seconds: Least time of a sample; by default that of the device.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Chain:
         """Traces, compiles, and decides how often to run the chain for one sample."""
         self._seconds(self._length, 1)
         once = self._seconds(self._length, 1)
-        if once < self._least:  # else the calls are too long to need more warmth
+        if once < self._least:  # longer calls are warm by now
             once = self._seconds(self._length, 1)
         self._rounds = max(1, math.ceil(self._least / once))
 
@@ -172,7 +172,7 @@ class Chain:
         return self._seconds(self._length, self._rounds) / (self._length * self._rounds)
 
     def extra_bytes(self) -> int | None:
-        """Returns the most memory one call held beyond its arguments."""
+        """Returns the most memory that one call held beyond its arguments."""
         if device_type(self._device) == "CPU":
             return None
         self._seconds(1, 1)
@@ -183,7 +183,7 @@ class Chain:
 
 
 def _reason(error: tf.errors.OpError | ValueError) -> str:
-    """Returns what went wrong, without TensorFlow's account of where."""
+    """Returns the reason of an error without TensorFlow's location."""
     lines = str(getattr(error, "message", error)).splitlines()
     last = [line for line in lines if line and not line.startswith("\t")][-1]
     return last.split(" for '{{node")[0]
@@ -198,7 +198,7 @@ def compare(
     A method that takes more than `slow` seconds for a call gets one sample.
 
     Returns:
-        For each method its timing, or TensorFlow's reason where it cannot be run.
+        For each method its timing, or TensorFlow's reason if the method cannot run.
     """
     outcome: dict[str, Timing | str] = {}
     extra = {}
@@ -206,7 +206,7 @@ def compare(
         try:
             chain.warm_up()
             extra[name] = chain.extra_bytes()
-        except (tf.errors.OpError, ValueError) as error:  # the latter when traced
+        except (tf.errors.OpError, ValueError) as error:  # ValueError: in tracing
             outcome[name] = _reason(error)
     samples: dict[str, list[float]] = {name: [] for name in extra}
     for _ in range(repeat):

@@ -1,17 +1,21 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's report: a dictionary, and what is made of it for people.
+"""The benchmark's report: a dictionary, and its tables for the terminal.
 
-The report is written as JSON as it is. `results` has one entry for each case, device,
-dtype and direction; times are in microseconds for one call, memory in bytes.
+The report is written as JSON as it is; tools/measured.py makes the tables of the
+documentation from it. `results` has one entry for each case, device, dtype and
+direction; times are in microseconds for one call, memory in bytes. Where the name of
+the kernel that ran is known, the entry of our own method has it as `kernel`.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import platform
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -30,14 +34,46 @@ OURS = "tf_capsops"
 _HEADINGS = ("median us", "spread", "x ours", "GB/s", "GFLOP/s", "of floor", "extra MB")
 
 
-def machine() -> dict:
-    """Describes the machine and the versions everything ran with."""
+def _commit() -> dict:
+    """Returns the commit of the checkout that this package is in, if it is in one."""
+    package = pathlib.Path(tf_capsops.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if pathlib.Path(git("rev-parse", "--show-toplevel")) != package.parent:
+            return {"commit": "unknown"}
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": "unknown"}
+
+
+def _processor() -> str:
+    """Names the processor, with its widest instructions for vectors and matrices."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    facts = {}
+    for key, _, value in (line.partition(":") for line in lines):
+        facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    flags = facts.get("flags", "").split()
+    for flag, label in (("amx_tile", "AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2")):
+        if flag in flags:
+            return f"{name} ({label})"
+    return name
+
+
+def machine() -> dict:
+    """Describes the machine, the commit and the versions everything ran with."""
     gpus = tf.config.list_physical_devices("GPU")
     return {
-        "cpu": names[0] if names else platform.processor(),
+        **_commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
         "system": platform.platform(),
@@ -53,7 +89,7 @@ def machine() -> dict:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Returns the command line that gives this report again."""
+    """Returns the command line that makes this report again."""
     return shlex.join(["tf-capsops", "bench", *argv])
 
 
@@ -91,9 +127,16 @@ def result_entry(
     ceilings: dict,
     floor_seconds: float,
     timings: Mapping[str, Timing | str],
+    kernel: str | None = None,
 ) -> dict:
-    """Returns the entry of `results` for one case, device, dtype and direction."""
+    """Returns the entry of `results` for one case, device, dtype and direction.
+
+    `kernel` is the name of the kernel that ran our own method, if that is known.
+    """
     itemsize = tf.as_dtype(ceilings["dtype"]).size
+    methods = {name: _method_entry(t, timings[OURS]) for name, t in timings.items()}
+    if kernel:
+        methods[OURS]["kernel"] = kernel
     return {
         "op": suite.op,
         "case": case.name,
@@ -105,15 +148,12 @@ def result_entry(
         "bytes": cost.bytes(itemsize),
         "flops": cost.flops,
         "floor_us": floor_seconds * 1e6,
-        "methods": {
-            name: _method_entry(timing, timings[OURS])
-            for name, timing in timings.items()
-        },
+        "methods": methods,
     }
 
 
 def title(result: Mapping) -> str:
-    """Returns one line that says what was measured."""
+    """Returns a line that names the op, the case and the device of a result."""
     sizes = {**result["sizes"], **result["attributes"]}
     sizes = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return (
@@ -128,6 +168,9 @@ def table(result: Mapping) -> Table:
     shown.add_column("method", no_wrap=True)
     for heading in _HEADINGS:
         shown.add_column(heading, justify="right", no_wrap=True)
+    named = any("kernel" in method for method in result["methods"].values())
+    if named:
+        shown.add_column("kernel", no_wrap=True)
     for name, method in result["methods"].items():
         if "error" in method:
             shown.add_row(name, "cannot run")
@@ -143,6 +186,7 @@ def table(result: Mapping) -> Table:
             f"{result['flops'] / median / 1e3:.1f}",
             f"{result['floor_us'] / median:.0%}",
             "" if extra is None else f"{extra / 1e6:.1f}",
+            *([method.get("kernel", "")] if named else []),
         )
     notes = [f"{n}: {m['error']}" for n, m in result["methods"].items() if "error" in m]
     floor = (

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the window of a convolution reads, for the suites of convolutions."""
+"""Counts and gathers the pixels that a window reads, for convolutions' suites."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def pair(value):
 
 
 def _steps(size, kernel, stride, dilation, padding):
-    """Returns the output's size and, for each row of a kernel, what reads it.
+    """Returns the output's size and, for each row of a kernel, the outputs it serves.
 
-    That is the first output whose pixel is inside the image, how many there are, and
-    the first's pixel.
+    These are given as the first output whose pixel is inside the image, the number of
+    outputs, and the first one's pixel.
     """
     span = (kernel - 1) * dilation + 1
     if padding == "SAME":
@@ -37,8 +37,8 @@ def _steps(size, kernel, stride, dilation, padding):
 def steps_of_axes(image, kernel, strides, padding, dilations):
     """Returns `(output size, steps)` down and across; a step is a row of the kernel.
 
-    A step is the first output whose pixel is inside the image, how many there are, and
-    the first's pixel.
+    A step holds the first output whose pixel is inside the image, the number of
+    outputs, and the first one's pixel.
     """
     return [
         _steps(image[a], kernel[a], strides[a], dilations[a], padding) for a in (0, 1)
@@ -46,18 +46,18 @@ def steps_of_axes(image, kernel, strides, padding, dilations):
 
 
 def reads(axes):
-    """Returns how many pixels inside the image all outputs read together."""
+    """Returns how many pixels inside the image all outputs together read."""
     down, across = (sum(count for _, count, _ in steps) for _, steps in axes)
     return down * across
 
 
 def _span(first, count, stride):
-    """Returns a slice of `count`; where that is none, its first may not exist."""
+    """Returns a slice of `count` pixels; without any, the first may not exist."""
     return slice(first, first + (count - 1) * stride + 1, stride) if count else slice(0)
 
 
 def patches(inputs, kernel, strides=(1, 1), padding="VALID", dilations=(1, 1)):
-    """Gathers what each output pixel reads, side by side along the channels.
+    """Gathers the pixels that each output reads, side by side along the channels.
 
     Args:
         inputs: `[batch, height, width, channels, ...]`.

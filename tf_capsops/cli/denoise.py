@@ -1,15 +1,16 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Learns to denoise photographs, with a filter of its own at every pixel.
+"""Learns to denoise photographs with a different filter at every pixel.
 
-Trains on one photograph and is tested on another, beside a plain network of as many
-parameters and the classic filters at their best.
+It trains on one photograph and is tested on another, beside a plain network of as many
+parameters and classic filters at their best.
 """
 
 import sys
 import time
 
 from tf_capsops.cli import arguments
+from tf_capsops.cli.errors import require
 
 # Not the name of a classifier's model, among which `evaluate` looks for the newest.
 MODEL = "denoiser.keras"
@@ -52,6 +53,7 @@ def add_arguments(parser):
 
 def run(args):
     """Trains both networks, compares and draws. Returns the exit status."""
+    require("matplotlib", "scipy", "sklearn")
     import keras
     import matplotlib.image
     import numpy as np

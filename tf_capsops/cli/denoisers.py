@@ -1,8 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to take noise out of photographs: two networks and two classic filters.
+"""Ways to remove noise from photographs: two networks and two classic filters.
 
-An image is `[H, W, 3]`, float32, 0 to 1.
+Images are `[H, W, 3]`, float32, with values from 0 to 1.
 """
 
 import keras
@@ -20,17 +20,18 @@ def photograph(name):
 
 
 def psnr(clean, image):
-    """The peak signal-to-noise ratio in decibels, of values cut off at 0 and 1."""
+    """Returns the peak signal-to-noise ratio in dB, of values clipped to 0 and 1."""
     error = np.square(np.clip(image, 0, 1) - clean).mean(dtype=np.float64)
     return float(-10 * np.log10(max(error, 1e-12)))
 
 
 def averaging_network(width=32, depth=4, kernel_size=5, dilations=(1, 2, 4)):
-    """A network that averages each pixel with neighbours that it has chosen.
+    """Returns a network that averages each pixel with neighbors that it chooses.
 
-    Convolutions look at the noisy image. What they see makes a filter for every pixel,
-    whose weights are positive and add up to 1, and the filter is applied to the noisy
-    image; then a second filter to the result, over pixels further apart, and so on.
+    Convolutions look at the noisy image. From their features the network generates a
+    filter for every pixel, whose weights are positive and add up to 1, and applies it
+    to the noisy image; then a second filter to the result, over pixels further apart,
+    and so on.
 
     Args:
       width: channels of each convolution.
@@ -52,7 +53,7 @@ def averaging_network(width=32, depth=4, kernel_size=5, dilations=(1, 2, 4)):
 
 
 def plain_network(width=33, depth=4):
-    """A network of convolutions that subtracts the noise that it sees.
+    """Returns a network of convolutions that subtracts the noise it detects.
 
     By default it has 31,320 parameters, where the averaging network has 31,115.
 
@@ -67,7 +68,7 @@ def plain_network(width=33, depth=4):
 
 
 def best_gaussian(noisy, clean):
-    """Blurs by the Gaussian, of all in steps of a tenth of a pixel, with the best PSNR.
+    """Blurs with the Gaussian of the best PSNR, tried in steps of a tenth of a pixel.
 
     Returns:
       The image, and what it was made with.
@@ -81,7 +82,7 @@ def best_gaussian(noisy, clean):
 
 
 def best_bilateral(noisy, clean):
-    """The bilateral filter of the best PSNR, of several ranges in space and colour.
+    """Applies the bilateral filter of the best PSNR, of several ranges.
 
     Returns:
       The image, and what it was made with.
@@ -96,7 +97,7 @@ def best_bilateral(noisy, clean):
 
 
 def bilateral(image, space, colour, radius=4):
-    """The bilateral filter of Tomasi and Manduchi (1998).
+    """Applies the bilateral filter of Tomasi and Manduchi (1998).
 
     Args:
       image: `[H, W, C]`.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the test accuracy of a trained model, and which classes it confuses."""
+"""Prints the test accuracy of a trained model and its confusion matrix."""
 
 import json
 
@@ -56,7 +56,7 @@ def run(args):
 
 
 def scores(model, images, batch_size=256):
-    """What a model that classifies images gives each class, `[images, classes]`."""
+    """Returns the scores that a classifier gives images, `[images, classes]`."""
     return _scores(model.predict(images, batch_size=batch_size, verbose=0))
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of training runs, drawn without a display."""
+"""Draws pictures of training runs without a display."""
 
 import math
 
@@ -49,7 +49,7 @@ def curves(history, path):
 
 
 def reconstructions(model, dataset, path, count=40, columns=10):
-    """Draws test images above what the model makes of them to `path`.
+    """Draws test images, and their reconstructions below them, to `path`.
 
     The images are the first ones of each class, `count` in all. A wrong prediction is
     named in red.
@@ -219,7 +219,7 @@ def _tiles(axes, images, columns):
 
 
 def _name(axes, center, label, predicted):
-    """Writes an image's class above it; in red, with the prediction, where wrong."""
+    """Writes the class above an image; a wrong prediction in red beside it."""
     right = label == predicted
     axes.annotate(
         f"{label}" if right else f"{label}, read as {predicted}",
@@ -232,7 +232,7 @@ def _name(axes, center, label, predicted):
 
 
 def _bare(axes):
-    """Leaves nothing around the axes' picture."""
+    """Removes ticks and frame around the picture."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_xticks([])
@@ -240,7 +240,7 @@ def _bare(axes):
 
 
 def _around(uniform, values):
-    """Diverging colours up to the largest of the values, as far down as up."""
+    """Returns diverging colors, symmetric up to the largest of the values."""
     span = max(values.max() / uniform, 1.25)
     return ScalarMappable(LogNorm(uniform / span, uniform * span, True), "RdBu_r")
 
@@ -262,7 +262,7 @@ def _frame(axes, image, centers):
 
 
 def _under_ink(axes, values, image, frame, scale):
-    """Shows `values` `[H', W']` in the frame, and over them what is dark there."""
+    """Shows `values` `[H', W']` in the frame, with the image's ink over them."""
     _shade(axes, values, scale, extent=frame)
     ink = 1 - image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
     black = np.zeros([*ink.shape, 3])
@@ -295,7 +295,7 @@ def _shade(axes, values, scale, extent=None):
 
 
 def _marker(epochs):
-    """A marker where there are too few points for a line."""
+    """Returns a marker if there are too few points for a line."""
     return "o" if len(epochs) < 5 else None
 
 

@@ -11,7 +11,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Prints what can be found out. Returns 1 if the library cannot be used, else 0."""
+    """Prints versions and devices. Returns 1 if the library cannot be used, else 0."""
     import keras
     import tensorflow as tf
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches for training, distorted a little and always the same for one seed."""
+"""Makes batches for training, slightly distorted, and reproducible from a seed."""
 
 import math
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 def training_batches(images, labels, batch_size, distortion, seed):
-    """A `tf.data.Dataset` of shuffled, distorted batches; another order every epoch.
+    """Returns a `tf.data.Dataset` of shuffled, distorted batches.
 
-    Whole batches are gathered and distorted at once, which costs far less than an
-    element at a time.
+    Every epoch has another order. Whole batches are gathered and distorted at once,
+    which costs far less than one element at a time.
 
     Args:
       images: `[N, H, W, C]`, float32.
@@ -36,7 +36,7 @@ def training_batches(images, labels, batch_size, distortion, seed):
 
 
 def distort(images, seed, distortion):
-    """Shifts, turns and zooms each image by random amounts, filling up with zeros.
+    """Shifts, turns and zooms each image by random amounts, and pads with zeros.
 
     Args:
       images: `[B, H, W, C]`.
@@ -86,11 +86,11 @@ def distort(images, seed, distortion):
 
 
 def noisy_patches(image, size, batch_size, stddev, seed):
-    """A `tf.data.Dataset` without end of `(noisy, clean)` batches of squares.
+    """Returns an endless `tf.data.Dataset` of `(noisy, clean)` batches of squares.
 
     Squares come from random places, turned and mirrored in all eight ways. Each of
-    their channels gets another contrast and brightness, or one photograph's colours
-    would be all that a network learns to know. The noise is Gaussian, other at every
+    their channels gets a random contrast and brightness; otherwise a network would
+    learn the colors of one photograph. The noise is Gaussian and independent for every
     pixel and channel.
 
     Args:

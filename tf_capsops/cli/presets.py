@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Networks, and how to train each, by the size of the images."""
+"""Presets of networks and of their training, by the size of the images."""
 
 import dataclasses
 

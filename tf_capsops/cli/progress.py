@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of training, on a terminal and in a log."""
+"""Shows the progress of training on a terminal and in a log."""
 
 import keras
 
@@ -40,7 +40,7 @@ class EpochBar(keras.callbacks.Callback):
 
 
 class EpochLine(keras.callbacks.Callback):
-    """One line every so many epochs, where the output is no terminal."""
+    """Prints one line every few epochs, for output that is not a terminal."""
 
     def __init__(self, every):
         super().__init__()
@@ -58,7 +58,7 @@ class EpochLine(keras.callbacks.Callback):
 
 
 def callbacks(epochs, steps, interactive):
-    """How to show the progress: a Keras `verbose` value and a list of callbacks.
+    """Returns a Keras `verbose` value and the callbacks that show the progress.
 
     Args:
       epochs: how many there will be.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `tf-capsops quantize` does with models: compile, copy, measure."""
+"""Compiles, copies and measures models for `tf-capsops quantize`."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_capsops import inq
 from tf_capsops.cli import evaluate
-from tf_capsops.inq.kernels import layers_with_kernels
+from tf_capsops.inq.kernels import layers_and_kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Accuracy:
 class StepLog(keras.callbacks.Callback):
     """Prints and keeps the accuracy at each step, before training goes on.
 
-    To be put after the `IncrementalQuantization` whose steps these are.
+    In the list of callbacks it must follow the `IncrementalQuantization`.
 
     Attributes:
       records: for each step a dict of the fraction and of how many test images were
@@ -80,8 +80,8 @@ def recompile(model, learning_rate, steps):
 def rounded_at_once(model, dataset, bits):
     """The accuracy with all weights quantized at once; changes nothing."""
     kept = model.get_weights()
-    for layer in layers_with_kernels(model):
-        layer.kernel.assign(inq.quantize(layer.kernel, bits))
+    for _, kernel in layers_and_kernels(model):
+        kernel.assign(inq.quantize(kernel, bits))
     accuracy = Accuracy.of(model, dataset)
     model.set_weights(kept)
     return accuracy

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 
-from tf_capsops.cli import arguments, presets
+from tf_capsops.cli import arguments
 
 CODES = "codes.keras"
 REPORT = "report.json"
@@ -85,12 +85,12 @@ def run(args):
         )
     if args.steps[-1] != 1:
         raise CommandError(f"--steps must end with 1, got {args.steps[-1]:g}")
-    trained = runs.read_config(source)
-    epochs_per_step = args.epochs_per_step or max(1, trained.get("epochs", 50) // 10)
-    learning_rate = args.learning_rate or trained.get("learning_rate", 0.001)
-    batch_size = args.batch_size or trained.get("batch_size", 128)
-    with reported(ValueError, TypeError):
-        distortion = presets.Distortion(**trained.get("distortion", {}))
+    trained = runs.read_training(source)
+    epochs_per_step = args.epochs_per_step or max(1, trained["epochs"] // 10)
+    learning_rate = args.learning_rate or trained["learning_rate"]
+    batch_size = args.batch_size or trained["batch_size"]
+    distortion = trained["distortion"]
+    with reported(ValueError):
         steps = inq.IncrementalQuantization(
             model, args.bits, args.steps, epochs_per_step
         )
@@ -101,7 +101,7 @@ def run(args):
 
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     config = {
-        "data": runs.data_name(args.data) if args.data else trained["data"],
+        "data": runs.data_name(args.data or runs.remembered_data(source)),
         "source": str(source.resolve()),
         "bits": args.bits,
         "steps": args.steps,

@@ -1,13 +1,15 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what a capsnet makes of images, and how, as PNG files.
+"""Draws pictures of a capsnet as PNG files.
 
-Reconstructions, what each dimension of a capsule does, and routing coefficients.
+They show reconstructions, perturbations of each dimension of a capsule, and routing
+coefficients.
 """
 
 import pathlib
 
 from tf_capsops.cli import arguments
+from tf_capsops.cli.errors import CommandError, reported, require
 
 
 def add_arguments(parser):
@@ -38,8 +40,8 @@ def add_arguments(parser):
 
 def run(args):
     """Draws the figures. Returns the exit status."""
+    require("matplotlib")
     from tf_capsops.cli import figures, runs
-    from tf_capsops.cli.errors import CommandError, reported
     from tf_capsops.models import CapsNet
 
     model, dataset, directory = runs.open_model(args.model, args.data)

@@ -1,7 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of training runs: making them, and reading them again."""
+"""Makes directories of training runs, and reads them again."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,7 +10,9 @@ import pathlib
 import keras
 
 from tf_capsops import _library, data
-from tf_capsops.cli.errors import CommandError, reported
+from tf_capsops.arguments import positive_int, positive_number
+from tf_capsops.cli import presets
+from tf_capsops.cli.errors import CommandError, reported, require
 from tf_capsops.models import CapsNet
 
 MODEL = "model.keras"
@@ -18,8 +21,14 @@ ROOT = pathlib.Path("runs")
 
 
 def create(wanted):
-    """Makes a new directory `wanted`, or `wanted-2` and so on where that exists."""
+    """Makes a new directory `wanted`, or `wanted-2` and so on where that exists.
+
+    Raises:
+      CommandError: if it cannot be made, or `wanted` has no name to add a number to.
+    """
     wanted = pathlib.Path(wanted)
+    if wanted.name in ("", ".."):
+        raise CommandError(f"--output must name a new directory, got {str(wanted)!r}")
     number = 1
     while True:
         path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -38,7 +47,7 @@ def write_json(path, content):
 
 
 def data_name(source):
-    """What `config.json` remembers of `--data`: a name, or an absolute path."""
+    """Returns `--data` as `config.json` keeps it: a name, or an absolute path."""
     return source if source in ("digits", "mnist") else os.path.abspath(source)
 
 
@@ -48,6 +57,8 @@ def open_data(source):
     Raises:
       CommandError: if that fails.
     """
+    if source == "digits":
+        require("sklearn")
     with reported(ValueError, OSError):
         return data.load(source)
 
@@ -84,10 +95,14 @@ def open_model(target, source=None):
         raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
     require_library()
     if source is None:
-        source = _remembered_data(path.parent / CONFIG)
+        source = remembered_data(path.parent)
     dataset = open_data(source)
-    with reported(ValueError, TypeError, OSError, KeyError):
+    try:
         model = keras.saving.load_model(path)
+    except Exception as error:
+        # Damaged files raise whatever the part of Keras that reads them does.
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise CommandError(f"{path} holds no model that loads: {text}") from error
     shape, classes = _sizes(model, path)
     if shape != tuple(dataset.image_shape):
         raise CommandError(
@@ -103,7 +118,7 @@ def open_model(target, source=None):
 
 
 def _sizes(model, path):
-    """What images a model takes, as `(height, width, channels)`, and its classes."""
+    """Returns a model's `(height, width, channels)` and its number of classes."""
     if isinstance(model, CapsNet):
         return tuple(model.image_shape), model.num_classes
     try:
@@ -130,7 +145,7 @@ def _newest():
 
 
 def read_config(directory):
-    """What a run's `config.json` holds; nothing where there is none.
+    """Returns a run's `config.json` as a dict, which is empty if there is none.
 
     Raises:
       CommandError: if it is not JSON of an object.
@@ -145,10 +160,56 @@ def read_config(directory):
     return content
 
 
-def _remembered_data(config):
+def read_training(directory):
+    """How a run was trained: its epochs, batch_size, learning_rate and distortion.
+
+    What `config.json` does not say, as where there is none, is a usual value.
+
+    Raises:
+      CommandError: if it is not JSON of an object, or an entry is of another type.
+    """
+    path, config = directory / CONFIG, read_config(directory)
+    with reported(ValueError):
+        return {
+            "epochs": positive_int(path, "epochs", config.get("epochs", 50)),
+            "batch_size": positive_int(
+                path, "batch_size", config.get("batch_size", 128)
+            ),
+            "learning_rate": positive_number(
+                path, "learning_rate", config.get("learning_rate", 0.001)
+            ),
+            "distortion": _distortion(path, config.get("distortion", {})),
+        }
+
+
+def _distortion(path, entries):
+    names = [field.name for field in dataclasses.fields(presets.Distortion)]
+    if (
+        not isinstance(entries, dict)
+        or not entries.keys() <= {*names}
+        or not all(type(each) in (int, float) for each in entries.values())
+        or not all(0 <= each < float("inf") for each in entries.values())
+    ):
+        raise ValueError(
+            f"{path}: distortion must be an object of {', '.join(names)}, numbers >= "
+            f"0, got {entries!r}"
+        )
+    return presets.Distortion(**entries)
+
+
+def remembered_data(directory):
+    """What data a run was trained on, as `--data` takes it.
+
+    Raises:
+      CommandError: if its `config.json` does not say.
+    """
+    config = directory / CONFIG
     try:
-        return json.loads(config.read_text())["data"]
+        source = json.loads(config.read_text())["data"]
     except OSError as error:
         raise CommandError(f"no {config} to name the data: give --data") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"{config} does not name the data: give --data") from error
+    except (ValueError, KeyError, TypeError):
+        source = None
+    if not isinstance(source, str):
+        raise CommandError(f"{config} does not name the data: give --data")
+    return source

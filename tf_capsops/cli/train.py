@@ -7,6 +7,7 @@ import sys
 import time
 
 from tf_capsops.cli import arguments, presets
+from tf_capsops.cli.errors import CommandError, reported, require
 
 
 def add_arguments(parser):
@@ -57,9 +58,9 @@ def run(args):
     import keras
     import tensorflow as tf
 
+    require("matplotlib", "tensorboard")
     from tf_capsops import __version__, models
     from tf_capsops.cli import figures, pipeline, progress, runs
-    from tf_capsops.cli.errors import CommandError, reported
     from tf_capsops.losses import MarginLoss
 
     if args.routing_iterations and args.model != "capsnet":

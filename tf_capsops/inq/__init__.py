@@ -7,10 +7,10 @@ Low-Precision Weights" (2017). Weights of `bits` bits come from the code book
 `{0, +-2^n1, +-2^(n1-1), ..., +-2^n2}` with `n2 = n1 + 1 - 2^(bits-2)`.
 """
 
-from tf_capsops.inq.codes import decode, encode, quantize, top_exponent
+from tf_capsops.codes import decode, encode, quantize, top_exponent
 from tf_capsops.inq.conversion import convert
-from tf_capsops.inq.packing import pack, unpack
 from tf_capsops.inq.training import IncrementalQuantization
+from tf_capsops.packing import pack, unpack
 
 __all__ = [
     "IncrementalQuantization",

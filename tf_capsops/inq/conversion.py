@@ -1,21 +1,21 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models with quantized weights to models that hold codes."""
+"""Converts models with quantized weights to models that hold codes."""
 
 import keras
 import numpy as np
 from keras.src.models.functional import Functional
 
 from tf_capsops import layers, models
-from tf_capsops.inq.codes import checked_bits
+from tf_capsops.codes import checked_bits
 from tf_capsops.ops.squash import squash
 
 
 def convert(model, bits=None):
-    """A copy of a model in which finished layers hold codes instead of numbers.
+    """Returns a copy of a model in which finished layers hold codes.
 
-    Finished is a layer whose weights are all zero or powers of two of one code book, as
-    after the last step of `tf_capsops.inq.IncrementalQuantization`. `Conv2D` becomes
+    A layer is finished if its weights are all zero or powers of two of one code book,
+    as after the last step of `tf_capsops.inq.IncrementalQuantization`. `Conv2D` becomes
     `tf_capsops.layers.InqConv2D`, `Dense` becomes `InqDense`, and `PrimaryCaps` a model
     of `InqConv2D` and the squash that follows, all by the same names. Other layers stay
     as they are, with the same weights: those that are not finished; kinds for which no
@@ -31,8 +31,8 @@ def convert(model, bits=None):
         the fewest, at most 8, that hold the layer's weights.
 
     Returns:
-      A new model. Of a `CapsNet` a functional model from images to its two outputs,
-      with the longest capsule drawn, not compiled; others are compiled if `model` is.
+      A new model, compiled if `model` is. For a `CapsNet` it is a functional model from
+      images to the two outputs, not compiled, which decodes the longest capsule.
 
     Raises:
       ValueError: `model` is of another kind or not built, or `bits` is not as above.

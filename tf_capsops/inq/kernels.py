@@ -1,47 +1,61 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of layers, and holding a part of one fixed while the rest is trained."""
+"""Finds the kernels of layers, and keeps parts of them fixed during training."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.inq.codes import quantize, top_exponent
+from tf_capsops.codes import quantize, top_exponent
+
+_NAMES = ("kernel", "depthwise_kernel", "pointwise_kernel")
 
 
-def layers_with_kernels(root):
-    """The layers in a layer or model, itself included, that have a `kernel`.
+def kernels(layer):
+    """The kernels that are a layer's own, a list of Keras variables.
 
-    A `kernel` is a variable of real numbers and at least two axes, as of `Conv2D`,
-    `DepthwiseConv2D`, `Dense`, `CapsuleConv2D` and `DigitCaps`; `PrimaryCaps` has a
-    `Conv2D`. One that several layers share counts once.
+    A kernel is a variable of real numbers and at least two axes. `Conv2D`,
+    `DepthwiseConv2D`, `Dense`, `CapsuleConv2D` and `DigitCaps` have one,
+    `SeparableConv2D` has two, and that of `PrimaryCaps` belongs to the `Conv2D` in it.
+    """
+    candidates = [getattr(layer, name, None) for name in _NAMES]
+    return [
+        each
+        for each in candidates
+        if isinstance(each, keras.Variable)
+        and len(each.shape) >= 2
+        and keras.backend.is_float_dtype(each.dtype)
+    ]
+
+
+def layers_and_kernels(root):
+    """Every kernel in a layer or model, in pairs of its layer and itself.
+
+    A kernel that several layers share counts once.
     """
     found = {}
     for layer in root._flatten_layers(include_self=True, recursive=True):
-        kernel = getattr(layer, "kernel", None)
-        if not isinstance(kernel, keras.Variable) or len(kernel.shape) < 2:
-            continue
-        if keras.backend.is_float_dtype(kernel.dtype):
-            found.setdefault(id(kernel), layer)
+        for kernel in kernels(layer):
+            found.setdefault(id(kernel), (layer, kernel))
     return list(found.values())
 
 
 class PartlyFixedKernel:
-    """The kernel of a layer, and which of its weights are quantized and fixed.
+    """A kernel of a layer, and which of its weights are quantized and fixed.
 
     Attributes:
       layer: the layer.
+      variable: the kernel.
       bits: bits of a quantized weight.
-      top_exponent: n1 of all quantized weights; None until there are some that are not
-        zero.
-      mask: `[...]` like the kernel, bool: which weights are fixed.
+      top_exponent: n1 of all quantized weights; None as long as all of them are zero.
+      mask: bool, of the kernel's shape: which weights are fixed.
     """
 
-    def __init__(self, layer, bits):
+    def __init__(self, layer, variable, bits):
         self.layer = layer
         self.bits = bits
         self.top_exponent = None
-        self.variable = layer.kernel
+        self.variable = variable
         self.mask = np.zeros(self.variable.shape, bool)
         self._values = np.zeros(self.mask.shape, np.asarray(self.variable).dtype)
         self._constraint = None
@@ -62,8 +76,8 @@ class PartlyFixedKernel:
         weights = np.array(self.variable)
         if not np.all(np.isfinite(weights)):
             raise ValueError(
-                f"IncrementalQuantization: the kernel of {self.layer.path} must be "
-                "finite: training has diverged"
+                f"IncrementalQuantization: {self.variable.path} must be finite: "
+                "training has diverged"
             )
         if self.top_exponent is None and np.any(weights):
             self.top_exponent = top_exponent(weights)
@@ -80,33 +94,50 @@ class PartlyFixedKernel:
             self._constraint.update(self.mask, self._values)
 
     def restore(self):
-        """Gives fixed weights their values, whatever has become of them."""
+        """Restores the values of the fixed weights, whatever has changed them."""
         weights = np.array(self.variable)
         self.variable.assign(np.where(self.mask, self._values, weights))
 
-    def hold(self):
-        """From now on, optimizers leave fixed weights as they are."""
-        if self._constraint is None:
-            self._constraint = _Fixed(self.variable.constraint, self.mask, self._values)
-            self.variable.constraint = self._constraint
+    def hold(self, fit):
+        """From now on, optimizers leave fixed weights as they are.
+
+        A hold that an interrupted fit left behind is replaced.
+
+        Args:
+          fit: An object that stands for the current call of `fit`.
+
+        Raises:
+          ValueError: The kernel is already held in this `fit`.
+        """
+        own = self.variable.constraint
+        if isinstance(own, _Fixed):
+            if own.fit is fit:
+                raise ValueError(
+                    f"IncrementalQuantization: {self.variable.path} is quantized by "
+                    "two callbacks of one fit: give each kernel to one callback"
+                )
+            own = own.inner
+        self._constraint = _Fixed(own, self.mask, self._values, fit)
+        self.variable.constraint = self._constraint
 
     def release(self):
-        """Undoes `hold`: the layer has its own constraint again."""
+        """Undoes `hold`: the kernel has its own constraint again."""
         if self._constraint is not None:
             self.variable.constraint = self._constraint.inner
             self._constraint = None
 
 
 class _Fixed(keras.constraints.Constraint):
-    """A kernel's own constraint, and then its fixed weights as they were.
+    """Applies a kernel's own constraint, then restores its fixed weights.
 
     Optimizers apply constraints last, after weight decay, their step and averaging, in
     the same graph. So this needs no callback after the batch, of which there may be
     many in one execution.
     """
 
-    def __init__(self, inner, mask, values):
+    def __init__(self, inner, mask, values, fit):
         self.inner = inner
+        self.fit = fit
         self._mask = tf.Variable(mask, trainable=False)
         self._values = tf.Variable(values, trainable=False)
 

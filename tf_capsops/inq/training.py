@@ -1,57 +1,65 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training in steps, each of which quantizes and fixes a part of the weights."""
+"""Trains in steps, each of which quantizes and fixes a part of the weights."""
 
 import numbers
+import warnings
 
 import keras
 
 from tf_capsops.arguments import positive_int
-from tf_capsops.inq.codes import checked_bits
-from tf_capsops.inq.kernels import PartlyFixedKernel, layers_with_kernels
+from tf_capsops.codes import checked_bits
+from tf_capsops.inq.kernels import PartlyFixedKernel, layers_and_kernels
 
 
 class IncrementalQuantization(keras.callbacks.Callback):
-    """Quantizes the weights of a trained model part after part, training on between.
+    """Quantizes the weights of a trained model part by part, with training in between.
 
     Incremental network quantization by Zhou et al. (2017), algorithm 1. At each step
-    the largest weights of each layer that are still free are rounded by
+    the largest weights of each kernel that are still free are rounded by
     `tf_capsops.inq.quantize` and never change again; the others go on training and make
-    up for it. The top exponent n1 of a layer is that of its weights at the first step.
-    After the last step, if it is 1, all weights are zero or powers of two; the epochs
-    that follow train biases and whatever else is not quantized.
+    up for the error. The top exponent n1 of a kernel is that of its weights at the
+    first step. After the last step, if its fraction is 1, all weights are zero or
+    powers of two; the epochs that follow train biases and whatever else is not
+    quantized.
 
-    What is quantized is the `kernel` of every layer that has one: `Conv2D`,
-    `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others, also where they
-    are parts of other layers or models. Biases and logits stay as they are.
+    The callback quantizes the `kernel` of every layer that has one (`Conv2D`,
+    `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others) and the
+    `depthwise_kernel` and `pointwise_kernel` of `SeparableConv2D`, also where the layer
+    is a part of another layer or model. Biases and logits are not quantized. A warning
+    names other trained weights of two or more axes, such as those of `Embedding`.
 
     Fixed weights keep every bit under any optimizer of Keras, with momentum, weight
     decay, gradient accumulation, averaged weights, and many batches in one execution.
-    For this the callback makes itself the kernels' constraint while it trains (one
-    that you gave is applied before), and has Keras trace the training step anew. A
-    callback that sets weights by itself, as `EarlyStopping` with
+    For this purpose the callback replaces each kernel's constraint while it trains (and
+    applies the one you gave first), and makes Keras trace the training step again. A
+    callback that sets weights itself, as `EarlyStopping` does with
     `restore_best_weights`, must come before this one in the list.
 
-    A further `fit` with the same callback goes on where the last one ended: steps that
-    were taken are not taken again. One without it trains all weights again, unless an
-    exception ended the `fit` before.
+    A further `fit` with the same callback continues where the last one ended: no step
+    is taken twice. If training ends before the last step, as `EarlyStopping` may have
+    it, a warning says so. A `fit` without the callback trains all weights again, unless
+    an exception ended the `fit` before it.
 
     Args:
       layers_or_model: A model, a layer, or a list of them.
       bits: Bits of a weight, 2 to 8.
       steps: The fraction of weights that is fixed after each step, rising to at most 1.
-      epochs_per_step: Epochs from one step to the next. The first step is before the
-        first epoch, so the last one needs `epochs_per_step * (len(steps) - 1) + 1`.
+      epochs_per_step: Epochs from one step to the next. The first step is taken before
+        the first epoch, so training needs at least
+        `epochs_per_step * (len(steps) - 1) + 1` epochs.
 
     Attributes:
-      kernels: What has become of each layer, from the first `fit` on: objects with
-        `layer`, `top_exponent`, `mask` (which weights are fixed) and `fraction`.
+      kernels: The state of each kernel, from the first `fit` on: objects with `layer`,
+        `variable` (the kernel itself), `top_exponent`, `mask` (which weights are fixed)
+        and `fraction`.
       steps_taken: How many steps have been taken.
 
     Raises:
       ValueError: An argument is not as above, or no layer has a kernel. In `fit`: there
         are too few epochs for the steps, a layer is not part of the model or not built,
-        or a weight is not finite.
+        a weight is not finite, or another callback of this `fit` quantizes one of the
+        kernels.
 
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
@@ -97,8 +105,10 @@ class IncrementalQuantization(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if not self.kernels:
             self.kernels = [
-                PartlyFixedKernel(layer, self.bits) for layer in self._layers()
+                PartlyFixedKernel(layer, kernel, self.bits)
+                for layer, kernel in self._layers_and_kernels()
             ]
+            self._warn_of_others()
         known = {id(variable) for variable in self.model.variables}
         for kernel in self.kernels:
             if id(kernel.variable) not in known:
@@ -106,6 +116,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
                     f"IncrementalQuantization: {kernel.layer.path} is not a part of "
                     f"{self.model.name}, which is being trained"
                 )
+        for kernel in self.kernels:
+            kernel.hold(self.params)
         self._is_first_epoch = True
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -114,8 +126,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
             self._require_epochs((self.params or {}).get("epochs"), epoch)
             for kernel in self.kernels:
                 kernel.restore()
-                kernel.hold()
-            # A step that was traced before knows nothing of the new constraints.
+            # A training step traced earlier does not have the new constraints.
             self.model.make_train_function(force=True)
         remaining = self.steps[self.steps_taken :]
         if remaining and self._epochs_trained == self._due(self.steps_taken):
@@ -129,32 +140,57 @@ class IncrementalQuantization(keras.callbacks.Callback):
             kernel.restore()
 
     def on_train_end(self, logs=None):
-        # After the last epoch Keras puts averages, where an optimizer keeps them, in
-        # the place of all weights.
+        # After the last epoch Keras replaces all weights by their averages, if the
+        # optimizer keeps any.
         for kernel in self.kernels:
             kernel.restore()
             kernel.release()
         self.model.make_train_function(force=True)
+        if self.steps_taken < len(self.steps):
+            fraction = self.steps[self.steps_taken - 1] if self.steps_taken else 0
+            warnings.warn(
+                f"IncrementalQuantization: training ended after {self.steps_taken} of "
+                f"{len(self.steps)} steps, with {fraction:.1%} of the weights "
+                "quantized: call fit again with this callback to take the rest",
+                stacklevel=2,
+            )
 
-    def _layers(self):
-        layers = {}
+    def _layers_and_kernels(self):
+        found = {}
         for root in self._roots:
             if not root.built:
                 raise ValueError(
                     f"IncrementalQuantization: {root.path or root.name} has no weights "
                     "yet: build it, or call it once"
                 )
-            found = layers_with_kernels(root)
-            if not found:
+            pairs = layers_and_kernels(root)
+            if not pairs:
                 raise ValueError(
                     f"IncrementalQuantization: {root.path or root.name} has no kernel "
                     "to quantize"
                 )
-            layers.update((id(layer.kernel), layer) for layer in found)
-        return layers.values()
+            found.update((id(kernel), (layer, kernel)) for layer, kernel in pairs)
+        return found.values()
+
+    def _warn_of_others(self):
+        quantized = {id(kernel.variable) for kernel in self.kernels}
+        others = {
+            variable.path: None
+            for root in self._roots
+            for variable in root.trainable_variables
+            if len(variable.shape) >= 2
+            and id(variable) not in quantized
+            and variable.name not in ("bias", "logits")
+        }
+        if others:
+            warnings.warn(
+                f"IncrementalQuantization: {', '.join(others)} will not be quantized: "
+                "only kernels are",
+                stacklevel=2,
+            )
 
     def _due(self, step):
-        """After how many epochs the step is taken."""
+        """Returns after how many epochs the step is taken."""
         return step * self.epochs_per_step
 
     def _require_epochs(self, epochs, epoch):
@@ -163,6 +199,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
         if self.steps_taken == len(self.steps) or epochs is None:
             return
         if epochs - epoch < needed:
+            for kernel in self.kernels:
+                kernel.release()
             raise ValueError(
                 f"IncrementalQuantization: {len(self.steps)} steps, "
                 f"{self.steps_taken} of them taken, with epochs_per_step "

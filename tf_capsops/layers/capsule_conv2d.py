@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The convolution whose pixels hold capsules: matrices instead of numbers."""
+"""The convolution over capsules, matrices instead of numbers."""
 
 import keras
 import tensorflow as tf
@@ -21,16 +21,16 @@ _AXES = {
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class CapsuleConv2D(keras.layers.Layer):
-    """A convolution that multiplies pose matrices, by `tf_capsops.capsule_conv2d`.
+    """Convolution that multiplies pose matrices, by `tf_capsops.capsule_conv2d`.
 
     Where `keras.layers.Conv2D` multiplies a feature by a weight, this layer multiplies
     the P x Q pose of a capsule by a Q x R matrix, adds a pose `bias[o]` and applies
     `activation`. All rows of a pose meet the same weights and stay apart, so a layer of
     4 x 4 poses has a sixteenth of the weights of a `Conv2D` between as many features.
-    With poses of one row it is a `Conv2D` of C * Q features to filters * R.
+    With poses of one row it is a `Conv2D` from C * Q features to filters * R.
 
     Capsules may be of rank 3, as in P-CapsNets (Chen et al., 2019): G matrices side by
-    side, each with weights of its own.
+    side, each with its own weights.
 
     Input shape: `[B, H, W, C, P, Q]`, or `[B, H, W, C, G, P, Q]` for rank 3.
     Output shape: `[B, H', W', filters, P, R]`, or `[B, H', W', filters, G, P, R]`.
@@ -48,7 +48,7 @@ class CapsuleConv2D(keras.layers.Layer):
       padding: `"valid"` or `"same"`, as for `keras.layers.Conv2D`.
       dilation_rate: one or two ints.
       activation: a function of the output `[..., P, R]`, such as
-        `tf_capsops.squash`, which then squashes each row, or what Keras names.
+        `tf_capsops.squash`, which then squashes each row, or a name that Keras knows.
       use_bias: whether there is a bias.
       kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
         plain convolution with the same fans, and once for each of the G matrices.
@@ -190,10 +190,10 @@ class CapsuleConv2D(keras.layers.Layer):
 
 
 def _of_a_convolution(initializer):
-    """Makes an initializer of plain kernels one of kernels `[KH, KW, C, O, ..., Q, R]`.
+    """Adapts an initializer of plain kernels to kernels `[KH, KW, C, O, ..., Q, R]`.
 
-    Keras' initializers count every axis but the last two as the window, so they would
-    take O for a part of the fan-in and values would come out far too small.
+    Keras' initializers count every axis but the last two as the window. They would
+    count O as part of the fan-in, and the values would be far too small.
     """
 
     def initialize(shape, dtype=None):
@@ -212,7 +212,7 @@ def _of_a_convolution(initializer):
 
 
 def _unlike_each_other(initializer):
-    """An initializer of other values at every call, in the same order for a seed."""
+    """Makes an initializer draw new values at every call, the same ones for a seed."""
     config = getattr(initializer, "get_config", dict)()
     if not isinstance(config.get("seed", "none"), int | None):
         return initializer

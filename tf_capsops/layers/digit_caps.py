@@ -12,7 +12,7 @@ from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class DigitCaps(keras.layers.Layer):
-    """Every input capsule predicts every output capsule; routing weighs them.
+    """Fully connected capsules: each input predicts each output, and routing weighs.
 
     Section 2 and procedure 1 of Sabour et al. (2017), by the op
     `tf_capsops.capsule_routing`. Gradients flow through every iteration.
@@ -20,7 +20,7 @@ class DigitCaps(keras.layers.Layer):
     Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`.
 
     Weights: `kernel` `[I, num_capsules, capsule_dim, K]` and `logits`
-    `[I, num_capsules]`, what routing starts from.
+    `[I, num_capsules]`, from which routing starts.
 
     Half precision: everything is computed in float32 and the output rounded once.
 
@@ -107,16 +107,16 @@ class DigitCaps(keras.layers.Layer):
         )
 
     def coefficients(self, capsules):
-        """How the layer divides capsules among its own, as of its last iteration.
+        """Returns the coefficients of the last routing iteration.
 
         The c of equation 3 of Sabour et al. (2017), by the op
         `tf_capsops.routing_coefficients`. Not differentiable.
 
         Args:
-          capsules: what the layer takes, `[B, I, K]`.
+          capsules: the layer's input, `[B, I, K]`.
 
         Returns:
-          `[B, I, num_capsules]`: not negative, and of sum one over the last axis.
+          `[B, I, num_capsules]`: nonnegative, adding up to 1 over the last axis.
         """
         capsules = tf.convert_to_tensor(capsules)
         return routing_coefficients(
@@ -158,11 +158,11 @@ def digit_caps(
     logits_trainable=False,
     **kwargs,
 ):
-    """The digit capsule layer as a function, a drop-in for the one of its paper.
+    """Applies a digit capsule layer; a drop-in for the function of its paper.
 
     `digit_caps` of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018).
     It updates the logits `routing_iters` times and computes the output once more, so
-    its 3 is `DigitCaps`' 4. Each call makes weights of its own: keep the result in a
+    its 3 is `DigitCaps`' 4. Each call makes new weights: keep the result in a
     Keras model, or keep a `DigitCaps` layer, to use them again.
 
     Args:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The convolution that makes its own filters, other ones at every pixel."""
+"""The convolution that generates a different filter for every pixel."""
 
 import keras
 import tensorflow as tf
@@ -18,12 +18,12 @@ _AXES = {
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class HighOrderConv2D(keras.layers.Layer):
-    """Filters every pixel with weights that a convolution of the image has made.
+    """Filters every pixel with weights that a convolution of the image generates.
 
-    First a convolution, the generator, looks around each pixel and makes KH x KW
-    numbers for each group of channels there. `filter_activation` may reshape them. Then
-    `tf_capsops.high_order_conv2d` takes them for the filter of that pixel, shared by
-    the channels of the group:
+    First a convolution, the generator, looks around each pixel and computes KH x KW
+    numbers for each group of channels. `filter_activation` is applied to them. Then
+    `tf_capsops.high_order_conv2d` uses them as the filter of that pixel, which the
+    channels of the group share:
 
         filters = filter_activation(conv2d(inputs, kernel) + bias)
         outputs = high_order_conv2d(inputs, filters, kernel_size, groups)
@@ -32,11 +32,12 @@ class HighOrderConv2D(keras.layers.Layer):
     "PyTorch_Extension", section 2. With several groups and a generator of 1 x 1 it is
     close to an involution (Li et al., 2021).
 
-    With `"softmax"` each filter is a weighted average: the layer then smooths, by as
-    much and along what it learns to, and its output stays in the range of its input.
+    With `"softmax"` each filter is a weighted average: the layer then smooths, as far
+    and in the directions that it learns, and its output stays in the range of its
+    input.
 
-    The filters may be made of another image than they are applied to, such as features
-    that other layers have made of it: `layer(inputs, guide=features)`.
+    The filters may be generated from another image than they are applied to, such as
+    features that other layers have computed: `layer(inputs, guide=features)`.
 
     Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`; a guide
     has the same batch, height and width. Output shape: that of `inputs`. Batch,
@@ -44,16 +45,16 @@ class HighOrderConv2D(keras.layers.Layer):
 
     Weights: `kernel` `[GH, GW, guide channels, groups * KH * KW]`, where (GH, GW) is
     `generator_kernel_size`; `bias` `[groups * KH * KW]`. By default the layer starts
-    close to the identity: `bias` makes a filter that is 1 in the middle, and `kernel`
-    adds to each of its taps about a hundredth of the input's size. With `"softmax"` the
-    same start is close to an average, as `exp(1)` and `exp(0)` do not differ much.
+    close to the identity: `bias` gives a filter that is 1 in the middle, and `kernel`
+    adds about a hundredth of the input's magnitude to each of its taps. With
+    `"softmax"` the same start is close to an average, as `exp(1)` and `exp(0)` do not
+    differ much.
 
     Args:
       kernel_size: the size of the filters of a pixel, one or two odd ints.
-      groups: into how many groups the channels are divided, each with a filter of its
-        own at a pixel.
+      groups: the number of groups of channels, each with its own filter at a pixel.
       dilation_rate: pixels from one tap of a filter to the next, one or two ints.
-      filter_activation: what the filters go through, a function or what Keras names.
+      filter_activation: applied to the filters; a function, or a name that Keras knows.
         It is given `[..., groups, KH * KW]`, so that `"softmax"` makes the taps of each
         group sum to 1.
       generator_kernel_size: how far the generator looks, one or two ints; None for

@@ -10,7 +10,7 @@ import numpy as np
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class RoutedNormal(keras.initializers.Initializer):
-    """Truncated normal values scaled for the sum that routing makes of predictions.
+    """Draws truncated normal values, scaled for the sums of routing.
 
     The weights of a fully connected capsule layer are `[I, J, D, K]` (in_caps,
     out_caps, out_dim, in_dim). Initializers that read a convolution kernel into a
@@ -18,7 +18,7 @@ class RoutedNormal(keras.initializers.Initializer):
     then start in squash's flat region around zero.
 
     The first routing iteration computes `s_j = (1 / J) sum_i W_ij u_i`. For input
-    capsules of one length `u`, `s_j` has the expected squared length
+    capsules of length `u`, `s_j` has the expected squared length
     `I D stddev^2 u^2 / J^2`, so `stddev = gain * J / sqrt(I * D)` starts every layer at
     `|s_j| = gain * u`, whatever its sizes. At the sizes of Sabour et al. (2017), 1152
     capsules to 10 of 16 dimensions, a gain of 1.36 gives the 0.1 of their code.
@@ -63,10 +63,10 @@ class RoutedNormal(keras.initializers.Initializer):
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class CenterTap(keras.initializers.Initializer):
-    """Filters that are `value` at their middle and zero elsewhere.
+    """Initializes filters to `value` at their middle and zero elsewhere.
 
-    A convolution with `value` 1 passes its input on. As logits of a softmax over the
-    taps of a filter, a large `value` does nearly so, and 0 makes an average.
+    A convolution with `value` 1 passes its input on. If the filter is the logits of a
+    softmax over its taps, a large `value` nearly does so, and 0 gives an average.
 
     Args:
       value: a number.

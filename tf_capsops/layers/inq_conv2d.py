@@ -13,17 +13,17 @@ from tf_capsops.layers.window import checked_padding, map_size
 class InqConv2D(InqLayer):
     """A `keras.layers.Conv2D` with weights of few bits, by `tf_capsops.inq_conv2d`.
 
-    Its kernel holds codes of `tf_capsops.inq`: a byte a weight in memory and `bits`
-    bits in a file. Codes are not trained, the bias is, and gradients reach the input.
-    `tf_capsops.inq.IncrementalQuantization` trains weights for it, and
-    `tf_capsops.inq.convert` makes it of a `Conv2D`; `set_kernel` quantizes weights at
-    once. Regularizers and constraints exist for the bias only.
+    Its kernel holds codes of `tf_capsops.inq`, which take a byte for each weight in
+    memory and `bits` bits in a file. Codes do not train; the bias does, and gradients
+    reach the input. `tf_capsops.inq.IncrementalQuantization` trains weights for the
+    layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
+    quantizes weights at once. Regularizers and constraints exist for the bias only.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
 
     Weights: `codes` `[KH, KW, C, filters]`, uint8; `top_exponent`, an int32; `bias`
-    `[filters]`. `kernel` is what codes stand for, a NumPy array.
+    `[filters]`. `kernel` is the decoded kernel, a NumPy array.
 
     Args:
       filters: how many features each output pixel has.
@@ -32,7 +32,7 @@ class InqConv2D(InqLayer):
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
       dilation_rate: one or two ints.
-      activation: a function of the output, or what Keras names.
+      activation: a function of the output, or a name that Keras knows.
       use_bias: whether there is a bias.
       kernel_initializer: gives weights, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Conv2D`.
@@ -85,7 +85,7 @@ class InqConv2D(InqLayer):
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
         shape = (*self.kernel_size, input_shape[-1], self.filters)
-        self._add_weights(shape, shape)
+        self._add_weights(shape, shape, self.filters)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={3: input_shape[-1]})
 
     def call(self, images):

@@ -14,18 +14,17 @@ from tf_capsops.shapes import joined, sizes
 class InqDense(InqLayer):
     """A `keras.layers.Dense` with weights of few bits, by `tf_capsops.inq_conv2d`.
 
-    As `InqConv2D` with a kernel of one pixel, which passes over what is before the last
-    axis.
+    It works like `InqConv2D` with a kernel of one pixel, applied along the last axis.
 
     Input shape: `[..., C]`, of any rank from 2 on. Output shape: `[..., units]`.
 
     Weights: `codes` `[1, 1, C, units]`, uint8; `top_exponent`, an int32; `bias`
-    `[units]`. `kernel` is what codes stand for, a NumPy array.
+    `[units]`. `kernel` is the decoded kernel, a NumPy array.
 
     Args:
       units: the size of the last axis of the output.
       bits: bits of a weight, 2 to 8.
-      activation: a function of the output, or what Keras names.
+      activation: a function of the output, or a name that Keras knows.
       use_bias: whether there is a bias.
       kernel_initializer: gives weights `[C, units]`, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Dense`.
@@ -67,7 +66,8 @@ class InqDense(InqLayer):
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
         channels = input_shape[-1]
-        self._add_weights((1, 1, channels, self.units), (channels, self.units))
+        drawn = (channels, self.units)
+        self._add_weights((1, 1, *drawn), drawn, self.units)
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: channels})
 
     def call(self, inputs):

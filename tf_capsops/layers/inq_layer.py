@@ -1,21 +1,22 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers with kernels of powers of two have in common."""
+"""The base class of layers whose kernels are powers of two."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.inq.codes import checked_bits, decode, encode
-from tf_capsops.inq.packing import pack, unpack
+from tf_capsops.arguments import integers
+from tf_capsops.codes import checked_bits, decode, encode
 from tf_capsops.ops.inq_conv import inq_conv2d
+from tf_capsops.packing import pack, unpack
 
 
 class InqLayer(keras.layers.Layer):
-    """Kernel as codes, bias and activation. The kernel is `[KH, KW, C, O]`.
+    """A layer with its kernel as codes, a bias and an activation.
 
-    Weights: `codes`, uint8, and `top_exponent`, int32, which are not trained; and
-    `bias` `[O]`. Saved, codes have `bits` bits.
+    Weights: `codes`, uint8, of the kernel's shape, and `top_exponent`, an int32, which
+    are not trained; and `bias`. In a file a code takes `bits` bits.
     """
 
     def __init__(
@@ -47,18 +48,36 @@ class InqLayer(keras.layers.Layer):
         return decode(self.codes, self.bits, self.top_exponent.numpy())
 
     def set_kernel(self, weights, top_exponent=None):
-        """Quantizes weights and takes them for the kernel.
+        """Quantizes weights and makes them the kernel.
 
         Args:
-          weights: of the kernel's shape; those of a book are taken as they are.
+          weights: numbers of the kernel's shape; those of a code book stay what they
+            are.
           top_exponent: as `tf_capsops.inq.encode` takes it.
 
         Raises:
-          ValueError: the shape differs, or `tf_capsops.inq.encode` refuses them.
+          ValueError: the shape differs, `tf_capsops.inq.encode` refuses an argument, or
+            the layer has not been built.
         """
+        self._require_built()
         codes, top_exponent = encode(weights, self.bits, top_exponent)
+        if codes.shape != tuple(self.codes.shape):
+            raise ValueError(
+                f"{self._title}: the kernel must have shape {tuple(self.codes.shape)}, "
+                f"got {codes.shape}"
+            )
         self.codes.assign(codes)
         self.top_exponent.assign(top_exponent)
+
+    def set_weights(self, weights):
+        self._require_built()
+        names = [variable.name for variable in self.weights]
+        if len(weights) != len(names):
+            raise ValueError(
+                f"{self._title}: weights must be [{', '.join(names)}], got a list of "
+                f"{len(weights)}"
+            )
+        self._assign(dict(zip(names, map(np.asarray, weights))))
 
     def save_own_variables(self, store):
         store["codes"] = pack(self.codes, self.bits)
@@ -67,11 +86,19 @@ class InqLayer(keras.layers.Layer):
             store["bias"] = self.bias.numpy()
 
     def load_own_variables(self, store):
-        packed = np.asarray(store["codes"])
-        self.codes.assign(unpack(packed, self.bits, self.codes.shape))
-        self.top_exponent.assign(np.asarray(store["top_exponent"]))
-        if self.bias is not None:
-            self.bias.assign(np.asarray(store["bias"]))
+        self._require_built()
+        names = sorted(variable.name for variable in self.weights)
+        if sorted(store.keys()) != names:
+            raise ValueError(
+                f"{self._title}: the file must hold {', '.join(names)} for it, got "
+                f"{', '.join(sorted(store.keys())) or 'nothing'}"
+            )
+        values = {name: np.asarray(store[name]) for name in names}
+        try:
+            values["codes"] = unpack(values["codes"], self.bits, self.codes.shape)
+        except ValueError as error:
+            raise ValueError(f"{self._title}: {error}") from error
+        self._assign(values)
 
     def get_config(self):
         return {
@@ -85,37 +112,52 @@ class InqLayer(keras.layers.Layer):
             "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
 
-    def _add_weights(self, kernel_shape, drawn_shape):
-        """Adds codes, of a kernel drawn in the shape that plain layers give it."""
+    @property
+    def _title(self):
+        """Returns the name of the layer in messages."""
+        return f"{type(self).__name__} {self.name}"
+
+    def _require_built(self):
+        if not self.built:
+            raise ValueError(f"{self._title} has no weights yet: build it first")
+
+    def _assign(self, values):
+        """Sets weights by their names: all of them or, if one does not fit, none."""
+        for variable in self.weights:
+            shape, given = tuple(variable.shape), values[variable.name].shape
+            if shape != given:
+                raise ValueError(
+                    f"{self._title}: {variable.name} must have shape {shape}, got "
+                    f"{given}"
+                )
+            if isinstance(variable, _Integers):
+                variable.check(values[variable.name])
+        for variable in self.weights:
+            variable.assign(values[variable.name])
+
+    def _add_weights(self, kernel_shape, drawn_shape, outputs):
+        """Adds the codes of a kernel drawn in the shape that plain layers give it."""
         with tf.init_scope():
             drawn = self.kernel_initializer(drawn_shape, dtype="float32")
             codes, top_exponent = encode(drawn, self.bits)
-        self.codes = self.add_weight(
-            name="codes",
-            shape=kernel_shape,
-            dtype="uint8",
-            initializer=lambda shape, dtype: tf.constant(codes.reshape(shape), dtype),
-            trainable=False,
+        self.codes = _Integers(
+            self._title, "codes", codes.reshape(kernel_shape), 0, 2 ** (self.bits - 1)
         )
-        self.top_exponent = self.add_weight(
-            name="top_exponent",
-            shape=(),
-            dtype="int32",
-            initializer=lambda shape, dtype: tf.constant(top_exponent, dtype),
-            trainable=False,
+        self.top_exponent = _Integers(
+            self._title, "top_exponent", np.int32(top_exponent), -(2**31), 2**31 - 1
         )
         self.bias = None
         if self.use_bias:
             self.bias = self.add_weight(
                 name="bias",
-                shape=kernel_shape[-1:],
+                shape=(outputs,),
                 initializer=self.bias_initializer,
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
 
     def _convolve(self, images, **options):
-        """Convolution with the kernel, bias and activation."""
+        """Convolves with the kernel, then applies bias and activation."""
         outputs = inq_conv2d(
             images,
             tf.convert_to_tensor(self.codes),
@@ -123,6 +165,32 @@ class InqLayer(keras.layers.Layer):
             bits=self.bits,
             **options,
         )
+        return self._finished(outputs)
+
+    def _finished(self, outputs):
+        """Applies bias and activation, which follow the convolution."""
         if self.bias is not None:
             outputs += tf.convert_to_tensor(self.bias)
         return self.activation(outputs)
+
+
+class _Integers(keras.Variable):
+    """A variable of integers in a range, which is not trained.
+
+    It refuses other numbers, which a plain variable would cast: 0.5 to 0, 257 to 1.
+    """
+
+    def __init__(self, owner, name, value, smallest, largest):
+        self._range = owner, name, smallest, largest
+        super().__init__(value, dtype=value.dtype.name, trainable=False, name=name)
+
+    def check(self, value):
+        """Raises a ValueError unless all numbers are integers in the range."""
+        owner, name, smallest, largest = self._range
+        integers(owner, name, np.asarray(value), smallest, largest)
+
+    def assign(self, value):
+        is_symbolic = tf.is_tensor(value) and not hasattr(value, "numpy")
+        if not is_symbolic:
+            self.check(value)
+        return super().assign(value)

@@ -10,7 +10,7 @@ from tf_capsops.ops.squash import at_least_float32
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class Length(keras.layers.Layer):
-    """Euclidean lengths along the last axis: how sure each capsule is.
+    """Computes Euclidean lengths along the last axis: how sure each capsule is.
 
     Section 3 of Sabour et al. (2017). The gradient of a zero capsule is zero. Half
     precision is computed in float32 and rounded once.

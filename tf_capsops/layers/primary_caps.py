@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The first capsule layer: a convolution whose channels are read as capsules."""
+"""The first capsule layer, a convolution whose channels are read as capsules."""
 
 import keras
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tf_capsops.ops.squash import squash
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class PrimaryCaps(keras.layers.Layer):
-    """Convolution to `channels * capsule_dim` features, read as squashed capsules.
+    """Convolves to `channels * capsule_dim` features, read as squashed capsules.
 
     Section 4 of Sabour et al. (2017), who use 32 channels of 8-dimensional capsules,
     a 9 x 9 kernel and a stride of 2. It is a `keras.layers.Conv2D`, reached as
@@ -104,7 +104,7 @@ class PrimaryCaps(keras.layers.Layer):
         return (input_shape[0], height * width * self.channels, self.capsule_dim)
 
     def _map_size(self, input_shape):
-        """Height and width of the convolution's result; below 1 if nothing fits."""
+        """Returns the output's height and width; below 1 if the window does not fit."""
         taken = (0, 0)
         if self.padding == "valid":
             taken = tuple(kernel - 1 for kernel in self.kernel_size)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a window that slides over an image makes of its height and width."""
+"""Output sizes of windows that slide over an image."""
 
 
 def checked_padding(owner, padding):

@@ -156,11 +156,11 @@ class CapsNet(keras.Model):
         }
 
     def encode(self, images):
-        """Capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
+        """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
         return self.encoder(images)
 
     def routing_coefficients(self, images):
-        """How routing divides the primary capsules among the classes.
+        """Returns how routing divides the primary capsules among the classes.
 
         The c of the last iteration: procedure 1 and equation 3 of Sabour et al. (2017).
 
@@ -182,7 +182,7 @@ class CapsNet(keras.Model):
 
     @property
     def primary_centers(self):
-        """The pixels around which the primary capsules see the image.
+        """Returns the centers of the primary capsules' receptive fields, in pixels.
 
         Two arrays, `[H']` of rows and `[W']` of columns: the middles of the receptive
         fields. They are primary_strides apart; a field is kernel_size plus
@@ -199,7 +199,7 @@ class CapsNet(keras.Model):
         )
 
     def decode(self, capsules, one_hot=None, training=None):
-        """Images `[B, H, W, C]` of capsules `[B, num_classes, capsule_dim]`.
+        """Returns images `[B, H, W, C]` of capsules `[B, num_classes, capsule_dim]`.
 
         Args:
           capsules: `[B, num_classes, capsule_dim]`.
@@ -210,7 +210,7 @@ class CapsNet(keras.Model):
         return self.decoder(masked, training=training)
 
     def inference_model(self):
-        """A functional model of the same layers, with the same weights.
+        """Returns a functional model of the same layers, with the same weights.
 
         From images `[B, H, W, C]` to the dict that `call` returns without labels. It
         has no classes of ours in its structure but layers, so it can be taken apart.
@@ -310,7 +310,7 @@ def _labels_as_input(data):
 
 
 def _targets(x, y, y_pred, sample_weight):
-    """What each output should be, and the weights of the samples for each."""
+    """Returns the target of each output, and the weights of the samples for each."""
     targets = {
         "lengths": one_hot_labels(y, y_pred["lengths"]),
         "reconstruction": tf.convert_to_tensor(_images_and_labels(x)[0]),

@@ -24,9 +24,9 @@ def p_capsnet(
     """A network of capsule convolutions only, without routing and without a decoder.
 
     In the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
-    Convolutional Neural Networks" (2019): every layer is a capsule convolution, what
-    routing would find is learned by their weights, and the length of the last layer's
-    capsules says which class it is. The sizes are not theirs.
+    Convolutional Neural Networks" (2019): every layer is a capsule convolution, the
+    weights learn what routing would find, and the lengths of the last layer's capsules
+    are the scores of the classes. The sizes are not theirs.
 
     * An image enters as capsules of 1 x 1 poses, one a channel. A capsule convolution
       cannot give poses more rows, so the first layer makes poses of one row with as

@@ -12,17 +12,18 @@ _ATTRIBUTES = ("strides", "padding", "dilations")
 
 
 def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
-    """Convolves an image of capsules, matrices that are multiplied by matrices.
+    """Convolves an image of capsules, multiplying matrices by matrices.
 
         output[n, y, x, o] = sum over kh, kw, c of
             inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] @ weights[kh, kw, c, o]
 
-    with strides `sh`, `sw` and dilations `dh`, `dw`: `tf.nn.conv2d` with matrices for
-    numbers, whose rules for sizes and padding are the same. It is equation 2 of Vaidya,
-    "Speeding up Capsules", whose capsules are 4x4 matrices, and the capsule convolution
-    of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", whose
-    capsules of rank 3 multiply `pose_depth` matrices side by side. Differentiable any
-    number of times in both arguments. Half types accumulate in float32.
+    with strides `sh`, `sw` and dilations `dh`, `dw`. This is `tf.nn.conv2d` with
+    matrices for numbers, and with its rules for sizes and padding. It is equation 2 of
+    Vaidya, "Speeding up Capsules", whose capsules are 4x4 matrices, and the capsule
+    convolution of Chen et al., "How to Accelerate Capsule Convolutions in Capsule
+    Networks", whose capsules of rank 3 multiply `pose_depth` matrices side by side.
+    Differentiable any number of times in both arguments. Half types accumulate in
+    float32.
 
     Args:
       inputs: Capsules, `[batch, in_height, in_width, in_channels, pose_rows,
@@ -31,8 +32,8 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
       weights: Matrices, `[kernel_height, kernel_width, in_channels, out_channels,
         pose_inner, pose_columns]`, of the same type. For capsules of rank 3 with
         `pose_depth` before `pose_inner`.
-      strides: Pixels from one position of the kernel to the next: a positive integer,
-        or two, down and across.
+      strides: Pixels from one window to the next: a positive integer, or two, down and
+        across.
       padding: "VALID", where the kernel stays inside the image, or "SAME", where zeros
         around it make `out_height = ceil(in_height / sh)`, and the width likewise.
       dilations: Pixels from one row of the kernel to the next, and from one column to

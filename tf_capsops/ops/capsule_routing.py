@@ -12,7 +12,7 @@ from tf_capsops.shapes import joined, sizes
 def capsule_routing(
     inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None
 ):
-    """Predicts output capsules and routes input capsules to them by agreement.
+    """Routes input capsules to output capsules by agreement.
 
     Procedure 1 of Sabour, Frosst and Hinton, "Dynamic Routing Between Capsules"
     (2017), with its equations 1 to 3:
@@ -28,13 +28,13 @@ def capsule_routing(
 
     Neither `u_hat` nor `c` is ever stored. In iteration r the logits are
     `logits + <u_hat, V_r>`, `V_r` being the sum of the outputs `v` so far, so only
-    `V_r` is kept and `u_hat` is computed again. Backwards, the gradient in `V_r` is
-    `sum_i dl_r u_hat` and that in `u_hat` is `sum_r (c_r ds_r + dl_r V_r)`, which is
-    contracted with weights and inputs at once.
+    `V_r` is kept and `u_hat` is computed again. Backward, the gradient in `V_r` is
+    `sum_i dl_r u_hat` and the gradient in `u_hat` is `sum_r (c_r ds_r + dl_r V_r)`,
+    which is contracted with weights and inputs at once.
 
     So memory beside inputs, outputs and gradients is `iterations` times the output,
-    kept for the gradient, and a small working space. Differentiable once in inputs,
-    weights and logits, through every iteration; a second derivative is a
+    kept for the gradient, and a small workspace. The op is differentiable once in
+    inputs, weights and logits, through every iteration; a second derivative is a
     `LookupError`. Half types are computed in float32.
 
     Args:
@@ -42,8 +42,8 @@ def capsule_routing(
         or bfloat16.
       weights: Transformation matrices, `[in_caps, out_caps, out_dim, in_dim]`, of the
         same type.
-      logits: What routing starts from, `[in_caps, out_caps]`, of the same type; zeros
-        by default.
+      logits: The logits that routing starts from, `[in_caps, out_caps]`, of the same
+        type; zeros by default.
       iterations: How often the output capsules are computed, at least 1.
       epsilon: A positive number (a float32), which keeps values and gradients finite
         where `s` is zero.
@@ -77,15 +77,15 @@ def routing_coefficients(
 ):
     """Returns how `capsule_routing` divides input capsules among output capsules.
 
-    The `c` of its last iteration (equation 3 of Sabour et al., 2017), for people who
-    want to look at it. Not differentiable: a gradient is a `LookupError`.
+    These are the `c` of its last iteration (equation 3 of Sabour et al., 2017), to look
+    at. They are not differentiable: a gradient is a `LookupError`.
 
     Args:
       inputs, weights, logits, iterations, epsilon: As `capsule_routing` takes them.
       name: Name of the operation in a graph.
 
     Returns:
-      Coefficients, `[batch, in_caps, out_caps]`: not negative, and of sum one over
+      Coefficients, `[batch, in_caps, out_caps]`, nonnegative and adding up to 1 over
       `out_caps`.
 
     Raises:

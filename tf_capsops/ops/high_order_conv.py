@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolution with a filter of its own at every pixel."""
+"""Convolution with a different filter at every pixel."""
 
 import tensorflow as tf
 
@@ -19,17 +19,17 @@ def high_order_conv2d(
     data_format="NHWC",
     name=None,
 ):
-    """Convolves images with a filter of its own at every pixel.
+    """Convolves images with a different filter at every pixel.
 
         output[n, y, x, c] = sum over kh, kw of
             inputs[n, y + (kh - KH // 2) * dh, x + (kw - KW // 2) * dw, c] *
                 filters[n, y, x, (g * KH + kh) * KW + kw]
 
     with a kernel of `KH` by `KW`, dilations `dh`, `dw`, and `g = c // (channels /
-    groups)`: the channels of a group share their filters. It is the second step of
-    high-order convolution, whose first step, a convolution, makes the filters; with
-    groups it is the step of an involution that applies its kernels. Outside the image
-    there are zeros, and what filters hold for them has no effect, also where it is not
+    groups)`: the channels of a group share their filters. This is the second step of
+    high-order convolution, whose first step, a convolution, generates the filters; with
+    groups it is the step of an involution that applies its kernels. The image is padded
+    with zeros. Filter entries for pixels outside have no effect, even if they are not
     finite. Differentiable any number of times in both arguments. Half types accumulate
     in float32.
 
@@ -92,7 +92,7 @@ def _high_order_conv_grad(op, grad):
 def _high_order_conv_grad_grad(op, inputs_like, filters_like):
     """Differentiates <grad, conv(inputs_like, filters) + conv(inputs, filters_like)>.
 
-    That is what the incoming gradients make of the op's two results, as the
+    This is the product of the incoming gradients with the op's two results, since the
     convolution is linear in inputs and in filters.
     """
     grad, inputs, filters = op.inputs

@@ -40,11 +40,11 @@ def inq_conv2d(
       codes: Codes of the weights, `[kernel_height, kernel_width, in_channels,
         out_channels]`, of type uint8.
       top_exponent: Exponent of the largest weights of the code book, a scalar of type
-        int32. Any will do: where results are too large for their type they are
-        infinite, and where they are too small zero.
-      bits: Bits that a code takes in storage, from 2 to 8.
-      strides: Pixels from one position of the kernel to the next: a positive integer,
-        or two, down and across.
+        int32. Any value works: results too large for their type are infinite, and
+        results too small are zero.
+      bits: Bits of a code in storage, from 2 to 8.
+      strides: Pixels from one window to the next: a positive integer, or two, down and
+        across.
       padding: "VALID", where the kernel stays inside the image, or "SAME", where zeros
         around it make `out_height = ceil(in_height / sh)`, and the width likewise.
       dilations: Pixels from one row of the kernel to the next, and from one column to
@@ -61,7 +61,7 @@ def inq_conv2d(
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
         is larger than the image under "VALID" (a `ValueError` while a graph is built);
         or a code is larger than `2 ** (bits - 1)`, the last one of the book. A GPU does
-        not look for these, and reads them as zero.
+        not check for these, and reads them as zero.
       ImportError: The operator library is missing or of another TensorFlow version.
 
     Example:

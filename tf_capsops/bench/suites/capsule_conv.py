@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsuleConv.
 
-Poses of 4x4x4, with channels below, at and above the powers of two that tiles have;
-poses of other sizes; every way of moving the kernel; images smaller than it; long sums
-of each kind; and more of everything than one dimension of a CUDA grid holds.
+The cases are poses of 4x4x4 with channels below, at and above the powers of two of the
+tiles; poses of other sizes; all kinds of strides, dilations and padding; images smaller
+than the window; long sums of each kind; and more of everything than one dimension of a
+CUDA grid holds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _case(
     dilations=1,
     devices=("CPU", "GPU"),
 ):
-    """Four numbers of `pose` are those of capsules of rank 3."""
+    """Makes a case; a `pose` of four numbers means capsules of rank 3."""
     names = (*_IMAGE, *_CHANNELS, *_KERNEL, *_POSE[-len(pose) :])
     sizes = zip(names, (*image, *channels, *window.pair(kernel), *pose), strict=True)
     attributes = {
@@ -121,7 +122,7 @@ def _correctness_cases():
 
 
 def _grid_cases(use):
-    """More than 65535 of each dimension in turn, most of them with poses of 1x1x1."""
+    """Yields cases of more than 65535 of each dimension, mostly with 1x1x1 poses."""
     many, one = 70001, {"pose": (1, 1, 1)}
     yield _case("grid_of_rows", (1, many, 2), (1, 2), (2, 1), use, **one)
     yield _case("grid_of_columns", (1, 2, many), (1, 2), (1, 2), use, **one)
@@ -208,7 +209,7 @@ def _output_shape(case):
 
 
 def _patches(inputs, weights, **attributes):
-    """Gathers what each output pixel reads, then is one product of matrices."""
+    """Gathers what each output pixel reads, then multiplies two matrices."""
     patches = window.patches(inputs, weights.shape[:2], **attributes)
     flat = tf.reshape(weights, (patches.shape[3], *weights.shape[3:]))
     g = "g" if inputs.shape.rank == 7 else ""
@@ -220,7 +221,7 @@ def _conv2d(inputs, weights, strides, padding, dilations):
 
 
 def _fold(inputs, weights, **attributes):
-    """Makes pose rows samples, and channels of what the matrix product sums over."""
+    """Turns pose rows into samples, and the poses' inner dimension into channels."""
     if inputs.shape.rank == 7:
         depths = zip(tf.unstack(inputs, axis=4), tf.unstack(weights, axis=4))
         return tf.stack([_fold(*pair, **attributes) for pair in depths], axis=4)
@@ -236,7 +237,7 @@ def _fold(inputs, weights, **attributes):
 
 
 def _convolution_of_the_fold(inputs, weights, **attributes):
-    """Takes the numbers as if they lay folded, so that nothing is transposed."""
+    """Convolves the numbers as if they were folded, without any transpose."""
     batch, height, width, in_channels, *depth, rows, inner = inputs.shape
     *kernel, _, out_channels, columns = (*weights.shape[:4], weights.shape[-1])
     images = math.prod((batch, *depth, rows))
@@ -250,7 +251,7 @@ def _convolution_of_the_fold(inputs, weights, **attributes):
 
 
 def _forward_cost(case):
-    """Two FLOPs for each product of numbers that are inside the image."""
+    """Counts two FLOPs for each product of numbers inside the image."""
     reads = window.reads(_case_steps(case))
     pose = [case.sizes[name] for name in _POSE if name in case.sizes]
     channels = [case.sizes[name] for name in _CHANNELS]
@@ -259,9 +260,9 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Forward, then inputs and the output's gradient read once, two gradients written.
+    """Counts forward, inputs and grad read once, and two gradients written.
 
-    Each gradient is as many products as the output.
+    Each gradient takes as many products as the output.
     """
     inputs, weights, output = map(math.prod, _shapes(case))
     return Cost(3 * (inputs + weights) + 2 * output, 3 * _forward_cost(case).flops)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsulePrediction.
 
-The sizes around which the kernels change their way of working: vectors of 4, 8 and 16
-numbers, in_dim up to 8, 16, 32 and beyond, tiles of 32, 64, 160 and 512 output columns
-(out_caps * out_dim), tiles of 4, 8, 32, 64 and 128 samples. Each is tried one below,
-at, and one above; so are panels of columns, outputs that bypass the caches, and more
+The kernels work differently around these sizes: vectors of 4, 8 and 16 numbers, in_dim
+up to 8, 16, 32 and beyond, tiles of 32, 64, 160 and 512 output columns (out_caps *
+out_dim), tiles of 4, 8, 32, 64 and 128 samples. The cases are one below, at, and one
+above each; there are also panels of columns, outputs that bypass the caches, and more
 blocks than one dimension of a CUDA grid holds.
 """
 
@@ -109,7 +109,7 @@ def _einsum(inputs, weights):
 
 
 def _matmul(inputs, weights):
-    """The transposes and reshapes of paper 002's `digit_caps` without its op."""
+    """Multiplies as van de Wolfshaar's `digit_caps` does without the op."""
     in_caps, out_caps, out_dim, in_dim = weights.shape
     flat = tf.reshape(weights, (in_caps, out_caps * out_dim, in_dim))
     product = tf.matmul(flat, tf.transpose(inputs, (1, 2, 0)))
@@ -132,7 +132,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Forward, then one pass over the output's gradient that gives both others."""
+    """Counts forward, then one pass over grad that gives both gradients."""
     inputs, weights, output, flops = _operands(case)
     return Cost(3 * (inputs + weights) + 2 * output, 3 * flops)
 

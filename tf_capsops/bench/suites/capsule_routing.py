@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsuleRouting.
 
-Sizes lie below, at and above those that tiles and vectors have: batches around 16 and
-32, in_dim around 8 and 16, out_dim around 8, 16 and 32, out_caps around 4, 12 and 48
-with those of known networks, and input capsules and samples beyond what one dimension
-of a CUDA grid holds.
+The sizes lie below, at and above those of tiles and vectors: batches around 16 and 32,
+in_dim around 8 and 16, out_dim around 8, 16 and 32, out_caps around 4, 12 and 48 and as
+in known networks, and more input capsules and samples than one dimension of a CUDA grid
+holds.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def _all_cases():
 
 
 def _draw(case, rng):
-    """Draws weights with which the sums are around one long.
+    """Draws weights that make the sums about 1 long.
 
-    Routing then neither fades away nor decides at once for one output capsule, when it
-    would multiply every rounding from one iteration to the next.
+    Routing then neither fades away nor decides at once for one output capsule; deciding
+    at once would amplify every rounding error from one iteration to the next.
     """
     batch, in_caps, out_caps, out_dim, in_dim = (case.sizes[d] for d in _DIMS)
     scale = min(1, 3 * out_caps / max(1, in_caps * out_dim * in_dim) ** 0.5)
@@ -112,7 +112,7 @@ def _squash(sums, epsilon):
 
 
 def _einsum(inputs, weights, logits, iterations, epsilon=_EPSILON):
-    """Procedure 1 of Sabour et al. (2017) as it stands."""
+    """Routes by procedure 1 of Sabour et al. (2017), as it stands."""
     predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
     logits = tf.tile(logits[tf.newaxis], [tf.shape(inputs)[0], 1, 1])
     for iteration in range(iterations):
@@ -150,9 +150,9 @@ def _operands(case):
 
 
 def _forward_flops(case):
-    """The predictions again in every iteration, their sum, and all but once the logits.
+    """Counts predictions and their sum in every iteration, and R - 1 times the logits.
 
-    Each prediction costs in_dim multiply-adds, and one in either sum.
+    Each prediction costs in_dim multiply-adds, and one in each of the two sums.
     """
     iterations, in_dim = case.attributes["iterations"], case.sizes["in_dim"]
     predictions = _operands(case)[-1]
@@ -165,13 +165,13 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Forward, with the sums of each iteration written and read again; and backward.
+    """Counts forward, which writes the sums of each iteration, and backward.
 
-    Backwards, each iteration but the first has a pass that makes the predictions, the
-    logits, the gradient of the coefficients and one sum. A last pass makes the
-    predictions once, then logits, gradient of the coefficients and two products for
-    each iteration (whose first has neither logits nor the second product), and is
-    multiplied with weights and inputs.
+    Backward, each iteration but the first has a pass that computes the predictions, the
+    logits, the gradient of the coefficients and one sum. A last pass computes the
+    predictions once; then, for each iteration, logits, the gradient of the coefficients
+    and two products (the first iteration has neither logits nor the second product);
+    and multiplies the result with weights and inputs.
     """
     inputs, weights, logits, output, predictions = _operands(case)
     iterations, in_dim = case.attributes["iterations"], case.sizes["in_dim"]

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of HighOrderConv.
 
-Images and channels below, at and above the powers of two that tiles have; kernels of
-every form, also far larger than the image; dilations up to the largest; more of
-everything than one dimension of a CUDA grid holds, and wider images than the 1024
-pixels at which the paper's kernel stops. Each in both orders of axes.
+The cases are images and channels below, at and above the powers of two of the tiles;
+windows of every form, also far larger than the image; dilations up to the largest; more
+of everything than one dimension of a CUDA grid holds; and wider images than the 1024
+pixels at which the paper's kernel stops. Each comes in both orders of axes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _case(
     data_format="NHWC",
     devices=("CPU", "GPU"),
 ):
-    """`image` is in the order NHWC, whatever the format."""
+    """Makes a case; `image` is in the order NHWC, whatever the format."""
     attributes = {
         "kernel_size": _pair(kernel),
         "groups": groups,
@@ -142,7 +142,7 @@ def _dilated_cases(use):
 
 
 def _grid_cases(use):
-    """More than 65535 of each dimension in turn."""
+    """Yields cases of more than 65535 of each dimension in turn."""
     many = 70001
     yield from _both("grid_of_samples", (many, 1, 1, 1), 1, use)
     yield from _both("grid_of_images", (many, 1, 2, 1), (1, 3), use)
@@ -203,9 +203,9 @@ def _output_shape(case):
 
 
 def _offsets(size, kernel, dilation):
-    """Returns (number in the kernel, displacement) of what reaches an image of a size.
+    """Returns (number, displacement) of the taps that reach an image of a size.
 
-    The centre is among them even where there is no pixel, so that gradients exist.
+    The center is among them even without any pixel, so that gradients exist.
     """
     centre = kernel // 2
     far = min(centre, max(size - 1, 0) // dilation)
@@ -213,7 +213,7 @@ def _offsets(size, kernel, dilation):
 
 
 def _slices(inputs, filters, kernel_size, groups, dilations, data_format):
-    """The paper's own steps: pads, then sums slices that the filters multiply."""
+    """Takes the paper's own steps: pads, slices, multiplies by filters, and sums."""
     first, axis = (2, 1) if data_format == "NCHW" else (1, 3)
     height, width = inputs.shape[first : first + 2]
     down, across = (
@@ -264,7 +264,7 @@ def _patches(inputs, filters, kernel_size, groups, dilations, data_format):
 
 
 def _forward_cost(case):
-    """Two FLOPs for each product of numbers that are inside the image."""
+    """Counts two FLOPs for each product of numbers inside the image."""
     reads = math.prod(
         sum(
             max(0, size - abs(offset)) for _, offset in _offsets(size, kernel, dilation)
@@ -282,9 +282,9 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Forward, then inputs and the output's gradient read once, two gradients written.
+    """Counts forward, inputs and grad read once, and two gradients written.
 
-    Each gradient is as many products as the output.
+    Each gradient takes as many products as the output.
     """
     image, filters = map(math.prod, _shapes(case))
     return Cost(5 * image + 3 * filters, 3 * _forward_cost(case).flops)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rival and costs of InqConv.
 
-Channels and pixels below, at and above the sizes of tiles; every number of bits; every
-way of moving the kernel; images smaller than it; long sums; and more of everything than
-one dimension of a CUDA grid holds.
+The cases are channels and pixels below, at and above the sizes of tiles; every number
+of bits; all kinds of strides, dilations and padding; images smaller than the window;
+long sums; and more of everything than one dimension of a CUDA grid holds.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _correctness_cases():
 
 
 def _grid_cases(use):
-    """More than 65535 of each dimension in turn."""
+    """Yields cases of more than 65535 of each dimension in turn."""
     many = 70001
     yield _case("grid_of_samples", (many, 1, 1), (1, 1), 1, use)
     yield _case("grid_of_rows", (1, many, 2), (1, 2), (2, 1), use)
@@ -175,7 +175,7 @@ def _case_steps(case):
 
 
 def _draw(case, rng):
-    """Each weight of the code book is as likely as any other."""
+    """Draws codes; each weight of the code book is as likely as any other."""
     image, codes, _ = _shapes(case)
     last = 2 ** (case.attributes["bits"] - 1)
     return (
@@ -190,7 +190,7 @@ def _output_shape(case):
 
 
 def _decoded(inputs, codes, top_exponent, bits, **_):
-    """Returns input and weights, which is what any other convolution takes."""
+    """Returns input and decoded weights, as any other convolution takes them."""
     sizes = np.ldexp(1.0, int(top_exponent) - np.arange(2 ** (bits - 2)))
     book = [0.0, *np.stack([sizes, -sizes], axis=1).flat]
     weights = tf.gather(tf.constant(book, inputs.dtype), tf.cast(codes, tf.int32))
@@ -202,7 +202,7 @@ def _conv2d(inputs, weights, bits, strides, padding, dilations):
 
 
 def _forward_cost(case):
-    """Two FLOPs for each product of numbers inside the image; a byte for each code."""
+    """Counts two FLOPs for each product inside the image, and a byte for each code."""
     batch, channels = case.sizes["batch"], [case.sizes[name] for name in _CHANNELS]
     flops = 2 * math.prod((batch, window.reads(_case_steps(case)), *channels))
     inputs, codes, output = map(math.prod, _shapes(case))
@@ -210,7 +210,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Forward, then codes and the output's gradient read, and the input's written."""
+    """Counts forward, codes and grad read, and the input's gradient written."""
     forward = _forward_cost(case)
     return Cost(2 * forward.elements, 2 * forward.flops, 2 * forward.more_bytes)
 

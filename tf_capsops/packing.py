@@ -1,13 +1,13 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Codes in as many bits as they have, for storage."""
+"""Packs codes into as few bits as they need, for storage."""
 
 import math
 
 import numpy as np
 
 from tf_capsops.arguments import positive_int
-from tf_capsops.inq.codes import checked_bits, checked_codes
+from tf_capsops.codes import checked_bits, checked_codes
 
 
 def pack(codes, bits):
@@ -15,7 +15,7 @@ def pack(codes, bits):
 
     Codes are taken in row-major order. Bit b of code i is bit `bits * i + b` of the
     result, which starts with the least significant bit of the first byte. The last byte
-    is filled up with zeros.
+    is padded with zeros.
 
     Args:
       codes: Integers of any shape, as `tf_capsops.inq.encode` makes them.
@@ -40,7 +40,7 @@ def unpack(packed, bits, shape):
     """Reads codes that `tf_capsops.inq.pack` wrote.
 
     Args:
-      packed: What it returned, or bytes of the same content.
+      packed: The result of `pack`, or bytes of the same content.
       bits: Bits of a code, 2 to 8.
       shape: The shape of the codes, a sequence of ints or one int.
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights to powers of two, and their codes, in exact arithmetic.
+"""Rounds weights to powers of two, and encodes them, in exact arithmetic.
 
-Everything is decided from mantissa and exponent, whole numbers, and never from a
-logarithm: one that is off by its last bit would move a weight at a boundary.
+All decisions use mantissa and exponent, which are whole numbers, and never a logarithm:
+a logarithm that is off by its last bit would move a weight at a boundary.
 """
 
 import operator
@@ -15,10 +15,10 @@ from tf_capsops.arguments import int_between
 
 
 def top_exponent(weights):
-    """The exponent n1 of the largest power of two that quantized weights have.
+    """Returns the exponent n1 of the largest power of two of quantized weights.
 
-    `n1 = floor(log2(4 max|w| / 3))`, equation 3 of Zhou et al. (2017): the power to
-    which the largest weight is quantized.
+    `n1 = floor(log2(4 max|w| / 3))`, equation 3 of Zhou et al. (2017). The largest
+    weight is quantized to `2^n1`.
 
     Args:
       weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
@@ -99,7 +99,7 @@ def encode(weights, bits, top_exponent=None):
 
 
 def decode(codes, bits, top_exponent, dtype="float32"):
-    """The weights that codes stand for, exactly.
+    """Returns exactly the weights that codes stand for.
 
     Args:
       codes: Integers of any shape, as `tf_capsops.inq.encode` makes them.

@@ -1,0 +1,130 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of measured numbers are made from JSON, and say when they are old."""
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from tools import measured
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_GPU = "NVIDIA H200"
+
+
+def _run(median, date, **more):
+    method = {"median_us": median, "quartiles_us": [1, 2], "samples": 3}
+    result = {"op": "CapsuleConv", "case": "a", "direction": "forward"}
+    result |= {"device": "GPU:0", "dtype": "float32", "floor_us": 50}
+    result["methods"] = {
+        "tf_capsops": {**method, "kernel": "wgmma"},
+        "TF fold": {"median_us": 250.4},
+        "TF fold, XLA": {"error": "no"},
+    }
+    run = {"command": "tf-capsops bench", "commit": "unknown", "date": date}
+    run |= {"tf32": True, "cpu": "Intel(R) Xeon(R) Processor (AMX)", "cores": 2}
+    return {**run, "gpus": [{"device_name": _GPU}], "results": [result], **more}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository with one page, one table and two runs of it."""
+    (tmp_path / "docs/measured").mkdir(parents=True)
+    (tmp_path / "cuda/capsule_conv").mkdir(parents=True)
+    (tmp_path / "README.md").write_text(
+        "Before\n<!-- measured: conv -->\nold\n<!-- /measured -->\nAfter\n"
+    )
+    spec = {"op": "CapsuleConv", "ratios": True, "floor": True}
+    spec["columns"] = {"fold": "TF fold", "XLA": "TF fold, XLA"}
+    spec["rows"] = [{"label": "small", "case": "a", "direction": "forward"}]
+    _write(tmp_path, "tables", {"conv": spec})
+    _write(tmp_path, "a_newer", _run(123.4, "2026-02-02"))
+    _write(tmp_path, "older", _run(99.0, "2026-01-01"))
+    return tmp_path
+
+
+def _write(root, name, content):
+    (root / f"docs/measured/{name}.json").write_text(json.dumps(content))
+
+
+def _git(root, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    command = ["git", "-C", str(root), *identity, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_tables_are_those_of_the_measurements(capsys):
+    assert measured.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_table_shows_the_newest_run_of_each_machine(root):
+    assert measured.main([], root) == 0
+    text = (root / "README.md").read_text()
+    assert "| in us | tf_capsops | fold | XLA | floor | kernel |\n" in text
+    assert "| small | **123** | 250 (2.03) |  | 50 | wgmma |\n" in text
+    assert "* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+    assert text.startswith("Before\n") and text.endswith("<!-- /measured -->\nAfter\n")
+
+
+def test_another_machine_is_another_row(root):
+    _write(root, "b200", _run(80, "2026-01-01", gpus=[{"device_name": "NVIDIA B200"}]))
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    assert "| B200: small | **80** |" in text and "| H200: small | **123** |" in text
+
+
+def test_a_changed_number_is_seen(root, capsys):
+    measured.main([], root)
+    assert measured.main(["--check"], root) == 0
+    page = root / "README.md"
+    page.write_text(page.read_text().replace("123", "12"))
+    assert measured.main(["--check"], root) == 1
+    assert "README.md: a table is not that of docs/measured" in capsys.readouterr().out
+
+
+def test_an_unknown_table_is_one_line(root, capsys):
+    (root / "README.md").write_text("<!-- measured: nothing -->\n<!-- /measured -->\n")
+    assert measured.main([], root) == 1
+    expected = "measured.py: docs/measured has no table 'nothing'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_rows_older_than_their_kernel_are_listed(root, capsys):
+    kernel = root / "cuda/capsule_conv/launch.cu.cc"
+    _git(root, "init", "-q")
+    for text in ("first", "second"):
+        kernel.write_text(text)
+        _git(root, "add", ".")
+        _git(root, "commit", "-qm", f"The {text} kernel")
+    expected = {
+        "HEAD": "no row is older than its kernel",
+        "HEAD~": "conv: small (H200): measured at HEAD~, kernel changed: ",
+        "unknown": "conv: small (H200): commit unknown is not in this repository",
+    }
+    for commit, line in expected.items():
+        _write(root, "a_newer", _run(123, "2026-02-02", commit=commit))
+        assert measured.main(["--stale"], root) == 0
+        assert capsys.readouterr().out.startswith(line)
+
+
+def test_a_report_is_brought_in_with_its_commit(root, capsys):
+    report = root / "bench.json"
+    report.write_text(json.dumps(_run(77.7, "2026-03-03", library={"a": 1})))
+    assert measured.main(["--add", str(report), "new"], root) == 1
+    assert "name its --commit" in capsys.readouterr().err
+    add = ["--add", str(report), "new", "--commit", "abc", "--processor", "Zen"]
+    assert measured.main(add, root) == 0
+    assert "| small | **77.7** |" in (root / "README.md").read_text()
+    added = json.loads((root / "docs/measured/new.json").read_text())
+    assert (added["commit"], added["cpu"], "library" in added) == ("abc", "Zen", False)
+    assert "samples" not in added["results"][0]["methods"]["tf_capsops"]
+
+
+def test_sources_of_an_op_are_where_they_are_looked_for():
+    for op in ("CapsuleConv", "CapsuleRouting", "CapsulePrediction", "HighOrderConv"):
+        for device in ("CPU:0", "GPU:0"):
+            for pattern in measured.sources(op, device):
+                assert list(ROOT.glob(pattern)), pattern

@@ -1,0 +1,313 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tables of measured numbers in README.md and docs/ from docs/measured.
+
+A table stands between `<!-- measured: NAME -->` and `<!-- /measured -->`. Each JSON
+file but tables.json is one run: where it came from (command, commit, date, machine),
+and `results`, as `tf-capsops bench` writes them, or `tables` that were measured in some
+other way. tables.json says which results each table shows. Of two runs that measured
+the same on the same machine, the one with the later date counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+OURS = "tf_capsops"
+_MARKED = re.compile(
+    r"(<!-- measured: ([\w.-]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL
+)
+_DROPPED = ("extremes_us", "samples", "times_ours")  # by --add, of each method
+
+
+class Wrong(Exception):
+    """One sentence for the user."""
+
+
+def _load(path: pathlib.Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Wrong(f"{path}: {error}") from None
+
+
+def _runs(root: pathlib.Path) -> list[dict]:
+    """Returns all runs, the oldest first."""
+    runs = []
+    for path in sorted((root / "docs/measured").glob("*.json")):
+        if path.name != "tables.json":
+            runs.append({**_load(path), "name": path.stem})
+    return sorted(runs, key=lambda run: run["date"] or "")
+
+
+def _machine(run: dict, device: str) -> str:
+    """Names a run's GPU, or its processor."""
+    if device.startswith("GPU"):
+        return run["gpus"][0]["device_name"].removeprefix("NVIDIA ")
+    cpu = re.sub(r"\((R|TM)\)| CPU\b.*| Processor\b", "", run["cpu"])
+    return f"{run['cores']} cores of {cpu}"
+
+
+def _matches(run: dict, result: dict, wanted: dict) -> bool:
+    fields = ("op", "case", "direction", "dtype")
+    if any(result[field] != wanted[field] for field in fields if field in wanted):
+        return False
+    on_gpu = result["device"].startswith("GPU")
+    return (
+        wanted.get("device", result["device"]).partition(":")[0]
+        == result["device"].partition(":")[0]
+    ) and (not on_gpu or run["tf32"] == wanted.get("tf32", True))
+
+
+def _select(runs: Sequence[dict], wanted: dict) -> list[tuple[dict, dict]]:
+    """Returns the newest run and result of each machine."""
+    found = {}
+    for run in runs:
+        for result in run.get("results", ()):
+            if _matches(run, result, wanted):
+                found[_machine(run, result["device"])] = run, result
+    return [found[machine] for machine in sorted(found)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{float(f'{value:.3g}'):g}"
+
+
+def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
+    """Returns what the table shows of one result: ours, rivals, floor, kernel."""
+    memory = row.get("value") == "memory"
+    key, scale = ("extra_bytes", 1e6) if memory else ("median_us", 1)
+    if not memory and result["device"].startswith("CPU"):
+        scale = 1e3
+    taken = {}
+    for name, method in result["methods"].items():
+        if method.get(key) is not None:
+            taken[name] = method[key] / scale
+    columns = {OURS: OURS, **spec["columns"]}
+    shown = {}
+    for heading, methods in columns.items():
+        methods = [methods] if isinstance(methods, str) else methods
+        values = [taken[method] for method in methods if method in taken]
+        if values:
+            shown[heading] = min(values)
+    if OURS not in shown:
+        raise Wrong(f"{result['op']} {result['case']}: there is no result of ours")
+    # A part of a rival's work, such as "fold: conv alone", is in no contest.
+    rivals = {
+        h: v for h, v in shown.items() if h != OURS and ": " not in str(columns[h])
+    }
+    best = min([shown[OURS], *rivals.values()])
+    cells = []
+    for heading in columns:
+        text = ""
+        if heading in shown:
+            value = shown[heading]
+            contends = heading == OURS or heading in rivals
+            text = _number(value) + unit
+            text = f"**{text}**" if contends and value == best else text
+            if spec.get("ratios") and heading in rivals:
+                text += f" ({value / shown[OURS]:.2f})"
+        cells.append(text)
+    if spec.get("best"):
+        quickest = min(rivals.values(), default=0)
+        cells.insert(1, f"{quickest / shown[OURS]:.2g}x" if rivals else "")
+    if spec.get("floor"):
+        floor = result.get("floor_us")
+        cells.append("" if memory or floor is None else _number(floor / scale) + unit)
+    return cells
+
+
+def _source(run: dict, machine: str) -> str:
+    """Returns where numbers come from, as one line."""
+    parts = [machine]
+    if machine in (gpu["device_name"].removeprefix("NVIDIA ") for gpu in run["gpus"]):
+        parts.append({True: "TF32", False: "no TF32"}.get(run["tf32"], ""))
+    if "versions" in run:
+        parts.append(f"TensorFlow {run['versions']['tensorflow']}")
+    state = " or before" if run.get("transcribed") else ""
+    state = " with changes" if run.get("modified") else state
+    parts.append(run["commit"][:12] + state)
+    parts += [run["date"] or "", run.get("note", "")]
+    text = ", ".join(part for part in parts if part)
+    return f"{text}: `{run['command']}`" if run["command"] else text
+
+
+def _markdown(headings: Sequence, rows: Sequence, right: bool = True) -> str:
+    rule = ["---", *(["---:" if right else "---"] * (len(headings) - 1))]
+    lines = [headings, rule, *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def _rows(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
+    for row in spec["rows"]:
+        wanted = {"op": spec["op"], "dtype": "float32", **spec.get("where", {}), **row}
+        found = _select(runs, wanted)
+        if not found:
+            raise Wrong(f"no run in docs/measured has {wanted}")
+        for run, result in found:
+            yield row, run, result
+
+
+def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
+    chosen = list(_rows(spec, runs))
+    devices = {result["device"].partition(":")[0] for _, _, result in chosen}
+    units = {"GPU": "us", "CPU": "ms"}
+    kernels = [result["methods"][OURS].get("kernel", "") for _, _, result in chosen]
+    rows, sources = [], []
+    machines = {_machine(run, result["device"]) for _, run, result in chosen}
+    for (row, run, result), kernel in zip(chosen, kernels, strict=True):
+        device = result["device"].partition(":")[0]
+        machine = _machine(run, device)
+        memory = row.get("value") == "memory"
+        unit = " MB" if memory else f" {units[device]}" if len(devices) > 1 else ""
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        cells = _cells(spec, row, result, unit)
+        rows.append([label, *cells, *([kernel] if any(kernels) else [])])
+        sources.append(_source(run, machine))
+    headings = ["" if len(devices) > 1 else f"in {units[devices.pop()]}", OURS]
+    headings += ["best rival"] if spec.get("best") else []
+    headings += spec["columns"]
+    headings += ["floor"] if spec.get("floor") else []
+    headings += ["kernel"] if any(kernels) else []
+    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
+    return f"{_markdown(headings, rows)}\n{lines}"
+
+
+def _given_table(table: dict, run: dict) -> str:
+    text = _markdown(table["columns"], table["rows"], table.get("right", True))
+    if table.get("source", True):
+        text += f"\n* {_source(run, _machine(run, table['device']))}\n"
+    return text
+
+
+def make(name: str, root: pathlib.Path) -> str:
+    """Returns the Markdown of one table."""
+    runs = _runs(root)
+    specs = _load(root / "docs/measured/tables.json")
+    if name in specs:
+        return _bench_table(specs[name], runs)
+    for run in reversed(runs):
+        if name in run.get("tables", {}):
+            return _given_table(run["tables"][name], run)
+    raise Wrong(f"docs/measured has no table '{name}'")
+
+
+def pages(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
+    """Yields each page, its text, and its text with all tables made again."""
+    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        text = path.read_text()
+        yield path, text, _MARKED.sub(lambda m: m[1] + make(m[2], root) + m[4], text)
+
+
+def sources(op: str, device: str) -> list[str]:
+    """Returns where the kernels of an op are, as patterns of git."""
+    names = [re.sub(r"(?<!^)(?=[A-Z])", "_", op).lower()]
+    if op == "InqConv":
+        names.append("capsule_conv")  # whose products it uses
+    if device.startswith("GPU"):
+        return [f"cuda/{name}" for name in names]
+    return [f"cc/cpu/{d}{name}*" for name in names for d in ("", "dispatch/")]
+
+
+def _shown(root: pathlib.Path) -> Iterator[tuple[str, str, str, dict]]:
+    """Yields label, op, device and run of every row that a page shows."""
+    runs = _runs(root)
+    specs = _load(root / "docs/measured/tables.json")
+    names = dict.fromkeys(
+        m[2] for _, text, _ in pages(root) for m in _MARKED.finditer(text)
+    )
+    for name in names:
+        if name in specs:
+            for row, run, result in _rows(specs[name], runs):
+                machine = _machine(run, result["device"])
+                label = f"{name}: {row['label']} ({machine})"
+                yield label, result["op"], result["device"], run
+            continue
+        for run in runs:
+            if table := run.get("tables", {}).get(name):
+                yield name, table["op"], table["device"], run
+
+
+def stale(root: pathlib.Path) -> list[str]:
+    """Returns a line for each row that is older than its kernel's sources."""
+    found = []
+    for label, op, device, run in _shown(root):
+        if not op:
+            continue
+        command = ["git", "log", "--oneline", f"{run['commit']}..HEAD", "--"]
+        log = subprocess.run(
+            [*command, *sources(op, device)], cwd=root, capture_output=True, text=True
+        )
+        if log.returncode:
+            found.append(f"{label}: commit {run['commit']} is not in this repository")
+        elif log.stdout:
+            last = log.stdout.splitlines()[0]
+            found.append(
+                f"{label}: measured at {run['commit']}, kernel changed: {last}"
+            )
+    return found
+
+
+def add(report: pathlib.Path, name: str, options, root: pathlib.Path) -> None:
+    """Brings what `tf-capsops bench` wrote to docs/measured/NAME.json."""
+    run = _load(report)
+    run["commit"] = options.commit or run["commit"]
+    run["cpu"] = options.processor or run["cpu"]
+    if run["commit"] == "unknown":
+        raise Wrong(f"{report} was not written in a checkout: name its --commit")
+    run.pop("library", None)
+    for result in run["results"]:
+        for method in result["methods"].values():
+            for field in _DROPPED:
+                method.pop(field, None)
+    (root / f"docs/measured/{name}.json").write_text(json.dumps(run, indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None, root: pathlib.Path = ROOT) -> int:
+    """Writes the tables, or does what an option says; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--check", action="store_true", help="exit 1 where a table is not as made here"
+    )
+    what.add_argument(
+        "--stale", action="store_true", help="list rows older than their kernels"
+    )
+    what.add_argument(
+        "--add",
+        nargs=2,
+        metavar=("BENCH_JSON", "NAME"),
+        help="bring in a run, then write",
+    )
+    parser.add_argument("--commit", help="with --add: the commit that was measured")
+    parser.add_argument("--processor", help="with --add: the processor's name")
+    options = parser.parse_args(argv)
+    try:
+        if options.stale:
+            print("\n".join(stale(root)) or "no row is older than its kernel")
+            return 0
+        if options.add:
+            add(pathlib.Path(options.add[0]), options.add[1], options, root)
+        differ = [(path, made) for path, text, made in pages(root) if text != made]
+        for path, made in differ:
+            if options.check:
+                print(
+                    f"{path}: a table is not that of docs/measured; run {sys.argv[0]}"
+                )
+            else:
+                path.write_text(made)
+        return 1 if options.check and differ else 0
+    except Wrong as error:
+        print(f"measured.py: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
