@@ -59,6 +59,8 @@ def test_report(ops, dtypes, tmp_path, capsys):
     assert bench.main(arguments) == 0
     printed = capsys.readouterr().out
     made = json.loads((tmp_path / "bench.json").read_text())
+    for result in made["results"]:
+        assert result["methods"][report.OURS]["kernel"]
     assert made["command"].split()[:2] == ["tf-capsops", "bench"]
     assert made["versions"]["tensorflow"] == tf.__version__
     assert re.fullmatch("unknown|[0-9a-f]{40}", made["commit"])

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from rich.console import Console
 
+from tf_capsops import kernels
 from tf_capsops.bench import cases, chart, measure, report
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
@@ -87,8 +88,8 @@ def _argument_sets(
 
 def _measure_case(
     suite: OpSuite, case: Case, dtype: tf.DType, device: str, repeat: int
-) -> Iterator[tuple[str, cases.Cost, dict]]:
-    """Yields direction, least cost and timings of all methods."""
+) -> Iterator[tuple[str, cases.Cost, dict, str]]:
+    """Yields direction, least cost, timings of all methods, and our kernels' names."""
     sets = _argument_sets(suite, case, dtype, device)
     prepare = case.bind(suite.prepare)
     with tf.device(device):
@@ -108,7 +109,13 @@ def _measure_case(
             name: measure.Chain(step, [s[first:] for s in taken], device)
             for name, (step, taken) in steps.items()
         }
-        yield direction, cost(case), measure.compare(chains, repeat)
+        timings = measure.compare(chains, repeat)
+        kernel = ""
+        if not isinstance(timings[report.OURS], str):
+            with tf.device(device), kernels.recorded() as calls:
+                steps[report.OURS][0](*sets[0][first:])
+            kernel = " + ".join(dict.fromkeys(name for _, name, _ in calls))
+        yield direction, cost(case), timings, kernel
 
 
 def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
@@ -128,13 +135,20 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
                 for case in suite.cases:
                     if kind not in case.devices or not {*case.uses} & {*options.suite}:
                         continue
-                    for direction, cost, timings in _measure_case(
+                    for direction, cost, timings, kernel in _measure_case(
                         suite, case, dtype, device, options.repeat
                     ):
                         floor = ceilings.seconds(cost, dtype.size)
                         results.append(
                             report.result_entry(
-                                suite, case, direction, cost, entry, floor, timings
+                                suite,
+                                case,
+                                direction,
+                                cost,
+                                entry,
+                                floor,
+                                timings,
+                                kernel,
                             )
                         )
                         console.print(report.table(results[-1]))

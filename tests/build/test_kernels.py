@@ -1,0 +1,50 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels can be seen and forced by name, and settings that cannot be read say so."""
+
+import pytest
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops import _library, kernels
+
+
+def _predict(in_dim=8):
+    with tf.device("CPU:0"):
+        return tf_capsops.capsule_prediction(
+            tf.ones([2, 3, in_dim]), tf.ones([3, 4, 5, in_dim])
+        )
+
+
+def test_what_runs_is_recorded_once():
+    with kernels.recorded() as calls:
+        _predict()
+        _predict()
+    ((op, kernel, workspace),) = calls
+    assert (op, workspace) == ("CapsulePrediction", 0)
+    assert kernel
+    with kernels.recorded() as calls:
+        pass
+    assert calls == []
+
+
+@pytest.mark.parametrize("text", ["", "3", "cores=3", "shared=", "shared=-1"])
+def test_a_device_that_cannot_be_read_plans_nothing(text):
+    interface = kernels._interface()
+    interface.tf_capsops_pretend_device(text.encode())
+    try:
+        with kernels.recorded() as calls:
+            _predict()
+    finally:
+        interface.tf_capsops_pretend_device(b"")
+    assert [op for op, _, _ in calls] == ["CapsulePrediction"]
+
+
+def test_settings_end_with_their_block():
+    with kernels.pretend_device(capability=90), kernels.recorded() as calls:
+        _predict()
+    planned = [kernel for op, kernel, _ in calls if op == "CapsulePrediction@GPU"]
+    assert planned == (["fma"] if _library.build_info()["cuda"] else [])
+    with kernels.recorded() as calls:
+        _predict(48)
+    assert [op for op, _, _ in calls] == ["CapsulePrediction"]
