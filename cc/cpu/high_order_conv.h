@@ -15,8 +15,8 @@ namespace capsops::high_order_conv {
 
 // How work is divided; nothing but the problem and the instruction set decide.
 struct Division {
-  int64_t scratch;  // bytes that a task needs, aligned to 64
-  int64_t tasks;
+  int64_t scratch = 0;  // bytes that a task needs, aligned to 64
+  int64_t tasks = 0;
 };
 
 template <typename T>

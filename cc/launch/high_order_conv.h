@@ -19,10 +19,11 @@
 #include <cstdint>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/plan.h"
 
 namespace capsops::high_order_conv {
 
-// -1 is an unknown dimension; launchers want them all known.
+// -1 is an unknown dimension; planners want them all known.
 struct Problem {
   int64_t batch = -1;
   int64_t height = -1;
@@ -34,27 +35,19 @@ struct Problem {
   int64_t dilation_height = 1;
   int64_t dilation_width = 1;
   bool channels_first = false;  // NCHW instead of NHWC, for every tensor
+  char reserved[7] = {};  // instead of padding: plans are kept by the bytes of this
 };
-
-// Bytes that each function below needs at `workspace`, aligned to 64.
-template <typename T>
-int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackwardWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackwardWorkspace(const GpuExec& exec, const Problem& problem);
 
 // input [batch, height, width, channels], filters [batch, height, width,
 // groups * kernel_height * kernel_width] -> output, shaped like input. With
 // channels_first the last axis of each comes second.
+template <typename Exec, typename T>
+using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*filters*/, T* /*output*/>;
+
 template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
-                    const T* filters, T* output, void* workspace);
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
-                    const T* filters, T* output, void* workspace);
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
 // grad is shaped like output; grad_input and grad_filters like the inputs. With i and j
 // the displacement of (kh, kw) down and across:
@@ -63,14 +56,14 @@ LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
 //   grad_filters[n,y,x, g,kh,kw] = sum over c of group g of grad[n,y,x,c] *
 //                                  input[n,y+i,x+j,c]
 // grad_filters is zero for positions outside the image, also where grad is not finite.
+template <typename Exec, typename T>
+using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
+                          const T* /*filters*/, T* /*grad_input*/, T* /*grad_filters*/>;
+
 template <typename T>
-LaunchError Backward(const CpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* filters, T* grad_input, T* grad_filters,
-                     void* workspace);
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Backward(const GpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* filters, T* grad_input, T* grad_filters,
-                     void* workspace);
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
 }  // namespace capsops::high_order_conv
 

@@ -1,16 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Launches the kernels of high_order_conv_channels.cuh where sizes allow.
+// Divides images among the blocks of the kernels of channels.cuh, and launches them.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_LAUNCH_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_LAUNCH_CUH_
 
 #include <algorithm>
-#include <type_traits>
+#include <cstdint>
 
-#include "cc/launch/high_order_conv.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/high_order_conv/channels.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::channels {
 
@@ -25,15 +25,19 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
   return w.rows * row * sizeof(S);
 }
 
-// The largest tile whose threads and filters a block can have; false if there is none.
+// Says why this kernel cannot do it, or finds the largest tile whose threads and
+// filters a block can have and returns null.
 template <typename S>
-bool Divide(const Problem& p, Pass pass, Work* w, int64_t* blocks) {
+const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
+                   int64_t* blocks) {
   constexpr int64_t kMost = 1 << 24;
-  if (p.channels_first || p.kernel_height != p.kernel_width || p.dilation_width != 1 ||
-      p.dilation_height > INT32_MAX || p.height > kMost || p.width > kMost ||
-      p.channels > kMost || p.channels % (kVector * p.groups) != 0 ||
-      p.batch * p.height * p.width * p.channels == 0) {
-    return false;
+  if (Empty(p)) return kEmpty;
+  if (p.channels_first) return "data_format is NCHW";
+  if (p.dilation_width != 1) return "there is a dilation across";
+  if (p.dilation_height > INT32_MAX) return "the dilation down is too large";
+  if (p.height > kMost || p.width > kMost || p.channels > kMost) return kTooLarge;
+  if (p.channels % (kVector * p.groups) != 0) {
+    return "the channels of a group are no multiple of 4";
   }
   *w = {};
   w->height = p.height;
@@ -44,91 +48,88 @@ bool Divide(const Problem& p, Pass pass, Work* w, int64_t* blocks) {
   const int vectors = p.channels / p.groups / kVector;
   w->lanes_of_group =
       pass == Pass::kFilters ? std::min(vectors & -vectors, 32) : vectors;
-  if (int64_t{w->lanes_of_group} * p.groups > kMaxThreads) return false;
+  if (int64_t{w->lanes_of_group} * p.groups > kMaxThreads) {
+    return "a pixel's channels need too many threads";
+  }
   w->lanes = w->lanes_of_group * p.groups;
   const int64_t quads = CeilDivide(p.width, kPixels);
-  const int64_t most = std::min(CurrentDevice().shared, 72 << 10);
+  const int64_t most = std::min(device.shared, 72 << 10);
+  const auto fits = [&] { return Bytes<S>(*w, pass, p.kernel_width) <= most; };
   w->rows = 1;
   w->quads = std::min<int64_t>(quads, kMaxThreads / w->lanes);
-  while (w->quads > 1 && Bytes<S>(*w, pass, p.kernel_width) > most) --w->quads;
-  if (Bytes<S>(*w, pass, p.kernel_width) > most) return false;
+  while (w->quads > 1 && !fits()) --w->quads;
+  if (!fits()) return "the filters of 4 pixels do not fit in shared memory";
   w->tiles_x = CeilDivide(quads, w->quads);
   w->quads = CeilDivide(quads, w->tiles_x);
   while (w->rows < p.height && (w->rows + 1) * w->quads * w->lanes <= kMaxThreads) {
     ++w->rows;
-    if (Bytes<S>(*w, pass, p.kernel_width) <= most) continue;
+    if (fits()) continue;
     --w->rows;
     break;
   }
   w->tiles_y = CeilDivide(p.height, w->rows);
   *blocks = int64_t{w->tiles_x} * w->tiles_y;
-  if (p.batch > INT32_MAX / *blocks) return false;
+  if (p.batch > INT32_MAX / *blocks) return kTooLarge;
   *blocks *= p.batch;
-  return true;
+  return nullptr;
 }
 
-template <auto kKernel, typename T, typename S>
+template <auto kKernel, typename S>
 LaunchError Launch(const char* name, const GpuExec& exec, const Work& w, int64_t blocks,
-                   int64_t bytes, const T* a, const T* b, S* result) {
-  const LaunchError error = AllowShared<kKernel>(name);
+                   int64_t bytes, const S* a, const S* b, S* result) {
+  const LaunchError error = AllowShared<kKernel>(exec, name);
   if (!error.empty()) return error;
   const int threads = CeilDivide(w.rows * w.quads * w.lanes, 32) * 32;
-  kKernel<<<blocks, threads, bytes, exec.stream>>>(w, Native(a), Native(b), result);
+  kKernel<<<blocks, threads, bytes, exec.stream>>>(w, a, b, result);
   return CheckLaunch(name);
 }
 
-// Calls run(K) for a kernel of K x K, if there is code for it.
-template <typename T, typename Run>
-bool WithKernel(const Problem& p, const Run& run) {
-  if constexpr (!std::is_same_v<T, double>) {
-    switch (p.kernel_height) {
-      case 3:
-        return run(std::integral_constant<int, 3>{});
-      case 5:
-        return run(std::integral_constant<int, 5>{});
-      case 7:
-        return run(std::integral_constant<int, 7>{});
-    }
-  }
-  return false;
-}
-
 template <typename T>
-bool TryForward(const GpuExec& exec, const Problem& p, const T* input, const T* filters,
-                T* output, LaunchError* error) {
-  return WithKernel<T>(p, [&](auto k) {
-    using S = CudaType<T>;
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  using S = CudaType<T>;
+  return WithKernel<Plan, T>(p, [&](auto k) {
+    constexpr int kSize = decltype(k)::value;
     Work w;
     int64_t blocks;
-    if (!Divide<S>(p, Pass::kForward, &w, &blocks)) return false;
-    *error = Launch<ForwardKernel<S, Accumulator<T>, k>>(
-        "HighOrderConv", exec, w, blocks, Bytes<S>(w, Pass::kForward, k), input,
-        filters, Native(output));
-    return true;
+    const char* const why = Divide<S>(exec.device, p, Pass::kForward, &w, &blocks);
+    if (why != nullptr) return Plan::Refuse(why);
+    const int64_t bytes = Bytes<S>(w, Pass::kForward, kSize);
+    return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
+                             T* output, void*) {
+      return Launch<ForwardKernel<S, Accumulator<T>, kSize>>(
+          kForwardName, exec, w, blocks, bytes, Native(input), Native(filters),
+          Native(output));
+    });
   });
 }
 
 template <typename T>
-bool TryBackward(const GpuExec& exec, const Problem& p, const T* grad, const T* input,
-                 const T* filters, T* grad_input, T* grad_filters, LaunchError* error) {
-  return WithKernel<T>(p, [&](auto k) {
-    using S = CudaType<T>;
-    using A = Accumulator<T>;
-    const char* const name = "HighOrderConvGrad";
-    Work for_input, for_filters;
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  using S = CudaType<T>;
+  using A = Accumulator<T>;
+  return WithKernel<Plan, T>(p, [&](auto k) {
+    constexpr int kSize = decltype(k)::value;
+    Work of_input, of_filters;
     int64_t input_blocks, filter_blocks;
-    if (!Divide<S>(p, Pass::kInput, &for_input, &input_blocks) ||
-        !Divide<S>(p, Pass::kFilters, &for_filters, &filter_blocks)) {
-      return false;
+    for (const char* const why :
+         {Divide<S>(exec.device, p, Pass::kInput, &of_input, &input_blocks),
+          Divide<S>(exec.device, p, Pass::kFilters, &of_filters, &filter_blocks)}) {
+      if (why != nullptr) return Plan::Refuse(why);
     }
-    *error = Launch<InputKernel<S, A, k>>(name, exec, for_input, input_blocks,
-                                          Bytes<S>(for_input, Pass::kInput, k), grad,
-                                          filters, Native(grad_input));
-    if (!error->empty()) return true;
-    *error = Launch<FiltersKernel<S, A, k>>(name, exec, for_filters, filter_blocks,
-                                            Bytes<S>(for_filters, Pass::kFilters, k),
-                                            grad, input, Native(grad_filters));
-    return true;
+    const int64_t input_bytes = Bytes<S>(of_input, Pass::kInput, kSize);
+    const int64_t filter_bytes = Bytes<S>(of_filters, Pass::kFilters, kSize);
+    return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
+                             const T* filters, T* grad_input, T* grad_filters, void*) {
+      const LaunchError error = Launch<InputKernel<S, A, kSize>>(
+          kBackwardName, exec, of_input, input_blocks, input_bytes, Native(grad),
+          Native(filters), Native(grad_input));
+      if (!error.empty()) return error;
+      return Launch<FiltersKernel<S, A, kSize>>(
+          kBackwardName, exec, of_filters, filter_blocks, filter_bytes, Native(grad),
+          Native(input), Native(grad_filters));
+    });
   });
 }
 

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cc/launch/high_order_conv.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::general {
 
@@ -173,22 +173,27 @@ LaunchError Gather(const char* name, const GpuExec& exec, const Problem& p,
 }
 
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
-                    const T* filters, T* output) {
-  return Gather<T, false>("HighOrderConv", exec, p, input, filters, output);
+ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+  return ForwardPlan<GpuExec, T>::Make(
+      0, [p](const GpuExec& exec, const T* input, const T* filters, T* output, void*) {
+        return Gather<T, false>(kForwardName, exec, p, input, filters, output);
+      });
 }
 
 template <typename T>
-LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
-                     const T* input, const T* filters, T* grad_input, T* grad_filters) {
-  const LaunchError error =
-      Gather<T, true>("HighOrderConvGrad", exec, p, grad, filters, grad_input);
-  if (!error.empty() || Pixels(p) == 0) return error;
-  const int64_t elements = Pixels(p) * p.groups * p.kernel_height * p.kernel_width;
-  FiltersKernel<CudaType<T>, Accumulator<T>>
-      <<<Blocks(elements), kThreads, 0, exec.stream>>>(
-          p, elements, Native(grad), Native(input), Native(grad_filters));
-  return CheckLaunch("HighOrderConvGrad");
+BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+  return BackwardPlan<GpuExec, T>::Make(0, [p](const GpuExec& exec, const T* grad,
+                                               const T* input, const T* filters,
+                                               T* grad_input, T* grad_filters, void*) {
+    const LaunchError error =
+        Gather<T, true>(kBackwardName, exec, p, grad, filters, grad_input);
+    const int64_t elements = Pixels(p) * p.groups * p.kernel_height * p.kernel_width;
+    if (!error.empty() || elements == 0) return error;
+    FiltersKernel<CudaType<T>, Accumulator<T>>
+        <<<Blocks(elements), kThreads, 0, exec.stream>>>(
+            p, elements, Native(grad), Native(input), Native(grad_filters));
+    return CheckLaunch(kBackwardName);
+  });
 }
 
 }  // namespace capsops::high_order_conv::general

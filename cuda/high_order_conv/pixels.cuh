@@ -172,10 +172,12 @@ inline int PixelsOfBlock(const Problem& p, int bytes, int most) {
   return pixels >= kFewestPixels ? pixels : 0;
 }
 
-inline bool CanRun(const Problem& p, int bytes, Work* w, int64_t* blocks) {
-  const int64_t pixels = general::Pixels(p);
-  if (p.channels_first || pixels * p.channels == 0 || p.channels > 1 << 24)
-    return false;
+// Says why this kernel cannot do it, or divides pixels among blocks and returns null.
+// An element of filters takes `bytes` of shared memory.
+inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks) {
+  if (Empty(p)) return kEmpty;
+  if (p.channels_first) return "data_format is NCHW";
+  if (p.channels > 1 << 24) return "there are too many channels";
   *w = {};
   w->of_group = p.channels / p.groups;
   w->chunks = CeilDivide(w->of_group, kTogether);
@@ -185,43 +187,50 @@ inline bool CanRun(const Problem& p, int bytes, Work* w, int64_t* blocks) {
     most /= 2;
   }
   w->pixels = PixelsOfBlock(p, bytes, most);
-  if (w->pixels == 0) return false;
+  if (w->pixels == 0) return "the filters of 32 pixels do not fit in shared memory";
   w->per_pixel = p.groups * p.kernel_height * p.kernel_width;
-  *blocks = CeilDivide(pixels, w->pixels);
-  return *blocks <= INT32_MAX;
+  *blocks = CeilDivide(general::Pixels(p), w->pixels);
+  return *blocks <= INT32_MAX ? nullptr : kTooLarge;
 }
 
 template <typename T>
-bool TryForward(const GpuExec& exec, const Problem& p, const T* input, const T* filters,
-                T* output, LaunchError* error) {
+ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
   Work w;
   int64_t blocks;
-  if (!CanRun(p, sizeof(T), &w, &blocks)) return false;
-  GatherKernel<CudaType<T>, Accumulator<T>, false>
-      <<<blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
-         exec.stream>>>(p, w, Native(input), Native(filters), Native(output));
-  *error = CheckLaunch("HighOrderConv");
-  return true;
+  if (const char* const why = Divide(p, sizeof(T), &w, &blocks)) {
+    return Plan::Refuse(why);
+  }
+  return Plan::Make(
+      0, [=](const GpuExec& exec, const T* input, const T* filters, T* output, void*) {
+        GatherKernel<CudaType<T>, Accumulator<T>, false>
+            <<<blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
+               exec.stream>>>(p, w, Native(input), Native(filters), Native(output));
+        return CheckLaunch(kForwardName);
+      });
 }
 
 template <typename T>
-bool TryBackward(const GpuExec& exec, const Problem& p, const T* grad, const T* input,
-                 const T* filters, T* grad_input, T* grad_filters, LaunchError* error) {
+BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
   using S = CudaType<T>;
   using A = Accumulator<T>;
-  const char* const name = "HighOrderConvGrad";
   Work w;
   int64_t blocks;
-  if (!CanRun(p, sizeof(A), &w, &blocks)) return false;
-  GatherKernel<S, A, true><<<blocks, kThreads, 0, exec.stream>>>(
-      p, w, Native(grad), Native(filters), Native(grad_input));
-  *error = CheckLaunch(name);
-  if (!error->empty()) return true;
-  FiltersKernel<S, A>
-      <<<blocks, kThreads, w.pixels * w.per_pixel * sizeof(A), exec.stream>>>(
-          p, w, Native(grad), Native(input), Native(grad_filters));
-  *error = CheckLaunch(name);
-  return true;
+  if (const char* const why = Divide(p, sizeof(A), &w, &blocks)) {
+    return Plan::Refuse(why);
+  }
+  return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
+                           const T* filters, T* grad_input, T* grad_filters, void*) {
+    GatherKernel<S, A, true><<<blocks, kThreads, 0, exec.stream>>>(
+        p, w, Native(grad), Native(filters), Native(grad_input));
+    const LaunchError error = CheckLaunch(kBackwardName);
+    if (!error.empty()) return error;
+    FiltersKernel<S, A>
+        <<<blocks, kThreads, w.pixels * w.per_pixel * sizeof(A), exec.stream>>>(
+            p, w, Native(grad), Native(input), Native(grad_filters));
+    return CheckLaunch(kBackwardName);
+  });
 }
 
 }  // namespace capsops::high_order_conv::pixels

@@ -8,8 +8,11 @@
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
+#include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::planes {
 
@@ -217,6 +220,103 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+}
+
+// Says why this kernel cannot do it, or divides planes into tiles and returns null.
+// Pixels of a plane and what a kernel spans are counted in 31 bits.
+inline const char* Divide(const Problem& p, Work* w, int64_t* blocks) {
+  constexpr int64_t kMost = 1 << 30;
+  if (Empty(p)) return kEmpty;
+  if (!p.channels_first) return "data_format is NHWC";
+  if (p.height >= kMost / p.width || p.channels >= kMost || p.groups >= kMost) {
+    return kTooLarge;
+  }
+  if (p.dilation_height >= kMost / p.kernel_height ||
+      p.dilation_width >= kMost / p.kernel_width) {
+    return "the kernel's span is too large";
+  }
+  // Walking over many positions beside the image is not worth it.
+  if (p.kernel_height > 2 * p.height || p.kernel_width > 2 * p.width) {
+    return "the kernel is more than twice as large as the image";
+  }
+  *w = {};
+  w->height = p.height;
+  w->width = p.width;
+  while (w->log_width < 5 && 1 << w->log_width < p.width) ++w->log_width;
+  w->tiles_x = CeilDivide(p.width, 1 << w->log_width);
+  w->tiles_y = CeilDivide(p.height, kThreads >> w->log_width);
+  w->groups = p.groups;
+  w->of_group = p.channels / p.groups;
+  w->kernel_height = p.kernel_height;
+  w->kernel_width = p.kernel_width;
+  w->dilation_height = p.dilation_height;
+  w->dilation_width = p.dilation_width;
+  *blocks = int64_t{w->tiles_x} * w->tiles_y;
+  if (p.batch > INT32_MAX / p.groups / *blocks) return kTooLarge;
+  *blocks *= p.batch * p.groups;
+  return nullptr;
+}
+
+// Returns make(width, channels, work, blocks): the kernel's width, or 0 for any, and
+// the channels of a group that are computed together, as constants.
+template <typename Plan, typename T, typename Make>
+Plan WithSizes(const Problem& p, const Make& make) {
+  Work w;
+  int64_t blocks;
+  if (const char* const why = Divide(p, &w, &blocks)) return Plan::Refuse(why);
+  return WithChannels<kTogether>(w.of_group, [&](auto channels) {
+    if constexpr (!std::is_same_v<T, double>) {
+      if (w.kernel_width == 5) {
+        return make(std::integral_constant<int, 5>{}, channels, w, blocks);
+      }
+    }
+    return make(std::integral_constant<int, 0>{}, channels, w, blocks);
+  });
+}
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  return WithSizes<Plan, T>(p, [](auto width, auto channels, Work w, int64_t blocks) {
+    return Plan::Make(0, [w, blocks](const GpuExec& exec, const T* input,
+                                     const T* filters, T* output, void*) {
+      GatherKernel<CudaType<T>, Accumulator<T>, decltype(width)::value,
+                   decltype(channels)::value, false>
+          <<<blocks, kThreads, 0, exec.stream>>>(w, Native(input), Native(filters),
+                                                 Native(output));
+      return CheckLaunch(kForwardName);
+    });
+  });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  return WithSizes<Plan, T>(p, [](auto width, auto channels, Work w, int64_t blocks) {
+    return Plan::Make(0, [w, blocks](const GpuExec& exec, const T* grad, const T* input,
+                                     const T* filters, T* grad_input, T* grad_filters,
+                                     void*) {
+      using S = CudaType<T>;
+      using A = Accumulator<T>;
+      constexpr int kWidth = decltype(width)::value;
+      constexpr int kChannels = decltype(channels)::value;
+      if constexpr (kChannels < kTogether) {
+        GradientsKernel<S, A, kWidth, kChannels><<<blocks, kThreads, 0, exec.stream>>>(
+            w, Native(grad), Native(input), Native(filters), Native(grad_input),
+            Native(grad_filters));
+        return CheckLaunch(kBackwardName);
+      } else {
+        GatherKernel<S, A, kWidth, kTogether, true>
+            <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
+                                                   Native(grad_input));
+        const LaunchError error = CheckLaunch(kBackwardName);
+        if (!error.empty()) return error;
+        FiltersKernel<S, A, kWidth><<<blocks, kThreads, 0, exec.stream>>>(
+            w, Native(grad), Native(input), Native(grad_filters));
+        return CheckLaunch(kBackwardName);
+      }
+    });
+  });
 }
 
 }  // namespace capsops::high_order_conv::planes

@@ -10,7 +10,9 @@
 
 #include <cstdint>
 
+#include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::quads {
 
@@ -270,6 +272,82 @@ __global__ void __launch_bounds__(kThreads)
       StoreQuad(sum[j], grad_filters + at.tap + (i * K + j) * at.plane + at.pixel);
     }
   }
+}
+
+// Says why this kernel cannot do it, or divides planes into blocks that have `own`
+// quads each and returns null.
+inline const char* Divide(const Problem& p, int own, Work* w, int64_t* blocks) {
+  constexpr int64_t kMost = 1 << 30;
+  if (Empty(p)) return kEmpty;
+  if (!p.channels_first) return "data_format is NHWC";
+  if (p.dilation_width != 1) return "there is a dilation across";
+  if (p.width % kPixels != 0) return "width is no multiple of 4";
+  if (p.dilation_height > INT32_MAX) return "the dilation down is too large";
+  if (p.height >= kMost / p.width || p.channels >= kMost) return kTooLarge;
+  *blocks = CeilDivide(p.height * p.width / kPixels, own);
+  *w = {static_cast<int>(p.height), static_cast<int>(p.width),
+        static_cast<int>(*blocks), static_cast<int>(p.channels / p.groups),
+        static_cast<int>(p.dilation_height)};
+  if (p.batch > INT32_MAX / p.groups / *blocks) return kTooLarge;
+  *blocks *= p.batch * p.groups;
+  return nullptr;
+}
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  Work w;
+  int64_t blocks;
+  if (const char* const why = Divide(p, kThreads, &w, &blocks)) {
+    return Plan::Refuse(why);
+  }
+  return WithKernel<Plan, T>(p, [&](auto k) {
+    return WithChannels<kTogether>(w.of_group, [&](auto channels) {
+      return Plan::Make(0, [w, blocks](const GpuExec& exec, const T* input,
+                                       const T* filters, T* output, void*) {
+        ForwardKernel<CudaType<T>, Accumulator<T>, decltype(k)::value,
+                      decltype(channels)::value><<<blocks, kThreads, 0, exec.stream>>>(
+            w, Native(input), Native(filters), Native(output));
+        return CheckLaunch(kForwardName);
+      });
+    });
+  });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  Work of_input, of_filters;
+  int64_t input_blocks, filter_blocks;
+  for (const char* const why : {Divide(p, kThreads - 2, &of_input, &input_blocks),
+                                Divide(p, kThreads, &of_filters, &filter_blocks)}) {
+    if (why != nullptr) return Plan::Refuse(why);
+  }
+  return WithKernel<Plan, T>(p, [&](auto k) {
+    return WithChannels<kTogether>(of_input.of_group, [&](auto channels) {
+      return Plan::Make(
+          0, [=](const GpuExec& exec, const T* grad, const T* input, const T* filters,
+                 T* grad_input, T* grad_filters, void*) {
+            using S = CudaType<T>;
+            using A = Accumulator<T>;
+            constexpr int kKernel = decltype(k)::value;
+            constexpr int kChannels = decltype(channels)::value;
+            constexpr bool kBoth = kChannels < kTogether;
+            GradientsKernel<S, A, kKernel, kChannels, kBoth>
+                <<<input_blocks, kThreads, 0, exec.stream>>>(
+                    of_input, Native(grad), Native(input), Native(filters),
+                    Native(grad_input), Native(grad_filters));
+            LaunchError error = CheckLaunch(kBackwardName);
+            if constexpr (!kBoth) {
+              if (!error.empty()) return error;
+              FiltersKernel<S, A, kKernel><<<filter_blocks, kThreads, 0, exec.stream>>>(
+                  of_filters, Native(grad), Native(input), Native(grad_filters));
+              error = CheckLaunch(kBackwardName);
+            }
+            return error;
+          });
+    });
+  });
 }
 
 }  // namespace capsops::high_order_conv::quads

@@ -45,6 +45,15 @@ struct Shape {
       ((kUnit - kRadius) * C) & ~1;  // of a window, whole pairs
   static constexpr int kPairsX = ((kUnit + kPixels + kRadius) * C - kFromX + 1) / 2;
   static_assert(kRadius <= kUnit);
+  // Registers of a thread, for planning: the sums that a lane keeps backward, and the
+  // rest. Rounded as they are allocated, these are the numbers that `nvcc -Xptxas -v`
+  // prints for 9.0, so that a multiprocessor has room for kResident blocks. Launch
+  // bounds do not ask for that many, because they would change the compiler's schedule.
+  static constexpr int kSums = K * kWindow * C;
+  static constexpr int kRest = sizeof(S) == 2 ? 73 : 60;
+  static constexpr int kForward = K == 3 && C * sizeof(S) <= 6 ? 51 : 56;
+  static constexpr int kRegisters = kBackward ? kSums + kRest : kForward;
+  static constexpr int kResident = (64 << 10) / kThreads / kRegisters;
 
   // Elements of shared memory for one task, in this order, and bytes for a block.
   __host__ __device__ static int FilterRow(int lanes) {

@@ -1,15 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How images are divided among the blocks of the kernels of high_order_conv_rows.cuh.
+// Divides images among the blocks of the kernels of rows.cuh, and launches them.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_LAUNCH_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_LAUNCH_CUH_
 
+#include <algorithm>
 #include <type_traits>
 
-#include "cc/launch/high_order_conv.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/memory.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 #include "cuda/high_order_conv/rows.cuh"
 
 namespace capsops::high_order_conv::rows {
@@ -21,12 +21,18 @@ int MaxLanes(int64_t bytes) {
   return lanes;
 }
 
-// No tasks: cannot be done this way.
-template <typename S, typename A, int K, int C, bool kBackward>
-Work Divide(const Problem& p) {
-  using Z = Shape<S, A, K, C, kBackward>;
-  constexpr auto kKernel = RowsKernel<S, A, K, C, kBackward>;
-  const DeviceLimits& device = CurrentDevice();
+// The blocks that a multiprocessor runs at a time, limited by its registers and its
+// shared memory. CUDA reserves 1 KB of that for each block and rounds up to 128 bytes.
+template <typename Z>
+int Resident(const GpuDevice& device, int64_t bytes) {
+  const int64_t with_reserve = CeilDivide(bytes, 128) * 128 + 1024;
+  const int64_t fit = device.processor_shared / with_reserve;
+  return std::max<int64_t>(std::min<int64_t>(fit, Z::kResident), 1);
+}
+
+// Returns no tasks where a row of the narrowest strip does not fit in shared memory.
+template <typename Z, typename S, bool kBackward>
+Work Divide(const GpuDevice& device, const Problem& p) {
   const int64_t bytes = device.shared / 2 - 1024;
   const int max_columns = MaxLanes<Z>(bytes) * kPixels;
   Work w{};
@@ -44,16 +50,10 @@ Work Divide(const Problem& p) {
   w.bytes = row_bytes == 0 ? 16 : row_bytes & -row_bytes;
   w.subs = kThreads / w.lanes;
   while (w.subs > 1 && Z::Bytes(w.lanes, w.subs) > bytes) --w.subs;
-  if (!AllowShared<kKernel>("HighOrderConv").empty()) return w;
-  int resident = 1;
-  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &resident, kKernel, kThreads, Z::Bytes(w.lanes, w.subs)) != cudaSuccess) {
-    cudaGetLastError();
-    return w;
-  }
-  // As many rows a task as make the time least: rounds of what runs at a time, each
-  // with its halo and the time until its first filters have come.
-  const int64_t slots = int64_t{device.processors} * std::max(resident, 1) * w.subs;
+  // The number of rows of a task is the one that takes the least time: rounds of the
+  // tasks that run at a time, each with its halo and the wait for its first filters.
+  const int64_t slots = int64_t{device.processors} *
+                        Resident<Z>(device, Z::Bytes(w.lanes, w.subs)) * w.subs;
   const int64_t columns = p.batch * w.strips;
   const int extra = 2 + (kBackward ? 2 * Z::kRadius : 0);
   int64_t least = INT64_MAX;
@@ -71,72 +71,73 @@ Work Divide(const Problem& p) {
 }
 
 template <typename T, int K, int C, bool kBackward>
-Work Remember(const Problem& p) {
-  struct Key {
-    int64_t batch, height, width;
-  };
-  static Memory<Key, Work> memory;
-  return memory.Recall(Key{p.batch, p.height, p.width}, [&] {
-    return Divide<CudaType<T>, Accumulator<T>, K, C, kBackward>(p);
+LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* filters,
+                   const T* grad, T* result, T* grad_filters) {
+  using S = CudaType<T>;
+  using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
+  constexpr auto kKernel = RowsKernel<S, Accumulator<T>, K, C, kBackward>;
+  constexpr auto kName = kBackward ? kBackwardName : kForwardName;
+  const LaunchError error = AllowShared<kKernel>(exec, kName);
+  if (!error.empty()) return error;
+  kKernel<<<CeilDivide(w.tasks, w.subs), kThreads, Z::Bytes(w.lanes, w.subs),
+            exec.stream>>>(w, Native(input), Native(filters), Native(grad),
+                           Native(result), Native(grad_filters));
+  return CheckLaunch(kName);
+}
+
+// Says why no kernel of any size can do it, or returns null.
+inline const char* WhyNot(const Problem& p, int64_t element_bytes) {
+  constexpr int64_t kMost = 1 << 24;
+  if (Empty(p)) return kEmpty;
+  if (p.channels_first) return "data_format is NCHW";
+  if (p.groups != 1) return "there is more than one group";
+  if (p.channels != 1 && p.channels != 3) return "there are not 1 or 3 channels";
+  if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations are not 1";
+  if (p.height > kMost || p.width > kMost) return kTooLarge;
+  if (p.width * element_bytes % 4 != 0) return "width is odd";
+  return nullptr;
+}
+
+// Returns make(K, channels, work), with K and channels as constants.
+template <typename Plan, typename T, bool kBackward, typename Make>
+Plan WithSizes(const GpuExec& exec, const Problem& p, const Make& make) {
+  if (const char* const why = WhyNot(p, sizeof(T))) return Plan::Refuse(why);
+  return WithKernel<Plan, T>(p, [&](auto k) {
+    const auto with_channels = [&](auto channels) {
+      using S = CudaType<T>;
+      using Z = Shape<S, Accumulator<T>, k, channels, kBackward>;
+      const Work w = Divide<Z, S, kBackward>(exec.device, p);
+      if (w.tasks == 0) return Plan::Refuse("a block has too little shared memory");
+      if (CeilDivide(w.tasks, w.subs) > INT32_MAX) return Plan::Refuse(kTooLarge);
+      return make(k, channels, w);
+    };
+    return p.channels == 1 ? with_channels(std::integral_constant<int, 1>{})
+                           : with_channels(std::integral_constant<int, 3>{});
   });
 }
 
-// Whether it ran; `error` is the outcome.
-template <typename T, int K, int C, bool kBackward>
-bool Run(const GpuExec& exec, const Problem& p, const T* input, const T* filters,
-         const T* grad, T* result, T* grad_filters, LaunchError* error) {
-  using S = CudaType<T>;
-  using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
-  const Work w = Remember<T, K, C, kBackward>(p);
-  if (w.tasks == 0) return false;
-  const char* const name = kBackward ? "HighOrderConvGrad" : "HighOrderConv";
-  const int64_t blocks = CeilDivide(w.tasks, w.subs);
-  *error = CheckGrid(name, blocks);
-  if (!error->empty()) return true;
-  RowsKernel<S, Accumulator<T>, K, C, kBackward>
-      <<<blocks, kThreads, Z::Bytes(w.lanes, w.subs), exec.stream>>>(
-          w, Native(input), Native(filters), Native(grad), Native(result),
-          Native(grad_filters));
-  *error = CheckLaunch(name);
-  return true;
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  return WithSizes<Plan, T, false>(exec, p, [](auto k, auto channels, const Work& w) {
+    return Plan::Make(0, [w](const GpuExec& exec, const T* input, const T* filters,
+                             T* output, void*) {
+      return Launch<T, decltype(k)::value, decltype(channels)::value, false>(
+          exec, w, input, filters, nullptr, output, nullptr);
+    });
+  });
 }
 
-// Runs if it can; backward where there is a grad.
-template <typename T, bool kBackward>
-bool TryRun(const GpuExec& exec, const Problem& p, const T* input, const T* filters,
-            const T* grad, T* result, T* grad_filters, LaunchError* error) {
-  if constexpr (!std::is_same_v<T, double>) {
-    constexpr int64_t kMost = 1 << 24;
-    if (p.channels_first || p.groups != 1 || p.kernel_height != p.kernel_width ||
-        p.dilation_height != 1 || p.dilation_width != 1 || p.height > kMost ||
-        p.width > kMost || p.width * sizeof(T) % 4 != 0 ||
-        p.batch * p.height * p.width == 0) {
-      return false;
-    }
-    const auto with_channels = [&](auto k, auto c) {
-      return Run<T, k, c, kBackward>(exec, p, input, filters, grad, result,
-                                     grad_filters, error);
-    };
-    const auto with_kernel = [&](auto k) {
-      switch (p.channels) {
-        case 1:
-          return with_channels(k, std::integral_constant<int, 1>{});
-        case 3:
-          return with_channels(k, std::integral_constant<int, 3>{});
-        default:
-          return false;
-      }
-    };
-    switch (p.kernel_height) {
-      case 3:
-        return with_kernel(std::integral_constant<int, 3>{});
-      case 5:
-        return with_kernel(std::integral_constant<int, 5>{});
-      case 7:
-        return with_kernel(std::integral_constant<int, 7>{});
-    }
-  }
-  return false;
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  return WithSizes<Plan, T, true>(exec, p, [](auto k, auto channels, const Work& w) {
+    return Plan::Make(0, [w](const GpuExec& exec, const T* grad, const T* input,
+                             const T* filters, T* grad_input, T* grad_filters, void*) {
+      return Launch<T, decltype(k)::value, decltype(channels)::value, true>(
+          exec, w, input, filters, grad, grad_input, grad_filters);
+    });
+  });
 }
 
 }  // namespace capsops::high_order_conv::rows

@@ -103,6 +103,11 @@ def _correctness_cases():
         name = f"kernel_{kernel[0]}_{kernel[1]}"
         yield from _both(name, (2, 9, 10, 3), kernel, use)
         yield from _both(f"{name}_groups", (1, 6, 19, 4), kernel, use, groups=2)
+    # Strips of rows, and quads of pixels, that a kernel of this size shares.
+    yield from _both("kernel_5_5_width_600", (1, 9, 600, 3), 5, use)
+    yield from _both("kernel_7_7_width_12", (2, 9, 12, 3), 7, use)
+    # More channels than a task of the CPU does at a time, in several steps of rows.
+    yield from _both("channels_3001_kernel_9", (1, 9, 9, 3001), 9, use)
     for image, kernel in (
         ((1, 1, 1, 3), (7, 7)),
         ((2, 1, 5, 3), (5, 5)),
