@@ -22,11 +22,15 @@ struct Memory {
     lines = Take(plan.channels, plan.line_stride);
     if (backward) {
       grad_input = Take(plan.channels, plan.window_stride);
+      before_sums = Bytes(scratch);
       grad_filters = Take(weights, plan.line_stride);
     }
     staging = next;
     next += plan.staging;
-    bytes = (next - static_cast<A*>(scratch)) * sizeof(A);
+    bytes = Bytes(scratch);
+  }
+  int64_t Bytes(void* scratch) const {
+    return (next - static_cast<A*>(scratch)) * sizeof(A);
   }
   Planes<A> Take(int64_t planes, int64_t stride) {
     A* const first = next + plan.lead;
@@ -38,7 +42,7 @@ struct Memory {
   A* next;
   Planes<A> window, filters, lines, grad_input, grad_filters;
   A* staging;
-  int64_t bytes;
+  int64_t before_sums = 0, bytes;  // bytes before grad_filters, and of everything
 };
 
 template <typename T, bool kBackward>
@@ -49,16 +53,15 @@ Division Divide(const Problem& p) {
 }
 
 template <typename T>
-void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
-             T* output, void* scratch) {
+void ForwardPart(const Plan<Accumulator<T>>& plan, const Task& task, const T* input,
+                 const T* filters, T* output, void* scratch) {
   using A = Accumulator<T>;
-  const Plan<A> plan(p, false);
-  const Task task = plan.task(index);
+  const Problem& p = plan.p;
   const Memory<A> memory(plan, false, scratch);
   std::memset(scratch, 0, memory.bytes);
   const Kernel kernel = plan.kernel();
-  const int64_t first_channel = task.group_begin * plan.group_channels;
-  const int64_t channels = (task.group_end - task.group_begin) * plan.group_channels;
+  const int64_t channels = task.channel_end - task.channel_begin;
+  const int64_t per_group = channels / (task.group_end - task.group_begin);
   const bool stream = Streams<T>(p, p.channels);
   int64_t before = 0;
   for (int64_t row = task.row_begin; row < task.row_end; row += before) {
@@ -72,8 +75,8 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
       Ahead ahead =
           NextFilters(plan, task, g + groups, row, rows, task.row_end, 1, filters);
       for (int64_t n = 0; n < groups; ++n) {
-        const int64_t first = (g + n - task.group_begin) * plan.group_channels;
-        ForChannels(plan.group_channels, [&](auto count, int64_t c) {
+        const int64_t first = (g + n - task.group_begin) * per_group;
+        ForChannels(per_group, [&](auto count, int64_t c) {
           Apply<A, decltype(count)::value>(
               kernel, memory.window.From(first + c, -plan.halo),
               memory.filters.From(n * plan.taps), rows * plan.pitch, ahead,
@@ -83,10 +86,21 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
     }
     for (int64_t r = 0; r < rows; ++r) {
       WriteRow(plan, task, row + r, memory.lines.From(0, r * plan.pitch), channels,
-               stream, output, p.channels, first_channel, memory.staging);
+               stream, output, p.channels, task.channel_begin, memory.staging);
     }
   }
   if (stream) StreamFence();
+}
+
+template <typename T>
+void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
+             T* output, void* scratch) {
+  const Plan<Accumulator<T>> plan(p, false);
+  Task task = plan.task(index);
+  for (int64_t part = 0; part < plan.parts; ++part) {
+    plan.SetPart(part, &task);
+    ForwardPart(plan, task, input, filters, output, scratch);
+  }
 }
 
 // The gradients of a task's rows, which also need the rows around them that read the
@@ -104,29 +118,35 @@ class Backward {
         task_(plan_.task(index)),
         memory_(plan_, true, scratch),
         kernel_(plan_.kernel()),
+        scratch_(scratch),
         rows_(plan_.PhaseRows(task_.phase)),
-        first_channel_(task_.group_begin * plan_.group_channels),
-        channels_((task_.group_end - task_.group_begin) * plan_.group_channels),
         stream_(Streams<T>(p, p.groups * p.kernel_height * p.kernel_width)),
         grad_(grad),
         input_(input),
         filters_(filters),
         grad_input_(grad_input),
-        grad_filters_(grad_filters) {
-    std::memset(scratch, 0, memory_.bytes);
-  }
+        grad_filters_(grad_filters) {}
 
   void Run() {
+    for (part_ = 0; part_ < plan_.parts; ++part_) RunPart();
+    if (stream_) StreamFence();
+  }
+
+ private:
+  void RunPart() {
+    // The gradient of filters goes on from one part to the next.
+    std::memset(scratch_, 0, part_ == 0 ? memory_.bytes : memory_.before_sums);
+    plan_.SetPart(part_, &task_);
+    channels_ = task_.channel_end - task_.channel_begin;
+    per_group_ = channels_ / (task_.group_end - task_.group_begin);
     Steps(Max(task_.row_begin - plan_.reach_y, 0), task_.row_begin, false);
     Steps(task_.row_begin, task_.row_end, true);
     const int64_t end = Min(task_.row_end + plan_.reach_y, rows_);
     Steps(task_.row_end, end, false);
     // Of the last rows of the image some sums are still in the window.
     WriteInput(end, plan_.reach_y);
-    if (stream_) StreamFence();
   }
 
- private:
   void Steps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
     for (int64_t row = begin; row < end; row += before) {
@@ -146,8 +166,9 @@ class Backward {
     const int64_t x_begin = Max(task_.x_begin - plan_.halo, 0);
     const int64_t x_end = Min(task_.x_end + plan_.halo, p_.width);
     for (int64_t r = 0; r < rows; ++r) {
-      FillRow(plan_, task_, row + r, x_begin, x_end, grad_, p_.channels, first_channel_,
-              channels_, memory_.lines.From(0, r * plan_.pitch), memory_.staging);
+      FillRow(plan_, task_, row + r, x_begin, x_end, grad_, p_.channels,
+              task_.channel_begin, channels_, memory_.lines.From(0, r * plan_.pitch),
+              memory_.staging);
     }
     ClearAfter(memory_.lines, channels_, rows);
     for (int64_t g = task_.group_begin; g < task_.group_end; g += plan_.step_groups) {
@@ -159,11 +180,11 @@ class Backward {
                                 Min(task_.row_end + plan_.reach_y, rows_),
                                 plan_.kernel_rows, filters_);
       for (int64_t n = 0; n < groups; ++n) {
-        const int64_t first = (g + n - task_.group_begin) * plan_.group_channels;
+        const int64_t first = (g + n - task_.group_begin) * per_group_;
         AddToInput(row, rows, n, first, ahead);
         if (own) Correlations(rows, n, first);
       }
-      if (own) WriteFilters(row, rows, g, groups);
+      if (own && part_ + 1 == plan_.parts) WriteFilters(row, rows, g, groups);
     }
   }
 
@@ -181,7 +202,7 @@ class Backward {
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
       const int64_t to = row + kh - plan_.reach_y;
       if (to + rows <= task_.row_begin || to >= task_.row_end) continue;
-      ForChannels(plan_.group_channels, [&](auto count, int64_t c) {
+      ForChannels(per_group_, [&](auto count, int64_t c) {
         Gather<A, decltype(count)::value>(
             kernel_, memory_.lines.From(first + c, plan_.halo),
             memory_.filters.From(group * plan_.taps + kh * plan_.kernel_columns,
@@ -195,11 +216,11 @@ class Backward {
   void Correlations(int64_t rows, int64_t group, int64_t first) {
     const Planes<A> to = memory_.grad_filters.From(group * plan_.taps);
     const int64_t count = rows * plan_.pitch;
-    if (plan_.group_channels == 0) ClearPlanes(to, plan_.taps, count);
-    ForChannels(plan_.group_channels, [&](auto channels, int64_t c) {
+    if (per_group_ == 0) ClearPlanes(to, plan_.taps, count);
+    ForChannels(per_group_, [&](auto channels, int64_t c) {
       Correlate<A, decltype(channels)::value>(
           kernel_, memory_.window.From(first + c, -plan_.halo),
-          memory_.lines.From(first + c), count, c > 0, to);
+          memory_.lines.From(first + c), count, part_ > 0 || c > 0, to);
     });
   }
 
@@ -230,7 +251,7 @@ class Backward {
       const int64_t at = row - plan_.reach_y + r;
       if (at < task_.row_begin || at >= task_.row_end) continue;
       WriteRow(plan_, task_, at, memory_.grad_input.From(0, r * plan_.pitch), channels_,
-               false, grad_input_, p_.channels, first_channel_, memory_.staging);
+               false, grad_input_, p_.channels, task_.channel_begin, memory_.staging);
     }
   }
 
@@ -247,11 +268,13 @@ class Backward {
 
   const Problem& p_;
   const Plan<A> plan_;
-  const Task task_;
+  Task task_;
   const Memory<A> memory_;
   const Kernel kernel_;
+  void* const scratch_;
   const int64_t rows_;  // of the phase
-  const int64_t first_channel_, channels_;
+  int64_t part_ = 0;
+  int64_t channels_ = 0, per_group_ = 0;  // of the part
   const bool stream_;
   const T* const grad_;
   const T* const input_;

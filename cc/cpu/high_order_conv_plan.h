@@ -19,15 +19,19 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 constexpr int64_t kFilterBytes = 32 << 10;   // of the filters at hand: the first cache
 constexpr int64_t kLineBytes = 256 << 10;    // the same for one row: the second cache
 constexpr int64_t kWindowBytes = 256 << 10;  // of the rows that a kernel reads
+constexpr int64_t kChannelBytes = 4 << 20;  // of all rows of a task's channels, at most
 constexpr int64_t kTasks = 32;
 constexpr int64_t kStreamBytes = 16 << 20;  // outputs past this skip the caches
 
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Part of the problem: groups, columns of pixels and, in a phase, rows.
+// Part of the problem: groups, columns of pixels and, in a phase, rows. Where a group
+// has too many channels, a task has that group alone and does a part of its channels at
+// a time.
 struct Task {
   int64_t n, phase;
   int64_t group_begin, group_end;
+  int64_t channel_begin, channel_end;
   int64_t x_begin, x_end;
   int64_t row_begin, row_end;
 };
@@ -73,15 +77,25 @@ struct Plan {
     step_groups = Max(Min(task_groups, kFilterBytes / line), 1);
     step_rows = Max(Min(rows, kFilterBytes / (line * step_groups)), 1);
 
-    const int64_t others = p.batch * phases * CeilDivide(p.groups, task_groups) * tiles;
-    const int64_t row_tasks = CeilDivide(kTasks, others);
-    task_rows = Max(CeilDivide(rows, row_tasks), backward ? 16 * reach_y : 2 * reach_y);
-    task_rows = Min(RoundUp(task_rows, step_rows), rows);
-
     lead = RoundUp(halo, kLanes<A>);
     const int64_t tail = halo + kMostVectors * kLanes<A>;
     line_stride = Stride(lead + step_rows * pitch + tail);
     window_stride = Stride(lead + (step_rows + 2 * reach_y) * pitch + tail);
+    const int64_t channel_bytes =
+        (line_stride + (backward ? 2 : 1) * window_stride) * size;
+    const int64_t most = RoundUp(kChannelBytes / channel_bytes + 1, kMostChannels);
+    part_channels = Min(group_channels, most);
+    task_groups = Min(task_groups, Max(most / Max(group_channels, 1), 1));
+    parts = Max(CeilDivide(group_channels, Max(part_channels, 1)), 1);
+    channels = task_groups * part_channels;
+    step_groups = Min(step_groups, task_groups);
+
+    const int64_t others = p.batch * phases * CeilDivide(p.groups, task_groups) * tiles;
+    const int64_t row_tasks = CeilDivide(kTasks, others);
+    task_rows = Max(CeilDivide(rows, row_tasks), backward ? 16 * reach_y : 2 * reach_y);
+    // The gradient of filters is added up over parts, for the rows of one step.
+    if (backward && parts > 1) task_rows = step_rows;
+    task_rows = Min(RoundUp(task_rows, step_rows), rows);
     staging = RoundUp(Max(StagingSize<A>(channels), StagingSize<A>(step_groups * taps)),
                       64 / size);
   }
@@ -105,7 +119,14 @@ struct Plan {
     task.x_end = Min(task.x_begin + tile, p.width);
     task.group_end = Min(task.group_begin + task_groups, p.groups);
     task.row_end = Min(task.row_begin + task_rows, PhaseRows(task.phase));
+    SetPart(0, &task);
     return task;
+  }
+  void SetPart(int64_t part, Task* task) const {
+    task->channel_begin = task->group_begin * group_channels + part * part_channels;
+    task->channel_end = parts == 1 ? task->group_end * group_channels
+                                   : Min(task->channel_begin + part_channels,
+                                         task->group_end * group_channels);
   }
   Kernel kernel() const {
     return {kernel_rows, kernel_columns, pitch, p.dilation_width};
@@ -154,7 +175,8 @@ struct Plan {
   int64_t reach_y, reach_x;  // kernel positions on each side of the middle
   int64_t halo;              // columns of pixels that reach_x are
   int64_t kernel_rows, kernel_columns, taps;
-  int64_t group_channels, channels;  // of a group, of a task
+  int64_t group_channels, channels;  // of a group, of a task at a time
+  int64_t part_channels, parts;      // of a group
   int64_t task_groups, step_groups;
   int64_t tile, tiles;  // columns of pixels of a task
   int64_t task_rows, step_rows;
@@ -250,7 +272,7 @@ Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t 
                   int64_t count, int64_t end, int64_t times, const T* filters) {
   const Problem& p = plan.p;
   const int64_t vectors = times * plan.step_groups *
-                          CeilDivide(plan.group_channels, kMostChannels) *
+                          CeilDivide(plan.part_channels, kMostChannels) *
                           CeilDivide(count * plan.pitch, kLanes<A>);
   if (group == task.group_end) {
     group = task.group_begin;
@@ -278,7 +300,7 @@ template <typename T, typename A>
 void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_t row,
                    int64_t count, const T* input, const Planes<A>& window, A* staging) {
   const int64_t margin = 2 * plan.reach_y, kept = before > 0 ? margin : 0;
-  const int64_t channels = (task.group_end - task.group_begin) * plan.group_channels;
+  const int64_t channels = task.channel_end - task.channel_begin;
   for (int64_t c = 0; kept > 0 && c < channels; ++c) {
     A* const to = window[c] - plan.halo;
     std::memmove(to, to + before * plan.pitch, kept * plan.pitch * sizeof(A));
@@ -292,8 +314,8 @@ void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_
       ClearPlanes(to.From(0, -plan.halo), channels, plan.pitch);
       continue;
     }
-    FillRow(plan, task, at, x_begin, x_end, input, plan.p.channels,
-            task.group_begin * plan.group_channels, channels, to, staging);
+    FillRow(plan, task, at, x_begin, x_end, input, plan.p.channels, task.channel_begin,
+            channels, to, staging);
   }
 }
 
