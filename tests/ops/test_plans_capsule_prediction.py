@@ -1,0 +1,53 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that CapsulePrediction would run on GPUs, planned on a CPU."""
+
+import pytest
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops import _library, kernels
+
+# The kernels forward and backward, the dtype, and batch, in_caps, out_caps, out_dim and
+# in_dim. A block of the backward kernel has at most 8 warps: side by side for 32 V
+# columns each and 8 of in_dim, where V is 5, or 2 in float64.
+PLANS = [
+    ("fma", "fma", tf.float32, (2, 3, 10, 16, 8)),
+    ("fma", "fma", tf.float16, (1, 1, 1, 1, 1)),
+    ("fma", "fma", tf.float32, (2, 3, 2, 3, 32)),
+    ("gemm", "fma", tf.float32, (2, 3, 2, 3, 33)),
+    ("gemm", "fma", tf.bfloat16, (2, 3, 2, 3, 64)),
+    ("gemm", "gemm", tf.float32, (2, 3, 2, 3, 65)),
+    ("fma", "fma", tf.float32, (2, 3, 10, 128, 8)),
+    ("fma", "gemm", tf.float32, (2, 3, 10, 129, 8)),
+    ("fma", "fma", tf.float64, (2, 3, 4, 128, 8)),
+    ("fma", "gemm", tf.float64, (2, 3, 4, 129, 8)),
+    ("fma", "gemm", tf.float32, (2, 3, 10, 65, 16)),
+    ("fma", "fma", tf.float32, (0, 3, 2, 4, 8)),
+    ("fma", "fma", tf.float32, (2, 0, 2, 4, 8)),
+    ("fma", "gemm", tf.float32, (2, 3, 0, 4, 8)),
+]
+
+if _library.build_info()["cuda"]:
+
+    @pytest.mark.parametrize("capability", [80, 86, 90, 100, 120])
+    @pytest.mark.parametrize("forward, backward, dtype, sizes", PLANS)
+    def test_the_first_kernel_that_can(forward, backward, dtype, sizes, capability):
+        batch, in_caps, out_caps, out_dim, in_dim = sizes
+        with (
+            tf.device("CPU"),
+            kernels.pretend_device(capability=capability),
+            kernels.recorded() as calls,
+            tf.GradientTape() as tape,
+        ):
+            tensors = [
+                tf.zeros((batch, in_caps, in_dim), dtype),
+                tf.zeros((in_caps, out_caps, out_dim, in_dim), dtype),
+            ]
+            tape.watch(tensors)
+            tape.gradient(tf_capsops.capsule_prediction(*tensors), tensors)
+        planned = {op: plan for op, *plan in calls if op.endswith("@GPU")}
+        assert planned == {
+            "CapsulePrediction@GPU": [forward, 0],
+            "CapsulePredictionGrad@GPU": [backward, 0],
+        }
