@@ -3,6 +3,7 @@
 
 #include "cc/shapes/capsule_routing.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -36,12 +37,33 @@ void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
              {"out_dim", &p.out_dim}});
 }
 
+// What the sums of all iterations hold is counted, and so is a little more than them,
+// in 64 bits; unknown dimensions and those of zero count as 1.
+void CheckSums(ShapeRule& rule, const Problem& p) {
+  constexpr int64_t kMostIterations = INT32_MAX, kMostSums = int64_t{1} << 48;
+  rule.Require(p.iterations <= kMostIterations, [&] {
+    return absl::StrCat("iterations must be at most ", kMostIterations, ", got ",
+                        p.iterations);
+  });
+  int64_t left = kMostSums;
+  for (const int64_t size : {p.iterations, p.batch, p.out_caps, p.out_dim}) {
+    left /= std::max<int64_t>(size, 1);
+  }
+  rule.Require(left > 0, [&] {
+    return absl::StrCat(
+        "iterations x batch x out_caps x out_dim must be at most 2^48, got ",
+        p.iterations, " x ", p.batch, " x ", p.out_caps, " x ", p.out_dim);
+  });
+}
+
 void SetEpsilon(ShapeRule& rule, Problem& p, float epsilon) {
-  rule.Require(epsilon > 0,
-               [&] { return absl::StrCat("epsilon must be positive, got ", epsilon); });
-  rule.Require(std::isfinite(epsilon),
-               [&] { return absl::StrCat("epsilon must be finite, got ", epsilon); });
-  p.epsilon = epsilon;
+  rule.Require(epsilon > 0, [&] {
+    return absl::StrCat("epsilon must be positive, got ", epsilon, " in float32");
+  });
+  rule.Require(std::isfinite(epsilon), [&] {
+    return absl::StrCat("epsilon must be finite, got ", epsilon, " in float32");
+  });
+  p.set_epsilon(epsilon);
 }
 
 }  // namespace
@@ -57,6 +79,7 @@ absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
     return absl::StrCat("iterations must be at least 1, got ", iterations);
   });
   p.iterations = iterations;
+  CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
   return p;
@@ -77,6 +100,7 @@ absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
     return absl::StrCat("sums dim 0 (iterations) must be at least 1, got ",
                         sums.DebugString());
   });
+  CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
   return p;
@@ -91,6 +115,7 @@ absl::StatusOr<Problem> ResolveCoefficients(const PartialTensorShape& input,
   ShapeRule rule("CapsuleRoutingCoefficients");
   BindOperands(rule, p, input, weights, logits);
   BindSums(rule, p, sums);
+  CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
   return p;

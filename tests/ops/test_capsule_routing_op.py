@@ -183,10 +183,11 @@ def test_functions_say_what_the_ops_say(function, iterations, shapes, text, devi
 @pytest.mark.parametrize(
     "epsilon, text",
     [
-        (0.0, "epsilon must be positive, got 0"),
-        (-1.0, "epsilon must be positive, got -1"),
-        (np.nan, "epsilon must be positive, got nan"),
-        (np.inf, "epsilon must be finite, got inf"),
+        (0.0, "epsilon must be positive, got 0 in float32"),
+        (1e-46, "epsilon must be positive, got 0 in float32"),
+        (-1.0, "epsilon must be positive, got -1 in float32"),
+        (np.nan, "epsilon must be positive, got nan in float32"),
+        (np.inf, "epsilon must be finite, got inf in float32"),
     ],
 )
 def test_bad_epsilon(op, epsilon, text, device):
