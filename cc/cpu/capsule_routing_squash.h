@@ -17,32 +17,65 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 inline float SquareRoot(float x) { return __builtin_sqrtf(x); }
 inline double SquareRoot(double x) { return __builtin_sqrt(x); }
 
-// f(q) and f'(q), where squash(s) is s f(|s|^2): f(q) = q/(1+q)/sqrt(q+epsilon). At 0
-// both are 0, where f' without epsilon has no limit, but f' <s, dv> s has.
+// Above kHuge, q or f' below may leave the range of A: there the squared length is
+// taken of kShrink s, and squash(s) is s / |s|.
 template <typename A>
-struct Squash {
-  Vector<A> factor, slope;
-
-  Squash(Vector<A> q, A epsilon) {
-    A roots[kLanes<A>];
-    Store(roots, q + epsilon);
-    for (int lane = 0; lane < kLanes<A>; ++lane) roots[lane] = SquareRoot(roots[lane]);
-    const Vector<A> inverse = A{1} / (A{1} + q), root = Load(roots);
-    factor = q == A{0} ? Vector<A>{} : q / (A{1} + q) / root;
-    slope = q == A{0} ? Vector<A>{}
-                      : inverse / root * (inverse - q / (q + epsilon) * A{0.5});
-  }
-};
-
-// |s|^2 of vectors [out_dim].
+constexpr A kHuge = sizeof(A) == 8 ? A(0x1p640) : A(0x1p80);
 template <typename A>
-Vector<A> Square(int64_t out_dim, const A* s) {
+constexpr A kShrink = sizeof(A) == 8 ? A(0x1p-600) : A(0x1p-80);
+
+// |scale s|^2 of vectors [out_dim].
+template <typename A>
+Vector<A> Square(int64_t out_dim, const A* s, A scale) {
   Vector<A> sum = {};
   for (int64_t d = 0; d < out_dim * kLanes<A>; d += kLanes<A>) {
-    sum += Load(s + d) * Load(s + d);
+    const Vector<A> x = scale * Load(s + d);
+    sum += x * x;
   }
   return sum;
 }
+
+template <typename A>
+inline Vector<A> SquareRoot(Vector<A> x) {
+  A lanes[kLanes<A>];
+  Store(lanes, x);
+  for (A& lane : lanes) lane = SquareRoot(lane);
+  return Load(lanes);
+}
+
+// The numbers that make squash(s) = factor along(s) and
+// ds = gain dv + slope <along(s), dv> along(s), where along(s) is s or, where s is
+// huge, s / |s|. squash(s) is s f(q) with f(q) = q/(1+q)/sqrt(q+epsilon), q = |s|^2. At
+// 0 f and f' are 0, where f' without epsilon has no limit, but f' <s, dv> s has.
+template <typename A>
+struct Squash {
+  Vector<A> shrink, unit, factor, gain, slope;
+
+  // Of vectors [out_dim].
+  Squash(int64_t out_dim, const A* s, A epsilon) {
+    const Vector<A> q = Square(out_dim, s, A{1});
+    const Vector<A> inverse = A{1} / (A{1} + q), root = SquareRoot<A>(q + epsilon);
+    shrink = unit = Vector<A>{} + A{1};
+    factor = gain = q == A{0} ? Vector<A>{} : q / (A{1} + q) / root;
+    slope = q == A{0} ? Vector<A>{}
+                      : inverse / root * (inverse - q / (q + epsilon) * A{0.5}) * A{2};
+    bool any = false;
+    for (int lane = 0; lane < kLanes<A>; ++lane) any |= q[lane] > kHuge<A>;
+    if (!any) return;
+    const auto huge = q > kHuge<A>;
+    const Vector<A> small = Square(out_dim, s, kShrink<A>);
+    // An infinite s makes everything NaN.
+    const Vector<A> length =
+        SquareRoot<A>(small + epsilon * kShrink<A> * kShrink<A>) + (small - small);
+    shrink = huge ? Vector<A>{} + kShrink<A> : shrink;
+    unit = huge ? A{1} / length : unit;
+    factor = huge ? Vector<A>{} + A{1} : factor;
+    gain = huge ? unit * kShrink<A> : gain;
+    slope = huge ? -gain : slope;
+  }
+
+  Vector<A> Along(Vector<A> s) const { return s * shrink * unit; }
+};
 
 // An output capsule of a group of samples: what a task is about.
 template <typename A>
@@ -79,10 +112,10 @@ void Finish(const Problem& p, const Division& d, Range range, bool first,
     A* const s = parts + at.tile;
     SumParts(p, d, s);
     FromLanes(s, p.out_dim, at.samples, Columns(p), sums + at.row);
-    const Squash<A> squash(Square(p.out_dim, s), p.epsilon);
+    const Squash<A> squash(p.out_dim, s, p.epsilon());
     A* const v = output == nullptr ? totals + at.tile : s;
     for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
-      const Vector<A> vn = squash.factor * Load(s + n);
+      const Vector<A> vn = squash.factor * squash.Along(Load(s + n));
       Store(v + n, first || output != nullptr ? vn : Load(v + n) + vn);
     }
     if (output != nullptr) {
@@ -98,29 +131,29 @@ void Advance(const Problem& p, const Division&, Range range, const A* sums,
     const Place<A> at(p, task);
     A* const v = after + at.tile;
     ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, v);
-    const Squash<A> squash(Square(p.out_dim, v), p.epsilon);
+    const Squash<A> squash(p.out_dim, v, p.epsilon());
     for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
-      const Vector<A> vn = squash.factor * Load(v + n);
+      const Vector<A> vn = squash.factor * squash.Along(Load(v + n));
       Store(v + n, before == nullptr ? vn : Load(before + at.tile + n) + vn);
     }
   }
 }
 
-// ds = f(q) dv + 2 f'(q) <s, dv> s.
+// The gradient by s, which is in `sums`, of that by squash(s).
 template <typename A>
 void SquashGrad(const Problem& p, const Place<A>& at, const A* sums,
                 const A* output_grads, A* sum_grads) {
   const A* const dv = output_grads + at.tile;
   A* const s = sum_grads + at.tile;
   ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, s);
-  const Squash<A> squash(Square(p.out_dim, s), p.epsilon);
+  const Squash<A> squash(p.out_dim, s, p.epsilon());
   Vector<A> along = {};
   for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
-    along += Load(s + n) * Load(dv + n);
+    along += squash.Along(Load(s + n)) * Load(dv + n);
   }
-  along *= A{2} * squash.slope;
+  along *= squash.slope;
   for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
-    Store(s + n, squash.factor * Load(dv + n) + along * Load(s + n));
+    Store(s + n, squash.gain * Load(dv + n) + along * squash.Along(Load(s + n)));
   }
 }
 

@@ -17,13 +17,20 @@
 #define CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/plan.h"
 
 namespace capsops::capsule_routing {
 
-// -1 is an unknown dimension; launchers want them all known.
+// The ops as errors name them.
+inline constexpr char kForwardName[] = "CapsuleRouting";
+inline constexpr char kBackwardName[] = "CapsuleRoutingGrad";
+inline constexpr char kCoefficientsName[] = "CapsuleRoutingCoefficients";
+
+// -1 is an unknown dimension; planners want them all known.
 struct Problem {
   int64_t batch = -1;
   int64_t in_caps = -1;
@@ -31,41 +38,34 @@ struct Problem {
   int64_t out_dim = -1;
   int64_t in_dim = -1;
   int64_t iterations = -1;
-  float epsilon = 0;
+  int64_t epsilon_bits = 0;  // a float, as bits: equal problems have equal bytes
+
+  float epsilon() const {
+    float value;
+    std::memcpy(&value, &epsilon_bits, sizeof(value));
+    return value;
+  }
+  void set_epsilon(float value) { std::memcpy(&epsilon_bits, &value, sizeof(value)); }
 };
 
 // What T is added up in, and the type of the saved sums.
 template <typename T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Bytes that each function below needs at `workspace`, aligned to 64.
-template <typename T>
-int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackwardWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackwardWorkspace(const GpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t CoefficientsWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t CoefficientsWorkspace(const GpuExec& exec, const Problem& problem);
-
 // input [batch, in_caps, in_dim], weights [in_caps, out_caps, out_dim, in_dim], logits
 // [in_caps, out_caps] -> output [batch, out_caps, out_dim], which is the last v, and
 // sums [iterations, batch, out_caps, out_dim], which are s_1, s_2, ...
-template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
-                    const T* weights, const T* logits, T* output, Sum<T>* sums,
-                    void* workspace);
-template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
-                    const T* weights, const T* logits, T* output, Sum<T>* sums,
-                    void* workspace);
+template <typename Exec, typename T>
+using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
+                         const T* /*logits*/, T* /*output*/, Sum<T>* /*sums*/>;
 
-// grad is shaped like output and sums are those of Forward; grad_input, grad_weights
-// and grad_logits are shaped like the inputs:
+template <typename T>
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+
+// grad is shaped like output and sums are those of the forward plan; grad_input,
+// grad_weights and grad_logits are shaped like the inputs:
 //   db_r[b,i,j]  = c_r (dc - sum_j c_r dc) with dc[b,i,j] = <u_hat[b,i,j], ds_r[b,j]>
 //   dV_r[b,j]    = sum_i db_r[b,i,j] u_hat[b,i,j], which adds to dv_q of every q < r
 //   ds_r[b,j]    = dv_r through squash
@@ -73,27 +73,30 @@ LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
 //   grad_input[b,i]   = sum_j weights[i,j]^T @ du_hat[b,i,j]
 //   grad_weights[i,j] = sum_b du_hat[b,i,j] (outer) input[b,i]
 //   grad_logits[i,j]  = sum_b sum_r db_r[b,i,j]
+template <typename Exec, typename T>
+using BackwardPlan =
+    Plan<Exec, const T* /*grad*/, const T* /*input*/, const T* /*weights*/,
+         const T* /*logits*/, const Sum<T>* /*sums*/, T* /*grad_input*/,
+         T* /*grad_weights*/, T* /*grad_logits*/>;
+
 template <typename T>
-LaunchError Backward(const CpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* weights, const T* logits,
-                     const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
-                     void* workspace);
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Backward(const GpuExec& exec, const Problem& problem, const T* grad,
-                     const T* input, const T* weights, const T* logits,
-                     const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
-                     void* workspace);
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
 // coefficients [batch, in_caps, out_caps] = c of the iteration after the `iterations`
 // (here also 0) whose sums are given.
+template <typename Exec, typename T>
+using CoefficientsPlan =
+    Plan<Exec, const T* /*input*/, const T* /*weights*/, const T* /*logits*/,
+         const Sum<T>* /*sums*/, T* /*coefficients*/>;
+
 template <typename T>
-LaunchError Coefficients(const CpuExec& exec, const Problem& problem, const T* input,
-                         const T* weights, const T* logits, const Sum<T>* sums,
-                         T* coefficients, void* workspace);
+CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec& exec,
+                                              const Problem& problem);
 template <typename T>
-LaunchError Coefficients(const GpuExec& exec, const Problem& problem, const T* input,
-                         const T* weights, const T* logits, const Sum<T>* sums,
-                         T* coefficients, void* workspace);
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
+                                              const Problem& problem);
 
 }  // namespace capsops::capsule_routing
 

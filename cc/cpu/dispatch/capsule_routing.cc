@@ -7,20 +7,14 @@
 #include "cc/cpu/capsule_routing.h"
 
 #include <algorithm>
-#include <atomic>
-#include <string>
 
 #include "cc/cpu/dispatch/isa.h"
-#include "cc/cpu/dispatch/scratch.h"
+#include "cc/cpu/dispatch/tasks.h"
 
 namespace capsops::capsule_routing {
 namespace {
 
-template <typename T>
-const CpuKernels<T>& Selected() {
-  static const CpuKernels<T> kernels = CAPSOPS_SELECT(Kernels<T>());
-  return kernels;
-}
+CAPSOPS_SELECTED_KERNELS
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
@@ -33,23 +27,6 @@ int64_t Cost(const Problem& p, int64_t in_caps, int64_t groups) {
 // What the tasks for output capsules cost when each reads `tiles` tiles.
 int64_t CapsuleCost(const Problem& p, int64_t tiles) {
   return std::max<int64_t>(p.out_dim * tiles * 4, 1);
-}
-
-// Runs tasks that need scratch.
-template <typename Task>
-LaunchError ForTasks(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
-                     int64_t scratch_bytes, const Task& run) {
-  std::atomic<bool> out_of_memory = false;
-  exec.parallel_for(count, cost, [&](int64_t begin, int64_t end) {
-    const Scratch scratch(scratch_bytes);
-    if (scratch.data() == nullptr) {
-      out_of_memory = true;
-      return;
-    }
-    for (int64_t task = begin; task < end; ++task) run(task, scratch.data());
-  });
-  if (!out_of_memory) return {};
-  return std::string(op) + ": no memory for the working space of a thread";
 }
 
 // The workspace, in tiles: the sums of v or their gradient, and parts of a sum.
@@ -78,135 +55,134 @@ struct Workspace {
 }  // namespace
 
 template <typename T>
-int64_t ForwardWorkspace(const CpuExec&, const Problem& p) {
-  return Workspace<T>::Bytes(Selected<T>().divide(p), 0);
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
+  const Division d = Selected<T>().divide(p);
+  auto plan = ForwardPlan<CpuExec, T>::Make(
+      Workspace<T>::Bytes(d, 0),
+      [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
+             T* output, Sum<T>* sums, void* workspace) -> LaunchError {
+        if (d.tile == 0) return {};
+        const CpuKernels<T>& kernels = Selected<T>();
+        const Workspace<T> space(d, workspace, 0);
+        for (int64_t r = 1; r <= p.iterations; ++r) {
+          const LaunchError error = ForTasks(
+              exec, kForwardName, d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
+              d.sum_scratch, [&](int64_t task, void* scratch) {
+                kernels.add(p, d, task, input, weights, logits,
+                            r == 1 ? nullptr : space.running, nullptr, space.parts,
+                            scratch);
+              });
+          if (!error.empty()) return error;
+          exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, d.chunks),
+                            [&](int64_t begin, int64_t end) {
+                              kernels.finish(p, d, {begin, end}, r == 1, space.parts,
+                                             space.running, sums,
+                                             r == p.iterations ? output : nullptr);
+                            });
+          sums += p.batch * Columns(p);
+        }
+        return {};
+      });
+  plan.kernel = CpuKernelName();
+  return plan;
 }
 
 template <typename T>
-int64_t BackwardWorkspace(const CpuExec&, const Problem& p) {
-  return Workspace<T>::Bytes(Selected<T>().divide(p), 2 * p.iterations - 1);
-}
-
-template <typename T>
-int64_t CoefficientsWorkspace(const CpuExec&, const Problem& p) {
-  return 2 * Selected<T>().divide(p).tile * sizeof(Sum<T>);
-}
-
-template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
-                    const T* weights, const T* logits, T* output, Sum<T>* sums,
-                    void* workspace) {
-  const CpuKernels<T>& kernels = Selected<T>();
-  const Division d = kernels.divide(p);
-  if (d.tile == 0) return {};
-  const Workspace<T> space(d, workspace, 0);
-  for (int64_t r = 1; r <= p.iterations; ++r) {
-    const LaunchError error = ForTasks(
-        exec, "CapsuleRouting", d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
-        d.sum_scratch, [&](int64_t task, void* scratch) {
-          kernels.add(p, d, task, input, weights, logits,
-                      r == 1 ? nullptr : space.running, nullptr, space.parts, scratch);
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
+  Problem p = problem;
+  // Without vectors all iterations are alike: the gradients are zero.
+  if (Columns(p) == 0) p.iterations = 1;
+  const Division d = Selected<T>().divide(p);
+  const int64_t tiles = 2 * p.iterations - 1;
+  auto plan = BackwardPlan<CpuExec, T>::Make(
+      Workspace<T>::Bytes(d, tiles),
+      [p, d, tiles](const CpuExec& exec, const T* grad, const T* input,
+                    const T* weights, const T* logits, const Sum<T>* sums,
+                    T* grad_input, T* grad_weights, T* grad_logits,
+                    void* workspace) -> LaunchError {
+        const CpuKernels<T>& kernels = Selected<T>();
+        const Workspace<T> space(d, workspace, tiles);
+        const auto sums_of = [&](int64_t r) {
+          return sums + (r - 1) * p.batch * Columns(p);
+        };
+        const auto for_capsules = [&](int64_t read, const CpuExec::Body& body) {
+          if (d.tile > 0) {
+            exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, read), body);
+          }
+        };
+        for_capsules(p.iterations + 1, [&](int64_t begin, int64_t end) {
+          for (int64_t r = 2; r <= p.iterations; ++r) {
+            kernels.advance(p, d, {begin, end}, sums_of(r - 1),
+                            r == 2 ? nullptr : space.total(r - 1), space.total(r));
+          }
+          kernels.start_grad(p, d, {begin, end}, sums_of(p.iterations), grad,
+                             space.running, space.sum_grad(p.iterations, p.iterations));
         });
-    if (!error.empty()) return error;
-    exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, d.chunks),
-                      [&](int64_t begin, int64_t end) {
-                        kernels.finish(p, d, {begin, end}, r == 1, space.parts,
-                                       space.running, sums,
-                                       r == p.iterations ? output : nullptr);
-                      });
-    sums += p.batch * Columns(p);
-  }
-  return {};
+        for (int64_t r = p.iterations; r >= 2 && d.tile > 0; --r) {
+          const LaunchError error = ForTasks(
+              exec, kBackwardName, d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
+              d.sum_scratch, [&](int64_t task, void* scratch) {
+                kernels.add(p, d, task, input, weights, logits, space.total(r),
+                            space.sum_grad(p.iterations, r), space.parts, scratch);
+              });
+          if (!error.empty()) return error;
+          for_capsules(d.chunks + 2, [&](int64_t begin, int64_t end) {
+            kernels.step_grad(p, d, {begin, end}, r == p.iterations, sums_of(r - 1),
+                              space.parts, space.running,
+                              space.sum_grad(p.iterations, r - 1));
+          });
+        }
+        return ForTasks(exec, kBackwardName, d.grad_tasks,
+                        2 * Cost(p, d.grad_caps, d.groups + 1), d.grad_scratch,
+                        [&](int64_t task, void* scratch) {
+                          kernels.grad(p, d, task, input, weights, logits, space.tiles,
+                                       grad_input, grad_weights, grad_logits, scratch);
+                        });
+      });
+  plan.kernel = CpuKernelName();
+  return plan;
 }
 
 template <typename T>
-LaunchError Backward(const CpuExec& exec, const Problem& p, const T* grad,
-                     const T* input, const T* weights, const T* logits,
-                     const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
-                     void* workspace) {
-  const CpuKernels<T>& kernels = Selected<T>();
-  const Division d = kernels.divide(p);
-  const Workspace<T> space(d, workspace, 2 * p.iterations - 1);
-  const auto sums_of = [&](int64_t r) { return sums + (r - 1) * p.batch * Columns(p); };
-  const auto for_capsules = [&](int64_t tiles, const CpuExec::Body& body) {
-    if (d.tile > 0) {
-      exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, tiles), body);
-    }
-  };
-  for_capsules(p.iterations + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = 2; r <= p.iterations; ++r) {
-      kernels.advance(p, d, {begin, end}, sums_of(r - 1),
-                      r == 2 ? nullptr : space.total(r - 1), space.total(r));
-    }
-    kernels.start_grad(p, d, {begin, end}, sums_of(p.iterations), grad, space.running,
-                       space.sum_grad(p.iterations, p.iterations));
-  });
-  for (int64_t r = p.iterations; r >= 2 && d.tile > 0; --r) {
-    const LaunchError error = ForTasks(
-        exec, "CapsuleRoutingGrad", d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
-        d.sum_scratch, [&](int64_t task, void* scratch) {
-          kernels.add(p, d, task, input, weights, logits, space.total(r),
-                      space.sum_grad(p.iterations, r), space.parts, scratch);
-        });
-    if (!error.empty()) return error;
-    for_capsules(d.chunks + 2, [&](int64_t begin, int64_t end) {
-      kernels.step_grad(p, d, {begin, end}, r == p.iterations, sums_of(r - 1),
-                        space.parts, space.running,
-                        space.sum_grad(p.iterations, r - 1));
-    });
-  }
-  return ForTasks(exec, "CapsuleRoutingGrad", d.grad_tasks,
-                  2 * Cost(p, d.grad_caps, d.groups + 1), d.grad_scratch,
-                  [&](int64_t task, void* scratch) {
-                    kernels.grad(p, d, task, input, weights, logits, space.tiles,
-                                 grad_input, grad_weights, grad_logits, scratch);
-                  });
+CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& p) {
+  const Division d = Selected<T>().divide(p);
+  auto plan = CoefficientsPlan<CpuExec, T>::Make(
+      2 * d.tile * sizeof(Sum<T>),
+      [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
+             const Sum<T>* sums, T* coefficients, void* workspace) -> LaunchError {
+        const CpuKernels<T>& kernels = Selected<T>();
+        // V of an iteration is made of that of the one before it.
+        Sum<T>* const tiles = static_cast<Sum<T>*>(workspace);
+        const auto total = [&](int64_t iteration) -> Sum<T>* {
+          return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;
+        };
+        if (d.tile > 0) {
+          exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, p.iterations),
+                            [&](int64_t begin, int64_t end) {
+                              for (int64_t r = 1; r <= p.iterations; ++r) {
+                                kernels.advance(p, d, {begin, end},
+                                                sums + (r - 1) * p.batch * Columns(p),
+                                                total(r), total(r + 1));
+                              }
+                            });
+        }
+        return ForTasks(
+            exec, kCoefficientsName, d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
+            d.sum_scratch, [&](int64_t task, void* scratch) {
+              kernels.coefficients(p, d, task, input, weights, logits,
+                                   total(p.iterations + 1), coefficients, scratch);
+            });
+      });
+  plan.kernel = CpuKernelName();
+  return plan;
 }
 
-template <typename T>
-LaunchError Coefficients(const CpuExec& exec, const Problem& p, const T* input,
-                         const T* weights, const T* logits, const Sum<T>* sums,
-                         T* coefficients, void* workspace) {
-  const CpuKernels<T>& kernels = Selected<T>();
-  const Division d = kernels.divide(p);
-  // V of an iteration is made of that of the one before it.
-  Sum<T>* const tiles = static_cast<Sum<T>*>(workspace);
-  const auto total = [&](int64_t iteration) -> Sum<T>* {
-    return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;
-  };
-  if (d.tile > 0) {
-    exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, p.iterations),
-                      [&](int64_t begin, int64_t end) {
-                        for (int64_t r = 1; r <= p.iterations; ++r) {
-                          kernels.advance(p, d, {begin, end},
-                                          sums + (r - 1) * p.batch * Columns(p),
-                                          total(r), total(r + 1));
-                        }
-                      });
-  }
-  return ForTasks(exec, "CapsuleRoutingCoefficients", d.sum_tasks,
-                  Cost(p, d.chunk_caps, d.range_groups), d.sum_scratch,
-                  [&](int64_t task, void* scratch) {
-                    kernels.coefficients(p, d, task, input, weights, logits,
-                                         total(p.iterations + 1), coefficients,
-                                         scratch);
-                  });
-}
-
-#define CAPSOPS_INSTANTIATE(T)                                                         \
-  template int64_t ForwardWorkspace<T>(const CpuExec&, const Problem&);                \
-  template int64_t BackwardWorkspace<T>(const CpuExec&, const Problem&);               \
-  template int64_t CoefficientsWorkspace<T>(const CpuExec&, const Problem&);           \
-  template LaunchError Forward(const CpuExec&, const Problem&, const T*, const T*,     \
-                               const T*, T*, Sum<T>*, void*);                          \
-  template LaunchError Backward(const CpuExec&, const Problem&, const T*, const T*,    \
-                                const T*, const T*, const Sum<T>*, T*, T*, T*, void*); \
-  template LaunchError Coefficients(const CpuExec&, const Problem&, const T*,          \
-                                    const T*, const T*, const Sum<T>*, T*, void*);
-CAPSOPS_INSTANTIATE(float)
-CAPSOPS_INSTANTIATE(double)
-CAPSOPS_INSTANTIATE(Float16)
-CAPSOPS_INSTANTIATE(BFloat16)
+#define CAPSOPS_INSTANTIATE(T)                                                       \
+  template ForwardPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&);   \
+  template BackwardPlan<CpuExec, T> PlanBackward<T>(const CpuExec&, const Problem&); \
+  template CoefficientsPlan<CpuExec, T> PlanCoefficients<T>(const CpuExec&,          \
+                                                            const Problem&);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_routing

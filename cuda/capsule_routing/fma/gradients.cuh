@@ -8,7 +8,7 @@
 
 #include "cuda/capsule_routing/fma/pass.cuh"
 
-namespace capsops::capsule_routing::general {
+namespace capsops::capsule_routing::fma {
 
 // Where a block of the gradients keeps what, in elements from the beginning of its
 // memory, for `tile` input capsules.
@@ -211,6 +211,6 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
   }
 }
 
-}  // namespace capsops::capsule_routing::general
+}  // namespace capsops::capsule_routing::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_GRADIENTS_CUH_

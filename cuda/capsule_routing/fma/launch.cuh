@@ -1,23 +1,23 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule routing of any sizes and types, also empty ones, in FMA: how the work is cut,
-// and the launches. The functions are those of the boundary,
-// cc/launch/capsule_routing.h.
+// Plans by the FMA kernels of capsule routing, which do any sizes and types, also empty
+// ones: how the work is cut, and the launches.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_LAUNCH_CUH_
 
 #include <algorithm>
-#include <initializer_list>
+#include <string>
 #include <type_traits>
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/fma/gradients.cuh"
 #include "cuda/capsule_routing/fma/pass.cuh"
 #include "cuda/capsule_routing/fma/vectors.cuh"
+#include "cuda/capsule_routing/obstacles.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_routing::general {
+namespace capsops::capsule_routing::fma {
 
 // Workspace that is spent to have more blocks, in bytes.
 constexpr int64_t kBlocksBytes = int64_t{64} << 20;
@@ -28,6 +28,7 @@ inline int64_t RoundUp(int64_t value, int64_t multiple) {
   return CeilDivide(value, multiple) * multiple;
 }
 
+// Of dimensions that are not too large and not 0.
 template <typename A>
 Sizes SizesOf(const Problem& p) {
   Sizes z{};
@@ -39,7 +40,7 @@ Sizes SizesOf(const Problem& p) {
   z.in_dim = static_cast<int>(p.in_dim);
   z.depth = static_cast<int>(RoundUp(p.in_dim, kPack<A>));
   z.row_blocks = static_cast<int>(CeilDivide(p.out_dim, kBlockRows));
-  z.epsilon = p.epsilon;
+  z.epsilon = p.epsilon();
   z.matrix = p.out_dim * p.in_dim;
   z.matrices = p.out_caps * z.matrix;
   z.length = z.padded * p.out_caps * p.out_dim;
@@ -52,8 +53,11 @@ struct Teams {
   int warps = 1;
   int each;        // blocks that run at a time on a multiprocessor
   int64_t blocks;  // and on the device
+  // Bytes that a block may take of shared memory, if all take half of it: the
+  // first-level cache has work for the rest.
+  int64_t shared;
 
-  explicit Teams(const Sizes& z) {
+  Teams(const GpuDevice& device, const Sizes& z) {
     double best = 0;
     const int items = std::max(1, z.items());
     for (int w = kMaxWarps; w >= std::min(4, items); --w) {
@@ -65,28 +69,14 @@ struct Teams {
       }
     }
     each = kMaxWarps / warps;
-    blocks = int64_t{each} * std::max(1, Attribute(cudaDevAttrMultiProcessorCount));
-  }
-
-  // What a block may take of shared memory, if all take half of it: the first-level
-  // cache has work for the rest.
-  int64_t SharedBytes() const {
-    return std::min(Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-                    Attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 / each);
-  }
-
- private:
-  static int Attribute(cudaDeviceAttr attribute) {
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, attribute, device);
-    return value;
+    blocks = int64_t{each} * device.processors;
+    shared = std::min(device.shared, device.processor_shared / 2 / each);
   }
 };
 
 // How a pass is cut into blocks.
 template <typename A>
-struct PassPlan {
+struct PassTiling {
   Sizes z;
   Teams teams;
   int tile;
@@ -94,11 +84,12 @@ struct PassPlan {
   int64_t elements;  // that a block works on
   bool spills;       // those lie in the workspace
 
-  PassPlan(const Problem& p, bool gradient) : z(SizesOf<A>(p)), teams(z) {
+  PassTiling(const GpuDevice& device, const Problem& p, bool gradient)
+      : z(SizesOf<A>(p)), teams(device, z) {
     groups = z.padded / kSamples;
     const int64_t of_capsule =
         z.depth * kPitch<A> + int64_t{gradient ? 2 : 1} * z.out_caps * kSamples;
-    const int64_t fits = teams.SharedBytes() / (of_capsule * sizeof(A));
+    const int64_t fits = teams.shared / (of_capsule * sizeof(A));
     spills = fits < 2;
     tile = spills ? 4 : static_cast<int>(std::min(fits, int64_t{16}));
     elements = tile * of_capsule;
@@ -109,25 +100,32 @@ struct PassPlan {
                                             CeilDivide(z.in_caps, kChunkCaps)}));
   }
 
+  // Why the kernel cannot do this, or "".
+  std::string Obstacle() const {
+    return TooLarge({{"what a block works on, in numbers,", elements},
+                     {"the blocks of a grid", blocks()}});
+  }
+  int64_t blocks() const { return groups * z.out_caps; }  // between passes
   int shared() const { return spills ? 0 : elements * sizeof(A); }
   int64_t scratch() const { return spills ? chunks * groups * elements : 0; }
 };
 
-// How the gradients are.
+// How the gradients' kernel is.
 template <typename S, typename A>
-struct GradientsPlan {
+struct GradientsTiling {
   Sizes z;
   Teams teams;
   GradientsLayout layout;
   bool spills;
   int64_t blocks;
 
-  explicit GradientsPlan(const Problem& p) : z(SizesOf<A>(p)), teams(z) {
+  GradientsTiling(const GpuDevice& device, const Problem& p)
+      : z(SizesOf<A>(p)), teams(device, z) {
     const int adders = std::min(teams.warps, z.items());
     const auto with = [&](int tile) {
       layout = GradientsLayout::Of<A>(z, tile, p.iterations, adders);
       layout.size = RoundUp(layout.size, kPack<A>);
-      return layout.size * static_cast<int64_t>(sizeof(A)) <= teams.SharedBytes();
+      return layout.size * static_cast<int64_t>(sizeof(A)) <= teams.shared;
     };
     spills = !with(4) && !with(2) && !with(1);
     if (spills) with(2);
@@ -139,6 +137,11 @@ struct GradientsPlan {
     }
   }
 
+  // Why the kernel cannot do this, or "".
+  std::string Obstacle() const {
+    return TooLarge({{"what a block works on, in numbers,", layout.size},
+                     {"the blocks of a grid", blocks}});
+  }
   int64_t weights_scratch() const {
     return std::is_same_v<S, A> ? 0 : layout.tile * z.matrices;
   }
@@ -152,14 +155,14 @@ inline bool Empty(const Problem& p) {
   return std::min({p.batch, p.in_caps, p.out_caps, p.out_dim, p.in_dim}) == 0;
 }
 
-// All there is: the limit is the kernel's, and another thread may be about to launch
-// it.
-template <typename Kernel>
-LaunchError AllowShared(const char* name, Kernel* kernel, int bytes) {
-  if (bytes <= 48 << 10) return {};
-  return CheckLaunch(
-      name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 CurrentDevice().shared));
+// Why these kernels cannot do a problem that is not empty, or "".
+inline std::string ObstacleOf(const Problem& p) {
+  return TooLarge({{"out_caps", p.out_caps},
+                   {"out_dim", p.out_dim},
+                   {"in_dim", p.in_dim},
+                   {"out_dim x in_dim", p.out_dim * p.in_dim},
+                   {"out_caps x out_dim", p.out_caps * p.out_dim},
+                   {"out_caps x iterations", p.out_caps * p.iterations}});
 }
 
 template <typename T>
@@ -169,163 +172,185 @@ LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
 }
 
 template <typename A, typename T>
-bool VectorWeights(const Problem& p, const T* weights) {
-  return p.in_dim % kPack<A> == 0 && Aligned16(weights);
+bool VectorWeights(const Sizes& z, const T* weights) {
+  return z.in_dim % kPack<A> == 0 && Aligned16(weights);
 }
 
 template <typename T, bool kGradient, typename A = Accumulator<T>>
-LaunchError RunPass(const GpuExec& exec, const char* name, const PassPlan<A>& plan,
+LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& tiling,
                     const T* input, const T* weights, const T* logits, const A* vectors,
                     A* partial, T* coefficients, A* scratch) {
-  auto* const kernel = &PassKernel<CudaType<T>, A, kGradient>;
-  for (const LaunchError& error : {CheckGrid(name, plan.groups * plan.z.out_caps),
-                                   AllowShared(name, kernel, plan.shared())}) {
-    if (!error.empty()) return error;
-  }
-  const dim3 grid(plan.groups, plan.chunks);
-  kernel<<<grid, plan.teams.warps * kLanes, plan.shared(), exec.stream>>>(
-      plan.z, plan.tile, Native(input), Native(weights), Native(logits), vectors,
-      partial, Native(coefficients), plan.spills ? scratch : nullptr, plan.elements);
+  constexpr auto kernel = PassKernel<CudaType<T>, A, kGradient>;
+  const LaunchError error = AllowShared<kernel>(exec, name);
+  if (!error.empty()) return error;
+  const dim3 grid(tiling.groups, tiling.chunks);
+  kernel<<<grid, tiling.teams.warps * kLanes, tiling.shared(), exec.stream>>>(
+      tiling.z, tiling.tile, Native(input), Native(weights), Native(logits), vectors,
+      partial, Native(coefficients), tiling.spills ? scratch : nullptr,
+      tiling.elements);
   return CheckLaunch(name);
 }
 
+// The workspace: V, partial sums, and what blocks work on.
 template <typename T, typename A = Accumulator<T>>
-int64_t ForwardWorkspace(const Problem& p) {
-  if (Empty(p)) return 0;
-  const PassPlan<A> plan(p, false);
-  return ((plan.chunks + 2) * plan.z.length + plan.scratch()) * sizeof(A);
-}
-
-template <typename T, typename A = Accumulator<T>>
-int64_t BackwardWorkspace(const Problem& p) {
-  if (Empty(p)) return 0;
-  const PassPlan<A> plan(p, true);
-  const GradientsPlan<T, A> gradients(p);
-  const int64_t pass = plan.chunks * plan.z.length + plan.scratch();
-  return (2 * p.iterations * plan.z.length +
-          std::max(pass, gradients.blocks * gradients.block_scratch())) *
-         sizeof(A);
-}
-
-template <typename T, typename A = Accumulator<T>>
-int64_t CoefficientsWorkspace(const Problem& p) {
-  if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) return 0;
-  const PassPlan<A> plan(p, false);
-  return (plan.z.length + plan.scratch()) * sizeof(A);
-}
-
-template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
-                    const T* weights, const T* logits, T* output, Sum<T>* sums,
-                    void* workspace) {
-  using A = Accumulator<T>;
-  const char* const name = "CapsuleRouting";
-  const int64_t outputs = p.batch * p.out_caps * p.out_dim;
-  if (Empty(p)) {
-    const LaunchError error = Clear(exec, name, output, outputs);
-    return error.empty() ? Clear(exec, name, sums, p.iterations * outputs) : error;
-  }
-  PassPlan<A> plan(p, false);
-  plan.z.vector = VectorWeights<A>(p, weights);
-  const int64_t length = plan.z.length;
+LaunchError Forward(const GpuExec& exec, PassTiling<A> tiling, int64_t iterations,
+                    const T* input, const T* weights, const T* logits, T* output,
+                    A* sums, void* workspace) {
+  tiling.z.vector = VectorWeights<A>(tiling.z, weights);
+  const Sizes& z = tiling.z;
   A* const v = static_cast<A*>(workspace);
-  A* const partial = v + 2 * length;
-  for (int64_t r = 0; r < p.iterations; ++r) {
-    const A* const now = r > 0 ? v + r % 2 * length : nullptr;
-    LaunchError error =
-        RunPass<T, false>(exec, name, plan, input, weights, logits, now, partial,
-                          static_cast<T*>(nullptr), partial + plan.chunks * length);
-    if (!error.empty()) return error;
-    FinishKernel<<<plan.groups * p.out_caps, kFinishWarps * kLanes, 0, exec.stream>>>(
-        plan.z, plan.chunks, partial, now, v + (r + 1) % 2 * length, sums + r * outputs,
-        r + 1 == p.iterations ? Native(output) : nullptr);
-    error = CheckLaunch(name);
-    if (!error.empty()) return error;
+  A* const partial = v + z.length;
+  LaunchError error;
+  for (int64_t r = 0; r < iterations && error.empty(); ++r) {
+    error = RunPass<T, false>(exec, kForwardName, tiling, input, weights, logits,
+                              r > 0 ? v : nullptr, partial, static_cast<T*>(nullptr),
+                              partial + tiling.chunks * z.length);
+    if (!error.empty()) break;
+    FinishKernel<<<tiling.blocks(), kFinishWarps * kLanes, 0, exec.stream>>>(
+        z, tiling.chunks, partial, r == 0, v,
+        sums + r * z.batch * z.out_caps * z.out_dim,
+        r + 1 == iterations ? Native(output) : nullptr);
+    error = CheckLaunch(kForwardName);
   }
-  return {};
+  return error;
 }
 
-template <typename T>
-LaunchError Backward(const GpuExec& exec, const Problem& p, const T* grad,
-                     const T* input, const T* weights, const T* logits,
-                     const Sum<T>* sums, T* grad_input, T* grad_weights, T* grad_logits,
-                     void* workspace) {
-  using A = Accumulator<T>;
-  const char* const name = "CapsuleRoutingGrad";
-  const int64_t outputs = p.batch * p.out_caps * p.out_dim;
-  if (Empty(p)) {
-    for (const LaunchError& error :
-         {Clear(exec, name, grad_input, p.batch * p.in_caps * p.in_dim),
-          Clear(exec, name, grad_weights,
-                p.in_caps * p.out_caps * p.out_dim * p.in_dim),
-          Clear(exec, name, grad_logits, p.in_caps * p.out_caps)}) {
-      if (!error.empty()) return error;
-    }
-    return {};
-  }
-  PassPlan<A> plan(p, true);
-  plan.z.vector = VectorWeights<A>(p, weights);
-  const int64_t length = plan.z.length;
-  const int64_t columns = plan.groups * p.out_caps;
-  // Iteration 1 has no V: dv is in its place.
+// The workspace: V and ds of each iteration, of which V of the first, which is zero and
+// not read, has dv; then partial sums and what blocks work on, or what those of the
+// gradients do.
+template <typename T, typename A = Accumulator<T>>
+LaunchError Backward(const GpuExec& exec, PassTiling<A> tiling,
+                     const GradientsTiling<T, A>& last, const T* grad, const T* input,
+                     const T* weights, const T* logits, const A* sums, T* grad_input,
+                     T* grad_weights, T* grad_logits, void* workspace) {
+  tiling.z.vector = VectorWeights<A>(tiling.z, weights);
+  const Sizes& z = tiling.z;
+  const int64_t length = z.length, iterations = last.layout.iterations;
   A* const vectors = static_cast<A*>(workspace);
-  A* const dv = vectors;
-  A* const rest = vectors + 2 * p.iterations * length;
-  LaunchError error = CheckGrid(name, columns);
-  if (!error.empty()) return error;
-  PrepareKernel<<<columns, kFinishWarps * kLanes, 0, exec.stream>>>(
-      plan.z, p.iterations, sums, Native(grad), vectors);
-  error = CheckLaunch(name);
-  for (int64_t r = p.iterations - 1; r > 0 && error.empty(); --r) {
-    error = RunPass<T, true>(exec, name, plan, input, weights, logits,
+  A* const rest = vectors + 2 * iterations * length;
+  PrepareKernel<<<tiling.blocks(), kFinishWarps * kLanes, 0, exec.stream>>>(
+      z, iterations, sums, Native(grad), vectors);
+  LaunchError error = CheckLaunch(kBackwardName);
+  for (int64_t r = iterations - 1; r > 0 && error.empty(); --r) {
+    error = RunPass<T, true>(exec, kBackwardName, tiling, input, weights, logits,
                              vectors + 2 * r * length, rest, static_cast<T*>(nullptr),
-                             rest + plan.chunks * length);
+                             rest + tiling.chunks * length);
     if (!error.empty()) break;
-    FinishBackwardKernel<<<columns, kFinishWarps * kLanes, 0, exec.stream>>>(
-        plan.z, plan.chunks, rest, sums + (r - 1) * outputs, r + 1 == p.iterations, dv,
-        vectors + (2 * r - 1) * length);
-    error = CheckLaunch(name);
+    FinishBackwardKernel<<<tiling.blocks(), kFinishWarps * kLanes, 0, exec.stream>>>(
+        z, tiling.chunks, rest, sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
+        r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
+    error = CheckLaunch(kBackwardName);
   }
+  constexpr auto kernel = GradientsKernel<CudaType<T>, A>;
+  if (error.empty()) error = AllowShared<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
-  const GradientsPlan<T, A> last(p);
-  auto* const kernel = &GradientsKernel<CudaType<T>, A>;
-  for (const LaunchError& check :
-       {CheckGrid(name, last.blocks), AllowShared(name, kernel, last.shared())}) {
-    if (!check.empty()) return check;
-  }
   kernel<<<last.blocks, last.teams.warps * kLanes, last.shared(), exec.stream>>>(
-      plan.z, last.layout, Native(input), Native(weights), Native(logits), vectors,
+      z, last.layout, Native(input), Native(weights), Native(logits), vectors,
       Native(grad_input), Native(grad_weights), Native(grad_logits),
       last.spills ? rest : nullptr,
       rest + (last.spills ? last.blocks * last.layout.size : 0));
-  return CheckLaunch(name);
+  return CheckLaunch(kBackwardName);
+}
+
+// The workspace: V and what blocks work on. Without `iterations`, V is zero.
+template <typename T, typename A = Accumulator<T>>
+LaunchError Coefficients(const GpuExec& exec, PassTiling<A> tiling, int64_t iterations,
+                         const T* input, const T* weights, const T* logits,
+                         const A* sums, T* coefficients, void* workspace) {
+  tiling.z.vector = VectorWeights<A>(tiling.z, weights);
+  A* const v = static_cast<A*>(workspace);
+  if (iterations > 0) {
+    PrepareKernel<CudaType<T>>
+        <<<tiling.blocks(), kFinishWarps * kLanes, 0, exec.stream>>>(
+            tiling.z, iterations, sums, nullptr, v);
+    const LaunchError error = CheckLaunch(kCoefficientsName);
+    if (!error.empty()) return error;
+  }
+  return RunPass<T, false>(exec, kCoefficientsName, tiling, input, weights, logits,
+                           iterations > 0 ? v : nullptr, static_cast<A*>(nullptr),
+                           coefficients, v + tiling.z.length);
 }
 
 template <typename T>
-LaunchError Coefficients(const GpuExec& exec, const Problem& p, const T* input,
-                         const T* weights, const T* logits, const Sum<T>* sums,
-                         T* coefficients, void* workspace) {
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
   using A = Accumulator<T>;
-  const char* const name = "CapsuleRoutingCoefficients";
-  if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) return {};
-  PassPlan<A> plan(p, false);
-  plan.z.vector = VectorWeights<A>(p, weights);
-  A* const v = static_cast<A*>(workspace);
-  const bool agreed = p.iterations > 0 && p.out_dim > 0 && p.in_dim > 0;
-  if (agreed) {
-    const LaunchError error = CheckGrid(name, plan.groups * p.out_caps);
-    if (!error.empty()) return error;
-    PrepareKernel<CudaType<T>>
-        <<<plan.groups * p.out_caps, kFinishWarps * kLanes, 0, exec.stream>>>(
-            plan.z, p.iterations, sums, nullptr, v);
-    const LaunchError launch_error = CheckLaunch(name);
-    if (!launch_error.empty()) return launch_error;
+  if (Empty(p)) {
+    const int64_t outputs = p.batch * p.out_caps * p.out_dim;
+    return Plan::Make(
+        0, [outputs, iterations = p.iterations](const GpuExec& exec, const T*, const T*,
+                                                const T*, T* output, A* sums, void*) {
+          const LaunchError error = Clear(exec, kForwardName, output, outputs);
+          return error.empty() ? Clear(exec, kForwardName, sums, iterations * outputs)
+                               : error;
+        });
   }
-  return RunPass<T, false>(exec, name, plan, input, weights, logits,
-                           agreed ? v : nullptr, static_cast<A*>(nullptr), coefficients,
-                           v + plan.z.length);
+  std::string obstacle = ObstacleOf(p);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const PassTiling<A> tiling(exec.device, p, false);
+  obstacle = tiling.Obstacle();
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  return Plan::Make(
+      ((tiling.chunks + 1) * tiling.z.length + tiling.scratch()) * sizeof(A),
+      [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
+        return Forward<T>(exec, tiling, iterations, pointers...);
+      });
 }
 
-}  // namespace capsops::capsule_routing::general
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  if (Empty(p)) {
+    const int64_t inputs = p.batch * p.in_caps * p.in_dim;
+    const int64_t logits = p.in_caps * p.out_caps;
+    const int64_t weights = logits * p.out_dim * p.in_dim;
+    return Plan::Make(
+        0, [=](const GpuExec& exec, const T*, const T*, const T*, const T*, const A*,
+               T* grad_input, T* grad_weights, T* grad_logits, void*) {
+          LaunchError error = Clear(exec, kBackwardName, grad_input, inputs);
+          if (error.empty()) error = Clear(exec, kBackwardName, grad_weights, weights);
+          if (error.empty()) error = Clear(exec, kBackwardName, grad_logits, logits);
+          return error;
+        });
+  }
+  std::string obstacle = ObstacleOf(p);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const PassTiling<A> tiling(exec.device, p, true);
+  const GradientsTiling<T, A> last(exec.device, p);
+  obstacle = tiling.Obstacle();
+  if (obstacle.empty()) obstacle = last.Obstacle();
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const int64_t pass = tiling.chunks * tiling.z.length + tiling.scratch();
+  return Plan::Make((2 * p.iterations * tiling.z.length +
+                     std::max(pass, last.blocks * last.block_scratch())) *
+                        sizeof(A),
+                    [tiling, last](const GpuExec& exec, auto... pointers) {
+                      return Backward<T>(exec, tiling, last, pointers...);
+                    });
+}
+
+template <typename T>
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
+  using Plan = CoefficientsPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) {
+    return Plan::Make(0, [](const GpuExec&, const T*, const T*, const T*, const A*, T*,
+                            void*) { return LaunchError(); });
+  }
+  std::string obstacle = ObstacleOf(p);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const PassTiling<A> tiling(exec.device, p, false);
+  obstacle = tiling.Obstacle();
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  // Without a prediction, V says nothing.
+  const int64_t iterations = p.out_dim > 0 && p.in_dim > 0 ? p.iterations : 0;
+  return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
+                    [tiling, iterations](const GpuExec& exec, auto... pointers) {
+                      return Coefficients<T>(exec, tiling, iterations, pointers...);
+                    });
+}
+
+}  // namespace capsops::capsule_routing::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_LAUNCH_CUH_

@@ -22,7 +22,7 @@
 #include "cuda/common/types.cuh"
 #include "cuda/common/warp.cuh"
 
-namespace capsops::capsule_routing::general {
+namespace capsops::capsule_routing::fma {
 
 constexpr int kSamples = 32;                         // of a group
 constexpr int kEach = 4;                             // samples of a lane
@@ -385,6 +385,6 @@ __global__ void __launch_bounds__(kMaxWarps* kLanes, 1)
   }
 }
 
-}  // namespace capsops::capsule_routing::general
+}  // namespace capsops::capsule_routing::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_PASS_CUH_

@@ -8,22 +8,11 @@
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_VECTORS_CUH_
 
 #include "cuda/capsule_routing/fma/pass.cuh"
+#include "cuda/capsule_routing/squash.cuh"
 
-namespace capsops::capsule_routing::general {
+namespace capsops::capsule_routing::fma {
 
 constexpr int kFinishWarps = 16;
-
-// squash(s) = s f(|s|^2).
-template <typename A>
-__device__ A SquashScale(A q, A epsilon) {
-  return q / (1 + q) * rsqrt(q + epsilon);
-}
-// 2 f'(|s|^2).
-template <typename A>
-__device__ A SquashSlope(A q, A epsilon) {
-  const A root = rsqrt(q + epsilon);
-  return root / (1 + q) * (2 / (1 + q) - q * root * root);
-}
 
 // Where a thread of such a block stands.
 struct Column {
@@ -56,17 +45,33 @@ struct Column {
     return sum;
   }
 
-  // The sum of x over the threads of a sample.
-  template <typename A>
-  __device__ A Sum(A x) const {
-    __shared__ A parts[kFinishWarps][kLanes];
+  // Each of x summed over the threads of a sample.
+  template <int N, typename A>
+  __device__ void Sum(A (&x)[N]) const {
+    __shared__ A parts[N][kFinishWarps][kLanes];
     __syncthreads();
-    parts[warp][lane] = x;
-    __syncthreads();
-    A sum = 0;
 #pragma unroll
-    for (int w = 0; w < kFinishWarps; ++w) sum += parts[w][lane];
-    return sum;
+    for (int n = 0; n < N; ++n) parts[n][warp][lane] = x[n];
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      x[n] = 0;
+#pragma unroll
+      for (int w = 0; w < kFinishWarps; ++w) x[n] += parts[n][w][lane];
+    }
+  }
+
+  // Of the vector whose elements s(d) gives.
+  template <typename A, typename Read>
+  __device__ Squash<A> SquashOf(const Read& s) const {
+    A squares[2] = {};
+    Each([&](int d) {
+      const A x = s(d), small = x * kShrink<A>;
+      squares[0] += x * x;
+      squares[1] += small * small;
+    });
+    Sum(squares);
+    return {squares[0], squares[1], A{z.epsilon}};
   }
 };
 
@@ -75,41 +80,37 @@ struct Column {
 template <typename A, typename Read, typename ReadGrad>
 __device__ void SquashGradient(const Column& column, const Read& s, const ReadGrad& dv,
                                A* ds) {
-  A square = 0, product = 0;
+  const Squash<A> squash = column.SquashOf<A>(s);
+  A products[2] = {};
   column.Each([&](int d) {
-    square += s(d) * s(d);
-    product += s(d) * dv(d);
+    products[0] += s(d) * dv(d);
+    products[1] += s(d) * kShrink<A> * dv(d);
   });
-  square = column.Sum(square);
-  product = column.Sum(product);
-  const A epsilon = column.z.epsilon;
-  const A scale = SquashScale(square, epsilon);
-  const A along = SquashSlope(square, epsilon) * product;
+  column.Sum(products);
+  const A slope = squash.Slope(products[0], products[1]);
   column.Each([&](int d) {
-    ds[column.in_vector(d)] = column.inside ? scale * dv(d) + along * s(d) : A{0};
+    ds[column.in_vector(d)] =
+        column.inside ? squash.gain * dv(d) + slope * squash.Along(s(d)) : A{0};
   });
 }
 
-// Ends an iteration: sums = s, and either output = squash(s), or the next iteration's
-// V, which is `v` (zero where null) plus squash(s).
+// Ends an iteration: sums = s, and either output = squash(s), or v, which is V of this
+// iteration and anything in the `first`, becomes that of the next, V + squash(s).
 template <typename S, typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
-    FinishKernel(Sizes z, int64_t chunks, const A* __restrict__ partial, const A* v,
-                 A* next_v, A* sums, S* __restrict__ output) {
+    FinishKernel(Sizes z, int64_t chunks, const A* __restrict__ partial, bool first,
+                 A* v, A* sums, S* __restrict__ output) {
   const Column column{z};
-  A square = 0;
-  column.Each([&](int d) {
-    if (!column.inside) return;
-    const A s = column.SumPartials(partial, chunks, d);
-    sums[column.in_array(d)] = s;
-    square += s * s;
+  const Squash<A> squash = column.SquashOf<A>([&](int d) {
+    if (!column.inside) return A{0};
+    return sums[column.in_array(d)] = column.SumPartials(partial, chunks, d);
   });
-  const A scale = SquashScale(column.Sum(square), A{z.epsilon});
   column.Each([&](int d) {
-    A squashed = column.inside ? sums[column.in_array(d)] * scale : A{0};
+    const A squashed =
+        column.inside ? squash.Along(sums[column.in_array(d)]) * squash.factor : A{0};
     if (output == nullptr) {
       const int64_t at = column.in_vector(d);
-      next_v[at] = v != nullptr ? v[at] + squashed : squashed;
+      v[at] = first ? squashed : v[at] + squashed;
     } else if (column.inside) {
       Narrow(squashed, output + column.in_array(d));
     }
@@ -126,14 +127,13 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
   const Column column{z};
   const auto s = [&](int d) { return column.inside ? sums[column.in_array(d)] : A{0}; };
   for (int64_t r = 1; r < iterations + (grad == nullptr); ++r) {
-    A square = 0;
-    column.Each([&](int d) { square += s(d) * s(d); });
-    const A scale = SquashScale(column.Sum(square), A{z.epsilon});
+    const Squash<A> squash = column.SquashOf<A>(s);
     const A* const v = grad != nullptr ? vectors + 2 * (r - 1) * z.length : vectors;
     A* const next_v = grad != nullptr ? vectors + 2 * r * z.length : vectors;
     column.Each([&](int d) {
       const int64_t at = column.in_vector(d);
-      next_v[at] = r > 1 ? v[at] + scale * s(d) : scale * s(d);
+      const A squashed = squash.factor * squash.Along(s(d));
+      next_v[at] = r > 1 ? v[at] + squashed : squashed;
     });
     sums += z.batch * z.out_caps * z.out_dim;
   }
@@ -161,6 +161,6 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
       [&](int d) { return dv[column.in_vector(d)]; }, ds);
 }
 
-}  // namespace capsops::capsule_routing::general
+}  // namespace capsops::capsule_routing::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_VECTORS_CUH_

@@ -11,7 +11,7 @@
 #include "cuda/capsule_routing/mma/gradients_team.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_routing {
+namespace capsops::capsule_routing::mma {
 
 // For each tile of samples a team computes the predictions, all inner products of them
 // that the softmaxes need, the coefficients, and again element by element
@@ -346,6 +346,6 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   }
 }
 
-}  // namespace capsops::capsule_routing
+}  // namespace capsops::capsule_routing::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_

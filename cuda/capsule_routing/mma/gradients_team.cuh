@@ -8,7 +8,7 @@
 
 #include "cuda/capsule_routing/mma/pass.cuh"
 
-namespace capsops::capsule_routing {
+namespace capsops::capsule_routing::mma {
 
 constexpr int kIterations = 3;      // that one launch takes together
 constexpr int kGradientWarps = 16;  // of a block at most
@@ -87,6 +87,6 @@ __device__ inline void AddScaled(const float (&factors)[2], const float4& x,
   sum[3] += factors[1] * x.w;
 }
 
-}  // namespace capsops::capsule_routing
+}  // namespace capsops::capsule_routing::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_

@@ -1,31 +1,29 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Launchers of the tensor-core kernels of capsule routing, for the sizes that
-// WithPlan() knows.
+// Plans by the tensor-core kernels of capsule routing: how the work is cut, and the
+// launches.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_LAUNCH_CUH_
 
 #include <algorithm>
+#include <string>
 #include <type_traits>
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/mma/gradients.cuh"
 #include "cuda/capsule_routing/mma/pass.cuh"
 #include "cuda/capsule_routing/mma/vectors.cuh"
+#include "cuda/capsule_routing/obstacles.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_routing::tiled {
+namespace capsops::capsule_routing::mma {
 
-constexpr const char* kForwardName = "CapsuleRouting";
-constexpr const char* kBackwardName = "CapsuleRoutingGrad";
-
-// How the kernels run a problem whose vectors have kD and kK elements.
+// How the passes cut a problem whose vectors have kD and kK elements.
 template <typename T, int kD, int kK>
-struct Plan {
+struct Tiling {
   static constexpr int D = kD, K = kK;
   using S = CudaType<T>;
-  using Layout = GradientsShared<S, D, K>;
   static constexpr int kPassVectors = 2;  // that a pass keeps at most
 
   Sizes z;
@@ -33,28 +31,28 @@ struct Plan {
   int64_t tile_blocks;  // such blocks side by side,
   int64_t chunks = 1;   // and how many share the input capsules
 
-  explicit Plan(const Problem& p) {
+  Tiling(const GpuDevice& device, const Problem& p) {
     z.batch = p.batch;
     z.in_caps = p.in_caps;
     z.tiles = CeilDivide(p.batch, kTileSamples);
     z.out_caps = static_cast<int>(p.out_caps);
     z.groups = static_cast<int>(CeilDivide(p.out_caps, kGroupCaps));
-    z.epsilon = p.epsilon;
+    z.epsilon = p.epsilon();
     const int team_count = kPassWarps / z.groups;
     teams.tiles = z.tiles > 1 && team_count > 1 ? 2 : 1;
     teams.parts = team_count / teams.tiles;
-    while (pass_shared(kPassVectors) > CurrentDevice().shared && teams.count() > 1) {
+    while (pass_shared(kPassVectors) > device.shared && teams.count() > 1) {
       --(teams.parts > 1 ? teams.parts : teams.tiles);
     }
     tile_blocks = CeilDivide(z.tiles, teams.tiles);
     // The chunks that take the fewest steps, one an input capsule and some to begin.
     constexpr int64_t kBegin = 4;
-    const int64_t processors = CurrentDevice().processors;
-    const int64_t most = std::min(std::max<int64_t>(2 * processors / tile_blocks, 1),
-                                  CeilDivide(p.in_caps, teams.parts));
+    const int64_t most =
+        std::min(std::max<int64_t>(2 * device.processors / tile_blocks, 1),
+                 CeilDivide(p.in_caps, teams.parts));
     int64_t least = INT64_MAX;
     for (int64_t c = 1; c <= most; ++c) {
-      const int64_t steps = CeilDivide(c * tile_blocks, processors) *
+      const int64_t steps = CeilDivide(c * tile_blocks, device.processors) *
                             (CeilDivide(p.in_caps, c * teams.parts) + kBegin);
       if (steps < least) {
         least = steps;
@@ -78,65 +76,81 @@ struct Plan {
     const int kept = vectors == 0 ? 0 : vectors * vector + shares;
     return kept * static_cast<int>(sizeof(float4)) + std::max(belt, rest);
   }
-
+  int64_t vector_blocks() const { return VectorThread<D>::Blocks(z); }
   int64_t vector_length() const { return VectorFloats<D>(z) / 4; }
   int64_t vector_bytes() const { return vector_length() * sizeof(float4); }
 
-  // Teams and stages of the gradients: two stages if they fit, even if that takes some
-  // teams; no teams where nothing fits.
-  int gradients_shared(const Layout& layout, int stages) const {
-    return stages * layout.stage() + layout.teams * layout.team();
-  }
-  Layout GradientsLayout(int vectors, int* stages) const {
-    const int limit = CurrentDevice().shared;
-    const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
-    Layout layout{z.groups, 0, vectors};
-    for (*stages = 2; *stages > 0; --*stages) {
-      const int least = *stages == 2 ? (most + 1) / 2 : 1;
-      for (layout.teams = most; layout.teams >= least; --layout.teams) {
-        if (gradients_shared(layout, *stages) <= limit) return layout;
-      }
+  // Why passes that keep that many vectors cannot be launched, or "".
+  std::string PassObstacle(const GpuDevice& device, int vectors) const {
+    const int shared = pass_shared(vectors);
+    if (shared > device.shared) {
+      return "a pass needs " + std::to_string(shared) +
+             " bytes of shared memory and a block has " + std::to_string(device.shared);
     }
-    layout.teams = 0;
-    return layout;
-  }
-
-  bool Fits() const {
-    int stages;
-    return pass_shared(kPassVectors) <= CurrentDevice().shared &&
-           GradientsLayout(2 * kIterations, &stages).teams > 0;
+    // There are more of these blocks than of a pass.
+    return TooLarge({{"the blocks of a grid", vector_blocks()}});
   }
 };
 
-// Calls run(plan) with the plan that has p's dimensions, or otherwise(). Before the
-// first iteration shares depend on logits alone, and predictions, which may be
-// infinite, must not be multiplied by zeros.
-template <typename T, typename Run, typename Otherwise>
-auto WithPlan(const Problem& p, const Run& run, const Otherwise& otherwise) {
-  if constexpr (!std::is_same_v<T, double>) {
-    const auto fits = [&](const auto& plan) { return plan.Fits(); };
-    if (p.batch > 0 && p.in_caps > 0 && p.out_caps > 0 && p.iterations > 0 &&
-        p.out_caps <= kPassWarps * kGroupCaps) {
-      if (p.out_dim == 16 && p.in_dim == 8) {
-        if (const Plan<T, 16, 8> plan(p); fits(plan)) return run(plan);
-      }
-      if (p.out_dim == 16 && p.in_dim == 16) {
-        if (const Plan<T, 16, 16> plan(p); fits(plan)) return run(plan);
-      }
-      if (p.out_dim == 8 && p.in_dim == 8) {
-        if (const Plan<T, 8, 8> plan(p); fits(plan)) return run(plan);
+// How the blocks of the gradients' kernel are made: two stages if they fit, even if
+// that takes some teams; no teams where nothing fits.
+template <typename T, int D, int K, bool kMore>
+struct GradientsTiling {
+  using Layout = GradientsShared<CudaType<T>, D, K>;
+
+  Layout layout;
+  int stages;
+  int64_t blocks = 0;
+
+  GradientsTiling(const GpuDevice& device, const Sizes& z)
+      : layout{z.groups, 0, 2 * kIterations - (kMore ? 0 : 1)} {
+    const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
+    for (stages = 2; stages > 0; --stages) {
+      const int least = stages == 2 ? (most + 1) / 2 : 1;
+      for (layout.teams = most; layout.teams >= least; --layout.teams) {
+        if (shared() <= device.shared) {
+          blocks = CeilDivide(z.in_caps, layout.teams * Layout::kCaps);
+          return;
+        }
       }
     }
+    layout.teams = 0;
   }
-  return otherwise();
-}
 
-// The same for the gradients, which more iterations than one launch takes would add up
-// in T: in 16 bits that is too little.
-template <typename T, typename Run, typename Otherwise>
-auto WithGradientsPlan(const Problem& p, const Run& run, const Otherwise& otherwise) {
-  if (sizeof(T) < sizeof(float) && p.iterations > kIterations) return otherwise();
-  return WithPlan<T>(p, run, otherwise);
+  int shared() const { return stages * layout.stage() + layout.teams * layout.team(); }
+
+  // Why this kernel cannot be launched, or "".
+  std::string Obstacle(const GpuDevice& device) const {
+    if (layout.teams > 0) return TooLarge({{"the blocks of a grid", blocks}});
+    return "the vectors of " + std::to_string(kIterations) +
+           " iterations do not fit into the " + std::to_string(device.shared) +
+           " bytes of shared memory that a block has";
+  }
+};
+
+// Returns make(tiling) with the tiling that has p's dimensions, or a refusal. Before
+// the first iteration shares depend on logits alone, and predictions, which may be
+// infinite, must not be multiplied by zeros.
+template <typename Plan, typename T, typename Make>
+Plan WithTiling(const GpuExec& exec, const Problem& p, const Make& make) {
+  if constexpr (std::is_same_v<T, double>) {
+    return Plan::Refuse("T is double");
+  } else {
+    if (std::min({p.batch, p.in_caps, p.out_caps}) == 0) {
+      return Plan::Refuse("a dimension is 0");
+    }
+    if (p.iterations == 0) return Plan::Refuse("iterations is 0");
+    constexpr int kMostCaps = kPassWarps * kGroupCaps;
+    if (p.out_caps > kMostCaps) {
+      return Plan::Refuse("out_caps is over " + std::to_string(kMostCaps));
+    }
+    if (p.out_dim == 16 && p.in_dim == 8) return make(Tiling<T, 16, 8>(exec.device, p));
+    if (p.out_dim == 16 && p.in_dim == 16) {
+      return make(Tiling<T, 16, 16>(exec.device, p));
+    }
+    if (p.out_dim == 8 && p.in_dim == 8) return make(Tiling<T, 8, 8>(exec.device, p));
+    return Plan::Refuse("out_dim x in_dim is none of 16 x 8, 16 x 16 and 8 x 8");
+  }
 }
 
 // Calls run(precision) with what products of T are to have.
@@ -150,143 +164,190 @@ LaunchError WithTf32(const GpuExec& exec, const Run& run) {
   }
 }
 
-template <Tf32 kTf32, Pass kPass, typename T, typename Plan>
-LaunchError RunPass(const GpuExec& exec, const char* name, const Plan& plan,
+template <Tf32 kTf32, Pass kPass, typename T, typename Tiling>
+LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
                     const T* input, const T* weights, const T* logits, const float4* v,
                     const float4* ds, float4* partial, T* coefficients) {
-  constexpr auto kernel = PassKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kPass>;
+  constexpr auto kernel = PassKernel<CudaType<T>, Tiling::D, Tiling::K, kTf32, kPass>;
   const int shared =
-      plan.pass_shared(kPass == Pass::kGradient ? Plan::kPassVectors : 1);
-  const LaunchError error = AllowShared<kernel>(name);
+      tiling.pass_shared(kPass == Pass::kGradient ? Tiling::kPassVectors : 1);
+  const LaunchError error = AllowShared<kernel>(exec, name);
   if (!error.empty()) return error;
-  return LaunchOverlapped(name, kernel, plan.pass_grid(), plan.pass_threads(), shared,
-                          exec, plan.z, plan.teams, Native(input), Native(weights),
-                          Native(logits), v, ds, partial, Native(coefficients));
+  return LaunchOverlapped(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
+                          shared, exec, tiling.z, tiling.teams, Native(input),
+                          Native(weights), Native(logits), v, ds, partial,
+                          Native(coefficients));
 }
 
-template <Tf32 kTf32, bool kMore, typename T, typename Plan>
-LaunchError RunGradients(const GpuExec& exec, const Plan& plan, int64_t iterations,
-                         const T* input, const T* weights, const T* logits,
-                         const float4* vectors, T* grad_input, T* grad_weights,
-                         T* grad_logits) {
-  constexpr auto kernel = GradientsKernel<CudaType<T>, Plan::D, Plan::K, kTf32, kMore>;
-  int stages;
-  const auto layout = plan.GradientsLayout(2 * kIterations - (kMore ? 0 : 1), &stages);
-  const int shared = plan.gradients_shared(layout, stages);
-  const LaunchError error = AllowShared<kernel>(kBackwardName);
+template <Tf32 kTf32, typename T, int D, int K, bool kMore>
+LaunchError RunGradients(const GpuExec& exec, const Sizes& z,
+                         const GradientsTiling<T, D, K, kMore>& tiling,
+                         int64_t iterations, const T* input, const T* weights,
+                         const T* logits, const float4* vectors, T* grad_input,
+                         T* grad_weights, T* grad_logits) {
+  constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kMore>;
+  const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
   return LaunchOverlapped(
-      kBackwardName, kernel,
-      CeilDivide(plan.z.in_caps, layout.teams * Plan::Layout::kCaps),
-      layout.teams * plan.z.groups * kLanes, shared, exec, plan.z, layout.teams, stages,
+      kBackwardName, kernel, tiling.blocks, tiling.layout.teams * z.groups * kLanes,
+      tiling.shared(), exec, z, tiling.layout.teams, tiling.stages,
       static_cast<int>(std::min<int64_t>(iterations, kIterations)), Native(input),
       Native(weights), Native(logits), vectors, Native(grad_input),
       Native(grad_weights), Native(grad_logits));
 }
 
-template <typename Plan>
-int64_t ForwardWorkspace(const Plan& plan) {
-  return (plan.chunks + 2) * plan.vector_bytes();
-}
-
-template <typename T, typename Plan>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const Plan& plan,
+// The workspace: V, then partial sums.
+template <typename T, typename Tiling>
+LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iterations,
                     const T* input, const T* weights, const T* logits, T* output,
                     float* sums, void* workspace) {
-  constexpr int D = Plan::D, K = Plan::K;
-  float4* const v[2] = {static_cast<float4*>(workspace),
-                        static_cast<float4*>(workspace) + plan.vector_length()};
-  float4* const partial = v[1] + plan.vector_length();
+  constexpr int D = Tiling::D, K = Tiling::K;
+  const Sizes& z = tiling.z;
+  float4* const v = static_cast<float4*>(workspace);
+  float4* const partial = v + tiling.vector_length();
   return WithTf32<T>(exec, [&](auto tf32) -> LaunchError {
     constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
-    const int shared = plan.pass_shared(0);
-    LaunchError error = AllowShared<first>(kForwardName);
+    LaunchError error = AllowShared<first>(exec, kForwardName);
     if (!error.empty()) return error;
-    first<<<plan.pass_grid(), plan.pass_threads(), shared, exec.stream>>>(
-        plan.z, plan.teams, Native(input), Native(weights), Native(logits), partial);
+    first<<<tiling.pass_grid(), tiling.pass_threads(), tiling.pass_shared(0),
+            exec.stream>>>(z, tiling.teams, Native(input), Native(weights),
+                           Native(logits), partial);
     error = CheckLaunch(kForwardName);
-    for (int64_t r = 0; r < p.iterations && error.empty(); ++r) {
-      const float4* const now = r > 0 ? v[r % 2] : nullptr;
+    for (int64_t r = 0; r < iterations && error.empty(); ++r) {
       if (r > 0) {
-        error =
-            RunPass<tf32, Pass::kSums>(exec, kForwardName, plan, input, weights, logits,
-                                       now, nullptr, partial, static_cast<T*>(nullptr));
+        error = RunPass<tf32, Pass::kSums>(exec, kForwardName, tiling, input, weights,
+                                           logits, v, nullptr, partial,
+                                           static_cast<T*>(nullptr));
         if (!error.empty()) break;
       }
       error = LaunchOverlapped(
-          kForwardName, FinishKernel<CudaType<T>, D>, VectorThread<D>::Blocks(plan.z),
-          kSlices * VectorThread<D>::kThreads, 0, exec, plan.z, plan.chunks, partial,
-          now, v[(r + 1) % 2], sums + r * p.batch * p.out_caps * D,
-          r + 1 == p.iterations ? Native(output) : nullptr);
+          kForwardName, FinishKernel<CudaType<T>, D>, tiling.vector_blocks(),
+          kSlices * VectorThread<D>::kThreads, 0, exec, z, tiling.chunks, partial,
+          r == 0, v, sums + r * z.batch * z.out_caps * D,
+          r + 1 == iterations ? Native(output) : nullptr);
     }
     return error;
   });
 }
 
-template <typename Plan>
-int64_t BackwardWorkspace(const Problem& p, const Plan& plan) {
-  const int64_t padded = CeilDivide(p.iterations, kIterations) * kIterations;
-  return (2 * padded + 1 + plan.chunks) * plan.vector_bytes();
-}
-
-template <typename T, typename Plan>
-LaunchError Backward(const GpuExec& exec, const Problem& p, const Plan& plan,
-                     const T* grad, const T* input, const T* weights, const T* logits,
-                     const float* sums, T* grad_input, T* grad_weights, T* grad_logits,
-                     void* workspace) {
-  constexpr int D = Plan::D;
-  const int64_t padded = CeilDivide(p.iterations, kIterations) * kIterations;
-  const int64_t length = plan.vector_length();
-  const int64_t blocks = VectorThread<D>::Blocks(plan.z);
+// The workspace: V and ds of each iteration up to `padded`, of which V of the first,
+// which is zero and not read, has dv; then partial sums.
+template <typename T, int D, int K>
+LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
+                     const GradientsTiling<T, D, K, false>& gradients,
+                     const GradientsTiling<T, D, K, true>& more, int64_t iterations,
+                     int64_t padded, const T* grad, const T* input, const T* weights,
+                     const T* logits, const float* sums, T* grad_input, T* grad_weights,
+                     T* grad_logits, void* workspace) {
+  const Sizes& z = tiling.z;
+  const int64_t length = tiling.vector_length(), blocks = tiling.vector_blocks();
   float4* const vectors = static_cast<float4*>(workspace);
-  float4* const dv = vectors + 2 * padded * length;
-  float4* const partial = dv + length;
+  float4* const partial = vectors + 2 * padded * length;
   PrepareKernel<CudaType<T>, D><<<blocks, VectorThread<D>::kThreads, 0, exec.stream>>>(
-      plan.z, p.iterations, padded, sums, Native(grad), vectors, dv);
+      z, iterations, padded, sums, Native(grad), vectors);
   LaunchError error = CheckLaunch(kBackwardName);
   if (!error.empty()) return error;
   return WithTf32<T>(exec, [&](auto tf32) -> LaunchError {
-    for (int64_t r = p.iterations - 1; r > 0; --r) {
+    for (int64_t r = iterations - 1; r > 0; --r) {
       error = RunPass<tf32, Pass::kGradient>(
-          exec, kBackwardName, plan, input, weights, logits, vectors + 2 * r * length,
+          exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
           vectors + (2 * r + 1) * length, partial, static_cast<T*>(nullptr));
       if (!error.empty()) return error;
       error = LaunchOverlapped(kBackwardName, FinishBackwardKernel<D>, blocks,
-                               kSlices * VectorThread<D>::kThreads, 0, exec, plan.z,
-                               plan.chunks, partial,
-                               sums + (r - 1) * p.batch * p.out_caps * D, dv,
+                               kSlices * VectorThread<D>::kThreads, 0, exec, z,
+                               tiling.chunks, partial,
+                               sums + (r - 1) * z.batch * z.out_caps * D, vectors,
                                vectors + (2 * r - 1) * length);
       if (!error.empty()) return error;
     }
-    error = RunGradients<tf32, false>(exec, plan, p.iterations, input, weights, logits,
-                                      vectors, grad_input, grad_weights, grad_logits);
+    error = RunGradients<tf32>(exec, z, gradients, iterations, input, weights, logits,
+                               vectors, grad_input, grad_weights, grad_logits);
     for (int64_t r = kIterations; r < padded && error.empty(); r += kIterations) {
-      error = RunGradients<tf32, true>(exec, plan, p.iterations - r, input, weights,
-                                       logits, vectors + 2 * r * length, grad_input,
-                                       grad_weights, grad_logits);
+      error = RunGradients<tf32>(exec, z, more, iterations - r, input, weights, logits,
+                                 vectors + 2 * r * length, grad_input, grad_weights,
+                                 grad_logits);
     }
     return error;
   });
 }
 
-template <typename T, typename Plan>
-LaunchError Coefficients(const GpuExec& exec, const Problem& p, const Plan& plan,
+template <typename T, typename Tiling>
+LaunchError Coefficients(const GpuExec& exec, const Tiling& tiling, int64_t iterations,
                          const T* input, const T* weights, const T* logits,
                          const float* sums, T* coefficients, void* workspace) {
-  constexpr int D = Plan::D;
   float4* const v = static_cast<float4*>(workspace);
-  PrepareKernel<CudaType<T>, D>
-      <<<VectorThread<D>::Blocks(plan.z), VectorThread<D>::kThreads, 0, exec.stream>>>(
-          plan.z, p.iterations, 0, sums, nullptr, v, nullptr);
-  const LaunchError error = CheckLaunch("CapsuleRoutingCoefficients");
+  PrepareKernel<CudaType<T>, Tiling::D>
+      <<<tiling.vector_blocks(), VectorThread<Tiling::D>::kThreads, 0, exec.stream>>>(
+          tiling.z, iterations, 0, sums, nullptr, v);
+  const LaunchError error = CheckLaunch(kCoefficientsName);
   if (!error.empty()) return error;
   return WithTf32<T>(exec, [&](auto tf32) {
-    return RunPass<tf32, Pass::kCoefficients>(exec, "CapsuleRoutingCoefficients", plan,
-                                              input, weights, logits, v, nullptr,
-                                              nullptr, coefficients);
+    return RunPass<tf32, Pass::kCoefficients>(exec, kCoefficientsName, tiling, input,
+                                              weights, logits, v, nullptr, nullptr,
+                                              coefficients);
   });
 }
 
-}  // namespace capsops::capsule_routing::tiled
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  return WithTiling<Plan, T>(exec, p, [&](const auto& tiling) {
+    const std::string obstacle = tiling.PassObstacle(exec.device, 1);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    return Plan::Make(
+        (tiling.chunks + 1) * tiling.vector_bytes(),
+        [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
+          return Forward<T>(exec, tiling, iterations, pointers...);
+        });
+  });
+}
+
+template <typename T, int D, int K>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p,
+                                      const Tiling<T, D, K>& tiling) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  const GradientsTiling<T, D, K, false> gradients(exec.device, tiling.z);
+  const GradientsTiling<T, D, K, true> more(exec.device, tiling.z);
+  std::string obstacle = gradients.Obstacle(exec.device);
+  if (obstacle.empty() && p.iterations > kIterations) {
+    obstacle = sizeof(T) < sizeof(float)
+                   ? "iterations is over " + std::to_string(kIterations) +
+                         ", and 16 bits are too little to add up the gradients in"
+                   : more.Obstacle(exec.device);
+  }
+  if (obstacle.empty()) {
+    obstacle = tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors);
+  }
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const int64_t padded = CeilDivide(p.iterations, kIterations) * kIterations;
+  return Plan::Make((2 * padded + tiling.chunks) * tiling.vector_bytes(),
+                    [tiling, gradients, more, iterations = p.iterations, padded](
+                        const GpuExec& exec, auto... pointers) {
+                      return Backward(exec, tiling, gradients, more, iterations, padded,
+                                      pointers...);
+                    });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  return WithTiling<BackwardPlan<GpuExec, T>, T>(
+      exec, p, [&](const auto& tiling) { return PlanBackward(exec, p, tiling); });
+}
+
+template <typename T>
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
+  using Plan = CoefficientsPlan<GpuExec, T>;
+  return WithTiling<Plan, T>(exec, p, [&](const auto& tiling) {
+    const std::string obstacle = tiling.PassObstacle(exec.device, 1);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    return Plan::Make(
+        tiling.vector_bytes(),
+        [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
+          return Coefficients<T>(exec, tiling, iterations, pointers...);
+        });
+  });
+}
+
+}  // namespace capsops::capsule_routing::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_LAUNCH_CUH_

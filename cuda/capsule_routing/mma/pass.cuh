@@ -11,7 +11,7 @@
 #include "cuda/capsule_routing/mma/tile.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_routing {
+namespace capsops::capsule_routing::mma {
 
 constexpr int kPassWarps = 12;  // of a block at most
 
@@ -395,6 +395,6 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   }
 }
 
-}  // namespace capsops::capsule_routing
+}  // namespace capsops::capsule_routing::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PASS_CUH_

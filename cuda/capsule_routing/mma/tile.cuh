@@ -21,7 +21,7 @@
 #include "cuda/common/types.cuh"
 #include "cuda/common/warp.cuh"
 
-namespace capsops::capsule_routing {
+namespace capsops::capsule_routing::mma {
 
 constexpr int kTileSamples = 16;
 constexpr int kGroupCaps = 4;
@@ -209,16 +209,6 @@ __device__ inline void AddProducts(const float (&x)[4], const float4& y,
   sum[3] += x[3] * y.w;
 }
 
-// squash(s) = s f(|s|^2).
-__device__ inline float SquashScale(float q, float epsilon) {
-  return q / (1 + q) * rsqrtf(q + epsilon);
-}
-// 2 f'(|s|^2).
-__device__ inline float SquashSlope(float q, float epsilon) {
-  const float root = rsqrtf(q + epsilon);
-  return root / (1 + q) * (2 / (1 + q) - q * root * root);
-}
-
-}  // namespace capsops::capsule_routing
+}  // namespace capsops::capsule_routing::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_

@@ -9,9 +9,10 @@
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
 
 #include "cuda/capsule_routing/mma/tile.cuh"
+#include "cuda/capsule_routing/squash.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_routing {
+namespace capsops::capsule_routing::mma {
 
 constexpr int kSlices = 16;
 constexpr int kPart = 8;
@@ -75,17 +76,26 @@ struct VectorThread {
     return j < z.out_caps ? sum : float4{};
   }
 
-  // Inner products of the two rows' capsules. All threads of slice 0 and no others
-  // take part.
-  __device__ void Products(float4 a, float4 b, float (&product)[2]) const {
-    __shared__ float2 parts[M][kPart];
-    parts[m][part] = {a.x * b.x + a.y * b.y, a.z * b.z + a.w * b.w};
-    WaitForSlice();
-    product[0] = product[1] = 0;
+  // Inner products of a[n] and b[n] for each n, of the two rows' capsules. All threads
+  // of slice 0 and no others take part.
+  template <int N>
+  __device__ void Products(const float4 (&a)[N], const float4 (&b)[N],
+                           float2 (&product)[N]) const {
+    __shared__ float2 parts[N][M][kPart];
 #pragma unroll
-    for (int n = 0; n < M; ++n) {
-      product[0] += parts[n][part].x;
-      product[1] += parts[n][part].y;
+    for (int n = 0; n < N; ++n) {
+      parts[n][m][part] = {a[n].x * b[n].x + a[n].y * b[n].y,
+                           a[n].z * b[n].z + a[n].w * b[n].w};
+    }
+    WaitForSlice();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      product[n] = {};
+#pragma unroll
+      for (int e = 0; e < M; ++e) {
+        product[n].x += parts[n][e][part].x;
+        product[n].y += parts[n][e][part].y;
+      }
     }
     WaitForSlice();
   }
@@ -100,58 +110,57 @@ __device__ inline float4 Scale(float4 x, float row0, float row1) {
   return {x.x * row0, x.y * row0, x.z * row1, x.w * row1};
 }
 
+// squash(s) and, where `dv` is not null, the gradient by s instead, of that by
+// squash(s).
 template <int D>
-__device__ float4 Squash(const VectorThread<D>& thread, float4 s) {
-  float q[2];
-  thread.Products(s, s, q);
-  const float epsilon = thread.z.epsilon;
-  return Scale(s, SquashScale(q[0], epsilon), SquashScale(q[1], epsilon));
-}
-
-// The gradient by s, from that by squash(s).
-template <int D>
-__device__ float4 SquashGradient(const VectorThread<D>& thread, float4 s, float4 dv) {
-  float q[2], along[2];
-  thread.Products(s, s, q);
-  thread.Products(s, dv, along);
-  const float epsilon = thread.z.epsilon;
-  float4 ds = Scale(dv, SquashScale(q[0], epsilon), SquashScale(q[1], epsilon));
-  Add(Scale(s, SquashSlope(q[0], epsilon) * along[0],
-            SquashSlope(q[1], epsilon) * along[1]),
-      &ds);
+__device__ float4 SquashRows(const VectorThread<D>& thread, float4 s,
+                             const float4* dv) {
+  using Row = Squash<float>;
+  const float4 small = Scale(s, kShrink<float>, kShrink<float>);
+  float2 q[2];
+  thread.template Products<2>({s, small}, {s, small}, q);
+  const Row rows[2] = {{q[0].x, q[1].x, thread.z.epsilon},
+                       {q[0].y, q[1].y, thread.z.epsilon}};
+  const float4 along = {rows[0].Along(s.x), rows[0].Along(s.y), rows[1].Along(s.z),
+                        rows[1].Along(s.w)};
+  if (dv == nullptr) return Scale(along, rows[0].factor, rows[1].factor);
+  thread.template Products<2>({s, small}, {*dv, *dv}, q);
+  float4 ds = Scale(*dv, rows[0].gain, rows[1].gain);
+  Add(Scale(along, rows[0].Slope(q[0].x, q[1].x), rows[1].Slope(q[0].y, q[1].y)), &ds);
   return ds;
 }
 
-// Ends an iteration: sums = s, and either output = squash(s), or the next iteration's
-// V, which is `v` (zero where null) plus squash(s).
+// Ends an iteration: sums = s, and either output = squash(s), or v, which is V of this
+// iteration and anything in the `first`, becomes that of the next, V + squash(s).
 template <typename S, int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
-    FinishKernel(Sizes z, int64_t chunks, const float4* partial, const float4* v,
-                 float4* next_v, float* __restrict__ sums, S* __restrict__ output) {
+    FinishKernel(Sizes z, int64_t chunks, const float4* __restrict__ partial,
+                 bool first, float4* __restrict__ v, float* __restrict__ sums,
+                 S* __restrict__ output) {
   const VectorThread<D> thread{z};
   LetKernelAfterBegin();
   WaitForKernelBefore();
   const float4 s = thread.SumPartials(partial, chunks);
   if (thread.slice > 0) return;
   thread.Store(s, sums);
-  float4 squashed = Squash(thread, s);
+  float4 squashed = SquashRows(thread, s, nullptr);
   if (output != nullptr) {
     thread.Store(squashed, output);
   } else {
-    if (v != nullptr) Add(v[thread.index], &squashed);
-    next_v[thread.index] = squashed;
+    if (!first) Add(v[thread.index], &squashed);
+    v[thread.index] = squashed;
   }
 }
 
-// V of iterations 1, 2, ... up to `iterations`, ds of the last, and dv = 0. The vectors
-// of iteration r (from 1) begin at vectors + 2 (r - 1) times the length of one: V, then
+// V of iterations 1, 2, ... up to `iterations`, and ds of the last. The vectors of
+// iteration r (from 1) begin at vectors + 2 (r - 1) times the length of one: V, then
 // ds. Iterations from there up to `padded` get zeros. Without `grad`, only the V of
 // iteration `iterations` + 1 is made, at `vectors`.
 template <typename S, int D>
 __global__ void __launch_bounds__(VectorThread<D>::kThreads)
     PrepareKernel(Sizes z, int64_t iterations, int64_t padded,
                   const float* __restrict__ sums, const S* __restrict__ grad,
-                  float4* __restrict__ vectors, float4* __restrict__ dv) {
+                  float4* __restrict__ vectors) {
   const VectorThread<D> thread{z};
   LetKernelAfterBegin();
   const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
@@ -161,18 +170,17 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
     if (grad != nullptr) vectors[2 * r * length + thread.index] = v;
     s = next;
     if (r + 1 < iterations) next = thread.Load(sums + (r + 1) * step);
-    Add(Squash(thread, s), &v);
+    Add(SquashRows(thread, s, nullptr), &v);
   }
   if (grad == nullptr) {
     vectors[thread.index] = v;
     return;
   }
-  vectors[(2 * iterations - 1) * length + thread.index] =
-      SquashGradient(thread, s, thread.Load(grad));
+  const float4 dv = thread.Load(grad);
+  vectors[(2 * iterations - 1) * length + thread.index] = SquashRows(thread, s, &dv);
   for (int64_t r = 2 * iterations; r < 2 * padded; ++r) {
     vectors[r * length + thread.index] = {};
   }
-  dv[thread.index] = {};
 }
 
 // From an iteration's dV back to the iteration before: dv += dV, and ds from that dv
@@ -189,9 +197,9 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
   if (thread.slice > 0) return;
   Add(dv[thread.index], &total);
   dv[thread.index] = total;
-  ds[thread.index] = SquashGradient(thread, thread.Load(sums), total);
+  ds[thread.index] = SquashRows(thread, thread.Load(sums), &total);
 }
 
-}  // namespace capsops::capsule_routing
+}  // namespace capsops::capsule_routing::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_

@@ -1,0 +1,51 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// squash(s) = s f(|s|^2) with f(q) = q / (1 + q) / sqrt(q + epsilon), and its gradient,
+//   ds = f dv + 2 f' <s, dv> s.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_SQUASH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_SQUASH_CUH_
+
+namespace capsops::capsule_routing {
+
+// Above kHuge, q or f' may leave the range of A: there the squared length is taken of
+// kShrink s, and squash(s) is s / |s|.
+template <typename A>
+constexpr A kHuge = sizeof(A) == 8 ? A(0x1p640) : A(0x1p80);
+template <typename A>
+constexpr A kShrink = sizeof(A) == 8 ? A(0x1p-600) : A(0x1p-80);
+
+// The numbers that make squash(s) = factor along(s) and
+// ds = gain dv + slope <along(s), dv> along(s), where along(s) is s or, where s is
+// huge, s / |s|.
+template <typename A>
+struct Squash {
+  bool huge;
+  A unit, factor, gain, slope;
+
+  // Of q = |s|^2 and small = |kShrink s|^2.
+  __device__ Squash(A q, A small, A epsilon) : huge(q > kHuge<A>) {
+    if (huge) {
+      // An infinite s makes everything NaN.
+      unit = rsqrt(small + epsilon * kShrink<A> * kShrink<A>) + (small - small);
+      factor = 1;
+      gain = unit * kShrink<A>;
+      slope = -gain;
+    } else {
+      const A root = rsqrt(q + epsilon);
+      unit = 1;
+      factor = gain = q / (1 + q) * root;
+      slope = root / (1 + q) * (2 / (1 + q) - q * root * root);
+    }
+  }
+
+  __device__ A Along(A s) const { return huge ? s * kShrink<A> * unit : s; }
+  // slope <along(s), dv> of <s, dv> and <kShrink s, dv>.
+  __device__ A Slope(A product, A small_product) const {
+    return slope * (huge ? small_product * unit : product);
+  }
+};
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_SQUASH_CUH_
