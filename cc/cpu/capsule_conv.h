@@ -28,6 +28,8 @@ struct Division {
 };
 
 // Forward and the gradient of the input are alike: an image is read, an image written.
+// Of the kernel, `p` has the taps that read the image; the weights of a task are those
+// of its tap, task % taps.
 template <typename T>
 struct ImageKernels {
   Division (*divide)(const Problem& p);
@@ -36,6 +38,8 @@ struct ImageKernels {
               T* to, void* scratch);
 };
 
+// Task `task` of those that add up partial sums is one of [pose_depth][tap][tile of
+// rows], and writes some of its tap's weights.
 template <typename T>
 struct WeightsKernels {
   Division (*divide)(const Problem& p);

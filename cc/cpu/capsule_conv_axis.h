@@ -74,7 +74,7 @@ inline Axis ForwardAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride,
 inline Axis GradientAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride,
                          int64_t dilation, int64_t pad, int64_t first) {
   Axis axis{CeilDivide(in - first, stride), first, stride, 0, 0, 1, 1, 0, 0};
-  const int64_t place = (first + pad) % stride;
+  const int64_t place = ((first + pad) % stride + stride) % stride;  // pad may be < 0
   for (int64_t k = 0; k < Min(kernel, stride); ++k) {
     if (k * dilation % stride != place) continue;
     Axis phase{};

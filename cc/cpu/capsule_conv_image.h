@@ -112,8 +112,8 @@ Division DivideImage(const Problem& p) {
   return d;
 }
 
-// Weights to panels [depth][tile of columns][tap][plane][column]; a task is the tile of
-// a tap.
+// A tap's weights to panels [depth][tile of columns][tap][plane][column]; a task is the
+// tile of a tap.
 template <typename T, bool kGradient>
 void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -131,8 +131,7 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   const T* offsets[kColumns];
   for (int64_t n = 0; n < width; ++n) {
     const int64_t column = Min(first + n, plan.columns - 1);
-    offsets[n] = weights + tap * p.in_channels * in + g * pose +
-                 column / plan.to.columns * to_channel +
+    offsets[n] = weights + g * pose + column / plan.to.columns * to_channel +
                  column % plan.to.columns * to_column;
   }
   A* to = static_cast<A*>(workspace) +

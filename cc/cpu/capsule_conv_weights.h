@@ -283,14 +283,13 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
   }
 }
 
-// The chunks' sums to weights: a task is kInnerRows rows of a matrix and a tap.
+// The chunks' sums to a tap's weights: a task is kInnerRows rows of a matrix.
 template <typename T>
 void ReduceWeights(const Problem& p, int64_t task, const void* workspace,
                    T* grad_weights) {
   using A = Accumulator<T>;
   const WeightsPlan<A> plan(p);
   const int64_t row_tile = task % plan.row_tiles;
-  const int64_t tap = task / plan.row_tiles % plan.taps;
   const int64_t g = task / plan.row_tiles / plan.taps;
   const int64_t pose = p.pose_inner * p.pose_columns;
   const int64_t rows = p.in_channels * p.pose_inner;
@@ -298,7 +297,7 @@ void ReduceWeights(const Problem& p, int64_t task, const void* workspace,
   T* to[kInnerRows];
   for (int64_t i = 0; i < kInnerRows; ++i) {
     const int64_t row = Min(row_tile * kInnerRows + i, rows - 1);
-    const int64_t capsule = (tap * p.in_channels + row / p.pose_inner) * p.out_channels;
+    const int64_t capsule = row / p.pose_inner * p.out_channels;
     to[i] = grad_weights + (capsule * p.pose_depth + g) * pose +
             row % p.pose_inner * p.pose_columns;
   }

@@ -19,10 +19,11 @@
 #include <cstdint>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/plan.h"
 
 namespace capsops::capsule_conv {
 
-// -1 is an unknown dimension; launchers want them all known.
+// -1 is an unknown dimension; planners want them all known.
 struct Problem {
   int64_t batch = -1;
   int64_t in_height = -1;
@@ -45,47 +46,32 @@ struct Problem {
   int64_t pad_left = 0;
 };
 
-// Bytes that each function below needs at `workspace`, aligned to 64.
-template <typename T>
-int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackpropInputWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackpropWeightsWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackpropWeightsWorkspace(const GpuExec& exec, const Problem& problem);
+// All three are products of two tensors into a third.
+template <typename Exec, typename T>
+using ConvPlan = Plan<Exec, const T* /*left*/, const T* /*right*/, T* /*out*/>;
 
-// input [batch, in_height, in_width, in_channels, pose_depth, pose_rows, pose_inner],
-// weights [kernel_height, kernel_width, in_channels, out_channels, pose_depth,
+// input [batch, in_height, in_width, in_channels, pose_depth, pose_rows, pose_inner]
+// and weights [kernel_height, kernel_width, in_channels, out_channels, pose_depth,
 // pose_inner, pose_columns] -> output [batch, out_height, out_width, out_channels,
 // pose_depth, pose_rows, pose_columns].
 template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
-                    const T* weights, T* output, void* workspace);
+ConvPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
-                    const T* weights, T* output, void* workspace);
+ConvPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
-// grad is shaped like output, grad_input like input: the sum over kh, kw, o and the
-// pixels that read it of grad @ transpose(weights).
+// grad, shaped like output, and weights -> grad_input, shaped like input: the sum over
+// kh, kw, o and the pixels that read it of grad @ transpose(weights).
 template <typename T>
-LaunchError BackpropInput(const CpuExec& exec, const Problem& problem, const T* weights,
-                          const T* grad, T* grad_input, void* workspace);
+ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError BackpropInput(const GpuExec& exec, const Problem& problem, const T* weights,
-                          const T* grad, T* grad_input, void* workspace);
+ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
 
-// grad_weights is shaped like weights: the sum over n, y, x of transpose(input) @ grad.
+// input and grad -> grad_weights, shaped like weights: the sum over n, y, x of
+// transpose(input) @ grad.
 template <typename T>
-LaunchError BackpropWeights(const CpuExec& exec, const Problem& problem, const T* input,
-                            const T* grad, T* grad_weights, void* workspace);
+ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError BackpropWeights(const GpuExec& exec, const Problem& problem, const T* input,
-                            const T* grad, T* grad_weights, void* workspace);
+ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& problem);
 
 }  // namespace capsops::capsule_conv
 

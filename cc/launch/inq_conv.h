@@ -9,8 +9,8 @@
 //           weight(codes[kh,kw,c,o])
 // where input outside the image is zero, and with top_exponent n1
 //   weight(0) = 0,  weight(1 + 2k) = 2^(n1 - k),  weight(2 + 2k) = -2^(n1 - k)
-// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error, whose text begins with
-// "codes[kh,kw,c,o]", its place; on a GPU it reads as 0.
+// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error that names its place;
+// on a GPU it reads as 0.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float.
 // Results in float are accurate to float: weights are exact, also in 16 bits. Scaling
@@ -24,10 +24,11 @@
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/exec.h"
+#include "cc/launch/plan.h"
 
 namespace capsops::inq_conv {
 
-// -1 is an unknown dimension; launchers want them all known.
+// -1 is an unknown dimension; planners want them all known.
 struct Problem {
   int64_t batch = -1;
   int64_t in_height = -1;
@@ -44,7 +45,7 @@ struct Problem {
   int64_t dilation_width = 1;
   int64_t pad_top = 0;  // rows of zeros above the image
   int64_t pad_left = 0;
-  int bits = 5;  // 2 to 8
+  int64_t bits = 5;  // 2 to 8
 };
 
 // The same as a convolution of poses of one row, with `in` and `out` channels each.
@@ -72,37 +73,24 @@ inline capsule_conv::Problem AsPoses(const Problem& p, int64_t in, int64_t out) 
   return poses;
 }
 
-// Bytes that each function below needs at `workspace`, aligned to 64.
-template <typename T>
-int64_t ForwardWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t ForwardWorkspace(const GpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackpropInputWorkspace(const CpuExec& exec, const Problem& problem);
-template <typename T>
-int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& problem);
+template <typename Exec, typename T>
+using InqPlan = Plan<Exec, const T* /*source*/, const uint8_t* /*codes*/,
+                     int32_t /*top_exponent*/, T* /*target*/>;
 
-// input [batch, in_height, in_width, in_channels], codes [kernel_height, kernel_width,
-// in_channels, out_channels] -> output [batch, out_height, out_width, out_channels].
+// input [batch, in_height, in_width, in_channels] and codes [kernel_height,
+// kernel_width, in_channels, out_channels] -> output [batch, out_height, out_width,
+// out_channels].
 template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& problem, const T* input,
-                    const uint8_t* codes, int32_t top_exponent, T* output,
-                    void* workspace);
+InqPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& problem, const T* input,
-                    const uint8_t* codes, int32_t top_exponent, T* output,
-                    void* workspace);
+InqPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
-// grad is shaped like output, grad_input like input: the sum over kh, kw, o and the
-// pixels that read it of grad * weight(codes).
+// grad, shaped like output, and codes -> grad_input, shaped like input: the sum over
+// kh, kw, o and the pixels that read it of grad * weight(codes).
 template <typename T>
-LaunchError BackpropInput(const CpuExec& exec, const Problem& problem,
-                          const uint8_t* codes, int32_t top_exponent, const T* grad,
-                          T* grad_input, void* workspace);
+InqPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
 template <typename T>
-LaunchError BackpropInput(const GpuExec& exec, const Problem& problem,
-                          const uint8_t* codes, int32_t top_exponent, const T* grad,
-                          T* grad_input, void* workspace);
+InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
 
 }  // namespace capsops::inq_conv
 

@@ -7,18 +7,34 @@
 #define CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
 
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/capsule_conv/mma/pack.cuh"
 #include "cuda/capsule_conv/patch.cuh"
 #include "cuda/common/divisor.cuh"
-#include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/types.cuh"
-#include "cuda/common/warp.cuh"
 
 namespace capsops::capsule_conv {
 
 constexpr int kTileRows = 16;
+
+// Which elements of the filter are contracted, and which are columns. The strides say
+// how far apart in memory neighbours are.
+struct Filter {
+  int channels, inner;          // of the contraction
+  int out_channels, out_inner;  // columns: out_channels * out_inner
+  int depth, kernel_width;
+  int64_t tap, channel, element, out_channel, out_element, depth_stride;
+};
+
+// How the contraction is cut up.
+struct Order {
+  int planes, chunks;  // planes of a chunk
+  int steps;           // of a chunk
+  int column_blocks;
+};
+
+inline int64_t PackedSteps(const Filter& filter, const Order& order) {
+  return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
+}
 
 // Lattice point (i, j) makes pixel (i * stride + offset, ...) of the target.
 struct Placement {
@@ -42,39 +58,6 @@ struct Product {
   int stage_steps;       // steps of a stage
   Divisor by_row_tiles;  // tiles of 16 rows in a lattice row of a block
   Scale scale;
-};
-
-// What a lane has of 16 rows of one step, as it lies in a plane.
-template <typename S>
-struct RawRows {
-  uint2 upper, lower;
-
-  __device__ void Load(const uint32_t* from) {
-    upper = *reinterpret_cast<const uint2*>(from);
-    lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
-  }
-};
-
-// The same as the left operand of a product.
-template <typename S, Tf32 kTf32>
-struct Rows {
-  uint32_t part[kParts<kRowTf32<kTf32>>][4];
-
-  __device__ void Set(const RawRows<S>& raw) {
-    const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if constexpr (std::is_same_v<S, float>) {
-        constexpr Tf32 kOf = kRowTf32<kTf32>;
-        Operand<1, kOf> operand;
-        operand.SetLarge(0, __uint_as_float(words[e]));
-        part[0][e] = operand.high[0];
-        if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
-      } else {
-        part[0][e] = words[e];
-      }
-    }
-  }
 };
 
 // What a block works on.

@@ -4,85 +4,97 @@
 // Capsule convolution is a matrix product whose operands need not be moved: rows are
 // output pixels and pose rows, the contraction is over taps, channels and the poses'
 // inner dimension, columns are output channels and pose columns.
-#include "cc/launch/capsule_conv.h"
-
 #include "cuda/capsule_conv/fma/launch.cuh"
-#include "cuda/capsule_conv/tensor_cores.cuh"
+
+#include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/mma/weights_launch.cuh"
+#include "cuda/capsule_conv/tensor_cores.cuh"
 
 namespace capsops::capsule_conv {
+namespace {
 
-template <typename T>
-int64_t ForwardWorkspace(const GpuExec& exec, const Problem& p) {
-  const int64_t bytes = tiled::Workspace<T>(exec, tiled::ForwardTasks(p));
-  return bytes >= 0 ? bytes : general::ForwardWorkspace<T>(p);
+constexpr char kBackpropWeights[] = "CapsuleConvBackpropWeights";
+constexpr char kNoDouble[] = "it has no products of double";
+
+template <typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> ByProducts(const char* op,
+                                const Products<CudaType<T>, kTf32>& products) {
+  using Plan = ConvPlan<GpuExec, T>;
+  if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
+  return Plan::Make(products.workspace(),
+                    [op, products](const GpuExec& exec, const T* source,
+                                   const T* weights, T* target, void* workspace) {
+                      return products.Run(exec, op, Native(source), Native(weights),
+                                          Native(target), workspace);
+                    });
 }
 
+// Of the forward convolution or the gradient of the input.
 template <typename T>
-int64_t BackpropInputWorkspace(const GpuExec& exec, const Problem& p) {
-  const int64_t bytes = tiled::Workspace<T>(exec, tiled::InputGradientTasks(p));
-  return bytes >= 0 ? bytes : general::BackpropInputWorkspace<T>(p);
-}
-
-template <typename T>
-int64_t BackpropWeightsWorkspace(const GpuExec& exec, const Problem& p) {
-  const int64_t bytes = tiled::WeightsWorkspace<T>(exec, p);
-  return bytes >= 0 ? bytes : general::BackpropWeightsWorkspace<T>(p);
-}
-
-template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
-                    const T* weights, T* output, void* workspace) {
-  if constexpr (!std::is_same_v<T, double>) {
-    const auto tasks = tiled::ForwardTasks(p);
-    if (tiled::Workspace<T>(exec, tasks) >= 0) {
-      return tiled::Run(exec, tasks, input, weights, output, workspace);
-    }
+ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
+                               const Tasks& tasks, const fma::Product& product) {
+  using Plan = ConvPlan<GpuExec, T>;
+  const auto by_fma = [&] { return fma::PlanProduct<T>(op, exec.device, p, product); };
+  if constexpr (std::is_same_v<T, double>) {
+    const auto none = [] { return Plan::Refuse(kNoDouble); };
+    return Choose<Plan>(op, {{"wgmma", none}, {"mma", none}, {"fma", by_fma}});
+  } else {
+    return WithPrecision<T>(exec, [&](auto precision) {
+      using ProductsOf = Products<CudaType<T>, precision.value>;
+      return Choose<Plan>(
+          op,
+          {{"wgmma",
+            [&] { return ByProducts<T>(op, ProductsOf::ByWgmma(tasks, exec.device)); }},
+           {"mma",
+            [&] { return ByProducts<T>(op, ProductsOf::ByMma(tasks, exec.device)); }},
+           {"fma", by_fma}});
+    });
   }
-  return general::Forward(exec, p, input, weights, output, workspace);
+}
+
+}  // namespace
+
+template <typename T>
+ConvPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  return PlanImage<T>("CapsuleConv", exec, p, ForwardTasks(p), fma::ForwardProduct(p));
 }
 
 template <typename T>
-LaunchError BackpropInput(const GpuExec& exec, const Problem& p, const T* weights,
-                          const T* grad, T* grad_input, void* workspace) {
-  if constexpr (!std::is_same_v<T, double>) {
-    const auto tasks = tiled::InputGradientTasks(p);
-    if (tiled::Workspace<T>(exec, tasks) >= 0) {
-      return tiled::Run(exec, tasks, grad, weights, grad_input, workspace);
-    }
-  }
-  return general::BackpropInput(exec, p, weights, grad, grad_input, workspace);
+ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& p) {
+  return PlanImage<T>("CapsuleConvBackpropInput", exec, p, InputGradientTasks(p),
+                      fma::InputProduct(p));
 }
 
 template <typename T>
-LaunchError BackpropWeights(const GpuExec& exec, const Problem& p, const T* input,
-                            const T* grad, T* grad_weights, void* workspace) {
-  if constexpr (!std::is_same_v<T, double>) {
-    if (tiled::WeightsWorkspace<T>(exec, p) >= 0) {
-      return tiled::RunWeights(exec, p, input, grad, grad_weights, workspace);
+ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) {
+  using Plan = ConvPlan<GpuExec, T>;
+  const auto by_mma = [&] {
+    if constexpr (std::is_same_v<T, double>) {
+      return Plan::Refuse(kNoDouble);
+    } else {
+      return WithPrecision<T>(exec, [&](auto precision) {
+        return mma::PlanWeights<T, precision.value>(kBackpropWeights, exec.device, p);
+      });
     }
-  }
-  return general::BackpropWeights(exec, p, input, grad, grad_weights, workspace);
+  };
+  return Choose<Plan>(kBackpropWeights,
+                      {{"mma", by_mma}, {"fma", [&] {
+                                           return fma::PlanProduct<T>(
+                                               kBackpropWeights, exec.device, p,
+                                               fma::WeightsProduct(p));
+                                         }}});
 }
 
-namespace tiled {
 CAPSOPS_SHARED_PRODUCTS(template)
-}  // namespace tiled
 
-#define CAPSOPS_INSTANTIATE(T)                                                         \
-  template int64_t ForwardWorkspace<T>(const GpuExec&, const Problem&);                \
-  template int64_t BackpropInputWorkspace<T>(const GpuExec&, const Problem&);          \
-  template int64_t BackpropWeightsWorkspace<T>(const GpuExec&, const Problem&);        \
-  template LaunchError Forward(const GpuExec&, const Problem&, const T*, const T*, T*, \
-                               void*);                                                 \
-  template LaunchError BackpropInput(const GpuExec&, const Problem&, const T*,         \
-                                     const T*, T*, void*);                             \
-  template LaunchError BackpropWeights(const GpuExec&, const Problem&, const T*,       \
-                                       const T*, T*, void*);
-CAPSOPS_INSTANTIATE(float)
-CAPSOPS_INSTANTIATE(double)
-CAPSOPS_INSTANTIATE(Float16)
-CAPSOPS_INSTANTIATE(BFloat16)
+#define CAPSOPS_INSTANTIATE(T)                                                        \
+  template ConvPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&);       \
+  template ConvPlan<GpuExec, T> PlanBackpropInput<T>(const GpuExec&, const Problem&); \
+  template ConvPlan<GpuExec, T> PlanBackpropWeights<T>(const GpuExec&,                \
+                                                       const Problem&);               \
+  template ConvPlan<GpuExec, T> fma::PlanProduct<T>(const char*, const GpuDevice&,    \
+                                                    const Problem&, Product);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_conv

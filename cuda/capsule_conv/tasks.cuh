@@ -1,20 +1,22 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Which matrix products make capsule convolution and its input gradient.
+// Which matrix products make capsule convolution and its input gradient, and what a
+// plan of one of them is.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
 
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/block.cuh"
 
-namespace capsops::capsule_conv::tiled {
+namespace capsops::capsule_conv {
 
 // A matrix product to make: what it reads, where it writes.
 struct Task {
@@ -24,14 +26,22 @@ struct Task {
   Filter filter;
 };
 
-// Whether all that kernels count in 32 bits fits.
-inline bool FitsInts(const Problem& p) {
+// The tasks of a convolution.
+struct Tasks {
+  std::vector<Task> tasks;
+  int64_t zeros = 0;    // elements of the target that become zero before
+  std::string refusal;  // why there are no tasks
+};
+
+// Why tensor cores' kernels, which count in 32 bits, cannot do the problem; else empty.
+inline std::string RefuseSizes(const Problem& p) {
   constexpr int64_t kMost = 1 << 30;
+  const char* const too_large = "32 bits do not count its elements";
   for (const int64_t factor :
        {p.kernel_height, p.kernel_width, p.dilation_height, p.dilation_width,
         p.stride_height, p.stride_width, p.kernel_height * p.dilation_height,
         p.kernel_width * p.dilation_width}) {
-    if (factor > kMost) return false;
+    if (factor > kMost) return too_large;
   }
   const int64_t taps = p.kernel_height * p.kernel_width;
   for (const int64_t count :
@@ -44,9 +54,10 @@ inline bool FitsInts(const Problem& p) {
         taps * p.in_channels * p.pose_inner, taps * p.out_channels * p.pose_columns,
         p.pose_depth * p.pose_rows * p.pose_inner,
         p.pose_depth * p.pose_rows * p.pose_columns}) {
-    if (count < 1 || count > kMost) return false;
+    if (count < 1) return "a tensor is empty";
+    if (count > kMost) return too_large;
   }
-  return p.batch > 0;
+  return p.batch > 0 ? "" : "a tensor is empty";
 }
 
 inline Image InputImage(const Problem& p) {
@@ -112,13 +123,14 @@ inline Task ForwardTask(const Problem& p) {
 inline Axis PhaseAxis(int64_t size, int64_t phase, int64_t stride, int64_t pad,
                       int64_t dilation, int64_t kernel) {
   const int64_t common = std::gcd(stride, dilation), every = stride / common;
+  const int64_t candidates = std::min(every, kernel);
   int64_t first = 0;
-  while (first < every && (phase + pad - first * dilation) % stride != 0) ++first;
+  while (first < candidates && (phase + pad - first * dilation) % stride != 0) ++first;
   Axis axis{};
   axis.points = static_cast<int>(CeilDivide(size - phase, stride));
   axis.stride = 1;
   axis.step = static_cast<int>(dilation / common);
-  if (first == every || first >= kernel) return axis;  // none reaches them
+  if (first == candidates) return axis;  // none reaches them
   axis.taps = static_cast<int>((kernel - 1 - first) / every + 1);
   axis.every = static_cast<int>(-every);
   axis.first = static_cast<int>(first + (axis.taps - 1) * every);
@@ -126,45 +138,71 @@ inline Axis PhaseAxis(int64_t size, int64_t phase, int64_t stride, int64_t pad,
   return axis;
 }
 
-inline std::vector<Task> ForwardTasks(const Problem& p) {
-  if (!FitsInts(p)) return {};
-  return {ForwardTask(p)};
+inline Tasks ForwardTasks(const Problem& p) {
+  Tasks all;
+  all.refusal = RefuseSizes(p);
+  if (all.refusal.empty()) all.tasks = {ForwardTask(p)};
+  return all;
 }
 
-// One for each remainder of pixels by the strides; none where they do not fit.
-inline std::vector<Task> InputGradientTasks(const Problem& p) {
-  if (!FitsInts(p)) return {};
-  const Task forward = ForwardTask(p);
-  std::vector<Task> tasks;
-  for (int64_t y = 0; y < std::min(p.stride_height, p.in_height); ++y) {
-    for (int64_t x = 0; x < std::min(p.stride_width, p.in_width); ++x) {
-      Task task = forward;
-      std::swap(task.source, task.target);
+// The input gradient of more phases than these is not made phase by phase.
+constexpr int64_t kMostPhases = 64;
+
+// One for each remainder of pixels by the strides, if a tap of the filter reaches them.
+inline Tasks InputGradientTasks(const Problem& p) {
+  Tasks all;
+  all.refusal = RefuseSizes(p);
+  if (!all.refusal.empty()) return all;
+  const int64_t down = std::min(p.stride_height, p.in_height);
+  const int64_t across = std::min(p.stride_width, p.in_width);
+  if (down * across > kMostPhases) {
+    all.refusal = "the strides have " + std::to_string(down * across) +
+                  " phases, over " + std::to_string(kMostPhases);
+    return all;
+  }
+  Task task = ForwardTask(p);
+  std::swap(task.source, task.target);
+  Filter& filter = task.filter;
+  std::swap(filter.channels, filter.out_channels);
+  std::swap(filter.inner, filter.out_inner);
+  std::swap(filter.channel, filter.out_channel);
+  std::swap(filter.element, filter.out_element);
+  for (int64_t y = 0; y < down; ++y) {
+    for (int64_t x = 0; x < across; ++x) {
       task.vertical = PhaseAxis(p.in_height, y, p.stride_height, p.pad_top,
                                 p.dilation_height, p.kernel_height);
       task.horizontal = PhaseAxis(p.in_width, x, p.stride_width, p.pad_left,
                                   p.dilation_width, p.kernel_width);
       task.placement = {static_cast<int>(p.stride_height), static_cast<int>(y),
                         static_cast<int>(p.stride_width), static_cast<int>(x)};
-      Filter& filter = task.filter;
-      std::swap(filter.channels, filter.out_channels);
-      std::swap(filter.inner, filter.out_inner);
-      std::swap(filter.channel, filter.out_channel);
-      std::swap(filter.element, filter.out_element);
-      tasks.push_back(task);
+      if (task.vertical.taps > 0 && task.horizontal.taps > 0) {
+        all.tasks.push_back(task);
+      } else {
+        all.zeros = p.batch * p.in_height * p.in_width * task.target.pixel();
+      }
     }
   }
-  return tasks;
+  if (all.tasks.empty()) all.refusal = "no tap of the filter reads a pixel";
+  return all;
 }
 
-// A task as a kernel does it; no blocks where it does not fit.
-struct Plan {
+// How a kernel does a task of S, by tiles; there are none where it cannot.
+template <typename S>
+struct TilePlan {
+  // Follows the packing of the filter on the stream.
+  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
+                                 const TilePlan& plan, const S* source,
+                                 const uint32_t* packed, S* target);
+
   Product product;
-  int64_t blocks = 0;  // tiles
+  int64_t tiles = 0;
   int shared = 0;
-  double cost = 0;  // cycles, roughly
-  // Of warpgroups only.
-  bool squares = false;
+  double cost = 0;         // cycles, roughly
+  int columns = 0;         // of a tile
+  int64_t step_words = 0;  // of the packed filter
+  Launch launch = nullptr;
+  // Of wgmma only.
+  bool by_wgmma = false, squares = false;
   Divisor by_across;
 };
 
@@ -192,6 +230,23 @@ inline int64_t CountTiles(const Product& p) {
          p.order.column_blocks;
 }
 
-}  // namespace capsops::capsule_conv::tiled
+// Of two tasks of one convolution: whether they are alike but for where they read and
+// write.
+inline bool SameSizes(const Task& a, const Task& b) {
+  return a.vertical.points == b.vertical.points && a.vertical.taps == b.vertical.taps &&
+         a.horizontal.points == b.horizontal.points &&
+         a.horizontal.taps == b.horizontal.taps;
+}
+
+// Makes the product of a task that of another one of the same sizes.
+inline void MoveTo(const Task& task, Product* p) {
+  p->vertical.offset = task.vertical.offset;
+  p->vertical.first = task.vertical.first;
+  p->horizontal.offset = task.horizontal.offset;
+  p->horizontal.first = task.horizontal.first;
+  p->placement = task.placement;
+}
+
+}  // namespace capsops::capsule_conv
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_

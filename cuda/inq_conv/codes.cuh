@@ -78,14 +78,14 @@ __global__ void ConvertKernel(const From* from, int64_t count, To* to) {
 
 // Launches one of them for `count` elements.
 template <typename... Parameters, typename... Arguments>
-LaunchError ForEach(const GpuExec& exec, int64_t count, void (*kernel)(Parameters...),
-                    const Arguments&... arguments) {
+LaunchError ForEach(const GpuExec& exec, const char* op, int64_t count,
+                    void (*kernel)(Parameters...), const Arguments&... arguments) {
   if (count == 0) return {};
   constexpr int kThreads = 256;
   const int64_t blocks = CeilDivide(count, kThreads);
-  if (const auto error = CheckGrid("InqConv", blocks); !error.empty()) return error;
+  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
   kernel<<<blocks, kThreads, 0, exec.stream>>>(arguments...);
-  return CheckLaunch("InqConv");
+  return CheckLaunch(op);
 }
 
 }  // namespace capsops::inq_conv

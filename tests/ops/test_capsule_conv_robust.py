@@ -167,6 +167,27 @@ def test_bad_numbers_stay_in_their_place(
         np.testing.assert_array_equal(after[~touched], before[~touched])
 
 
+@pytest.mark.parametrize("position", [0, 1, 2], ids=["grad", "input", "weights"])
+def test_the_largest_number_stays_finite(position, device):
+    """Tensor cores take float32 in parts, of which none may be rounded to infinity."""
+    largest = np.finfo(np.float32).max
+    arrays = [
+        np.ones(tensor.shape)
+        for tensor in _draw(tf.float32, (2, 5, 4, 8, 4, 4), (2, 3, 8, 9, 4, 4))
+    ]
+    arrays[position][:] = 0
+    arrays[position][(-1,) * arrays[position].ndim] = largest
+    grad, image, kernel = arrays
+    truths = (
+        reference.forward(image, kernel),
+        reference.backprop_input(image.shape, kernel, grad),
+        reference.backprop_weights(image, kernel.shape, grad),
+    )
+    results = _all_results(*(tf.constant(array, tf.float32) for array in arrays))
+    for result, truth in zip(results, truths, strict=True):
+        np.testing.assert_allclose(result, truth, rtol=2**-20)
+
+
 @pytest.mark.parametrize("misaligned", range(3), ids=["grad", "input", "weights"])
 @pytest.mark.parametrize("pose", [(3, 3, 3), (4, 4, 4)], ids=str)
 @every_dtype

@@ -7,20 +7,48 @@
 #include "cc/cpu/capsule_conv.h"
 
 #include <algorithm>
-#include <atomic>
-#include <string>
+#include <cstring>
 
 #include "cc/cpu/dispatch/isa.h"
-#include "cc/cpu/dispatch/scratch.h"
+#include "cc/cpu/dispatch/tasks.h"
+#include "cc/launch/taps.h"
 
 namespace capsops::capsule_conv {
 namespace {
 
-template <typename T>
-const CpuKernels<T>& Selected() {
-  static const CpuKernels<T> kernels = CAPSOPS_SELECT(Kernels<T>());
-  return kernels;
-}
+CAPSOPS_SELECTED_KERNELS
+
+// The same convolution without the taps that read nothing but zeros beside the image,
+// and where the others are in the whole kernel.
+struct Trimmed {
+  explicit Trimmed(const Problem& whole)
+      : p(whole),
+        down(whole.in_height, whole.out_height, whole.kernel_height,
+             whole.stride_height, whole.dilation_height, whole.pad_top),
+        across(whole.in_width, whole.out_width, whole.kernel_width, whole.stride_width,
+               whole.dilation_width, whole.pad_left),
+        taps(whole.kernel_height * whole.kernel_width),
+        line(whole.kernel_width),
+        tap(whole.in_channels * whole.out_channels * whole.pose_depth *
+            whole.pose_inner * whole.pose_columns) {
+    p.kernel_height = down.count;
+    p.kernel_width = across.count;
+    p.pad_top = down.pad;
+    p.pad_left = across.pad;
+  }
+
+  // Where in the weights those of tap `index` of `p` begin.
+  int64_t Weights(int64_t index) const {
+    const int64_t y = down.first + index / p.kernel_width;
+    return (y * line + across.first + index % p.kernel_width) * tap;
+  }
+  bool complete() const { return p.kernel_height * p.kernel_width == taps; }
+
+  Problem p;
+  Taps down, across;
+  int64_t taps, line;  // of the whole kernel, and of a row of it
+  int64_t tap;         // weights of one
+};
 
 // Cycles of one of `tasks` tasks, roughly: sixteen multiply-adds a cycle.
 int64_t Cost(const Problem& p, int64_t tasks) {
@@ -30,112 +58,92 @@ int64_t Cost(const Problem& p, int64_t tasks) {
   return std::max<int64_t>(work / 16 / std::max<int64_t>(tasks, 1), 1);
 }
 
-// Cycles of a task that moves its share of the weights `times` times, roughly.
-int64_t MoveCost(const Problem& p, int64_t tasks, int64_t times) {
+// Calls run(task) for each of `tasks` tasks that move their share of the weights
+// `times` times.
+template <typename Run>
+void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
+              const Run& run) {
   const int64_t weights = p.kernel_height * p.kernel_width * p.in_channels *
                           p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns;
-  return std::max<int64_t>(2 * times * weights / std::max<int64_t>(tasks, 1), 1);
-}
-
-// Runs tasks that need scratch.
-template <typename Task>
-LaunchError ForTasks(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
-                     int64_t scratch_bytes, const Task& run) {
-  std::atomic<bool> out_of_memory = false;
-  exec.parallel_for(count, cost, [&](int64_t begin, int64_t end) {
-    const Scratch scratch(scratch_bytes);
-    if (scratch.data() == nullptr) {
-      out_of_memory = true;
-      return;
-    }
-    for (int64_t task = begin; task < end; ++task) run(task, scratch.data());
+  const int64_t cost = 2 * times * weights / std::max<int64_t>(tasks, 1);
+  exec.parallel_for(tasks, std::max<int64_t>(cost, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) run(task);
   });
-  if (!out_of_memory) return {};
-  return std::string(op) + ": no memory for the working space of a thread";
 }
 
 template <typename T>
-LaunchError RunImage(const CpuExec& exec, const char* op,
-                     const ImageKernels<T>& kernels, const Problem& p, const T* from,
-                     const T* weights, T* to, void* workspace) {
-  const Division d = kernels.divide(p);
-  if (d.tasks == 0) return {};
-  exec.parallel_for(d.weights_tasks, MoveCost(p, d.weights_tasks, 1),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t task = begin; task < end; ++task) {
-                        kernels.pack(p, task, weights, workspace);
-                      }
-                    });
-  return ForTasks(exec, op, d.tasks, Cost(p, d.tasks), d.scratch,
-                  [&](int64_t task, void* scratch) {
-                    kernels.run(p, task, from, workspace, to, scratch);
-                  });
+ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& kernels,
+                               const Problem& whole) {
+  const Trimmed trimmed(whole);
+  const Division d = kernels.divide(trimmed.p);
+  auto plan = ConvPlan<CpuExec, T>::Make(
+      d.workspace,
+      [op, &kernels, trimmed, d](const CpuExec& exec, const T* from, const T* weights,
+                                 T* to, void* workspace) -> LaunchError {
+        const Problem& p = trimmed.p;
+        if (d.tasks == 0) return {};
+        ForMoves(exec, p, d.weights_tasks, 1, [&](int64_t task) {
+          const int64_t tap = task % (p.kernel_height * p.kernel_width);
+          kernels.pack(p, task, weights + trimmed.Weights(tap), workspace);
+        });
+        return ForTasks(exec, op, d.tasks, Cost(p, d.tasks), d.scratch,
+                        [&](int64_t task, void* scratch) {
+                          kernels.run(p, task, from, workspace, to, scratch);
+                        });
+      });
+  plan.kernel = CpuKernelName();
+  return plan;
 }
 
 }  // namespace
 
 template <typename T>
-int64_t ForwardWorkspace(const CpuExec&, const Problem& p) {
-  return Selected<T>().forward.divide(p).workspace;
-}
-template <typename T>
-int64_t BackpropInputWorkspace(const CpuExec&, const Problem& p) {
-  return Selected<T>().backprop_input.divide(p).workspace;
-}
-template <typename T>
-int64_t BackpropWeightsWorkspace(const CpuExec&, const Problem& p) {
-  return Selected<T>().backprop_weights.divide(p).workspace;
+ConvPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
+  return PlanImage("CapsuleConv", Selected<T>().forward, p);
 }
 
 template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
-                    const T* weights, T* output, void* workspace) {
-  return RunImage(exec, "CapsuleConv", Selected<T>().forward, p, input, weights, output,
-                  workspace);
+ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec&, const Problem& p) {
+  return PlanImage("CapsuleConvBackpropInput", Selected<T>().backprop_input, p);
 }
 
 template <typename T>
-LaunchError BackpropInput(const CpuExec& exec, const Problem& p, const T* weights,
-                          const T* grad, T* grad_input, void* workspace) {
-  return RunImage(exec, "CapsuleConvBackpropInput", Selected<T>().backprop_input, p,
-                  grad, weights, grad_input, workspace);
-}
-
-template <typename T>
-LaunchError BackpropWeights(const CpuExec& exec, const Problem& p, const T* input,
-                            const T* grad, T* grad_weights, void* workspace) {
+ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
   const WeightsKernels<T>& kernels = Selected<T>().backprop_weights;
-  const Division d = kernels.divide(p);
-  if (d.weights_tasks == 0) return {};
-  LaunchError error =
-      ForTasks(exec, "CapsuleConvBackpropWeights", d.tasks, Cost(p, d.tasks), d.scratch,
-               [&](int64_t task, void* scratch) {
-                 kernels.run(p, task, input, grad, workspace, scratch);
-               });
-  if (!error.empty()) return error;
-  exec.parallel_for(d.weights_tasks, MoveCost(p, d.weights_tasks, 8),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t task = begin; task < end; ++task) {
-                        kernels.reduce(p, task, workspace, grad_weights);
-                      }
-                    });
-  return {};
+  const Trimmed trimmed(whole);
+  const Division d = kernels.divide(trimmed.p);
+  auto plan = ConvPlan<CpuExec, T>::Make(
+      d.workspace,
+      [&kernels, trimmed, d](const CpuExec& exec, const T* input, const T* grad,
+                             T* grad_weights, void* workspace) -> LaunchError {
+        const Problem& p = trimmed.p;
+        if (!trimmed.complete()) {
+          std::memset(grad_weights, 0, trimmed.taps * trimmed.tap * sizeof(T));
+        }
+        if (d.weights_tasks == 0) return {};
+        LaunchError error =
+            ForTasks(exec, "CapsuleConvBackpropWeights", d.tasks, Cost(p, d.tasks),
+                     d.scratch, [&](int64_t task, void* scratch) {
+                       kernels.run(p, task, input, grad, workspace, scratch);
+                     });
+        if (!error.empty()) return error;
+        const int64_t taps = p.kernel_height * p.kernel_width;
+        const int64_t tasks_of_tap = d.weights_tasks / (p.pose_depth * taps);
+        ForMoves(exec, p, d.weights_tasks, 8, [&](int64_t task) {
+          const int64_t tap = task / tasks_of_tap % taps;
+          kernels.reduce(p, task, workspace, grad_weights + trimmed.Weights(tap));
+        });
+        return {};
+      });
+  plan.kernel = CpuKernelName();
+  return plan;
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                         \
-  template int64_t ForwardWorkspace<T>(const CpuExec&, const Problem&);                \
-  template int64_t BackpropInputWorkspace<T>(const CpuExec&, const Problem&);          \
-  template int64_t BackpropWeightsWorkspace<T>(const CpuExec&, const Problem&);        \
-  template LaunchError Forward(const CpuExec&, const Problem&, const T*, const T*, T*, \
-                               void*);                                                 \
-  template LaunchError BackpropInput(const CpuExec&, const Problem&, const T*,         \
-                                     const T*, T*, void*);                             \
-  template LaunchError BackpropWeights(const CpuExec&, const Problem&, const T*,       \
-                                       const T*, T*, void*);
-CAPSOPS_INSTANTIATE(float)
-CAPSOPS_INSTANTIATE(double)
-CAPSOPS_INSTANTIATE(Float16)
-CAPSOPS_INSTANTIATE(BFloat16)
+#define CAPSOPS_INSTANTIATE(T)                                                        \
+  template ConvPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&);       \
+  template ConvPlan<CpuExec, T> PlanBackpropInput<T>(const CpuExec&, const Problem&); \
+  template ConvPlan<CpuExec, T> PlanBackpropWeights<T>(const CpuExec&, const Problem&);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_conv

@@ -19,11 +19,7 @@
 namespace capsops::inq_conv {
 namespace {
 
-template <typename T>
-const CpuKernels<T>& Selected() {
-  static const CpuKernels<T> kernels = CAPSOPS_SELECT(Kernels<T>());
-  return kernels;
-}
+CAPSOPS_SELECTED_KERNELS
 
 int64_t Weights(const Problem& p) {
   return p.kernel_height * p.kernel_width * p.in_channels * p.out_channels;
@@ -50,15 +46,17 @@ void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
 }
 
 // Of the first code past the book, which there is.
-LaunchError BadCode(const Problem& p, const uint8_t* codes) {
+LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
   int64_t place = 0;
   while (codes[place] <= 1 << (p.bits - 1)) ++place;
   const int64_t o = place % p.out_channels, in = place / p.out_channels;
   const int64_t c = in % p.in_channels, tap = in / p.in_channels;
-  return "codes[" + std::to_string(tap / p.kernel_width) + "," +
-         std::to_string(tap % p.kernel_width) + "," + std::to_string(c) + "," +
-         std::to_string(o) + "] must be at most " + std::to_string(1 << (p.bits - 1)) +
-         " (bits " + std::to_string(p.bits) + "), got " + std::to_string(codes[place]);
+  return {std::string(op) + ": codes[" + std::to_string(tap / p.kernel_width) + "," +
+              std::to_string(tap % p.kernel_width) + "," + std::to_string(c) + "," +
+              std::to_string(o) + "] must be at most " +
+              std::to_string(1 << (p.bits - 1)) + " (bits " + std::to_string(p.bits) +
+              "), got " + std::to_string(codes[place]),
+          Fault::kInvalidArgument};
 }
 
 // Bytes in float of the images of 16-bit types, unless one sample has more.
@@ -66,39 +64,75 @@ constexpr int64_t kWideBytes = 16 << 20;
 
 // Forward convolution, or the gradient of the input.
 template <typename T, bool kGradient>
-struct Convolution {
+class Convolution {
+ public:
+  static InqPlan<CpuExec, T> Plan(const CpuExec& exec, const Problem& p) {
+    const Convolution conv(exec, p);
+    auto plan = InqPlan<CpuExec, T>::Make(
+        conv.Workspace(),
+        [conv](const CpuExec& exec, const T* from, const uint8_t* codes,
+               int32_t top_exponent, T* to, void* workspace) {
+          return conv.Run(exec, codes, top_exponent, from, to, workspace);
+        });
+    plan.kernel = CpuKernelName();
+    return plan;
+  }
+
+ private:
   using A = Real<T>;
   static constexpr bool kWidened = !std::is_same_v<T, A>;
+  static constexpr const char* kOp = kGradient ? "InqConvBackpropInput" : "InqConv";
+
+  // Some samples that are computed at a time: by our own kernels if those fit, else by
+  // a capsule convolution.
+  struct Part {
+    Problem p;
+    Division division = {};
+    capsule_conv::ConvPlan<CpuExec, A> decoded;
+  };
 
   Convolution(const CpuExec& exec, const Problem& problem)
-      : exec(exec),
-        batch(problem.batch),
-        most(problem),
-        kernels(Selected<T>()),
-        image(kGradient ? kernels.backprop_input : kernels.forward) {
+      : whole_(problem),
+        kernels_(Selected<T>()),
+        image_(kGradient ? kernels_.backprop_input : kernels_.forward) {
+    int64_t samples = problem.batch;
     if constexpr (kWidened) {
-      most.batch = 1;
-      const int64_t sample =
-          (Input(most) + Output(most)) * static_cast<int64_t>(sizeof(A));
+      const int64_t sample = (Input(problem) + Output(problem)) /
+                             std::max<int64_t>(problem.batch, 1) *
+                             static_cast<int64_t>(sizeof(A));
       const int64_t fit = kWideBytes / std::max<int64_t>(sample, 1);
-      most.batch = std::min(std::max<int64_t>(fit, 1), batch);
+      samples = std::min(std::max<int64_t>(fit, 1), problem.batch);
     }
-    if (Weights(most) > 0) division = image.divide(most);
+    if (Weights(problem) == 0) return;
+    most_ = PlanPart(exec, samples);
+    last_ = PlanPart(exec, samples > 0 ? problem.batch % samples : 0);
+  }
+
+  Part PlanPart(const CpuExec& exec, int64_t samples) const {
+    Part part;
+    part.p = whole_;
+    part.p.batch = samples;
+    part.division = image_.divide(part.p);
+    if (!part.division.fits) {
+      const auto poses = AsPoses(part.p, part.p.in_channels, part.p.out_channels);
+      part.decoded = kGradient ? capsule_conv::PlanBackpropInput<A>(exec, poses)
+                               : capsule_conv::PlanForward<A>(exec, poses);
+    }
+    return part;
   }
 
   // The workspace holds the weights, and what is read and what is written in A, where T
   // is another type.
   int64_t Workspace() const {
-    if (Weights(most) == 0) return 0;
-    return WeightsBytes() + (kWidened ? Bytes<A>(From(most)) + Bytes<A>(To(most)) : 0);
+    if (Weights(whole_) == 0) return 0;
+    return WeightsBytes() +
+           (kWidened ? Bytes<A>(From(most_.p)) + Bytes<A>(To(most_.p)) : 0);
   }
 
-  LaunchError Run(const uint8_t* codes, int32_t top_exponent, const T* from, T* to,
-                  void* workspace) const {
-    Problem p = most;
-    p.batch = batch;
-    if (Weights(p) == 0) {
-      if (To(p) > 0) std::memset(to, 0, To(p) * sizeof(T));
+  LaunchError Run(const CpuExec& exec, const uint8_t* codes, int32_t top_exponent,
+                  const T* from, T* to, void* workspace) const {
+    if (Weights(whole_) == 0) {
+      if (To(whole_) > 0) std::memset(to, 0, To(whole_) * sizeof(T));
       return {};
     }
     const int64_t top =
@@ -106,80 +140,80 @@ struct Convolution {
     const int64_t rest = top_exponent - top;
     const auto scale = [&](int64_t all, const A* sums, T* to) {
       ForAll(exec, all, [&](int64_t at, int64_t count) {
-        kernels.scale(count, rest, sums + at, to + at);
+        kernels_.scale(count, rest, sums + at, to + at);
       });
     };
-    if (!Decode(codes, static_cast<int>(top), workspace)) return BadCode(p, codes);
+    if (!Decode(exec, codes, static_cast<int>(top), workspace)) {
+      return BadCode(kOp, whole_, codes);
+    }
     if constexpr (kWidened) {
       char* const images = static_cast<char*>(workspace) + WeightsBytes();
       A* const wide = reinterpret_cast<A*>(images);
-      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(most)));
-      for (int64_t done = 0; done < batch; done += p.batch) {
-        p.batch = std::min(most.batch, batch - done);
-        ForAll(exec, From(p), [&](int64_t at, int64_t count) {
-          kernels.widen(count, from + at, wide + at);
+      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(most_.p)));
+      for (int64_t left = whole_.batch; left > 0; left -= most_.p.batch) {
+        const Part& part = left >= most_.p.batch ? most_ : last_;
+        const int64_t read = From(part.p), written = To(part.p);
+        ForAll(exec, read, [&](int64_t at, int64_t count) {
+          kernels_.widen(count, from + at, wide + at);
         });
-        LaunchError error = Convolve(p, wide, sums, workspace);
+        LaunchError error = Convolve(exec, part, wide, sums, workspace);
         if (!error.empty()) return error;
-        scale(To(p), sums, to);
-        from += From(p);
-        to += To(p);
+        scale(written, sums, to);
+        from += read;
+        to += written;
       }
       return {};
     } else {
-      LaunchError error = Convolve(p, from, to, workspace);
-      if (error.empty() && rest != 0) scale(To(p), to, to);
+      LaunchError error = Convolve(exec, most_, from, to, workspace);
+      if (error.empty() && rest != 0) scale(To(whole_), to, to);
       return error;
     }
   }
 
- private:
   static int64_t From(const Problem& p) { return kGradient ? Output(p) : Input(p); }
   static int64_t To(const Problem& p) { return kGradient ? Input(p) : Output(p); }
 
   // Of the decoded weights, and what a capsule convolution needs beside them.
   int64_t WeightsBytes() const {
-    if (division.fits) return RoundedUp(division.workspace);
-    const capsule_conv::Problem q = AsPoses(most, most.in_channels, most.out_channels);
-    const int64_t rest = kGradient ? capsule_conv::BackpropInputWorkspace<A>(exec, q)
-                                   : capsule_conv::ForwardWorkspace<A>(exec, q);
-    return Bytes<A>(Weights(most)) + RoundedUp(rest);
+    if (most_.division.fits) return RoundedUp(most_.division.workspace);
+    return Bytes<A>(Weights(whole_)) +
+           RoundedUp(std::max(most_.decoded.workspace, last_.decoded.workspace));
   }
 
   // Whether all codes are in the book.
-  bool Decode(const uint8_t* codes, int top, void* weights) const {
+  bool Decode(const CpuExec& exec, const uint8_t* codes, int top, void* weights) const {
     std::atomic<bool> fit = true;
-    if (division.fits) {
-      ForEach(division.pack_tasks, 2 * Weights(most), [&](int64_t task) {
-        if (!image.pack(most, task, top, codes, weights)) fit = false;
+    if (most_.division.fits) {
+      ForEach(exec, most_.division.pack_tasks, 2 * Weights(whole_), [&](int64_t task) {
+        if (!image_.pack(most_.p, task, top, codes, weights)) fit = false;
       });
     } else {
       A* const plain = static_cast<A*>(weights);
-      ForAll(exec, Weights(most), [&](int64_t at, int64_t count) {
-        if (!kernels.decode(most, at, count, top, codes, plain)) fit = false;
+      ForAll(exec, Weights(whole_), [&](int64_t at, int64_t count) {
+        if (!kernels_.decode(whole_, at, count, top, codes, plain)) fit = false;
       });
     }
     return fit;
   }
 
-  LaunchError Convolve(const Problem& p, const A* from, A* to, void* weights) const {
-    if (!division.fits) {
-      const capsule_conv::Problem q = AsPoses(p, p.in_channels, p.out_channels);
-      const A* const plain = static_cast<const A*>(weights);
-      void* const rest = static_cast<char*>(weights) + Bytes<A>(Weights(p));
-      return kGradient ? capsule_conv::BackpropInput(exec, q, plain, from, to, rest)
-                       : capsule_conv::Forward(exec, q, from, plain, to, rest);
+  LaunchError Convolve(const CpuExec& exec, const Part& part, const A* from, A* to,
+                       void* weights) const {
+    const Problem& p = part.p;
+    if (!part.division.fits) {
+      return part.decoded.run(exec, from, static_cast<const A*>(weights), to,
+                              static_cast<char*>(weights) + Bytes<A>(Weights(p)));
     }
     // Roughly: sixteen multiply-adds a cycle.
     const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
-    ForEach(image.divide(p).tasks, work / 16,
-            [&](int64_t task) { image.run(p, task, from, weights, to); });
+    ForEach(exec, part.division.tasks, work / 16,
+            [&](int64_t task) { image_.run(p, task, from, weights, to); });
     return {};
   }
 
   // `cost` is that of all tasks.
   template <typename Body>
-  void ForEach(int64_t tasks, int64_t cost, const Body& run) const {
+  static void ForEach(const CpuExec& exec, int64_t tasks, int64_t cost,
+                      const Body& run) {
     if (tasks == 0) return;
     exec.parallel_for(tasks, std::max<int64_t>(cost / tasks, 1),
                       [&](int64_t begin, int64_t end) {
@@ -187,53 +221,28 @@ struct Convolution {
                       });
   }
 
-  const CpuExec& exec;
-  const int64_t batch;
-  Problem most;  // with the samples that are computed at a time
-  const CpuKernels<T>& kernels;
-  const ImageKernels<A>& image;
-  Division division = {};  // of `most`
+  Problem whole_;
+  const CpuKernels<T>& kernels_;
+  const ImageKernels<A>& image_;
+  Part most_, last_;  // one after the other; only the last may have fewer samples
 };
 
 }  // namespace
 
 template <typename T>
-int64_t ForwardWorkspace(const CpuExec& exec, const Problem& p) {
-  return Convolution<T, false>(exec, p).Workspace();
+InqPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& p) {
+  return Convolution<T, false>::Plan(exec, p);
 }
 
 template <typename T>
-int64_t BackpropInputWorkspace(const CpuExec& exec, const Problem& p) {
-  return Convolution<T, true>(exec, p).Workspace();
+InqPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& p) {
+  return Convolution<T, true>::Plan(exec, p);
 }
 
-template <typename T>
-LaunchError Forward(const CpuExec& exec, const Problem& p, const T* input,
-                    const uint8_t* codes, int32_t top_exponent, T* output,
-                    void* workspace) {
-  return Convolution<T, false>(exec, p).Run(codes, top_exponent, input, output,
-                                            workspace);
-}
-
-template <typename T>
-LaunchError BackpropInput(const CpuExec& exec, const Problem& p, const uint8_t* codes,
-                          int32_t top_exponent, const T* grad, T* grad_input,
-                          void* workspace) {
-  return Convolution<T, true>(exec, p).Run(codes, top_exponent, grad, grad_input,
-                                           workspace);
-}
-
-#define CAPSOPS_INSTANTIATE(T)                                                       \
-  template int64_t ForwardWorkspace<T>(const CpuExec&, const Problem&);              \
-  template int64_t BackpropInputWorkspace<T>(const CpuExec&, const Problem&);        \
-  template LaunchError Forward(const CpuExec&, const Problem&, const T*,             \
-                               const uint8_t*, int32_t, T*, void*);                  \
-  template LaunchError BackpropInput(const CpuExec&, const Problem&, const uint8_t*, \
-                                     int32_t, const T*, T*, void*);
-CAPSOPS_INSTANTIATE(float)
-CAPSOPS_INSTANTIATE(double)
-CAPSOPS_INSTANTIATE(Float16)
-CAPSOPS_INSTANTIATE(BFloat16)
+#define CAPSOPS_INSTANTIATE(T)                                                 \
+  template InqPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&); \
+  template InqPlan<CpuExec, T> PlanBackpropInput<T>(const CpuExec&, const Problem&);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::inq_conv

@@ -20,7 +20,7 @@
 
 #include <cstdint>
 
-namespace capsops::capsule_conv::general {
+namespace capsops::capsule_conv::fma {
 
 // Terms that are multiplied between two block barriers.
 constexpr int kDepth = 8;
@@ -193,6 +193,6 @@ struct Walk {
   }
 };
 
-}  // namespace capsops::capsule_conv::general
+}  // namespace capsops::capsule_conv::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_

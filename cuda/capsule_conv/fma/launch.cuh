@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Capsule convolution of any sizes and types, also empty ones, in FMA: its products,
-// how they are cut into blocks, and the launches. The functions are those of the
-// boundary, cc/launch/capsule_conv.h.
+// how they are cut into blocks, and the launches.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_
 
@@ -12,32 +11,17 @@
 #include <string>
 
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/taps.h"
 #include "cuda/capsule_conv/fma/axes.cuh"
 #include "cuda/capsule_conv/fma/product.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_conv::general {
+namespace capsops::capsule_conv::fma {
 
 // Workspace that is spent to have more blocks, in bytes.
 constexpr int64_t kPartsBytes = int64_t{64} << 20;
 // Steps of kDepth terms of a part at least.
 constexpr int64_t kPartSteps = 8;
-
-// The taps that read the image at some pixel, all that a sum over taps needs: `count`
-// from `first` on. `dilation` is 0 if there is only one, so that positions within are
-// small whatever the dilation was; `pad` is that of tap `first`, maybe below 0.
-struct Taps {
-  int64_t first, count, dilation, pad;
-
-  Taps(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation,
-       int64_t pad) {
-    first = std::max(int64_t{0}, CeilDivide(pad - (out - 1) * stride, dilation));
-    count =
-        std::max(int64_t{0}, std::min(kernel, CeilDivide(in + pad, dilation)) - first);
-    this->dilation = count > 1 ? dilation : 0;
-    this->pad = pad - first * dilation;
-  }
-};
 
 // Steps through the tensors.
 struct Steps {
@@ -45,12 +29,17 @@ struct Steps {
   int64_t out_pixel, out_line, out_image;
   int64_t tap, tap_line, weights;
   Taps vertical, horizontal;
+  // From a tap to the next; 0 where there is one only, so that positions are small
+  // whatever the dilation.
+  int64_t down, across;
 
   explicit Steps(const Problem& p)
       : vertical(p.in_height, p.out_height, p.kernel_height, p.stride_height,
                  p.dilation_height, p.pad_top),
         horizontal(p.in_width, p.out_width, p.kernel_width, p.stride_width,
                    p.dilation_width, p.pad_left) {
+    down = vertical.count > 1 ? p.dilation_height : 0;
+    across = horizontal.count > 1 ? p.dilation_width : 0;
     in_pixel = p.in_channels * p.pose_depth * p.pose_rows * p.pose_inner;
     in_line = p.in_width * in_pixel;
     in_image = p.in_height * in_line;
@@ -141,16 +130,16 @@ inline Product WeightsProduct(const Problem& p) {
   return z;
 }
 
-inline Phases PhasesOf(const Taps& taps, int64_t size, int64_t stride, int64_t pixel,
-                       int64_t tap) {
+inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t stride,
+                       int64_t pixel, int64_t tap) {
   Phases phases{};
   phases.count = std::min(size, stride);
   phases.size = size;
   phases.stride = stride;
-  phases.dilation = taps.dilation;
+  phases.dilation = dilation;
   phases.pad = taps.pad;
   phases.taps = taps.count;
-  phases.every = stride / std::gcd(stride, taps.dilation);
+  phases.every = stride / std::gcd(stride, dilation);
   phases.out_step = pixel;
   phases.tap_step = tap;
   return phases;
@@ -161,8 +150,9 @@ inline Product InputProduct(const Problem& p) {
   const Steps s(p);
   Product z{};
   z.vertical =
-      PhasesOf(s.vertical, p.in_height, p.stride_height, s.in_line, s.tap_line);
-  z.horizontal = PhasesOf(s.horizontal, p.in_width, p.stride_width, s.in_pixel, s.tap);
+      PhasesOf(s.vertical, s.down, p.in_height, p.stride_height, s.in_line, s.tap_line);
+  z.horizontal =
+      PhasesOf(s.horizontal, s.across, p.in_width, p.stride_width, s.in_pixel, s.tap);
   z.rows = {{},
             {{p.batch, {s.out_image, s.in_image, 0, 0}},
              {CeilDivide(p.in_height, p.stride_height),
@@ -171,8 +161,8 @@ inline Product InputProduct(const Problem& p) {
               {s.out_pixel, p.stride_width * s.in_pixel, 0, 1}},
              {p.pose_rows, {p.pose_columns, p.pose_inner, 0, 0}}}};
   // From a tap to the next of a phase: that many output pixels back.
-  const int64_t back_y = s.vertical.dilation * z.vertical.every / p.stride_height;
-  const int64_t back_x = s.horizontal.dilation * z.horizontal.every / p.stride_width;
+  const int64_t back_y = s.down * z.vertical.every / p.stride_height;
+  const int64_t back_x = s.across * z.horizontal.every / p.stride_width;
   z.terms = {{0, s.vertical.first * s.tap_line + s.horizontal.first * s.tap, 0, 0},
              {{CeilDivide(s.vertical.count, z.vertical.every),
                {-back_y * s.out_line, z.vertical.every * s.tap_line, -back_y, 0}},
@@ -197,134 +187,78 @@ inline Product InputProduct(const Problem& p) {
   return z;
 }
 
-// How a product is cut into blocks.
-template <typename A>
-struct Plan {
-  Product z;
-  int tile_columns = 0;
-  int64_t blocks = 0;
-  int64_t workspace = 0;  // bytes
-  bool empty;             // the sums
+template <typename T, int kColumns>
+LaunchError LaunchProduct(const GpuExec& exec, const char* op, const Product& z,
+                          int64_t blocks, const T* left, const T* right, T* out,
+                          void* partial) {
+  ProductKernel<CudaType<T>, Accumulator<T>, kColumns>
+      <<<blocks, kThreads, 0, exec.stream>>>(z, Native(left), Native(right),
+                                             Native(out),
+                                             static_cast<Accumulator<T>*>(partial));
+  return CheckLaunch(op);
+}
 
-  explicit Plan(const Product& product) : z(product) {
-    z.parts = 1;
-    empty = z.terms.size() == 0 || z.height == 0 || z.width == 0;
-    if (z.elements == 0 || empty) return;
-    // Narrow tiles load more for what they compute.
-    double best = 0;
-    const auto consider = [&](int columns, int rows, double cost) {
-      const int64_t row_tiles = CeilDivide(z.rows.size(), rows);
-      const int64_t column_tiles = CeilDivide(z.columns, columns);
-      const double total = cost * row_tiles * column_tiles;
-      if (tile_columns != 0 && total >= best) return;
-      best = total;
-      tile_columns = columns;
-      z.row_tiles = row_tiles;
-      z.column_tiles = column_tiles;
-    };
-    consider(64, kTileRows<64>, 1);
-    consider(32, kTileRows<32>, 1.1);
-    consider(16, kTileRows<16>, 1.3);
-    const int64_t phases = std::max(int64_t{1}, z.vertical.count * z.horizontal.count);
-    const int64_t tiles = z.row_tiles * phases * z.depth * z.column_tiles;
-    const int64_t room = int64_t{kResident<A>} * CurrentDevice().processors;
-    z.parts = std::max(int64_t{1},
-                       std::min({room / tiles, z.terms.size() / (kPartSteps * kDepth),
-                                 kPartsBytes / int64_t{sizeof(A)} / z.elements}));
-    blocks = tiles * z.parts;
-    if (z.parts > 1) workspace = z.parts * z.elements * sizeof(A);
+template <typename T>
+ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
+                                 const Problem& p, Product z) {
+  using Plan = ConvPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  if (z.elements == 0 || z.terms.size() == 0 || z.height == 0 || z.width == 0) {
+    return Plan::Make(0, [op, bytes = z.elements * sizeof(T)](
+                             const GpuExec& exec, const T*, const T*, T* out, void*) {
+      if (bytes == 0) return LaunchError();
+      return CheckLaunch(op, cudaMemsetAsync(out, 0, bytes, exec.stream));
+    });
   }
-};
-
-// A sentence if the problem is beyond what the kernels count in 32 bits.
-inline LaunchError CheckSizes(const char* name, const Problem& p) {
   const int64_t largest =
       std::max({p.batch, p.in_height, p.in_width, p.in_channels, p.kernel_height,
                 p.kernel_width, p.out_height, p.out_width, p.out_channels, p.pose_depth,
                 p.pose_rows, p.pose_inner, p.pose_columns});
-  if (largest <= kLargest) return {};
-  return std::string(name) + ": a dimension of " + std::to_string(largest) +
-         " is too large for CUDA, at most " + std::to_string(kLargest) +
-         " are possible";
-}
-
-template <typename T, int kColumns>
-void LaunchProduct(const GpuExec& exec, const Plan<Accumulator<T>>& plan, const T* left,
-                   const T* right, T* out, void* workspace) {
-  ProductKernel<CudaType<T>, Accumulator<T>, kColumns>
-      <<<plan.blocks, kThreads, 0, exec.stream>>>(
-          plan.z, Native(left), Native(right), Native(out),
-          static_cast<Accumulator<T>*>(workspace));
-}
-
-template <typename T>
-LaunchError Multiply(const GpuExec& exec, const char* name, const Problem& p,
-                     const Product& product, const T* left, const T* right, T* out,
-                     void* workspace) {
-  using A = Accumulator<T>;
-  const Plan<A> plan(product);
-  const int64_t elements = plan.z.elements;
-  if (elements == 0) return {};
-  if (plan.empty) {
-    return CheckLaunch(name,
-                       cudaMemsetAsync(out, 0, elements * sizeof(T), exec.stream));
+  if (largest > kLargest) {
+    return Plan::Refuse("a dimension of " + std::to_string(largest) +
+                        " is too large, at most " + std::to_string(kLargest) +
+                        " are possible");
   }
-  const int64_t sum_blocks = plan.z.parts > 1 ? CeilDivide(elements, kSumElements) : 0;
-  for (const LaunchError& error : {CheckSizes(name, p), CheckGrid(name, plan.blocks),
-                                   CheckGrid(name, sum_blocks)}) {
-    if (!error.empty()) return error;
+  // Narrow tiles load more for what they compute.
+  auto launch = LaunchProduct<T, 64>;
+  double best = 0;
+  const auto consider = [&](int columns, int rows, double cost, auto by) {
+    const int64_t row_tiles = CeilDivide(z.rows.size(), rows);
+    const int64_t column_tiles = CeilDivide(z.columns, columns);
+    const double total = cost * row_tiles * column_tiles;
+    if (best != 0 && total >= best) return;
+    best = total;
+    launch = by;
+    z.row_tiles = row_tiles;
+    z.column_tiles = column_tiles;
+  };
+  consider(64, kTileRows<64>, 1, LaunchProduct<T, 64>);
+  consider(32, kTileRows<32>, 1.1, LaunchProduct<T, 32>);
+  consider(16, kTileRows<16>, 1.3, LaunchProduct<T, 16>);
+  const int64_t phases = std::max(int64_t{1}, z.vertical.count * z.horizontal.count);
+  const int64_t tiles = z.row_tiles * phases * z.depth * z.column_tiles;
+  const int64_t room = int64_t{kResident<A>} * device.processors;
+  z.parts = std::max(int64_t{1},
+                     std::min({room / tiles, z.terms.size() / (kPartSteps * kDepth),
+                               kPartsBytes / int64_t{sizeof(A)} / z.elements}));
+  const int64_t blocks = tiles * z.parts;
+  const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kSumElements) : 0;
+  if (std::max(blocks, sum_blocks) > INT32_MAX) {
+    return Plan::Refuse("it is too large for one CUDA grid, " + std::to_string(blocks) +
+                        " blocks");
   }
-  switch (plan.tile_columns) {
-    case 64:
-      LaunchProduct<T, 64>(exec, plan, left, right, out, workspace);
-      break;
-    case 32:
-      LaunchProduct<T, 32>(exec, plan, left, right, out, workspace);
-      break;
-    default:
-      LaunchProduct<T, 16>(exec, plan, left, right, out, workspace);
-  }
-  const LaunchError error = CheckLaunch(name);
-  if (!error.empty() || sum_blocks == 0) return error;
-  SumPartsKernel<<<sum_blocks, kSumElements * kSumThreads, 0, exec.stream>>>(
-      elements, plan.z.parts, static_cast<const A*>(workspace), Native(out));
-  return CheckLaunch(name);
+  return Plan::Make(
+      z.parts > 1 ? z.parts * z.elements * int64_t{sizeof(A)} : 0,
+      [=](const GpuExec& exec, const T* left, const T* right, T* out, void* partial) {
+        const LaunchError error =
+            launch(exec, op, z, blocks, left, right, out, partial);
+        if (!error.empty() || sum_blocks == 0) return error;
+        SumPartsKernel<<<sum_blocks, kSumElements * kSumThreads, 0, exec.stream>>>(
+            z.elements, z.parts, static_cast<const A*>(partial), Native(out));
+        return CheckLaunch(op);
+      });
 }
 
-template <typename T>
-int64_t ForwardWorkspace(const Problem& p) {
-  return Plan<Accumulator<T>>(ForwardProduct(p)).workspace;
-}
-template <typename T>
-int64_t BackpropInputWorkspace(const Problem& p) {
-  return Plan<Accumulator<T>>(InputProduct(p)).workspace;
-}
-template <typename T>
-int64_t BackpropWeightsWorkspace(const Problem& p) {
-  return Plan<Accumulator<T>>(WeightsProduct(p)).workspace;
-}
-
-template <typename T>
-LaunchError Forward(const GpuExec& exec, const Problem& p, const T* input,
-                    const T* weights, T* output, void* workspace) {
-  return Multiply(exec, "CapsuleConv", p, ForwardProduct(p), input, weights, output,
-                  workspace);
-}
-
-template <typename T>
-LaunchError BackpropInput(const GpuExec& exec, const Problem& p, const T* weights,
-                          const T* grad, T* grad_input, void* workspace) {
-  return Multiply(exec, "CapsuleConvBackpropInput", p, InputProduct(p), grad, weights,
-                  grad_input, workspace);
-}
-
-template <typename T>
-LaunchError BackpropWeights(const GpuExec& exec, const Problem& p, const T* input,
-                            const T* grad, T* grad_weights, void* workspace) {
-  return Multiply(exec, "CapsuleConvBackpropWeights", p, WeightsProduct(p), input, grad,
-                  grad_weights, workspace);
-}
-
-}  // namespace capsops::capsule_conv::general
+}  // namespace capsops::capsule_conv::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernels of general capsule convolution: the product of
-// capsule_conv_general_axes.cuh in FMA over shared-memory tiles, and the sum of its
-// parts.
+// The kernels of capsule convolution in FMA: the product of fma/axes.cuh over tiles in
+// shared memory, and the sum of its parts.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 
@@ -11,7 +10,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 
-namespace capsops::capsule_conv::general {
+namespace capsops::capsule_conv::fma {
 
 constexpr int kThreads = 128;
 constexpr int kEachRows = 8, kEachColumns = 4;  // of out, of a thread
@@ -271,6 +270,6 @@ __global__ void __launch_bounds__(kSumElements* kSumThreads)
   Narrow(sum, out + element);
 }
 
-}  // namespace capsops::capsule_conv::general
+}  // namespace capsops::capsule_conv::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_

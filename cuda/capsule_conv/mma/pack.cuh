@@ -15,12 +15,12 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/capsule_conv/patch.cuh"
+#include "cuda/capsule_conv/block.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/types.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::mma {
 
 template <typename S>
 constexpr int kStepQuads = std::is_same_v<S, float> ? 2 : 4;
@@ -37,22 +37,6 @@ template <Tf32 kTf32>
 __host__ __device__ constexpr int StepWords(int columns) {
   return kParts<kFilterTf32<kTf32>> * 2 * columns * 4;
 }
-
-// Which elements of the filter are contracted, and which are columns. The strides say
-// how far apart in memory neighbours are.
-struct Filter {
-  int channels, inner;          // of the contraction
-  int out_channels, out_inner;  // columns: out_channels * out_inner
-  int depth, kernel_width;
-  int64_t tap, channel, element, out_channel, out_element, depth_stride;
-};
-
-// How the contraction is cut up.
-struct Order {
-  int planes, chunks;  // planes of a chunk
-  int steps;           // of a chunk
-  int column_blocks;
-};
 
 // `weights[i]` is element i of the filter in memory: a pointer, or what reads another
 // form of it.
@@ -104,7 +88,7 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   if constexpr (kFloat) {
     constexpr Tf32 kOf = kFilterTf32<kTf32>;
     Operand<1, kOf> operand;
-    operand.Set(0, element(t % 2 * 2 + which));
+    operand.SetLarge(0, element(t % 2 * 2 + which));
     to[0] = operand.high[0];
     if constexpr (kOf == Tf32::kSplit) to[2 * columns * 4] = operand.low[0];
   } else {
@@ -113,23 +97,19 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   }
 }
 
-inline int64_t PackedSteps(const Filter& filter, const Order& order) {
-  return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
-}
-
 template <typename S, Tf32 kTf32, typename Weights>
-LaunchError PackFilter(const GpuExec& exec, const Filter& filter, const Order& order,
-                       const Axis& vertical, const Axis& horizontal, int columns,
-                       const Weights& weights, uint32_t* packed) {
+LaunchError PackFilter(const GpuExec& exec, const char* op, const Filter& filter,
+                       const Product& p, int columns, const Weights& weights,
+                       uint32_t* packed) {
   constexpr int kThreads = 256;
-  const int64_t words = PackedSteps(filter, order) * 2 * columns * 4;
+  const int64_t words = PackedSteps(filter, p.order) * 2 * columns * 4;
   const int64_t blocks = CeilDivide(words, kThreads);
-  if (const auto error = CheckGrid("CapsuleConv", blocks); !error.empty()) return error;
+  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
   PackKernel<S, kTf32><<<blocks, kThreads, 0, exec.stream>>>(
-      filter, order, vertical, horizontal, columns, words, weights, packed);
-  return CheckLaunch("CapsuleConv");
+      filter, p.order, p.vertical, p.horizontal, columns, words, weights, packed);
+  return CheckLaunch(op);
 }
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_

@@ -15,8 +15,11 @@
 #include <type_traits>
 
 #include "cuda/capsule_conv/block.cuh"
+#include "cuda/capsule_conv/mma/pack.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/warp.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::mma {
 
 // Quads in the table of a chunk.
 template <typename S>
@@ -42,6 +45,39 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
   }
   __syncthreads();
 }
+
+// What a lane has of 16 rows of one step, as it lies in a plane.
+template <typename S>
+struct RawRows {
+  uint2 upper, lower;
+
+  __device__ void Load(const uint32_t* from) {
+    upper = *reinterpret_cast<const uint2*>(from);
+    lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
+  }
+};
+
+// The same as the left operand of a product.
+template <typename S, Tf32 kTf32>
+struct Rows {
+  uint32_t part[kParts<kRowTf32<kTf32>>][4];
+
+  __device__ void Set(const RawRows<S>& raw) {
+    const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if constexpr (std::is_same_v<S, float>) {
+        constexpr Tf32 kOf = kRowTf32<kTf32>;
+        Operand<1, kOf> operand;
+        operand.SetLarge(0, __uint_as_float(words[e]));
+        part[0][e] = operand.high[0];
+        if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
+      } else {
+        part[0][e] = words[e];
+      }
+    }
+  }
+};
 
 // The tiles of 16 rows of a warp: kTiles from tile `first` on.
 template <typename S, int kTiles>
@@ -226,6 +262,6 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   StoreTiles(p, place, tiles, sums, target);
 }
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_

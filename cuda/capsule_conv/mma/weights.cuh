@@ -15,13 +15,13 @@
 
 #include <cstdint>
 
-#include "cuda/capsule_conv/patch.cuh"
 #include "cuda/capsule_conv/mma/product.cuh"
 #include "cuda/capsule_conv/mma/weights_operands.cuh"
+#include "cuda/capsule_conv/patch.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/warp.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::mma {
 
 constexpr int kWeightWarps = 4;
 // Tensor cores cut off as they add up, so no more steps than these are added there.
@@ -385,6 +385,6 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   }
 }
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_

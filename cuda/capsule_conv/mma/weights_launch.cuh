@@ -7,16 +7,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <string>
 #include <type_traits>
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/fma/product.cuh"
-#include "cuda/capsule_conv/tensor_cores.cuh"
 #include "cuda/capsule_conv/mma/weights.cuh"
-#include "cuda/common/memory.cuh"
+#include "cuda/capsule_conv/tasks.cuh"
 
-namespace capsops::capsule_conv::tiled {
+namespace capsops::capsule_conv::mma {
 
 // A kernel's shape: each warp has kTiles tiles of 16 rows, kProducts of 8 columns.
 template <int kTilesOf, int kProductsOf>
@@ -27,15 +26,29 @@ struct WeightConfig {
 };
 
 // The gradient as a kernel does it; no blocks where it does not fit.
+template <typename S>
 struct WeightPlan {
+  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
+                                 const WeightPlan& plan, const S* input, const S* grad,
+                                 float* parts);
+
   WeightProduct product;
-  int tiles = 0;  // WeightConfig::kTiles
   int64_t blocks = 0;
   int shared = 0;
   double cost = 0;  // cycles, roughly
-
-  int64_t PartsBytes() const { return product.splits * product.weights * 4; }
+  Launch launch = nullptr;
 };
+
+template <typename S, Tf32 kTf32, typename C, bool kEvenRows>
+LaunchError LaunchWeights(const GpuExec& exec, const char* op,
+                          const WeightPlan<S>& plan, const S* input, const S* grad,
+                          float* parts) {
+  constexpr auto kKernel = WeightsKernel<S, kTf32, C::kTiles, C::kProducts, kEvenRows>;
+  const LaunchError error = AllowShared<kKernel>(exec, op);
+  if (!error.empty()) return error;
+  return LaunchOverlapped(op, kKernel, dim3(plan.blocks), kWeightWarps * kLanes,
+                          plan.shared, exec, plan.product, input, grad, parts);
+}
 
 // Makes row blocks of `quads` quads, and the patch that holds what the widest needs.
 template <typename S>
@@ -57,9 +70,8 @@ void CutRows(int quads, WeightProduct* p) {
 
 // Fills in how many blocks share the lattice, and the cost.
 template <typename S, Tf32 kTf32, typename C>
-void CutLattice(WeightPlan* plan) {
+void CutLattice(const GpuDevice& device, WeightPlan<S>* plan) {
   WeightProduct& p = plan->product;
-  const DeviceLimits& device = CurrentDevice();
   const int64_t input_words = int64_t{p.chunk_planes} * p.input_patch.plane;
   const int64_t grad_words = int64_t{C::kColumnQuads} * p.grad_patch.plane;
   const int64_t shared =
@@ -68,7 +80,7 @@ void CutLattice(WeightPlan* plan) {
       C::kRowQuads * sizeof(RowQuad) + C::kColumnQuads * sizeof(ColumnQuad);
   if (shared > device.shared) return;
   plan->shared = static_cast<int>(shared);
-  const int resident = std::min<int>(2, (device.shared + 1024) / (shared + 1024));
+  const int resident = std::min<int>(2, device.processor_shared / (shared + 1024));
   const int64_t sums =
       int64_t{p.column_blocks} * p.row_blocks * p.chunks * p.input.depth;
   constexpr int64_t kMostBytes = int64_t{64} << 20;
@@ -96,11 +108,12 @@ void CutLattice(WeightPlan* plan) {
 
 // The cheapest of all cuts worth a look, by the kernel's shape C.
 template <typename S, Tf32 kTf32, typename C>
-void FindCut(const Task& task, WeightPlan* best) {
+void FindCut(const Task& task, const GpuDevice& device, WeightPlan<S>* best) {
   const int rows = task.source.rows;
-  if (rows > kWeightWarps * kLanes) return;
-  WeightPlan plan;
-  plan.tiles = C::kTiles;
+  constexpr bool kFloat = std::is_same_v<S, float>;
+  WeightPlan<S> plan;
+  plan.launch = kFloat || rows % 2 == 0 ? LaunchWeights<S, kTf32, C, true>
+                                        : LaunchWeights<S, kTf32, C, kFloat>;
   WeightProduct& p = plan.product;
   p.input = task.source;
   p.grad = task.target;
@@ -113,7 +126,7 @@ void FindCut(const Task& task, WeightPlan* best) {
     if (quads <= 0 || quads > C::kRowQuads) return;
     CutRows<S>(quads, &p);
     plan.blocks = 0;
-    CutLattice<S, kTf32, C>(&plan);
+    CutLattice<S, kTf32, C>(device, &plan);
     if (plan.blocks > 0 && (best->blocks == 0 || plan.cost < best->cost)) *best = plan;
   };
   for (const int most : {512, 256, 128, 64, 32, 16}) {  // rows of the lattice
@@ -149,108 +162,66 @@ void FindCut(const Task& task, WeightPlan* best) {
   }
 }
 
-using Wide3 = WeightConfig<3, 8>;
-using Wide4 = WeightConfig<4, 8>;
-using Wide5 = WeightConfig<5, 8>;
-// Few columns: as many as one group has.
-template <typename S>
-using NarrowWeights = WeightConfig<4, Group<S>::kElements>;
-
-template <typename S>
-bool FewColumns(const Task& task) {
-  return task.target.planes() <= NarrowWeights<S>::kColumnQuads;
+// Why no kernel does the problem; else empty.
+inline std::string RefuseWeights(const Problem& p) {
+  const std::string refusal = RefuseSizes(p);
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (!refusal.empty()) return refusal;
+  if (p.in_channels * p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns >
+      kMost / (p.kernel_height * p.kernel_width)) {
+    return "32 bits do not count the weights";
+  }
+  if (p.pose_rows > kWeightWarps * kLanes) {
+    return "poses have " + std::to_string(p.pose_rows) + " rows, over " +
+           std::to_string(kWeightWarps * kLanes);
+  }
+  return "";
 }
 
-// The cheapest plan of all kernels; no blocks where none fits.
+// The cheapest plan of all kernels.
 template <typename S, Tf32 kTf32>
-WeightPlan FindWeightPlan(const Problem& problem) {
-  WeightPlan plan;
-  if (FitsInts(problem)) {
-    const Task task = ForwardTask(problem);
-    constexpr int64_t kMost = int64_t{1} << 30;
-    if (task.filter.tap <= kMost / (task.vertical.taps * task.horizontal.taps)) {
-      if (FewColumns<S>(task)) {
-        FindCut<S, kTf32, NarrowWeights<S>>(task, &plan);
-      } else {
-        FindCut<S, kTf32, Wide4>(task, &plan);
-        if constexpr (kTf32 == Tf32::kRounded) {
-          FindCut<S, kTf32, Wide3>(task, &plan);
-          FindCut<S, kTf32, Wide5>(task, &plan);
-        }
-      }
-    }
+WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
+  // As many columns as one group has.
+  using Narrow = WeightConfig<4, Group<S>::kElements>;
+  WeightPlan<S> plan;
+  if (task.target.planes() <= Narrow::kColumnQuads) {
+    FindCut<S, kTf32, Narrow>(task, device, &plan);
+    return plan;
+  }
+  FindCut<S, kTf32, WeightConfig<4, 8>>(task, device, &plan);
+  if constexpr (kTf32 == Tf32::kRounded) {
+    FindCut<S, kTf32, WeightConfig<3, 8>>(task, device, &plan);
+    FindCut<S, kTf32, WeightConfig<5, 8>>(task, device, &plan);
   }
   return plan;
 }
 
-// The same, remembered.
-template <typename S, Tf32 kTf32>
-WeightPlan PlanWeights(const Problem& problem) {
-  static Memory<Problem, WeightPlan> memory;
-  return memory.Recall(problem, [&] { return FindWeightPlan<S, kTf32>(problem); });
-}
-
-template <typename T>
-int64_t WeightsWorkspace(const GpuExec& exec, const Problem& problem) {
-  if constexpr (std::is_same_v<T, double>) {
-    return -1;
-  } else {
-    return WithPrecision<T>(exec, [&](auto precision) -> int64_t {
-      const WeightPlan plan = PlanWeights<CudaType<T>, precision.value>(problem);
-      return plan.blocks > 0 ? plan.PartsBytes() : -1;
-    });
-  }
-}
-
-template <typename S, Tf32 kTf32, typename C, bool kEvenRows>
-LaunchError LaunchWeights(const GpuExec& exec, const WeightPlan& plan, const S* input,
-                          const S* grad, float* parts) {
-  constexpr auto kKernel = WeightsKernel<S, kTf32, C::kTiles, C::kProducts, kEvenRows>;
-  constexpr char kName[] = "CapsuleConvBackpropWeights";
-  for (const auto& error :
-       {CheckGrid(kName, plan.blocks), AllowShared<kKernel>(kName)}) {
-    if (!error.empty()) return error;
-  }
-  return LaunchOverlapped(kName, kKernel, dim3(plan.blocks), kWeightWarps * kLanes,
-                          plan.shared, exec, plan.product, input, grad, parts);
-}
-
-// What WeightsWorkspace() finds to fit.
-template <typename T>
-LaunchError RunWeights(const GpuExec& exec, const Problem& problem, const T* input,
-                       const T* grad, T* grad_weights, void* workspace) {
+// The gradient by partial sums in the workspace.
+template <typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
+                                 const Problem& p) {
+  using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
-  return WithPrecision<T>(exec, [&](auto precision) -> LaunchError {
-    constexpr Tf32 kTf32 = precision.value;
-    const WeightPlan plan = PlanWeights<S, kTf32>(problem);
-    float* const parts = static_cast<float*>(workspace);
-    const auto launch = [&](auto config) {
-      using C = decltype(config);
-      if (std::is_same_v<S, float> || problem.pose_rows % 2 == 0) {
-        return LaunchWeights<S, kTf32, C, true>(exec, plan, Native(input), Native(grad),
-                                                parts);
-      }
-      return LaunchWeights<S, kTf32, C, std::is_same_v<S, float>>(
-          exec, plan, Native(input), Native(grad), parts);
-    };
-    const LaunchError error = [&]() -> LaunchError {
-      if (FewColumns<S>(ForwardTask(problem))) return launch(NarrowWeights<S>());
-      if constexpr (kTf32 == Tf32::kRounded) {
-        if (plan.tiles == Wide3::kTiles) return launch(Wide3());
-        if (plan.tiles == Wide5::kTiles) return launch(Wide5());
-      }
-      return launch(Wide4());
-    }();
-    if (!error.empty()) return error;
-    using general::kSumElements, general::kSumThreads;
-    return LaunchOverlapped("CapsuleConvBackpropWeights",
-                            general::SumPartsKernel<S, float>,
-                            dim3(CeilDivide(plan.product.weights, kSumElements)),
-                            kSumElements * kSumThreads, 0, exec, plan.product.weights,
-                            plan.product.splits, parts, Native(grad_weights));
-  });
+  const std::string refusal = RefuseWeights(p);
+  if (!refusal.empty()) return Plan::Refuse(refusal);
+  const auto plan = FindWeightPlan<S, kTf32>(ForwardTask(p), device);
+  if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
+  return Plan::Make(
+      plan.product.splits * plan.product.weights * int64_t{sizeof(float)},
+      [op, plan](const GpuExec& exec, const T* input, const T* grad, T* grad_weights,
+                 void* workspace) {
+        float* const parts = static_cast<float*>(workspace);
+        const LaunchError error =
+            plan.launch(exec, op, plan, Native(input), Native(grad), parts);
+        if (!error.empty()) return error;
+        return LaunchOverlapped(
+            op, fma::SumPartsKernel<S, float>,
+            dim3(CeilDivide(plan.product.weights, fma::kSumElements)),
+            fma::kSumElements * fma::kSumThreads, 0, exec, plan.product.weights,
+            plan.product.splits, parts, Native(grad_weights));
+      });
 }
 
-}  // namespace capsops::capsule_conv::tiled
+}  // namespace capsops::capsule_conv::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_LAUNCH_CUH_

@@ -17,12 +17,12 @@
 #include <type_traits>
 
 #include "cuda/capsule_conv/mma/pack.cuh"
-#include "cuda/capsule_conv/patch.cuh"
 #include "cuda/capsule_conv/mma/product.cuh"
+#include "cuda/capsule_conv/patch.cuh"
 #include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/warp.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::mma {
 
 // What a lane reads of a group of quads for one step: of each half of the contraction,
 // words that hold its elements.
@@ -88,7 +88,7 @@ struct Group {
   __device__ void Get(int e, int half, uint32_t (&high)[1], uint32_t (&low)[1]) const {
     if constexpr (kFloat) {
       Operand<1, kTf32> operand;
-      operand.Set(0, __uint_as_float(words[half][e]));
+      operand.SetLarge(0, __uint_as_float(words[half][e]));
       high[0] = operand.high[0];
       if constexpr (kTf32 == Tf32::kSplit) low[0] = operand.low[0];
     } else {
@@ -242,6 +242,6 @@ __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],
   }
 }
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_

@@ -1,52 +1,76 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the products of capsule_conv_warpgroups.cuh.
+// Plans and launches the products of wgmma/product.cuh.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <type_traits>
 
 #include "cuda/capsule_conv/tasks.cuh"
 #include "cuda/capsule_conv/wgmma/product.cuh"
-#include "cuda/common/memory.cuh"
 
-namespace capsops::capsule_conv::tiled {
+namespace capsops::capsule_conv::wgmma {
 
 // Planes follow each other at 4 words past a multiple of 32: a warp writes many.
 inline Patch UnitPatch(const Axis& vertical, const Axis& horizontal, int rows) {
-  return MakePatch<float>(vertical, horizontal, rows, std::max(vertical.taps, 1),
-                          std::max(horizontal.taps, 1), 4);
+  return MakePatch<float>(vertical, horizontal, rows, vertical.taps, horizontal.taps,
+                          4);
 }
 
-template <typename C>
-constexpr bool kByWarpgroups = false;
-template <typename O, int kParts, bool kApart, int kTiles, int kColumns, int kBlocks>
-constexpr bool kByWarpgroups<Warpgroups<O, kParts, kApart, kTiles, kColumns, kBlocks>> =
-    true;
+// What tensor cores multiply.
+template <typename S, Tf32 kTf32>
+using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft, __nv_bfloat16, S>;
 
-// Calls `then` with the shape of kernel `number`, of kWarpgroupKernels.
-template <Tf32 kTf32>
-constexpr int kWarpgroupKernels = kTf32 == Tf32::kSplitLeft ? 2 : 3;
-template <typename S, Tf32 kTf32, typename Then>
-auto WithWarpgroups(int number, const Then& then) {
-  if constexpr (kTf32 == Tf32::kSplitLeft) {
-    if (number == 0) return then(Warpgroups<__nv_bfloat16, 3, true, 1, 64, 2>());
-    return then(Warpgroups<__nv_bfloat16, 3, true, 1, 128, 1>());
-  } else {
-    if (number == 0) return then(Warpgroups<S, 1, false, 2, 64, 2>());
-    if (number == 1) return then(Warpgroups<S, 1, false, 1, 128, 1>());
-    return then(Warpgroups<S, 1, false, 2, 128, 1>());
+// Fails where the kernel was built with fewer registers for a thread: a warpgroup waits
+// forever for registers that its block does not have.
+template <auto kKernel>
+LaunchError CheckRegisters(const char* op, int wanted) {
+  static std::atomic<int> known = 0;
+  int registers = known;
+  if (registers == 0) {
+    cudaFuncAttributes attributes{};
+    const LaunchError error =
+        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel));
+    if (!error.empty()) return error;
+    known = registers = attributes.numRegs;
   }
+  if (registers >= wanted) return {};
+  return std::string(op) + ": its kernel was built with " + std::to_string(registers) +
+         " registers for a thread, not " + std::to_string(wanted);
+}
+
+template <typename S, typename C>
+LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
+                   const S* source, const uint32_t* packed, S* target) {
+  WarpgroupProduct warpgroups;
+  warpgroups.product = plan.product;
+  warpgroups.tiles = static_cast<int>(plan.tiles);
+  warpgroups.squares = plan.squares;
+  warpgroups.row = plan.product.patch.row * plan.product.source.rows;
+  warpgroups.by_across = plan.by_across;
+  constexpr auto kKernel = WarpgroupKernel<S, C>;
+  LaunchError error = AllowShared<kKernel>(exec, op);
+  if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
+  if (!error.empty()) return error;
+  const int64_t most = int64_t{exec.device.processors} * C::kBlocks;
+  return LaunchOverlapped(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
+                          plan.shared, exec, warpgroups, source, packed, target);
 }
 
 // Fills in how to do `task` by tiles of y x x lattice points.
 template <typename S, typename C>
-Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers) {
-  Plan plan;
+TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
+                     bool squares, int buffers) {
+  TilePlan<S> plan;
+  plan.by_wgmma = true;
+  plan.columns = C::kColumns;
+  plan.step_words = UnitStepWords(C::kColumns);
+  plan.launch = Launch<S, C>;
   Product& p = plan.product;
   p = TiledProduct(task, y, x, C::kColumns);
   p.buffers = buffers;
@@ -63,12 +87,12 @@ Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers
   plan.squares = squares;
   plan.by_across = Divisor(squares ? across : row);
 
-  const int most = (CurrentDevice().shared + 1024) / C::kBlocks - 1024;
+  const int most = device.processor_shared / C::kBlocks - 1024;
   int units = std::min(all, taps >= 8 ? 8 : 32);
   int64_t shared = 0;
   for (; units > 0; --units) {
-    p.order.chunks = taps > 0 ? static_cast<int>(CeilDivide(all, units)) : 0;
-    units = taps > 0 ? static_cast<int>(CeilDivide(all, p.order.chunks)) : 1;
+    p.order.chunks = static_cast<int>(CeilDivide(all, units));
+    units = static_cast<int>(CeilDivide(all, p.order.chunks));
     p.order.planes = units;
     p.order.steps = static_cast<int>(CeilDivide(int64_t{taps} * units, 2));
     const int64_t steps = CeilDivide(p.order.steps, C::kSteps) * int64_t{C::kSteps};
@@ -76,7 +100,6 @@ Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers
         4 * (C::kBarrierWords + int64_t{buffers} * C::kParts * units * p.patch.plane +
              C::kStages * C::kStageWords + steps + p.patch.pixels);
     if (shared <= most && units * rows <= C::kCarriers) break;
-    if (taps == 0) units = 1;
   }
   if (units == 0) return plan;
   // The last product may read past its plane, but not past what is there.
@@ -95,7 +118,7 @@ Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers
   const int64_t tiles = CountTiles(p);
   if (tiles > INT32_MAX / 2) return plan;
   plan.shared = static_cast<int>(shared);
-  plan.blocks = tiles;
+  plan.tiles = tiles;
   // Cycles as a fit to a thousand plans of thirty convolutions has them, on an H200:
   // what it chooses takes 1.02 times the fastest's time on average. Blocks of a
   // multiprocessor share its tensor cores; the rest a block does by itself.
@@ -109,22 +132,22 @@ Plan PlanWarpgroupTile(const Task& task, int y, int x, bool squares, int buffers
   const double bring = (0.8 + convert) * p.patch.pixels * rows * units + 670;
   const double store = 0.065 * y * x * rows * C::kColumns * sizeof(S);
   const double alone = bring * p.order.chunks + 57 * stages + store + 3400;
-  const int64_t turns = CeilDivide(tiles, CurrentDevice().processors);
+  const int64_t turns = CeilDivide(tiles, device.processors);
   plan.cost = multiply * turns + alone * CeilDivide(turns, C::kBlocks);
   return plan;
 }
 
 // The cheapest tile of all worth a look.
 template <typename S, typename C>
-Plan FindWarpgroupTile(const Task& task) {
+TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   const int rows = task.source.rows;
   const int height = task.vertical.points, width = task.horizontal.points;
   constexpr int kMost = C::kGroups * C::kTiles;
-  Plan best;
+  TilePlan<S> best;
   const auto consider = [&](int y, int x, bool squares) {
     for (int buffers = 2; buffers <= kMostBuffers; ++buffers) {
-      const Plan plan = PlanWarpgroupTile<S, C>(task, y, x, squares, buffers);
-      if (plan.blocks > 0 && (best.blocks == 0 || plan.cost < best.cost)) best = plan;
+      const auto plan = PlanTile<S, C>(task, device, y, x, squares, buffers);
+      if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
     }
   };
   const auto even = [](int points, int tile) {
@@ -159,58 +182,37 @@ Plan FindWarpgroupTile(const Task& task) {
   return best;
 }
 
-struct WarpgroupPlan {
-  int number = 0;
-  Plan plan;
-};
-
-// The cheapest kernel, remembered: networks ask for the same few again and again.
+// Why there are no such products of any task of a convolution; else empty.
 template <typename S, Tf32 kTf32>
-WarpgroupPlan PlanWarpgroups(const Task& task) {
-  static Memory<Task, WarpgroupPlan> memory;
-  return memory.Recall(task, [&] {
-    WarpgroupPlan best;
-    for (int number = 0; number < kWarpgroupKernels<kTf32>; ++number) {
-      const Plan plan = WithWarpgroups<S, kTf32>(number, [&](auto config) {
-        return FindWarpgroupTile<S, decltype(config)>(task);
-      });
-      if (plan.blocks == 0) continue;
-      if (best.plan.blocks == 0 || plan.cost < best.plan.cost) best = {number, plan};
-    }
-    return best;
-  });
+std::string Refusal(const Task& task, const GpuDevice& device) {
+  const int columns = task.target.channels * task.target.columns;
+  if (kTf32 == Tf32::kSplit) return "TF32 is not allowed";
+  if (task.source.columns % kQuad != 0) {
+    return "4 does not divide " + std::to_string(task.source.columns) +
+           ", the columns of the poses that are read";
+  }
+  if (columns <= 16) return std::to_string(columns) + " columns are too few";
+  return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
 }
 
-template <typename S, typename C>
-LaunchError LaunchWarpgroups(const GpuExec& exec, const Plan& plan,
-                             const Product& product, const S* source,
-                             const uint32_t* packed, S* target) {
-  WarpgroupProduct warpgroups;
-  warpgroups.product = product;
-  warpgroups.tiles = static_cast<int>(plan.blocks);
-  warpgroups.squares = plan.squares;
-  warpgroups.row = product.patch.row * product.source.rows;
-  warpgroups.by_across = plan.by_across;
-  constexpr auto kKernel = WarpgroupKernel<S, C>;
-  if (const auto error = AllowShared<kKernel>("CapsuleConv"); !error.empty()) {
-    return error;
+// The cheapest tile of all kernels.
+template <typename S, Tf32 kTf32>
+TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
+  TilePlan<S> best;
+  const auto consider = [&](const TilePlan<S>& plan) {
+    if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
+  };
+  if constexpr (kTf32 == Tf32::kSplitLeft) {
+    consider(FindTile<S, Warpgroups<__nv_bfloat16, 3, true, 1, 64, 2>>(task, device));
+    consider(FindTile<S, Warpgroups<__nv_bfloat16, 3, true, 1, 128, 1>>(task, device));
+  } else if constexpr (kTf32 != Tf32::kSplit) {
+    consider(FindTile<S, Warpgroups<S, 1, false, 2, 64, 2>>(task, device));
+    consider(FindTile<S, Warpgroups<S, 1, false, 1, 128, 1>>(task, device));
+    consider(FindTile<S, Warpgroups<S, 1, false, 2, 128, 1>>(task, device));
   }
-  // A warpgroup waits forever for registers that its block does not have.
-  static const cudaFuncAttributes attributes = [] {
-    cudaFuncAttributes found{};
-    if (cudaFuncGetAttributes(&found, kKernel) != cudaSuccess) cudaGetLastError();
-    return found;
-  }();
-  if (attributes.numRegs < C::kRegisters) {
-    return "CapsuleConv: built with " + std::to_string(attributes.numRegs) +
-           " registers for a thread, not " + std::to_string(C::kRegisters);
-  }
-  const int64_t most = int64_t{CurrentDevice().processors} * C::kBlocks;
-  return LaunchOverlapped("CapsuleConv", kKernel, dim3(std::min(plan.blocks, most)),
-                          C::kThreads, plan.shared, exec, warpgroups, source, packed,
-                          target);
+  return best;
 }
 
-}  // namespace capsops::capsule_conv::tiled
+}  // namespace capsops::capsule_conv::wgmma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The filter as the right operands of capsule_conv_warpgroups.cuh, in the order in
+// The filter as the right operands of wgmma/product.cuh, in the order in
 // which its blocks read them:
 //   [depth][block of columns][chunk of units][step][unit][column] of 16 bytes.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/capsule_conv/wgmma/units.cuh"
 #include "cuda/capsule_conv/wgmma/rows.cuh"
+#include "cuda/capsule_conv/wgmma/units.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::wgmma {
 
 // A block of threads makes a step, a thread a unit and a column. O is what tensor cores
 // multiply; `weights[i]` is element i of the filter in memory.
@@ -67,15 +67,16 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p, int column
 
 // For blocks of so many columns.
 template <typename O, typename Weights>
-LaunchError PackUnits(const GpuExec& exec, const Filter& filter, const Product& product,
-                      int columns, const Weights& weights, uint32_t* packed) {
+LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
+                      const Product& product, int columns, const Weights& weights,
+                      uint32_t* packed) {
   const int64_t blocks = PackedSteps(filter, product.order);
-  if (const auto error = CheckGrid("CapsuleConv", blocks); !error.empty()) return error;
+  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
   PackUnitsKernel<O><<<blocks, 2 * columns, 0, exec.stream>>>(
       filter, product, columns, weights, reinterpret_cast<uint4*>(packed));
-  return CheckLaunch("CapsuleConv");
+  return CheckLaunch(op);
 }
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::wgmma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_

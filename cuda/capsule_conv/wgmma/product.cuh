@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of capsule_conv_product.cuh for GPUs of compute capability 9.0. Tensor
+// The product of mma/product.cuh for GPUs of compute capability 9.0. Tensor
 // cores read both operands from shared memory: 64 rows are 8 groups of 8 that follow
 // each other in a plane, so that a product is nothing but two addresses, and another
 // position of the filter is another address. Two warpgroups begin products and go on; a
@@ -13,12 +13,12 @@
 #include <type_traits>
 
 #include "cuda/capsule_conv/block.cuh"
-#include "cuda/capsule_conv/wgmma/units.cuh"
 #include "cuda/capsule_conv/wgmma/rows.cuh"
+#include "cuda/capsule_conv/wgmma/units.cuh"
 #include "cuda/common/barrier.cuh"
 #include "cuda/common/warpgroup.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::wgmma {
 
 // Of patches. With two, one is brought while the other is read; with three, one is
 // copied while another is converted.
@@ -290,6 +290,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 #endif
 }
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::wgmma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_

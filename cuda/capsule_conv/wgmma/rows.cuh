@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Where the products of capsule_conv_warpgroups.cuh are: their shapes, the rows of a
+// Where the products of wgmma/product.cuh are: their shapes, the rows of a
 // patch that they read, and the sums that they make.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
@@ -12,7 +12,7 @@
 #include "cuda/capsule_conv/patch.cuh"
 #include "cuda/common/divisor.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::wgmma {
 
 // Words of a step of the filter.
 constexpr int UnitStepWords(int columns) { return 2 * columns * 4; }
@@ -188,6 +188,6 @@ struct Sums {
   }
 };
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::wgmma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_

@@ -15,7 +15,7 @@
 #include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/types.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops::capsule_conv::wgmma {
 
 // O is what tensor cores multiply: float, which they take for TF32, or a 16-bit type.
 template <typename O>
@@ -139,6 +139,6 @@ class UnitCarrier {
   int step_, first_, unit_, row_;
 };
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops::capsule_conv::wgmma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_

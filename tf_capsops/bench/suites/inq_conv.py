@@ -69,6 +69,7 @@ def _correctness_cases():
         moved = {"strides": strides, "padding": padding}
         yield _case(name, (2, 8, 9), (2, 3), (3, 2), use, **moved)
         yield _case(f"{name}_large", (1, 9, 11), (16, 8), (5, 4), use, **moved)
+    yield _case("strides_2_2_by_64", (2, 7, 8), (32, 64), 3, use, strides=2)
     for dilations, strides, padding in itertools.product(
         ((2, 2), (1, 3), (3, 2)), (1, 2), ("VALID", "SAME")
     ):

@@ -1,0 +1,147 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans and launches the products of mma/product.cuh, of every pose: float in TF32 or
+// split TF32, float16 and bfloat16.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/mma/product.cuh"
+#include "cuda/capsule_conv/tasks.cuh"
+
+namespace capsops::capsule_conv::mma {
+
+// The shape of a kernel: kTiles x kWarps tiles of 16 rows, kColumns
+// columns; kBlocks blocks that a multiprocessor should have at once.
+template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf>
+struct Warps {
+  static constexpr int kTiles = kTilesOf, kColumns = kColumnsOf, kWarps = kWarpsOf;
+  static constexpr int kBlocks = kBlocksOf, kThreads = kWarps * kLanes;
+  static constexpr int kCarriers = kThreads;
+  static constexpr int kStages = 3;
+  static constexpr int kStageWords = 4096;
+  static constexpr int kRate = 360;  // products in a cycle, as measured
+};
+using Narrow8 = Warps<2, 8, 8, 2>;
+using Narrow16 = Warps<2, 16, 8, 2>;
+using Narrow32 = Warps<4, 32, 4, 3>;
+using Wide = Warps<4, 64, 4, 2>;
+
+// How many blocks a multiprocessor has shared memory for.
+inline int Resident(const GpuDevice& device, int shared) {
+  return device.processor_shared / (shared + 1024);
+}
+
+// Products on tensor cores for one.
+template <Tf32 kTf32>
+constexpr int kProductsOf = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
+
+// Bytes of shared memory.
+template <typename S, Tf32 kTf32, typename C>
+int64_t SharedBytes(const Product& p) {
+  const int64_t words = int64_t{p.buffers} * p.order.planes * p.patch.plane +
+                        C::kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
+                        TableQuads<S>(p.order) + p.patch.pixels;
+  return words * 4;
+}
+
+template <typename S, Tf32 kTf32, typename C>
+LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
+                   const S* source, const uint32_t* packed, S* target) {
+  constexpr auto kKernel =
+      ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
+  const LaunchError error = AllowShared<kKernel>(exec, op);
+  if (!error.empty()) return error;
+  return LaunchOverlapped(op, kKernel, dim3(plan.tiles), C::kThreads, plan.shared, exec,
+                          plan.product, source, packed, target);
+}
+
+// Fills in how to do `task` by tiles of y x x lattice points, in chunks of at most
+// `planes` planes.
+template <typename S, Tf32 kTf32, typename C>
+TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
+                     int planes) {
+  TilePlan<S> plan;
+  plan.columns = C::kColumns;
+  plan.step_words = StepWords<kTf32>(C::kColumns);
+  plan.launch = Launch<S, kTf32, C>;
+  Product& p = plan.product;
+  p = TiledProduct(task, y, x, C::kColumns);
+  const int all = p.source.planes(), rows = p.source.rows;
+  const int taps = p.vertical.taps * p.horizontal.taps;
+  p.order.chunks = static_cast<int>(CeilDivide(all, planes));
+  p.order.planes = static_cast<int>(CeilDivide(all, p.order.chunks));
+  p.order.steps = static_cast<int>(CeilDivide(taps * p.order.planes, kStepQuads<S>));
+  p.patch = MakePatch<S>(p.vertical, p.horizontal, rows, p.vertical.taps,
+                         p.horizontal.taps, std::is_same_v<S, float> ? 16 : 8);
+  p.buffers = p.order.chunks > 1 ? 2 : 1;
+  p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
+  p.stage_steps =
+      std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
+  const int64_t shared = SharedBytes<S, kTf32, C>(p);
+  const int64_t blocks = CountTiles(p);
+  if (shared > device.shared || p.order.planes * rows > C::kCarriers ||
+      blocks > INT32_MAX) {
+    return plan;
+  }
+  plan.shared = static_cast<int>(shared);
+  plan.tiles = blocks;
+  // What a multiprocessor does in a cycle: kRate multiplications of TF32 or twice those
+  // of a 16-bit type; 32 bytes copied. Two thirds where it has fewer blocks than it
+  // should.
+  const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
+  const double products = kTileRows * kQuad * 1.0 * taps * all * C::kColumns *
+                          kProductsOf<kTf32> /
+                          ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
+  const double copied = 1.0 * p.patch.pixels * rows * all * kQuad * sizeof(S) / 32;
+  const double alone = Resident(device, plan.shared) >= C::kBlocks ? 1 : 1.5;
+  plan.cost = (tiles * products * alone + copied + 3000) *
+              CeilDivide(plan.tiles, device.processors);
+  return plan;
+}
+
+// The cheapest tile of all worth a look.
+template <typename S, Tf32 kTf32, typename C>
+TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
+  constexpr int kMost = C::kTiles * C::kWarps;
+  const int rows = task.source.rows, height = task.vertical.points;
+  TilePlan<S> best;
+  int before = 0;
+  for (int row_tiles = 1; row_tiles <= kMost; ++row_tiles) {
+    const int x = std::min(row_tiles * kTileRows / rows, task.horizontal.points);
+    if (x == before) continue;
+    before = x;
+    const int most = kMost / static_cast<int>(CeilDivide(x * rows, kTileRows));
+    for (int bands = (height - 1) / most + 1; bands <= height; bands *= 2) {
+      const int y = (height - 1) / bands + 1;
+      TilePlan<S> plan;
+      for (const int planes : {8, 4, 2, 1}) {
+        plan = PlanTile<S, kTf32, C>(task, device, y, x, planes);
+        if (plan.tiles > 0 && Resident(device, plan.shared) >= C::kBlocks) break;
+      }
+      if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
+      if (plan.tiles > 16 * device.processors) break;
+    }
+  }
+  return best;
+}
+
+// The cheapest tile of the kernel for so many columns.
+template <typename S, Tf32 kTf32>
+TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
+  const int columns = task.target.channels * task.target.columns;
+  if (columns <= 8) return FindTile<S, kTf32, Narrow8>(task, device);
+  if (columns <= 16) return FindTile<S, kTf32, Narrow16>(task, device);
+  if (columns <= 32 || (columns > 64 && columns <= 96)) {
+    return FindTile<S, kTf32, Narrow32>(task, device);
+  }
+  return FindTile<S, kTf32, Wide>(task, device);
+}
+
+}  // namespace capsops::capsule_conv::mma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_

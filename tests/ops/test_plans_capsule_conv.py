@@ -1,0 +1,110 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that CapsuleConv and its gradients would run on GPUs, seen on a CPU."""
+
+import time
+
+import pytest
+import tensorflow as tf
+from gpus import GPUS, has_wgmma, planned
+
+import tf_capsops
+from tf_capsops import _library, kernels
+
+OPS = "CapsuleConv", "CapsuleConvBackpropInput", "CapsuleConvBackpropWeights"
+WIDE = (2, 6, 6, 32, 4, 4), (3, 3, 32, 32, 4, 4)
+SMALL = (2, 6, 5, 3, 4, 4), (3, 2, 3, 4, 4, 4)
+BESIDE = {"dilations": 50000, "padding": "SAME"}
+HALF = tf.float16, tf.bfloat16
+
+# The types, whether TF32 is allowed, the shapes, the attributes, and the kernels of
+# OPS where there is wgmma and elsewhere.
+PLANS = {
+    "float": ([tf.float32], False, WIDE, {}, "mma mma mma", None),
+    "tf32": ([tf.float32], True, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
+    "half": (HALF, False, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
+    "double": ([tf.float64], False, WIDE, {}, "fma fma fma", None),
+    "few_columns": (HALF, False, SMALL, {}, "mma mma mma", None),
+    "few_columns_of_one": (
+        *(HALF, False, ((2, 6, 6, 32, 4, 4), (3, 3, 32, 4, 4, 4)), {}),
+        *("mma wgmma mma", "mma mma mma"),
+    ),
+    "odd_poses": (
+        *(HALF, False, ((2, 6, 6, 9, 4, 3), (3, 3, 9, 9, 3, 4)), {}),
+        *("mma wgmma mma", "mma mma mma"),
+    ),
+    "strides": (HALF, False, WIDE, {"strides": 2}, "wgmma wgmma mma", "mma mma mma"),
+    # A phase has one pixel; more phases than 64 are not made one by one.
+    "64_phases": (
+        *(HALF, False, ((1, 8, 8, 8, 4, 4), (1, 1, 8, 8, 4, 4)), {"strides": 8}),
+        *("wgmma wgmma mma", "mma mma mma"),
+    ),
+    "72_phases": (
+        *(HALF, False, ((1, 9, 8, 8, 4, 4), (1, 1, 8, 8, 4, 4)), {"strides": (9, 8)}),
+        *("wgmma fma mma", "mma fma mma"),
+    ),
+    "beside": (
+        *([tf.float32], False, ((1, 4, 4, 1, 4, 4), (2, 2, 1, 2, 4, 4)), BESIDE),
+        *("fma fma fma", None),
+    ),
+    "empty": (
+        *([tf.float32], False, ((0, 6, 6, 3, 4, 4), SMALL[1]), {}),
+        *("fma fma fma", None),
+    ),
+}
+
+
+def _compute(dtype, shapes, attributes):
+    tensors = [tf.zeros(shape, dtype) for shape in shapes]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        output = tf_capsops.capsule_conv2d(*tensors, **attributes)
+    tape.gradient(output, tensors)
+
+
+if _library.build_info()["cuda"]:
+
+    @pytest.mark.parametrize("capability", GPUS)
+    @pytest.mark.parametrize("name", PLANS)
+    def test_the_first_kernel_that_can(name, capability):
+        dtypes, tf32, shapes, attributes, wgmma, others = PLANS[name]
+        expected = wgmma if has_wgmma(capability) else others or wgmma
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+        for dtype in dtypes:
+            found = planned(capability, lambda d=dtype: _compute(d, shapes, attributes))
+            assert found == dict(zip(OPS, expected.split(), strict=True)), dtype
+
+    def test_far_strides_are_planned_at_once():
+        """No tap reaches the second pixel, which planning sees without trying 2^27."""
+        shapes = (1, 2, 2, 1, 4, 4), (1, 1, 1, 1, 4, 4)
+        far = {"strides": 2**28, "dilations": 2}
+        begin = time.process_time()
+        found = planned(90, lambda: _compute(tf.float32, shapes, far))
+        assert time.process_time() - begin < 1
+        assert found["CapsuleConvBackpropInput"] == "mma"
+
+    @pytest.mark.parametrize("kernel", ["wgmma", "mma"])
+    def test_a_kernel_that_cannot_is_not_planned(kernel):
+        with kernels.force(CapsuleConv=kernel):
+            found = planned(90, lambda: _compute(tf.float64, WIDE, {}))
+        assert found["CapsuleConv"] == "none"
+
+
+def test_taps_beside_the_image_cost_nothing():
+    """Of a kernel much larger than the image, what reads nothing is left out."""
+    taps = 30001
+    image = tf.ones((1, 1, 3, 1, 1, 1))
+    weights = tf.reshape(tf.range(taps, dtype=tf.float32), (1, taps, 1, 1, 1, 1))
+    with tf.device("CPU"), kernels.recorded() as calls, tf.GradientTape() as tape:
+        tape.watch([image, weights])
+        output = tf_capsops.capsule_conv2d(image, weights, padding="SAME")
+        by_image, by_weights = tape.gradient(output, [image, weights])
+    middle = taps // 2
+    three = [3 * middle - 3, 3 * middle, 3 * middle + 3]
+    assert output[0, 0, :, 0, 0, 0].numpy().tolist() == three[::-1]
+    assert by_image[0, 0, :, 0, 0, 0].numpy().tolist() == three
+    expected = [0] * taps
+    expected[middle - 2 : middle + 3] = [1, 2, 3, 2, 1]
+    assert by_weights[0, :, 0, 0, 0, 0].numpy().tolist() == expected
+    assert [op for op, _, _ in calls] == list(OPS)
+    assert all(workspace < 64 * 1024 for _, _, workspace in calls)

@@ -1,0 +1,64 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that InqConv and its gradient would run on GPUs, seen on a CPU."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gpus import GPUS, has_wgmma, planned
+
+import tf_capsops
+from tf_capsops import _library
+
+OPS = "InqConv", "InqConvBackpropInput"
+WIDE = (2, 6, 6, 32), (3, 3, 32, 64)
+FLOAT, HALF, BFLOAT = tf.float32, tf.float16, tf.bfloat16
+
+# The types, whether TF32 is allowed, the shapes, the attributes, and the kernels of
+# OPS where there is wgmma and elsewhere.
+PLANS = {
+    "float": ([FLOAT], False, WIDE, {}, "wgmma wgmma", "mma mma"),
+    "tf32": ([FLOAT], True, WIDE, {}, "wgmma wgmma", "mma mma"),
+    "half": ([HALF, BFLOAT], False, WIDE, {}, "wgmma wgmma", "mma mma"),
+    "double": ([tf.float64], False, WIDE, {}, "fma fma", None),
+    "few_columns": ([FLOAT], False, ((2, 6, 6, 9), (3, 3, 9, 16)), {}, "mma mma", None),
+    "channels_33": (
+        *([FLOAT, HALF, BFLOAT], False, ((2, 6, 6, 33), (3, 3, 33, 33)), {}),
+        *("mma mma", None),
+    ),
+    "bits_7": ([FLOAT, BFLOAT], False, WIDE, {"bits": 7}, "wgmma wgmma", "mma mma"),
+    # Float16 has no powers of two enough.
+    "bits_7_of_half": ([HALF], False, WIDE, {"bits": 7}, "widened widened", None),
+    "strides": ([FLOAT, HALF], False, WIDE, {"strides": 2}, "wgmma wgmma", "mma mma"),
+    "72_phases": (
+        *([FLOAT], False, ((1, 9, 8, 32), (1, 1, 32, 64)), {"strides": (9, 8)}),
+        *("wgmma fma", "mma fma"),
+    ),
+    "72_phases_of_half": (
+        *([HALF], False, ((1, 9, 8, 32), (1, 1, 32, 64)), {"strides": (9, 8)}),
+        *("wgmma widened", "mma widened"),
+    ),
+    "empty": ([FLOAT], False, ((0, 6, 6, 3), (3, 3, 3, 4)), {}, "fma fma", None),
+}
+
+
+def _compute(dtype, shapes, attributes):
+    image = tf.zeros(shapes[0], dtype)
+    codes = np.zeros(shapes[1], np.uint8)
+    with tf.GradientTape() as tape:
+        tape.watch(image)
+        output = tf_capsops.inq_conv2d(image, codes, 0, **attributes)
+    tape.gradient(output, image)
+
+
+if _library.build_info()["cuda"]:
+
+    @pytest.mark.parametrize("capability", GPUS)
+    @pytest.mark.parametrize("name", PLANS)
+    def test_the_first_kernel_that_can(name, capability):
+        dtypes, tf32, shapes, attributes, wgmma, others = PLANS[name]
+        expected = wgmma if has_wgmma(capability) else others or wgmma
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+        for dtype in dtypes:
+            found = planned(capability, lambda d=dtype: _compute(d, shapes, attributes))
+            assert found == dict(zip(OPS, expected.split(), strict=True)), dtype
