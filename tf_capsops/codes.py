@@ -211,9 +211,9 @@ def _top_exponent(values):
 
 
 def _nearest_exponent(sizes):
-    """Of the powers 2^k the k with `3/4 2^k <= size < 3/2 2^k`.
+    """Returns the exponents k with `3/4 2^k <= size < 3/2 2^k`.
 
-    Also the exponents of the least powers above the sizes.
+    Also returns the exponents of the least powers above the sizes.
     """
     mantissa, above = np.frexp(sizes)
     above = np.asarray(above, np.int64)

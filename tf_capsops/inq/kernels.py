@@ -99,7 +99,7 @@ class PartlyFixedKernel:
         self.variable.assign(np.where(self.mask, self._values, weights))
 
     def hold(self, fit):
-        """From now on, optimizers leave fixed weights as they are.
+        """Keeps optimizers from changing fixed weights, from now on.
 
         A hold that an interrupted fit left behind is replaced.
 
