@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How an op refuses tensors: by its kernel, at once or in a graph, or by its shapes.
+"""Checks that an op refuses tensors, in its kernel, in a graph, or by its shapes.
 
 Each way takes `(compute, tensors, message)` and fails unless `compute(*tensors)` is
 refused with exactly that message. A test marked `every_way` gets them in turn as

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is registered for an op: types, kernels, documentation; and types refused."""
+"""Checks an op's registered types, kernels and documentation, and types refused."""
 
 import re
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How far a result may be from the truth: the one rule for every test.
+"""The one rule for how far a result may be from the truth, in every test.
 
 The truth is a float64 reference evaluated at exactly the numbers the op was given.
 The yardstick is plain TensorFlow, computing the same in the same dtype on the same

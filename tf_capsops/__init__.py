@@ -4,7 +4,14 @@
 
 import contextlib
 
-from tf_capsops import _library, inq, layers, losses, models
+from tf_capsops import (
+    _console,  # noqa: F401, before TensorFlow
+    _library,
+    inq,
+    layers,
+    losses,
+    models,
+)
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d

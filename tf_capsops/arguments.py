@@ -5,6 +5,7 @@
 import math
 import numbers
 
+import keras
 import numpy as np
 
 
@@ -122,3 +123,21 @@ def known_shape(owner, shape, axes):
         raise ValueError(
             f"{owner}: only the batch size of {axes} may be unknown, got shape {shape}"
         )
+
+
+def scaled_images(owner, images):
+    """Returns `images`, a tensor or array, if its type is floating-point.
+
+    Integers are most likely pixels of 0 to 255 that nobody has scaled, from which a
+    network would learn, silently, what it cannot use on scaled images.
+
+    Raises:
+      ValueError: if it is another type; the message names owner and type.
+    """
+    dtype = keras.backend.standardize_dtype(images.dtype)
+    if not keras.backend.is_float_dtype(dtype):
+        raise ValueError(
+            f"{owner}: images must be floating-point numbers from 0 to 1, got {dtype}: "
+            "divide integers from 0 to 255 by 255"
+        )
+    return images

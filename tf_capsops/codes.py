@@ -112,7 +112,7 @@ def decode(codes, bits, top_exponent, dtype="float32"):
 
     Raises:
       ValueError: a code is past the book, which ends with `2^(bits-1)`; an argument is
-        not as above; or a power of two is one that `dtype` cannot hold.
+        not as above; or `dtype` cannot hold a power of two.
 
     >>> tf_capsops.inq.decode([[0, 1, 2], [3, 4, 5]], bits=4, top_exponent=1)
     array([[ 0. ,  2. , -2. ],
@@ -123,7 +123,7 @@ def decode(codes, bits, top_exponent, dtype="float32"):
     n1 = _integer("decode", top_exponent)
     dtype = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
     steps = np.arange(2 ** (bits - 2))
-    # Past these float64 has neither powers of two nor anything else to offer.
+    # Outside of this range float64 has only zero and infinity.
     exponents = np.clip(n1 - steps, -1100, 1100)
     with np.errstate(over="ignore", under="ignore"):
         powers = np.ldexp(1.0, exponents).astype(dtype)
@@ -211,9 +211,9 @@ def _top_exponent(values):
 
 
 def _nearest_exponent(sizes):
-    """Of the powers 2^k the k with `3/4 2^k <= size < 3/2 2^k`.
+    """Returns the exponents k with `3/4 2^k <= size < 3/2 2^k`.
 
-    Also the exponents of the least powers above the sizes.
+    Also returns the exponents of the least powers above the sizes.
     """
     mantissa, above = np.frexp(sizes)
     above = np.asarray(above, np.int64)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How often kernels load from and store to global memory, counted by Nsight Compute.
+"""Counts kernels' loads from and stores to global memory, by Nsight Compute.
 
 Counted are sectors of 32 bytes that warps ask for, whatever cache answers: what nvprof
 calls transactions. `main` is what runs under the profiler.

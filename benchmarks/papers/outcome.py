@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a method took, as papers.json and tables have it where a size is varied."""
+"""The rows of papers.json and of the tables in which a size varies."""
 
 from __future__ import annotations
 

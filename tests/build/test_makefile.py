@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the Makefile builds for, with a toolkit and a driver made up here."""
+"""The Makefile builds for the right devices, with a made-up toolkit and driver."""
 
 import os
 import subprocess
@@ -101,7 +101,7 @@ def test_studies_need_cuda(tmp_path):
 
 
 def test_a_build_for_the_cpu_leaves_no_older_studies(tmp_path):
-    """Of a library without any object, which is linked in a second."""
+    """Links a library without any object, which takes a second."""
     library, studies = tmp_path / "new.so", tmp_path / "libtf_capsops_studies.so"
     studies.touch()
     names = [f"LIBRARY={library}", f"BUILD={tmp_path}", "OBJECTS="]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the sources must not do; CONTRIBUTING.md has the reasons.
+"""Rules that all sources keep; CONTRIBUTING.md has the reasons.
 
 Each rule is a function from a file's path and text to what it finds wrong there. Each
 is also shown a planted violation, so that no rule passes because it sees nothing.

@@ -125,7 +125,7 @@ def test_train_on_a_file(tmp_path, monkeypatch, capsys):
 
 
 def _shown(coefficients, folder, monkeypatch, classes=3):
-    """What `figures.coefficients` shows of a network with such coefficients.
+    """Returns what `figures.coefficients` shows of a network with such coefficients.
 
     Returns the arrays of its pictures, and the colour scales they were shown with.
     """

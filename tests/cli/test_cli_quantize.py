@@ -3,6 +3,7 @@
 """tf-capsops quantize: on runs and on other models, and what it says about mistakes."""
 
 import json
+import re
 
 import keras
 import numpy as np
@@ -55,6 +56,14 @@ def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     files = report["bytes_of_file"]
     assert files["codes"] == (run / "codes.keras").stat().st_size
     assert files["codes"] < (0.5 if name == "capsnet" else 1.01) * files["float"]
+
+
+def test_layers_that_keep_their_numbers_are_listed(runs):
+    report = json.loads((runs / "quantized-p_capsnet" / "report.json").read_text())
+    assert {each["why_not"] for each in report["layers"]} == {
+        "no layer holds codes for CapsuleConv2D"
+    }
+    assert sum(each["weights"] for each in report["layers"]) == report["weights"]
 
 
 def test_losses_are_those_of_the_model(runs):
@@ -119,6 +128,11 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
         "180 quantized weights: 720 bytes as float32, 68 packed (3 bits each)\n",
     ):
         assert line in printed
+    # The layers' bytes are 36 weights and 4 biases, and 144 and 3.
+    layers = [(each["bits"], each["bytes_after"]) for each in report["layers"]]
+    assert layers == [(3, 14 + 4 + 16), (3, 54 + 4 + 12)]
+    assert re.search(r"in all +748 +104\n", printed)
+    assert "not quantized" not in printed
     converted = keras.saving.load_model(run / "codes.keras")
     first, _, last = converted.layers
     assert type(first) is tf_capsops.layers.InqConv2D and first.bits == 3

@@ -79,6 +79,42 @@ def test_sequential(tmp_path):
     np.testing.assert_array_equal(loaded(images), converted(images))
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_depthwise_and_separable_convolutions(tmp_path, policy):
+    inputs = keras.Input([None, None, 3])
+    separable = keras.layers.SeparableConv2D(
+        5,
+        (3, 2),
+        strides=2,
+        padding="same",
+        depth_multiplier=2,
+        activation="relu",
+        bias_initializer="ones",
+        dtype=policy,
+        name="separable",
+    )
+    depthwise = keras.layers.DepthwiseConv2D(
+        2, dilation_rate=2, activation="tanh", dtype=policy, name="depthwise"
+    )
+    model = _quantize(keras.Model(inputs, depthwise(separable(inputs))))
+    converted = inq.convert(model)
+    first, second = converted.get_layer("separable").layers
+    assert type(first) is layers.InqDepthwiseConv2D and first.bias is None
+    assert type(second) is layers.InqConv2D and second.kernel_size == (1, 1)
+    assert type(converted.get_layer("depthwise")) is layers.InqDepthwiseConv2D
+    images = _images(2, 9, 8, 3)
+    if policy == "float32":
+        _assert_same(model, converted, images)
+    else:
+        np.testing.assert_allclose(converted(images), model(images), atol=0.02)
+    converted.save(tmp_path / "codes.keras")
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    np.testing.assert_array_equal(loaded(images), converted(images))
+    converted.export(tmp_path / "saved", verbose=False)
+    saved = tf.saved_model.load(tmp_path / "saved")
+    np.testing.assert_allclose(saved.serve(images), converted(images), atol=0.02)
+
+
 def test_functional_with_branches_shared_layers_and_models_inside():
     inputs = keras.Input([8, 8, 2], name="images")
     conv = keras.layers.Conv2D(2, 3, padding="same", name="shared")
@@ -94,6 +130,7 @@ def test_functional_with_branches_shared_layers_and_models_inside():
     _assert_same(model, converted, _images(2, 8, 8, 2))
 
 
+@pytest.mark.filterwarnings("ignore:convert: ")
 def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
     model = keras.Sequential(
         [
@@ -122,6 +159,7 @@ def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
     _assert_same(model, converted, _images(2, 9, 9, 4))
 
 
+@pytest.mark.filterwarnings("ignore:convert: ")
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_the_fewest_bits_that_hold_the_weights(bits):
     model = keras.Sequential([keras.Input([300]), keras.layers.Dense(1)])
@@ -148,6 +186,7 @@ def test_a_kernel_of_zeros_is_finished():
     assert type(converted.layers[0]) is layers.InqDense
 
 
+@pytest.mark.filterwarnings("ignore:convert: ")
 def test_capsules(tmp_path):
     model = models.capsnet(
         (8, 8, 1),

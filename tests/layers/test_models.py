@@ -3,6 +3,7 @@
 """models.capsnet: training, saving, and its parts."""
 
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -102,6 +103,27 @@ _OBLONG = {
     "primary_kernel_size": (4, 3),
     "primary_strides": (3, 2),
 }
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool"])
+def test_images_that_are_not_scaled_are_refused(dtype):
+    model = _small()
+    model.compile()
+    images = np.ones(_IMAGES.shape, dtype)
+    message = (
+        f"CapsNet: images must be floating-point numbers from 0 to 1, got {dtype}: "
+        "divide integers from 0 to 255 by 255"
+    )
+    for use in (
+        model,
+        model.predict,
+        model.encode,
+        model.routing_coefficients,
+        lambda images: model.fit(images, _LABELS, verbose=0),
+        lambda images: model.evaluate(images, _LABELS, verbose=0),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            use(images)
 
 
 def test_routing_coefficients_lie_where_their_capsules_do(device):

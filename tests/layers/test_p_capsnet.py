@@ -68,6 +68,23 @@ def test_lengths_are_those_of_the_class_capsules(device):
     assert lengths.max() < 1
 
 
+def test_images_that_are_not_scaled_are_refused(tmp_path):
+    model = _small()
+    model.compile("adam", MarginLoss())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    images = np.ones(_IMAGES.shape, np.uint8)
+    message = "p_capsnet: images must be floating-point numbers from 0 to 1, got uint8"
+    for each in (model, loaded):
+        for use in (
+            each,
+            each.predict,
+            lambda images, each=each: each.fit(images, _LABELS, verbose=0),
+        ):
+            with pytest.raises(ValueError, match=message):
+                use(images)
+
+
 def test_saved_and_loaded(tmp_path):
     model = _small()
     model.compile("adam", MarginLoss(), metrics=["accuracy"])

@@ -51,7 +51,7 @@ def release(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(release):
-    """What the SavedModels give in a fresh process."""
+    """Returns the outputs of the SavedModels in a fresh process."""
     results = release / "served.npz"
     fresh.run(_LOAD, release, results, *networks.NETWORKS)
     return dict(np.load(results))

@@ -139,7 +139,7 @@ def test_second_derivatives(name, dtype, device):
     "name", ["primes", "strides_3_1_SAME_large", "pose_5_7_2_moved", "pose_5_1_8_3"]
 )
 def test_rivals(name, rival, device):
-    """What speed is compared with, and in tests precision, computes the same."""
+    """The rivals, and the yardstick of precision, compute the same."""
     case = _case(name)
     tensors = _draw(case, tf.float64)
     compute = case.bind(SUITE.rivals[rival])
@@ -182,7 +182,7 @@ def _rounded_to_tf32(tensor):
     "name", ["primes", "channels_33", "pose_8_8_8", "pose_5_7_2", "strides_2_2_SAME"]
 )
 def test_tensor_float_32_follows_the_switch(name, allowed, device):
-    """Where it is allowed, the yardstick is plain TensorFlow of rounded numbers."""
+    """With TF32 allowed, the yardstick is plain TensorFlow of rounded numbers."""
     case = _case(name)
     tensors = _draw(case, tf.float32)
     yardstick = [_rounded_to_tf32(t) for t in tensors] if allowed else tensors

@@ -99,7 +99,7 @@ def test_gradients(case, dtype, device):
 @pytest.mark.parametrize("rival", SUITE.rivals)
 @pytest.mark.parametrize("name", ["primes", "mnist_layer", "in_caps_37"])
 def test_gradients_are_those_of_autodiff(name, rival, iterations, device):
-    """In float32, against plain formulations differentiated in float64."""
+    """Compares with plain formulations differentiated in float64."""
     tensors = _draw(_case(name), tf.float32)
     wide = [tf.cast(tensor, tf.float64) for tensor in tensors]
     compute = functools.partial(SUITE.rivals[rival], iterations=iterations)
@@ -143,7 +143,7 @@ def _rounded_to_tf32(tensor):
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("name", ["mnist_layer", "tiles_17_37_5_16_16", "batch_33"])
 def test_tensor_float_32_follows_the_switch(name, allowed, device):
-    """Where it is allowed, the yardstick is plain TensorFlow of rounded numbers."""
+    """With TF32 allowed, the yardstick is plain TensorFlow of rounded numbers."""
     case = _case(name)
     tensors = _draw(case, tf.float32)
     numbers = [_rounded_to_tf32(t) for t in tensors] if allowed else tensors

@@ -105,7 +105,7 @@ def test_kernels_of_older_processors():
 @pytest.mark.parametrize("place", ["input", "grad"])
 @pytest.mark.parametrize("sizes", [(17, 7, 5, 3, 3), (33, 5, 12, 16, 8)])
 def test_bad_numbers_stay_in_their_sample(sizes, place, bad, dtype, device):
-    """What other samples give is the same, to the bit."""
+    """The results of other samples stay the same, to the bit."""
     grad, inputs, *rest = _draw(dtype, *sizes)
     sample = sizes[0] - 2
     clean = _all_results(grad, inputs, *rest)

@@ -145,7 +145,7 @@ def test_second_derivatives(name, dtype, device):
     ],
 )
 def test_rivals(name, rival, device):
-    """What speed is compared with, and in tests precision, computes the same."""
+    """The rivals, and the yardstick of precision, compute the same."""
     case = _case(name)
     tensors = _draw(case, tf.float64)
     results = _all_results(case.bind(SUITE.rivals[rival]), *tensors)

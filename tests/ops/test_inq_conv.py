@@ -182,7 +182,7 @@ def _rounded_to_tf32(tensor):
     ["primes", "channels_33", "bits_8", "bits_4_by_16", "strides_2_2_SAME_large"],
 )
 def test_tensor_float_32_follows_the_switch(name, allowed, device):
-    """Where it is allowed, the yardstick is plain TensorFlow of rounded numbers."""
+    """With TF32 allowed, the yardstick is plain TensorFlow of rounded numbers."""
     case = _case(name)
     tensors = _draw(case, tf.float32)
     yardstick = [*map(_rounded_to_tf32, tensors[:2]), *tensors[2:]]

@@ -263,7 +263,7 @@ CODE, EXPONENT = "codes must be integers from 0 to 255", "top_exponent must be i
     ],
 )
 def test_numbers_are_not_wrapped_around(codes, top_exponent, text):
-    """As TensorFlow does, which makes a code 44 out of 300."""
+    """TensorFlow wraps numbers around, and makes a code 44 out of 300."""
     with pytest.raises(ValueError) as caught:
         tf_capsops.inq_conv2d(tf.zeros((1, 1, 1, 1)), codes, top_exponent)
     assert str(caught.value).startswith(f"inq_conv2d: {text}")

@@ -73,7 +73,7 @@ def test_codes_and_exponents_have_one_type(wrong, expected, graph, device):
 
 
 def test_tensors_from_outside_of_a_graph_have_one_type():
-    """Of these TensorFlow's own wrappers say nothing but "Unreachable"."""
+    """TensorFlow's own wrappers say nothing but "Unreachable" about these."""
     for wrong in ({"codes": tf.int32}, {"exponent": tf.int64}):
         operands = _operands(**wrong)
         with pytest.raises(ValueError, match="Tensor conversion requested dtype"):

@@ -1,3 +1,3 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops compute, written with NumPy in float64: one module for each op."""
+"""The ops written with NumPy in float64, one module for each."""

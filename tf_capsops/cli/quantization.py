@@ -16,7 +16,7 @@ from tf_capsops.inq.kernels import layers_and_kernels
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How many of the test images a model gets wrong."""
+    """The number of test images that a model gets wrong."""
 
     wrong: int
     images: int

@@ -5,6 +5,7 @@
 import dataclasses
 import sys
 import time
+import warnings
 
 from tf_capsops.cli import arguments
 
@@ -146,7 +147,12 @@ def run(args):
 
     after = quantization.Accuracy.of(model, dataset)
     model.save(directory / runs.MODEL)
-    converted = inq.convert(quantization.bare_copy(model), args.bits)
+    bare = quantization.bare_copy(model)
+    layers = inq.report(bare, args.bits)
+    with warnings.catch_warnings():
+        # The table of layers, which is printed below, says all that it warns of.
+        warnings.filterwarnings("ignore", "convert: ")
+        converted = inq.convert(bare, args.bits)
     converted.save(directory / CODES)
     in_codes = quantization.Accuracy.of(converted, dataset)
     kernels = sum(each.mask.size for each in steps.kernels)
@@ -171,11 +177,13 @@ def run(args):
             "float": float_bytes,
             "codes": (directory / CODES).stat().st_size,
         },
+        "layers": [dataclasses.asdict(each) for each in layers],
     }
     runs.write_json(directory / REPORT, report)
     print(
         f"quantized in {seconds:.0f} s\n"
         f"after: test accuracy {after}; it was {before}\n"
+        f"{layers}\n"
         f"{quantization.sizes(report)}\n"
         f"wrote {directory}: {runs.MODEL}, {CODES}, {runs.CONFIG}, {REPORT}"
     )

@@ -161,7 +161,7 @@ def read_config(directory):
 
 
 def read_training(directory):
-    """How a run was trained: its epochs, batch_size, learning_rate and distortion.
+    """Returns a run's epochs, batch_size, learning_rate and distortion.
 
     What `config.json` does not say, as where there is none, is a usual value.
 
@@ -198,7 +198,7 @@ def _distortion(path, entries):
 
 
 def remembered_data(directory):
-    """What data a run was trained on, as `--data` takes it.
+    """Returns the data that a run was trained on, as `--data` takes it.
 
     Raises:
       CommandError: if its `config.json` does not say.

@@ -8,7 +8,7 @@ Low-Precision Weights" (2017). Weights of `bits` bits come from the code book
 """
 
 from tf_capsops.codes import decode, encode, quantize, top_exponent
-from tf_capsops.inq.conversion import convert
+from tf_capsops.inq.conversion import convert, report
 from tf_capsops.inq.training import IncrementalQuantization
 from tf_capsops.packing import pack, unpack
 
@@ -19,6 +19,7 @@ __all__ = [
     "encode",
     "pack",
     "quantize",
+    "report",
     "top_exponent",
     "unpack",
 ]

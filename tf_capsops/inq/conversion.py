@@ -2,25 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts models with quantized weights to models that hold codes."""
 
+import warnings
+
 import keras
-import numpy as np
 from keras.src.models.functional import Functional
 
-from tf_capsops import layers, models
+from tf_capsops import models
 from tf_capsops.codes import checked_bits
-from tf_capsops.ops.squash import squash
+from tf_capsops.inq.reporting import LayerReport, Report
+from tf_capsops.inq.twins import twin
+from tf_capsops.layers.inq_layer import InqLayer
 
 
 def convert(model, bits=None):
     """Returns a copy of a model in which finished layers hold codes.
 
-    A layer is finished if its weights are all zero or powers of two of one code book,
-    as after the last step of `tf_capsops.inq.IncrementalQuantization`. `Conv2D` becomes
-    `tf_capsops.layers.InqConv2D`, `Dense` becomes `InqDense`, and `PrimaryCaps` a model
-    of `InqConv2D` and the squash that follows, all by the same names. Other layers stay
-    as they are, with the same weights: those that are not finished; kinds for which no
-    operator takes codes, such as `CapsuleConv2D` and `DigitCaps`; a `Conv2D` of several
-    groups or with channels first; and what is inside a layer of another kind.
+    A layer is finished if its kernel's weights are all zero or powers of two of one
+    code book, as after the last step of `tf_capsops.inq.IncrementalQuantization`.
+    `Conv2D` becomes `tf_capsops.layers.InqConv2D`, `Dense` becomes `InqDense`,
+    `DepthwiseConv2D` becomes `InqDepthwiseConv2D`, `SeparableConv2D` a model of
+    `InqDepthwiseConv2D` and a 1x1 `InqConv2D`, and `PrimaryCaps` a model of `InqConv2D`
+    and the squash that follows, all by the same names.
+
+    Other layers keep their weights: those that are not finished; kinds that no layer
+    with codes can replace, such as `Conv1D`, `Conv2DTranspose`, `CapsuleConv2D` and
+    `DigitCaps`; convolutions with several groups or with channels first; and layers
+    inside a layer of another kind. A warning names those of them that have a kernel,
+    and `tf_capsops.inq.report` lists all layers with the reasons.
 
     Outputs are the same up to the rounding of sums.
 
@@ -44,22 +52,21 @@ def convert(model, bits=None):
     >>> tf_capsops.inq.convert(model).layers[0].bits
     3
     """
-    bits = None if bits is None else checked_bits("convert", bits)
-    if not getattr(model, "built", True):
-        raise ValueError(f"convert: {model.name} has no weights yet: build it first")
-    if isinstance(model, models.CapsNet):
-        model = model.inference_model()
-    if not isinstance(model, (keras.Sequential, Functional)):
-        raise ValueError(
-            "convert: the model must be Sequential, functional or a CapsNet, got "
-            f"{type(model).__name__}: convert the models of those kinds in it"
-        )
+    model, bits = _checked("convert", model, bits)
+    reports = _reports(model, bits)
+    message = Report(reports.values()).warning()
+    if message:
+        warnings.warn(f"convert: {message}", stacklevel=2)
     fillings = []
 
     def clone(layer):
-        twin, fill = _converted(layer, bits) or _copied(layer)
+        of_layer = reports.get(id(layer))
+        if of_layer and of_layer.bits and not isinstance(layer, InqLayer):
+            copy, fill = twin(layer, of_layer.bits)
+        else:
+            copy, fill = _copied(layer)
         fillings.append(fill)
-        return twin
+        return copy
 
     result = keras.models.clone_model(model, clone_function=clone, recursive=True)
     for fill in fillings:
@@ -67,75 +74,64 @@ def convert(model, bits=None):
     return result
 
 
+def report(model, bits=None):
+    """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
+
+    Args:
+      model: A model that `convert` takes, or one that it has made.
+      bits: as `convert` takes it.
+
+    Returns:
+      A list with an entry for each layer that has weights. An entry has the fields
+      `layer` (its path), `kind` (its class), `becomes` (the class that holds its codes,
+      or None), `bits` (of a weight; None without codes), `weights` (how many numbers
+      are in its kernels), `bytes_before` and `bytes_after` (of all its weights in a
+      file) and `why_not` (a phrase, or None). `str` makes a table of the list.
+
+    Raises:
+      ValueError: as for `convert`.
+
+    >>> model = keras.Sequential(
+    ...     [keras.Input([4]), keras.layers.Dense(9), keras.layers.Dense(3)])
+    >>> kernel = model.layers[0].kernel
+    >>> kernel.assign(tf_capsops.inq.quantize(kernel, bits=3))
+    <tf.Tensor...
+    >>> report = tf_capsops.inq.report(model)
+    >>> report[0].becomes, report[0].bits, report[0].bytes_before, report[0].bytes_after
+    ('InqDense', 3, 180, 54)
+    >>> report[1].why_not
+    '27 of 27 weights of kernel are not quantized: neither zero nor a power of two'
+    """
+    return Report(_reports(*_checked("report", model, bits)).values())
+
+
+def _checked(owner, model, bits):
+    """Returns a model that can be cloned, and bits, or raises a ValueError."""
+    bits = None if bits is None else checked_bits(owner, bits)
+    if not getattr(model, "built", True):
+        raise ValueError(f"{owner}: {model.name} has no weights yet: build it first")
+    if isinstance(model, models.CapsNet):
+        model = model.inference_model()
+    if not isinstance(model, (keras.Sequential, Functional)):
+        raise ValueError(
+            f"{owner}: the model must be Sequential, functional or a CapsNet, got "
+            f"{type(model).__name__}: convert the models of those kinds in it"
+        )
+    return model, bits
+
+
+def _reports(model, bits):
+    """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
+    found = {}
+    for layer in model.layers:
+        if isinstance(layer, (keras.Sequential, Functional)):
+            found.update(_reports(layer, bits))
+        elif layer.weights and id(layer) not in found:
+            found[id(layer)] = LayerReport.of(layer, bits)
+    return found
+
+
 def _copied(layer):
     """A layer of the same kind, and a function that gives it the weights once built."""
-    twin = type(layer).from_config(layer.get_config())
-    return twin, lambda: twin.set_weights(layer.get_weights())
-
-
-def _converted(layer, bits):
-    """As `_copied`, a layer that holds codes; None where there is none."""
-    if type(layer) is layers.PrimaryCaps:
-        return _primary_caps(layer, bits)
-    if type(layer) not in (keras.layers.Conv2D, keras.layers.Dense):
-        return None
-    kernel = getattr(layer, "kernel", None)
-    bits = _enough_bits(kernel, bits) if isinstance(kernel, keras.Variable) else None
-    if bits is None:
-        return None
-    shared = {
-        "bits": bits,
-        "activation": layer.activation,
-        "use_bias": layer.use_bias,
-        "bias_initializer": layer.bias_initializer,
-        "bias_regularizer": layer.bias_regularizer,
-        "bias_constraint": layer.bias_constraint,
-        "trainable": layer.trainable,
-        "dtype": layer.dtype_policy,
-        "name": layer.name,
-    }
-    if isinstance(layer, keras.layers.Dense):
-        twin = layers.InqDense(layer.units, **shared)
-    elif layer.groups == 1 and layer.data_format == "channels_last":
-        twin = layers.InqConv2D(
-            layer.filters,
-            layer.kernel_size,
-            strides=layer.strides,
-            padding=layer.padding,
-            dilation_rate=layer.dilation_rate,
-            **shared,
-        )
-    else:
-        return None
-
-    def fill():
-        twin.set_kernel(np.reshape(kernel, twin.codes.shape))
-        if twin.bias is not None:
-            twin.bias.assign(layer.bias)
-
-    return twin, fill
-
-
-def _primary_caps(layer, bits):
-    converted = _converted(layer.conv, bits)
-    if converted is None:
-        return None
-    conv, fill = converted
-    policy = layer.dtype_policy
-    capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
-    squashed = keras.layers.Activation(squash, dtype=policy, name="squash")
-    return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
-
-
-def _enough_bits(kernel, bits):
-    """Bits that hold all weights of a kernel: `bits`, or the fewest for None.
-
-    None where there are no such bits, for the kernel is not finished.
-    """
-    weights = np.asarray(kernel).astype(np.float64)
-    mantissas, above = np.frexp(np.abs(weights[weights != 0]))
-    if not np.all(mantissas == 0.5):
-        return None
-    powers = int(above.max() - above.min()) + 1 if above.size else 1
-    fewest = 2 + (powers - 1).bit_length()
-    return None if fewest > (bits or 8) else bits or fewest
+    copy = type(layer).from_config(layer.get_config())
+    return copy, lambda: copy.set_weights(layer.get_weights())

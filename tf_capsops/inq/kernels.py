@@ -99,7 +99,7 @@ class PartlyFixedKernel:
         self.variable.assign(np.where(self.mask, self._values, weights))
 
     def hold(self, fit):
-        """From now on, optimizers leave fixed weights as they are.
+        """Keeps optimizers from changing fixed weights, from now on.
 
         A hold that an interrupted fit left behind is replaced.
 
@@ -131,8 +131,8 @@ class _Fixed(keras.constraints.Constraint):
     """Applies a kernel's own constraint, then restores its fixed weights.
 
     Optimizers apply constraints last, after weight decay, their step and averaging, in
-    the same graph. So this needs no callback after the batch, of which there may be
-    many in one execution.
+    the same graph. A callback could not do this, because many batches may run in one
+    execution.
     """
 
     def __init__(self, inner, mask, values, fit):

@@ -8,6 +8,7 @@ from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
 from tf_capsops.layers.inq_conv2d import InqConv2D
 from tf_capsops.layers.inq_dense import InqDense
+from tf_capsops.layers.inq_depthwise_conv2d import InqDepthwiseConv2D
 from tf_capsops.layers.length import Length
 from tf_capsops.layers.mask import Mask
 from tf_capsops.layers.primary_caps import PrimaryCaps
@@ -19,6 +20,7 @@ __all__ = [
     "HighOrderConv2D",
     "InqConv2D",
     "InqDense",
+    "InqDepthwiseConv2D",
     "Length",
     "Mask",
     "PrimaryCaps",

@@ -34,7 +34,7 @@ class InqConv2D(InqLayer):
       dilation_rate: one or two ints.
       activation: a function of the output, or a name that Keras knows.
       use_bias: whether there is a bias.
-      kernel_initializer: gives weights, which are quantized.
+      kernel_initializer: draws weights, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Conv2D`.
 
     Raises:

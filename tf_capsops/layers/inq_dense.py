@@ -26,11 +26,11 @@ class InqDense(InqLayer):
       bits: bits of a weight, 2 to 8.
       activation: a function of the output, or a name that Keras knows.
       use_bias: whether there is a bias.
-      kernel_initializer: gives weights `[C, units]`, which are quantized.
+      kernel_initializer: draws weights `[C, units]`, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Dense`.
 
     Raises:
-      ValueError: if an argument is not as above, or the last axis of the input unknown.
+      ValueError: if an argument is not as above, or the input's last axis is unknown.
 
     >>> import numpy as np
     >>> import tf_capsops
@@ -73,7 +73,7 @@ class InqDense(InqLayer):
     def call(self, inputs):
         inputs = tf.convert_to_tensor(inputs)
         before, channels = sizes(inputs)[:-1], inputs.shape[-1]
-        # Rows side by side are one image, whose pixels neighbour each other in memory.
+        # All rows side by side are one image of height 1, in the same order in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
         outputs = self._convolve(row, padding="SAME")
         outputs = tf.reshape(outputs, joined(before, [self.units]))

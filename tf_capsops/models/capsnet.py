@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.arguments import positive_int, positive_pair, scaled_images
 from tf_capsops.layers import DigitCaps, Length, Mask, PrimaryCaps
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 
@@ -157,7 +157,7 @@ class CapsNet(keras.Model):
 
     def encode(self, images):
         """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
-        return self.encoder(images)
+        return self.encoder(scaled_images("CapsNet", images))
 
     def routing_coefficients(self, images):
         """Returns how routing divides the primary capsules among the classes.
@@ -173,7 +173,7 @@ class CapsNet(keras.Model):
           negative, and of sum one over the classes.
         """
         conv, primary, digit = self.encoder.layers
-        capsules = primary(conv(images))
+        capsules = primary(conv(scaled_images("CapsNet", images)))
         size = [len(centers) for centers in self.primary_centers]
         coefficients = digit.coefficients(capsules)
         return tf.reshape(
@@ -297,9 +297,10 @@ class CapsNet(keras.Model):
 
 
 def _images_and_labels(inputs):
+    images, labels = inputs, None
     if isinstance(inputs, dict):
-        return inputs["images"], inputs["labels"]
-    return inputs, None
+        images, labels = inputs["images"], inputs["labels"]
+    return scaled_images("CapsNet", images), labels
 
 
 def _labels_as_input(data):
@@ -342,7 +343,8 @@ def capsnet(
     the paper's (section 4) for 28 x 28 digits.
 
     Args:
-      input_shape: (height, width, channels) of the images, values in [0, 1].
+      input_shape: (height, width, channels) of the images, whose values are
+        floating-point numbers from 0 to 1; integers are a `ValueError` in a call.
       num_classes: how many classes.
       filters: features of the first convolution.
       kernel_size: its kernel, one or two ints.

@@ -6,7 +6,7 @@ import math
 
 import keras
 
-from tf_capsops.arguments import positive_int
+from tf_capsops.arguments import positive_int, scaled_images
 from tf_capsops.layers import CapsuleConv2D, Length
 from tf_capsops.ops.squash import squash
 
@@ -38,7 +38,8 @@ def p_capsnet(
       result.
 
     Args:
-      input_shape: (height, width, channels) of the images, values in [0, 1].
+      input_shape: (height, width, channels) of the images, whose values are
+        floating-point numbers from 0 to 1; integers are a `ValueError` in a call.
       num_classes: how many classes.
       filters: capsules at each pixel, for every layer but the last.
       kernel_sizes: their kernels, one or two ints each.
@@ -81,7 +82,7 @@ def p_capsnet(
             f"got {filters}, {kernel_sizes} and {strides}"
         )
     elements = math.prod(pose_shape)
-    model = keras.Sequential(
+    model = PCapsNet(
         [
             keras.Input(image_shape, name="images"),
             keras.layers.Reshape((*image_shape, 1, 1), dtype=dtype, name="pixels"),
@@ -106,6 +107,15 @@ def p_capsnet(
     ):
         model.add(layer)
     return model
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class PCapsNet(keras.Sequential):
+    """The `keras.Sequential` that `p_capsnet` returns: it refuses integer images."""
+
+    def call(self, inputs, training=None, mask=None):
+        images = scaled_images("p_capsnet", inputs)
+        return super().call(images, training=training, mask=mask)
 
 
 def _convolution(layer, pose_shape, dtype, name, activation=None):

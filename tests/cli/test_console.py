@@ -1,0 +1,61 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Commands print what they have to say, and none of TensorFlow's log lines."""
+
+import os
+import subprocess
+import sys
+
+import fresh
+
+from tf_capsops import _console
+
+_SCRIPT = """
+import sys
+from tf_capsops.__main__ import main
+sys.exit(main())
+"""
+
+
+def _errors(*command, **environment):
+    """Returns what a command, in a user's environment, prints to stderr."""
+    ours = {"TF_CPP_MIN_LOG_LEVEL", "PYTHONPATH"}
+    inherited = {name: text for name, text in os.environ.items() if name not in ours}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**inherited, "PYTHONPATH": str(fresh.ROOT), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_module_prints_no_log_lines():
+    assert _errors("-m", "tf_capsops", "info") == ""
+
+
+def test_program_prints_no_log_lines(tmp_path):
+    script = tmp_path / "tf-capsops"
+    script.write_text(_SCRIPT)
+    assert _errors(script, "info") == ""
+
+
+def test_log_lines_that_are_asked_for_are_printed():
+    errors = _errors("-m", "tf_capsops", "info", TF_CPP_MIN_LOG_LEVEL="0")
+    assert "absl::InitializeLog" in errors
+
+
+def test_other_programs_print_what_they_did():
+    assert "absl::InitializeLog" in _errors("-c", "import tf_capsops")
+
+
+def test_what_is_no_log_line_is_printed(capfd):
+    lines = (
+        b"WARNING: All log messages before absl::InitializeLog() is called are\n"
+        b"I0000 00:00:1795320863.520833    2406 port.cc:153] oneDNN is on.\n"
+        b"Warning: this is for people\n"
+    )
+    with _console._without_log_lines():
+        os.write(2, lines)
+    assert capfd.readouterr().err == "Warning: this is for people\n"

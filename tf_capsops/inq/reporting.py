@@ -1,0 +1,101 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reports what conversion to codes makes of each layer of a model."""
+
+import dataclasses
+import math
+
+from tf_capsops.inq.kernels import layers_and_kernels
+from tf_capsops.inq.twins import bits_or_why_not, twin_kind
+from tf_capsops.layers.inq_layer import InqLayer
+
+_EXPONENT = 4  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """What becomes of a layer; `tf_capsops.inq.report` documents the fields."""
+
+    layer: str
+    kind: str
+    becomes: str | None
+    bits: int | None
+    weights: int
+    bytes_before: int
+    bytes_after: int
+    why_not: str | None
+
+    @classmethod
+    def of(cls, layer, bits):
+        """The report of a built layer; `bits` is as `bits_or_why_not` takes it."""
+        if isinstance(layer, InqLayer):
+            kernels, bits, why_not = [layer.codes], layer.bits, None
+            others = [] if layer.bias is None else [layer.bias]
+        else:
+            bits, why_not = bits_or_why_not(layer, bits)
+            kernels = [kernel for _, kernel in layers_and_kernels(layer)]
+            known = {id(kernel) for kernel in kernels}
+            others = [each for each in layer.weights if id(each) not in known]
+        sizes = [math.prod(kernel.shape) for kernel in kernels]
+        as_numbers = sum(map(_bytes, kernels))
+        if isinstance(layer, InqLayer):
+            as_numbers = 4 * sizes[0]
+        in_codes = sum(-(-size * (bits or 0) // 8) + _EXPONENT for size in sizes)
+        rest = sum(map(_bytes, others))
+        return cls(
+            layer=layer.path or layer.name,
+            kind=type(layer).__name__,
+            becomes=twin_kind(layer) if bits else None,
+            bits=bits,
+            weights=sum(sizes),
+            bytes_before=as_numbers + rest,
+            bytes_after=(in_codes if bits else as_numbers) + rest,
+            why_not=why_not,
+        )
+
+
+class Report(list):
+    """A list of `LayerReport`, which prints as a table."""
+
+    def __str__(self):
+        rows = [("layer", "kind", "becomes", "bits", "bytes", "after", "")]
+        for each in self:
+            numbers = f"{each.bytes_before:,}", f"{each.bytes_after:,}"
+            words = each.becomes or "", str(each.bits or "")
+            rows.append((each.layer, each.kind, *words, *numbers, each.why_not or ""))
+        before, after = self._bytes()
+        rows.append(("in all", "", "", "", f"{before:,}", f"{after:,}", ""))
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = []
+        for row in rows:
+            cells = [
+                cell.rjust(width) if column in (3, 4, 5) else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def warning(self):
+        """A sentence about layers that have kernels but no codes; None without any."""
+        left = [each for each in self if each.weights and not each.bits]
+        if not left:
+            return None
+        largest = sorted(left, key=lambda each: -each.bytes_before)[:3]
+        named = "; ".join(f"{each.layer}: {each.why_not}" for each in largest)
+        more = f"; and {len(left) - 3} more" if len(left) > 3 else ""
+        with_kernels = sum(1 for each in self if each.weights)
+        before, _ = self._bytes()
+        return (
+            f"{len(left)} of {with_kernels} layers with kernels keep floating-point "
+            f"weights, {sum(each.bytes_before for each in left):,} of the model's "
+            f"{before:,} bytes ({named}{more}); tf_capsops.inq.report lists every layer"
+        )
+
+    def _bytes(self):
+        """The bytes of all layers in a file, before and after."""
+        before = sum(each.bytes_before for each in self)
+        return before, sum(each.bytes_after for each in self)
+
+
+def _bytes(variable):
+    return math.prod(variable.shape) * variable.value.dtype.size

@@ -1,0 +1,147 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Makes layers that hold codes from plain layers whose weights are quantized."""
+
+import keras
+import numpy as np
+
+from tf_capsops import layers
+from tf_capsops.inq.kernels import kernels, layers_and_kernels
+from tf_capsops.ops.squash import squash
+
+
+def bits_or_why_not(layer, bits):
+    """Whether `twin` can replace a layer, and if not, why not.
+
+    Args:
+      layer: A built layer.
+      bits: Bits of a weight; None for the fewest that hold the layer's weights.
+
+    Returns:
+      Bits of a weight and None, or None and a phrase.
+    """
+    kind = type(layer).__name__
+    if type(layer) is layers.PrimaryCaps:
+        layer = layer.conv
+    if not layers_and_kernels(layer):
+        return None, "it has no kernel"
+    if type(layer) not in _TWINS:
+        return None, f"no layer holds codes for {kind}"
+    if getattr(layer, "groups", 1) != 1:
+        return None, f"groups is {layer.groups}: InqConv2D has no groups"
+    if getattr(layer, "data_format", "channels_last") != "channels_last":
+        return None, f"data_format is {layer.data_format}: codes need channels_last"
+    fewest = 2
+    for kernel in kernels(layer):
+        unfinished, needed = _unfinished_and_bits(kernel)
+        if unfinished:
+            size = np.asarray(kernel).size
+            return None, (
+                f"{unfinished:,} of {size:,} weights of {kernel.name} are not "
+                "quantized: neither zero nor a power of two"
+            )
+        fewest = max(fewest, needed)
+    if fewest > (bits or 8):
+        return None, f"its weights need {fewest} bits, more than {bits or 8}"
+    return bits or fewest, None
+
+
+def twin_kind(layer):
+    """The class that holds the codes of a layer once `twin` has replaced it."""
+    if type(layer) is layers.PrimaryCaps:
+        layer = layer.conv
+    return _TWINS[type(layer)][1] if type(layer) in _TWINS else type(layer).__name__
+
+
+def twin(layer, bits):
+    """A layer like another one, by the same name, that holds codes of `bits` bits.
+
+    Returns:
+      The layer, and a function that gives it the weights once it has been built.
+    """
+    if type(layer) is layers.PrimaryCaps:
+        conv, fill = twin(layer.conv, bits)
+        policy = layer.dtype_policy
+        capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
+        squashed = keras.layers.Activation(squash, dtype=policy, name="squash")
+        return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
+    make, _ = _TWINS[type(layer)]
+    result, holders_and_kernels = make(layer, bits)
+
+    def fill():
+        for holder, kernel in holders_and_kernels:
+            holder.set_kernel(np.reshape(kernel, holder.codes.shape))
+            if holder.bias is not None:
+                holder.bias.assign(layer.bias)
+
+    return result, fill
+
+
+def _dense(layer, bits):
+    result = layers.InqDense(layer.units, **_shared(layer, bits))
+    return result, [(result, layer.kernel)]
+
+
+def _conv(layer, bits):
+    result = layers.InqConv2D(
+        layer.filters,
+        layer.kernel_size,
+        strides=layer.strides,
+        padding=layer.padding,
+        dilation_rate=layer.dilation_rate,
+        **_shared(layer, bits),
+    )
+    return result, [(result, layer.kernel)]
+
+
+def _depthwise_conv(layer, bits, **changes):
+    result = layers.InqDepthwiseConv2D(
+        layer.kernel_size,
+        strides=layer.strides,
+        padding=layer.padding,
+        depth_multiplier=layer.depth_multiplier,
+        dilation_rate=layer.dilation_rate,
+        **{**_shared(layer, bits), **changes},
+    )
+    return result, [(result, kernels(layer)[0])]
+
+
+def _separable_conv(layer, bits):
+    plain = {"use_bias": False, "activation": None, "name": "depthwise"}
+    depthwise, first = _depthwise_conv(layer, bits, **plain)
+    shared = {**_shared(layer, bits), "name": "pointwise"}
+    pointwise = layers.InqConv2D(layer.filters, 1, **shared)
+    result = keras.Sequential([depthwise, pointwise], name=layer.name)
+    return result, [*first, (pointwise, layer.pointwise_kernel)]
+
+
+# How to make the layers that replace one of a kind, and what the report calls them.
+_TWINS = {
+    keras.layers.Conv2D: (_conv, "InqConv2D"),
+    keras.layers.Dense: (_dense, "InqDense"),
+    keras.layers.DepthwiseConv2D: (_depthwise_conv, "InqDepthwiseConv2D"),
+    keras.layers.SeparableConv2D: (_separable_conv, "InqDepthwiseConv2D, InqConv2D"),
+}
+
+
+def _shared(layer, bits):
+    """Values of a layer for the arguments that all layers with codes have."""
+    return {
+        "bits": bits,
+        "activation": layer.activation,
+        "use_bias": layer.use_bias,
+        "bias_initializer": layer.bias_initializer,
+        "bias_regularizer": layer.bias_regularizer,
+        "bias_constraint": layer.bias_constraint,
+        "trainable": layer.trainable,
+        "dtype": layer.dtype_policy,
+        "name": layer.name,
+    }
+
+
+def _unfinished_and_bits(kernel):
+    """How many weights are not quantized, and the fewest bits that hold the others."""
+    weights = np.asarray(kernel).astype(np.float64)
+    mantissas, above = np.frexp(np.abs(weights[weights != 0]))
+    powers = int(above.max() - above.min()) + 1 if above.size else 1
+    return np.count_nonzero(mantissas != 0.5), 2 + (powers - 1).bit_length()

@@ -1,0 +1,145 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The depthwise convolution whose weights are zero or powers of two."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.layers.window import checked_padding, map_size
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class InqDepthwiseConv2D(InqLayer):
+    """A `keras.layers.DepthwiseConv2D` with weights of few bits.
+
+    Like `InqConv2D` it holds codes of `tf_capsops.inq`: a byte for each weight in
+    memory and `bits` bits in a file. Each call decodes all of them, which are
+    `KH * KW * C * depth_multiplier`, and runs TensorFlow's own depthwise convolution.
+
+    Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', C * depth_multiplier]`; the
+    features of channel 0 come first. Batch, height and width may be unknown.
+
+    Weights: `codes` `[KH, KW, C, depth_multiplier]`, uint8; `top_exponent`, an int32;
+    `bias` `[C * depth_multiplier]`. `kernel` is the decoded kernel, a NumPy array.
+
+    Args:
+      kernel_size: one or two ints.
+      bits: bits of a weight, 2 to 8.
+      strides: one or two ints.
+      padding: `"valid"` or `"same"`.
+      depth_multiplier: how many features each channel gives.
+      dilation_rate: one or two ints.
+      activation: a function of the output, or a name that Keras knows.
+      use_bias: whether there is a bias.
+      depthwise_initializer: draws weights, which are quantized.
+      bias_initializer, bias_regularizer, bias_constraint: as for
+        `keras.layers.DepthwiseConv2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> layer = tf_capsops.layers.InqDepthwiseConv2D(kernel_size=1, bits=3)
+    >>> layer(np.ones([1, 5, 5, 2])).shape.as_list()
+    [1, 5, 5, 2]
+    >>> layer.set_kernel([[[[0.7], [-1.2]]]])
+    >>> layer(np.ones([1, 1, 1, 2])).numpy().tolist()
+    [[[[0.5, -1.0]]]]
+    """
+
+    def __init__(
+        self,
+        kernel_size,
+        bits=5,
+        strides=1,
+        padding="valid",
+        depth_multiplier=1,
+        dilation_rate=1,
+        activation=None,
+        use_bias=True,
+        depthwise_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        bias_regularizer=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(
+            bits,
+            activation,
+            use_bias,
+            depthwise_initializer,
+            bias_initializer,
+            bias_regularizer,
+            bias_constraint,
+            **kwargs,
+        )
+        # Its operations are TensorFlow's own, which XLA compiles.
+        self.supports_jit = True
+        owner = "InqDepthwiseConv2D"
+        self.kernel_size = positive_pair(owner, "kernel_size", kernel_size)
+        self.strides = positive_pair(owner, "strides", strides)
+        self.dilation_rate = positive_pair(owner, "dilation_rate", dilation_rate)
+        self.padding = checked_padding(owner, padding)
+        self.depth_multiplier = positive_int(
+            owner, "depth_multiplier", depth_multiplier
+        )
+
+    def build(self, input_shape):
+        outputs = self.compute_output_shape(input_shape)[-1]
+        shape = (*self.kernel_size, input_shape[-1], self.depth_multiplier)
+        self._add_weights(shape, shape, outputs)
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={3: input_shape[-1]})
+
+    def call(self, images):
+        outputs = keras.ops.depthwise_conv(
+            images,
+            _decoded(self.codes, self.top_exponent, self.bits, self.compute_dtype),
+            strides=self.strides,
+            padding=self.padding,
+            data_format="channels_last",
+            dilation_rate=self.dilation_rate,
+        )
+        return self._finished(outputs)
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        if len(shape) != 4 or shape[3] is None:
+            raise ValueError(
+                "InqDepthwiseConv2D: the input must be [batch, height, width, channels]"
+                f" with known channels, got shape {shape}"
+            )
+        return (shape[0], *map_size(self, shape), shape[3] * self.depth_multiplier)
+
+    def get_config(self):
+        config = super().get_config()
+        initializer = config.pop("kernel_initializer")
+        return {
+            **config,
+            "depthwise_initializer": initializer,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "depth_multiplier": self.depth_multiplier,
+            "dilation_rate": self.dilation_rate,
+        }
+
+
+def _decoded(codes, top_exponent, bits, dtype):
+    """The weights that codes stand for, a tensor.
+
+    They are exact, but for powers of two outside of the normal range of `dtype`, which
+    may become infinite or zero. A code past the book is an InvalidArgumentError on a
+    CPU, and zero on a GPU.
+    """
+    steps = tf.range(2 ** (bits - 2), dtype="int64")
+    exponents = tf.cast(top_exponent, "int64") - steps
+    # A float64 with no bits but those of its biased exponent is a power of two, with 0
+    # for zero and 2047 for infinity.
+    biased = tf.clip_by_value(exponents + 1023, 0, 2047)
+    powers = tf.bitcast(biased * 2**52, "float64")
+    signed = tf.reshape(tf.stack([powers, -powers], axis=1), [-1])
+    book = tf.cast(tf.concat([[0.0], signed], axis=0), dtype)
+    return tf.gather(book, tf.cast(codes, "int32"))
