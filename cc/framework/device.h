@@ -78,34 +78,6 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
 }
 #endif
 
-// SHIM: of ops without plans.
-template <typename Exec>
-Exec MakeExec(tensorflow::OpKernelContext* ctx) {
-  Exec exec;
-  MakeExec(ctx, &exec).IgnoreError();
-  return exec;
-}
-inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t bytes,
-                                      tensorflow::Tensor* workspace) {
-  tensorflow::TensorShape shape;
-  const absl::Status status =
-      tensorflow::TensorShape::BuildTensorShape({bytes}, &shape);
-  if (!status.ok()) return status;
-  return ctx->allocate_temp(tensorflow::DT_UINT8, shape, workspace);
-}
-inline absl::Status AllocateResult(tensorflow::OpKernelContext* ctx,
-                                   const tensorflow::PartialTensorShape& known,
-                                   int64_t workspace_bytes, tensorflow::Tensor** result,
-                                   tensorflow::Tensor* workspace) {
-  tensorflow::TensorShape shape;
-  absl::Status status =
-      tensorflow::TensorShape::BuildTensorShape(known.dim_sizes(), &shape);
-  if (status.ok()) status = ctx->allocate_output(0, shape, result);
-  if (status.ok()) status = AllocateWorkspace(ctx, workspace_bytes, workspace);
-  return status;
-}
-// END OF SHIM
-
 // An op's output `index`, of a shape that is known.
 inline absl::Status AllocateOutput(tensorflow::OpKernelContext* ctx, int index,
                                    const tensorflow::PartialTensorShape& known,

@@ -59,21 +59,6 @@ LaunchError AllowShared(const GpuExec& exec, const char* name) {
   return {};
 }
 
-// SHIM: of ops without plans.
-using DeviceLimits = GpuDevice;
-inline const GpuDevice& CurrentDevice() {
-  static thread_local GpuDevice device;
-  QueryDevice(&device);
-  return device;
-}
-template <auto kKernel>
-LaunchError AllowShared(const char* name) {
-  GpuExec exec;
-  exec.device = CurrentDevice();
-  return AllowShared<kKernel>(exec, name);
-}
-// END OF SHIM
-
 // Whether this library has machine code or PTX of exactly `arch`: 900 is 9.0.
 inline bool BuiltFor(int arch) {
 #ifdef __CUDA_ARCH_LIST__

@@ -21,10 +21,6 @@ inline bool HasWarpgroups(const GpuDevice& device) {
   return device.capability == 90 && BuiltFor(900);
 }
 
-// SHIM
-inline bool HasWarpgroups() { return HasWarpgroups(CurrentDevice()); }
-// END OF SHIM
-
 // What was written to shared memory may be read by the products of whoever synchronizes
 // with this thread.
 __device__ inline void ShareWithProducts() {
