@@ -116,7 +116,8 @@ ifdef WITH_CUDA
 STUDIES_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/studies/*.cc))
 STUDIES_cuda := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/studies/*.cu.cc))
 STUDIES_OBJECTS := $(STUDIES_tensorflow) $(STUDIES_cuda) \
-  $(subst cc/studies,cc/shapes,$(STUDIES_tensorflow)) $(BUILD)/cc/framework/shape_rule.o $(BUILD)/cc/framework/window.o
+  $(subst cc/studies,cc/shapes,$(STUDIES_tensorflow)) \
+  $(addprefix $(BUILD)/,cc/framework/shape_rule.o cc/framework/window.o cc/launch/choice.o cuda/common/device.cu.o)
 endif
 
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken

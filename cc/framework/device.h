@@ -78,6 +78,18 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
 }
 #endif
 
+// A kernel's workspace, which lives as long as `workspace` and whatever the stream was
+// given before. TensorFlow aligns it to 64 bytes at least.
+inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t bytes,
+                                      tensorflow::Tensor* workspace) {
+  if (bytes == 0) return absl::OkStatus();
+  tensorflow::TensorShape shape;
+  const absl::Status status =
+      tensorflow::TensorShape::BuildTensorShape({bytes}, &shape);
+  if (!status.ok()) return status;
+  return ctx->allocate_temp(tensorflow::DT_UINT8, shape, workspace);
+}
+
 // An op's output `index`, of a shape that is known.
 inline absl::Status AllocateOutput(tensorflow::OpKernelContext* ctx, int index,
                                    const tensorflow::PartialTensorShape& known,

@@ -30,14 +30,6 @@ inline bool PlansAlike(const GpuExec& a, const GpuExec& b) {
   return a.tf32 == b.tf32 && a.device == b.device;
 }
 
-// Problems have no padding and no floating-point members, so that equal problems have
-// equal bytes.
-template <typename Problem>
-bool Same(const Problem& a, const Problem& b) {
-  static_assert(std::has_unique_object_representations_v<Problem>);
-  return std::memcmp(&a, &b, sizeof(Problem)) == 0;
-}
-
 // An OpKernel whose Compute() ends in RunPlan(). `Exec` is CpuExec or GpuExec.
 template <typename Exec>
 class PlannedOp : public tensorflow::OpKernel {
@@ -55,13 +47,7 @@ class PlannedOp : public tensorflow::OpKernel {
     const std::shared_ptr<const Plan> plan = Find<Plan>(exec, problem, planner);
     if (!plan->run) return ToStatus(plan->error);
     tensorflow::Tensor workspace;
-    if (plan->workspace > 0) {
-      // TensorFlow aligns it to 64 bytes at least.
-      tensorflow::TensorShape shape;
-      TF_RETURN_IF_ERROR(
-          tensorflow::TensorShape::BuildTensorShape({plan->workspace}, &shape));
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, shape, &workspace));
-    }
+    TF_RETURN_IF_ERROR(AllocateWorkspace(ctx, plan->workspace, &workspace));
     if (RecordsKernels()) {
       RecordKernel(type_string(), plan->kernel, plan->workspace);
 #if TF_CAPSOPS_CUDA
@@ -87,6 +73,7 @@ class PlannedOp : public tensorflow::OpKernel {
   template <typename Plan, typename Problem, typename Planner>
   std::shared_ptr<const Plan> Find(const Exec& exec, const Problem& problem,
                                    const Planner& planner) {
+    // Without padding and floating-point members, equal problems have equal bytes.
     static_assert(std::has_unique_object_representations_v<Problem>);
     const uint64_t generation = ChoiceGeneration();
     {

@@ -164,19 +164,18 @@ class CapsuleConvStudyOp : public StudyOp {
     const Tensor& weights = ctx->input(1);
     const auto conv = Resolve(scheme(), attributes(), input.shape(), weights.shape());
     OP_REQUIRES_OK(ctx, conv.status());
-    tensorflow::TensorShape shape;
-    OP_REQUIRES_OK(ctx, tensorflow::TensorShape::BuildTensorShape(
-                            conv->output.dim_sizes(), &shape));
     Tensor* output;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &output));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, conv->output, &output));
+    GpuExec exec;
+    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
     Tensor workspace;
     OP_REQUIRES_OK(
         ctx,
         AllocateWorkspace(ctx, scheme().forward_workspace(conv->problem), &workspace));
     OP_REQUIRES_OK(ctx,
-                   ToStatus(scheme().forward(MakeExec<GpuExec>(ctx), conv->problem,
-                                             Data<float>(input), Data<float>(weights),
-                                             Data<float>(output), workspace.data())));
+                   ToStatus(scheme().forward(exec, conv->problem, Data<float>(input),
+                                             Data<float>(weights), Data<float>(output),
+                                             workspace.data())));
   }
 };
 
@@ -195,15 +194,16 @@ class CapsuleConvStudyGradOp : public StudyOp {
     Tensor* grad_weights;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    GpuExec exec;
+    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
     Tensor workspace;
     OP_REQUIRES_OK(
         ctx,
         AllocateWorkspace(ctx, scheme().backward_workspace(conv->problem), &workspace));
-    OP_REQUIRES_OK(
-        ctx, ToStatus(scheme().backward(MakeExec<GpuExec>(ctx), conv->problem,
-                                        Data<float>(grad), Data<float>(input),
-                                        Data<float>(weights), Data<float>(grad_input),
-                                        Data<float>(grad_weights), workspace.data())));
+    OP_REQUIRES_OK(ctx, ToStatus(scheme().backward(
+                            exec, conv->problem, Data<float>(grad), Data<float>(input),
+                            Data<float>(weights), Data<float>(grad_input),
+                            Data<float>(grad_weights), workspace.data())));
   }
 };
 

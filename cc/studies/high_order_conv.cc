@@ -157,9 +157,10 @@ class HighOrderConvStudyOp : public OpKernel {
     OP_REQUIRES_OK(ctx, problem.status());
     Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &output));
-    OP_REQUIRES_OK(
-        ctx, ToStatus(Forward(MakeExec<GpuExec>(ctx), *problem, Data<float>(input),
-                              Data<float>(weights), Data<float>(output))));
+    GpuExec exec;
+    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
+    OP_REQUIRES_OK(ctx, ToStatus(Forward(exec, *problem, Data<float>(input),
+                                         Data<float>(weights), Data<float>(output))));
   }
 
  private:
@@ -183,10 +184,12 @@ class HighOrderConvStudyGradOp : public OpKernel {
     Tensor* grad_weights;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    GpuExec exec;
+    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
     OP_REQUIRES_OK(
-        ctx, ToStatus(Backward(MakeExec<GpuExec>(ctx), *problem, Data<float>(grad),
-                               Data<float>(input), Data<float>(weights),
-                               Data<float>(grad_input), Data<float>(grad_weights))));
+        ctx, ToStatus(Backward(exec, *problem, Data<float>(grad), Data<float>(input),
+                               Data<float>(weights), Data<float>(grad_input),
+                               Data<float>(grad_weights))));
   }
 
  private:

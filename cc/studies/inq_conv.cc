@@ -178,20 +178,21 @@ class InqConvStudyOp : public OpKernel {
                                                 powers - 127, " to 127, got ", top)));
     const Scheme* const scheme = attributes_.scheme;
     Tensor* output;
-    Tensor workspace;
-    OP_REQUIRES_OK(ctx, AllocateResult(ctx,
-                                       PartialTensorShape({p.batch, p.out_channels,
-                                                           p.out_height, p.out_width}),
-                                       scheme == nullptr ? 0 : scheme->workspace(p),
-                                       &output, &workspace));
+    OP_REQUIRES_OK(
+        ctx,
+        AllocateOutput(ctx, 0, {p.batch, p.out_channels, p.out_height, p.out_width},
+                       &output));
     if constexpr (std::is_same_v<Exec, CpuExec>) {
       ConvolveSerially(p, powers, Data<float>(input), Data<uint8_t>(codes), top,
                        Data<float>(output));
     } else {
-      OP_REQUIRES_OK(
-          ctx, ToStatus(scheme->forward(MakeExec<Exec>(ctx), p, powers,
-                                        Data<float>(input), Data<uint8_t>(codes), top,
-                                        Data<float>(output), workspace.data())));
+      Exec exec;
+      OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
+      Tensor workspace;
+      OP_REQUIRES_OK(ctx, AllocateWorkspace(ctx, scheme->workspace(p), &workspace));
+      OP_REQUIRES_OK(ctx, ToStatus(scheme->forward(
+                              exec, p, powers, Data<float>(input), Data<uint8_t>(codes),
+                              top, Data<float>(output), workspace.data())));
     }
   }
 

@@ -126,12 +126,12 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
       name, cudaMemsetAsync(output, 0, elements * sizeof(float), exec.stream));
   if (!error.empty() || p.in_channels == 0) return error;
   const int64_t shared = SharedBytes(p);
-  const int64_t most = CurrentDevice().shared;
+  const int64_t most = exec.device.shared;
   if (shared > most) {
     return std::string(name) + ": the filter takes " + std::to_string(shared) +
            " bytes of shared memory, and this GPU has " + std::to_string(most);
   }
-  const LaunchError allowed = AllowShared<RowKernel<Product>>(name);
+  const LaunchError allowed = AllowShared<RowKernel<Product>>(exec, name);
   if (!allowed.empty()) return allowed;
   const Filter filter{static_cast<int>(p.kernel_height),
                       static_cast<int>(p.kernel_width),
