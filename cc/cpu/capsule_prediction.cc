@@ -6,9 +6,9 @@
 //   forward      output[b, n]       = sum_k input[b, k] weights[n, k]
 //   backward     grad_input[b, k]   = sum_n grad[b, n] weights[n, k]
 //                grad_weights[n, k] = sum_b grad[b, n] input[b, k]
-// The work is the traffic of output and grad, so each is touched once, in runs
-// of several capsules, and everything else stays in the near caches: weights
-// transposed to [k][n] so that n is the vector axis, grad copied to a padded
+// The traffic of output and grad sets the time, so each is touched once, in runs
+// of several capsules, and everything else stays in the near caches. Weights are
+// transposed to [k][n] so that n is the vector axis; grad is copied to a padded
 // tile that both gradients read.
 #include "cc/cpu/capsule_prediction.h"
 
@@ -38,7 +38,7 @@ int64_t PaddedColumns(const Problem& p) {
   return RoundUp(Columns(p), kLanes<Accumulator<T>>);
 }
 
-// Columns of weights that are transposed at a time.
+// Returns how many columns of weights are transposed at a time.
 template <typename T>
 int64_t PanelColumns(const Problem& p) {
   using A = Accumulator<T>;
@@ -47,7 +47,7 @@ int64_t PanelColumns(const Problem& p) {
   return Min(PaddedColumns<T>(p), Max(fit, step));
 }
 
-// Consecutive input capsules, of those there are, whose rows of `T` make a run of
+// Returns how many consecutive input capsules have rows of `T` that make a run of
 // about `bytes`.
 template <typename T>
 int64_t Run(const Problem& p, int64_t bytes) {
@@ -62,7 +62,7 @@ int64_t InCapsTile(const Problem& p) {
 
 int64_t BatchTile(const Problem& p) { return Max(Min(p.batch, 64), 1); }
 
-// from[n][k], `columns` rows of it, to to[k][n] padded with zeros.
+// Copies `columns` rows of from[n][k] to to[k][n], padded with zeros.
 template <typename T, typename A>
 void Transpose(const T* from, int64_t columns, int64_t padded, int64_t in_dim, A* to) {
   for (int64_t n = 0; n < columns; ++n) {
@@ -74,7 +74,7 @@ void Transpose(const T* from, int64_t columns, int64_t padded, int64_t in_dim, A
   }
 }
 
-// One row of a register tile to memory; the first `columns` of it count.
+// Stores the first `columns` columns of one row of a register tile.
 template <typename T, typename A, int V>
 inline void WriteRow(const Vector<A> (&row)[V], int64_t columns, bool stream, T* to) {
   if constexpr (std::is_same_v<T, A>) {
@@ -191,7 +191,7 @@ void Forward(const Problem& p, const Range& range, const T* input, const T* weig
   if (stream) StreamFence();
 }
 
-// Scratch of the backward pass; in_dim is padded to whole register tiles.
+// The scratch of the backward pass. in_dim is padded to whole register tiles.
 template <typename T>
 struct BackwardPlan {
   using A = Accumulator<T>;

@@ -22,16 +22,16 @@ struct Range {
 
 template <typename T>
 struct CpuKernels {
-  // Input capsules and samples that a call works on at a time; a range that is
-  // a multiple of both wastes nothing.
+  // Return how many input capsules and samples a call works on at a time. A range
+  // that is a multiple of both wastes nothing.
   int64_t (*in_caps_tile)(const Problem& p);
   int64_t (*batch_tile)(const Problem& p);
-  // Bytes of scratch, aligned to 64, that a call needs.
+  // Return the bytes of scratch, aligned to 64, that a call needs.
   int64_t (*forward_scratch)(const Problem& p);
   int64_t (*backward_scratch)(const Problem& p);
   void (*forward)(const Problem& p, const Range& range, const T* input,
                   const T* weights, T* output, void* scratch);
-  // Sums over the samples of the range: give it the whole batch.
+  // It sums over the samples of the range, which must be the whole batch.
   void (*backward)(const Problem& p, const Range& range, const T* grad, const T* input,
                    const T* weights, T* grad_input, T* grad_weights, void* scratch);
 };

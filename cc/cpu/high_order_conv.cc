@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Filters are most of what is read and written, each number once, so they set the time.
-// A task goes down the rows of its part of a sample, a few at a time. It turns their
-// filters into planes in its own cache, so that lanes are neighbouring pixels whatever
-// the layout; the rows of the image that the kernel reads stay in a window of planes.
+// Most of the memory traffic is filters, each element once, so they set the time. A
+// task goes down the rows of its part of a sample, a few at a time. It turns their
+// filters into planes in its own cache, so that lanes are neighbouring pixels in either
+// layout; the rows of the image that these filters read stay in a window of planes.
 #include "cc/cpu/high_order_conv.h"
 
 #include "cc/cpu/high_order_conv_plan.h"
@@ -42,7 +42,7 @@ struct Memory {
   A* next;
   Planes<A> window, filters, lines, grad_input, grad_filters;
   A* staging;
-  int64_t before_sums = 0, bytes;  // bytes before grad_filters, and of everything
+  int64_t before_sums = 0, bytes;  // before grad_filters, and in total
 };
 
 template <typename T, bool kBackward>
@@ -103,9 +103,9 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
   }
 }
 
-// The gradients of a task's rows, which also need the rows around them that read the
-// input there. What a row adds to the gradient of the input goes to a window of sums,
-// in the order of rows, so that it does not matter where tasks begin.
+// Computes the gradients of a task's rows, for which it also visits the rows around
+// them whose filters read these. Rows add to the gradient of the input in a window of
+// sums, always in the same order, so that it does not matter where tasks begin.
 template <typename T>
 class Backward {
  public:
@@ -134,7 +134,7 @@ class Backward {
 
  private:
   void RunPart() {
-    // The gradient of filters goes on from one part to the next.
+    // The gradient of filters is a sum over all parts, so it is cleared only once.
     std::memset(scratch_, 0, part_ == 0 ? memory_.bytes : memory_.before_sums);
     plan_.SetPart(part_, &task_);
     channels_ = task_.channel_end - task_.channel_begin;
@@ -143,7 +143,7 @@ class Backward {
     Steps(task_.row_begin, task_.row_end, true);
     const int64_t end = Min(task_.row_end + plan_.reach_y, rows_);
     Steps(task_.row_end, end, false);
-    // Of the last rows of the image some sums are still in the window.
+    // The last rows of the image are still in the window of sums.
     WriteInput(end, plan_.reach_y);
   }
 
@@ -188,7 +188,7 @@ class Backward {
     }
   }
 
-  // Where a step has fewer rows than the one before: what is read after the last one.
+  // Clears what is read after the last row, where a step has fewer rows than usual.
   void ClearAfter(const Planes<A>& planes, int64_t count, int64_t rows) {
     if (rows == plan_.step_rows) return;
     ClearPlanes(planes.From(0, rows * plan_.pitch - plan_.halo), count,
@@ -197,8 +197,8 @@ class Backward {
 
   void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
                   Ahead& ahead) {
-    // From the last row of the kernel on: to a row of the input it adds first what
-    // comes from the rows above.
+    // This begins at the last row of taps: so each row of the input is added to first
+    // by the rows above it.
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
       const int64_t to = row + kh - plan_.reach_y;
       if (to + rows <= task_.row_begin || to >= task_.row_end) continue;
@@ -245,7 +245,7 @@ class Backward {
     }
   }
 
-  // The first `rows` rows of the window, which begins reach_y rows before `row`.
+  // Writes the first `rows` rows of the window, which begins reach_y rows before `row`.
   void WriteInput(int64_t row, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = row - plan_.reach_y + r;

@@ -13,7 +13,7 @@
 
 namespace capsops::high_order_conv {
 
-// How work is divided; nothing but the problem and the instruction set decide.
+// How work is divided. It depends on the problem and the instruction set alone.
 struct Division {
   int64_t scratch = 0;  // bytes that a task needs, aligned to 64
   int64_t tasks = 0;

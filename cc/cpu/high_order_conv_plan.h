@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the planes of a high-order convolution lie in a task's own memory, and what a
-// task does. Rows that a dilated kernel reads together are a phase of their own, in
-// which they follow one another. Kernel positions that reach no pixel from any other
-// are left out.
+// How the planes of a high-order convolution lie in a task's own memory, and which part
+// of the work is a task. Rows that a dilated window reads together are a phase of their
+// own, in which they follow one another. Taps that reach no pixel from any other are
+// left out.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
 
@@ -16,18 +16,18 @@
 
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 
-constexpr int64_t kFilterBytes = 32 << 10;   // of the filters at hand: the first cache
-constexpr int64_t kLineBytes = 256 << 10;    // the same for one row: the second cache
-constexpr int64_t kWindowBytes = 256 << 10;  // of the rows that a kernel reads
-constexpr int64_t kChannelBytes = 4 << 20;  // of all rows of a task's channels, at most
+constexpr int64_t kFilterBytes = 32 << 10;   // of a step's filters: first-level cache
+constexpr int64_t kLineBytes = 256 << 10;    // of a row's filters: second-level cache
+constexpr int64_t kWindowBytes = 256 << 10;  // of the rows that filters read
+constexpr int64_t kChannelBytes = 4 << 20;   // of all planes of channels, at most
 constexpr int64_t kTasks = 32;
 constexpr int64_t kStreamBytes = 16 << 20;  // outputs past this skip the caches
 
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Part of the problem: groups, columns of pixels and, in a phase, rows. Where a group
-// has too many channels, a task has that group alone and does a part of its channels at
-// a time.
+// A part of the problem: groups, columns of pixels and, in a phase, rows. Where a group
+// has too many channels, a task has that group alone and computes a part of its
+// channels at a time.
 struct Task {
   int64_t n, phase;
   int64_t group_begin, group_end;
@@ -52,7 +52,7 @@ struct Plan {
     group_channels = p.channels / p.groups;
 
     // Groups whose weights or channels are neighbours in memory stay together in a task
-    // up to what is a good run there.
+    // until they are a long run there.
     const int64_t size = sizeof(A), window_rows = 2 * reach_y + 1;
     const int64_t group_window = group_channels * window_rows * (p.width + halo) * size;
     const int64_t least =
@@ -60,7 +60,8 @@ struct Plan {
             ? 1
             : Min(CeilDivide(4096, p.kernel_height * p.kernel_width * size), p.groups);
     const int64_t fit = kWindowBytes / Max(group_window, 1);
-    const int64_t spread = kTasks / Max(p.batch * phases, 1);  // tasks wanted of groups
+    const int64_t spread =
+        kTasks / Max(p.batch * phases, 1);  // how many tasks should share the groups
     task_groups = Max(Min(Min(p.groups, fit), CeilDivide(p.groups, Max(spread, 1))), 1);
     task_groups = Max(task_groups, least);
     channels = task_groups * group_channels;
@@ -71,7 +72,7 @@ struct Plan {
     tile = Min(RoundUp(CeilDivide(p.width, CeilDivide(p.width, tile)), kLanes<A>),
                p.width);
     tiles = CeilDivide(p.width, tile);
-    // Beside a whole row there are zeros, and one row's serve the next.
+    // A whole row is followed by zeros, which are also those before the next row.
     pitch = tiles == 1 ? p.width + halo : tile + 2 * halo;
     const int64_t line = taps * pitch * size;
     step_groups = Max(Min(task_groups, kFilterBytes / line), 1);
@@ -136,8 +137,8 @@ struct Plan {
   }
   int64_t Y(const Task& task, int64_t row) const { return task.phase + row * phases; }
 
-  // Row `row` of the task's phase from column x on, of a tensor of `total` columns,
-  // from column `first` on.
+  // Returns row `row` of the task's phase from pixel x on, in a tensor of `total`
+  // columns, from column `first` on.
   template <typename T>
   PixelRow<T> Row(const Task& task, int64_t row, int64_t x, T* data, int64_t total,
                   int64_t first) const {
@@ -149,8 +150,8 @@ struct Plan {
     return {sample + pixel * total + first, 1, total, end};
   }
 
-  // Calls visit(column of filters, plane, count) for each run of neighbouring kernel
-  // positions of `groups` groups from first_group on.
+  // Calls visit(column of filters, plane, count) for each run of neighbouring taps of
+  // `groups` groups from first_group on.
   template <typename Visit>
   void ForRuns(int64_t first_group, int64_t groups, const Visit& visit) const {
     const int64_t size = p.kernel_height * p.kernel_width;
@@ -172,8 +173,8 @@ struct Plan {
 
   Problem p;
   int64_t phases, rows;      // the most that a phase has
-  int64_t reach_y, reach_x;  // kernel positions on each side of the middle
-  int64_t halo;              // columns of pixels that reach_x are
+  int64_t reach_y, reach_x;  // taps on each side of the centre
+  int64_t halo;              // pixels that reach_x taps span
   int64_t kernel_rows, kernel_columns, taps;
   int64_t group_channels, channels;  // of a group, of a task at a time
   int64_t part_channels, parts;      // of a group
@@ -198,8 +199,8 @@ bool Streams(const Problem& p, int64_t columns) {
   return p.batch * p.height * p.width * columns * size > kStreamBytes;
 }
 
-// A row of a tensor of `total` columns, from column `first` on, to planes: columns
-// [x_begin, x_end) of pixels, which may be more than the task's.
+// Copies pixels [x_begin, x_end) of a row to planes, which may be more than the task's:
+// of a tensor of `total` columns, the columns from `first` on.
 template <typename T, typename A>
 void FillRow(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin,
              int64_t x_end, const T* data, int64_t total, int64_t first,
@@ -209,7 +210,7 @@ void FillRow(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin
                    staging);
 }
 
-// And back, the task's pixels.
+// Copies the task's pixels of a row from planes to a tensor.
 template <typename T, typename A>
 void WriteRow(const Plan<A>& plan, const Task& task, int64_t row, const Planes<A>& from,
               int64_t columns, bool stream, T* data, int64_t total, int64_t first,
@@ -218,14 +219,14 @@ void WriteRow(const Plan<A>& plan, const Task& task, int64_t row, const Planes<A
                     plan.Row(task, row, task.x_begin, data, total, first), staging);
 }
 
-// Zeros to `numbers` numbers of each of some planes.
+// Clears the first `numbers` numbers of each of `count` planes.
 template <typename A>
 void ClearPlanes(const Planes<A>& planes, int64_t count, int64_t numbers) {
   for (int64_t n = 0; n < count; ++n) std::memset(planes[n], 0, numbers * sizeof(A));
 }
 
-// Zeros where a filter, or its gradient, is of a position outside of the image: planes
-// of one group and row, columns [x_begin, x_end) of pixels.
+// Clears filters, or their gradients, of taps outside the image, in the planes of one
+// group and row, for the pixels [x_begin, x_end).
 template <typename A>
 void ClearOutside(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin,
                   int64_t x_end, const Planes<A>& planes) {
@@ -244,14 +245,14 @@ void ClearOutside(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_
   }
 }
 
-// The filters of `groups` groups in rows [row, row + count), zero for positions outside
-// of the image.
+// Copies the filters of `groups` groups in rows [row, row + count) to planes. They are
+// zero for taps outside the image.
 template <typename T, typename A>
 void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
                  int64_t groups, int64_t row, int64_t count, int64_t x_begin,
                  int64_t x_end, const T* filters, const Planes<A>& to, A* staging) {
   const int64_t total = plan.p.groups * plan.p.kernel_height * plan.p.kernel_width;
-  // Rows in order: each is followed by zeros that the next one overwrites.
+  // Rows are filled in order: each is followed by zeros that the next one overwrites.
   for (int64_t r = 0; r < count; ++r) {
     const Planes<A> line = to.From(0, r * plan.pitch);
     plan.ForRuns(first_group, groups, [&](int64_t column, int64_t at, int64_t columns) {
@@ -264,9 +265,10 @@ void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
   }
 }
 
-// What FillFilters reads next, after the groups before `group` in rows [row, row +
-// count): the other groups there, or the first ones in the rows after, before `end`. It
-// is fetched while each channel of a group is gone over `times` times.
+// Returns the memory that FillFilters reads next, after the groups before `group` in
+// rows [row, row + count): the other groups there, or the first ones in the following
+// rows before `end`. It is prefetched while each channel of a group is visited `times`
+// times.
 template <typename T, typename A>
 Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t row,
                   int64_t count, int64_t end, int64_t times, const T* filters) {
@@ -293,9 +295,9 @@ Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t 
   return {next.data, columns * bytes, total * bytes, pixels, vectors};
 }
 
-// What the kernel reads around the `count` rows of a step: `reach_y` rows before the
-// first one, row 0 of the window, to `reach_y` rows after the last. The step before had
-// `before` rows; 0 where there was none.
+// Moves the window to the `count` rows of a step and all that their filters read: from
+// `reach_y` rows before the first one, which is row 0 of the window, to `reach_y` rows
+// after the last. The step before had `before` rows, or 0 where there was none.
 template <typename T, typename A>
 void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_t row,
                    int64_t count, const T* input, const Planes<A>& window, A* staging) {

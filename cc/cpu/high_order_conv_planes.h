@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Between a row of pixels of a tensor, in either layout and of any type, and planes:
-// one for each channel (or kernel position), in which neighbouring pixels are
+// Copies a row of pixels of a tensor, in either layout and of any type, to planes and
+// back. There is a plane for each channel (or tap), in which neighbouring pixels are
 // neighbours.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
@@ -19,8 +19,8 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// Numbers of `count` columns (channels, or kernel positions) of neighbouring pixels of
-// a row. Column c of pixel x is at data[c * column_stride + x * pixel_stride].
+// Neighbouring pixels of a row, each with a number in each of some columns (channels,
+// or taps). Column c of pixel x is at data[c * column_stride + x * pixel_stride].
 template <typename T>
 struct PixelRow {
   T* data;
@@ -28,13 +28,14 @@ struct PixelRow {
   T* end;  // of the tensor: nothing is read from there on
 };
 
-// Pixels that go through the staging area at a time. Where `columns` is small they are
-// many, so that what is stored past the caches comes in long runs.
+// Returns how many pixels go through the staging area at a time. They are many where
+// `columns` is small, so that stores past the caches come in long runs.
 template <typename A>
 int64_t StagedPixels(int64_t columns) {
   return Max(RoundUp(Min(64, 4096 / Max(columns, 1)), kLanes<A>), kLanes<A>);
 }
-// For so many columns or fewer: pixels are rounded up, so that fewer may need more.
+// Returns the size of a staging area for so many columns or fewer. Fewer may need more,
+// since pixels are rounded up.
 template <typename A>
 int64_t StagingSize(int64_t columns) {
   return Min(64 * columns, 4096) + kLanes<A> * (columns + 1);
@@ -82,8 +83,8 @@ void ToPlanes(const A* from, int64_t stride, int64_t rows, int64_t columns, A* t
   }
 }
 
-// to[lane * columns + c] = from[c * plane + lane] for all lanes. Writes, of what
-// follows, up to a vector.
+// to[lane * columns + c] = from[c * plane + lane] for all lanes. It may also write up
+// to a vector after the last number.
 template <typename A>
 void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   for (int64_t column = 0;;) {
@@ -100,7 +101,8 @@ void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   }
 }
 
-// Past the caches where `stream`, whatever the alignment.
+// Copies numbers, and where `stream` is true stores them past the caches. `to` may have
+// any alignment.
 template <typename T, typename A>
 void Copy(const A* from, int64_t count, bool stream, T* to) {
   if constexpr (std::is_same_v<T, A>) {
@@ -118,7 +120,7 @@ void Copy(const A* from, int64_t count, bool stream, T* to) {
   }
 }
 
-// `pixels` pixels from `row` on to planes. Zeros follow, up to a whole vector.
+// Copies `pixels` pixels of `row` to planes, followed by zeros up to a whole vector.
 template <typename T, typename A>
 void FillPlanes(const PixelRow<const T>& row, int64_t columns, int64_t pixels, A* to,
                 int64_t plane, A* staging) {
@@ -150,7 +152,7 @@ void FillPlanes(const PixelRow<const T>& row, int64_t columns, int64_t pixels, A
   }
 }
 
-// And back.
+// Copies pixels from planes to `row`.
 template <typename T, typename A>
 void WritePlanes(const A* from, int64_t plane, int64_t columns, int64_t pixels,
                  bool stream, const PixelRow<T>& row, A* staging) {
@@ -177,7 +179,7 @@ void WritePlanes(const A* from, int64_t plane, int64_t columns, int64_t pixels,
   }
 }
 
-// Zeros to all columns of some pixels.
+// Clears all columns of some pixels.
 template <typename T>
 void ZeroPixels(const PixelRow<T>& row, int64_t columns, int64_t pixels) {
   const bool planes = row.pixel_stride == 1;

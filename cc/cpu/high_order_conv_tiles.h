@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The three sums of a high-order convolution over planes, in register tiles: some
-// channels and some vectors of neighbouring pixels.
+// The three sums of a high-order convolution over planes, in register tiles of a few
+// channels and a few vectors of neighbouring pixels.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
 
@@ -14,7 +14,8 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// Channels of a tile, and its vectors: enough sums to hide how long an addition takes.
+// A tile has so many channels and vectors that its sums hide the latency of an
+// addition.
 #if defined(__AVX512F__)
 constexpr int kMostChannels = 8;
 constexpr int VectorsOf(int channels) {
@@ -33,21 +34,21 @@ struct Planes {
   A* first;
   int64_t stride;
   A* operator[](int64_t plane) const { return first + plane * stride; }
-  // The planes from one on, and in each the numbers from one on.
+  // Returns the planes from `plane` on, and in each the numbers from `number` on.
   Planes From(int64_t plane, int64_t number = 0) const {
     return {(*this)[plane] + number, stride};
   }
   operator Planes<const A>() const { return {first, stride}; }
 };
 
-// How far apart in a plane kernel positions are.
+// The taps of a filter: how many they are, and how far apart in a plane.
 struct Kernel {
   int64_t rows, columns;
   int64_t pitch, spacing;
 };
 
-// Memory that will be read next: runs of bytes. A part of it is called for with each
-// vector that is computed before, so that it is in the second cache by then.
+// Memory that will be read next, as runs of bytes. A part of it is prefetched with each
+// vector that is computed before, so that it is in the second-level cache by then.
 class Ahead {
  public:
   Ahead(const void* first, int64_t bytes, int64_t stride, int64_t runs, int64_t vectors)
@@ -80,9 +81,9 @@ class Ahead {
   int64_t pace_;  // lines for each vector
 };
 
-// output[c][n] = sum over kernel positions k of input[c][n + where k is] *
-// filters[k][n] for C channels, n < count; `input` is at the kernel's first position.
-// A row of the kernel is added up by itself: in sums of a few terms errors stay small.
+// output[c][n] = sum over taps k of input[c][n + offset of k] * filters[k][n] for C
+// channels, n < count; `input` points to the first tap. Each row of taps is added up by
+// itself, because errors stay small in sums of a few terms.
 template <typename A, int C>
 void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
            int64_t count, Ahead& ahead, Planes<A> output) {
@@ -122,9 +123,9 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
   }
 }
 
-// grad_input[c][n] += sum over the positions k of one row of the kernel of
-// grad[c][n'] * filters[k][n'], n' being what reads n at k. `grad` and `filters` are at
-// the kernel's first position, from which n' goes back.
+// grad_input[c][n] += sum over one row of taps k of grad[c][n'] * filters[k][n'], where
+// pixel n' reads n at k. `grad` and `filters` point to the first tap, from which n'
+// goes back.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
             int64_t count, Ahead& ahead, Planes<A> grad_input) {
@@ -159,8 +160,8 @@ void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
   }
 }
 
-// grad_filters[k][n] = sum over C channels of grad[c][n] * input[c][n + where k is],
-// and what was there where `add`.
+// grad_filters[k][n] = sum over C channels of grad[c][n] * input[c][n + offset of k],
+// which is added to the number there if `add` is true.
 template <typename A, int C>
 void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad,
                int64_t count, bool add, Planes<A> grad_filters) {

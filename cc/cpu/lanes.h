@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Between rows in memory and vectors whose lanes are rows: what is a row of
-// numbers for each sample becomes a vector for each number, with a sample in each
-// lane, and back.
+// Transposes rows in memory to vectors whose lanes are rows, and back: a row of numbers
+// for each sample becomes a vector for each number, with a sample in each lane.
 #ifndef CAPSOPS_CC_CPU_LANES_H_
 #define CAPSOPS_CC_CPU_LANES_H_
 
@@ -15,7 +14,7 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// The integer as wide as A: what a comparison of two Vector<A> is made of.
+// The integer as wide as A, of which the result of comparing two Vector<A> consists.
 template <typename A>
 using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
 
@@ -28,7 +27,7 @@ struct IndicesTo<0, kIndex...> {
   using type = Indices<kIndex...>;
 };
 
-// Lane `from[n]` of a, or of b where from[n] counts on past the lanes of a.
+// Lane n of the result is lane from[n] of a followed by b.
 #if defined(__clang__)
 #define CAPSOPS_SHUFFLE(A, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -79,7 +78,7 @@ CAPSOPS_INLINE void ColumnsOf4(Vector<A> (&v)[4]) {
   v[3] = EverySecond<A, 1>(odd0, odd1, lanes);
 }
 
-// And back.
+// The inverse: four columns of 4 become a sequence of rows.
 template <typename A>
 CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -93,7 +92,7 @@ CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
   v[3] = InTurn<A, 1>(even1, odd1, lanes);
 }
 
-// Swaps rows and lanes.
+// Transposes a square of vectors: swaps rows and lanes.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -107,7 +106,7 @@ CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
 }
 
 // Lane n of the result is the sum of the lanes of rows[n], added in a fixed order. The
-// rows are used up.
+// rows are overwritten.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -122,7 +121,8 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   }
 }
 
-// v in the first `count` lanes, zero in the others, whatever v is there.
+// Returns v in the first `count` lanes, and zero in the others even where v is not
+// finite.
 template <typename A>
 inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
   Integer<A> kept[kLanes<A>];

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products in register tiles, over planes: numbers that belong to one index of a
-// contraction or of a result, side by side in lanes. Lanes are rows of a product, so
-// that neither few rows nor few columns leave lanes idle.
+// Matrix products in register tiles, over planes. A plane holds the numbers of one
+// index of a contraction or of a result side by side in lanes. Lanes are rows of a
+// product, so that neither few rows nor few columns leave lanes idle.
 #ifndef CAPSOPS_CC_CPU_REGISTER_TILE_H_
 #define CAPSOPS_CC_CPU_REGISTER_TILE_H_
 
@@ -15,7 +15,7 @@
 namespace capsops::CAPSOPS_ISA {
 
 // A tile of `Accumulate` has kColumns columns and up to kVectors vectors of lanes, or
-// kFewColumns and up to kFewVectors: the sums fill the registers but for the operands.
+// kFewColumns and up to kFewVectors. Its sums and their operands fill the registers.
 #if defined(__AVX512F__)
 constexpr int kColumns = 8, kVectors = 3;
 constexpr int kFewColumns = 4, kFewVectors = 6;
@@ -36,7 +36,7 @@ struct Run {
 
 // sums[c][lane] = sum over runs and over the `length` planes of each of
 //   planes[run.planes + k * stride + lane] * weights[(run.weights + k) * C + c]
-// for C columns and V vectors of lanes; added to what is there where `add`.
+// for C columns and V vectors of lanes, added to the sums there if `add` is true.
 template <typename A, int V, int C>
 void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* runs,
                 int64_t count, int64_t length, bool add, A* sums) {
@@ -65,9 +65,9 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
   }
 }
 
-// The same for weights that may not be finite, which zeros do not stop: `lanes` lanes,
-// of which the first is number first_lane. Slower, with the same result to the bit
-// where weights are finite.
+// The same for weights that may not be finite, so that a product with zero may be NaN.
+// It computes `lanes` lanes, of which the first is number first_lane. It is slower, and
+// has the same bits where weights are finite.
 template <typename A>
 void AccumulateInside(const A* planes, int64_t stride, const A* weights,
                       int64_t columns, const Run* runs, int64_t count, int64_t length,

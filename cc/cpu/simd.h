@@ -28,8 +28,8 @@ constexpr int kVectorBytes = 16;
 constexpr int kRows = 2;
 #endif
 
-// For functions of register tiles, which are arrays of vectors: where the compiler does
-// not inline them, the tile goes through memory.
+// Inlines functions of register tiles, which are arrays of vectors. A tile would go
+// through memory if the compiler did not inline them.
 #define CAPSOPS_INLINE inline __attribute__((always_inline))
 
 template <typename A>
@@ -53,8 +53,8 @@ inline void Store(A* to, Vector<A> v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
-// Past the caches, for results too large to stay in them: the lines need not be
-// read first. `to` must be aligned to kVectorBytes.
+// Stores past the caches, for results too large to stay in them: their lines need not
+// be read first. `to` must be aligned to kVectorBytes.
 template <typename A>
 inline void StreamStore(A* to, Vector<A> v) {
 #if defined(__AVX512F__)
@@ -75,7 +75,7 @@ inline void StreamFence() {
 #endif
 }
 
-// Sum of the lanes, halving from the top: a fixed order.
+// Returns the sum of the lanes, in a fixed order: halves are added until one is left.
 template <typename A>
 inline A Sum(Vector<A> v) {
   A lanes[kLanes<A>];

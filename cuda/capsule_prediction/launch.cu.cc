@@ -12,8 +12,8 @@
 // while it walks over the samples. Backward it adds up grad_weights[V][K] beside
 // them and reduces grad_input over its lanes, while asynchronous copies bring the
 // grad of its next samples: one pass over grad serves both gradients. That holds for
-// in_dim up to 8; a warp more reads the same grad for each 8 beyond, and where a block
-// has too few warps, two plain matrix products read it twice.
+// in_dim up to 8. Another warp reads the same grad for each 8 beyond, and where a block
+// has too few warps, two plain matrix products read grad twice.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -46,18 +46,19 @@ LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, const T* input,
   return CheckLaunch(kForwardName);
 }
 
-// Whether rows of `length` elements of T, from these pointers on, are 16-byte words.
+// Whether rows of `length` elements of T, from these pointers on, consist of 16-byte
+// words.
 template <typename T>
 bool Words(int64_t length, std::initializer_list<const T*> pointers) {
   return length * sizeof(T) % 16 == 0 &&
          std::all_of(pointers.begin(), pointers.end(), Aligned16);
 }
 
-// The backward kernel's division for V columns a lane; groups is 0 where one block
-// has too few warps.
+// Divides an input capsule for V columns a lane. `groups` is 0 where one block has too
+// few warps.
 Division Divide(const Problem& p, int v) {
   const auto tiles = [](int64_t count) {
-    // Powers of two, so that they divide the warps; more than these is too many.
+    // Powers of two divide the warps. More than kMaxBackwardWarps are too many.
     int64_t power = 1;
     while (power < count && power <= kMaxBackwardWarps) power *= 2;
     return static_cast<int>(power);
@@ -90,8 +91,8 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   return CheckLaunch(kBackwardName);
 }
 
-// The V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, the largest of
-// equals.
+// Returns the V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, and of equals
+// the largest.
 int ChooseV(int64_t columns, int max_v) {
   int best = 1;
   for (int v : {2, 4, 5}) {

@@ -44,7 +44,7 @@ class Barrier {
         : "memory");
   }
 
-  // Until the phase of this parity is over.
+  // Waits until the phase of this parity is over.
   __device__ void Wait(int parity) {
     uint32_t over;
     do {
@@ -68,13 +68,15 @@ class Barrier {
   uint64_t state_;
 };
 
-// Until all but the last kGroups groups of this thread's asynchronous copies are there.
+// Waits until all but the last kGroups groups of this thread's asynchronous copies have
+// arrived.
 template <int kGroups>
 __device__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Until so many threads of the block, whole warps and always the same, are here.
+// Waits at a named barrier until so many threads of the block have arrived: whole
+// warps, and always the same ones.
 template <int kThreads>
 __device__ void SynchronizeSome() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");

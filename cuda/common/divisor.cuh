@@ -9,10 +9,10 @@
 
 namespace capsops {
 
-// Of numbers below 2^16.
+// Divides numbers below 2^16.
 struct Divisor {
   int by = 1;
-  uint32_t reciprocal = 0;  // 2^32 / by, rounded up; not needed of 1
+  uint32_t reciprocal = 0;  // 2^32 / by, rounded up; not used for 1
 
   Divisor() = default;
   explicit Divisor(int by) : by(by), reciprocal(by > 1 ? 0xffffffffu / by + 1 : 0) {}

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What all launchers share on the host side.
+// Functions that all launchers share on the host side.
 #ifndef CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
 #define CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
 
@@ -18,8 +18,8 @@
 
 namespace capsops {
 
-// What `error` says, by default that of the launch just made; `kernel` begins the
-// sentence.
+// Says what `error` means, by default that of the launch just made. The sentence begins
+// with `kernel`.
 inline LaunchError CheckLaunch(const char* kernel,
                                cudaError_t error = cudaGetLastError()) {
   if (error == cudaSuccess) return {};
@@ -79,9 +79,9 @@ inline bool CanOverlap(const GpuDevice& device) {
   return false;
 }
 
-// Launches a kernel that begins with WaitForKernelBefore(): so its launch, and what it
-// does before that, overlap with the end of the kernel before it on the stream, on GPUs
-// that can (compute capability 9.0 and newer).
+// Launches a kernel that calls WaitForKernelBefore(). Its launch, and its work before
+// that call, overlap with the end of the kernel before it on the stream, on GPUs that
+// can do so (compute capability 9.0 and newer).
 template <typename... Parameters, typename... Arguments>
 LaunchError LaunchOverlapped(const char* name, void (*kernel)(Parameters...), dim3 grid,
                              int threads, int shared, const GpuExec& exec,
@@ -101,13 +101,13 @@ LaunchError LaunchOverlapped(const char* name, void (*kernel)(Parameters...), di
 }
 
 #ifdef __CUDACC__
-// Until all that the kernel before wrote can be read.
+// Waits until everything that the kernel before wrote can be read.
 __device__ inline void WaitForKernelBefore() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// From here on the kernel after may be launched, as far as there is room.
+// Lets the kernel after begin from here on, as far as there is room.
 __device__ inline void LetKernelAfterBegin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CUDA's own types for the launchers' element types, and what kernels compute in.
+// CUDA's own types for the launchers' element types, and the types of their sums.
 #ifndef CAPSOPS_CUDA_COMMON_TYPES_CUH_
 #define CAPSOPS_CUDA_COMMON_TYPES_CUH_
 
@@ -29,7 +29,7 @@ struct CudaTypeOf<BFloat16> {
   using type = __nv_bfloat16;
   using accumulator = float;
 };
-// Of T among float, double, Float16 and BFloat16.
+// T is float, double, Float16 or BFloat16.
 template <typename T>
 using CudaType = typename CudaTypeOf<T>::type;
 template <typename T>

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a lane and a warp do with short rows held in registers.
+// Operations of a lane and a warp on short rows that are held in registers.
 #ifndef CAPSOPS_CUDA_COMMON_WARP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARP_CUH_
 
@@ -11,7 +11,7 @@ namespace capsops {
 
 constexpr int kLanes = 32;
 
-// K elements as accumulators; those past `in_dim` are zero.
+// Loads K elements as accumulators; those past `in_dim` are zero.
 template <typename S, typename A, int K>
 __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   if (vector) {

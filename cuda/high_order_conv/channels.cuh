@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels last, of groups of 4 N channels (involution): a
-// thread for 4 neighbouring pixels of a row and 4 neighbouring channels. What a row of
-// the kernel reads of the image is a window of 4 + K - 1 vectors in registers; filters,
-// which threads of a group share, are staged in shared memory.
+// High-order convolution, channels last, of groups of 4 N channels (involution). A
+// thread has 4 neighbouring pixels of a row and 4 neighbouring channels. It holds the
+// part of the image that a row of taps reads, 4 + K - 1 vectors, in registers. The
+// threads of a group share filters, which are staged in shared memory.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
 
@@ -19,7 +19,7 @@
 namespace capsops::high_order_conv::channels {
 
 constexpr int kMaxThreads = 256;
-constexpr int kPixels = 4;  // of a thread, and as many channels
+constexpr int kPixels = 4;  // of a thread, which also has 4 channels
 constexpr int kVector = 4;
 
 // A block has a tile of `rows` rows of `quads` times 4 pixels, and `lanes` threads for
@@ -27,7 +27,7 @@ constexpr int kVector = 4;
 struct Work {
   int height, width, tiles_x, tiles_y, quads, rows;
   int channels, groups, dilation_height;
-  int lanes, lanes_of_group;  // the channels of a group may take their lanes in turns
+  int lanes, lanes_of_group;  // a group with more channels uses its lanes in turns
 };
 
 struct Place {
@@ -55,7 +55,8 @@ struct Place {
   }
 };
 
-// The vectors at columns x - K/2 and on of the row `y` of an image; zeros outside.
+// Loads the vectors at columns from x on, of one row of an image; those outside the
+// image are zero.
 template <typename S, typename A, int kWindow>
 __device__ void LoadWindow(const Work& w, const S* tensor, int64_t row, int x,
                            int channel, bool row_inside,
@@ -137,8 +138,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   StoreQuad(w, at, sum, output);
 }
 
-// Gathers: pixel q gets from the filters of the pixels around it. Those are staged as
-// [row of the tile][row of the kernel][pixel][group][K], zeros beside the image.
+// Each pixel gathers from the filters of the pixels around it. Those are staged as
+// [row of the tile][row of taps][pixel][group][K], with zeros outside the image.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     InputKernel(Work w, const S* __restrict__ grad, const S* __restrict__ filters,
@@ -200,8 +201,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   StoreQuad(w, at, sum, grad_input);
 }
 
-// Adds what the `lanes` lanes of a group have, in a fixed order. The first min(lanes,
-// 4) of them keep 4 / lanes pixels each, one at least, from `*pixel` on.
+// Adds the sums of the `lanes` lanes of a group, in a fixed order. Each of the first
+// min(lanes, 4) lanes keeps 4 / lanes pixels, at least one, from `*pixel` on.
 template <typename A, int K>
 __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   *pixel = 0;

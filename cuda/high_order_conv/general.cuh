@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution of any size, type and layout: a thread for each element that
-// is written, in the order of memory, straight from the definition.
+// High-order convolution of any size, type and layout. One thread computes each element
+// of a result, straight from the definition; threads follow the order of memory.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_GENERAL_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_GENERAL_CUH_
 
@@ -26,8 +26,8 @@ __device__ inline int64_t Split(int64_t n, int64_t by, int64_t* remainder) {
   return quotient;
 }
 
-// A sum in blocks, whose error grows with the square root of the number of terms at
-// most, or in proportion to a thirty-second of it.
+// A sum in blocks of 32 terms. The rounding error of n terms grows with 32 + n / 32,
+// and not with n.
 template <typename A>
 class Sum {
  public:
@@ -45,12 +45,12 @@ class Sum {
   int count_ = 0;
 };
 
-// The positions [begin, end) of a kernel whose pixels are inside the image.
+// The taps [begin, end) along one axis whose pixels are inside the image.
 struct Reach {
   int64_t begin, end;
 
-  // `before` and `after` are the pixels on the two sides of this one; the kernel's
-  // first position is that many times `dilation` before it.
+  // `before` and `after` count the pixels on the two sides of this one. The first tap
+  // is kernel / 2 times `dilation` pixels before it.
   __device__ Reach(int64_t before, int64_t after, int64_t kernel, int64_t dilation) {
     int64_t ignored;
     const int64_t center = kernel / 2;
@@ -83,8 +83,8 @@ __device__ inline int64_t ElementAt(const Problem& p, const Place& at, int64_t i
              : ((at.n * p.height + at.y) * p.width + at.x) * inners + at.inner;
 }
 
-// output where kReverse is false, from input and filters; grad_input where it is true,
-// from grad and filters. It gathers: pixel (y, x) of grad_input is reached by the
+// Computes output from input and filters where kReverse is false, and grad_input from
+// grad and filters where it is true. A pixel of grad_input gathers from the
 // filters of the pixels around it, each from the opposite side.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)

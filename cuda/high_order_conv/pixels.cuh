@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels last, of any kernel, dilation and type whose filters
-// are not too large: threads take pixels that follow each other in memory, and 4
-// channels of a group together. Filters pass through shared memory, so that whole
-// stretches of memory are moved.
+// High-order convolution, channels last, of any window, dilation and type whose filters
+// are not too large. Neighbouring threads have neighbouring pixels, and compute 4
+// channels of a group at a time. Filters pass through shared memory, so that they are
+// read and written in whole words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
 
@@ -18,19 +18,19 @@
 namespace capsops::high_order_conv::pixels {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;       // channels
+constexpr int kTogether = 4;       // channels computed at a time
 constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
 constexpr int kFewestPixels = 32;  // of a block
 
 using general::Reach;
 
-// A block has `pixels` pixels, a power of two, and for each `kThreads / pixels` threads
-// that share its channels.
+// A block has `pixels` pixels, a power of two. Each has `kThreads / pixels` threads,
+// which share its channels.
 struct Work {
   int pixels, chunks, of_group, per_pixel;  // chunks of channels in a group
 };
 
-// The pixel of a thread; of all images, and in its own.
+// The pixel of a thread, counted through all images, and its place in its own image.
 struct Place {
   int64_t first, pixel;  // the block's and the thread's
   int64_t y, x;
@@ -52,8 +52,8 @@ struct Place {
   }
 };
 
-// output where kReverse is false, from input and filters; grad_input where it is true,
-// from grad and filters, which then are read in place.
+// Computes output from input and filters where kReverse is false, and grad_input from
+// grad and filters where it is true; then filters are read in place.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, Work w, const S* __restrict__ values,
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
       A sum = 0;
 #pragma unroll
       for (int c = 0; c < kTogether; ++c) {
-        // A channel that is not there is not read, for it might not be finite.
+        // Channels of the next group are not used, for they might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }
       mine[tap] = inside ? (c0 > 0 ? mine[tap] + sum : sum) : A{0};
@@ -162,7 +162,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The pixels of a block with `bytes` a filter's element; 0 if filters are too large.
+// Returns the pixels of a block where an element of filters takes `bytes` bytes, or 0
+// if filters are too large.
 inline int PixelsOfBlock(const Problem& p, int bytes, int most) {
   const int64_t limit = kShared / bytes - 16;
   if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;

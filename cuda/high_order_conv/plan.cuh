@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the planners of the kernel paths share.
+// Functions that the planners of all kernel paths share.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_
 

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels first: a thread for a pixel of a tile. Whatever it
-// reads, its neighbours read beside it, so nothing needs staging; the pixels that
-// threads share come from the first-level cache.
+// High-order convolution, channels first. A thread has one pixel of a tile. Its
+// neighbours read the elements beside those that it reads, so nothing needs staging;
+// the pixels that threads share come from the first-level cache.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
 
@@ -27,7 +27,7 @@ struct Work {
   int kernel_height, kernel_width, dilation_height, dilation_width;
 };
 
-// The pixel of a thread, and the first element of what its group has in each tensor.
+// The pixel of a thread, and the first element of its group in each tensor.
 struct Place {
   int x, y, pixel;
   int64_t plane, channel, tap;
@@ -54,16 +54,16 @@ __device__ inline bool Inside(int at, int size) {
   return static_cast<unsigned>(at) < static_cast<unsigned>(size);
 }
 
-// Reads from memory that is there in any case, so that loads need no branches and many
-// are on their way together.
+// `from` can be read in any case. So loads need no branches, and many of them are in
+// flight together.
 template <typename A, typename S>
 __device__ A LoadIf(bool condition, const S* from) {
   const A value = Widen(*from);
   return condition ? value : A{0};
 }
 
-// output where kReverse is false, from input and filters; grad_input where it is true,
-// from grad and filters. kWidth is the kernel's, or 0 for any.
+// Computes output from input and filters where kReverse is false, and grad_input from
+// grad and filters where it is true. kWidth is kernel_width, or 0 for any.
 template <typename S, typename A, int kWidth, int kChannels, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Work w, const S* __restrict__ values, const S* __restrict__ filters,
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Both gradients, of at most kChannels channels a group: each filter is read once, by
-// the pixel of grad_input that it reaches.
+// Computes both gradients, for groups of at most kChannels channels. Each element of
+// filters is read once, by the thread of the pixel of grad_input that it reaches.
 template <typename S, typename A, int kWidth, int kChannels>
 __global__ void __launch_bounds__(kThreads)
     GradientsKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads)
       A product = 0;
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        // A channel too many is the last one again; its grad counts as zero here.
+        // Past the group's last channel, that one is read again, and its grad is zero.
         const A v = LoadIf<A>(c < w.of_group, inputs[c] + to);
         part[c] += f * LoadIf<A>(reached, grads[c] + from);
         product += own[c] * v;
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The gradient of the filters for any number of channels a group; a row of the kernel
-// at a time, or 4 positions of it.
+// Computes grad_filters for groups of any number of channels, one row of taps at a
+// time, or 4 taps of it.
 template <typename S, typename A, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Says why this kernel cannot do it, or divides planes into tiles and returns null.
-// Pixels of a plane and what a kernel spans are counted in 31 bits.
+// Kernels count the pixels of a plane and those that a window spans in 31 bits.
 inline const char* Divide(const Problem& p, Work* w, int64_t* blocks) {
   constexpr int64_t kMost = 1 << 30;
   if (Empty(p)) return kEmpty;
@@ -233,11 +233,11 @@ inline const char* Divide(const Problem& p, Work* w, int64_t* blocks) {
   }
   if (p.dilation_height >= kMost / p.kernel_height ||
       p.dilation_width >= kMost / p.kernel_width) {
-    return "the kernel's span is too large";
+    return "the window spans too many pixels";
   }
-  // Walking over many positions beside the image is not worth it.
+  // Most taps of a much larger window are outside the image.
   if (p.kernel_height > 2 * p.height || p.kernel_width > 2 * p.width) {
-    return "the kernel is more than twice as large as the image";
+    return "the window is more than twice as large as the image";
   }
   *w = {};
   w->height = p.height;
@@ -257,8 +257,8 @@ inline const char* Divide(const Problem& p, Work* w, int64_t* blocks) {
   return nullptr;
 }
 
-// Returns make(width, channels, work, blocks): the kernel's width, or 0 for any, and
-// the channels of a group that are computed together, as constants.
+// Returns make(width, channels, work, blocks). The constant `width` is kernel_width, or
+// 0 for any; the constant `channels` is how many of a group are computed together.
 template <typename Plan, typename T, typename Make>
 Plan WithSizes(const Problem& p, const Make& make) {
   Work w;

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels first, where rows are made of whole quads of pixels:
-// a thread for a quad, which it moves at once. What a row of the kernel reads of the
-// image are three quads in registers. Quads are counted along the plane, through its
-// rows.
+// High-order convolution, channels first, where the width is a multiple of 4. A thread
+// has 4 neighbouring pixels, a quad, and moves them at once. It holds the three quads
+// of the image that a row of taps reads in registers. Quads are counted through all
+// rows of a plane.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_QUADS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_QUADS_CUH_
 
@@ -27,13 +27,13 @@ struct Work {
   int dilation_height;
 };
 
-// The quad of a thread, and the first elements of its group's planes.
+// The quad of a thread, and the first element of its group's planes in each tensor.
 struct Place {
   int x, y, pixel;
   int64_t plane, channel, tap;
   bool inside;
 
-  // `own` quads a block, after `halo` more.
+  // A block has `own` quads of its own, and `halo` more before them.
   __device__ Place(const Work& w, int own, int halo, int taps) {
     const int64_t group = blockIdx.x / static_cast<unsigned>(w.blocks);
     const int block = blockIdx.x % static_cast<unsigned>(w.blocks);
@@ -67,7 +67,8 @@ __device__ void StoreQuad(const A* from, S* to) {
   *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
 }
 
-// Columns x - 4 to x + 7 of the row that `quad` points into; zeros beside the image.
+// Loads columns x - 4 to x + 7 of the row that `quad` points into; those outside the
+// image are zero.
 template <typename S, typename A>
 __device__ void LoadWindow(const Work& w, const Place& at, const S* quad,
                            A (&window)[12]) {
@@ -127,10 +128,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// grad_input and, where kFilters, grad_filters of groups of at most kChannels channels.
-// A quad of filters is read once, by
-// the thread below or above it; what it adds beside its own columns goes to the
-// neighbours through shared memory. So a block has a quad more at both ends.
+// Computes grad_input, and where kFilters is true also grad_filters of groups of at
+// most kChannels channels. A quad of filters is read once, by the thread in the same
+// columns of the row that it reaches. Its contributions to the columns beside go to the
+// neighbouring threads through shared memory, so a block has one more quad at each end.
 template <typename S, typename A, int K, int kChannels, bool kFilters>
 __global__ void __launch_bounds__(kThreads)
     GradientsKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
@@ -216,7 +217,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int px = 0; px < kPixels; ++px) {
           sum[px] = acc[c][R + px];
-          // The right neighbour's first columns, the left neighbour's last.
+          // Adds the right neighbour's first columns and the left neighbour's last
+          // ones.
           if (px >= kPixels - R && at.x + kPixels < w.width) {
             sum[px] += edges[c * 2 * R + px - (kPixels - R)][threadIdx.x + 1];
           }
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// grad_filters of any number of channels a group.
+// Computes grad_filters for groups of any number of channels.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,

@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution of few channels, channels last, one group: lanes walk down the
-// rows of a strip of the image, while the filters of rows to come are copied to shared
-// memory. Each filter is read once (but for what strips share), each gradient of one is
-// written where the filter was, and leaves by whole words.
+// High-order convolution of one group of few channels, channels last. Threads, here
+// called lanes, walk down the rows of a strip of the image, while the filters of the
+// next rows are copied to shared memory. Each filter is read once, except in the halos
+// that strips share. Its gradient takes its place in shared memory and leaves from
+// there in whole words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 
@@ -18,7 +19,7 @@
 namespace capsops::high_order_conv::rows {
 
 constexpr int kThreads = 128;
-constexpr int kPixels = 2;  // of a lane, neighbours in a row
+constexpr int kPixels = 2;  // of a lane; they are neighbours in a row
 constexpr int kStages = 3;  // rows of filters in shared memory
 
 // How the images are divided: tasks of `rows` rows and `strip` columns, `subs` of them
@@ -28,10 +29,11 @@ struct Work {
   int height, width;
   int strip, strips, rows, chunks;
   int lanes, subs;
-  int bytes;  // of a word, of which rows of the image are made: 4, 8 or 16
+  int bytes;  // of the words in which rows are copied: 4, 8 or 16
 };
 
-// What the kernel's size fixes. S is the element, A what it computes in.
+// Constants of a window of K x K taps and C channels. S is the element's type, and A
+// the type that the kernel computes in.
 template <typename S, typename A, int K, int C, bool kBackward>
 struct Shape {
   static constexpr int kRadius = K / 2;
@@ -49,13 +51,15 @@ struct Shape {
   // rest. Rounded as they are allocated, these are the numbers that `nvcc -Xptxas -v`
   // prints for 9.0, so that a multiprocessor has room for kResident blocks. Launch
   // bounds do not ask for that many, because they would change the compiler's schedule.
+  // On an H200 cudaOccupancyMaxActiveBlocksPerMultiprocessor gives the same number of
+  // blocks for each type, K and C, at every even width up to 1198.
   static constexpr int kSums = K * kWindow * C;
   static constexpr int kRest = sizeof(S) == 2 ? 73 : 60;
   static constexpr int kForward = K == 3 && C * sizeof(S) <= 6 ? 51 : 56;
   static constexpr int kRegisters = kBackward ? kSums + kRest : kForward;
   static constexpr int kResident = (64 << 10) / kThreads / kRegisters;
 
-  // Elements of shared memory for one task, in this order, and bytes for a block.
+  // The elements of one task in shared memory, in this order, and the bytes of a block.
   __host__ __device__ static int FilterRow(int lanes) {
     return lanes * kPixels * kTaps;
   }
@@ -73,8 +77,8 @@ struct Shape {
            2 * kEdge * kThreads * sizeof(A);
   }
 
-  // Filters of a lane's pixels are moved in pairs; a pair's elements may belong to two
-  // rows of the kernel.
+  // Filters of a lane's pixels are moved in pairs. The elements of a pair may belong to
+  // two rows of taps.
   __device__ static constexpr int RowOf(int e) { return e % kTaps / K; }
   __device__ static constexpr int FirstRow(int pair) {
     return RowOf(2 * pair) < RowOf(2 * pair + 1) ? RowOf(2 * pair)
@@ -86,8 +90,8 @@ struct Shape {
   }
 };
 
-// Calls move(e, word) for words of kBytes bytes, from element e on, of [0, count),
-// which this lane of `lanes` moves.
+// Calls move(e, word) for each word of kBytes bytes in the elements [0, count) that
+// this one of `lanes` lanes moves; e is the word's first element.
 template <int kBytes, typename S, typename Move>
 __device__ void ForWordsOf(int count, int lane, int lanes, const Move& move) {
   constexpr int kWord = kBytes / sizeof(S);
@@ -115,7 +119,8 @@ __device__ void CopyAsync(int bytes, const S* from, int count, int lane, int lan
   });
 }
 
-// The C elements each of a lane's pixels; the second may be beside the image.
+// Stores the C elements of each of a lane's two pixels. Where `both` is false the
+// second pixel is outside the image.
 template <typename S, typename A, int C>
 __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, S* to) {
   if (both && bytes >= 2 * static_cast<int>(sizeof(S))) {
@@ -145,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   const int sub = threadIdx.x / w.lanes, lane = threadIdx.x % w.lanes;
   const int64_t task = int64_t{blockIdx.x} * w.subs + sub;
   const bool real = sub < w.subs && task < w.tasks;
-  // The strip's own columns and rows, and what is read: its halo too.
+  // The strip's own columns and rows, and those that are read, its halo included.
   const int strip0 = static_cast<int>(task % w.strips) * w.strip;
   const int strip1 = min(strip0 + w.strip, w.width);
   const int x0 = max(strip0 - Z::kHalo, 0), x1 = min(strip1 + Z::kHalo, w.width);
@@ -166,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   A* const edges =
       reinterpret_cast<A*>(reinterpret_cast<S*>(shared) + w.subs * Z::PerTask(w.lanes));
 
-  // Columns beside the image stay zero.
+  // Columns outside the image stay zero.
   if (real) {
     for (int e = lane; e < Z::kRing * input_row; e += w.lanes) ring[e] = S(0.0f);
   }
@@ -302,7 +307,7 @@ __global__ void __launch_bounds__(kThreads)
         acc[i][at][c] = i + 1 < K ? acc[(i + 1) % K][at][c] : A{0};
       }
     }
-    // What row y - R of grad_input gets from the lanes beside.
+    // Row y - R of grad_input is complete but for the contributions of other lanes.
     A* const edge = edges + step % 2 * (Z::kEdge * kThreads) + threadIdx.x;
     if constexpr (kBackward) {
 #pragma unroll
@@ -316,7 +321,7 @@ __global__ void __launch_bounds__(kThreads)
       if (real && y >= y0 && y < y1) {
         S* const to = grad_filters + ((image + y) * w.width + x0) * kTaps;
         const int begin = (strip0 - x0) * kTaps, end = (strip1 - x0) * kTaps;
-        // The same words that the lane will replace by copies.
+        // A lane stores the same words that its next copies will replace.
         ForWords<S>(w.bytes, (x1 - x0) * kTaps, lane, w.lanes, [&](int e, auto word) {
           using Word = decltype(word);
           if (e < begin || e >= end) return;
@@ -336,7 +341,7 @@ __global__ void __launch_bounds__(kThreads)
             A sum = acc[0][R + px][c];
 #pragma unroll
             for (int d = -2; d <= 2; ++d) {
-              // The lane d to the right has this pixel there in its window.
+              // `at` is this pixel's column in the window of the lane d to the right.
               const int at = px - kPixels * d + R;
               if (d == 0 || at < 0 || at >= kWindow) continue;
               const int e = (at < R ? at : at - kPixels) * C + c;

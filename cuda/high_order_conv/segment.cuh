@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Stretches of a tensor in shared memory, moved as 16-byte words.
+// Segments of shared memory that hold consecutive elements of a tensor, which are moved
+// as 16-byte words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_SEGMENT_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_SEGMENT_CUH_
 
@@ -9,16 +10,18 @@
 
 namespace capsops::high_order_conv {
 
-// Room for `count` elements that are aligned in shared memory as they are in memory.
+// Returns the size of a segment for `count` elements that keep their alignment to
+// 16-byte words.
 template <typename S>
 __host__ __device__ int SegmentSize(int count) {
   constexpr int kWord = 16 / sizeof(S);
   return (count + 2 * kWord - 2) / kWord * kWord;
 }
 
-// Between elements [start, start + count) of a tensor and a segment of shared memory,
-// where the first comes at element start % kWord, which is returned: calls word(e) for
-// whole 16-byte words and element(e) for others, with e from the start of the tensor.
+// Visits the elements [start, start + count) of a tensor that have their place in a
+// segment, from its element start % kWord on, which is returned. It calls word(e) for
+// whole 16-byte words and element(e) for other elements, with e from the segment's
+// start.
 template <typename S, typename Word, typename Element>
 __device__ int ForSegment(int64_t start, int count, const Word& word,
                           const Element& element) {

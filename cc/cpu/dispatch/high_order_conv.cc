@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution divided among threads. No sum crosses a task, and tasks do not
+// Divides high-order convolution among threads. No sum crosses a task, and tasks do not
 // depend on the number of threads.
 #include "cc/cpu/high_order_conv.h"
 

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The backward kernel of capsule prediction; capsule_prediction.cu.cc tells the plan.
+// The backward kernel of capsule prediction; cuda/capsule_prediction/launch.cu.cc
+// describes the method.
 #ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_
 
@@ -14,11 +15,11 @@
 
 namespace capsops::capsule_prediction {
 
-constexpr int kBackwardWarps = 4;     // of a block, where that is enough,
-constexpr int kMaxBackwardWarps = 8;  // and at most
-constexpr int kBackwardK = 8;         // of in_dim a warp
+constexpr int kBackwardWarps = 4;     // of a block, if they are enough
+constexpr int kMaxBackwardWarps = 8;  // of a block, otherwise
+constexpr int kBackwardK = 8;         // elements of in_dim that a warp has
 constexpr int kTogether = 4;          // samples that a warp takes together
-constexpr int kRing = 2;              // times that in shared memory, half of it in use
+constexpr int kRing = 2;              // sets of kTogether samples in shared memory
 
 // How the backward kernel divides one input capsule among the warps of a block:
 // column_tiles x k_tiles warps side by side, and groups of those over the samples.
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   using Samples = Stager<S, kColumns, kWords>;
   // Each warp's ring of samples; at the end, halves of grad_weights.
   extern __shared__ __align__(16) char shared[];
-  // What each column tile adds to grad_input in kRing steps.
+  // The contributions of each column tile to grad_input in kRing steps.
   __shared__ A partial[kRing * kTogether * kWarps * K];
   const int64_t i = blockIdx.x;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   A w[V][K], sum[V][K] = {};
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    // Zeros past the last column: even an infinite weight must not count there.
+    // Columns past the last one are zero: even an infinite weight must not count there.
     const int64_t n = n0 + v * kLanes + lane;
     const bool inside = n < z.columns;
     LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, inside ? depth : 0,

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The forward kernel of capsule prediction; capsule_prediction.cu.cc tells the plan.
+// The forward kernel of capsule prediction; cuda/capsule_prediction/launch.cu.cc
+// describes the method.
 #ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
 
@@ -22,7 +23,8 @@ struct Sizes {
   bool vector;
 };
 
-// Samples [b0, b0 + count) of one input capsule to shared memory, zeros past in_dim.
+// Copies samples [b0, b0 + count) of one input capsule to shared memory, with zeros
+// past in_dim.
 template <typename S, typename A, int K>
 __device__ void StageSamples(const Sizes& z, const S* input, int64_t i, int64_t b0,
                              int count, A (*samples)[K]) {
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   A w[V][K];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    // Past the end any weights do, for their results are not stored.
+    // Any weights will do past the end, since their results are not stored.
     const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
     LoadRow(weights + (i * z.columns + n) * z.in_dim, z.in_dim, z.vector, w[v]);
   }
