@@ -41,6 +41,13 @@ def _floating_point_atomic(path, text):
     return re.findall(r"\batomicAdd\w*\s*\(", text) if product else []
 
 
+def _unchecked_launch(path, text):
+    """An error that nobody takes is reported by whatever is launched next."""
+    product = path.startswith("cuda/") and not path.startswith("cuda/studies/")
+    checked = r"\s*(?:return |(?:const )?(?:LaunchError )?\w+ = )CheckLaunch\("
+    return re.findall(rf"<<<[^;]*;(?!{checked})", text) if product else []
+
+
 def _templates_of_the_standard_library(path, text):
     """The linker would merge their copies across instruction sets."""
     per_isa = path.startswith("cc/cpu/") and not path.startswith("cc/cpu/dispatch/")
@@ -53,6 +60,7 @@ RULES = {
     _missing_license: ("cc/ops/a.cc", "#include <cstdint>\n"),
     _too_long: ("tests/test_a.py", "pass\n" * (LONGEST + 1)),
     _floating_point_atomic: ("cuda/a.cu.cc", "atomicAdd(&sum, x);"),
+    _unchecked_launch: ("cuda/a.cu.cc", "Kernel<<<1, 32>>>(x);\n}"),
     _templates_of_the_standard_library: ("cc/cpu/a.cc", "std::vector<float> row;"),
 }
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__[1:])
