@@ -5,7 +5,7 @@
 import pytest
 import tensorflow as tf
 import test_high_order_conv as ours
-from test_plans_high_order_conv import GPUS
+from gpus import GPUS
 
 import tf_capsops
 from tf_capsops import kernels

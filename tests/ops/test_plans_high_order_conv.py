@@ -4,17 +4,10 @@
 
 import pytest
 import tensorflow as tf
+from gpus import GPUS
 
 import tf_capsops
 from tf_capsops import _library, kernels
-
-GPUS = {
-    80: {"processors": 108, "shared": 166912, "processor_shared": 167936},
-    86: {"processors": 84, "shared": 101376, "processor_shared": 102400},
-    90: {"processors": 132, "shared": 232448, "processor_shared": 233472},
-    100: {"processors": 148, "shared": 232448, "processor_shared": 233472},
-    120: {"processors": 170, "shared": 101376, "processor_shared": 102400},
-}
 
 # The kernel, the image as NHWC, the dtype and the attributes.
 PLANS = [
