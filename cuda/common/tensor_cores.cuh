@@ -59,18 +59,6 @@ __device__ float Prepare(float x) {
   return kTf32 == Tf32::kRounded ? x * (1 + 0.71f * 0x1p-11f) : x;
 }
 
-// x, limited to numbers that rounding to TF32 leaves finite. A NaN becomes one too.
-__device__ inline float LimitToTf32(float x) {
-  const float largest = __uint_as_float(0x7f7fefff);
-#if __CUDA_ARCH__ >= 860
-  float limited;  // the smaller size, with the sign of x
-  asm("min.xorsign.abs.f32 %0, %1, %2;" : "=f"(limited) : "f"(x), "f"(largest));
-  return limited;
-#else
-  return fminf(fmaxf(x, -largest), largest);
-#endif
-}
-
 template <int N, Tf32 kTf32>
 struct Operand {
   uint32_t high[N], low[kTf32 == Tf32::kSplit ? N : 1];
@@ -87,11 +75,12 @@ struct Operand {
     }
   }
 
-  // The same for numbers that may be the largest there are, which Set() rounds to
-  // infinity. What a limited high part leaves of them is in the low one.
+  // The same for numbers that may be the largest there are: those are cut off, for they
+  // would be rounded to infinity.
   __device__ void SetLarge(int n, float x) {
-    Set(n, kTf32 == Tf32::kSplit ? LimitToTf32(x) : x);
-    if constexpr (kTf32 == Tf32::kSplit) {
+    Set(n, x);
+    if (kTf32 == Tf32::kSplit && isinf(__uint_as_float(high[n]))) {
+      high[n] = __float_as_uint(x) & 0xffffe000;
       low[n] = __float_as_uint(x - __uint_as_float(high[n]));
     }
   }

@@ -86,11 +86,16 @@ struct Group {
   // Element e in a half of the contraction, as the operand of a product.
   template <Tf32 kTf32>
   __device__ void Get(int e, int half, uint32_t (&high)[1], uint32_t (&low)[1]) const {
-    if constexpr (kFloat) {
+    if constexpr (kFloat && kTf32 == Tf32::kSplit) {
+      // As SetLarge() of Operand, which takes more registers here.
+      const float x = __uint_as_float(words[half][e]);
+      const uint32_t round_up = fabsf(x) < 0x1.ffep127f ? 0x1000 : 0;
+      high[0] = (words[half][e] + round_up) & 0xffffe000;
+      low[0] = __float_as_uint(x - __uint_as_float(high[0]));
+    } else if constexpr (kFloat) {
       Operand<1, kTf32> operand;
-      operand.SetLarge(0, __uint_as_float(words[half][e]));
+      operand.Set(0, __uint_as_float(words[half][e]));
       high[0] = operand.high[0];
-      if constexpr (kTf32 == Tf32::kSplit) low[0] = operand.low[0];
     } else {
       high[0] = __byte_perm(words[half][e / 2], words[half][2 + e / 2],
                             e % 2 == 0 ? 0x5410 : 0x7632);
