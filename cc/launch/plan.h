@@ -29,7 +29,7 @@ struct Plan {
   Run run;                // null where there is an error
   LaunchError error;      // why there is no such plan
 
-  // This kernel cannot do the problem; `why` completes "it cannot because ...".
+  // This kernel cannot do the problem; `why` completes "it cannot do this because ...".
   static Plan Refuse(std::string why) {
     Plan plan;
     plan.error = {std::move(why), Fault::kUnimplemented};
@@ -65,7 +65,8 @@ Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
     plan = candidate.plan();
     plan.kernel = candidate.kernel;
     if (plan.run) return plan;
-    refusals += (refusals.empty() ? "" : "; ") + plan.kernel + " cannot because " +
+    refusals += (refusals.empty() ? "" : "; ") + plan.kernel +
+                (forced.empty() ? "" : ", which") + " cannot do this because " +
                 plan.error.text();
   }
   if (forced.empty()) {

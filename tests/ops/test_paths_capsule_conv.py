@@ -102,5 +102,8 @@ if tf.config.list_physical_devices("GPU"):
             pytest.raises(tf.errors.InvalidArgumentError) as caught,
         ):
             case.bind(tf_capsops.capsule_conv2d)(*inputs)
-        message = f"CapsuleConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel} cannot"
+        message = (
+            f"CapsuleConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel}, "
+            "which cannot do this"
+        )
         assert f"{message} because {why}" in caught.value.message

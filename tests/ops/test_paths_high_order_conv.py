@@ -22,7 +22,7 @@ PATHS = {
     ),
     "channels": (
         *("channels_12_groups_3", "channels_256_groups_16"),
-        *("fewer_groups_in_a_task", "dilations_3_1"),
+        *("fewer_groups_in_a_task", "dilations_3_1_channels_8"),
     ),
     "pixels": ("paper_small", "primes", "channels_12_groups_3", "dilations_4_5"),
     "general": (
@@ -94,11 +94,11 @@ if tf.config.list_physical_devices("GPU"):
     def test_a_forced_kernel_says_why_it_cannot(kernel, name, why):
         case = ours._case(name)
         _, *inputs = ours._draw(case, tf.float32)
-        message = f"HighOrderConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel} "
+        message = f"HighOrderConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel}, "
         with (
             tf.device("GPU:0"),
             kernels.force(HighOrderConv=kernel),
             pytest.raises(tf.errors.InvalidArgumentError) as caught,
         ):
             case.bind(tf_capsops.high_order_conv2d)(*inputs)
-        assert f"{message}cannot because {why}" in caught.value.message
+        assert f"{message}which cannot do this because {why}" in caught.value.message

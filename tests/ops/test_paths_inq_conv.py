@@ -88,5 +88,8 @@ if tf.config.list_physical_devices("GPU"):
             pytest.raises(tf.errors.InvalidArgumentError) as caught,
         ):
             case.bind(tf_capsops.inq_conv2d)(*inputs)
-        message = f"InqConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel} cannot"
+        message = (
+            f"InqConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel}, "
+            "which cannot do this"
+        )
         assert f"{message} because {why}" in caught.value.message

@@ -134,6 +134,8 @@ def _dilated_cases(use):
         name = f"dilations_{dilations[0]}_{dilations[1]}"
         yield from _both(name, (2, 8, 11, 4), 3, use, dilations=dilations, groups=2)
         yield from _both(f"{name}_large", (1, 9, 13, 3), 5, use, dilations=dilations)
+    name = "dilations_3_1_channels_8"
+    yield from _both(name, (2, 8, 11, 8), 3, use, dilations=(3, 1), groups=2)
     # The last row or column that reaches the image, and the first that does not.
     for dilation in (6, 7, 8):
         name = f"dilations_{dilation}_of_7"
