@@ -211,6 +211,41 @@ def test_no_iterations(op, graph, device):
         tf.function(compute, autograph=False)() if graph else compute()
 
 
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    "iterations, batch, out_caps, out_dim, text",
+    [
+        (2**31, 0, 4, 5, "iterations must be at most 2147483647, got 2147483648"),
+        (
+            *(2**30, 0, 2**10, 2**9),
+            "iterations x batch x out_caps x out_dim must be at most 2^48, "
+            "got 1073741824 x 0 x 1024 x 512",
+        ),
+    ],
+)
+def test_iterations_that_cannot_be_counted(
+    op, iterations, batch, out_caps, out_dim, text, device
+):
+    """Where sums are empty, nothing else says that there are too many."""
+    shapes = {
+        "grad": (batch, out_caps, out_dim),
+        "input": (batch, 0, 6),
+        "weights": (0, out_caps, out_dim, 6),
+        "logits": (0, out_caps),
+        "sums": (iterations, batch, out_caps, out_dim),
+    }
+    names = ["input", "weights", "logits"]
+    names = (
+        ["grad"] * (op == GRADIENT)
+        + names
+        + ["sums"] * (op in (GRADIENT, COEFFICIENTS))
+    )
+    attributes = {} if "sums" in names else {"iterations": iterations}
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        _call(op, *(tf.zeros(shapes[name]) for name in names), **attributes)
+    assert f"{_speaker(op)}: {text} [Op:" in str(caught.value)
+
+
 @pytest.mark.parametrize("function", ["capsule_routing", "routing_coefficients"])
 @pytest.mark.parametrize(
     "argument, value, text",

@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
             const float2 pair = *reinterpret_cast<const float2*>(
                 w + (n * KS + s) * w_step + m * 64 + by_column);
             Operand<2, kTf32> b;
-            b.SetPrepared(0, pair.x);
-            b.SetPrepared(1, pair.y);
+            SetFinite<kTf32>(0, pair.x, &b);
+            SetFinite<kTf32>(1, pair.y, &b);
             Multiply(a[n][s], b, u[n]);
           }
         }
@@ -234,8 +234,9 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         for (int h = 0; h < 2; ++h) {
           const S* const at =
               x + (h * 8 + 2 * place.t) * layout.row() + n * K + s * kStepK + place.g;
-          samples[n][s][h].Set(0, Widen(at[0]));
-          samples[n][s][h].Set(1, Widen(at[layout.row()]));
+          SetFinite<kTf32>(0, Prepare<kTf32>(Widen(at[0])), &samples[n][s][h]);
+          SetFinite<kTf32>(1, Prepare<kTf32>(Widen(at[layout.row()])),
+                           &samples[n][s][h]);
         }
       }
     }
@@ -264,22 +265,22 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 #pragma unroll
           for (int q = 0; q < 4; ++q) {
             du[n][q] = Prepare<kTf32>(du[n][q]);
-            a.SetPrepared(q % 2 * 2 + q / 2, du[n][q]);
+            SetFinite<kTf32>(q % 2 * 2 + q / 2, du[n][q], &a);
           }
 #pragma unroll
           for (int s = 0; s < KS; ++s) {
             Operand<2, kTf32> b;
 #pragma unroll
             for (int q = 0; q < 2; ++q) {
-              b.SetPrepared(q, w[(n * KS + s) * w_step + m * 64 + by_row[q]]);
+              SetFinite<kTf32>(q, w[(n * KS + s) * w_step + m * 64 + by_row[q]], &b);
             }
             Multiply(a, b, sum_input[n][s]);
           }
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const float2 both = Transpose(du[n][2 * h], du[n][2 * h + 1]);
-            transposed[n][h].SetPrepared(e, both.x);
-            transposed[n][h].SetPrepared(2 + e, both.y);
+            SetFinite<kTf32>(e, both.x, &transposed[n][h]);
+            SetFinite<kTf32>(2 + e, both.y, &transposed[n][h]);
           }
         }
       }

@@ -49,21 +49,47 @@ __host__ __device__ int64_t VectorFloats(const Sizes& z) {
   return z.tiles * z.groups * (D / 2 * kLanes * 4);
 }
 
+// Sets element n of an operand to x, which Prepare() made. Where the kernel's operands
+// are split floats, kTf32 is kSplit: then x may be so large that it would be rounded to
+// infinity, and the low part has what a limited high one leaves.
+template <Tf32 kTf32, int N, Tf32 kOf>
+__device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
+  if constexpr (kTf32 == Tf32::kSplit) {
+    const float largest = __uint_as_float(0x7f7fefff);
+#if __CUDA_ARCH__ >= 860
+    float limited;  // the smaller size, with the sign of x
+    asm("min.xorsign.abs.f32 %0, %1, %2;" : "=f"(limited) : "f"(x), "f"(largest));
+#else
+    const float limited = fminf(fmaxf(x, -largest), largest);
+#endif
+    operand->SetPrepared(n, limited);
+    operand->low[n] = __float_as_uint(x - __uint_as_float(operand->high[n]));
+  } else {
+    operand->SetPrepared(n, x);
+  }
+}
+
 // The operands of one product, as they lie in memory. Contraction index t is k = 2t and
 // index t + 4 is 2t + 1, so that a lane reads pairs.
 template <Tf32 kTf32, typename S>
 __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   Operand<4, kTf32> a;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) a.Set(e, Widen(rows[e % 2].at[e / 2]));
+  for (int e = 0; e < 4; ++e) {
+    SetFinite<kTf32>(e, Prepare<kTf32>(Widen(rows[e % 2].at[e / 2])), &a);
+  }
   return a;
 }
 template <Tf32 kTf32, typename S>
 __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
                                             float factor = 1) {
+  // 16 bits, and what is less, are rounded to nothing larger.
+  constexpr Tf32 kOf = sizeof(S) < sizeof(float) ? Tf32::kExact : kTf32;
   Operand<2, kTf32> b;
 #pragma unroll
-  for (int e = 0; e < 2; ++e) b.Set(e, factor * Widen(column.at[e]));
+  for (int e = 0; e < 2; ++e) {
+    SetFinite<kOf>(e, Prepare<kTf32>(factor * Widen(column.at[e])), &b);
+  }
   return b;
 }
 

@@ -49,8 +49,8 @@ def _correctness_cases():
         yield _case(f"in_dim_{in_dim}", (5, 7, 3, 6, in_dim), use)
     yield _case("all_long", (19, 35, 13, 33, 17), use, iterations=2)
     # What tensor cores take: tiles of 16 samples in pairs, groups of 4 output capsules
-    # (7 of 16 elements and 12 of 8 at most), input capsules in pairs, 3 iterations at
-    # once.
+    # (12 at most; in the gradient of 16 elements 8), input capsules in pairs, 3
+    # iterations at once.
     for sizes, iterations in (
         ((1, 1, 1, 8, 8), 3),
         ((2, 1153, 3, 16, 8), 3),
@@ -62,6 +62,8 @@ def _correctness_cases():
         ((33, 67, 10, 16, 8), 3),
         ((48, 300, 13, 16, 8), 4),
         ((65, 30, 9, 8, 8), 7),
+        ((18, 7, 32, 16, 16), 3),
+        ((19, 29, 48, 16, 16), 3),
     ):
         name = "tiles_" + "_".join(map(str, sizes))
         yield _case(name, sizes, use, iterations=iterations)

@@ -1,0 +1,89 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that CapsuleRouting would run on GPUs, planned on a CPU."""
+
+import pytest
+import tensorflow as tf
+from gpus import GPUS, planned
+
+import tf_capsops
+from tf_capsops import _library, kernels
+
+OPS = "CapsuleRoutingWithSums", "CapsuleRoutingGrad", "CapsuleRoutingCoefficients"
+MMA, FMA, FORWARD = "mma mma mma", "fma fma fma", "mma fma mma"
+LARGE = 90, 100
+FLOAT, HALF = tf.float32, tf.bfloat16
+
+# The GPUs, the type, out_caps, out_dim, in_dim and iterations, and the kernels of OPS.
+# Forward needs shared memory for one vector of each output capsule, the gradient for
+# two in its passes and five in its last one, six where there are over three iterations.
+PLANS = [
+    (GPUS, FLOAT, (10, 16, 8, 3), MMA),
+    (GPUS, HALF, (10, 16, 16, 3), MMA),
+    (GPUS, FLOAT, (10, 8, 8, 3), MMA),
+    (GPUS, FLOAT, (10, 16, 8, 5), MMA),
+    (GPUS, HALF, (10, 16, 8, 5), FORWARD),
+    (GPUS, tf.float64, (10, 16, 8, 3), FMA),
+    (GPUS, FLOAT, (10, 5, 7, 3), FMA),
+    (GPUS, FLOAT, (10, 8, 16, 3), FMA),
+    (GPUS, FLOAT, (0, 16, 8, 3), FMA),
+    (GPUS, HALF, (49, 16, 8, 3), FMA),
+    (LARGE, FLOAT, (32, 16, 16, 3), MMA),
+    (LARGE, FLOAT, (32, 16, 16, 4), FORWARD),
+    (LARGE, FLOAT, (33, 16, 8, 3), FORWARD),
+    (LARGE, FLOAT, (40, 16, 16, 3), FORWARD),
+    (LARGE, FLOAT, (48, 16, 8, 3), FORWARD),
+    (LARGE, HALF, (48, 8, 8, 3), MMA),
+    ([80], FLOAT, (24, 16, 8, 3), MMA),
+    ([80], FLOAT, (25, 16, 8, 3), FORWARD),
+    ([80], FLOAT, (36, 16, 8, 3), FMA),
+    ([86, 120], FLOAT, (24, 16, 8, 3), FMA),
+    ([86, 120], HALF, (24, 16, 8, 3), FORWARD),
+    ([86, 120], FLOAT, (28, 8, 8, 3), MMA),
+    # What a block of the gradients works on is more than its 32 bits count.
+    (GPUS, FLOAT, (16, 1, 2**20, 3), "fma none fma"),
+]
+
+
+def _compute(dtype, out_caps, out_dim, in_dim, iterations):
+    tensors = [
+        tf.zeros((2, 1, in_dim), dtype),
+        tf.zeros((1, out_caps, out_dim, in_dim), dtype),
+    ]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        output = tf_capsops.capsule_routing(*tensors, iterations=iterations)
+    tape.gradient(output, tensors)
+    tf_capsops.routing_coefficients(*tensors, iterations=iterations)
+
+
+if _library.build_info()["cuda"]:
+
+    @pytest.mark.parametrize(
+        "capability, dtype, sizes, expected",
+        [(gpu, *plan) for gpus, *plan in PLANS for gpu in gpus],
+    )
+    def test_the_first_kernel_that_can(capability, dtype, sizes, expected):
+        found = planned(capability, lambda: _compute(dtype, *sizes))
+        assert found == dict(zip(OPS, expected.split(), strict=True))
+
+    def test_a_kernel_that_cannot_is_not_planned():
+        with kernels.force(CapsuleRouting="mma", CapsuleRoutingGrad="fma"):
+            found = planned(90, lambda: _compute(tf.float64, 10, 16, 8, 3))
+        assert found == dict(zip(OPS, ("none", "fma", "fma"), strict=True))
+
+    def test_workspaces_are_of_the_vectors_that_are_needed():
+        """V and one partial sum; V and ds of three iterations and one; V."""
+        vector = 16 * 12 * 16 * 4
+        with (
+            tf.device("CPU"),
+            kernels.pretend_device(capability=90, **GPUS[90]),
+            kernels.recorded() as calls,
+        ):
+            _compute(FLOAT, 10, 16, 8, 3)
+        sizes = {op: bytes for op, _, bytes in calls if op.endswith("@GPU")}
+        assert sizes == {
+            "CapsuleRoutingWithSums@GPU": 2 * vector,
+            "CapsuleRoutingGrad@GPU": 7 * vector,
+            "CapsuleRoutingCoefficients@GPU": vector,
+        }
