@@ -228,6 +228,25 @@ def test_gradients_reach_input_guide_kernel_and_bias(device):
     finite_differences.assert_gradients_agree(compute, [*tensors, *weights])
 
 
+def test_channels_first_transposes_images_and_no_filters():
+    layer = HighOrderConv2D(3, data_format="channels_first")
+    shape = (2, 5, 6, 7)
+    layer.build(shape)
+
+    def gradients(images):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            result = layer(images)
+        return tape.gradient(result, [images, layer.kernel.value])
+
+    for function, transpositions in ((layer, 2), (gradients, 4)):
+        traced = tf.function(function).get_concrete_function(tf.TensorSpec(shape))
+        operations = traced.graph.get_operations()
+        moved = [op.outputs[0].shape for op in operations if op.type == "Transpose"]
+        sizes = [moved_shape.num_elements() for moved_shape in moved]
+        assert sizes == [np.prod(shape)] * transpositions
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 6, 2), (2, 0, 6, 2), (2, 5, 0, 2)])
 def test_empty_images(device, shape):
     layer = HighOrderConv2D(3, filter_activation="softmax")

@@ -11,6 +11,7 @@ import tolerances
 from keras.src import testing
 
 from tf_capsops.layers import Length, Mask
+from tf_capsops.losses import MarginLoss
 
 
 class LayersTest(testing.TestCase):
@@ -55,6 +56,33 @@ def test_length_gradient_and_zero(device):
         lengths = Length()(zeros)
     np.testing.assert_array_equal(lengths, [0, 0])
     np.testing.assert_array_equal(tape.gradient(lengths, zeros), np.zeros([2, 3]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_length_of_nan_is_nan(device, dtype):
+    capsules = tf.constant([[np.nan, 1.0], [0.0, 0.0], [3.0, 4.0]], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(capsules)
+        lengths = Length(dtype=dtype)(capsules)
+    gradient = np.asarray(tape.gradient(lengths, capsules)).astype(np.float64)
+    lengths = np.asarray(lengths).astype(np.float64)
+    np.testing.assert_array_equal(lengths, [np.nan, 0, 5])
+    assert np.isnan(gradient[0]).all()
+    assert np.isfinite(gradient[1:]).all()
+
+
+def test_training_ends_where_capsules_are_nan():
+    model = keras.Sequential([keras.Input([3, 2]), Length()])
+    model.compile("sgd", MarginLoss())
+    images, labels = np.full([4, 3, 2], np.nan), np.arange(4) % 3
+    history = model.fit(
+        images,
+        labels,
+        epochs=3,
+        verbose=0,
+        callbacks=[keras.callbacks.TerminateOnNaN()],
+    )
+    assert len(history.epoch) == 1
 
 
 def test_mask_keeps_the_longest(device):

@@ -97,8 +97,45 @@ def test_second_derivatives_are_refused(way, device):
         second()
 
 
+def _first_derivative(inputs):
+    """A traced function's output, its gradient and the coefficients."""
+
+    @tf.function(autograph=False)
+    def compute():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            output = tf_capsops.capsule_routing(*inputs)
+        coefficients = tf_capsops.routing_coefficients(*inputs)
+        return output, tape.gradient(output, inputs), coefficients
+
+    return compute
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_outer_tape_may_watch_a_traced_training_step(persistent, device):
+    inputs = _draw()
+    step = _first_derivative(inputs)
+    _, expected, _ = step()
+    with tf.GradientTape(persistent=persistent) as outer:
+        outer.watch(inputs)
+        output, _, _ = step()
+    for gradient, truth in zip(outer.gradient(output, inputs), expected, strict=True):
+        np.testing.assert_array_equal(gradient, truth)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_second_derivatives_of_a_traced_function_are_refused(persistent, device):
+    inputs = _draw()
+    step = _first_derivative(inputs)
+    with tf.GradientTape(persistent=persistent) as outer:
+        outer.watch(inputs)
+        _, gradients, _ = step()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="CapsuleRoutingGrad has"):
+        outer.gradient(gradients, inputs)
+
+
 @both_ways
-def test_coefficients_have_no_gradient(way, device):
+def test_no_gradient_flows_through_coefficients(way, device):
     inputs = _draw()
 
     @WAYS[way]
@@ -108,5 +145,22 @@ def test_coefficients_have_no_gradient(way, device):
             coefficients = tf_capsops.routing_coefficients(*inputs)
         return tape.gradient(coefficients, inputs)
 
-    with pytest.raises(LookupError, match="CapsuleRoutingCoefficients"):
-        gradients()
+    assert gradients() == [None, None, None]
+
+
+def test_coefficients_beside_the_output_leave_its_gradient_alone(device):
+    inputs = _draw()
+
+    @tf.function(autograph=False)
+    def traced():
+        output = tf_capsops.capsule_routing(*inputs)
+        return output, tf_capsops.routing_coefficients(*inputs)
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(inputs)
+        output, _ = traced()
+        expected = tf_capsops.capsule_routing(*inputs)
+    for gradient, truth in zip(
+        tape.gradient(output, inputs), tape.gradient(expected, inputs), strict=True
+    ):
+        np.testing.assert_array_equal(gradient, truth)

@@ -3,6 +3,7 @@
 """tf_capsops.squash against its formula, at zero, and in every dtype."""
 
 import finite_differences
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -46,6 +47,43 @@ def test_half_precision_does_not_overflow_inside(device):
     # 300 squared is past float16's largest number.
     result = tf_capsops.squash(tf.constant([[300.0, 0.0]], tf.float16))
     np.testing.assert_array_equal(result, [[1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    "dtype, size",
+    [
+        ("float16", 6e4),
+        ("bfloat16", 1e25),
+        ("bfloat16", 3e38),
+        ("float32", 1e10),
+        ("float32", 1e20),
+        ("float32", 3e38),
+        ("float64", 1e180),
+        ("float64", 1e308),
+    ],
+)
+def test_huge_vectors_become_unit_vectors(device, dtype, size):
+    direction, across = np.array([[0.6, 0.0, -0.8]]), np.array([[0.8, 1.0, 0.6]])
+    vectors = tf.constant(direction * size, dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        result = tf_capsops.squash(vectors)
+        sideways = tf.reduce_sum(result * tf.constant(across, dtype))
+    gradient = tape.gradient(sideways, vectors)
+    info = ml_dtypes.finfo(vectors.dtype.as_numpy_dtype)
+    for actual, truth in (result, direction), (gradient, across / size):
+        actual = np.asarray(actual).astype(np.float64)
+        np.testing.assert_allclose(
+            actual, truth, rtol=8 * float(info.eps), atol=float(info.tiny)
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_vectors_that_are_not_finite_stay_so(device, dtype):
+    vectors = tf.constant([[np.nan, 1.0], [np.inf, 1.0], [1.0, 0.0]], dtype)
+    result = np.asarray(tf_capsops.squash(vectors)).astype(np.float64)
+    assert np.isnan(result[:2]).all()
+    assert np.isfinite(result[2]).all()
 
 
 def test_gradient(device):

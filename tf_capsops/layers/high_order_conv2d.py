@@ -156,14 +156,24 @@ class HighOrderConv2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
 
     def call(self, inputs, guide=None):
-        return high_order_conv2d(
-            inputs,
-            self._filters(inputs if guide is None else guide),
+        given = inputs if guide is None else guide
+        # A convolution with other channels would pass for one of several groups.
+        if given.shape[self._channels] != self.kernel.shape[2]:
+            raise ValueError(
+                f"HighOrderConv2D: the guide must have {self.kernel.shape[2]} "
+                f"channels, got shape {tuple(given.shape)}"
+            )
+        images = self._with_channels_last(inputs)
+        outputs = high_order_conv2d(
+            images,
+            self._filters(images if guide is None else self._with_channels_last(guide)),
             self.kernel_size,
             groups=self.groups,
             dilations=self.dilation_rate,
-            data_format="NCHW" if self.data_format == "channels_first" else "NHWC",
         )
+        if self.data_format == "channels_first":
+            outputs = tf.transpose(outputs, [0, 3, 1, 2])
+        return outputs
 
     def compute_output_shape(self, inputs_shape, guide_shape=None):
         shape = self._checked("input", inputs_shape)
@@ -226,18 +236,19 @@ class HighOrderConv2D(keras.layers.Layer):
         values = self.bias_initializer((self.groups, *self.kernel_size), dtype=dtype)
         return keras.ops.reshape(values, shape)
 
-    def _filters(self, guide):
-        """Makes the filters of every pixel of the guide, in its data format."""
-        # A convolution with other channels would pass for one of several groups.
-        if guide.shape[self._channels] != self.kernel.shape[2]:
-            raise ValueError(
-                f"HighOrderConv2D: the guide must have {self.kernel.shape[2]} "
-                f"channels, got shape {tuple(guide.shape)}"
-            )
-        # TensorFlow convolves channels_first not in every type on a CPU, and on a GPU
-        # with tensor cores channels_last is what it does best.
+    def _with_channels_last(self, images):
+        """Transposes images of channels_first.
+
+        TensorFlow convolves them not in every type on a CPU, and on a GPU with tensor
+        cores channels_last is what it does best. Filters, which may take many times as
+        much memory as images, need no transposition then.
+        """
         if self.data_format == "channels_first":
-            guide = tf.transpose(guide, [0, 2, 3, 1])
+            images = tf.transpose(images, [0, 2, 3, 1])
+        return images
+
+    def _filters(self, guide):
+        """Makes the filters of every pixel, `[B, H, W, groups * KH * KW]`."""
         kernel = tf.convert_to_tensor(self.kernel)
         if 0 in guide.shape:
             # On a CPU TensorFlow's convolution gives empty images the wrong channels.
@@ -252,6 +263,4 @@ class HighOrderConv2D(keras.layers.Layer):
             by_group = joined(flat[:-1], [self.groups, taps])
             filters = self.filter_activation(tf.reshape(filters, by_group))
             filters = tf.reshape(filters, flat)
-        if self.data_format == "channels_first":
-            filters = tf.transpose(filters, [0, 3, 1, 2])
         return filters

@@ -12,8 +12,8 @@ from tf_capsops.ops.squash import at_least_float32
 class Length(keras.layers.Layer):
     """Computes Euclidean lengths along the last axis: how sure each capsule is.
 
-    Section 3 of Sabour et al. (2017). The gradient of a zero capsule is zero. Half
-    precision is computed in float32 and rounded once.
+    Section 3 of Sabour et al. (2017). The gradient of a zero capsule is zero; NaN
+    stays NaN. Half precision is computed in float32 and rounded once.
 
     Input shape: `[..., D]`. Output shape: `[...]`.
 
@@ -27,9 +27,9 @@ class Length(keras.layers.Layer):
         dtype = capsules.dtype
         squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
         # The root's derivative is infinite at zero: keep zeros away from it.
-        positive = squared > 0
-        root = tf.sqrt(tf.where(positive, squared, tf.ones_like(squared)))
-        return tf.cast(tf.where(positive, root, tf.zeros_like(root)), dtype)
+        zero = squared == 0
+        root = tf.sqrt(tf.where(zero, tf.ones_like(squared), squared))
+        return tf.cast(tf.where(zero, tf.zeros_like(root), root), dtype)
 
     def compute_output_shape(self, input_shape):
         return tuple(input_shape[:-1])

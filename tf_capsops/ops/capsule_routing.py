@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routing by agreement between two layers of capsules."""
 
+import math
+
 import tensorflow as tf
 
 from tf_capsops import _library
@@ -34,8 +36,9 @@ def capsule_routing(
 
     So memory beside inputs, outputs and gradients is `iterations` times the output,
     kept for the gradient, and a small workspace. The op is differentiable once in
-    inputs, weights and logits, through every iteration; a second derivative is a
-    `LookupError`. Half types are computed in float32.
+    inputs, weights and logits, through every iteration. A second derivative is a
+    `LookupError`, or an `InvalidArgumentError` where it is asked of a traced function
+    that took the first. Half types are computed in float32.
 
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
@@ -78,7 +81,7 @@ def routing_coefficients(
     """Returns how `capsule_routing` divides input capsules among output capsules.
 
     These are the `c` of its last iteration (equation 3 of Sabour et al., 2017), to look
-    at. They are not differentiable: a gradient is a `LookupError`.
+    at. No gradient flows through them: a tape gives None.
 
     Args:
       inputs, weights, logits, iterations, epsilon: As `capsule_routing` takes them.
@@ -157,3 +160,28 @@ def _capsule_routing_grad(op, grad):
     iterations, epsilon = op.get_attr("iterations"), op.get_attr("epsilon")
     sums = _with_sums(*op.inputs, iterations, epsilon).sums
     return _library.load().capsule_routing_grad(grad, *op.inputs, sums, epsilon=epsilon)
+
+
+@tf.RegisterGradient("CapsuleRoutingGrad")
+def _capsule_routing_second_grad(op, *grads):
+    """Refuses second derivatives, but only those that somebody asks for.
+
+    A tape that asks gives no `tf.Operation`, and the op's own graph is where nested
+    `tf.gradients` ask. Any other graph is the backward pass of a traced function, which
+    TensorFlow builds whenever a tape records a call of it: there the gradient is zero
+    as long as what comes in is zero, and an error at run time otherwise.
+    """
+    message = (
+        "CapsuleRoutingGrad has no gradient: capsule_routing is differentiable once, "
+        "and a second derivative of it was asked for"
+    )
+    if not isinstance(op, tf.Operation) or op.graph is tf.compat.v1.get_default_graph():
+        raise LookupError(message)
+    unused = tf.reduce_all([tf.reduce_all(grad == 0) for grad in grads])
+    with tf.control_dependencies([tf.debugging.Assert(unused, [message])]):
+        # Compiled by XLA there is no error: NaN says it there.
+        value = tf.where(unused, 0.0, math.nan)
+        return [tf.fill(tf.shape(of), tf.cast(value, of.dtype)) for of in op.inputs]
+
+
+tf.no_gradient("CapsuleRoutingCoefficients")

@@ -19,7 +19,8 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
     and Hinton, "Dynamic Routing Between Capsules" (2017). `epsilon` keeps the value
     and the gradient finite at zero, where both are zero.
 
-    Half precision (float16, bfloat16) is computed in float32 and rounded once.
+    Half precision (float16, bfloat16) is computed in float32 and rounded once. Vectors
+    whose squared length overflows become unit vectors.
 
     Args:
       vectors: a floating-point tensor of any shape with at least one axis.
@@ -47,6 +48,13 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
                 f"squash: vectors must be floating-point, got {dtype.name}"
             )
         vectors = at_least_float32(vectors)
+        # Huge vectors are divided by `scale`, so that neither their squared length nor
+        # its powers in the gradient overflow; the others by 1, which is exact. The
+        # result does not depend on `scale`, so no gradient flows through it.
+        largest = tf.reduce_max(tf.abs(vectors), axis=axis, keepdims=True)
+        scale = tf.stop_gradient(tf.maximum(largest * 2.0**-30, 1.0))
+        vectors /= scale
+        one = tf.square(1.0 / scale)
         squared = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
-        scale = squared / (1.0 + squared) * tf.math.rsqrt(squared + epsilon)
-        return tf.cast(vectors * scale, dtype)
+        factor = squared / (one + squared) * tf.math.rsqrt(squared + one * epsilon)
+        return tf.cast(vectors * factor, dtype)
