@@ -191,8 +191,8 @@ endif
 # ---- What to do --------------------------------------------------------------------
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
 CAPSOPS := $(PY) -m tf_capsops
-# Each process has few threads, and takes from the others what they have not begun.
-PYTEST := $(PY) -m pytest -n auto --dist worksteal
+# As many processes as cores: more threads than one, $(1), wait for each other.
+PYTEST = TF_NUM_INTRAOP_THREADS=$(1) $(PY) -m pytest -n auto --dist worksteal
 CXX_FILES = $(shell find cc cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
 .PHONY: help demo test test-all build studies bench papers wheel format lint requirements clean FORCE
@@ -204,10 +204,10 @@ demo: build  ## train on handwritten digits, evaluate, draw reconstructions (run
 	$(CAPSOPS) reconstruct
 
 test: build  ## run the tests, of each grid of sizes and types a selection; ARGS="-k name" picks some
-	$(PYTEST) $(ARGS)
+	$(call PYTEST,1) $(ARGS)
 
 test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, and other papers' kernels
-	$(PYTEST) --grid $(ARGS)
+	$(call PYTEST,2) --all $(ARGS)
 
 build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
 

@@ -9,8 +9,7 @@ for a quarter of the cases, each time another one, in each of the other types.
 
 import os
 
-# Tests run in several processes. Set before anything else starts threads.
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "2")
+# Read when NumPy and TensorFlow are imported. The references' products are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

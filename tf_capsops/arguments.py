@@ -71,6 +71,22 @@ def positive_number(owner, name, value):
     return float(value)
 
 
+def positive_float32(owner, name, value):
+    """Returns `value` as a float above zero that is finite and normal in float32 too.
+
+    Raises:
+      ValueError: if it is not one; the message names owner, argument and value.
+    """
+    value = positive_number(owner, name, value)
+    float32 = np.finfo(np.float32)
+    if not float(float32.tiny) <= value <= float(float32.max):
+        raise ValueError(
+            f"{owner}: {name} must be a float32 from {float32.tiny!s} to "
+            f"{float32.max!s}, got {value!r}"
+        )
+    return value
+
+
 def positive_pair(owner, name, value):
     """Returns `value`, an int or two ints of at least 1, as a tuple of two ints.
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of capsule networks."""
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -15,8 +17,9 @@ class MarginLoss(keras.losses.Loss):
     unless `reduction` says otherwise.
 
     Call arguments: `y_pred`, lengths `[..., classes]`; `y_true`, one-hot labels of the
-    same shape, or integer labels `[...]` or `[..., 1]`. With one class, `[..., 1]` is
-    read as one-hot.
+    same shape, or integer labels `[..., 1]`; for lengths `[B, classes]` also `[B]`.
+    With one class, `[..., 1]` is read as one-hot. An integer that is no class is an
+    `InvalidArgumentError`, and makes the loss NaN where XLA compiles it.
 
     Args:
       m_plus: the length to exceed for the class that is there.
@@ -61,8 +64,8 @@ class MarginLoss(keras.losses.Loss):
     def call(self, y_true, y_pred):
         lengths = tf.convert_to_tensor(y_pred)
         labels = one_hot_labels(y_true, lengths)
-        present = tf.square(tf.maximum(0.0, self.m_plus - lengths))
-        absent = tf.square(tf.maximum(0.0, lengths - self.m_minus))
+        present = tf.square(tf.maximum(self.m_plus - lengths, 0.0))
+        absent = tf.square(tf.maximum(lengths - self.m_minus, 0.0))
         losses = labels * present + self.down_weight * (1.0 - labels) * absent
         return tf.reduce_sum(losses, axis=-1)
 
@@ -104,11 +107,14 @@ def one_hot_labels(labels, lengths):
     """Returns labels in the form of `lengths`: one entry a class, of its dtype.
 
     Args:
-      labels: one-hot, `[..., classes]`; or integers, `[...]` or `[..., 1]`.
+      labels: one-hot, `[..., classes]`; or integers, `[..., 1]`, or `[B]` for lengths
+        `[B, classes]`.
       lengths: a tensor `[..., classes]`.
 
     Raises:
       ValueError: if `labels` has none of these shapes.
+      tf.errors.InvalidArgumentError: if an integer is no class. Compiled by XLA there
+        is no error, and the entries of its sample are NaN.
 
     >>> import tensorflow as tf
     >>> from tf_capsops.losses import one_hot_labels
@@ -116,15 +122,39 @@ def one_hot_labels(labels, lengths):
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     labels = tf.convert_to_tensor(labels)
-    classes = lengths.shape[-1]
-    rank = lengths.shape.rank
-    if labels.shape.rank == rank and labels.shape[-1] == classes:
-        return tf.cast(labels, lengths.dtype)
-    if labels.shape.rank == rank and labels.shape[-1] == 1:
-        labels = tf.squeeze(labels, axis=-1)
-    if labels.shape.rank != rank - 1:
-        raise ValueError(
-            f"labels must be one-hot of shape {tuple(lengths.shape)} or integers of "
-            f"shape {tuple(lengths.shape[:-1])}, got shape {tuple(labels.shape)}"
+    outer, classes = lengths.shape[:-1], lengths.shape[-1]
+
+    def has_shape(*last):
+        return (
+            labels.shape.rank == len(outer) + len(last)
+            and labels.shape[len(outer) :] == last
+            and labels.shape[: len(outer)].is_compatible_with(outer)
         )
-    return tf.one_hot(tf.cast(labels, tf.int64), classes, dtype=lengths.dtype)
+
+    if has_shape(classes):
+        return tf.cast(labels, lengths.dtype)
+    # [batch, caps] may well be one-hot labels, for capsules that Length has not seen.
+    last = (1,) if len(outer) > 1 else ()
+    if has_shape(1):
+        labels = tf.squeeze(labels, axis=-1)
+    elif last or not has_shape():
+        text = (
+            f"labels must be one-hot of shape {tuple(lengths.shape)} or integers of "
+            f"shape {(*outer, *last)}, got shape {tuple(labels.shape)}"
+        )
+        if last:
+            text += "; capsules need a Length layer before the loss"
+        raise ValueError(text)
+    return _one_hot_integers(labels, classes, lengths.dtype)
+
+
+def _one_hot_integers(labels, classes, dtype):
+    labels = tf.cast(labels, tf.float64)
+    known = (labels >= 0) & (labels < classes) & (tf.floor(labels) == labels)
+    wrong = tf.reduce_max(tf.where(known, labels.dtype.min, labels))
+    text = f"labels of {classes} classes must be integers from 0 to {classes - 1}, got"
+    check = tf.raw_ops.Assert(condition=tf.reduce_all(known), data=[text, wrong])
+    with tf.control_dependencies([check]):
+        one_hot = tf.one_hot(tf.cast(labels, tf.int32), classes, dtype=dtype)
+    # XLA leaves assertions out: NaN says it there.
+    return tf.where(known[..., tf.newaxis], one_hot, math.nan)

@@ -94,6 +94,15 @@ def test_reasons():
     assert _by_name(model)["wide"].bits == 5
 
 
+def test_primary_caps_of_channels_first_keep_their_weights():
+    caps = layers.PrimaryCaps(2, 4, 3, data_format="channels_first", name="caps")
+    model = _quantized(keras.Input([1, 8, 8]), caps)
+    with pytest.warns(UserWarning, match="caps: data_format is channels_first"):
+        converted = inq.convert(model)
+    assert isinstance(converted.layers[0], layers.PrimaryCaps)
+    assert converted.layers[0].data_format == "channels_first"
+
+
 def test_channels_first_is_a_reason():
     conv = keras.layers.Conv2D(4, 3, data_format="channels_first", name="first")
     inputs = keras.Input([2, 5, 5])

@@ -187,7 +187,11 @@ def test_function_makes_a_layer_of_a_model(tmp_path):
         ({"capsule_dim": "3"}, "capsule_dim must be an integer >= 1, got '3'"),
         (
             {"routing_iterations": 0},
-            "routing_iterations must be an integer >= 1, got 0",
+            "routing_iterations must be an integer from 1 to 2147483647, got 0",
+        ),
+        (
+            {"routing_iterations": 2**63},
+            f"routing_iterations must be an integer from 1 to 2147483647, got {2**63}",
         ),
     ],
 )
@@ -199,7 +203,10 @@ def test_bad_arguments_are_named(changes, text):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ({"routing_iters": -1}, "routing_iters must be an integer >= 0, got -1"),
+        (
+            {"routing_iters": -1},
+            "routing_iters must be an integer from 0 to 2147483646, got -1",
+        ),
         ({"capsule_axis": 0}, "must be the two axes after the batch, got 0 and -1"),
     ],
 )

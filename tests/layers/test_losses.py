@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_capsops.layers import Length
 from tf_capsops.losses import MarginLoss, ReconstructionLoss
 
 _LENGTHS = np.array([[0.95, 0.05, 0.3], [0.2, 0.7, 0.1]])
@@ -78,3 +79,66 @@ def test_bad_arguments_are_named(arguments, text):
 def test_bad_labels_are_named():
     with pytest.raises(ValueError, match=r"one-hot of shape \(2, 3\) or integers of"):
         MarginLoss()(tf.ones([2, 4]), _LENGTHS)
+
+
+_WAYS = {
+    "eager": lambda function: function,
+    "graph": lambda function: tf.function(function, autograph=False),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize("label", [-1, 3, 255, 0.5])
+def test_labels_that_are_no_class_are_named(label, column, way, device):
+    loss = _WAYS[way](MarginLoss(dtype="float64"))
+    labels = np.reshape([1, label], [2, 1] if column else [2])
+    text = rf"labels of 3 classes must be integers from 0 to 2, got\] \[{label}\]"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        loss(labels, _LENGTHS)
+
+
+def _length_model(**arguments):
+    model = keras.Sequential([keras.Input([3, 2]), Length()])
+    model.compile("sgd", MarginLoss(), **arguments)
+    return model
+
+
+def test_training_names_a_label_that_is_no_class():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 2, got"):
+        _length_model(jit_compile=False).fit(
+            np.ones([4, 3, 2]), np.arange(4), verbose=0
+        )
+
+
+def test_labels_that_are_no_class_make_nan_where_xla_compiles():
+    model = _length_model(jit_compile=True)
+    capsules = np.ones([4, 3, 2])
+    good = model.evaluate(capsules, np.arange(4) % 3, verbose=0)
+    bad = model.evaluate(capsules, np.arange(4), verbose=0)
+    assert np.isfinite(good)
+    assert np.isnan(bad)
+
+
+def test_integer_labels_of_every_position():
+    lengths = np.stack([_LENGTHS, _LENGTHS[::-1]])
+    labels = np.stack([_LABELS, _LABELS[::-1]])[..., None]
+    loss = MarginLoss(reduction=None, dtype="float64")(labels, lengths)
+    np.testing.assert_allclose(loss, [_EXPECTED, _EXPECTED[::-1]])
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("labels", [np.eye(10)[:4], np.arange(4), np.ones([4, 1])])
+def test_capsules_whose_lengths_were_forgotten(labels, way):
+    loss = _WAYS[way](MarginLoss())
+    text = (
+        r"shape \(4, 10, 16\) or .*\(4, 10, 1\), got .*; capsules need a Length layer"
+    )
+    with pytest.raises(ValueError, match=text):
+        loss(labels, np.zeros([4, 10, 16]))
+
+
+@pytest.mark.parametrize("labels", [np.eye(3)[:1], np.ones([1]), np.ones([1, 1])])
+def test_labels_of_another_batch_are_not_broadcast(labels):
+    with pytest.raises(ValueError, match=r"of shape \(2,\), got shape \(1"):
+        MarginLoss()(labels, _LENGTHS)

@@ -240,7 +240,7 @@ def test_mixed_precision(device, policy):
         ({"reconstruction_weight": -1}, "reconstruction_weight must not be negative"),
         (
             {"routing_iterations": 0},
-            "routing_iterations must be an integer >= 1, got 0",
+            "routing_iterations must be an integer from 1 to 2147483647, got 0",
         ),
     ],
 )

@@ -53,6 +53,44 @@ def test_is_a_convolution_read_as_squashed_capsules(device):
     tolerances.assert_close(result, squash.forward(features), plain)
 
 
+def _of_keras_default(data_format, make):
+    """Calls a function while a data format is the default of Keras."""
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format(data_format)
+    try:
+        return make()
+    finally:
+        keras.config.set_image_data_format(before)
+
+
+@pytest.mark.parametrize("by_default", [False, True])
+def test_channels_first_makes_the_same_capsules(device, by_default):
+    images = tf.random.stateless_normal([2, 9, 7, 3], [1, 2])
+    last = PrimaryCaps(4, 5, (3, 2), strides=(1, 2))
+    expected = last(images)
+    if by_default:
+        first = _of_keras_default(
+            "channels_first", lambda: PrimaryCaps(4, 5, (3, 2), strides=(1, 2))
+        )
+    else:
+        first = PrimaryCaps(4, 5, (3, 2), strides=(1, 2), data_format="channels_first")
+    moved = tf.transpose(images, [0, 3, 1, 2])
+    assert first.compute_output_shape(moved.shape) == expected.shape
+    first.build(moved.shape)
+    first.set_weights(last.get_weights())
+    np.testing.assert_array_equal(first(moved), expected)
+
+
+def test_data_format_is_saved_and_was_channels_last_before():
+    config = PrimaryCaps(4, 5, 3, data_format="channels_first").get_config()
+    assert PrimaryCaps.from_config(config).data_format == "channels_first"
+    del config["data_format"]
+    revived = _of_keras_default(
+        "channels_first", lambda: PrimaryCaps.from_config(config)
+    )
+    assert revived.data_format == "channels_last"
+
+
 def test_unknown_batch_and_compilation(device):
     inputs = keras.Input([6, 6, 1])
     outputs = PrimaryCaps(2, 4, 3)(inputs)
@@ -71,6 +109,7 @@ def test_unknown_batch_and_compilation(device):
         ({"kernel_size": (3, 3, 3)}, "kernel_size must be one or two integers, got"),
         ({"strides": -1}, "strides must be an integer >= 1, got -1"),
         ({"padding": "full"}, "padding must be 'valid' or 'same', got 'full'"),
+        ({"data_format": "NHWC"}, "data_format must be 'channels_last' or .* 'NHWC'"),
     ],
 )
 def test_bad_arguments_are_named(changes, text):
@@ -79,13 +118,23 @@ def test_bad_arguments_are_named(changes, text):
 
 
 @pytest.mark.parametrize(
-    "shape, text",
+    "data_format, shape, text",
     [
-        ((None, 8, 8), r"must be \[batch, height, width, channels\], got shape"),
-        ((None, None, 8, 1), "only the batch size"),
-        ((None, 8, 2, 1), r"width is smaller than kernel_size \(3, 3\)"),
+        (
+            "channels_last",
+            (None, 8, 8),
+            r"must be \[batch, height, width, channels\], got shape",
+        ),
+        ("channels_last", (None, None, 8, 1), "only the batch size"),
+        (
+            "channels_last",
+            (None, 8, 2, 1),
+            r"width is smaller than kernel_size \(3, 3\)",
+        ),
+        ("channels_first", (8, 8), r"must be \[batch, channels, height, width\], got"),
+        ("channels_first", (2, 1, 8, 2), "width is smaller than kernel_size"),
     ],
 )
-def test_bad_shapes_are_named(shape, text):
+def test_bad_shapes_are_named(data_format, shape, text):
     with pytest.raises(ValueError, match=text):
-        PrimaryCaps(2, 4, 3).build(shape)
+        PrimaryCaps(2, 4, 3, data_format=data_format).build(shape)

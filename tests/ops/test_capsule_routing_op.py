@@ -246,20 +246,28 @@ def test_iterations_that_cannot_be_counted(
     assert f"{_speaker(op)}: {text} [Op:" in str(caught.value)
 
 
+ITERATIONS = "must be an integer from 1 to 2147483647, got "
+EPSILON = "must be a float32 from 1.1754944e-38 to 3.4028235e+38, got "
+
+
 @pytest.mark.parametrize("function", ["capsule_routing", "routing_coefficients"])
 @pytest.mark.parametrize(
     "argument, value, text",
     [
-        ("iterations", 0, "must be an integer >= 1, got 0"),
-        ("iterations", -2, "must be an integer >= 1, got -2"),
-        ("iterations", 2.0, "must be an integer >= 1, got 2.0"),
-        ("iterations", True, "must be an integer >= 1, got True"),
-        ("iterations", "3", "must be an integer >= 1, got '3'"),
+        ("iterations", 0, f"{ITERATIONS}0"),
+        ("iterations", -2, f"{ITERATIONS}-2"),
+        ("iterations", 2.0, f"{ITERATIONS}2.0"),
+        ("iterations", True, f"{ITERATIONS}True"),
+        ("iterations", "3", f"{ITERATIONS}'3'"),
+        ("iterations", 2**31, f"{ITERATIONS}{2**31}"),
+        ("iterations", 2**63, f"{ITERATIONS}{2**63}"),
         ("epsilon", 0, "must be a positive number, got 0"),
         ("epsilon", -1e-7, "must be a positive number, got -1e-07"),
         ("epsilon", float("nan"), "must be a positive number, got nan"),
         ("epsilon", float("inf"), "must be a positive number, got inf"),
         ("epsilon", "small", "must be a positive number, got 'small'"),
+        ("epsilon", 1e-46, f"{EPSILON}1e-46"),
+        ("epsilon", 1e39, f"{EPSILON}1e+39"),
     ],
 )
 def test_bad_arguments_are_named(function, argument, value, text):

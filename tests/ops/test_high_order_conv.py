@@ -2,92 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """HighOrderConv's values and gradients, against the float64 reference."""
 
+import frames
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import high_order_conv as reference
-from tolerances import assert_close, assert_rounded
+from descriptions import every_dtype, half_types
+from descriptions.high_order_conv import OP
 
 import tf_capsops
-from tf_capsops.bench import cases
-
-SUITE = cases.suites()["HighOrderConv"]
-DTYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
-EMPTY = [
-    case.name for case in SUITE.select(cases.CORRECTNESS) if 0 in case.sizes.values()
-]
-
-every_case = pytest.mark.parametrize("case", SUITE.select(cases.CORRECTNESS), ids=str)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-half_types = pytest.mark.parametrize("dtype", DTYPES[2:], ids=lambda dtype: dtype.name)
-
-
-def _case(name):
-    (case,) = (case for case in SUITE.cases if case.name == name)
-    return case
-
-
-def _draw(case, dtype):
-    """Returns (grad, input, filters) as tensors."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.uniform(-1, 1, SUITE.output_shape(case)), *SUITE.draw(case, rng)]
-    return [tf.cast(array, dtype) for array in arrays]
-
-
-def _exact(tensors):
-    return [tensor.numpy().astype(np.float64) for tensor in tensors]
-
-
-def _gradients(compute, grad, *inputs):
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        output = compute(*inputs)
-    return tape.gradient(output, inputs, grad)
-
-
-def _all_results(compute, grad, *inputs):
-    """Returns output, gradient of the input and gradient of the filters."""
-    return compute(*inputs), *_gradients(compute, grad, *inputs)
-
-
-def _plain(inputs, filters, **attributes):
-    """Half types are computed in float32 and rounded once, as the op promises."""
-    dtype = inputs.dtype
-    if dtype.size < 4:
-        inputs, filters = tf.cast(inputs, tf.float32), tf.cast(filters, tf.float32)
-    return tf.cast(SUITE.rivals["slices"](inputs, filters, **attributes), dtype)
-
-
-def _reference(case, grad, inputs, filters):
-    """Returns output and gradients, in the order of axes that the case has."""
-    attributes = dict(case.attributes)
-    first = attributes.pop("data_format") == "NCHW"
-    if first:
-        grad, inputs, filters = (np.moveaxis(t, 1, 3) for t in (grad, inputs, filters))
-    results = (
-        reference.forward(inputs, filters, **attributes),
-        *reference.backward(grad, inputs, filters, **attributes),
-    )
-    return [np.moveaxis(t, 3, 1) if first else t for t in results]
-
-
-def _assert_all_close(ours, plain, truth, magnitude):
-    for one in zip(ours, truth, plain, magnitude, strict=True):
-        ours, truth, plain, magnitude = one
-        assert_close(ours.numpy(), truth, plain.numpy(), magnitude)
 
 
 @every_dtype
-@every_case
+@OP.every_case
 def test_values_and_gradients(case, dtype, device):
-    tensors = _draw(case, dtype)
-    ours = _all_results(case.bind(tf_capsops.high_order_conv2d), *tensors)
-    plain = _all_results(case.bind(_plain), *tensors)
-    exact = _exact(tensors)
-    magnitude = _reference(case, *map(np.abs, exact))
-    _assert_all_close(ours, plain, _reference(case, *exact), magnitude)
-    for result in ours:
-        assert result.device.endswith(device)
+    frames.values_and_gradients(OP, case, dtype, device)
 
 
 def test_one_filter_everywhere_is_a_convolution(device):
@@ -101,42 +29,20 @@ def test_one_filter_everywhere_is_a_convolution(device):
     np.testing.assert_allclose(output, same, rtol=0, atol=1e-12)
 
 
-def _second(compute, sources, targets):
-    """Differentiates the gradients that `compute` has at sources, by the sources."""
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        gradients = _gradients(compute, *sources)
-    return tape.gradient(gradients, sources, targets)
-
-
-def _second_reference(case, grad, inputs, filters, by_input, by_filters):
-    """The gradient of the input is linear in grad and filters, and so on."""
-    output, _, in_filters = _reference(case, grad, by_input, filters)
-    also, in_input, _ = _reference(case, grad, inputs, by_filters)
-    return output + also, in_input, in_filters
-
-
 @every_dtype
 @pytest.mark.parametrize(
     "name",
     [
         *("ones", "primes", "primes_NCHW", "channels_12_groups_3", "kernel_9_3"),
         *("channels_12_groups_3_NCHW", "dilations_1_3", "image_3_4_kernel_9_9"),
-        *EMPTY,
+        *OP.empty,
     ],
 )
 def test_second_derivatives(name, dtype, device):
-    case = _case(name)
-    sources, targets = _draw(case, dtype), _draw(case, dtype)[1:]
-    targets = [tensor[::-1] for tensor in targets]
-    ours = _second(case.bind(tf_capsops.high_order_conv2d), sources, targets)
-    plain = _second(case.bind(_plain), sources, targets)
-    exact = _exact([*sources, *targets])
-    magnitude = _second_reference(case, *map(np.abs, exact))
-    _assert_all_close(ours, plain, _second_reference(case, *exact), magnitude)
+    frames.second_derivatives_of_a_bilinear_op(OP, name, dtype)
 
 
-@pytest.mark.parametrize("rival", SUITE.rivals)
+@pytest.mark.parametrize("rival", OP.suite.rivals)
 @pytest.mark.parametrize(
     "name",
     [
@@ -145,19 +51,14 @@ def test_second_derivatives(name, dtype, device):
     ],
 )
 def test_rivals(name, rival, device):
-    """The rivals, and the yardstick of precision, compute the same."""
-    case = _case(name)
-    tensors = _draw(case, tf.float64)
-    results = _all_results(case.bind(SUITE.rivals[rival]), *tensors)
-    for result, truth in zip(results, _reference(case, *_exact(tensors)), strict=True):
-        np.testing.assert_allclose(result, truth, rtol=0, atol=1e-12)
+    frames.rival(OP, name, rival)
 
 
 def test_a_rival_refuses_to_fill_the_memory():
     image = tf.zeros((1, 1, 2**21, 1))
     filters = tf.zeros((1, 1, 2**21, 0))
     with pytest.raises(tf.errors.ResourceExhaustedError, match=r"would be 8\.6 GB"):
-        SUITE.rivals["patches"](image, filters, (1, 1025), 1, (1, 1), "NHWC")
+        OP.suite.rivals["patches"](image, filters, (1, 1025), 1, (1, 1), "NHWC")
 
 
 @half_types
@@ -169,11 +70,8 @@ def test_a_rival_refuses_to_fill_the_memory():
     ],
 )
 def test_half_types_accumulate_in_float32(name, dtype, device):
-    case = _case(name)
-    tensors = [tf.abs(tensor) for tensor in _draw(case, dtype)]
-    results = _all_results(case.bind(tf_capsops.high_order_conv2d), *tensors)
-    for result, truth in zip(results, _reference(case, *_exact(tensors)), strict=True):
-        assert_rounded(result.numpy(), truth)
+    case = OP.case(name)
+    frames.sums_are_rounded_once(OP, case, [*map(tf.abs, OP.draw(case, dtype))])
 
 
 @half_types
@@ -186,7 +84,7 @@ def test_half_types_do_not_overflow_inside(data_format, dtype, device):
     filters = tf.tile(tf.constant([[[[0, 300, -300]]]], dtype), (2, 6, 6, 1))
     if data_format == "NCHW":
         filters = tf.transpose(filters, (0, 3, 1, 2))
-    output, _, grad_filters = _all_results(
+    output, _, grad_filters = OP.results(
         lambda *given: tf_capsops.high_order_conv2d(*given, (1, 3), 1, 1, data_format),
         tensors[0] * tf.reshape(signs, shape),
         *(tensors[1], filters),
@@ -199,30 +97,16 @@ def test_half_types_do_not_overflow_inside(data_format, dtype, device):
 @every_dtype
 @pytest.mark.parametrize(
     "name",
-    ["primes", "channels_12_groups_3_NCHW", "dilations_1_3", "kernel_9_3", *EMPTY],
+    ["primes", "channels_12_groups_3_NCHW", "dilations_1_3", "kernel_9_3", *OP.empty],
 )
 def test_unknown_shapes_change_nothing(name, dtype, device):
-    """Graphs traced without any shape give the very numbers of eager execution."""
-    case = _case(name)
-    tensors = _draw(case, dtype)
-
-    def compute(*tensors):
-        return _all_results(case.bind(tf_capsops.high_order_conv2d), *tensors)
-
-    signature = [tf.TensorSpec(None, dtype)] * len(tensors)
-    traced = tf.function(compute, signature, autograph=False)
-    for eager, graph in zip(compute(*tensors), traced(*tensors), strict=True):
-        np.testing.assert_array_equal(eager.numpy(), graph.numpy())
+    frames.unknown_shapes_change_nothing(OP, name, dtype)
 
 
 @every_dtype
-@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("name", OP.empty)
 def test_empty_dimensions_give_zeros(name, dtype, device):
-    case = _case(name)
-    tensors = _draw(case, dtype)
-    results = _all_results(case.bind(tf_capsops.high_order_conv2d), *tensors)
-    for result, like in zip(results, tensors, strict=True):
-        np.testing.assert_array_equal(result.numpy(), np.zeros(like.shape))
+    frames.empty_dimensions_give_zeros(OP, name, dtype)
 
 
 def test_accepts_what_tensorflow_converts(device):
@@ -234,7 +118,7 @@ def test_accepts_what_tensorflow_converts(device):
 
 
 def test_one_number_is_both(device):
-    _, inputs, filters = _draw(_case("kernel_3_3"), tf.float32)
+    _, inputs, filters = OP.draw(OP.case("kernel_3_3"), tf.float32)
     one = tf_capsops.high_order_conv2d(inputs, filters, 3, dilations=2)
     both = tf_capsops.high_order_conv2d(inputs, filters, [3, 3], dilations=(2, 2))
     np.testing.assert_array_equal(one, both)
@@ -242,8 +126,8 @@ def test_one_number_is_both(device):
 
 def test_samples_of_a_vectorized_map(device):
     """There is no rule of how to do it at once: TensorFlow loops."""
-    case = _case("primes")
-    _, *inputs = _draw(case, tf.float32)
+    case = OP.case("primes")
+    _, *inputs = OP.draw(case, tf.float32)
     compute = case.bind(tf_capsops.high_order_conv2d)
     mapped = tf.vectorized_map(
         lambda pair: compute(*(tensor[tf.newaxis] for tensor in pair))[0],

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each of HighOrderConv's CUDA kernels, forced by name, on a GPU of any kind."""
 
+import paths
 import pytest
 import tensorflow as tf
-import test_high_order_conv as ours
+from descriptions import DTYPES
+from descriptions.high_order_conv import OP
 from gpus import GPUS
-
-import tf_capsops
-from tf_capsops import kernels
 
 PATHS = {
     "rows": ("paper_small", "kernel_3_3", "kernel_7_7", "kernel_5_5_width_600"),
@@ -50,55 +49,32 @@ REFUSALS = [
 ]
 
 
-def _check(kernel, case, dtype):
-    tensors = ours._draw(case, dtype)
-    with (
-        kernels.force(HighOrderConv=kernel, HighOrderConvGrad=kernel),
-        kernels.recorded() as calls,
-    ):
-        results = ours._all_results(case.bind(tf_capsops.high_order_conv2d), *tensors)
-    assert calls == [("HighOrderConv", kernel, 0), ("HighOrderConvGrad", kernel, 0)]
-    plain = ours._all_results(case.bind(ours._plain), *tensors)
-    exact = ours._exact(tensors)
-    truth = ours._reference(case, *exact)
-    magnitude = ours._reference(case, *map(abs, exact))
-    ours._assert_all_close(results, plain, truth, magnitude)
+def _check(kernel, name, dtype, gpu=None):
+    forced = {"HighOrderConv": kernel, "HighOrderConvGrad": kernel}
+    calls = paths.assert_close(OP, forced, OP.case(name), dtype, gpu=gpu)
+    assert calls == [(op, kernel, 0) for op in forced]
 
 
 def _runs(kernel):
-    """Yields a parameter for each case and type."""
-    for name in PATHS[kernel]:
-        for dtype in ours.DTYPES:
-            if dtype == tf.float64 and kernel in ("rows", "quads", "channels"):
-                continue
-            yield pytest.param(kernel, name, dtype, id=f"{kernel}-{name}-{dtype.name}")
+    narrow = kernel in ("rows", "quads", "channels")
+    dtypes = [dtype for dtype in DTYPES if not narrow or dtype != tf.float64]
+    return paths.runs(kernel, PATHS[kernel], dtypes)
 
 
-if tf.config.list_physical_devices("GPU"):
+if paths.WITH_GPU:
 
     @pytest.mark.parametrize(
-        "kernel, name, dtype", [run for kernel in PATHS for run in _runs(kernel)]
+        "kernel, name, dtype, tf32", [run for kernel in PATHS for run in _runs(kernel)]
     )
-    def test_forced(kernel, name, dtype):
-        with tf.device("GPU:0"):
-            _check(kernel, ours._case(name), dtype)
+    def test_forced(kernel, name, dtype, tf32):
+        _check(kernel, name, dtype)
 
     @pytest.mark.parametrize(
-        "kernel, name, dtype", [*_runs("rows"), *_runs("channels")]
+        "kernel, name, dtype, tf32", [*_runs("rows"), *_runs("channels")]
     )
-    def test_99_kilobytes_of_shared_memory(kernel, name, dtype):
-        with tf.device("GPU:0"), kernels.pretend_device(**GPUS[86]):
-            _check(kernel, ours._case(name), dtype)
+    def test_99_kilobytes_of_shared_memory(kernel, name, dtype, tf32):
+        _check(kernel, name, dtype, GPUS[86])
 
     @pytest.mark.parametrize("kernel, name, why", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(kernel, name, why):
-        case = ours._case(name)
-        _, *inputs = ours._draw(case, tf.float32)
-        message = f"HighOrderConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel}, "
-        with (
-            tf.device("GPU:0"),
-            kernels.force(HighOrderConv=kernel),
-            pytest.raises(tf.errors.InvalidArgumentError) as caught,
-        ):
-            case.bind(tf_capsops.high_order_conv2d)(*inputs)
-        assert f"{message}which cannot do this because {why}" in caught.value.message
+        paths.assert_refused(OP, "HighOrderConv", kernel, name, tf.float32, why)

@@ -2,15 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each of InqConv's CUDA kernels, forced by name, on a GPU of any kind."""
 
-import contextlib
-
+import paths
 import pytest
 import tensorflow as tf
-import test_inq_conv as ours
-from gpus import GPUS, has_wgmma
-
-import tf_capsops
-from tf_capsops import kernels
+from descriptions.inq_conv import OP
+from gpus import GPUS
 
 OPS = "InqConv", "InqConvBackpropInput"
 MMA = (
@@ -29,67 +25,33 @@ REFUSALS = [
 ]
 
 
-def _check(kernel, name, dtype, tf32=False, device=None):
-    case = ours._case(name)
-    tensors = ours._draw(case, dtype)
-    rounded = [*map(ours._rounded_to_tf32, tensors[:2]), *tensors[2:]] if tf32 else None
-    tf.config.experimental.enable_tensor_float_32_execution(tf32)
-    forced = dict.fromkeys(OPS, kernel)
-    other = kernels.pretend_device(**device) if device else contextlib.nullcontext()
-    with (
-        tf.device("GPU:0"),
-        other,
-        kernels.force(**forced),
-        kernels.recorded() as calls,
-    ):
-        ours._assert_close_to_reference(case, tensors, rounded)
-    assert {op: found for op, found, _ in calls} == forced
+def _forced(kernel):
+    return dict.fromkeys(OPS, kernel)
 
 
-def _runs(kernel, names, dtypes):
-    """Yields a parameter for each case, type and precision."""
-    for name in names:
-        for dtype in dtypes:
-            for tf32 in (False, True) if dtype == tf.float32 else (False,):
-                tag = f"{kernel}-{name}-{dtype.name}{'-tf32' * tf32}"
-                rounded = tf32 and kernel != "fma"
-                yield pytest.param(kernel, name, dtype, rounded, id=tag)
-
-
-if tf.config.list_physical_devices("GPU"):
-    MAJOR, MINOR = tf.config.experimental.get_device_details(
-        tf.config.list_physical_devices("GPU")[0]
-    )["compute_capability"]
-    FLOATS, HALVES = [tf.float32, tf.float64], [tf.float16, tf.bfloat16]
-    MMA_RUNS = [*_runs("mma", MMA, [tf.float32, *HALVES])]
-    RUNS = [*MMA_RUNS, *_runs("fma", FMA, FLOATS), *_runs("widened", FMA, HALVES)]
-    if has_wgmma(10 * MAJOR + MINOR):
-        RUNS += _runs("wgmma", WGMMA, [tf.float32, *HALVES])
+if paths.WITH_GPU:
+    HALVES = [tf.float16, tf.bfloat16]
+    BOTH = False, True
+    MMA_RUNS = [*paths.runs("mma", MMA, [tf.float32, *HALVES], BOTH)]
+    RUNS = [
+        *MMA_RUNS,
+        *paths.runs("fma", FMA, [tf.float32, tf.float64], BOTH),
+        *paths.runs("widened", FMA, HALVES),
+    ]
+    if paths.runs_wgmma():
+        RUNS += paths.runs("wgmma", WGMMA, [tf.float32, *HALVES], BOTH)
 
     @pytest.mark.parametrize("kernel, name, dtype, tf32", RUNS)
     def test_forced(kernel, name, dtype, tf32):
-        _check(kernel, name, dtype, tf32)
+        paths.assert_close(OP, _forced(kernel), OP.case(name), dtype, tf32)
 
     # Their planning differs by shared memory; launches of 8.x do not overlap.
     @pytest.mark.parametrize("capability", [80, 86])
     @pytest.mark.parametrize("kernel, name, dtype, tf32", MMA_RUNS)
     def test_planned_for_other_gpus(kernel, name, dtype, tf32, capability):
-        device = {"capability": capability, **GPUS[capability]}
-        _check(kernel, name, dtype, tf32, device)
+        gpu = {"capability": capability, **GPUS[capability]}
+        paths.assert_close(OP, _forced(kernel), OP.case(name), dtype, tf32, gpu)
 
     @pytest.mark.parametrize("kernel, name, dtype, why", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(kernel, name, dtype, why):
-        case = ours._case(name)
-        _, *inputs = ours._draw(case, dtype)
-        with (
-            tf.device("GPU:0"),
-            kernels.pretend_device(capability=90),
-            kernels.force(InqConv=kernel),
-            pytest.raises(tf.errors.InvalidArgumentError) as caught,
-        ):
-            case.bind(tf_capsops.inq_conv2d)(*inputs)
-        message = (
-            f"InqConv: TF_CAPSOPS_KERNEL asks for the kernel {kernel}, "
-            "which cannot do this"
-        )
-        assert f"{message} because {why}" in caught.value.message
+        paths.assert_refused(OP, "InqConv", kernel, name, dtype, why)

@@ -32,16 +32,3 @@ def weight_gradient(grad, inputs):
 def backward(grad, inputs, weights):
     """Returns what CapsulePredictionGrad does: (grad_input, grad_weights)."""
     return input_gradient(grad, weights), weight_gradient(grad, inputs)
-
-
-def second(grad, inputs, weights, by_grad_input, by_grad_weights):
-    """Differentiates `backward` once more.
-
-    With `by_grad_input` u and `by_grad_weights` v, returns the gradients of
-    `sum(u * grad_input) + sum(v * grad_weights)` by grad, inputs and weights.
-    """
-    return (
-        forward(by_grad_input, weights) + forward(inputs, by_grad_weights),
-        input_gradient(grad, by_grad_weights),
-        weight_gradient(grad, by_grad_input),
-    )

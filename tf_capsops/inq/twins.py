@@ -21,6 +21,7 @@ def bits_or_why_not(layer, bits):
       Bits of a weight and None, or None and a phrase.
     """
     kind = type(layer).__name__
+    data_format = getattr(layer, "data_format", "channels_last")
     if type(layer) is layers.PrimaryCaps:
         layer = layer.conv
     if not layers_and_kernels(layer):
@@ -29,8 +30,8 @@ def bits_or_why_not(layer, bits):
         return None, f"no layer holds codes for {kind}"
     if getattr(layer, "groups", 1) != 1:
         return None, f"groups is {layer.groups}: InqConv2D has no groups"
-    if getattr(layer, "data_format", "channels_last") != "channels_last":
-        return None, f"data_format is {layer.data_format}: codes need channels_last"
+    if data_format != "channels_last":
+        return None, f"data_format is {data_format}: codes need channels_last"
     fewest = 2
     for kernel in kernels(layer):
         unfinished, needed = _unfinished_and_bits(kernel)

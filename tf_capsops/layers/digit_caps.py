@@ -5,9 +5,13 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import known_shape, positive_int
+from tf_capsops.arguments import int_between, known_shape, positive_int
 from tf_capsops.layers.initializers import RoutedNormal
-from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
+from tf_capsops.ops.capsule_routing import (
+    MOST_ITERATIONS,
+    capsule_routing,
+    routing_coefficients,
+)
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -27,7 +31,7 @@ class DigitCaps(keras.layers.Layer):
     Args:
       num_capsules: how many output capsules, one a class.
       capsule_dim: how long an output capsule's vector is.
-      routing_iterations: how often the output capsules are computed, at least 1.
+      routing_iterations: how often the output capsules are computed, 1 to 2^31 - 1.
       logits_trainable: whether the initial logits are learned.
       kernel_initializer: `RoutedNormal` by default, which says why.
       logits_initializer: zeros by default.
@@ -64,8 +68,8 @@ class DigitCaps(keras.layers.Layer):
         self.supports_jit = False
         self.num_capsules = positive_int("DigitCaps", "num_capsules", num_capsules)
         self.capsule_dim = positive_int("DigitCaps", "capsule_dim", capsule_dim)
-        self.routing_iterations = positive_int(
-            "DigitCaps", "routing_iterations", routing_iterations
+        self.routing_iterations = int_between(
+            "DigitCaps", "routing_iterations", routing_iterations, 1, MOST_ITERATIONS
         )
         self.logits_trainable = bool(logits_trainable)
         if kernel_initializer is None:
@@ -169,7 +173,7 @@ def digit_caps(
       incoming: a KerasTensor or tensor of three axes: batch, capsules and neurons.
       n_digit_caps: how many output capsules.
       dim_digit_caps: how long an output capsule's vector is.
-      routing_iters: how often the logits are updated, at least 0.
+      routing_iters: how often the logits are updated, 0 to 2^31 - 2.
       name: the layer's name.
       neuron_axis: the axis of `incoming` that runs along a capsule's vector.
       capsule_axis: the axis of `incoming` that runs over the capsules.
@@ -187,7 +191,9 @@ def digit_caps(
     >>> digit_caps(keras.Input([32, 8]), n_digit_caps=10, dim_digit_caps=16).shape
     (None, 10, 16)
     """
-    updates = positive_int("digit_caps", "routing_iters", routing_iters, minimum=0)
+    updates = int_between(
+        "digit_caps", "routing_iters", routing_iters, 0, MOST_ITERATIONS - 1
+    )
     rank = len(incoming.shape)
     if rank != 3:
         raise ValueError(

@@ -6,14 +6,14 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import odd_pair, positive_int, positive_pair
+from tf_capsops.layers.data_format import (
+    IMAGE_AXES,
+    checked_data_format,
+    with_channels_last,
+)
 from tf_capsops.layers.initializers import CenterTap
 from tf_capsops.ops.high_order_conv import high_order_conv2d
 from tf_capsops.shapes import joined, sizes
-
-_AXES = {
-    "channels_last": "[batch, height, width, channels]",
-    "channels_first": "[batch, channels, height, width]",
-}
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -112,14 +112,7 @@ class HighOrderConv2D(keras.layers.Layer):
         self.generator_kernel_size = positive_pair(
             owner, "generator_kernel_size", generator_kernel_size
         )
-        if data_format is None:
-            data_format = keras.config.image_data_format()
-        if data_format not in _AXES:
-            raise ValueError(
-                f"{owner}: data_format must be 'channels_last' or 'channels_first', "
-                f"got {data_format!r}"
-            )
-        self.data_format = data_format
+        self.data_format = checked_data_format(owner, data_format)
         self.use_bias = bool(use_bias)
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.VarianceScaling(1e-4)
@@ -156,17 +149,21 @@ class HighOrderConv2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
 
     def call(self, inputs, guide=None):
-        given = inputs if guide is None else guide
+        guide = inputs if guide is None else guide
         # A convolution with other channels would pass for one of several groups.
-        if given.shape[self._channels] != self.kernel.shape[2]:
+        if guide.shape[self._channels] != self.kernel.shape[2]:
             raise ValueError(
                 f"HighOrderConv2D: the guide must have {self.kernel.shape[2]} "
-                f"channels, got shape {tuple(given.shape)}"
+                f"channels, got shape {tuple(guide.shape)}"
             )
-        images = self._with_channels_last(inputs)
+        # The images change their layout, because the filters may take many times as
+        # much memory.
+        images = with_channels_last(inputs, self.data_format)
+        is_guided = guide is not inputs
+        guide = with_channels_last(guide, self.data_format) if is_guided else images
         outputs = high_order_conv2d(
             images,
-            self._filters(images if guide is None else self._with_channels_last(guide)),
+            self._filters(guide),
             self.kernel_size,
             groups=self.groups,
             dilations=self.dilation_rate,
@@ -220,7 +217,7 @@ class HighOrderConv2D(keras.layers.Layer):
 
     def _checked(self, name, shape):
         """Returns a shape as a tuple, if it is that of an image of known channels."""
-        shape, axes = tuple(shape), _AXES[self.data_format]
+        shape, axes = tuple(shape), IMAGE_AXES[self.data_format]
         if len(shape) != 4:
             raise ValueError(
                 f"HighOrderConv2D: the {name} must be {axes}, got shape {shape}"
@@ -235,17 +232,6 @@ class HighOrderConv2D(keras.layers.Layer):
     def _initial_bias(self, shape, dtype=None):
         values = self.bias_initializer((self.groups, *self.kernel_size), dtype=dtype)
         return keras.ops.reshape(values, shape)
-
-    def _with_channels_last(self, images):
-        """Transposes images of channels_first.
-
-        TensorFlow convolves them not in every type on a CPU, and on a GPU with tensor
-        cores channels_last is what it does best. Filters, which may take many times as
-        much memory as images, need no transposition then.
-        """
-        if self.data_format == "channels_first":
-            images = tf.transpose(images, [0, 2, 3, 1])
-        return images
 
     def _filters(self, guide):
         """Makes the filters of every pixel, `[B, H, W, groups * KH * KW]`."""

@@ -6,6 +6,12 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import known_shape, positive_int, positive_pair
+from tf_capsops.layers.data_format import (
+    IMAGE_AXES,
+    checked_data_format,
+    with_channels_last,
+)
+from tf_capsops.layers.window import checked_padding
 from tf_capsops.ops.squash import squash
 
 
@@ -15,10 +21,11 @@ class PrimaryCaps(keras.layers.Layer):
 
     Section 4 of Sabour et al. (2017), who use 32 channels of 8-dimensional capsules,
     a 9 x 9 kernel and a stride of 2. It is a `keras.layers.Conv2D`, reached as
-    `conv` once the layer is built.
+    `conv` once the layer is built, whose images have their channels last.
 
-    Input shape: `[B, H, W, C]`. Output shape: `[B, H' * W' * channels, capsule_dim]`,
-    with the capsules of one position beside each other.
+    Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`. Output
+    shape: `[B, H' * W' * channels, capsule_dim]`, with the capsules of one position
+    beside each other, in the same order for both data formats.
 
     Args:
       channels: how many capsules each position has.
@@ -29,6 +36,7 @@ class PrimaryCaps(keras.layers.Layer):
       use_bias: whether the convolution has a bias.
       kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer,
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -54,6 +62,7 @@ class PrimaryCaps(keras.layers.Layer):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        data_format=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -61,11 +70,8 @@ class PrimaryCaps(keras.layers.Layer):
         self.capsule_dim = positive_int("PrimaryCaps", "capsule_dim", capsule_dim)
         self.kernel_size = positive_pair("PrimaryCaps", "kernel_size", kernel_size)
         self.strides = positive_pair("PrimaryCaps", "strides", strides)
-        self.padding = str(padding).lower()
-        if self.padding not in ("valid", "same"):
-            raise ValueError(
-                f"PrimaryCaps: padding must be 'valid' or 'same', got {padding!r}"
-            )
+        self.padding = checked_padding("PrimaryCaps", padding)
+        self.data_format = checked_data_format("PrimaryCaps", data_format)
         self.conv = keras.layers.Conv2D(
             self.channels * self.capsule_dim,
             self.kernel_size,
@@ -85,23 +91,29 @@ class PrimaryCaps(keras.layers.Layer):
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
-        self.conv.build(input_shape)
+        self.conv.build(self._with_channels_last(input_shape))
 
     def call(self, images):
-        features = self.conv(images)
+        features = self.conv(with_channels_last(images, self.data_format))
         capsules = features.shape[1] * features.shape[2] * self.channels
         return squash(tf.reshape(features, [-1, capsules, self.capsule_dim]))
 
     def compute_output_shape(self, input_shape):
-        known_shape("PrimaryCaps", input_shape, "[batch, height, width, channels]")
-        for axis, size in zip(("height", "width"), self._map_size(input_shape)):
+        known_shape("PrimaryCaps", input_shape, IMAGE_AXES[self.data_format])
+        height, width = self._map_size(self._with_channels_last(input_shape))
+        for axis, size in (("height", height), ("width", width)):
             if size < 1:
                 raise ValueError(
                     f"PrimaryCaps: the input's {axis} is smaller than kernel_size "
                     f"{self.kernel_size}, got shape {tuple(input_shape)}"
                 )
-        height, width = self._map_size(input_shape)
         return (input_shape[0], height * width * self.channels, self.capsule_dim)
+
+    def _with_channels_last(self, shape):
+        """Returns the shape of images as those have it that are given to `conv`."""
+        if self.data_format == "channels_first":
+            return (shape[0], *shape[2:], shape[1])
+        return tuple(shape)
 
     def _map_size(self, input_shape):
         """Returns the output's height and width; below 1 if the window does not fit."""
@@ -129,4 +141,10 @@ class PrimaryCaps(keras.layers.Layer):
             "bias_regularizer": conv["bias_regularizer"],
             "kernel_constraint": conv["kernel_constraint"],
             "bias_constraint": conv["bias_constraint"],
+            "data_format": self.data_format,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        # Configurations of releases without data_format are of channels_last.
+        return super().from_config({"data_format": "channels_last", **config})

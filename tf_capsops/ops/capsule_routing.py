@@ -7,8 +7,10 @@ import math
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import positive_int, positive_number
+from tf_capsops.arguments import int_between, positive_float32
 from tf_capsops.shapes import joined, sizes
+
+MOST_ITERATIONS = 2**31 - 1
 
 
 def capsule_routing(
@@ -47,9 +49,9 @@ def capsule_routing(
         same type.
       logits: The logits that routing starts from, `[in_caps, out_caps]`, of the same
         type; zeros by default.
-      iterations: How often the output capsules are computed, at least 1.
-      epsilon: A positive number (a float32), which keeps values and gradients finite
-        where `s` is zero.
+      iterations: How often the output capsules are computed, 1 to 2^31 - 1.
+      epsilon: A positive number (a normal float32), which keeps values and gradients
+        finite where `s` is zero.
       name: Name of the operation in a graph.
 
     Returns:
@@ -69,8 +71,7 @@ def capsule_routing(
     >>> tf_capsops.capsule_routing(u, w, iterations=2).shape
     TensorShape([1, 3, 4])
     """
-    iterations = positive_int("capsule_routing", "iterations", iterations)
-    epsilon = positive_number("capsule_routing", "epsilon", epsilon)
+    iterations, epsilon = _attributes("capsule_routing", iterations, epsilon)
     operands = _operands(inputs, weights, logits)
     return _with_sums(*operands, iterations, epsilon, name).output
 
@@ -105,8 +106,7 @@ def routing_coefficients(
     array([[[0.25, 0.25, 0.25, 0.25],
             [0.25, 0.25, 0.25, 0.25]]], dtype=float32)
     """
-    iterations = positive_int("routing_coefficients", "iterations", iterations)
-    epsilon = positive_number("routing_coefficients", "epsilon", epsilon)
+    iterations, epsilon = _attributes("routing_coefficients", iterations, epsilon)
     inputs, weights, logits = _operands(inputs, weights, logits)
     if iterations > 1:
         sums = _with_sums(inputs, weights, logits, iterations - 1, epsilon).sums
@@ -115,6 +115,13 @@ def routing_coefficients(
         sums = tf.zeros(shape, _sum_type(inputs))
     return _library.load().capsule_routing_coefficients(
         inputs, weights, logits, sums, epsilon=epsilon, name=name
+    )
+
+
+def _attributes(owner, iterations, epsilon):
+    return (
+        int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
+        positive_float32(owner, "epsilon", epsilon),
     )
 
 

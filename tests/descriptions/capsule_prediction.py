@@ -1,0 +1,19 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""CapsulePrediction, as the tests that all ops share see it."""
+
+from reference import capsule_prediction as reference
+
+from descriptions import Description
+from tf_capsops.bench import cases
+
+
+def _reference(grad, inputs, weights):
+    return (
+        reference.forward(inputs, weights),
+        *reference.backward(grad, inputs, weights),
+    )
+
+
+_SUITE = cases.suites()["CapsulePrediction"]
+OP = Description(_SUITE, _SUITE.rivals["einsum"], _reference)

@@ -1,0 +1,35 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""InqConv, as the tests that all ops share see it."""
+
+import numpy as np
+import tensorflow as tf
+from reference import inq_conv as reference
+
+from descriptions import Description, widened
+from tf_capsops.bench import cases, window
+
+_SUITE = cases.suites()["InqConv"]
+
+
+def _plain(inputs, codes, top_exponent, bits, **moved):
+    inputs, weights = _SUITE.prepare(inputs, codes, top_exponent, bits)
+    patches = window.patches(inputs, weights.shape[:2], **moved)
+    flat = tf.reshape(weights, (patches.shape[3], weights.shape[3]))
+    return tf.einsum("nyxc,co->nyxo", patches, flat)
+
+
+def _reference(grad, inputs, codes, top_exponent, **attributes):
+    others = codes, int(top_exponent)
+    return (
+        reference.forward(inputs, *others, **attributes),
+        reference.backprop_input(inputs.shape, *others, grad, **attributes),
+    )
+
+
+def _magnitude(grad, inputs, codes, top_exponent, **attributes):
+    sizes = np.abs(grad), np.abs(inputs), reference.absolute(codes)
+    return _reference(*sizes, top_exponent, **attributes)
+
+
+OP = Description(_SUITE, widened(_plain), _reference, _magnitude)

@@ -1,0 +1,37 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The order of an image's axes, which Keras calls its data format."""
+
+import keras
+import tensorflow as tf
+
+IMAGE_AXES = {
+    "channels_last": "[batch, height, width, channels]",
+    "channels_first": "[batch, channels, height, width]",
+}
+
+
+def checked_data_format(owner, value):
+    """Returns a data format; None stands for that of Keras' configuration.
+
+    Raises:
+      ValueError: if it is none; the message names owner and value.
+    """
+    value = keras.config.image_data_format() if value is None else value
+    if value not in IMAGE_AXES:
+        raise ValueError(
+            f"{owner}: data_format must be 'channels_last' or 'channels_first', got "
+            f"{value!r}"
+        )
+    return value
+
+
+def with_channels_last(images, data_format):
+    """Transposes images of channels_first.
+
+    TensorFlow convolves them not in every type on a CPU, and on a GPU with tensor cores
+    channels_last is what it does best.
+    """
+    if data_format == "channels_first":
+        images = tf.transpose(images, [0, 2, 3, 1])
+    return images
