@@ -7,6 +7,7 @@ import numbers
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 
 def positive_int(owner, name, value, minimum=1):
@@ -141,19 +142,31 @@ def known_shape(owner, shape, axes):
         )
 
 
-def scaled_images(owner, images):
-    """Returns `images`, a tensor or array, if its type is floating-point.
+def scaled_images(owner, images, image_shape=None):
+    """Returns `images`, a tensor or array, if type and shape are those of images.
 
     Integers are most likely pixels of 0 to 255 that nobody has scaled, from which a
     network would learn, silently, what it cannot use on scaled images.
 
+    Args:
+      owner: the name to begin the message with.
+      images: floating-point, `[batch, *image_shape]`.
+      image_shape: a tuple of ints; None for a model that checks it itself.
+
     Raises:
-      ValueError: if it is another type; the message names owner and type.
+      ValueError: if it is another type or shape; the message names owner and type or
+        shape.
     """
     dtype = keras.backend.standardize_dtype(images.dtype)
     if not keras.backend.is_float_dtype(dtype):
         raise ValueError(
             f"{owner}: images must be floating-point numbers from 0 to 1, got {dtype}: "
             "divide integers from 0 to 255 by 255"
+        )
+    shape = tf.TensorShape(images.shape)
+    if image_shape and not shape.is_compatible_with([None, *image_shape]):
+        raise ValueError(
+            f"{owner}: images must be [batch, {', '.join(map(str, image_shape))}], got "
+            f"shape {shape}"
         )
     return images

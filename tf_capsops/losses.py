@@ -85,7 +85,11 @@ class ReconstructionLoss(keras.losses.Loss):
     Section 4.1 there adds 0.0005 of it to the margin loss. Batches are averaged,
     unless `reduction` says otherwise.
 
-    Call arguments: `y_true` and `y_pred`, `[B, ...]` of one shape.
+    Call arguments: `y_true` and `y_pred`, `[B, ...]` of one shape. Nothing broadcasts.
+
+    Raises:
+      ValueError: if the shapes differ.
+      tf.errors.InvalidArgumentError: if they turn out to differ when a graph runs.
 
     >>> from tf_capsops.losses import ReconstructionLoss
     >>> float(ReconstructionLoss()([[0.0, 0.0]], [[1.0, 2.0]]))
@@ -99,8 +103,14 @@ class ReconstructionLoss(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         y_pred = tf.convert_to_tensor(y_pred)
-        squares = tf.square(tf.cast(y_true, y_pred.dtype) - y_pred)
-        return tf.reduce_sum(squares, axis=list(range(1, squares.shape.rank)))
+        y_true = tf.cast(y_true, y_pred.dtype)
+        text = "ReconstructionLoss: y_true and y_pred must be of one shape"
+        if not y_true.shape.is_compatible_with(y_pred.shape):
+            raise ValueError(f"{text}, got {y_true.shape} and {y_pred.shape}")
+        check = tf.debugging.assert_equal(tf.shape(y_true), tf.shape(y_pred), text)
+        with tf.control_dependencies([check]):
+            squares = tf.square(y_true - y_pred)
+        return tf.reduce_sum(squares, axis=list(range(1, y_pred.shape.rank)))
 
 
 def one_hot_labels(labels, lengths):

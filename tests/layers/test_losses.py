@@ -142,3 +142,24 @@ def test_capsules_whose_lengths_were_forgotten(labels, way):
 def test_labels_of_another_batch_are_not_broadcast(labels):
     with pytest.raises(ValueError, match=r"of shape \(2,\), got shape \(1"):
         MarginLoss()(labels, _LENGTHS)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("shape", [(4, 4, 4), (1, 4, 4, 1), (4, 4, 4, 3), ()])
+def test_reconstructions_of_another_shape_are_not_broadcast(shape, way):
+    loss = _WAYS[way](ReconstructionLoss())
+    text = "ReconstructionLoss: y_true and y_pred must be of one shape, got .* and "
+    with pytest.raises(ValueError, match=text):
+        loss(np.zeros(shape), np.zeros([4, 4, 4, 1]))
+
+
+def test_batches_that_a_graph_does_not_know_are_compared_when_it_runs():
+    @tf.function(input_signature=[tf.TensorSpec([None, 4, 4, 1])] * 2)
+    def loss(images, result):
+        return ReconstructionLoss()(images, result)
+
+    result = tf.ones([4, 4, 4, 1])
+    assert loss(tf.zeros([4, 4, 4, 1]), result) == 16
+    text = "ReconstructionLoss: y_true and y_pred must be of one shape"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        loss(tf.zeros([1, 4, 4, 1]), result)

@@ -126,6 +126,33 @@ def test_images_that_are_not_scaled_are_refused(dtype):
             use(images)
 
 
+@pytest.mark.parametrize("batch", [8, 12])
+def test_images_without_channels_are_refused(batch):
+    """A batch as large as the images once broadcast, and trained on nonsense."""
+    model = _small()
+    model.compile()
+    images, labels = np.zeros([batch, 8, 8]), np.arange(batch) % 3
+    message = r"CapsNet: images must be \[batch, 8, 8, 1\], got shape \(.*, 8, 8\)"
+    for use in (
+        model,
+        model.predict,
+        model.encode,
+        model.routing_coefficients,
+        lambda images: model.fit(images, labels, batch_size=batch, verbose=0),
+        lambda images: model.evaluate(images, labels, batch_size=batch, verbose=0),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use(images)
+
+
+def test_labels_that_are_no_class_are_refused():
+    model = _small()
+    model.compile()
+    for use in (model.fit, model.evaluate):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 2, got"):
+            use(_IMAGES, _LABELS + 1, verbose=0)
+
+
 def test_routing_coefficients_lie_where_their_capsules_do(device):
     keras.utils.set_random_seed(2)
     network = {"num_classes": 3, **_SMALL, **_OBLONG}

@@ -144,7 +144,7 @@ class CapsNet(keras.Model):
 
     def call(self, inputs, training=None):
         images, labels = _images_and_labels(inputs)
-        capsules = self.encoder(images, training=training)
+        capsules = self.encoder(self._checked(images), training=training)
         lengths = self.length(capsules)
         return {
             "lengths": lengths,
@@ -157,7 +157,10 @@ class CapsNet(keras.Model):
 
     def encode(self, images):
         """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
-        return self.encoder(scaled_images("CapsNet", images))
+        return self.encoder(self._checked(images))
+
+    def _checked(self, images):
+        return scaled_images("CapsNet", images, self.image_shape)
 
     def routing_coefficients(self, images):
         """Returns how routing divides the primary capsules among the classes.
@@ -173,7 +176,7 @@ class CapsNet(keras.Model):
           negative, and of sum one over the classes.
         """
         conv, primary, digit = self.encoder.layers
-        capsules = primary(conv(scaled_images("CapsNet", images)))
+        capsules = primary(conv(self._checked(images)))
         size = [len(centers) for centers in self.primary_centers]
         coefficients = digit.coefficients(capsules)
         return tf.reshape(
@@ -297,10 +300,9 @@ class CapsNet(keras.Model):
 
 
 def _images_and_labels(inputs):
-    images, labels = inputs, None
     if isinstance(inputs, dict):
-        images, labels = inputs["images"], inputs["labels"]
-    return scaled_images("CapsNet", images), labels
+        return inputs["images"], inputs["labels"]
+    return inputs, None
 
 
 def _labels_as_input(data):
