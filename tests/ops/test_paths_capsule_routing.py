@@ -7,7 +7,8 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import test_capsule_routing as ours
+from descriptions import DTYPES, exact, rounded_to_tf32
+from descriptions.capsule_routing import OP, plain_coefficients
 from gpus import GPUS
 from reference import capsule_routing as reference
 from tolerances import assert_close
@@ -37,44 +38,33 @@ REFUSALS = [
 ]
 
 
-def _all_results(compute, coefficients, tensors):
-    inputs = tensors[1:]
-    output, look = compute(*inputs), coefficients(*inputs)
-    return output, look, ours._gradients(compute, *tensors)
-
-
 def _check(kernels_of_ops, name, dtype, tf32=False, device=None):
-    case = ours._case(name)
-    tensors = ours._draw(case, dtype)
-    numbers = [ours._rounded_to_tf32(t) for t in tensors] if tf32 else tensors
+    case = OP.case(name)
+    tensors = OP.draw(case, dtype)
+    numbers = rounded_to_tf32(tensors) if tf32 else tensors
     forced = dict(zip(OPS, kernels_of_ops, strict=True))
     other = kernels.pretend_device(**device) if device else contextlib.nullcontext()
     with tf.device("GPU:0"):
-        plain = _all_results(
-            case.bind(ours._plain), case.bind(ours._plain_coefficients), numbers
-        )
         tf.config.experimental.enable_tensor_float_32_execution(tf32)
         with other, kernels.force(**forced), kernels.recorded() as calls:
-            output, look, gradients = _all_results(
-                case.bind(tf_capsops.capsule_routing),
-                case.bind(tf_capsops.routing_coefficients),
-                tensors,
-            )
-    found = {op.removesuffix("WithSums"): kernel for op, kernel, _ in calls}
-    assert found == forced
-    ours._assert_output_close(output, plain[0], tensors[1:], **case.attributes)
-    ours._assert_gradients_close(gradients, plain[2], tensors, **case.attributes)
-    truth = reference.coefficients(*ours._exact(tensors[1:]), **case.attributes)
-    assert_close(look.numpy(), truth, plain[1].numpy(), np.ones_like(truth))
+            results = OP.ours(case, tensors)
+            look = case.bind(tf_capsops.routing_coefficients)(*tensors[1:])
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        found = {op.removesuffix("WithSums"): kernel for op, kernel, _ in calls}
+        assert found == forced
+        OP.assert_close_to_reference(case, tensors, numbers, results)
+        plain = case.bind(plain_coefficients)(*numbers[1:])
+    truth = reference.coefficients(*exact(tensors[1:]), **case.attributes)
+    assert_close(look.numpy(), truth, plain.numpy(), np.ones_like(truth))
 
 
 def _runs(forced, names):
     """Yields a parameter for each case, type and precision."""
     for name in names:
-        for dtype in ours.DTYPES:
+        for dtype in DTYPES:
             if dtype == tf.float64 and "mma" in forced:
                 continue
-            many = ours._case(name).attributes["iterations"] > 3
+            many = OP.case(name).attributes["iterations"] > 3
             if many and dtype.size < 4 and forced[1] == "mma":
                 continue
             for tf32 in (False, True) if dtype == tf.float32 else (False,):
@@ -106,8 +96,8 @@ if tf.config.list_physical_devices("GPU"):
 
     @pytest.mark.parametrize("name, dtype, why", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(name, dtype, why):
-        case = ours._case(name)
-        _, *inputs = ours._draw(case, dtype)
+        case = OP.case(name)
+        _, *inputs = OP.draw(case, dtype)
         with (
             tf.device("GPU:0"),
             kernels.force(CapsuleRouting="mma"),
