@@ -3,9 +3,15 @@
 """Tests of values and gradients that several ops share, one function a test."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from descriptions import assert_all_close, exact, rounded_to_tf32
+from finite_differences import assert_gradients_agree
 from tolerances import assert_rounded
+
+WAYS = {"eager": lambda f: f, "graph": lambda f: tf.function(f, autograph=False)}
+
+both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 def values_and_gradients(op, case, dtype, device):
@@ -90,3 +96,47 @@ def empty_dimensions_give_zeros(op, name, dtype):
     results = op.ours(case, tensors)
     for result, like in zip(results, tensors, strict=False):
         np.testing.assert_array_equal(result.numpy(), np.zeros(like.shape))
+
+
+def _all_gradients(function):
+    """Returns the gradient of a smooth number made of `function`, as one vector."""
+
+    def gradients(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            loss = tf.reduce_sum(tf.sin(function(*arguments)))
+        found = tape.gradient(loss, arguments)
+        return tf.concat([tf.reshape(gradient, [-1]) for gradient in found], 0)
+
+    return gradients
+
+
+def derivatives(op, case, order):
+    """They are the finite differences of the derivatives of one order less."""
+    _, *inputs = op.draw(case, tf.float64)
+    sources = inputs[: op.suite.sources]
+    others = inputs[len(sources) :]
+
+    def function(*sources):
+        return case.bind(op.suite.ours)(*sources, *others)
+
+    for _ in range(order - 1):
+        function = _all_gradients(function)
+    if order > 1:
+        function = tf.function(function, autograph=False)
+    assert_gradients_agree(function, sources)
+
+
+def gradient_of_one_input_alone(op, case, source, way):
+    """It is the same as beside the gradients of other inputs."""
+    _, *inputs = op.draw(case, tf.float64)
+
+    @WAYS[way]
+    def gradient(sources):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            output = case.bind(op.suite.ours)(*inputs)
+        return tape.gradient(output, sources)
+
+    together, alone = gradient(inputs)[source], gradient(inputs[source])
+    np.testing.assert_array_equal(alone, together)

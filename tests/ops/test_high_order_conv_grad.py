@@ -2,39 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """HighOrderConv's derivatives of three orders against finite differences."""
 
+import frames
 import numpy as np
 import pytest
 import tensorflow as tf
+from descriptions.high_order_conv import OP
 from finite_differences import assert_gradients_agree
+from frames import WAYS, both_ways
+from registrations import bare
 
-import tf_capsops
 from tf_capsops.bench import cases
-
-SUITE = cases.suites()["HighOrderConv"]
-WAYS = {"eager": lambda f: f, "graph": lambda f: tf.function(f, autograph=False)}
-
-gradient_cases = pytest.mark.parametrize("case", SUITE.select(cases.GRADIENT), ids=str)
-both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 def _gradient_op(case):
-    bare = tf.load_op_library(tf_capsops.library_path())
-    return case.bind(bare.high_order_conv_grad)
+    return case.bind(bare().high_order_conv_grad)
 
 
-def _draw(case):
-    """Returns (grad, input, filters) in float64."""
-    rng = np.random.default_rng(0)
-    return rng.uniform(-1, 1, SUITE.output_shape(case)), *SUITE.draw(case, rng)
-
-
-@gradient_cases
+@OP.gradient_cases
 def test_gradients(case, device):
-    _, *inputs = _draw(case)
-    assert_gradients_agree(case.bind(tf_capsops.high_order_conv2d), inputs)
+    frames.derivatives(OP, case, 1)
 
 
-@gradient_cases
+@OP.gradient_cases
 @pytest.mark.parametrize("used", ["grad_input", "grad_filters", "both"])
 def test_gradients_of_the_gradient_op(case, used, device):
     """Also where one of its results is not used, and so has no gradient."""
@@ -44,53 +33,27 @@ def test_gradients_of_the_gradient_op(case, used, device):
         chosen = results if used == "both" else [getattr(results, used)]
         return tf.concat([tf.reshape(result, [-1]) for result in chosen], 0)
 
-    assert_gradients_agree(gradients, _draw(case))
-
-
-def _all_gradients(function):
-    """Returns the gradient of a smooth number made of `function`, as one vector."""
-
-    def gradients(*arguments):
-        with tf.GradientTape() as tape:
-            tape.watch(arguments)
-            loss = tf.reduce_sum(tf.sin(function(*arguments)))
-        found = tape.gradient(loss, arguments)
-        return tf.concat([tf.reshape(gradient, [-1]) for gradient in found], 0)
-
-    return gradients
+    assert_gradients_agree(gradients, OP.draw(case, tf.float64))
 
 
 @pytest.mark.parametrize("order", [2, 3])
-@gradient_cases
+@OP.gradient_cases
 def test_higher_derivatives(case, order, device):
-    function = case.bind(tf_capsops.high_order_conv2d)
-    for _ in range(order - 1):
-        function = _all_gradients(function)
-    assert_gradients_agree(tf.function(function, autograph=False), _draw(case)[1:])
+    frames.derivatives(OP, case, order)
 
 
 @both_ways
 @pytest.mark.parametrize("source", [0, 1])
 def test_gradient_of_one_input_alone(source, way, device):
-    (case,) = SUITE.select(cases.SMOKE)
-    inputs = [tf.constant(array) for array in _draw(case)[1:]]
-
-    @WAYS[way]
-    def gradient(sources):
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            output = case.bind(tf_capsops.high_order_conv2d)(*inputs)
-        return tape.gradient(output, sources)
-
-    together, alone = gradient(inputs)[source], gradient(inputs[source])
-    np.testing.assert_array_equal(alone, together)
+    (case,) = OP.suite.select(cases.SMOKE)
+    frames.gradient_of_one_input_alone(OP, case, source, way)
 
 
 @both_ways
 def test_an_image_as_its_own_gradient(way, device):
     """One tensor in several places has the sum of its derivatives."""
-    (case,) = SUITE.select(cases.SMOKE)
-    _, image, filters = map(tf.constant, _draw(case))
+    (case,) = OP.suite.select(cases.SMOKE)
+    _, image, filters = OP.draw(case, tf.float64)
 
     @WAYS[way]
     def gradients():

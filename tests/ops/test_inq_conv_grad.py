@@ -2,43 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """InqConv's derivatives of three orders against finite differences."""
 
-import numpy as np
+import frames
 import pytest
 import tensorflow as tf
+from descriptions.inq_conv import OP
 from finite_differences import assert_gradients_agree
+from frames import WAYS, both_ways
 from registrations import bare
 
 import tf_capsops
 from tf_capsops.bench import cases
 
-SUITE = cases.suites()["InqConv"]
-WAYS = {"eager": lambda f: f, "graph": lambda f: tf.function(f, autograph=False)}
 
-gradient_cases = pytest.mark.parametrize("case", SUITE.select(cases.GRADIENT), ids=str)
-both_ways = pytest.mark.parametrize("way", WAYS)
-
-
-def _draw(case):
-    """Returns (grad, input, codes, top exponent), in float64."""
-    rng = np.random.default_rng(0)
-    return rng.uniform(-1, 1, SUITE.output_shape(case)), *SUITE.draw(case, rng)
-
-
-def _convolve(case):
-    """Returns the op as a function of its input alone."""
-    _, _, *others = _draw(case)
-    return lambda inputs: case.bind(tf_capsops.inq_conv2d)(inputs, *others)
-
-
-@gradient_cases
+@OP.gradient_cases
 def test_gradients(case, device):
-    _, inputs, *_ = _draw(case)
-    assert_gradients_agree(_convolve(case), [inputs])
+    frames.derivatives(OP, case, 1)
 
 
-@gradient_cases
+@OP.gradient_cases
 def test_gradients_of_the_gradient_op(case, device):
-    grad, inputs, *others = _draw(case)
+    grad, inputs, *others = OP.draw(case, tf.float64)
 
     def by_input(grad):
         op = case.bind(bare().inq_conv_backprop_input)
@@ -47,32 +30,16 @@ def test_gradients_of_the_gradient_op(case, device):
     assert_gradients_agree(by_input, [grad])
 
 
-def _gradient(function):
-    """Returns the gradient of a smooth number made of `function`."""
-
-    def gradient(inputs):
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            loss = tf.reduce_sum(tf.sin(function(inputs)))
-        return tape.gradient(loss, inputs)
-
-    return gradient
-
-
 @pytest.mark.parametrize("order", [2, 3])
-@gradient_cases
+@OP.gradient_cases
 def test_higher_derivatives(case, order, device):
-    function = _convolve(case)
-    for _ in range(order - 1):
-        function = _gradient(function)
-    _, inputs, *_ = _draw(case)
-    assert_gradients_agree(tf.function(function, autograph=False), [inputs])
+    frames.derivatives(OP, case, order)
 
 
 @both_ways
 def test_only_images_have_gradients(way, device):
-    (case, *_) = SUITE.select(cases.SMOKE)
-    grad, inputs, codes, top_exponent = map(tf.constant, _draw(case))
+    (case, *_) = OP.suite.select(cases.SMOKE)
+    grad, inputs, codes, top_exponent = OP.draw(case, tf.float64)
 
     @WAYS[way]
     def missing():
