@@ -2,20 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsuleConv: repeatable, NaN kept in its place, large, saved and loaded."""
 
-import concurrent.futures
 import functools
 
 import fresh
 import numpy as np
 import pytest
+import robustness
 import tensorflow as tf
+from descriptions import every_dtype
 from reference import capsule_conv as reference
 from tolerances import assert_close, assert_rounded
 
 import tf_capsops
 
-DTYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 MOVED = {"strides": (2, 1), "dilations": (1, 2), "padding": "SAME"}
 
 # Prints a digest of output and gradients; argument: threads of one op.
@@ -302,9 +301,4 @@ def test_calls_of_different_sizes_at_the_same_time(device):
         with tf.device(device):
             return [tensor.numpy() for tensor in graph(*tensors)]
 
-    alone = [run(tensors) for tensors in drawn]
-    with concurrent.futures.ThreadPoolExecutor(len(drawn)) as pool:
-        together = list(pool.map(run, drawn * 20))
-    for number, results in enumerate(together):
-        for one, other in zip(results, alone[number % len(drawn)], strict=True):
-            np.testing.assert_array_equal(one, other)
+    robustness.same_at_the_same_time(run, drawn)

@@ -6,15 +6,14 @@ import fresh
 import numpy as np
 import pytest
 import tensorflow as tf
+from descriptions import every_dtype
 from reference import capsule_prediction as reference
 from tolerances import assert_close
 
 import tf_capsops
 from tf_capsops.bench import cases
 
-DTYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
 PLAIN = cases.suites()["CapsulePrediction"].rivals["einsum"]
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 
 # Prints a digest of output and gradients; argument: threads of one op.
 _DIGEST = """

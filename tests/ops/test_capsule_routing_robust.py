@@ -2,18 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsuleRouting: repeatable, NaN kept in its sample, saved and loaded."""
 
-import concurrent.futures
 import functools
 
 import fresh
 import numpy as np
 import pytest
+import robustness
 import tensorflow as tf
+from descriptions import every_dtype
 
 import tf_capsops
-
-DTYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 
 # Prints a digest of output, gradients and coefficients; argument: threads of one op.
 _DIGEST = """
@@ -212,9 +210,4 @@ def test_calls_of_different_sizes_at_the_same_time(device):
         with tf.device(device):
             return _all_results(*tensors)
 
-    alone = [run(tensors) for tensors in drawn]
-    with concurrent.futures.ThreadPoolExecutor(len(drawn)) as pool:
-        together = list(pool.map(run, drawn * 25))
-    for number, results in enumerate(together):
-        for one, other in zip(results, alone[number % len(drawn)], strict=True):
-            np.testing.assert_array_equal(one, other)
+    robustness.same_at_the_same_time(run, drawn, times=25)

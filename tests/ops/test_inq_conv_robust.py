@@ -2,21 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """InqConv: repeatable, NaN kept in its place, large, saved and loaded."""
 
-import concurrent.futures
 import functools
 
 import fresh
 import numpy as np
 import pytest
+import robustness
 import tensorflow as tf
+from descriptions import every_dtype
 from reference import inq_conv as reference
 from registrations import bare
 from tolerances import assert_close, assert_rounded
 
 import tf_capsops
 
-DTYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 MOVED = {"strides": (2, 1), "dilations": (1, 2), "bits": 4}
 
 # Prints a digest of output and gradient; argument: threads of one op.
@@ -255,9 +254,4 @@ def test_calls_of_different_sizes_at_the_same_time(device):
         with tf.device(device):
             return _results(*tensors)
 
-    alone = [run(tensors) for tensors in drawn]
-    with concurrent.futures.ThreadPoolExecutor(len(drawn)) as pool:
-        together = list(pool.map(run, drawn * 20))
-    for number, results in enumerate(together):
-        for one, other in zip(results, alone[number % len(drawn)], strict=True):
-            np.testing.assert_array_equal(one, other)
+    robustness.same_at_the_same_time(run, drawn)
