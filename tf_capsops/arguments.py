@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+_FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
+
 
 def positive_int(owner, name, value, minimum=1):
     """Returns `value` as an int of at least `minimum`.
@@ -170,3 +172,80 @@ def scaled_images(owner, images, image_shape=None):
             f"shape {shape}"
         )
     return images
+
+
+def float_tensors(owner, **operands):
+    """Returns the operands of an op, in order, as tensors of one floating-point type.
+
+    Numbers from Python and NumPy take the type of the first tensor among the operands.
+    Without a tensor all take that of the first NumPy array, or float32.
+
+    Raises:
+      ValueError: if one is ragged, sparse, no numbers, or of another type; the message
+        names owner, operand and what came.
+    """
+    tensors = {
+        name: dense_tensor(owner, name, value)
+        for name, value in operands.items()
+        if tf.is_tensor(value)
+    }
+    typed = tensors or {
+        name: value
+        for name, value in operands.items()
+        if isinstance(value, (np.ndarray, np.generic))
+    }
+    first = next(iter(typed), None)
+    dtype = tf.as_dtype(typed[first].dtype) if typed else tf.float32
+    if dtype not in _FLOATS:
+        allowed = ", ".join(each.name for each in _FLOATS)
+        raise ValueError(
+            f"{owner}: {first} must have one of the types {allowed}, got {dtype.name}"
+        )
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype:
+            raise ValueError(
+                f"{owner}: {name} must have the type of {first}, {dtype.name}, got "
+                f"{tensor.dtype.name}"
+            )
+    return [
+        tensors[name] if name in tensors else dense_tensor(owner, name, value, dtype)
+        for name, value in operands.items()
+    ]
+
+
+def tensor_of(owner, name, value, dtype):
+    """Returns `value`, a tensor or numbers, as a tensor of `dtype`.
+
+    Raises:
+      ValueError: if it is ragged, sparse, no numbers, or a tensor of another type; the
+        message names owner, argument and what came.
+    """
+    if not tf.is_tensor(value):
+        return dense_tensor(owner, name, value, dtype)
+    tensor = dense_tensor(owner, name, value)
+    if tensor.dtype != dtype:
+        raise ValueError(
+            f"{owner}: {name} must have the type {dtype.name}, got {tensor.dtype.name}"
+        )
+    return tensor
+
+
+def dense_tensor(owner, name, value, dtype=None):
+    """Returns `value`, a tensor or numbers, as a tensor, which keeps its type.
+
+    Numbers become a tensor of `dtype`, or of the type that TensorFlow gives them.
+
+    Raises:
+      ValueError: if it is ragged, sparse or no numbers; the message names owner,
+        argument and what came.
+    """
+    if isinstance(value, tf.Tensor):
+        return value
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise ValueError(
+            f"{owner}: {name} must be a dense tensor, got a {type(value).__name__}"
+        )
+    try:
+        return tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{owner}: {name} must be a tensor: {error}") from error

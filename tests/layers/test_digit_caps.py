@@ -222,3 +222,34 @@ def test_bad_shapes_are_named():
         DigitCaps(4, 3).build((None, None, 5))
     with pytest.raises(ValueError, match=r"axes batch, capsules and neurons, got"):
         digit_caps(tf.ones([2, 6]), 4, 3)
+
+
+@pytest.mark.parametrize(
+    "weights, text",
+    [
+        (np.ones([2, 4, 5, 3]), r"got one array of shape \(2, 4, 5, 3\)"),
+        (tf.ones([2, 4, 5, 3]), r"got one array of shape \(2, 4, 5, 3\)"),
+        ([np.ones([2, 4, 5, 3])], "got a list of 1"),
+        ([], "got a list of 0"),
+    ],
+)
+def test_weights_must_be_a_list_of_all(weights, text):
+    layer = DigitCaps(4, 5, name="caps")
+    with pytest.raises(ValueError, match="DigitCaps caps has no weights yet: build it"):
+        layer.set_weights(weights)
+    layer.build((None, 2, 3))
+    with pytest.raises(
+        ValueError, match=rf"DigitCaps caps: weights must be \[kernel, logits\], {text}"
+    ):
+        layer.set_weights(weights)
+
+
+def test_weights_may_be_an_array_of_arrays():
+    layer = DigitCaps(4, 5)
+    layer.build((None, 2, 3))
+    weights = [np.full([2, 4, 5, 3], 2.0), np.full([2, 4], 3.0)]
+    both = np.empty(2, object)
+    both[:] = weights
+    layer.set_weights(both)
+    np.testing.assert_array_equal(layer.kernel, weights[0])
+    np.testing.assert_array_equal(layer.logits, weights[1])

@@ -313,6 +313,13 @@ def test_takes_the_data_format_of_keras():
     assert HighOrderConv2D().data_format == "channels_last"
 
 
+def test_arguments_of_another_convolution_are_explained():
+    with pytest.raises(
+        ValueError, match="got 32: the arguments begin with kernel_size"
+    ):
+        HighOrderConv2D(32, 3)
+
+
 @pytest.mark.parametrize(
     "changes, text",
     [

@@ -199,8 +199,7 @@ def test_other_dtypes_are_refused(dtype, graph, device):
             tf.zeros((2, 3, 6), dtype), tf.zeros((3, 4, 5, 6), dtype)
         )
 
-    allowed = "float32, float64, float16, bfloat16|float, double, half, bfloat16"
-    with pytest.raises((TypeError, tf.errors.InvalidArgumentError), match=allowed):
+    with pytest.raises(ValueError, match="float32, float64, float16, bfloat16"):
         tf.function(compute, autograph=False)() if graph else compute()
 
 
@@ -211,10 +210,8 @@ def test_mixed_dtypes_are_refused(graph, device):
             tf.zeros((2, 3, 6), tf.float32), tf.zeros((3, 4, 5, 6), tf.float64)
         )
 
-    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)) as caught:
+    with pytest.raises(ValueError, match="type of inputs, float32, got float64"):
         tf.function(compute, autograph=False)() if graph else compute()
-    assert re.search("float32|float", str(caught.value))
-    assert re.search("float64|double", str(caught.value))
 
 
 @pytest.mark.parametrize("op", [PREDICTION, GRADIENT])

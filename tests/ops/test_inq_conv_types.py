@@ -74,9 +74,12 @@ def test_codes_and_exponents_have_one_type(wrong, expected, graph, device):
 
 def test_tensors_from_outside_of_a_graph_have_one_type():
     """TensorFlow's own wrappers say nothing but "Unreachable" about these."""
-    for wrong in ({"codes": tf.int32}, {"exponent": tf.int64}):
+    for wrong, text in (
+        ({"codes": tf.int32}, "codes must have the type uint8, got int32"),
+        ({"exponent": tf.int64}, "top_exponent must have the type int32, got int64"),
+    ):
         operands = _operands(**wrong)
-        with pytest.raises(ValueError, match="Tensor conversion requested dtype"):
+        with pytest.raises(ValueError, match=text):
             tf.function(lambda given=operands: tf_capsops.inq_conv2d(*given))()
 
 

@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, positive_int, positive_pair
 from tf_capsops.layers.window import checked_padding, map_size
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.squash import squash
@@ -137,6 +137,7 @@ class CapsuleConv2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=rank, axes=axes)
 
     def call(self, capsules):
+        (capsules,) = float_tensors("CapsuleConv2D", capsules=capsules)
         outputs = capsule_conv2d(
             capsules,
             tf.convert_to_tensor(self.kernel),

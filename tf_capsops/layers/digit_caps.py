@@ -5,8 +5,14 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import int_between, known_shape, positive_int
+from tf_capsops.arguments import (
+    float_tensors,
+    int_between,
+    known_shape,
+    positive_int,
+)
 from tf_capsops.layers.initializers import RoutedNormal
+from tf_capsops.layers.weights import weights_by_name
 from tf_capsops.ops.capsule_routing import (
     MOST_ITERATIONS,
     capsule_routing,
@@ -103,12 +109,16 @@ class DigitCaps(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={1: in_caps, 2: in_dim})
 
     def call(self, capsules):
+        (capsules,) = float_tensors("DigitCaps", capsules=capsules)
         return capsule_routing(
             capsules,
             tf.convert_to_tensor(self.kernel),
             tf.cast(self.logits, capsules.dtype),
             self.routing_iterations,
         )
+
+    def set_weights(self, weights):
+        super().set_weights(list(weights_by_name(self, weights).values()))
 
     def coefficients(self, capsules):
         """Returns the coefficients of the last routing iteration.
@@ -122,7 +132,7 @@ class DigitCaps(keras.layers.Layer):
         Returns:
           `[B, I, num_capsules]`: nonnegative, adding up to 1 over the last axis.
         """
-        capsules = tf.convert_to_tensor(capsules)
+        (capsules,) = float_tensors("DigitCaps", capsules=capsules)
         return routing_coefficients(
             capsules,
             tf.cast(self.kernel, capsules.dtype),

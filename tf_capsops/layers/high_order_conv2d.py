@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import odd_pair, positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, odd_pair, positive_int, positive_pair
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
     checked_data_format,
@@ -103,7 +103,13 @@ class HighOrderConv2D(keras.layers.Layer):
         # there is a GPU.
         self.supports_jit = False
         owner = "HighOrderConv2D"
-        self.kernel_size = odd_pair(owner, "kernel_size", kernel_size)
+        try:
+            self.kernel_size = odd_pair(owner, "kernel_size", kernel_size)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: the arguments begin with kernel_size and groups, and there "
+                "is none for filters, since the output has the input's channels"
+            ) from error
         self.groups = positive_int(owner, "groups", groups)
         self.dilation_rate = positive_pair(owner, "dilation_rate", dilation_rate)
         self.filter_activation = keras.activations.get(filter_activation)
@@ -149,12 +155,14 @@ class HighOrderConv2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
 
     def call(self, inputs, guide=None):
-        guide = inputs if guide is None else guide
+        owner = "HighOrderConv2D"
+        (inputs,) = float_tensors(owner, inputs=inputs)
+        (guide,) = float_tensors(owner, guide=inputs if guide is None else guide)
         # A convolution with other channels would pass for one of several groups.
         if guide.shape[self._channels] != self.kernel.shape[2]:
             raise ValueError(
-                f"HighOrderConv2D: the guide must have {self.kernel.shape[2]} "
-                f"channels, got shape {tuple(guide.shape)}"
+                f"{owner}: the guide must have {self.kernel.shape[2]} channels, got "
+                f"shape {tuple(guide.shape)}"
             )
         # The images change their layout, because the filters may take many times as
         # much memory.

@@ -4,7 +4,7 @@
 
 import keras
 
-from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, positive_int, positive_pair
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import checked_padding, map_size
 
@@ -89,6 +89,7 @@ class InqConv2D(InqLayer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={3: input_shape[-1]})
 
     def call(self, images):
+        (images,) = float_tensors("InqConv2D", images=images)
         return self._convolve(
             images,
             strides=self.strides,

@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int
+from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.shapes import joined, sizes
 
@@ -71,7 +71,7 @@ class InqDense(InqLayer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: channels})
 
     def call(self, inputs):
-        inputs = tf.convert_to_tensor(inputs)
+        (inputs,) = float_tensors("InqDense", inputs=inputs)
         before, channels = sizes(inputs)[:-1], inputs.shape[-1]
         # All rows side by side are one image of height 1, in the same order in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])

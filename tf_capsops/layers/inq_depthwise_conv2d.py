@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, positive_int, positive_pair
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import checked_padding, map_size
 
@@ -94,6 +94,7 @@ class InqDepthwiseConv2D(InqLayer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={3: input_shape[-1]})
 
     def call(self, images):
+        (images,) = float_tensors("InqDepthwiseConv2D", images=images)
         outputs = keras.ops.depthwise_conv(
             images,
             _decoded(self.codes, self.top_exponent, self.bits, self.compute_dtype),

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import integers
 from tf_capsops.codes import checked_bits, decode, encode
+from tf_capsops.layers.weights import require_built, title, weights_by_name
 from tf_capsops.ops.inq_conv import inq_conv2d
 from tf_capsops.packing import pack, unpack
 
@@ -59,25 +60,18 @@ class InqLayer(keras.layers.Layer):
           ValueError: the shape differs, `tf_capsops.inq.encode` refuses an argument, or
             the layer has not been built.
         """
-        self._require_built()
+        require_built(self)
         codes, top_exponent = encode(weights, self.bits, top_exponent)
         if codes.shape != tuple(self.codes.shape):
             raise ValueError(
-                f"{self._title}: the kernel must have shape {tuple(self.codes.shape)}, "
+                f"{title(self)}: the kernel must have shape {tuple(self.codes.shape)}, "
                 f"got {codes.shape}"
             )
         self.codes.assign(codes)
         self.top_exponent.assign(top_exponent)
 
     def set_weights(self, weights):
-        self._require_built()
-        names = [variable.name for variable in self.weights]
-        if len(weights) != len(names):
-            raise ValueError(
-                f"{self._title}: weights must be [{', '.join(names)}], got a list of "
-                f"{len(weights)}"
-            )
-        self._assign(dict(zip(names, map(np.asarray, weights))))
+        self._assign(weights_by_name(self, weights))
 
     def save_own_variables(self, store):
         store["codes"] = pack(self.codes, self.bits)
@@ -86,18 +80,18 @@ class InqLayer(keras.layers.Layer):
             store["bias"] = self.bias.numpy()
 
     def load_own_variables(self, store):
-        self._require_built()
+        require_built(self)
         names = sorted(variable.name for variable in self.weights)
         if sorted(store.keys()) != names:
             raise ValueError(
-                f"{self._title}: the file must hold {', '.join(names)} for it, got "
+                f"{title(self)}: the file must hold {', '.join(names)} for it, got "
                 f"{', '.join(sorted(store.keys())) or 'nothing'}"
             )
         values = {name: np.asarray(store[name]) for name in names}
         try:
             values["codes"] = unpack(values["codes"], self.bits, self.codes.shape)
         except ValueError as error:
-            raise ValueError(f"{self._title}: {error}") from error
+            raise ValueError(f"{title(self)}: {error}") from error
         self._assign(values)
 
     def get_config(self):
@@ -112,22 +106,13 @@ class InqLayer(keras.layers.Layer):
             "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
 
-    @property
-    def _title(self):
-        """Returns the name of the layer in messages."""
-        return f"{type(self).__name__} {self.name}"
-
-    def _require_built(self):
-        if not self.built:
-            raise ValueError(f"{self._title} has no weights yet: build it first")
-
     def _assign(self, values):
         """Sets weights by their names: all of them or, if one does not fit, none."""
         for variable in self.weights:
             shape, given = tuple(variable.shape), values[variable.name].shape
             if shape != given:
                 raise ValueError(
-                    f"{self._title}: {variable.name} must have shape {shape}, got "
+                    f"{title(self)}: {variable.name} must have shape {shape}, got "
                     f"{given}"
                 )
             if isinstance(variable, _Integers):
@@ -141,10 +126,10 @@ class InqLayer(keras.layers.Layer):
             drawn = self.kernel_initializer(drawn_shape, dtype="float32")
             codes, top_exponent = encode(drawn, self.bits)
         self.codes = _Integers(
-            self._title, "codes", codes.reshape(kernel_shape), 0, 2 ** (self.bits - 1)
+            title(self), "codes", codes.reshape(kernel_shape), 0, 2 ** (self.bits - 1)
         )
         self.top_exponent = _Integers(
-            self._title, "top_exponent", np.int32(top_exponent), -(2**31), 2**31 - 1
+            title(self), "top_exponent", np.int32(top_exponent), -(2**31), 2**31 - 1
         )
         self.bias = None
         if self.use_bias:

@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import known_shape
+from tf_capsops.arguments import dense_tensor, known_shape
 from tf_capsops.ops.squash import at_least_float32
 
 
@@ -37,9 +37,10 @@ class Mask(keras.layers.Layer):
     def call(self, inputs):
         if isinstance(inputs, (list, tuple)):
             capsules, kept = inputs
-            kept = tf.cast(kept, capsules.dtype)
+            capsules = dense_tensor("Mask", "capsules", capsules)
+            kept = tf.cast(dense_tensor("Mask", "one_hot", kept), capsules.dtype)
         else:
-            capsules = inputs
+            capsules = dense_tensor("Mask", "capsules", inputs)
             squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
             kept = tf.one_hot(
                 tf.argmax(squared, axis=-1), capsules.shape[1], dtype=capsules.dtype

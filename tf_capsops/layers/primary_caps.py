@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import known_shape, positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, known_shape, positive_int, positive_pair
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
     checked_data_format,
@@ -94,6 +94,7 @@ class PrimaryCaps(keras.layers.Layer):
         self.conv.build(self._with_channels_last(input_shape))
 
     def call(self, images):
+        (images,) = float_tensors("PrimaryCaps", images=images)
         features = self.conv(with_channels_last(images, self.data_format))
         capsules = features.shape[1] * features.shape[2] * self.channels
         return squash(tf.reshape(features, [-1, capsules, self.capsule_dim]))

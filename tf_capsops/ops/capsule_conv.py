@@ -5,7 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import padding_name, positive_pair
+from tf_capsops.arguments import float_tensors, padding_name, positive_pair
 from tf_capsops.shapes import sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
@@ -46,7 +46,8 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
       `in_channels` or `pose_inner` is 0.
 
     Raises:
-      ValueError: `strides`, `padding` or `dilations` is not as above.
+      ValueError: `strides`, `padding` or `dilations` is not as above, or `inputs` or
+        `weights` is of another type, ragged or sparse.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
         is larger than the image under "VALID" (a `ValueError` while a graph is built).
       ImportError: The operator library is missing or of another TensorFlow version.
@@ -62,6 +63,7 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     array([48.], dtype=float32)
     """
     owner = "capsule_conv2d"
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
     return _library.load().capsule_conv(
         input=inputs,
         weights=weights,

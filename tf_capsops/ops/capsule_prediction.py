@@ -5,6 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library
+from tf_capsops.arguments import float_tensors
 
 
 def capsule_prediction(inputs, weights, name=None):
@@ -27,6 +28,7 @@ def capsule_prediction(inputs, weights, name=None):
       `in_dim` is 0.
 
     Raises:
+      ValueError: `inputs` or `weights` is of another type, ragged or sparse.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
         `ValueError` while a graph is built).
       ImportError: The operator library is missing or of another TensorFlow version.
@@ -38,6 +40,9 @@ def capsule_prediction(inputs, weights, name=None):
     >>> tf_capsops.capsule_prediction(u, w).numpy()
     array([[[[1., 2., 3.]]]], dtype=float32)
     """
+    inputs, weights = float_tensors(
+        "capsule_prediction", inputs=inputs, weights=weights
+    )
     return _library.load().capsule_prediction(input=inputs, weights=weights, name=name)
 
 

@@ -7,7 +7,7 @@ import math
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import int_between, positive_float32
+from tf_capsops.arguments import float_tensors, int_between, positive_float32
 from tf_capsops.shapes import joined, sizes
 
 MOST_ITERATIONS = 2**31 - 1
@@ -59,7 +59,8 @@ def capsule_routing(
       `in_caps` or `in_dim` is 0.
 
     Raises:
-      ValueError: `iterations` or `epsilon` is not as above.
+      ValueError: `iterations` or `epsilon` is not as above, or `inputs`, `weights` or
+        `logits` is of another type, ragged or sparse.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
         `ValueError` while a graph is built).
       ImportError: The operator library is missing or of another TensorFlow version.
@@ -72,7 +73,7 @@ def capsule_routing(
     TensorShape([1, 3, 4])
     """
     iterations, epsilon = _attributes("capsule_routing", iterations, epsilon)
-    operands = _operands(inputs, weights, logits)
+    operands = _operands("capsule_routing", inputs, weights, logits)
     return _with_sums(*operands, iterations, epsilon, name).output
 
 
@@ -93,7 +94,7 @@ def routing_coefficients(
       `out_caps`.
 
     Raises:
-      ValueError: `iterations` or `epsilon` is not as `capsule_routing` takes it.
+      ValueError: An argument is not as `capsule_routing` takes it.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
         `ValueError` while a graph is built).
       ImportError: The operator library is missing or of another TensorFlow version.
@@ -107,7 +108,8 @@ def routing_coefficients(
             [0.25, 0.25, 0.25, 0.25]]], dtype=float32)
     """
     iterations, epsilon = _attributes("routing_coefficients", iterations, epsilon)
-    inputs, weights, logits = _operands(inputs, weights, logits)
+    operands = _operands("routing_coefficients", inputs, weights, logits)
+    inputs, weights, logits = operands
     if iterations > 1:
         sums = _with_sums(inputs, weights, logits, iterations - 1, epsilon).sums
     else:
@@ -125,16 +127,12 @@ def _attributes(owner, iterations, epsilon):
     )
 
 
-def _operands(inputs, weights, logits):
-    """Returns the three as tensors; numbers without a type get that of the others."""
-    given = [operand for operand in (inputs, weights, logits) if operand is not None]
-    types = [operand.dtype for operand in given if hasattr(operand, "dtype")]
-    hint = tf.as_dtype(types[0]) if types else tf.float32
-    tensors = [tf.convert_to_tensor(operand, dtype_hint=hint) for operand in given]
-    if logits is None:
-        weights = tensors[1]
-        tensors.append(tf.zeros(sizes(weights)[:2], weights.dtype))
-    return tensors
+def _operands(owner, inputs, weights, logits):
+    """Returns the three as tensors of one type."""
+    if logits is not None:
+        return float_tensors(owner, inputs=inputs, weights=weights, logits=logits)
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+    return inputs, weights, tf.zeros(sizes(weights)[:2], weights.dtype)
 
 
 def _sum_type(inputs):

@@ -5,7 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import odd_pair, positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, odd_pair, positive_int, positive_pair
 
 _ATTRIBUTES = ("kernel_size", "dilations", "groups", "data_format")
 
@@ -48,7 +48,8 @@ def high_order_conv2d(
       Images, shaped like `inputs`.
 
     Raises:
-      ValueError: `kernel_size`, `groups`, `dilations` or `data_format` is not as above.
+      ValueError: `kernel_size`, `groups`, `dilations` or `data_format` is not as above,
+        or `inputs` or `filters` is of another type, ragged or sparse.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or `groups`
         does not divide `channels` (a `ValueError` while a graph is built).
       ImportError: The operator library is missing or of another TensorFlow version.
@@ -68,6 +69,7 @@ def high_order_conv2d(
         raise ValueError(
             f"{owner}: data_format must be 'NHWC' or 'NCHW', got {data_format!r}"
         )
+    inputs, filters = float_tensors(owner, inputs=inputs, filters=filters)
     return _library.load().high_order_conv(
         input=inputs,
         filters=filters,

@@ -5,7 +5,14 @@
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import int_between, integers, padding_name, positive_pair
+from tf_capsops.arguments import (
+    float_tensors,
+    int_between,
+    integers,
+    padding_name,
+    positive_pair,
+    tensor_of,
+)
 from tf_capsops.shapes import sizes
 
 _ATTRIBUTES = ("bits", "strides", "padding", "dilations")
@@ -57,7 +64,8 @@ def inq_conv2d(
 
     Raises:
       ValueError: `bits`, `strides`, `padding` or `dilations` is not as above, or
-        `codes` or `top_exponent` are of another type, or numbers out of its range.
+        `inputs`, `codes` or `top_exponent` is of another type, ragged or sparse, or
+        holds numbers out of its range.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
         is larger than the image under "VALID" (a `ValueError` while a graph is built);
         or a code is larger than `2 ** (bits - 1)`, the last one of the book. A GPU does
@@ -76,10 +84,11 @@ def inq_conv2d(
     owner = "inq_conv2d"
     codes = integers(owner, "codes", codes, 0, 2**8 - 1)
     top_exponent = integers(owner, "top_exponent", top_exponent, -(2**31), 2**31 - 1)
+    (inputs,) = float_tensors(owner, inputs=inputs)
     return _library.load().inq_conv(
         input=inputs,
-        codes=tf.convert_to_tensor(codes, tf.uint8),
-        top_exponent=tf.convert_to_tensor(top_exponent, tf.int32),
+        codes=tensor_of(owner, "codes", codes, tf.uint8),
+        top_exponent=tensor_of(owner, "top_exponent", top_exponent, tf.int32),
         bits=int_between(owner, "bits", bits, 2, 8),
         strides=positive_pair(owner, "strides", strides),
         padding=padding_name(owner, padding),

@@ -1,0 +1,73 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Layers refuse inputs that are ragged, sparse or of integers, in plain words."""
+
+import pytest
+import tensorflow as tf
+
+from tf_capsops import layers
+
+_TYPES = "one of the types float32, float64, float16, bfloat16"
+# How to make each layer, what its call names the input, and a shape of the input.
+_LAYERS = {
+    "PrimaryCaps": (lambda: layers.PrimaryCaps(2, 4, 2), "images", (1, 4, 4, 2)),
+    "DigitCaps": (lambda: layers.DigitCaps(4, 5), "capsules", (1, 2, 3)),
+    "CapsuleConv2D": (
+        lambda: layers.CapsuleConv2D(3, (4, 4), 2),
+        "capsules",
+        (1, 3, 3, 2, 4, 4),
+    ),
+    "HighOrderConv2D": (lambda: layers.HighOrderConv2D(3), "inputs", (1, 4, 4, 2)),
+    "InqConv2D": (lambda: layers.InqConv2D(3, 2), "images", (1, 4, 4, 2)),
+    "InqDense": (lambda: layers.InqDense(3), "inputs", (1, 4)),
+    "InqDepthwiseConv2D": (
+        lambda: layers.InqDepthwiseConv2D(2),
+        "images",
+        (1, 4, 4, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LAYERS)
+def test_ragged_sparse_and_integer_inputs_are_named(name):
+    make, argument, shape = _LAYERS[name]
+    layer = make()
+    layer(tf.ones(shape))
+    for wrong, text in (
+        (tf.ones(shape, tf.int32), f"must have {_TYPES}, got int32"),
+        (tf.ones(shape, tf.uint8), f"must have {_TYPES}, got uint8"),
+        (
+            tf.RaggedTensor.from_tensor(tf.ones(shape)),
+            "must be a dense tensor, got a Rag",
+        ),
+        (tf.sparse.from_dense(tf.ones(shape)), "must be a dense tensor, got a Sparse"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: {argument} {text}"):
+            layer(wrong)
+
+
+def test_the_guide_is_named():
+    images = tf.ones([1, 4, 4, 2])
+    layer = layers.HighOrderConv2D(3)
+    layer(images)
+    for wrong, text in (
+        (tf.cast(images, tf.int32), f"guide must have {_TYPES}, got int32"),
+        (
+            tf.RaggedTensor.from_tensor(images),
+            "guide must be a dense tensor, got a Rag",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"HighOrderConv2D: {text}"):
+            layer(images, guide=wrong)
+
+
+def test_mask_names_what_is_not_dense():
+    capsules, one_hot = tf.ones([1, 2, 3]), tf.constant([[1.0, 0.0]])
+    ragged = tf.RaggedTensor.from_tensor
+    for inputs, name in (
+        (ragged(capsules), "capsules"),
+        ([ragged(capsules), one_hot], "capsules"),
+        ([capsules, ragged(one_hot)], "one_hot"),
+    ):
+        with pytest.raises(ValueError, match=f"Mask: {name} must be a dense tensor"):
+            layers.Mask()(inputs)

@@ -1,0 +1,37 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what somebody sets the weights of a layer to."""
+
+import numpy as np
+
+
+def require_built(layer):
+    """Raises a ValueError if a layer has no weights yet."""
+    if not layer.built:
+        raise ValueError(f"{title(layer)} has no weights yet: build it first")
+
+
+def weights_by_name(layer, weights):
+    """Returns a dict of arrays from a list in the order of the layer's weights.
+
+    Raises:
+      ValueError: if the layer has not been built, or the list has another length or is
+        an array itself; the message names the layer and its weights.
+    """
+    require_built(layer)
+    names = [variable.name for variable in layer.weights]
+    is_objects = isinstance(weights, np.ndarray) and weights.dtype == object
+    if isinstance(weights, (list, tuple)) or is_objects:
+        got = f"a list of {len(weights)}"
+    else:
+        got = f"one array of shape {tuple(np.shape(weights))}"
+    if got != f"a list of {len(names)}":
+        raise ValueError(
+            f"{title(layer)}: weights must be [{', '.join(names)}], got {got}"
+        )
+    return dict(zip(names, map(np.asarray, weights)))
+
+
+def title(layer):
+    """Returns the name of a layer in messages."""
+    return f"{type(layer).__name__} {layer.name}"
