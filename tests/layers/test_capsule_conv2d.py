@@ -4,11 +4,11 @@
 
 import finite_differences
 import keras
+import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
 import tolerances
-from keras.src import testing
 from parameterized import parameterized
 from reference import capsule_conv
 
@@ -100,7 +100,7 @@ def test_bias_and_activation_follow_the_convolution(device, case):
     assert len(bare.weights) == 1
 
 
-class CapsuleConv2DTest(testing.TestCase):
+class CapsuleConv2DTest(layer_testing.TestCase):
     @parameterized.expand(
         [
             ("rank_2", (2, 5), (2, 7, 6, 3, 2, 4), (2, 3, 2, 4, 2, 5)),

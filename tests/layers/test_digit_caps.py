@@ -4,11 +4,11 @@
 
 import finite_differences
 import keras
+import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
 import tolerances
-from keras.src import testing
 from parameterized import parameterized
 from reference import capsule_routing
 
@@ -95,7 +95,7 @@ def test_empty_batch(device):
     assert layer(tf.zeros([0, 5, 2])).shape == (0, 4, 3)
 
 
-class DigitCapsTest(testing.TestCase):
+class DigitCapsTest(layer_testing.TestCase):
     @parameterized.expand([("fixed", False, 1), ("trainable", True, 2)])
     def test_layer(self, _, logits_trainable, trainable_weights):
         self.run_layer_test(

@@ -4,11 +4,11 @@
 
 import finite_differences
 import keras
+import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
 import tolerances
-from keras.src import testing
 from parameterized import parameterized
 from reference import high_order_conv
 
@@ -173,7 +173,7 @@ def test_bias_initializer_is_called_for_the_filters():
     np.testing.assert_array_equal(layer.bias, np.arange(30))
 
 
-class HighOrderConv2DTest(testing.TestCase):
+class HighOrderConv2DTest(layer_testing.TestCase):
     @parameterized.expand(
         [
             ("last", "channels_last", (2, 6, 5, 4)),

@@ -6,11 +6,11 @@ import zipfile
 
 import finite_differences
 import keras
+import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
 import tolerances
-from keras.src import testing
 from parameterized import parameterized
 from reference import capsule_conv
 
@@ -142,7 +142,7 @@ def test_training_moves_the_bias_and_no_code(device):
     assert np.all(layer.bias.numpy() != bias)
 
 
-class InqLayersTest(testing.TestCase):
+class InqLayersTest(layer_testing.TestCase):
     @parameterized.expand(
         [
             (InqConv2D, {"filters": 4, "kernel_size": (2, 3), "strides": 2}, (3, 2, 4)),

@@ -3,10 +3,10 @@
 """InqDepthwiseConv2D against DepthwiseConv2D of the same weights, and as a layer."""
 
 import keras
+import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src import testing
 
 from tf_capsops import inq
 from tf_capsops.layers import InqDepthwiseConv2D
@@ -78,7 +78,7 @@ def test_gradients_reach_input_and_bias(device):
     assert [each.name for each in layer.trainable_weights] == ["bias"]
 
 
-class InqDepthwiseConv2DTest(testing.TestCase):
+class InqDepthwiseConv2DTest(layer_testing.TestCase):
     def test_layer(self):
         self.run_layer_test(
             InqDepthwiseConv2D,

@@ -3,18 +3,18 @@
 """PrimaryCaps: values, shapes, saving, mixed precision and errors."""
 
 import keras
+import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
 import tolerances
-from keras.src import testing
 from parameterized import parameterized
 from reference import squash
 
 from tf_capsops.layers import PrimaryCaps
 
 
-class PrimaryCapsTest(testing.TestCase):
+class PrimaryCapsTest(layer_testing.TestCase):
     @parameterized.expand(
         [
             ("valid", 3, 1, "valid", (2, 75, 4)),

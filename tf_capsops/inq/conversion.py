@@ -5,7 +5,6 @@
 import warnings
 
 import keras
-from keras.src.models.functional import Functional
 
 from tf_capsops import models
 from tf_capsops.codes import checked_bits
@@ -112,7 +111,7 @@ def _checked(owner, model, bits):
         raise ValueError(f"{owner}: {model.name} has no weights yet: build it first")
     if isinstance(model, models.CapsNet):
         model = model.inference_model()
-    if not isinstance(model, (keras.Sequential, Functional)):
+    if not _is_taken_apart(model):
         raise ValueError(
             f"{owner}: the model must be Sequential, functional or a CapsNet, got "
             f"{type(model).__name__}: convert the models of those kinds in it"
@@ -120,11 +119,17 @@ def _checked(owner, model, bits):
     return model, bits
 
 
+def _is_taken_apart(layer):
+    """Whether cloning goes into a layer: a Sequential or functional model."""
+    is_functional = isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
+    return is_functional or isinstance(layer, keras.Sequential)
+
+
 def _reports(model, bits):
     """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
     found = {}
     for layer in model.layers:
-        if isinstance(layer, (keras.Sequential, Functional)):
+        if _is_taken_apart(layer):
             found.update(_reports(layer, bits))
         elif layer.weights and id(layer) not in found:
             found[id(layer)] = LayerReport.of(layer, bits)
