@@ -69,6 +69,13 @@ def test_length_of_nan_is_nan(device, dtype):
     assert np.isfinite(gradient[1:]).all()
 
 
+def test_length_of_integers_is_refused():
+    with pytest.raises(
+        ValueError, match="Length: capsules must be floating-point, got"
+    ):
+        Length()(tf.constant([[3, 4]]))
+
+
 def test_training_ends_where_capsules_are_nan():
     model = keras.Sequential([keras.Input([3, 2]), Length()])
     model.compile("sgd", MarginLoss())

@@ -43,6 +43,20 @@ def test_zero_has_value_and_gradient_zero(device, dtype):
     np.testing.assert_array_equal(np.asarray(gradient).astype(float), 0)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_zero_has_gradient_zero_with_the_smallest_epsilon(device, compiled):
+    vectors = tf.zeros([2, 3])
+
+    @tf.function(jit_compile=compiled)
+    def gradient(vectors):
+        with tf.GradientTape() as tape:
+            tape.watch(vectors)
+            result = tf_capsops.squash(vectors, epsilon=1.2e-38)
+        return tape.gradient(result, vectors)
+
+    np.testing.assert_array_equal(gradient(vectors), np.zeros([2, 3]))
+
+
 def test_half_precision_does_not_overflow_inside(device):
     # 300 squared is past float16's largest number.
     result = tf_capsops.squash(tf.constant([[300.0, 0.0]], tf.float16))
@@ -111,8 +125,19 @@ def test_compiled_graph_of_unknown_shape(device):
     assert compiled(tf.zeros([0, 3])).shape == (0, 3)
 
 
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match=r"epsilon must be positive, got 0"):
-        tf_capsops.squash([1.0], epsilon=0)
-    with pytest.raises(ValueError, match=r"vectors must be floating-point, got int32"):
-        tf_capsops.squash([1, 2])
+@pytest.mark.parametrize("epsilon", [0, -1e-7, 1e-46, float("inf"), float("nan")])
+def test_epsilon_is_a_positive_float32(epsilon):
+    with pytest.raises(ValueError, match=f"squash: epsilon must be .* got {epsilon}"):
+        tf_capsops.squash([1.0], epsilon=epsilon)
+
+
+@pytest.mark.parametrize(
+    "vectors, text",
+    [
+        ([1, 2], "vectors must be floating-point, got int32"),
+        (tf.ragged.constant([[1.0, 2.0], [1.0]]), "vectors must be a dense tensor"),
+    ],
+)
+def test_bad_vectors_are_named(vectors, text):
+    with pytest.raises(ValueError, match=f"squash: {text}"):
+        tf_capsops.squash(vectors)

@@ -17,6 +17,9 @@ class Length(keras.layers.Layer):
 
     Input shape: `[..., D]`. Output shape: `[...]`.
 
+    Raises:
+      ValueError: if capsules are not floating-point.
+
     >>> from tf_capsops.layers import Length
     >>> import numpy as np
     >>> Length()(np.array([[[3.0, 4.0], [0.0, 0.0]]])).numpy().tolist()
@@ -25,6 +28,10 @@ class Length(keras.layers.Layer):
 
     def call(self, capsules):
         dtype = capsules.dtype
+        if not dtype.is_floating:
+            raise ValueError(
+                f"Length: capsules must be floating-point, got {dtype.name}"
+            )
         squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
         # The root's derivative is infinite at zero: keep zeros away from it.
         zero = squared == 0

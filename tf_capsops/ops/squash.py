@@ -4,6 +4,8 @@
 
 import tensorflow as tf
 
+from tf_capsops.arguments import dense_tensor, positive_float32
+
 
 def at_least_float32(tensor):
     """Returns a half-precision tensor in float32, and any other as it is."""
@@ -25,23 +27,24 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
     Args:
       vectors: a floating-point tensor of any shape with at least one axis.
       axis: the axis that runs along a vector.
-      epsilon: a positive number, added to the squared length under the root.
+      epsilon: a positive number (a float32), added to the squared length under the
+        root.
       name: a name for the operations.
 
     Returns:
       A tensor of the shape and dtype of `vectors`.
 
     Raises:
-      ValueError: if `epsilon` is not positive, or `vectors` is not floating-point.
+      ValueError: if `epsilon` is not as above, or `vectors` is not floating-point or
+        not dense.
 
     >>> import tf_capsops
     >>> tf_capsops.squash([3.0, 4.0]).numpy() * 26 / 25
     array([0.6, 0.8], dtype=float32)
     """
-    if not epsilon > 0:
-        raise ValueError(f"squash: epsilon must be positive, got {epsilon}")
+    epsilon = positive_float32("squash", "epsilon", epsilon)
     with tf.name_scope(name or "squash"):
-        vectors = tf.convert_to_tensor(vectors)
+        vectors = dense_tensor("squash", "vectors", vectors)
         dtype = vectors.dtype
         if not dtype.is_floating:
             raise ValueError(
@@ -56,5 +59,7 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
         vectors /= scale
         one = tf.square(1.0 / scale)
         squared = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
-        factor = squared / (one + squared) * tf.math.rsqrt(squared + one * epsilon)
+        # The derivative of a reciprocal root, its cube, would overflow for a small
+        # epsilon.
+        factor = squared / ((one + squared) * tf.sqrt(squared + one * epsilon))
         return tf.cast(vectors * factor, dtype)
