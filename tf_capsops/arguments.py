@@ -12,6 +12,13 @@ import tensorflow as tf
 _FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
+class OperandTypeError(TypeError, ValueError):
+    """An operand has a type that the op does not take.
+
+    TensorFlow raises a TypeError for this, and Keras a ValueError; this is both.
+    """
+
+
 def positive_int(owner, name, value, minimum=1):
     """Returns `value` as an int of at least `minimum`.
 
@@ -181,8 +188,8 @@ def float_tensors(owner, **operands):
     Without a tensor all take that of the first NumPy array, or float32.
 
     Raises:
-      ValueError: if one is ragged, sparse, no numbers, or of another type; the message
-        names owner, operand and what came.
+      OperandTypeError: if one is ragged, sparse, no numbers, or of another type; the
+        message names owner, operand and what came.
     """
     tensors = {
         name: dense_tensor(owner, name, value)
@@ -198,12 +205,12 @@ def float_tensors(owner, **operands):
     dtype = tf.as_dtype(typed[first].dtype) if typed else tf.float32
     if dtype not in _FLOATS:
         allowed = ", ".join(each.name for each in _FLOATS)
-        raise ValueError(
+        raise OperandTypeError(
             f"{owner}: {first} must have one of the types {allowed}, got {dtype.name}"
         )
     for name, tensor in tensors.items():
         if tensor.dtype != dtype:
-            raise ValueError(
+            raise OperandTypeError(
                 f"{owner}: {name} must have the type of {first}, {dtype.name}, got "
                 f"{tensor.dtype.name}"
             )
@@ -217,14 +224,14 @@ def tensor_of(owner, name, value, dtype):
     """Returns `value`, a tensor or numbers, as a tensor of `dtype`.
 
     Raises:
-      ValueError: if it is ragged, sparse, no numbers, or a tensor of another type; the
-        message names owner, argument and what came.
+      OperandTypeError: if it is ragged, sparse, no numbers, or a tensor of another
+        type; the message names owner, argument and what came.
     """
     if not tf.is_tensor(value):
         return dense_tensor(owner, name, value, dtype)
     tensor = dense_tensor(owner, name, value)
     if tensor.dtype != dtype:
-        raise ValueError(
+        raise OperandTypeError(
             f"{owner}: {name} must have the type {dtype.name}, got {tensor.dtype.name}"
         )
     return tensor
@@ -236,16 +243,16 @@ def dense_tensor(owner, name, value, dtype=None):
     Numbers become a tensor of `dtype`, or of the type that TensorFlow gives them.
 
     Raises:
-      ValueError: if it is ragged, sparse or no numbers; the message names owner,
+      OperandTypeError: if it is ragged, sparse or no numbers; the message names owner,
         argument and what came.
     """
     if isinstance(value, tf.Tensor):
         return value
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        raise ValueError(
+        raise OperandTypeError(
             f"{owner}: {name} must be a dense tensor, got a {type(value).__name__}"
         )
     try:
         return tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{owner}: {name} must be a tensor: {error}") from error
+        raise OperandTypeError(f"{owner}: {name} must be a tensor: {error}") from error

@@ -145,6 +145,17 @@ def test_images_without_channels_are_refused(batch):
             use(images)
 
 
+def test_images_have_their_channels_last_whatever_keras_is_told():
+    images = np.random.default_rng(0).uniform(size=(2, 8, 8, 1)).astype(np.float32)
+    expected, _ = _small().predict(images, verbose=0)
+    keras.config.set_image_data_format("channels_first")
+    try:
+        lengths, _ = _small().predict(images, verbose=0)
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    np.testing.assert_array_equal(lengths, expected)
+
+
 def test_labels_that_are_no_class_are_refused():
     model = _small()
     model.compile()

@@ -58,6 +58,7 @@ def _called(function, operands, graph):
 def _assert_refused(function, operands, text, graph=False):
     with pytest.raises(ValueError) as caught:
         _called(function, operands, graph)
+    assert isinstance(caught.value, TypeError)
     assert str(caught.value).startswith(f"{function}: {text}")
 
 

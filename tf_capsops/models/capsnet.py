@@ -90,19 +90,20 @@ class CapsNet(keras.Model):
             "reconstruction_weight": reconstruction_weight,
         }
         dtype = self.dtype_policy
+        last = {"data_format": "channels_last", "dtype": dtype}
         self.encoder = keras.Sequential(
             [
                 keras.Input(image_shape, name="images"),
                 keras.layers.Conv2D(
-                    filters, kernel_size, activation="relu", dtype=dtype, name="conv"
+                    filters, kernel_size, activation="relu", name="conv", **last
                 ),
                 PrimaryCaps(
                     primary_channels,
                     primary_dim,
                     primary_kernel_size,
                     strides=primary_strides,
-                    dtype=dtype,
                     name="primary_caps",
+                    **last,
                 ),
                 DigitCaps(
                     num_classes,
