@@ -35,6 +35,9 @@ def _is_command():
 @contextlib.contextmanager
 def _without_log_lines():
     """Holds back what is written to stderr, and then writes all but lines of log."""
+    if sys.stderr is None:  # closed
+        yield
+        return
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as held:

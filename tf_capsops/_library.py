@@ -65,6 +65,8 @@ def build_info():
         information cannot be read.
     """
     path = library_path()
+    if not os.access(path, os.R_OK):
+        raise ImportError(f"tf_capsops: {path} cannot be read. " + _REBUILD)
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ImportError(f"tf_capsops: {path} is empty. " + _REBUILD)

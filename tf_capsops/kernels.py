@@ -13,9 +13,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 from collections.abc import Iterator
 
 from tf_capsops import _library
+
+# The texts in force of each variable, the innermost block's last.
+_HISTORY: dict[str, list[str]] = {}
 
 
 @functools.cache
@@ -27,6 +31,20 @@ def _interface() -> ctypes.CDLL:
 
 
 @contextlib.contextmanager
+def _set(function: str, variable: str, settings: dict) -> Iterator[None]:
+    """Sets what `variable` set at the start, and what was set before afterwards."""
+    history = _HISTORY.setdefault(variable, [os.environ.get(variable, "")])
+    history.append(",".join(f"{name}={value}" for name, value in settings.items()))
+    change = getattr(_interface(), function)
+    change(history[-1].encode())
+    try:
+        yield
+    finally:
+        history.pop()
+        change(history[-1].encode())
+
+
+@contextlib.contextmanager
 def force(**kernels: str) -> Iterator[None]:
     """Forces kernels within a `with` block, for all threads of the process.
 
@@ -34,12 +52,8 @@ def force(**kernels: str) -> Iterator[None]:
         **kernels: The kernel's name for each op, such as `CapsuleConv="mma"`. An op
             whose kernel cannot do what it is given raises an InvalidArgumentError.
     """
-    text = ",".join(f"{op}={kernel}" for op, kernel in kernels.items())
-    _interface().tf_capsops_force_kernels(text.encode())
-    try:
+    with _set("tf_capsops_force_kernels", "TF_CAPSOPS_KERNEL", kernels):
         yield
-    finally:
-        _interface().tf_capsops_force_kernels(b"")
 
 
 @contextlib.contextmanager
@@ -51,12 +65,8 @@ def pretend_device(**properties: int) -> Iterator[None]:
             multiprocessors), `shared` and `processor_shared` (bytes of shared memory
             of a block and of a multiprocessor).
     """
-    text = ",".join(f"{name}={value}" for name, value in properties.items())
-    _interface().tf_capsops_pretend_device(text.encode())
-    try:
+    with _set("tf_capsops_pretend_device", "TF_CAPSOPS_DEVICE", properties):
         yield
-    finally:
-        _interface().tf_capsops_pretend_device(b"")
 
 
 @contextlib.contextmanager
@@ -65,8 +75,9 @@ def recorded() -> Iterator[list[tuple[str, str, int]]]:
 
     Yields:
         A list that is filled when the block ends: op, kernel and bytes of workspace of
-        each distinct call. Within `pretend_device`, an op on a CPU also records what
-        that GPU would run, as op "CapsuleConv@GPU".
+        each distinct call. The op that `capsule_routing` calls is recorded as
+        "CapsuleRoutingWithSums". Within `pretend_device`, an op on a CPU also records
+        what that GPU would run, as op "CapsuleConv@GPU".
     """
     calls = []
     _interface().tf_capsops_record_kernels(1)

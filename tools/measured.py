@@ -212,7 +212,7 @@ def sources(op: str, device: str) -> list[str]:
     if op == "InqConv":
         names.append("capsule_conv")  # whose products it uses
     if device.startswith("GPU"):
-        return [f"cuda/{name}" for name in names]
+        return ["cuda/common", *(f"cuda/{name}" for name in names)]
     return [f"cc/cpu/{d}{name}*" for name in names for d in ("", "dispatch/")]
 
 

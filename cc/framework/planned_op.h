@@ -12,7 +12,6 @@
 #include <mutex>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -61,8 +60,9 @@ class PlannedOp : public tensorflow::OpKernel {
   }
 
  private:
-  // A network's layers may share an OpKernel, each with shapes of its own.
-  static constexpr int kKept = 8;
+  // Outside of graphs, all calls with the same attributes share an OpKernel: those of a
+  // network's layers, whose shapes differ, and of whole and last batches.
+  static constexpr int kKept = 64;
   struct Entry {
     Exec exec;
     uint64_t generation = 0;  // none yet

@@ -6,6 +6,7 @@
 #define CAPSOPS_CC_FRAMEWORK_REGISTER_H_
 
 #include <initializer_list>
+#include <type_traits>
 
 #include "tensorflow/core/framework/kernel_def_builder.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -14,7 +15,7 @@
 
 namespace capsops {
 
-// What 16-bit and 32-bit types are added up in, and double.
+// The type in which numbers of T are added up.
 template <typename T>
 using SumType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 

@@ -50,7 +50,7 @@ bool Split(const std::string& text, std::map<std::string, std::string>* pairs) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const size_t equals = text.find('=', begin);
-    if (equals == begin || equals + 1 >= end) return false;
+    if (equals == begin || equals >= end || equals + 1 == end) return false;
     (*pairs)[text.substr(begin, equals - begin)] =
         text.substr(equals + 1, end - equals - 1);
     begin = end + 1;

@@ -42,7 +42,8 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
 template <auto kKernel>
 LaunchError AllowShared(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
-  static std::vector<std::pair<int, int>> allowed;  // device, bytes
+  // Device and bytes of each; never freed, for threads may launch until the very end.
+  static auto& allowed = *new std::vector<std::pair<int, int>>;
   int device = 0;
   LaunchError error = CheckLaunch(name, cudaGetDevice(&device));
   if (!error.empty()) return error;

@@ -40,6 +40,19 @@ def test_a_device_that_cannot_be_read_plans_nothing(text):
     assert [op for op, _, _ in calls] == ["CapsulePrediction"]
 
 
+@pytest.mark.parametrize("text", ["mma", "CapsuleConv=", "=mma", "CapsuleConv=mma,fma"])
+def test_forced_kernels_that_cannot_be_read_are_an_error(text):
+    if planned := _library.build_info()["cuda"]:
+        interface = kernels._interface()
+        interface.tf_capsops_force_kernels(text.encode())
+    with kernels.pretend_device(capability=90), kernels.recorded() as calls:
+        _predict()
+    if planned:
+        interface.tf_capsops_force_kernels(b"")
+    gpu = [kernel for op, kernel, _ in calls if op == "CapsulePrediction@GPU"]
+    assert gpu == ["none"] * bool(planned)
+
+
 def test_settings_end_with_their_block():
     with kernels.pretend_device(capability=90), kernels.recorded() as calls:
         _predict()
@@ -48,3 +61,15 @@ def test_settings_end_with_their_block():
     with kernels.recorded() as calls:
         _predict(48)
     assert [op for op, _, _ in calls] == ["CapsulePrediction"]
+
+
+def test_blocks_nest():
+    ours = {"capability": 90, "shared": 232448}
+    with kernels.pretend_device(**ours), kernels.force(CapsulePrediction="gemm"):
+        with kernels.force(CapsulePrediction="fma"), kernels.recorded() as inner:
+            _predict()
+        with kernels.recorded() as outer:
+            _predict()
+    cuda = bool(_library.build_info()["cuda"])
+    for calls, kernel in ((inner, "fma"), (outer, "gemm")):
+        assert [k for op, k, _ in calls if op.endswith("@GPU")] == [kernel] * cuda

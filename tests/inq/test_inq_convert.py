@@ -270,3 +270,21 @@ def test_other_models_are_refused():
         ValueError, match="convert: bits must be an integer from 2 to 8"
     ):
         inq.convert(_sequential(), bits=1)
+
+
+def test_masks_pass_through_a_dense_layer():
+    model = keras.Sequential(
+        [
+            keras.Input([5], dtype="int32"),
+            keras.layers.Embedding(7, 4, mask_zero=True),
+            keras.layers.Dense(6),
+            keras.layers.LSTM(2),
+        ]
+    )
+    dense = model.layers[1]
+    dense.kernel.assign(inq.quantize(np.ones([4, 6], np.float32) / 3, 4))
+    words = tf.constant([[1, 2, 0, 0, 0], [3, 4, 5, 6, 0]])
+    with pytest.warns(UserWarning):  # the layers that stay as they are
+        converted = inq.convert(model)
+    assert isinstance(converted.layers[1], layers.InqDense)
+    _assert_same(model, converted, words)

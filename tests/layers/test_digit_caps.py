@@ -253,3 +253,9 @@ def test_weights_may_be_an_array_of_arrays():
     layer.set_weights(both)
     np.testing.assert_array_equal(layer.kernel, weights[0])
     np.testing.assert_array_equal(layer.logits, weights[1])
+
+
+def test_coefficients_need_weights():
+    layer = DigitCaps(2, 3, name="caps")
+    with pytest.raises(ValueError, match="DigitCaps caps has no weights yet"):
+        layer.coefficients(np.ones([1, 4, 5], np.float32))

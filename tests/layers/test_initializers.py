@@ -39,3 +39,7 @@ def test_bad_arguments_are_named():
         RoutedNormal(gain=0)
     with pytest.raises(ValueError, match=r"must be \[in_caps, .*\], got \(2, 3\)"):
         RoutedNormal()([2, 3])
+
+
+def test_a_seed_from_numpy_is_kept():
+    assert RoutedNormal(seed=np.int64(3)).get_config()["seed"] == 3

@@ -12,7 +12,7 @@ from tf_capsops.arguments import (
     positive_int,
 )
 from tf_capsops.layers.initializers import RoutedNormal
-from tf_capsops.layers.weights import weights_by_name
+from tf_capsops.layers.weights import require_built, weights_by_name
 from tf_capsops.ops.capsule_routing import (
     MOST_ITERATIONS,
     capsule_routing,
@@ -131,7 +131,11 @@ class DigitCaps(keras.layers.Layer):
 
         Returns:
           `[B, I, num_capsules]`: nonnegative, adding up to 1 over the last axis.
+
+        Raises:
+          ValueError: The layer has not been built.
         """
+        require_built(self)
         (capsules,) = float_tensors("DigitCaps", capsules=capsules)
         return routing_coefficients(
             capsules,

@@ -3,6 +3,7 @@
 """Initial values of prediction matrices and of filters."""
 
 import math
+import numbers
 
 import keras
 import numpy as np
@@ -57,7 +58,7 @@ class RoutedNormal(keras.initializers.Initializer):
         )
 
     def get_config(self):
-        seed = self.seed if isinstance(self.seed, int) else None
+        seed = int(self.seed) if isinstance(self.seed, numbers.Integral) else None
         return {"gain": self.gain, "seed": seed}
 
 

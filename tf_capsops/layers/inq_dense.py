@@ -62,6 +62,7 @@ class InqDense(InqLayer):
             **kwargs,
         )
         self.units = positive_int("InqDense", "units", units)
+        self.supports_masking = True  # as keras.layers.Dense does
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)

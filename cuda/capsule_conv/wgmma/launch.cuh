@@ -87,7 +87,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   plan.squares = squares;
   plan.by_across = Divisor(squares ? across : row);
 
-  const int most = device.processor_shared / C::kBlocks - 1024;
+  const int most = std::min(device.shared, device.processor_shared / C::kBlocks - 1024);
   int units = std::min(all, taps >= 8 ? 8 : 32);
   int64_t shared = 0;
   for (; units > 0; --units) {

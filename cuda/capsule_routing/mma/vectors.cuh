@@ -3,8 +3,8 @@
 
 // Between the passes of capsule routing: adding up their partial sums, squash and its
 // gradient. A thread has one float4 of a vector of output capsules
-// (capsule_routing_tile.cuh); kSlices threads share it where there are partial sums. A
-// block has the M float4 of kPart lanes.
+// (cuda/capsule_routing/mma/tile.cuh); kSlices threads share it where there are partial
+// sums. A block has the M float4 of kPart lanes.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
 
