@@ -223,7 +223,7 @@ papers: build $(if $(WITH_CUDA),studies)  ## time the ops against other papers' 
 wheel: build  ## pack the wheel, for all architectures, and the source distribution into dist/
 	CUDA=$(CUDA) PY="$(abspath $(PY))" $(PY) -m build --no-isolation --sdist --wheel $(ARGS)
 
-format: $(ENVIRONMENT)  ## lay out the sources
+format: $(ENVIRONMENT)  ## format the sources
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 	$(dir $(PY))clang-format -i $(CXX_FILES)
