@@ -18,6 +18,9 @@ class OperandTypeError(TypeError, ValueError):
     TensorFlow raises a TypeError for this, and Keras a ValueError; this is both.
     """
 
+    # AutoGraph raises only those errors again as they were.
+    __init__ = Exception.__init__
+
 
 def positive_int(owner, name, value, minimum=1):
     """Returns `value` as an int of at least `minimum`.

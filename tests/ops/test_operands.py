@@ -151,3 +151,11 @@ def test_codes_and_exponents_are_named():
     ):
         with pytest.raises(ValueError, match=f"^inq_conv2d: {text}"):
             tf_capsops.inq_conv2d(inputs, *given)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_autograph_raises_the_same(error):
+    inputs, weights = tf.ones([1, 2, 3]), tf.ones([2, 4, 5, 3], tf.float64)
+    text = "capsule_prediction: weights must have the type of inputs, float32, got"
+    with pytest.raises(error, match=text):
+        tf.function(lambda: tf_capsops.capsule_prediction(inputs, weights))()
