@@ -199,7 +199,7 @@ def test_capsules(tmp_path):
     )
     _quantize(model)
     converted = inq.convert(model)
-    found = {type(each).__name__ for each in converted._flatten_layers()}
+    found = {type(each).__name__ for each in inq.kernels.layers_in(converted)}
     assert {"InqConv2D", "InqDense", "DigitCaps"} <= found
     assert not {"Conv2D", "Dense", "PrimaryCaps"} & found
     images = tf.abs(_images(3, 8, 8, 1))

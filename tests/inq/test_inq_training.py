@@ -187,6 +187,37 @@ def test_works_with_our_layers():
     assert np.any(logits != inq.quantize(logits, 5))
 
 
+class _Composite(keras.layers.Layer):
+    """Holds layers in every way that Keras tracks."""
+
+    def __init__(self):
+        super().__init__()
+        first, *others = (keras.layers.Dense(2, name=name) for name in "abcd")
+        self.one = first
+        self.several = [others[0], (others[1],)]
+        self.named = {"last": others[2], "first": first}
+
+    def build(self, input_shape):
+        for layer in inq.kernels.layers_in(self)[1:]:
+            layer.build(input_shape)
+
+
+def test_layers_are_found_wherever_another_layer_holds_them():
+    inputs = keras.Input([4, 3])
+    rnn = keras.layers.Bidirectional(keras.layers.GRU(2))
+    inner = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, name="inner")])
+    model = keras.Model(inputs, inner(rnn(inputs)))
+    pairs = inq.kernels.layers_and_kernels(model)
+    assert [layer.name for layer, _ in pairs] == ["gru_cell", "gru_cell", "inner"]
+    composite = _Composite()
+    composite.build([None, 3])
+    pairs = inq.kernels.layers_and_kernels(composite)
+    assert [layer.name for layer, _ in pairs] == ["a", "b", "c", "d"]
+    assert {id(kernel) for _, kernel in pairs} < {
+        id(each) for each in composite.weights
+    }
+
+
 def test_each_step_fixes_the_largest_free_weights():
     model = _model()
     kernel = model.get_layer("conv").kernel

@@ -34,9 +34,27 @@ def layers_and_kernels(root):
     A kernel that several layers share counts once.
     """
     found = {}
-    for layer in root._flatten_layers(include_self=True, recursive=True):
+    for layer in layers_in(root):
         for kernel in kernels(layer):
             found.setdefault(id(kernel), (layer, kernel))
+    return list(found.values())
+
+
+def layers_in(root):
+    """A layer or model, and all layers in it at any depth, each once."""
+    found = {}
+
+    def visit(value):
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, (list, tuple)):
+            for each in value:
+                visit(each)
+        elif isinstance(value, keras.Layer) and id(value) not in found:
+            found[id(value)] = value
+            visit(value.layers if isinstance(value, keras.Model) else vars(value))
+
+    visit(root)
     return list(found.values())
 
 
