@@ -5,11 +5,12 @@
 // cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
 // cc/cpu/dispatch/ divides their work.
 //
-// The lanes of a vector are rows of the matrix product that a convolution is: pose rows
-// of a few samples and neighbouring pixels. A task copies the part of the image that it
-// reads into planes, in its own caches: one for each channel and pose column, in which
-// these rows lie side by side, zeros outside of the image included. A kernel position
-// is then an offset into the planes, whatever the strides, dilations and pose sizes.
+// A convolution is a matrix product, and the lanes of a vector are rows of it: the pose
+// rows of a few samples and neighbouring pixels. A task copies the part of the image
+// that it reads into planes in its own caches. There is one plane for each channel and
+// pose column, in which these rows lie side by side, with zeros for pixels outside the
+// image. A tap is then an offset into the planes, for any strides, dilations and pose
+// sizes.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 
@@ -19,17 +20,18 @@
 
 namespace capsops::capsule_conv {
 
-// How work is divided; nothing but the problem and the instruction set decide.
+// How work is divided, which depends on nothing but the problem and the instruction
+// set.
 struct Division {
   int64_t workspace;      // bytes of the packed weights, or of the partial sums
   int64_t scratch;        // bytes that a task needs
-  int64_t tasks;          // of the products
-  int64_t weights_tasks;  // that pack weights, or add up partial sums
+  int64_t tasks;          // of `run`
+  int64_t weights_tasks;  // of `pack` or `reduce`
 };
 
-// Forward and the gradient of the input are alike: an image is read, an image written.
-// Of the kernel, `p` has the taps that read the image; the weights of a task are those
-// of its tap, task % taps.
+// The forward convolution and the gradient of the input are alike: each reads an image
+// and writes another. `p` has only the taps that read the image. A task of `pack` packs
+// weights of tap task % taps, and `weights` points to the weights of that tap.
 template <typename T>
 struct ImageKernels {
   Division (*divide)(const Problem& p);
@@ -38,8 +40,9 @@ struct ImageKernels {
               T* to, void* scratch);
 };
 
-// Task `task` of those that add up partial sums is one of [pose_depth][tap][tile of
-// rows], and writes some of its tap's weights.
+// `run` writes partial sums to the workspace, and `reduce` adds them up. The tasks of
+// `reduce` are in the order [pose_depth][tap][tile of rows], and `grad_weights` points
+// to the gradient of the weights of the task's tap.
 template <typename T>
 struct WeightsKernels {
   Division (*divide)(const Problem& p);

@@ -17,25 +17,27 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Where part `index` of `parts` nearly equal ones of `count` begins.
+// Returns where part `index` begins when `count` is divided into `parts` nearly equal
+// parts.
 inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {
   return count * index / parts;
 }
 
-// Along one axis, pixel first + t * stride of the image that is written, for t < count,
-// adds up `taps` terms. Term j is that of kernel position tap_first + j * tap_step, and
-// of pixel t * step + offset + j * delta of the image that is read.
+// What is added up along one axis: pixel first + t * stride of the image that is
+// written, for t < count, is the sum of `taps` terms. Term j multiplies tap
+// tap_first + j * tap_step by pixel t * step + offset + j * delta of the image that is
+// read.
 struct Axis {
   int64_t count, first, stride;
   int64_t taps, tap_first, tap_step;
   int64_t step, offset, delta;
 
-  // The lowest pixel that t = 0 reads, and how far beyond it reads.
+  // The lowest pixel that t = 0 reads, and the distance from there to the highest.
   int64_t lowest() const { return delta < 0 ? offset + (taps - 1) * delta : offset; }
   int64_t reach() const { return taps == 0 ? 0 : (taps - 1) * spacing(); }
   int64_t spacing() const { return delta < 0 ? -delta : delta; }
-  // How often the pixels that neighbouring t read at a tap are those of an earlier tap:
-  // every so many taps.
+  // Returns the least n for which taps j and j + n read the same pixels, for different
+  // t.
   int64_t period() const {
     int64_t a = step, b = spacing();
     while (b != 0) {
@@ -47,8 +49,8 @@ struct Axis {
   }
 };
 
-// Without the first and last taps that read nothing but zeros around an image of `size`
-// pixels. So the reach is bounded by the image, whatever the dilation.
+// Returns the axis without the first and last taps that read nothing but zeros around
+// an image of `size` pixels. The image then bounds the reach, for any dilation.
 inline Axis Trimmed(Axis axis, int64_t size) {
   const int64_t span = (axis.count - 1) * axis.step;
   const auto outside = [&](int64_t j) {
@@ -69,8 +71,8 @@ inline Axis ForwardAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride,
   return Trimmed({out, 0, 1, kernel, 0, 1, stride, -pad, dilation}, in);
 }
 
-// The input pixels that stand where pixel `first` does against the stride: those read
-// the same kernel positions.
+// Returns the axis of the input pixels that are in the phase of pixel `first`. All of
+// these read the same taps.
 inline Axis GradientAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride,
                          int64_t dilation, int64_t pad, int64_t first) {
   Axis axis{CeilDivide(in - first, stride), first, stride, 0, 0, 1, 1, 0, 0};
@@ -90,9 +92,8 @@ inline Axis GradientAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride
   return Trimmed(axis, out);
 }
 
-// The axes of a convolution, or of the gradient of its input where that stands at
-// `place` against the stride. P has the sizes of images, kernel, strides, dilations and
-// padding.
+// Return the axis of a convolution, or of phase `place` of the gradient of its input. P
+// is a Problem with the sizes of images and filter, strides, dilations and padding.
 template <bool kGradient, typename P>
 Axis VerticalAxis(const P& p, int64_t place) {
   if constexpr (kGradient) {
@@ -112,7 +113,7 @@ Axis HorizontalAxis(const P& p, int64_t place) {
                      p.dilation_width, p.pad_left);
 }
 
-// Capsules of one of the tensors; `columns` is the second size of a pose.
+// The sizes of one of the tensors of capsules. A pose has `columns` columns.
 struct Image {
   int64_t height, width, channels, columns;
 };
@@ -124,14 +125,14 @@ inline Image OutputImage(const Problem& p) {
   return {p.out_height, p.out_width, p.out_channels, p.pose_columns};
 }
 
-// Numbers of a capsule.
+// Returns how many numbers a capsule has.
 inline int64_t Capsule(const Problem& p, const Image& image) {
   return p.pose_depth * p.pose_rows * image.columns;
 }
 
-// Samples, at most 32, that leave few lanes idle next to each other in rows of
-// `pixels`. Where a row of one sample has fewer vectors than asked for, pixels begin at
-// whole vectors if they can.
+// Returns how many samples, at most 32, a task takes: so many that rows of `pixels`
+// pixels of these samples leave few lanes idle. Where a row of one sample has fewer
+// vectors than `vectors`, pixels begin at whole vectors if possible.
 inline int64_t SamplesOfTask(const Problem& p, int64_t pixels, int64_t lanes,
                              int64_t vectors) {
   const bool aligned = pixels * p.pose_rows < vectors * lanes &&

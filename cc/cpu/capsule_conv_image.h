@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward convolution, and the gradient of the input, which is a convolution of grad
-// with transposed weights: one for each place that an input pixel can have against the
-// strides, for these use different kernel positions.
+// Forward convolution, and the gradient of the input. The latter is a convolution of
+// grad with transposed weights, one for each phase of the input, for each phase uses
+// other taps. A phase is called `place` here.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
 
@@ -16,11 +16,13 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kRingBytes = 384 << 10;  // rows of the image in planes, near the core
-constexpr int64_t kTerms = 32;  // added up in registers, of sums of few terms
+constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
+constexpr int64_t kTerms = 32;  // added up in registers, where a sum has few terms
 constexpr int64_t kImageTasks = 32;
 constexpr int64_t kTaskWork = 1 << 18;  // multiply-adds that are worth a task
 
+// How the work is divided into tasks. A task keeps the rows of the image that its
+// current row of results reads in a ring of `slots` rows of planes.
 template <typename A, bool kGradient>
 struct ImagePlan {
   explicit ImagePlan(const Problem& problem)
@@ -88,12 +90,12 @@ struct ImagePlan {
   const Problem& p;
   Image from, to;
   int64_t planes, columns, taps;
-  int64_t padded;              // columns in whole tiles
+  int64_t padded;              // columns, rounded up to whole tiles
   int64_t vectors;             // of a tile, at most
-  int64_t y_places, x_places;  // against the strides
+  int64_t y_places, x_places;  // phases along each axis
   int64_t sample_parts, x_parts, y_parts, tasks;
   int64_t slots;  // rows that the ring has room for
-  int64_t ring;   // numbers of it
+  int64_t ring;   // numbers that the ring has room for
   int64_t runs;   // taps of a pixel, at most
 };
 
@@ -112,8 +114,8 @@ Division DivideImage(const Problem& p) {
   return d;
 }
 
-// A tap's weights to panels [depth][tile of columns][tap][plane][column]; a task is the
-// tile of a tap.
+// Packs a tap's weights into panels [depth][tile of columns][tap][plane][column]. A
+// task packs one tile of columns of one tap.
 template <typename T, bool kGradient>
 void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -123,7 +125,8 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   const int64_t g = tile / tiles, first = tile % tiles * kColumns;
   const int64_t width = Min(kColumns, plan.padded - first);
   const int64_t pose = p.pose_inner * p.pose_columns;
-  // From one channel or column to the next, of the image that is read and of the other.
+  // Strides of the weights from one channel or column to the next, of the image that is
+  // read (from) and of the one that is written (to).
   const int64_t in = p.out_channels * p.pose_depth * pose, out = p.pose_depth * pose;
   const int64_t from_channel = kGradient ? out : in, to_channel = kGradient ? in : out;
   const int64_t from_column = kGradient ? 1 : p.pose_columns;
@@ -145,8 +148,8 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Sums of `vectors` vectors of lanes from first_lane on and all columns, as
-// [column][lane].
+// Computes the sums of all columns for `vectors` vectors of lanes from first_lane on,
+// and stores them as [column][lane].
 template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, const Run* runs, int64_t count,
@@ -157,7 +160,8 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
   }
   const auto tile = AccumulateOf<A, kColumns>(Min(vectors, kVectors));
   const auto few = AccumulateOf<A, kFewColumns>(vectors);
-  // Errors grow as the terms of a part do, and as the parts do.
+  // A sum is divided into parts. Rounding errors grow with the terms of a part and with
+  // the number of parts, so both are kept near the square root of all terms.
   int64_t part_terms = kTerms;
   while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
   const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
@@ -210,7 +214,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   A* const ring = static_cast<A*>(scratch);
   A* const sums = ring + plan.ring;
   Run* const runs = reinterpret_cast<Run*>(sums + plan.sums());
-  int64_t* const rows = reinterpret_cast<int64_t*>(runs + plan.runs);  // in the slots
+  // The row of the image that each slot of the ring holds.
+  int64_t* const rows = reinterpret_cast<int64_t*>(runs + plan.runs);
   for (int64_t slot = 0; slot < plan.slots; ++slot) rows[slot] = -1;
   const A* const packed = static_cast<const A*>(workspace);
   const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());

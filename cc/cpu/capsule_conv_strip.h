@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Between images, whose capsules are side by side in memory, and planes, in which pose
-// rows of neighbouring pixels and samples are.
+// Copies between images, in which capsules lie side by side, and planes, in which the
+// pose rows of neighbouring pixels and samples lie side by side.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
 
@@ -14,20 +14,19 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-// Whether the poses of an image are 4 x 4 and whole pose rows fit a vector: such images
-// are copied in vectors.
+// Returns whether the poses of an image are 4 x 4 and a vector holds whole pose rows.
+// Such images are copied in vectors.
 template <typename A>
 bool IsFast(const Problem& p, const Image& image) {
   return kLanes<A> >= 4 && p.pose_rows == 4 && image.columns == 4;
 }
 
 // Some pixels of a row of an image, of some samples and channels, in planes
-// [phase][depth][channel, column][position, sample, pose row]. Pixels that different
-// taps read are in different phases, unless one tap reads what another does for a
-// pixel further on.
+// [phase][depth][channel, column][position, sample, pose row]. Two taps read the same
+// phase if one reads for a pixel what the other reads for a later pixel.
 template <typename A>
 struct Strip {
-  // For what the pixels t = begin, begin + 1, ... below end of an axis read.
+  // The strip holds what the pixels t = begin, ..., end - 1 of an axis read.
   Strip(const Problem& p, const Image& image, const Axis& axis, int64_t begin,
         int64_t end, int64_t first_sample, int64_t samples, int64_t first_channel,
         int64_t channels)
@@ -48,7 +47,8 @@ struct Strip {
     positions = end - begin + furthest;
     filled = RoundUp(furthest * pixel + RoundUp(lanes, kLanes<A>), kLanes<A>);
     planes = RoundUp(channels * image.columns, 4);
-    // An odd number of cache lines, so that planes do not compete for the same ones.
+    // A plane has an odd number of cache lines, so that planes do not compete for the
+    // same sets of a cache.
     const int64_t line = 64 / sizeof(A);
     length = RoundUp(filled, line) / line % 2 == 1 ? RoundUp(filled, line)
                                                    : RoundUp(filled, line) + line;
@@ -56,12 +56,13 @@ struct Strip {
     row = phases * phase;
   }
 
-  // Where what tap j reads begins.
+  // Returns the offset in a row of planes at which tap j begins to read.
   int64_t TapBegin(int64_t j) const {
     const int64_t place = reversed ? taps - 1 - j : j;
     return place % phases * phase + place / phases * phases * spacing / step * pixel;
   }
-  // The lanes in which tap j reads pixels of the image, from begin to end.
+  // Return the first lane in which tap j reads a pixel of the image, and the end of
+  // these lanes.
   int64_t InsideBegin(int64_t j) const { return Inside(j, 0); }
   int64_t InsideEnd(int64_t j) const { return Inside(j, width); }
   bool InsideEverywhere() const {
@@ -77,22 +78,23 @@ struct Strip {
   bool reversed;
   int64_t taps, phases;
   int64_t pixel;      // lanes of a pixel
-  int64_t lanes;      // of what is computed; more are read
+  int64_t lanes;      // of the results; more are read
   int64_t positions;  // pixels of a phase
-  int64_t filled;     // lanes of a plane that mean something, or are zero
-  int64_t planes;     // per depth, some unused
-  int64_t length;     // of a plane
-  int64_t phase, row;
+  int64_t filled;     // lanes of a plane that are written, with zeros at the end
+  int64_t planes;     // per depth, rounded up to a multiple of 4
+  int64_t length;     // numbers from a plane to the next
+  int64_t phase;      // numbers of a phase
+  int64_t row;        // numbers of all phases
 
  private:
-  // The first lane in which tap j reads pixel x or one after it.
+  // Returns the first lane in which tap j reads pixel x or a later one.
   int64_t Inside(int64_t j, int64_t x) const {
     const int64_t first = first_x + (reversed ? taps - 1 - j : j) * spacing;
     return Min(x <= first ? 0 : CeilDivide(x - first, step) * pixel, lanes);
   }
 };
 
-// Whether no number is infinite or NaN.
+// Returns whether all numbers are finite.
 template <typename A>
 bool AreFinite(const A* numbers, int64_t count) {
   Vector<A> sum = {};
@@ -103,7 +105,7 @@ bool AreFinite(const A* numbers, int64_t count) {
   return rest == 0;
 }
 
-// Pixels of a strip in the order of its lanes, as pointers into the image.
+// Walks over the pixels of a strip in the order of its lanes.
 template <typename T, typename A>
 class Pixels {
  public:
@@ -117,7 +119,8 @@ class Pixels {
               strip.first_channel * Capsule(p, image)),
         x_(strip.first_x + phase * strip.spacing) {}
 
-  // Null outside of the image, and after the last pixel.
+  // Returns the next pixel's address in the image, or null for a pixel outside the
+  // image and after the last one.
   const T* Next() {
     const bool inside = position_ < strip_.positions && 0 <= x_ && x_ < image_.width;
     const T* const pixel = inside ? from_ + n_ * sample_ + x_ * size_ : nullptr;
@@ -137,7 +140,8 @@ class Pixels {
   int64_t x_, n_ = 0, position_ = 0;
 };
 
-// Of 4 x 4 poses, as many pixels at a time as a vector has rows of 4.
+// Fills the planes of one phase from an image of 4 x 4 poses. It takes as many pixels
+// at a time as a vector holds rows of 4.
 template <typename T, typename A>
 void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to) {
   constexpr int kPixels = kLanes<A> / 4;
@@ -165,6 +169,7 @@ void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to)
   }
 }
 
+// Fills the planes of one phase from an image of poses of any size.
 template <typename T, typename A>
 void FillPhase(const Problem& p, const Image& image, const Strip<A>& s,
                Pixels<T, A> pixels, A* to) {
@@ -190,7 +195,8 @@ void FillPhase(const Problem& p, const Image& image, const Strip<A>& s,
   }
 }
 
-// Row y of the image, which is in it, to s.row numbers at `to`.
+// Copies row y of the image to the s.row numbers at `to`. The row must lie in the
+// image.
 template <typename T, typename A>
 void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* from,
              int64_t y, A* to) {
@@ -206,7 +212,7 @@ void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* f
   }
 }
 
-// Whether a row of planes, of one phase, has neither infinities nor NaN.
+// Returns whether all numbers in a row of planes are finite. The row has one phase.
 template <typename A>
 bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
                      const A* planes) {
@@ -217,15 +223,15 @@ bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
   return true;
 }
 
-// Pixels of a row of an image to write, in the order of lanes.
+// The pixels of a row of an image to which results are written, in the order of lanes.
 struct Target {
   int64_t first_sample, samples;
   int64_t y, first_x, stride;
   int64_t lanes;
 };
 
-// Lanes from first_lane on of matrix g of a row of capsules: sums [channel,
-// column][lane], of which `lanes` are there.
+// Writes the results of `lanes` lanes from first_lane on, which are sums [channel,
+// column][lane], to matrix g of the capsules of a row.
 template <typename T, typename A>
 void WriteLanes(const Problem& p, const Image& image, const Target& target, int64_t g,
                 int64_t first_lane, int64_t lanes, const A* sums, T* to) {

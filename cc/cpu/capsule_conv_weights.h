@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of the weights: inner products, over the lanes of all pixels, of planes
-// of the input with planes of grad. A chunk of the pixels has one array of sums, to
-// which its blocks add in turn; the chunks' arrays are added last, in order.
+// The gradient of the weights consists of inner products of planes of the input with
+// planes of grad, over the lanes of all pixels. Pixels are divided into chunks, and
+// chunks into blocks. A chunk has one array of sums, to which its blocks add in turn;
+// the arrays of all chunks are added last, in order.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
 
@@ -16,15 +17,15 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kInputBytes = 256 << 10;  // of a block in planes, near the core
-constexpr int64_t kGradBytes = 512 << 10;
-constexpr int64_t kBlockVectors =
-    48;                              // of a plane of grad: the first cache holds a tile
-constexpr int64_t kRowVectors = 16;  // of one of its rows
+// Planes of a block fit the second-level cache, those of a tile the first-level cache.
+constexpr int64_t kInputBytes = 256 << 10;  // of a block's planes of the input
+constexpr int64_t kGradBytes = 512 << 10;   // of a block's planes of grad
+constexpr int64_t kBlockVectors = 48;       // of one plane of grad
+constexpr int64_t kRowVectors = 16;         // of one row of such a plane
 constexpr int64_t kWeightsTasks = 32;
-constexpr int64_t kSumsBytes = 32 << 20;  // of all chunks
+constexpr int64_t kSumsBytes = 32 << 20;  // of the sums of all chunks
 
-// Pixels of grad.
+// A block of pixels of grad.
 struct Block {
   int64_t sample, samples;
   int64_t y_begin, y_end;
@@ -78,7 +79,8 @@ struct WeightsPlan {
     copy_size = rows * kInnerColumns * GradStrip(most, 0, grad_channels).length;
   }
 
-  // Channels of a part, a multiple of 4 so that its planes are whole tiles.
+  // Returns how many of the channels a part has, where `fit` of them fit: a multiple of
+  // 4, so that its planes are whole tiles.
   static int64_t Fit(int64_t channels, int64_t fit) {
     const int64_t parts = CeilDivide(channels, Max(fit / 4 * 4, 4));
     return RoundUp(CeilDivide(channels, parts), 4);
@@ -111,17 +113,18 @@ struct WeightsPlan {
   Axis y_axis, x_axis, grad_axis;
   int64_t taps;
   int64_t row_tiles, column_tiles;  // of weights, per depth and tap
-  int64_t chunk;                    // numbers of the sums of a chunk
+  int64_t chunk;                    // sums of a chunk
   int64_t channel_parts, sample_parts, y_parts, x_parts;
   int64_t blocks, chunks;
   int64_t rows, in_rows;            // of a block, at most
   int64_t channels, grad_channels;  // that are in planes at a time
-  int64_t input_size, grad_size;    // numbers of these planes
-  int64_t copy_size;                // and of those of a tile of grad
+  int64_t input_size, grad_size;    // numbers in these planes
+  int64_t copy_size;                // numbers in the planes of a tile of grad
 };
 
-// What a kernel position along an axis means for a block: from where on the input is
-// read, and, for the rows, which rows of grad read pixels of the image.
+// A row or column of taps as a block uses it: the offset in the planes of the input at
+// which it begins to read and, for a row of taps, the rows of grad that read pixels of
+// the image.
 struct TapOfBlock {
   int64_t from;
   int64_t begin, end;
@@ -140,18 +143,19 @@ Division DivideWeights(const Problem& p) {
   return d;
 }
 
-// Part of grad in planes, and what is made of it.
+// A part of grad in planes, and how to multiply it.
 template <typename A>
 struct Grads {
   Strip<A> strip;
   const A* planes;
-  int64_t column_tile;  // that the planes begin with
-  bool finite;          // or so far from the edges of the image that it does not matter
+  int64_t column_tile;  // of the sums, at which the planes begin
+  bool finite;          // also true where no tap reads outside the image
   A* copy;              // room for kInnerColumns planes
 };
 
-// The planes of a tile with zeros where tap j of the input is outside of the image: the
-// zeros there do not stop numbers that are not finite.
+// Copies a tile's planes of grad, with zeros in the lanes in which tap j reads outside
+// the image. The input is zero in these lanes, but zero times an infinite or NaN
+// gradient is NaN.
 template <typename A>
 Planes<A> InsideOnly(const Strip<A>& in, int64_t j, const Grads<A>& grads,
                      const Planes<A>& from, int64_t rows) {
@@ -184,8 +188,8 @@ void FindTaps(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in
   for (int64_t j = 0; j < plan.x_axis.taps; ++j) columns[j] = {in.TapBegin(j), 0, 0};
 }
 
-// Adds the products of a block's planes to the sums of a chunk. The input's planes
-// begin with those of tile `row_tile`.
+// Adds the products of a block's planes to the sums of a chunk. `inputs` begins with
+// the planes of tile `row_tile`.
 template <typename A>
 void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
               int64_t row_tile, const Grads<A>& grads, const TapOfBlock* tap_rows,
@@ -226,7 +230,7 @@ void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
   }
 }
 
-// The sums of one chunk for one part of the input's channels.
+// Computes the sums of one chunk for one part of the input's channels.
 template <typename T>
 void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
                 void* workspace, void* scratch) {
@@ -283,7 +287,8 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
   }
 }
 
-// The chunks' sums to a tap's weights: a task is kInnerRows rows of a matrix.
+// Adds up the sums of all chunks and writes them to the gradient of a tap's weights. A
+// task has kInnerRows rows of one matrix.
 template <typename T>
 void ReduceWeights(const Problem& p, int64_t task, const void* workspace,
                    T* grad_weights) {

@@ -11,11 +11,11 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kPartsBytes = 8 << 20;  // all parts of a sum, where it is divided
-constexpr int64_t kChunks = 32;           // at most, for they are written and read
-constexpr int64_t kTasks = 64;            // enough for as many threads
-constexpr int64_t kChunkCaps = 8;         // so that parts are little of the work
-constexpr int64_t kRangeGroups = 4;       // that read the same weights
+constexpr int64_t kPartsBytes = 8 << 20;  // of all parts of a sum, if it has several
+constexpr int64_t kChunks = 32;           // at most, for each part is written and read
+constexpr int64_t kTasks = 64;            // wanted, to occupy as many threads
+constexpr int64_t kChunkCaps = 8;    // at least, so that parts are little of the work
+constexpr int64_t kRangeGroups = 4;  // of a task, at most; they read the same weights
 
 template <typename T>
 Division Divide(const Problem& p) {
@@ -38,7 +38,8 @@ Division Divide(const Problem& p) {
   return d;
 }
 
-// A kernel with in_dim laid out where it is 8, as that of most capsule networks.
+// Calls a kernel with in_dim as a constant where it is 8, as in most capsule networks,
+// so that the compiler unrolls loops over it.
 #define CAPSOPS_WITH_IN_DIM(Kernel)                   \
   [](const Problem& p, auto... arguments) {           \
     if (p.in_dim == 8) {                              \

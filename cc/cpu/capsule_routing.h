@@ -6,9 +6,10 @@
 // cc/cpu/dispatch/ puts them in order and divides their work.
 //
 // A tile holds one number for every sample, output capsule and dimension, as
-// [group][out_caps][out_dim][lane]: a group is as many samples as a vector has lanes,
-// so that what a sample does, also its softmax, needs no other lane. The lanes of the
-// last group that have no sample are zero where that matters and anything elsewhere.
+// [group][out_caps][out_dim][lane]. A group is as many samples as a vector has lanes,
+// so that the work on a sample, its softmax included, needs no other lane. Lanes of the
+// last group without a sample are zero where results depend on them, and hold anything
+// elsewhere.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
 
@@ -18,20 +19,22 @@
 
 namespace capsops::capsule_routing {
 
-// How a problem is divided; nothing but the problem and the instruction set decide.
+// How a problem is divided, which depends on nothing but the problem and the
+// instruction set.
 struct Division {
   int64_t groups;  // of samples
-  int64_t tile;    // numbers of a tile
-  // A sum over input capsules is one part, a tile, for each chunk of them. A task makes
-  // the part of one chunk for a range of groups.
+  int64_t tile;    // numbers in a tile
+  // A sum over input capsules has one part, which is a tile, for each chunk of these
+  // capsules. A task computes the part of one chunk for a range of groups.
   int64_t chunks, chunk_caps, range_groups, sum_tasks;
   int64_t sum_scratch;  // bytes that `add` and `coefficients` need
-  // A task of the last step of the gradient is a few input capsules, all samples.
+  // In the last step of the gradient, a task has a few input capsules and all samples.
   int64_t grad_caps, grad_tasks;
   int64_t grad_scratch;  // bytes that `grad` needs
 };
 
-// Tasks of `finish` and the functions after it: an output capsule of a group.
+// A range of the tasks of `finish`, `advance`, `start_grad` and `step_grad`. Each task
+// has one output capsule of one group.
 struct Range {
   int64_t begin, end;
 };
@@ -41,34 +44,37 @@ struct CpuKernels {
   using A = Sum<T>;
   Division (*divide)(const Problem& p);
 
-  // The part of sum_i c u_hat for one of the sum_tasks, with V given by `totals`, which
-  // is null where V is 0. With `sum_grads`, which are ds, that of sum_i db u_hat.
+  // Computes the part of sum_i c u_hat of one of the sum_tasks. `totals` is V, or null
+  // where V is 0. If `sum_grads`, which is ds, is not null, computes the part of
+  // sum_i db u_hat instead.
   void (*add)(const Problem& p, const Division& d, int64_t task, const T* input,
               const T* weights, const T* logits, const A* totals, const A* sum_grads,
               A* parts, void* scratch);
-  // c for one of the sum_tasks, with `totals` as above.
+  // Computes c for one of the sum_tasks, with `totals` as in `add`.
   void (*coefficients)(const Problem& p, const Division& d, int64_t task,
                        const T* input, const T* weights, const T* logits,
                        const A* totals, T* coefficients, void* scratch);
-  // s, the sum of `parts` (used up), to sums [batch, out_caps, out_dim]. Then v, either
-  // to output, or, where that is null, added to `totals`; in the first iteration there
-  // is nothing there to add to.
+  // Adds up `parts`, which it overwrites, and stores the sum s to sums [batch,
+  // out_caps, out_dim]. Then stores v to `output` or, where that is null, adds it to
+  // `totals`. In the first iteration, `totals` is uninitialized and v is stored there
+  // instead.
   void (*finish)(const Problem& p, const Division& d, Range range, bool first, A* parts,
                  A* totals, A* sums, T* output);
 
-  // after = before + v of the given sums; before, which is zero where it is null, is
-  // not `after`.
+  // Sets after = before + v, where v is that of `sums`. `before` may be null, which
+  // stands for zero, and must not be `after`.
   void (*advance)(const Problem& p, const Division& d, Range range, const A* sums,
                   const A* before, A* after);
-  // dv and ds of the last iteration, of the gradient of the output.
+  // Computes dv and ds of the last iteration from the gradient of the output.
   void (*start_grad)(const Problem& p, const Division& d, Range range, const A* sums,
                      const T* grad, A* output_grads, A* sum_grads);
-  // dv and ds of an earlier iteration. dv is the sum of `parts` (used up), and of what
-  // is in `output_grads` already, unless this is the last iteration but one.
+  // Computes dv and ds of an earlier iteration. dv is the sum of `parts`, which it
+  // overwrites, added to `output_grads`, or stored there in the last iteration but one.
   void (*step_grad)(const Problem& p, const Division& d, Range range, bool last_but_one,
                     const A* sums, A* parts, A* output_grads, A* sum_grads);
-  // The gradients of the input capsules of one of the grad_tasks. `tiles` are V_2, V_3,
-  // ..., then ds_1, ds_2, ...: 2 iterations - 1 of them.
+  // Computes the gradients of the input capsules of one of the grad_tasks, and of their
+  // weights and logits. `tiles` are V_2, V_3, ..., and then ds_1, ds_2, ..., which are
+  // 2 * iterations - 1 tiles.
   void (*grad)(const Problem& p, const Division& d, int64_t task, const T* input,
                const T* weights, const T* logits, const A* tiles, T* grad_input,
                T* grad_weights, T* grad_logits, void* scratch);

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sizes, and what the steps of capsule routing have in common.
+// Sizes and functions that several steps of capsule routing use.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_
 
@@ -22,26 +22,28 @@ inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 inline int64_t Matrix(const Problem& p) { return Columns(p) * p.in_dim; }
 
-// Numbers of a tile that belong to one group.
+// Returns how many numbers of a tile belong to one group.
 template <typename A>
 int64_t GroupSize(const Problem& p) {
   return Columns(p) * kLanes<A>;
 }
 
-// Samples of a group.
+// Returns how many samples a group has.
 template <typename A>
 int64_t Rows(const Problem& p, int64_t group) {
   return Min(kLanes<A>, p.batch - group * kLanes<A>);
 }
 
-// Input capsules, at most `most`, whose weights are about `bytes` of A.
+// Returns how many input capsules, at most `most`, have weights that fit in `bytes`
+// bytes as A.
 template <typename A>
 int64_t Block(const Problem& p, int64_t bytes, int64_t most) {
   const int64_t fit = bytes / Max(Matrix(p) * sizeof(A), 1);
   return Max(Min(Min(fit, most), p.in_caps), 1);
 }
 
-// The numbers as A: in place where they are, else copied to `copy`.
+// Returns the numbers as A: where they lie if T is A, and otherwise as a copy in
+// `copy`.
 template <typename T, typename A>
 const A* Widened(const T* from, int64_t count, A* copy) {
   if constexpr (std::is_same_v<T, A>) {
@@ -52,14 +54,15 @@ const A* Widened(const T* from, int64_t count, A* copy) {
   }
 }
 
-// Room for what Widened copies of `caps` input capsules.
+// Returns how many numbers Widened copies for the weights of `caps` input capsules.
 template <typename T>
 int64_t WeightsCopy(const Problem& p, int64_t caps) {
   const bool copied = !std::is_same_v<T, Accumulator<T>>;
   return copied ? RoundUp(caps * Matrix(p), kLanes<Accumulator<T>>) : 0;
 }
 
-// The samples of a group of `caps` input capsules from `i` on, as [cap][in_dim][lane].
+// Loads `caps` input capsules from `i` on, of the samples of a group, as
+// [cap][in_dim][lane].
 template <typename T, typename A>
 void LoadSamples(const Problem& p, const T* input, int64_t group, int64_t i,
                  int64_t caps, A* x) {
@@ -67,7 +70,8 @@ void LoadSamples(const Problem& p, const T* input, int64_t group, int64_t i,
           Rows<A>(p, group), caps * p.in_dim, x);
 }
 
-// c of the first iteration, in which all samples, so all lanes, are alike.
+// Computes c of the first iteration, which is the same for all samples and thus in all
+// lanes.
 template <typename T, typename A>
 void FirstCoefficients(const Problem& p, const T* logits, A* c) {
   std::memset(c, 0, p.out_caps * kLanes<A> * sizeof(A));

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The last step of the gradient, in which du_hat is made and at once contracted.
+// The last step of the gradient, which computes du_hat and contracts it at once.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_
 
@@ -16,17 +16,18 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kGradCaps = 4;               // input capsules that share V and ds
-constexpr int64_t kGradTasks = 64;             // wanted; fewer capsules share then
-constexpr int64_t kGradBytes = 128 << 10;      // weights of them
-constexpr int64_t kGradTileBytes = 256 << 10;  // du of these, in the second cache
+constexpr int64_t kGradCaps = 4;    // of a task, at most; they share V and ds
+constexpr int64_t kGradTasks = 64;  // wanted, at the cost of fewer capsules a task
+constexpr int64_t kGradBytes = 128 << 10;      // of a task's weights
+constexpr int64_t kGradTileBytes = 256 << 10;  // of du: the second-level cache
 
-// Where in the scratch what is, in numbers: `caps` input capsules, `groups` groups.
+// The layout of the scratch for `caps` input capsules and `groups` groups: the offset
+// of each array in numbers.
 template <typename T>
 struct GradLayout {
   using A = Accumulator<T>;
   int64_t caps, groups;
-  int64_t matrix;  // the gradient of the weights of a capsule, in register tiles
+  int64_t matrix;  // size of the gradient of a capsule's weights, in register tiles
   int64_t x, dx, first, dots, du, weights_grad, logits_grad, size;
 
   explicit GradLayout(const Problem& p) {
@@ -37,7 +38,7 @@ struct GradLayout {
     groups = Max(Min(fit, all), 1);
     matrix = RoundUp(Columns(p), kWeightRows<A>) * RoundUp(p.in_dim, kWeightColumns<A>);
     const int64_t coefficients = caps * p.out_caps * kLanes<A>;
-    // Register tiles reach over the end of x and of du; what they find is not used.
+    // Register tiles read past the end of x and of du, and do not use what they find.
     x = WeightsCopy<T>(p, caps);
     dx = x + (groups * caps * p.in_dim + kWeightColumns<A>)*kLanes<A>;
     first = dx + caps * p.in_dim * kLanes<A>;
@@ -49,10 +50,10 @@ struct GradLayout {
   }
 };
 
-// From <u, V_r> and <u, ds_r> of all r to what these tiles are multiplied by in du,
-// db_r and c_r; all db are added to logits_grad. V_1 is 0, its row has no dots. A lane
-// without a sample has zeros in the tiles, and with zeros for its dots adds nothing,
-// even where the weights are infinite.
+// Turns the dot products <u, V_r> and <u, ds_r> of all r into db_r and c_r, by which du
+// multiplies these tiles, and adds all db_r to logits_grad. V_1 is 0, so the first row
+// of `dots` is not yet set. A lane without a sample has zeros in the tiles; its dots
+// are set to zero too, so that it adds nothing even where weights are infinite.
 template <typename T, typename A>
 void DotsToCoefficients(const Problem& p, int64_t samples, const T* logits,
                         const A* first, A* dots, A* logits_grad) {
@@ -82,8 +83,8 @@ void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_st
   }
 }
 
-// From register tiles to rows. That the columns of a whole tile are a constant is what
-// makes this fast.
+// Copies register tiles to rows. It is fast because a whole tile has a constant number
+// of columns.
 template <typename T, typename A>
 void StoreWeightsGrad(const Problem& p, const A* from, T* to) {
   constexpr int K = kWeightColumns<A>;
@@ -110,7 +111,7 @@ void StoreLogitsGrad(const Problem& p, const A* from, T* to) {
   }
 }
 
-// The gradients of the input capsules of a task, step by step.
+// Computes the gradients of the input capsules of a task, step by step.
 template <typename T, typename Depth>
 class GradWork {
   using A = Accumulator<T>;
@@ -135,7 +136,7 @@ class GradWork {
     for (int64_t i = 0; i < caps_; ++i) {
       FirstCoefficients(p_, logits_ + i * p_.out_caps, numbers_ + at_.first + i * row_);
     }
-    // Of the weights and, behind them, of the logits.
+    // This clears the gradient of the weights and, after it, that of the logits.
     std::memset(numbers_ + at_.weights_grad, 0,
                 (at_.size - at_.weights_grad) * sizeof(A));
     for (int64_t g0 = 0; g0 < d_.groups; g0 += at_.groups) {
@@ -166,15 +167,15 @@ class GradWork {
     return {tiles_ + group * group_ + j * p_.out_dim * kLanes<A>, 2 * p_.iterations - 1,
             d_.tile};
   }
-  // The dots and then the coefficients of an input capsule; after a row for V_1, which
-  // is 0, come those of the tiles.
+  // Returns where the dots, and later the coefficients, of an input capsule are. The
+  // first row is that of V_1, which is 0, and those of `tiles` follow.
   A* dots(int64_t i) const {
     return numbers_ + at_.dots + i * 2 * p_.iterations * row_;
   }
   A* tile_dots(int64_t i, int64_t j) const { return dots(i) + row_ + j * kLanes<A>; }
 
-  // Loads the samples of a group to x and makes the coefficients of the tiles. An
-  // output capsule's tiles are read for all input capsules at once.
+  // Loads the samples of a group to x and computes the coefficients of the tiles. It
+  // reads an output capsule's tiles for all input capsules at once.
   void MakeCoefficients(int64_t group, A* x) {
     LoadSamples(p_, input_, group, begin_, caps_, x);
     for (int64_t j = 0; j < p_.out_caps; ++j) {
@@ -190,8 +191,8 @@ class GradWork {
     }
   }
 
-  // du_hat of a group, at_.groups groups from one input capsule to the next, and
-  // grad_input.
+  // Computes du_hat of a group, with at_.groups groups from one input capsule to the
+  // next, and grad_input.
   void MakeGradients(int64_t group, A* du, T* grad_input) {
     A* const dx = numbers_ + at_.dx;
     std::memset(dx, 0, caps_ * sample_ * sizeof(A));

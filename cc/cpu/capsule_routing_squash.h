@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// From sums over input capsules to output capsules, and the way back of the gradient.
+// Turns sums over input capsules into output capsules, and gradients of the latter into
+// gradients of the former.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
 
@@ -17,14 +18,14 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 inline float SquareRoot(float x) { return __builtin_sqrtf(x); }
 inline double SquareRoot(double x) { return __builtin_sqrt(x); }
 
-// Above kHuge, q or f' below may leave the range of A: there the squared length is
-// taken of kShrink s, and squash(s) is s / |s|.
+// Where |s|^2 is above kHuge, q or f' below may leave the range of A. There the squared
+// length is computed from kShrink s, and squash(s) is s / |s|.
 template <typename A>
 constexpr A kHuge = sizeof(A) == 8 ? A(0x1p640) : A(0x1p80);
 template <typename A>
 constexpr A kShrink = sizeof(A) == 8 ? A(0x1p-600) : A(0x1p-80);
 
-// |scale s|^2 of vectors [out_dim].
+// Returns |scale s|^2, where s is vectors [out_dim].
 template <typename A>
 Vector<A> Square(int64_t out_dim, const A* s, A scale) {
   Vector<A> sum = {};
@@ -46,12 +47,13 @@ inline Vector<A> SquareRoot(Vector<A> x) {
 // The numbers that make squash(s) = factor along(s) and
 // ds = gain dv + slope <along(s), dv> along(s), where along(s) is s or, where s is
 // huge, s / |s|. squash(s) is s f(q) with f(q) = q/(1+q)/sqrt(q+epsilon), q = |s|^2. At
-// 0 f and f' are 0, where f' without epsilon has no limit, but f' <s, dv> s has.
+// q = 0, f and f' are set to 0: without epsilon f' has no limit there, but
+// f' <s, dv> s has the limit 0.
 template <typename A>
 struct Squash {
   Vector<A> shrink, unit, factor, gain, slope;
 
-  // Of vectors [out_dim].
+  // `s` is vectors [out_dim].
   Squash(int64_t out_dim, const A* s, A epsilon) {
     const Vector<A> q = Square(out_dim, s, A{1});
     const Vector<A> inverse = A{1} / (A{1} + q), root = SquareRoot<A>(q + epsilon);
@@ -64,7 +66,7 @@ struct Squash {
     if (!any) return;
     const auto huge = q > kHuge<A>;
     const Vector<A> small = Square(out_dim, s, kShrink<A>);
-    // An infinite s makes everything NaN.
+    // If s is infinite, small - small is NaN, and so are all results.
     const Vector<A> length =
         SquareRoot<A>(small + epsilon * kShrink<A> * kShrink<A>) + (small - small);
     shrink = huge ? Vector<A>{} + kShrink<A> : shrink;
@@ -77,11 +79,11 @@ struct Squash {
   Vector<A> Along(Vector<A> s) const { return s * shrink * unit; }
 };
 
-// An output capsule of a group of samples: what a task is about.
+// An output capsule of a group of samples, which is the work of one task.
 template <typename A>
 struct Place {
-  int64_t tile;     // its vectors [out_dim] in a tile
-  int64_t row;      // its numbers in [batch, out_caps, out_dim], of the first sample
+  int64_t tile;     // offset of its vectors [out_dim] in a tile
+  int64_t row;      // offset of its first sample in [batch, out_caps, out_dim]
   int64_t samples;  // lanes that count
 
   Place(const Problem& p, int64_t task)
@@ -139,7 +141,8 @@ void Advance(const Problem& p, const Division&, Range range, const A* sums,
   }
 }
 
-// The gradient by s, which is in `sums`, of that by squash(s).
+// Computes the gradient with respect to s, which is in `sums`, from the gradient with
+// respect to squash(s).
 template <typename A>
 void SquashGrad(const Problem& p, const Place<A>& at, const A* sums,
                 const A* output_grads, A* sum_grads) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over input capsules, and the coefficients that make them.
+// Sums over input capsules, and their coefficients.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_
 
@@ -16,10 +16,10 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kBlockCaps = 16;          // input capsules worked on at a time
-constexpr int64_t kBlockBytes = 128 << 10;  // weights of them
+constexpr int64_t kBlockCaps = 16;          // input capsules of a block, at most
+constexpr int64_t kBlockBytes = 128 << 10;  // of a block's weights
 
-// Where in the scratch what is, in numbers.
+// The layout of the scratch: the offset of each array in numbers.
 template <typename T>
 struct SumLayout {
   using A = Accumulator<T>;
@@ -34,7 +34,7 @@ struct SumLayout {
   }
 };
 
-// What one of the sum_tasks is about.
+// The input capsules and groups of one of the sum_tasks.
 struct SumTask {
   int64_t chunk, caps_begin, caps_end, group_begin, group_end;
 
@@ -48,8 +48,8 @@ struct SumTask {
   }
 };
 
-// c or, with sum_grads, db of an input capsule to b; its u_hat to u, unless that is
-// null.
+// Computes c or, with sum_grads, db of an input capsule and stores it to b. Stores
+// u_hat to u unless that is null.
 template <typename T, typename A, typename Depth>
 void Agree(Depth in_dim, const Problem& p, const A* weights, const A* x,
            const T* logits, const A* totals, const A* sum_grads, A* u, A* b) {
@@ -67,7 +67,7 @@ void Agree(Depth in_dim, const Problem& p, const A* weights, const A* x,
   }
 }
 
-// sum += c u_hat of `caps` input capsules, with the c that FirstCoefficients made.
+// Adds c u_hat of `caps` input capsules to `sum`, with c from FirstCoefficients.
 template <typename A, typename Depth>
 void AddFirst(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
               const A* x, const A* c, A* sum) {
@@ -78,7 +78,7 @@ void AddFirst(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
   }
 }
 
-// sum += b u of all output capsules; with `first`, sum = b u.
+// Adds b u of all output capsules to `sum`, or stores it there if `first` is true.
 template <typename A>
 void AddAgreed(const Problem& p, bool first, const A* b, const A* u, A* sum) {
   for (int64_t j = 0; j < p.out_caps; ++j) {
@@ -87,8 +87,8 @@ void AddAgreed(const Problem& p, bool first, const A* b, const A* u, A* sum) {
   }
 }
 
-// The input capsules of a block are added up before their sum is added to the part: one
-// after the other, the thousands that a chunk may have would lose digits.
+// Computes a part of a sum. A block of input capsules is added up before its sum is
+// added to the part: thousands of terms, added one after the other, would lose digits.
 template <typename T, typename Depth>
 void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The inner loops of capsule routing, for one input capsule and one group of samples.
-// Every number of the algorithm is a vector with a sample in each lane; weights alone
-// are the same for all samples and are broadcast from memory as they lie there.
+// Every number of the algorithm is a vector with a sample in each lane. Only weights
+// are the same for all samples; they are broadcast from memory, where they keep their
+// order.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
 
@@ -19,16 +20,16 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims of a register tile
 
-// in_dim: kFixed where that is not 0, so that loops over it are laid out when compiled.
-// Below, Depth is one of these types.
+// The value of in_dim. It is the constant kFixed where that is not 0, so that the
+// compiler unrolls loops over it. Depth below is one of these types.
 template <int kFixed>
 struct InDim {
   int64_t value;
   constexpr operator int64_t() const { return kFixed > 0 ? kFixed : value; }
 };
 
-// The tiles of one output capsule, of one group: vectors [out_dim], `stride` numbers
-// from a tile to the next.
+// What `count` tiles hold for one output capsule of one group, which is vectors
+// [out_dim], with `stride` numbers from a tile to the next.
 template <typename A>
 struct Tiles {
   const A* data;
@@ -40,8 +41,8 @@ struct Count {
   static constexpr int value = kCount;
 };
 
-// Calls tile(Count<n>, d) for register tiles of n dimensions from d on that together
-// cover [0, dims): n is kDims, and then less.
+// Calls tile(Count<n>, d) for register tiles of n dimensions from d on, which together
+// cover [0, dims). n is kDims as long as that fits, and then smaller.
 template <int kSize = kDims, typename Tile>
 CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
   for (; d + kSize <= dims; d += kSize) {
@@ -50,7 +51,7 @@ CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
   if constexpr (kSize > 1) ForDims<kSize / 2>(dims, tile, d);
 }
 
-// u = weights x for R rows of the weights.
+// Computes u = weights x for R rows of the weights.
 template <typename A, int R, typename Depth>
 CAPSOPS_INLINE void Predict(Depth in_dim, const A* weights, const A* x,
                             Vector<A> (&u)[R]) {
@@ -63,8 +64,8 @@ CAPSOPS_INLINE void Predict(Depth in_dim, const A* weights, const A* x,
   }
 }
 
-// dots[m] = <u, tile m> for each of the tiles, `dot_stride` numbers apart, where u of
-// one output capsule is stored to `kept` unless that is null.
+// Computes dots[m] = <u, tile m> for each of the tiles and one output capsule. The dots
+// are `dot_stride` numbers apart. Stores u to `kept` unless that is null.
 template <typename A, typename Depth>
 inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
                  const Tiles<A>& tiles, int64_t dot_stride, A* dots, A* kept) {
@@ -85,7 +86,8 @@ inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
   });
 }
 
-// sum += coefficient u, of one output capsule; with `first`, sum = coefficient u.
+// Adds coefficient u of one output capsule to `sum`, or stores it there if `first` is
+// true.
 template <typename A>
 inline void Add(int64_t out_dim, bool first, Vector<A> coefficient, const A* u,
                 A* sum) {
@@ -100,9 +102,9 @@ inline void Add(int64_t out_dim, bool first, Vector<A> coefficient, const A* u,
   }
 }
 
-// sum += coefficient u of one output capsule, added up first for `caps` input capsules,
-// each `weights_stride`, `x_stride` and `coefficient_stride` numbers after the one
-// before.
+// Adds up coefficient u of one output capsule over `caps` input capsules, and adds the
+// result to `sum`. The weights and coefficients of these input capsules are
+// `weights_stride` and `coefficient_stride` numbers apart.
 template <typename A, typename Depth>
 inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
                            const A* weights, int64_t weights_stride, const A* x,
@@ -124,8 +126,8 @@ inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
   });
 }
 
-// du = sum over the tiles of coefficient times tile, of one output capsule, and
-// dx += weights^T du. Coefficients are `coefficient_stride` numbers apart.
+// Computes du = sum over the tiles of coefficient times tile, for one output capsule,
+// and adds weights^T du to dx. Coefficients are `coefficient_stride` numbers apart.
 template <typename A, typename Depth>
 inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
                       const Tiles<A>& tiles, const A* coefficients,
@@ -143,7 +145,7 @@ inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
     const A* w = weights + d * depth;
 #pragma GCC unroll 8
     for (int64_t k = 0; k < depth; ++k) {
-      // Two sums: each addition waits for the one before it.
+      // Two sums are faster than one, for each addition waits for the one before it.
       Vector<A> sum[2] = {Load(dx + k * kLanes<A>), Vector<A>{}};
       for (int r = 0; r < R; ++r) sum[r % 2] += w[r * depth + k] * grad[r];
       Store(dx + k * kLanes<A>, sum[0] + sum[1]);
@@ -151,15 +153,15 @@ inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
   });
 }
 
-// A register tile of the gradient of weights: kWeightRows x kWeightColumns sums over
-// samples, as many as a vector has lanes.
+// A register tile of the gradient of weights has kWeightRows x kWeightColumns sums over
+// samples, which are as many as a vector has lanes.
 template <typename A>
 constexpr int kWeightColumns = kLanes<A> < 4 ? kLanes<A> : 4;
 template <typename A>
 constexpr int kWeightRows = kLanes<A> / kWeightColumns<A>;
 
-// Lane n * kWeightColumns + k is sum_b du[b, n] x[b, k] over the samples of `groups`
-// groups, which are the strides apart.
+// Returns sum_b du[b, n] x[b, k] in lane n * kWeightColumns + k, over the samples b of
+// `groups` groups. Groups are du_stride and x_stride numbers apart.
 template <typename A>
 CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_stride,
                                      const A* x, int64_t x_stride) {
@@ -176,9 +178,10 @@ CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_str
   return SumLanes<A>(sums);
 }
 
-// The sum of term(j) over the output capsules, in blocks: one after the other, a
-// thousand terms would lose a digit. The terms past the last whole block have a loop
-// of their own, so that few output capsules pay nothing.
+// Returns the sum of term(j) over the output capsules. It adds in blocks, for a
+// thousand terms added one after the other would lose a digit. The terms past the last
+// whole block have a loop of their own, so that blocks cost nothing where output
+// capsules are few.
 template <typename A, typename Term>
 CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   constexpr int64_t kBlock = 16;
@@ -193,7 +196,7 @@ CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   return sum + rest;
 }
 
-// b to softmax(logits + b) over the output capsules.
+// Sets b to softmax(logits + b) over the output capsules.
 template <typename T, typename A>
 inline void Softmax(int64_t out_caps, const T* logits, A* b) {
   if (out_caps == 0) return;
@@ -215,8 +218,9 @@ inline void Softmax(int64_t out_caps, const T* logits, A* b) {
   }
 }
 
-// From c and its gradient dc: c becomes db = c (dc - sum_j c dc), which is also added
-// to `logits_grad` unless that is null, and dc becomes c.
+// Computes the gradient of a softmax from its result c and the gradient dc of that. c
+// becomes db = c (dc - sum_j c dc), which is also added to `logits_grad` unless that is
+// null, and dc becomes c.
 template <typename A>
 inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
   const Vector<A> mean =

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Between storage types and the types kernels compute in, in loops a compiler
-// vectorizes. Rounds to nearest even; subnormals, infinities and NaN survive,
-// also where the thread flushes float32 subnormals to zero.
+// Converts between storage types and the types that kernels compute in, in loops that a
+// compiler vectorizes. It rounds to nearest even; subnormals, infinities and NaN
+// survive, even where the thread flushes float32 subnormals to zero.
 #ifndef CAPSOPS_CC_CPU_CONVERT_H_
 #define CAPSOPS_CC_CPU_CONVERT_H_
 
@@ -14,7 +14,7 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// The type a storage type is computed in.
+// The type that kernels compute in for a storage type.
 template <typename T>
 struct AccumulatorOf {
   using type = float;
@@ -44,7 +44,7 @@ inline float Widen(Float16 x) {
   constexpr uint32_t kInfinity = 0x7f800000;
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
-  // A subnormal is its mantissa beside a hidden 1, less that 1.
+  // A subnormal is its mantissa with a hidden 1, minus that 1.
   const float subnormal =
       BitCast<float>(magnitude + kMinNormal) - BitCast<float>(kMinNormal);
   const uint32_t normal = magnitude + 0x38000000;  // exponent bias 15 to 127

@@ -14,7 +14,7 @@ using capsops::CAPSOPS_ISA::BitCast;
 using capsops::CAPSOPS_ISA::Narrow;
 using capsops::CAPSOPS_ISA::Widen;
 
-// 2^exponent, which is a normal number.
+// Returns 2^exponent, which must be a normal number.
 template <typename A>
 A PowerOfTwo(int64_t exponent) {
   if constexpr (sizeof(A) == 8) {
@@ -24,6 +24,7 @@ A PowerOfTwo(int64_t exponent) {
   }
 }
 
+// Returns whether all codes are in the book.
 CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
   uint8_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -36,8 +37,8 @@ CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
 template <typename A>
 using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
 
-// Weights whose largest is 2^top, from the bits that they are made of. N is Bits<A> or
-// a vector of them.
+// Returns the bits of the weights that codes name, where `top` is the top exponent. N
+// is Bits<A> or a vector of them.
 template <typename A, typename N>
 CAPSOPS_INLINE N WeightBits(int top, N code) {
   constexpr int kMantissa = sizeof(A) == 8 ? 52 : 23;
@@ -64,7 +65,8 @@ void Decode(int64_t count, int top, const uint8_t* codes, A* weights) {
   for (; i < count; ++i) weights[i] = BitCast<A>(WeightBits<A, Bits<A>>(top, codes[i]));
 }
 
-// weights[c][lane] of kLanes channels and lanes, from codes[lane * stride + c].
+// Sets weights[c][lane], for kLanes channels and lanes, to what codes[lane * stride +
+// c] names.
 template <typename A>
 void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t width,
                       A* weights) {
@@ -76,9 +78,8 @@ void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t wid
   for (int c = 0; c < kLanes<A>; ++c) Store(weights + c * width, tile[c]);
 }
 
-// A task is a few channels of a kernel position, of the image that the codes are in the
-// order of: so they are read as they lie. After the panels there are the zeros that
-// stand for a pixel outside of the image.
+// Packs the weights of a few input channels of one tap, whose codes lie side by side.
+// The zeros that stand for a pixel outside the image come after the panels.
 template <typename A>
 bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
                  void* workspace) {
@@ -103,7 +104,7 @@ bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
   return fit;
 }
 
-// The same of a panel.
+// Packs the weights of one panel of one tap.
 template <typename A>
 bool PackGradient(const Problem& p, int64_t task, int top, const uint8_t* codes,
                   void* workspace) {
@@ -151,8 +152,9 @@ void WidenAll(int64_t count, const T* from, Real<T>* to) {
 template <typename T>
 void Scale(int64_t count, int64_t exponent, const Real<T>* from, T* to) {
   using A = Real<T>;
-  // Three factors reach from the largest number past the smallest one and back. That
-  // they are alike keeps results between them normal unless the last is far from it.
+  // Three factors reach from the largest number to below the smallest one and back.
+  // They are of about the same size, so that a product of some of them is subnormal
+  // only where the final result is far below the normal numbers.
   constexpr int64_t kMost = sizeof(A) == 8 ? 2200 : 300;
   const int64_t all = exponent < -kMost ? -kMost : exponent > kMost ? kMost : exponent;
   const A first = PowerOfTwo<A>(all / 3);

@@ -3,9 +3,9 @@
 
 // INQ convolution for one thread, once per instruction set. As in
 // cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ divides their work. Where channels of the written image fill half
-// a vector or more, the convolution is that of cc/cpu/inq_conv_tiles.h. Else it is that
-// of cc/cpu/capsule_conv.h, whose lanes are pixels.
+// cc/cpu/dispatch/ divides their work. Where the channels of the written image fill
+// half of the lanes or more, cc/cpu/inq_conv_tiles.h computes the convolution.
+// Otherwise cc/cpu/capsule_conv.h does, whose lanes are pixels.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_H_
 
@@ -16,29 +16,30 @@
 
 namespace capsops::inq_conv {
 
-// What is computed in.
+// The type that kernels compute in.
 template <typename T>
 using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Exponents of top weights with which no weight overflows or is subnormal: from minus
-// this to this.
+// With top exponents from minus this to this, no weight overflows or is subnormal.
 template <typename A>
 constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
 
-// How work is divided; nothing but the problem and the instruction set decide.
+// How work is divided, which depends on nothing but the problem and the instruction
+// set.
 struct Division {
-  bool fits;           // else there are no such kernels for the problem
+  bool fits;           // whether these kernels can compute the problem
   int64_t workspace;   // bytes of the packed weights
-  int64_t pack_tasks;  // that pack weights
-  int64_t tasks;       // of the products
+  int64_t pack_tasks;  // of `pack`
+  int64_t tasks;       // of `run`
 };
 
-// Forward and the gradient of the input are alike: an image is read, an image written.
+// The forward convolution and the gradient of the input are alike: each reads an image
+// and writes another.
 template <typename A>
 struct ImageKernels {
   Division (*divide)(const Problem& p);
-  // Decodes weights whose largest is 2^top, which is at most kLargestTop. Whether all
-  // of these codes are in the book.
+  // Decodes and packs weights whose top exponent is `top`, at most kLargestTop. Returns
+  // whether all of their codes are in the code book.
   bool (*pack)(const Problem& p, int64_t task, int top, const uint8_t* codes,
                void* workspace);
   void (*run)(const Problem& p, int64_t task, const A* from, const void* workspace,
@@ -47,11 +48,12 @@ struct ImageKernels {
 
 template <typename T>
 struct CpuKernels {
-  // Some weights as `pack` decodes them, in the order of codes.
+  // Decodes `count` weights from number `begin` on, in the order of the codes. Returns
+  // what `pack` returns.
   bool (*decode)(const Problem& p, int64_t begin, int64_t count, int top,
                  const uint8_t* codes, Real<T>* weights);
   void (*widen)(int64_t count, const T* from, Real<T>* to);
-  // to = from * 2^exponent; `from` and `to` may be the same.
+  // Sets to = from * 2^exponent. `from` and `to` may be the same.
   void (*scale)(int64_t count, int64_t exponent, const Real<T>* from, T* to);
   ImageKernels<Real<T>> forward;
   ImageKernels<Real<T>> backprop_input;

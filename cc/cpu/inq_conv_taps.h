@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The sums of a tile of INQ convolution over kernel positions and channels.
+// The sums of a tile of INQ convolution over taps and channels.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_TAPS_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_TAPS_H_
 
@@ -13,25 +13,24 @@ namespace capsops::inq_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// Pixels of a tile: the sums fill the registers but for the operands.
+// A tile has so many pixels that its sums and their operands fill the registers.
 #if defined(__AVX512F__)
 constexpr int kPixels = 14;
 #else
 constexpr int kPixels = 6;
 #endif
-constexpr int kSlots = 16;  // at least as many, in whole vectors
+constexpr int kSlots = 16;  // kPixels, rounded up to whole vectors
 
-// One kernel position, or all of a row if the pixels that they read follow each other:
-// their weights, and what they multiply for each pixel of a tile.
+// One tap, or all taps of a row if the pixels that they read lie side by side.
 template <typename A>
 struct Tap {
-  int64_t tap;    // its weights are rows tap * (channels of a pixel) on of a panel
-  int64_t count;  // of kernel positions
-  const A* pixels[kSlots];
+  int64_t tap;    // its weights begin at row tap * (channels of a pixel) of a panel
+  int64_t count;  // of taps
+  const A* pixels[kSlots];  // what the first tap reads for each pixel of a tile
 };
 
-// What is asked for ahead of time, a little at each kernel position: more at once than
-// a core can wait for would stall it. Stretches of memory, line after line.
+// Stretches of memory to prefetch, a few cache lines at each tap, for a core stalls
+// when it has more loads under way than it can track.
 struct Lines {
   static constexpr int64_t kMost = 2 * kSlots, kBytes = 64;
 
@@ -54,10 +53,11 @@ struct Lines {
   const char *first[kMost], *end[kMost];
 };
 
-// sums[pixel][lane] = sum over taps and channels from first to end of
-//   pixels[pixel][channel] * panel[tap * channels + channel][lane]
-// for P pixels and V vectors of lanes; added to what is there where `add`. Taps of more
-// than one kernel position have all channels.
+// Computes, for P pixels and V vectors of lanes,
+//   sums[pixel][lane] = sum over taps, and over channels from first to end, of
+//     pixels[pixel][channel] * panel[tap * channels + channel][lane]
+// and adds it to the previous `sums` if `add` is true. Where a Tap stands for several
+// taps, first must be 0 and end must be `channels`.
 template <typename A, int V, int P>
 void AddTaps(const Tap<A>* taps, int64_t count, const A* panel, int64_t channels,
              int64_t first, int64_t end, bool add, A* sums, Lines* lines) {
@@ -92,7 +92,7 @@ template <typename A>
 using AddTapsFunction = void (*)(const Tap<A>*, int64_t, const A*, int64_t, int64_t,
                                  int64_t, bool, A*, Lines*);
 
-// AddTaps for at least so many pixels, which are at most P.
+// Returns AddTaps for at least `pixels` pixels, which must be at most P.
 template <typename A, int V, int P = kPixels>
 AddTapsFunction<A> AddTapsOf(int64_t pixels) {
   if constexpr (P > 2) {

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A convolution with channels of the written image in lanes: a tile is a few pixels
-// with the channels of two vectors, whose sums stay in registers. Pixels that are read
-// are found by pointers, one for each kernel position, and those outside of the image
-// are zeros elsewhere. So nothing is copied, whatever the padding, strides and
-// dilations.
+// A convolution whose lanes are channels of the written image. A tile has a few pixels
+// and the channels of two vectors, and its sums stay in registers. For each tap, a tile
+// has pointers to the pixels that it reads; for a pixel outside the image the pointer
+// leads to zeros. So no image is copied, for any padding, strides and dilations.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
 
@@ -24,20 +23,21 @@ using capsule_conv::CAPSOPS_ISA::HorizontalAxis;
 using capsule_conv::CAPSOPS_ISA::PartBegin;
 using capsule_conv::CAPSOPS_ISA::VerticalAxis;
 
-constexpr int64_t kTerms = 320;     // added up in registers, of sums of few terms
+constexpr int64_t kTerms = 320;     // added up in registers, where a sum has few terms
 constexpr int64_t kMostTaps = 128;  // of one part of a sum
 constexpr int64_t kMostPanels = 4;  // of one task
-constexpr int64_t kPanelsBytes = 640 << 10;  // of them, unless one has more
-constexpr int64_t kPackChannels = 64;        // of a task
-constexpr int64_t kTasks = 32;               // that there are at least
-constexpr int64_t kTaskWork = 1 << 18;       // if they have so many multiply-adds
+constexpr int64_t kPanelsBytes = 640 << 10;  // of a task's panels, if it has several
+constexpr int64_t kPackChannels = 64;        // of one task
+constexpr int64_t kTasks = 32;               // wanted, if each has enough work
+constexpr int64_t kTaskWork = 1 << 18;       // multiply-adds that are worth a task
 
 // Sizes of an image.
 struct Image {
   int64_t height, width, channels;
 };
 
-// How the sums of a convolution are divided. `kGradient`: of the gradient of the input.
+// How the sums of a convolution are divided, or with kGradient those of the gradient of
+// the input. As in cc/cpu/capsule_conv_image.h, a phase is called `place`.
 template <typename A, bool kGradient>
 struct Plan {
   explicit Plan(const Problem& problem)
@@ -50,7 +50,8 @@ struct Plan {
         panels(CeilDivide(to.channels, kPanel)),
         y_places(kGradient ? Min(p.stride_height, to.height) : 1),
         x_places(kGradient ? Min(p.stride_width, to.width) : 1) {
-    // Errors grow as the terms of a part do, and as the parts do.
+    // Rounding errors grow with the terms of a part and with the number of parts, so
+    // both are kept near the square root of all terms.
     int64_t terms = kTerms;
     while (terms * terms < taps * from.channels) terms *= 2;
     const int64_t channel_parts = Max(CeilDivide(from.channels, terms), 1);
@@ -71,17 +72,18 @@ struct Plan {
     parts = Max(Min(parts, CeilDivide(pixels, kPixels)), 1);
   }
 
-  // Numbers of the panels of packed weights: [panel][tap][channel][lane].
+  // Returns how many numbers the panels [panel][tap][channel][lane] have.
   int64_t packed() const { return panels * kPanel * taps * from.channels; }
-  // Vectors of a panel: the last may be half as wide.
+  // Returns how many vectors wide a panel is. The last panel may have 1 instead of 2.
   int64_t vectors(int64_t panel) const {
     return Min(CeilDivide(to.channels - panel * kPanel, kLanes<A>), 2);
   }
-  // The zeros that stand for pixels outside of the image come after the panels.
+  // Writes the zeros that stand for pixels outside the image, which come after the
+  // panels.
   void SetZeros(A* weights) const {
     for (int64_t c = 0; c < zeros; ++c) weights[packed() + c] = 0;
   }
-  // Where a panel begins.
+  // Returns the offset at which a panel begins.
   int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
 
   Axis AxisY(int64_t place) const { return VerticalAxis<kGradient>(p, place); }
@@ -92,16 +94,16 @@ struct Plan {
   const Problem& p;
   Image from, to;
   int64_t taps, panels;
-  int64_t groups, group = 0;         // of panels, for tasks; and panels of a group
-  int64_t y_places, x_places;        // against the strides
-  int64_t part_channels, part_taps;  // of what is added up in registers
-  int64_t zeros;                     // of as many pixels as one tap reads
-  bool fits;                         // else there are more parts than terms of one
-  int64_t parts = 0;                 // of the pixels of a place and a group
+  int64_t groups, group = 0;         // groups of panels, and panels of a group
+  int64_t y_places, x_places;        // phases along each axis
+  int64_t part_channels, part_taps;  // of a sum that stays in registers
+  int64_t zeros;                     // numbers that one Tap reads for a pixel
+  bool fits;                         // whether parts are no more than a part's terms
+  int64_t parts = 0;                 // of the pixels of a phase, for each group
 };
 
-// The pixels of a tile, which are next to each other in the order of an image's pixels
-// that stand at one place against the strides.
+// The pixels of a tile, which follow one another in the order of the pixels of one
+// phase.
 template <typename A>
 struct Tile {
   template <bool kGradient>
@@ -112,7 +114,7 @@ struct Tile {
     int64_t ty = pixel / x_axis.count % y_axis.count;
     int64_t sample = pixel / x_axis.count / y_axis.count;
     for (int64_t n = 0; n < kSlots; ++n) {
-      y[n] = x[n] = uint64_t{1} << 62;  // no tap comes from there into an image
+      y[n] = x[n] = uint64_t{1} << 62;  // so far away that no tap reads the image
       from[n] = 0;
     }
     for (int64_t n = 0; n < count; ++n) {
@@ -132,8 +134,9 @@ struct Tile {
     }
   }
 
-  // The pixels that lie so far from those of the first tap, or zeros outside of the
-  // image. Returns whether any is inside.
+  // Sets `pixels` to the addresses of the pixels that lie `down` and `right` of those
+  // that the first tap reads, or to `zeros` for pixels outside the image. Returns
+  // whether any pixel is inside.
   bool Find(const Image& image, uint64_t down, uint64_t right, const A* numbers,
             const A* zeros, const A** pixels) const {
     using Numbers = Vector<uint64_t>;
@@ -152,8 +155,9 @@ struct Tile {
     return Sum<uint64_t>(any) != 0;
   }
 
-  // Whether the pixels so far down, and up to `reach` right of those of the first tap,
-  // are all inside of the image, or in rows that are not.
+  // Returns whether, for each pixel of the tile, the pixels `down` below what the first
+  // tap reads, and up to `reach` to the right, are either all inside the image or in a
+  // row outside.
   bool AreWhole(const Image& image, uint64_t down, uint64_t reach) const {
     using Numbers = Vector<uint64_t>;
     const uint64_t height = image.height, width = image.width;
@@ -166,7 +170,8 @@ struct Tile {
     return Sum<uint64_t>(whole >> 63) == kLanes<uint64_t>;
   }
 
-  // Writes the first `lanes` of each `width` sums to so many channels from `first` on.
+  // Writes the first `lanes` of each pixel's `width` sums to the channels of the image
+  // from `first` on.
   void Write(const A* sums, int64_t width, int64_t first, int64_t lanes,
              A* numbers) const {
     for (int64_t n = 0; n < count; ++n, sums += width) {
@@ -180,13 +185,13 @@ struct Tile {
   }
 
   int64_t count;
-  uint64_t y[kSlots], x[kSlots];  // what the first tap reads, modulo 2^64
-  uint64_t from[kSlots];          // its place in bytes
-  int64_t to[kSlots];             // of what is written, in numbers
+  uint64_t y[kSlots], x[kSlots];  // pixel that the first tap reads, modulo 2^64
+  uint64_t from[kSlots];          // offset of this pixel in bytes
+  int64_t to[kSlots];             // offset of the written pixel in numbers
 };
 
-// What the tap that is farthest on reads, which is what tiles before have not read yet,
-// and what is written.
+// Collects the memory to prefetch for a tile: what its farthest tap reads, which no
+// tile before has read yet, and what it writes.
 template <typename A, bool kGradient>
 void Collect(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
              const Tile<A>& tile, int64_t panel, int64_t panels, const A* from,
@@ -206,12 +211,12 @@ void Collect(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_a
   lines->each = CeilDivide(lines->count, Max(times, 1));
 }
 
-// Numbers of the sums of a tile and panel.
+// How many sums a tile has for each panel.
 template <typename A>
 constexpr int64_t kSums = kPixels * 2 * kLanes<A>;
 
-// The sums of a tile and some panels over all taps: [panel][pixel][lane], with kSums
-// numbers from one panel to the next.
+// Computes the sums of a tile over all taps, for some panels, as [panel][pixel][lane]
+// with kSums numbers from one panel to the next.
 template <typename A, bool kGradient>
 void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
              const Tile<A>& tile, int64_t first_panel, int64_t panels, const A* from,
@@ -222,7 +227,7 @@ void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_a
   const int64_t channels = plan.from.channels;
   const int64_t count = y_axis.taps * x_axis.taps;
   Tap<A> taps[kMostTaps];
-  // Such as are next to each other, as their weights are.
+  // Whether the taps of a row read pixels that lie side by side, as their weights do.
   const bool neighbours =
       x_axis.delta == 1 && x_axis.tap_step == 1 && plan.part_channels == channels;
   bool add = false;

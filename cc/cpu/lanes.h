@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Transposes rows in memory to vectors whose lanes are rows, and back: a row of numbers
-// for each sample becomes a vector for each number, with a sample in each lane.
+// Transposes rows in memory to vectors whose lanes are rows, and back: one row of
+// numbers for each sample becomes one vector for each number, with a sample in each
+// lane.
 #ifndef CAPSOPS_CC_CPU_LANES_H_
 #define CAPSOPS_CC_CPU_LANES_H_
 
@@ -14,7 +15,7 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// The integer as wide as A, of which the result of comparing two Vector<A> consists.
+// The integer that is as wide as A. Comparing two Vector<A> gives a vector of these.
 template <typename A>
 using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
 
@@ -35,28 +36,28 @@ struct IndicesTo<0, kIndex...> {
   __builtin_shuffle(a, b, Vector<Integer<A>>{__VA_ARGS__})
 #endif
 
-// Where the number of a lane lacks the bit kBit: that lane of a. Where it has it: the
-// lane of b without it.
+// Returns lane n of a in each lane n whose index lacks the bit kBit, and lane n - kBit
+// of b in each lane n whose index has it.
 template <typename A, int kBit, int... kLane>
 CAPSOPS_INLINE Vector<A> Without(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane - kBit + kLanes<A> : kLane)...);
 }
 
-// Where the number of a lane lacks the bit kBit: the lane of a that has it. Where it
-// has it: that lane of b.
+// Returns lane n + kBit of a in each lane n whose index lacks the bit kBit, and lane n
+// of b in each lane n whose index has it.
 template <typename A, int kBit, int... kLane>
 CAPSOPS_INLINE Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane + kLanes<A> : kLane + kBit)...);
 }
 
-// Lanes 0, 2, 4, ... of a, then of b; with kOdd 1 lanes 1, 3, 5, ...
+// Returns lanes 0, 2, 4, ... of a and then of b, or lanes 1, 3, 5, ... if kOdd is 1.
 template <typename A, int kOdd, int... kLane>
 CAPSOPS_INLINE Vector<A> EverySecond(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (2 * kLane + kOdd)...);
 }
 
-// The lanes of a and b in turn, from the first halves of both; with kHigh 1 from the
-// second halves.
+// Returns lanes of a and b in turn, from the first halves of both, or from the second
+// halves if kHigh is 1.
 template <typename A, int kHigh, int... kLane>
 CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(
@@ -64,7 +65,7 @@ CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
 }
 #undef CAPSOPS_SHUFFLE
 
-// Four vectors that hold a sequence of rows of 4 become the 4 columns.
+// Turns four vectors that hold a sequence of rows of 4 into the 4 columns.
 template <typename A>
 CAPSOPS_INLINE void ColumnsOf4(Vector<A> (&v)[4]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -78,7 +79,7 @@ CAPSOPS_INLINE void ColumnsOf4(Vector<A> (&v)[4]) {
   v[3] = EverySecond<A, 1>(odd0, odd1, lanes);
 }
 
-// The inverse: four columns of 4 become a sequence of rows.
+// Turns 4 columns back into a sequence of rows of 4.
 template <typename A>
 CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -92,7 +93,7 @@ CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
   v[3] = InTurn<A, 1>(even1, odd1, lanes);
 }
 
-// Transposes a square of vectors: swaps rows and lanes.
+// Transposes a square of vectors, so that lane n of row m becomes lane m of row n.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -105,8 +106,8 @@ CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
   if constexpr (kBit > 1) Transpose<A, kBit / 2>(rows);
 }
 
-// Lane n of the result is the sum of the lanes of rows[n], added in a fixed order. The
-// rows are overwritten.
+// Returns the sum of the lanes of rows[n] in lane n, added in a fixed order. Overwrites
+// the rows.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -152,8 +153,8 @@ inline void StoreNarrow(T* to, Vector<A> v) {
   }
 }
 
-// to[column][lane] = from[lane * stride + column]: `columns` of the first `rows` lanes,
-// and zeros in the lanes from there on.
+// Sets to[column][lane] = from[lane * stride + column] for `columns` columns and the
+// first `rows` lanes, and to zero in the other lanes.
 template <typename T, typename A>
 inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns,
                     A* to) {
@@ -174,7 +175,8 @@ inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns
   }
 }
 
-// to[lane * stride + column] = from[column][lane], for the first `rows` lanes.
+// Sets to[lane * stride + column] = from[column][lane] for `columns` columns and the
+// first `rows` lanes.
 template <typename T, typename A>
 inline void FromLanes(const A* from, int64_t columns, int64_t rows, int64_t stride,
                       T* to) {

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products in register tiles, over planes. A plane holds the numbers of one
-// index of a contraction or of a result side by side in lanes. Lanes are rows of a
-// product, so that neither few rows nor few columns leave lanes idle.
+// Matrix products in register tiles, over planes. A plane holds the numbers that have
+// the same index of a contraction or of a result, side by side in lanes. Lanes are rows
+// of a product, so that neither few rows nor few columns leave lanes idle.
 #ifndef CAPSOPS_CC_CPU_REGISTER_TILE_H_
 #define CAPSOPS_CC_CPU_REGISTER_TILE_H_
 
@@ -27,16 +27,17 @@ constexpr int kColumns = 4, kVectors = 2;
 constexpr int kFewColumns = 4, kFewVectors = 2;
 #endif
 
-// Where a run of planes and the weights that multiply it start.
+// A run of planes: where it and the weights that multiply it begin.
 struct Run {
-  int64_t planes;      // numbers from the first plane
-  int64_t weights;     // rows of a panel of weights
-  int64_t begin, end;  // the lanes that count: in the others planes are zero
+  int64_t planes;      // offset in numbers from the first plane
+  int64_t weights;     // row of the panel of weights
+  int64_t begin, end;  // lanes that count; in the others planes are zero
 };
 
-// sums[c][lane] = sum over runs and over the `length` planes of each of
-//   planes[run.planes + k * stride + lane] * weights[(run.weights + k) * C + c]
-// for C columns and V vectors of lanes, added to the sums there if `add` is true.
+// Computes, for C columns and V vectors of lanes,
+//   sums[c][lane] = sum over runs, and over the `length` planes k of each, of
+//     planes[run.planes + k * stride + lane] * weights[(run.weights + k) * C + c]
+// and adds it to the previous `sums` if `add` is true.
 template <typename A, int V, int C>
 void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* runs,
                 int64_t count, int64_t length, bool add, A* sums) {
@@ -65,9 +66,10 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
   }
 }
 
-// The same for weights that may not be finite, so that a product with zero may be NaN.
-// It computes `lanes` lanes, of which the first is number first_lane. It is slower, and
-// has the same bits where weights are finite.
+// Does the same where weights may be infinite or NaN, whose products with the zeros
+// outside the image would be NaN: it adds only the lanes that count. It computes
+// `lanes` lanes from lane first_lane of the runs on. It is slower, and gives the same
+// bits where weights are finite.
 template <typename A>
 void AccumulateInside(const A* planes, int64_t stride, const A* weights,
                       int64_t columns, const Run* runs, int64_t count, int64_t length,
@@ -100,8 +102,8 @@ template <typename A>
 using AccumulateFunction = void (*)(const A*, int64_t, const A*, const Run*, int64_t,
                                     int64_t, bool, A*);
 
-// Accumulate for a number of vectors, up to kFewVectors where kC is kFewColumns and
-// else up to kVectors.
+// Returns Accumulate for `vectors` vectors, which are at most kFewVectors if kC is
+// kFewColumns, and at most kVectors otherwise.
 template <typename A, int kC>
 AccumulateFunction<A> AccumulateOf(int64_t vectors) {
 #if defined(__AVX512F__)
@@ -117,7 +119,7 @@ AccumulateFunction<A> AccumulateOf(int64_t vectors) {
   return vectors == 2 ? Accumulate<A, 2, kC> : Accumulate<A, 1, kC>;
 }
 
-// A tile of `InnerProducts`: of kInnerRows planes with kInnerColumns.
+// A tile of `InnerProducts` multiplies kInnerRows planes by kInnerColumns planes.
 constexpr int kInnerRows = 4;
 #if defined(__AVX512F__)
 constexpr int kInnerColumns = 4;
@@ -126,14 +128,16 @@ constexpr int kInnerColumns = 2;
 #endif
 constexpr int kInnerTile = kInnerRows * kInnerColumns;
 
-// Planes in rows of `lanes` lanes, of which each row is `row` numbers after the last.
+// Planes whose lanes are divided into rows.
 template <typename A>
 struct Planes {
   const A* first;
-  int64_t stride;  // from one plane to the next
-  int64_t row;
+  int64_t stride;  // numbers from one plane to the next
+  int64_t row;     // numbers from one row to the next
 };
 
+// Adds one vector of each product of a tile. With kMask, lanes of x outside the mask
+// count as zero.
 template <typename A, bool kMask>
 CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
                                 int64_t y_stride, Vector<Integer<A>> mask,
@@ -152,9 +156,9 @@ CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
   }
 }
 
-// sums[k * kInnerColumns + n] += sum over rows and over the first `lanes` lanes of
-// plane k of x times plane n of y. What x has in lanes after these does not count; y
-// has zeros there, up to a whole vector.
+// Adds to sums[k * kInnerColumns + n] the products of plane k of x with plane n of y,
+// over `rows` rows and the first `lanes` lanes of each. Planes of x may hold anything
+// in the lanes after these; planes of y must hold zeros there, up to a whole vector.
 template <typename A>
 void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t lanes,
                    A* sums) {

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Vectors as wide as the instruction set of this translation unit, in GCC and
-// Clang vector extensions. Everything is inside the instruction set's own
-// namespace: two copies of an inline function under one name would be merged by
-// the linker, and the wrong one could run on an older processor.
+// Vectors as wide as the instruction set of this translation unit allows, in GCC's and
+// Clang's vector extensions. Everything is inside the instruction set's own namespace:
+// the linker would merge two copies of an inline function of the same name, and the
+// wrong one could run on an older processor.
 #ifndef CAPSOPS_CC_CPU_SIMD_H_
 #define CAPSOPS_CC_CPU_SIMD_H_
 
@@ -53,8 +53,8 @@ inline void Store(A* to, Vector<A> v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
-// Stores past the caches, for results too large to stay in them: their lines need not
-// be read first. `to` must be aligned to kVectorBytes.
+// Stores past the caches, for results too large to stay there, so that the processor
+// need not read their cache lines first. `to` must be aligned to kVectorBytes.
 template <typename A>
 inline void StreamStore(A* to, Vector<A> v) {
 #if defined(__AVX512F__)

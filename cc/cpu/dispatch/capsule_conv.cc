@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of capsule convolution, and how each is divided among threads. How it is
-// divided never changes a result: no sum crosses a task, and partial sums of the
+// Runs the steps of capsule convolution and divides each among threads. The number of
+// threads never changes a result: no sum crosses a task, and partial sums of the
 // gradient of the weights are added in a fixed order.
 #include "cc/cpu/capsule_conv.h"
 
@@ -19,7 +19,7 @@ namespace {
 CAPSOPS_SELECTED_KERNELS
 
 // The same convolution without the taps that read nothing but zeros beside the image,
-// and where the others are in the whole kernel.
+// and the positions of the other taps in the whole filter.
 struct Trimmed {
   explicit Trimmed(const Problem& whole)
       : p(whole),
@@ -37,7 +37,7 @@ struct Trimmed {
     p.pad_left = across.pad;
   }
 
-  // Where in the weights those of tap `index` of `p` begin.
+  // Returns the offset at which the weights of tap `index` of `p` begin.
   int64_t Weights(int64_t index) const {
     const int64_t y = down.first + index / p.kernel_width;
     return (y * line + across.first + index % p.kernel_width) * tap;
@@ -46,11 +46,12 @@ struct Trimmed {
 
   Problem p;
   Taps down, across;
-  int64_t taps, line;  // of the whole kernel, and of a row of it
-  int64_t tap;         // weights of one
+  int64_t taps, line;  // taps of the whole filter, and of a row of it
+  int64_t tap;         // weights of one tap
 };
 
-// Cycles of one of `tasks` tasks, roughly: sixteen multiply-adds a cycle.
+// Returns about how many cycles one of `tasks` tasks takes, at sixteen multiply-adds a
+// cycle.
 int64_t Cost(const Problem& p, int64_t tasks) {
   const int64_t work = p.batch * p.out_height * p.out_width * p.kernel_height *
                        p.kernel_width * p.in_channels * p.out_channels * p.pose_depth *
@@ -58,8 +59,8 @@ int64_t Cost(const Problem& p, int64_t tasks) {
   return std::max<int64_t>(work / 16 / std::max<int64_t>(tasks, 1), 1);
 }
 
-// Calls run(task) for each of `tasks` tasks that move their share of the weights
-// `times` times.
+// Calls run(task) for each of `tasks` tasks, each of which reads or writes its share of
+// the weights `times` times.
 template <typename Run>
 void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
               const Run& run) {

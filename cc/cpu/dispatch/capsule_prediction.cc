@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides capsule prediction among threads. How it is divided never changes a
+// Divides capsule prediction among threads. The number of threads never changes a
 // result: no sum crosses a task.
 #include "cc/cpu/capsule_prediction.h"
 
@@ -17,7 +17,7 @@ CAPSOPS_SELECTED_KERNELS
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Cycles of a task, roughly: one multiply-add per lane of eight.
+// Returns about how many cycles a task takes, at eight multiply-adds a cycle.
 int64_t Cost(const Problem& p, int64_t in_caps, int64_t batch) {
   return std::max<int64_t>(
       in_caps * batch * p.out_caps * p.out_dim * std::max<int64_t>(p.in_dim, 1) / 8, 1);

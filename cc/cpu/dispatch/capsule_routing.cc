@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of capsule routing, and how each is divided among threads. How it is
-// divided never changes a result: no sum crosses a task, and parts of sums are added
-// in the order of the input capsules.
+// Runs the steps of capsule routing and divides each among threads. The number of
+// threads never changes a result: no sum crosses a task, and parts of sums are added in
+// the order of the input capsules.
 #include "cc/cpu/capsule_routing.h"
 
 #include <algorithm>
@@ -18,18 +18,21 @@ CAPSOPS_SELECTED_KERNELS
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
-// Cycles of a task over `in_caps` input capsules and `groups` of samples, roughly: one
-// of each kind of multiply-add a cycle, and in_dim of them make u_hat.
+// Returns about how many cycles a task of `in_caps` input capsules and `groups` groups
+// takes: one for each vector multiply-add, of which in_dim compute a number of u_hat
+// and a few use it.
 int64_t Cost(const Problem& p, int64_t in_caps, int64_t groups) {
   return std::max<int64_t>(in_caps * groups * Columns(p) * (p.in_dim + 4), 1);
 }
 
-// What the tasks for output capsules cost when each reads `tiles` tiles.
+// Returns about how many cycles a task of one output capsule takes that reads `tiles`
+// tiles.
 int64_t CapsuleCost(const Problem& p, int64_t tiles) {
   return std::max<int64_t>(p.out_dim * tiles * 4, 1);
 }
 
-// The workspace, in tiles: the sums of v or their gradient, and parts of a sum.
+// The workspace, which consists of tiles: `tiles`, one for `running`, and the parts of
+// a sum.
 template <typename T>
 struct Workspace {
   Workspace(const Division& d, void* data, int64_t tiles)
@@ -40,15 +43,15 @@ struct Workspace {
   static int64_t Bytes(const Division& d, int64_t tiles) {
     return (tiles + 1 + d.chunks) * d.tile * sizeof(Sum<T>);
   }
-  // V of an iteration from the second on, and ds of an iteration.
+  // Return V of an iteration, which must be at least 2, and ds of an iteration.
   Sum<T>* total(int64_t iteration) const { return tiles + (iteration - 2) * tile_size; }
   Sum<T>* sum_grad(int64_t iterations, int64_t iteration) const {
     return tiles + (iterations - 2 + iteration) * tile_size;
   }
 
   int64_t tile_size;
-  Sum<T>* tiles;    // what the last step of the gradient reads
-  Sum<T>* running;  // V; in the gradient dv
+  Sum<T>* tiles;    // V and ds, which the last step of the gradient reads
+  Sum<T>* running;  // V, or dv in the gradient
   Sum<T>* parts;
 };
 
@@ -90,7 +93,8 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
   Problem p = problem;
-  // Without vectors all iterations are alike: the gradients are zero.
+  // If output capsules have no dimensions, the gradients are zero, and one iteration
+  // computes them as well as several.
   if (Columns(p) == 0) p.iterations = 1;
   const Division d = Selected<T>().divide(p);
   const int64_t tiles = 2 * p.iterations - 1;
@@ -151,7 +155,7 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& p) 
       [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
              const Sum<T>* sums, T* coefficients, void* workspace) -> LaunchError {
         const CpuKernels<T>& kernels = Selected<T>();
-        // V of an iteration is made of that of the one before it.
+        // V of an iteration depends only on V of the one before it, so two tiles do.
         Sum<T>* const tiles = static_cast<Sum<T>*>(workspace);
         const auto total = [&](int64_t iteration) -> Sum<T>* {
           return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;

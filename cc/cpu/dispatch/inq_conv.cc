@@ -1,11 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of INQ convolution, and how each is divided among threads. No sum crosses a
-// task. Weights are decoded into the workspace; images of 16-bit types are computed
-// there in float, some samples at a time, for their weights may not fit in 16 bits.
-// Where our own kernels do not fit, it is a capsule convolution over poses of
-// 1 x in_channels and in_channels x out_channels, of which each pixel has one.
+// Runs the steps of INQ convolution and divides each among threads. No sum crosses a
+// task. Weights are decoded into the workspace. Images of 16-bit types are converted to
+// float there, some samples at a time, for the weights may not fit in 16 bits. A
+// convolution that InqConv's own kernels cannot compute becomes a capsule convolution
+// with one 1 x in_channels pose for each pixel and one in_channels x out_channels
+// weight matrix for each tap.
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ int64_t Output(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels;
 }
 
-// Bytes of so many numbers, up to where others can begin.
+// Round up to whole cache lines, at which another array can begin.
 int64_t RoundedUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 template <typename A>
 int64_t Bytes(int64_t count) {
@@ -45,7 +46,8 @@ void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
   });
 }
 
-// Of the first code past the book, which there is.
+// Returns an error that names the first code that is not in the book. There must be
+// one.
 LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
   int64_t place = 0;
   while (codes[place] <= 1 << (p.bits - 1)) ++place;
@@ -59,10 +61,11 @@ LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
           Fault::kInvalidArgument};
 }
 
-// Bytes in float of the images of 16-bit types, unless one sample has more.
+// How many bytes images of 16-bit types may take as float, unless one sample needs
+// more.
 constexpr int64_t kWideBytes = 16 << 20;
 
-// Forward convolution, or the gradient of the input.
+// The forward convolution, or with kGradient the gradient of the input.
 template <typename T, bool kGradient>
 class Convolution {
  public:
@@ -83,8 +86,8 @@ class Convolution {
   static constexpr bool kWidened = !std::is_same_v<T, A>;
   static constexpr const char* kOp = kGradient ? "InqConvBackpropInput" : "InqConv";
 
-  // Some samples that are computed at a time: by our own kernels if those fit, else by
-  // a capsule convolution.
+  // Samples that are computed at a time, by InqConv's own kernels if these can, and
+  // otherwise by a capsule convolution.
   struct Part {
     Problem p;
     Division division = {};
@@ -121,8 +124,8 @@ class Convolution {
     return part;
   }
 
-  // The workspace holds the weights, and what is read and what is written in A, where T
-  // is another type.
+  // The workspace holds the weights and, where T is not A, the images that are read and
+  // written, as A.
   int64_t Workspace() const {
     if (Weights(whole_) == 0) return 0;
     return WeightsBytes() +
@@ -173,14 +176,14 @@ class Convolution {
   static int64_t From(const Problem& p) { return kGradient ? Output(p) : Input(p); }
   static int64_t To(const Problem& p) { return kGradient ? Input(p) : Output(p); }
 
-  // Of the decoded weights, and what a capsule convolution needs beside them.
+  // Returns the bytes of the decoded weights and of a capsule convolution's workspace.
   int64_t WeightsBytes() const {
     if (most_.division.fits) return RoundedUp(most_.division.workspace);
     return Bytes<A>(Weights(whole_)) +
            RoundedUp(std::max(most_.decoded.workspace, last_.decoded.workspace));
   }
 
-  // Whether all codes are in the book.
+  // Decodes all weights. Returns whether all codes are in the book.
   bool Decode(const CpuExec& exec, const uint8_t* codes, int top, void* weights) const {
     std::atomic<bool> fit = true;
     if (most_.division.fits) {
@@ -203,14 +206,14 @@ class Convolution {
       return part.decoded.run(exec, from, static_cast<const A*>(weights), to,
                               static_cast<char*>(weights) + Bytes<A>(Weights(p)));
     }
-    // Roughly: sixteen multiply-adds a cycle.
+    // The cost assumes sixteen multiply-adds a cycle.
     const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
     ForEach(exec, part.division.tasks, work / 16,
             [&](int64_t task) { image_.run(p, task, from, weights, to); });
     return {};
   }
 
-  // `cost` is that of all tasks.
+  // Calls run(task) for each task; `cost` is that of all tasks in cycles.
   template <typename Body>
   static void ForEach(const CpuExec& exec, int64_t tasks, int64_t cost,
                       const Body& run) {
@@ -224,7 +227,7 @@ class Convolution {
   Problem whole_;
   const CpuKernels<T>& kernels_;
   const ImageKernels<A>& image_;
-  Part most_, last_;  // one after the other; only the last may have fewer samples
+  Part most_, last_;  // all parts but the last, and the last, with fewer samples
 };
 
 }  // namespace
