@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The capsule network of Sabour, Frosst and Hinton, with its decoder."""
 
+import inspect
 import math
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tf_capsops.arguments import positive_int, positive_pair, scaled_images
 from tf_capsops.layers import DigitCaps, Length, Mask, PrimaryCaps
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
+from tf_capsops.models.outputs import lists_by_output, one_by_output
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -233,41 +235,41 @@ class CapsNet(keras.Model):
         loss=None,
         metrics=("accuracy",),
         loss_weights=None,
+        weighted_metrics=None,
         **kwargs,
     ):
         """Compiles the model.
 
         Args:
           optimizer: as for every Keras model.
-          loss: the loss on the lengths, `MarginLoss()` by default.
-          metrics: metrics of the lengths.
-          loss_weights: a dict of `"lengths"` and `"reconstruction"`; by default 1 and
-            the model's `reconstruction_weight`.
+          loss: the loss on the lengths, or a dict of `"lengths"` and
+            `"reconstruction"`; by default `MarginLoss()` and `ReconstructionLoss()`.
+          metrics: a metric of the lengths or a list of them, or a dict of these for
+            `"lengths"` and `"reconstruction"`.
+          loss_weights: the weight of the loss on the lengths, or a dict of `"lengths"`
+            and `"reconstruction"`; by default 1 and the model's
+            `reconstruction_weight`.
+          weighted_metrics: as `metrics`, weighted by `sample_weight`.
           **kwargs: passed on to `keras.Model.compile`.
+
+        Raises:
+          ValueError: if a loss, metric or weight is not as above.
         """
-        self._compile_arguments = keras.saving.serialize_keras_object(
-            {
-                "optimizer": keras.optimizers.get(optimizer),
-                "loss": MarginLoss() if loss is None else loss,
-                "metrics": list(metrics or ()),
-                "loss_weights": loss_weights,
-                **kwargs,
-            }
-        )
-        super().compile(
-            optimizer=optimizer,
-            loss={
-                "lengths": MarginLoss() if loss is None else loss,
-                "reconstruction": ReconstructionLoss(),
-            },
-            loss_weights=loss_weights
-            or {
-                "lengths": 1.0,
-                "reconstruction": self._arguments["reconstruction_weight"],
-            },
-            metrics={"lengths": list(metrics or ())},
+        losses = {"lengths": MarginLoss(), "reconstruction": ReconstructionLoss()}
+        weight = self._arguments["reconstruction_weight"]
+        weights = {"lengths": 1.0, "reconstruction": weight}
+        if isinstance(loss_weights, (list, tuple)) and len(loss_weights) == 2:
+            loss_weights = dict(zip(weights, loss_weights))  # as Keras takes them
+        arguments = {
+            "optimizer": keras.optimizers.get(optimizer),
+            "loss": one_by_output("loss", loss, losses),
+            "metrics": lists_by_output("metrics", metrics),
+            "loss_weights": one_by_output("loss_weights", loss_weights, weights),
+            "weighted_metrics": lists_by_output("weighted_metrics", weighted_metrics),
             **kwargs,
-        )
+        }
+        self._compile_arguments = keras.saving.serialize_keras_object(arguments)
+        super().compile(**arguments)
 
     # Keras trains models whose targets come with the data. Here the labels are an input
     # as well, for the mask, and the images a target as well; the four methods below say
@@ -324,21 +326,7 @@ def _targets(x, y, y_pred, sample_weight):
     return targets, sample_weight
 
 
-def capsnet(
-    input_shape,
-    num_classes,
-    filters=256,
-    kernel_size=9,
-    primary_channels=32,
-    primary_dim=8,
-    primary_kernel_size=9,
-    primary_strides=2,
-    capsule_dim=16,
-    routing_iterations=3,
-    decoder_units=(512, 1024),
-    reconstruction_weight=0.0005,
-    **kwargs,
-):
+def capsnet(*args, **kwargs):
     """The capsule network of Sabour, Frosst and Hinton (2017), with its decoder.
 
     A convolution with relu, `PrimaryCaps`, `DigitCaps` and `Length`; a decoder of fully
@@ -382,18 +370,9 @@ def capsnet(
     >>> outputs["lengths"].shape, outputs["reconstruction"].shape
     ((4, 10), (4, 8, 8, 1))
     """
-    return CapsNet(
-        input_shape,
-        num_classes,
-        filters=filters,
-        kernel_size=kernel_size,
-        primary_channels=primary_channels,
-        primary_dim=primary_dim,
-        primary_kernel_size=primary_kernel_size,
-        primary_strides=primary_strides,
-        capsule_dim=capsule_dim,
-        routing_iterations=routing_iterations,
-        decoder_units=decoder_units,
-        reconstruction_weight=reconstruction_weight,
-        **kwargs,
-    )
+    return CapsNet(*args, **kwargs)
+
+
+# For `help`: the arguments are those of CapsNet.
+_, *_parameters = inspect.signature(CapsNet.__init__).parameters.values()
+capsnet.__signature__ = inspect.Signature(_parameters)
