@@ -37,22 +37,11 @@ def run(code, *arguments, **options):
     return finish(start(code, *arguments, **options))
 
 
-def same_for_every_number_of_threads(code):
-    """Returns the words that `code` prints, as it must with 1, 2 and 7 threads.
-
-    Its argument is the number of threads. Those are the CPU's matter: no process sees a
-    GPU.
-    """
-    processes = [start(code, n, CUDA_VISIBLE_DEVICES="-1") for n in (1, 2, 7)]
-    one, two, seven = [finish(process).split() for process in processes]
-    assert one == two == seven
-    return one
-
-
 def pass_on_older_processors(*arguments):
     """Runs tests, as pytest's `arguments` name them, on kernels of lower levels.
 
-    The suite itself runs those of this processor's own level.
+    The suite itself runs those of this processor's own level. Levels share the code
+    that finds pixels, and differ in that for numbers.
     """
     processes = [
         start(

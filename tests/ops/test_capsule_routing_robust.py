@@ -10,52 +10,14 @@ import pytest
 import robustness
 import tensorflow as tf
 from descriptions import every_dtype
+from descriptions.capsule_routing import OP
 
 import tf_capsops
-
-# Prints a digest of output, gradients and coefficients; argument: threads of one op.
-_DIGEST = """
-import hashlib, sys
-import numpy as np
-import tensorflow as tf
-import tf_capsops
-tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-rng = np.random.default_rng(0)
-for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16):
-    for batch, in_caps in (67, 131), (3, 1031):
-        weights = in_caps, 10, 16, 8
-        shapes = (batch, 10, 16), (batch, in_caps, 8), weights, weights[:2]
-        grad, *sources = (tf.cast(rng.uniform(-1, 1, s), dtype) for s in shapes)
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            output = tf_capsops.capsule_routing(*sources)
-        coefficients = tf_capsops.routing_coefficients(*sources)
-        for result in (output, *tape.gradient(output, sources, grad), coefficients):
-            print(hashlib.sha256(result.numpy().tobytes()).hexdigest())
-"""
-
-_LOAD_AND_CALL = """
-import sys
-import numpy as np
-import tensorflow as tf
-import tf_capsops
-model = tf.saved_model.load(sys.argv[1])
-capsules = np.load(sys.argv[2])
-with tf.device(sys.argv[3]):
-    results = model.route(capsules), *model.gradients(capsules)
-for result in results:
-    print(result.numpy().tobytes().hex())
-"""
-
-
-def _random(dtype, *shapes):
-    rng = np.random.default_rng(0)
-    return [tf.cast(rng.uniform(-1, 1, shape), dtype) for shape in shapes]
 
 
 def _draw(dtype, batch, in_caps, out_caps, out_dim, in_dim):
     """Returns (grad, input, weights, logits)."""
-    return _random(
+    return robustness.draw(
         dtype,
         (batch, out_caps, out_dim),
         (batch, in_caps, in_dim),
@@ -64,30 +26,30 @@ def _draw(dtype, batch, in_caps, out_caps, out_dim, in_dim):
     )
 
 
-def _all_results(grad, *inputs, iterations=3):
+def _results(grad, *inputs, iterations=3):
     """Returns output, the three gradients and the coefficients."""
     route = functools.partial(tf_capsops.capsule_routing, iterations=iterations)
     look = functools.partial(tf_capsops.routing_coefficients, iterations=iterations)
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        output = route(*inputs)
-    gradients = tape.gradient(output, inputs, grad)
-    return [tensor.numpy() for tensor in (output, *gradients, look(*inputs))]
+    return *OP.results(route, grad, *inputs), look(*inputs)
+
+
+def _arrays(*tensors, iterations=3):
+    return [result.numpy() for result in _results(*tensors, iterations=iterations)]
+
+
+def of_several_sizes(dtype):
+    sizes = (67, 131), (3, 1031)
+    return [_results(*_draw(dtype, *size, 10, 16, 8)) for size in sizes]
 
 
 @every_dtype
 @pytest.mark.parametrize("sizes", [(130, 67, 10, 16, 8), (2, 1153, 13, 9, 5)])
 def test_every_run_gives_the_same_bits(sizes, dtype, device):
-    tensors = _draw(dtype, *sizes)
-    first = _all_results(*tensors)
-    for _ in range(4):
-        for one, other in zip(first, _all_results(*tensors)):
-            assert one.tobytes() == other.tobytes()
+    robustness.same_bits_every_time(_results, _draw(dtype, *sizes))
 
 
 def test_threads_do_not_change_the_bits():
-    digests = fresh.same_for_every_number_of_threads(_DIGEST)
-    assert len(set(digests)) == 4 * 2 * 5
+    robustness.threads_do_not_change_the_bits(of_several_sizes)
 
 
 def test_kernels_of_older_processors():
@@ -104,15 +66,10 @@ def test_kernels_of_older_processors():
 @pytest.mark.parametrize("sizes", [(17, 7, 5, 3, 3), (33, 5, 12, 16, 8)])
 def test_bad_numbers_stay_in_their_sample(sizes, place, bad, dtype, device):
     """The results of other samples stay the same, to the bit."""
-    grad, inputs, *rest = _draw(dtype, *sizes)
-    sample = sizes[0] - 2
-    clean = _all_results(grad, inputs, *rest)
-    value = tf.constant([bad], dtype)
-    if place == "input":
-        inputs = tf.tensor_scatter_nd_update(inputs, [(sample, 2, 1)], value)
-    else:
-        grad = tf.tensor_scatter_nd_update(grad, [(sample, 2, 1)], value)
-    spoiled = _all_results(grad, inputs, *rest)
+    tensors, sample = _draw(dtype, *sizes), sizes[0] - 2
+    clean = _arrays(*tensors)
+    position = 1 if place == "input" else 0
+    spoiled = _arrays(*robustness.spoiled(tensors, position, (sample, 2, 1), bad))
     others = np.arange(sizes[0]) != sample
     for result in (0, 1, 4):  # output, gradient of the input, coefficients
         np.testing.assert_array_equal(spoiled[result][others], clean[result][others])
@@ -132,14 +89,11 @@ def test_bad_numbers_stay_in_their_sample(sizes, place, bad, dtype, device):
 )
 def test_an_infinite_weight_stays_with_its_output_capsule(sizes, dtype, device):
     """Where nothing is routed yet; and not in what lies before and after it."""
-    grad, inputs, weights, logits = _draw(dtype, *sizes)
-    clean, *_, clean_shares = _all_results(grad, inputs, weights, logits, iterations=1)
+    tensors = _draw(dtype, *sizes)
+    clean, *_, clean_shares = _arrays(*tensors, iterations=1)
     for place in (3, 2, 0, 0), (3, 2, sizes[3] - 1, sizes[4] - 1):
-        value = tf.constant([np.inf], dtype)
-        spoiled = tf.tensor_scatter_nd_update(weights, [place], value)
-        output, _, by_weights, by_logits, shares = _all_results(
-            grad, inputs, spoiled, logits, iterations=1
-        )
+        spoiled = robustness.spoiled(tensors, 2, place, np.inf)
+        output, _, by_weights, by_logits, shares = _arrays(*spoiled, iterations=1)
         others = np.arange(sizes[2]) != place[1]
         np.testing.assert_array_equal(output[:, others], clean[:, others])
         assert not np.isfinite(output[:, ~others].astype(np.float64)).all()
@@ -149,65 +103,24 @@ def test_an_infinite_weight_stays_with_its_output_capsule(sizes, dtype, device):
 
 
 @pytest.mark.parametrize(
-    "misaligned", range(4), ids=["grad", "input", "weights", "logits"]
+    "position", range(4), ids=["grad", "input", "weights", "logits"]
 )
 @every_dtype
-def test_slices_of_larger_tensors(misaligned, dtype, device):
-    """A row taken out of a larger tensor may begin at any address."""
+def test_slices_of_larger_tensors(position, dtype, device):
     tensors = _draw(dtype, 3, 7, 5, 3, 3)
-    aligned = _all_results(*tensors)
-    twice = tf.stack([tensors[misaligned]] * 2)
-
-    @tf.function
-    def through_slice(twice):
-        grad, *inputs = [*tensors[:misaligned], twice[1], *tensors[misaligned + 1 :]]
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            output = tf_capsops.capsule_routing(*inputs)
-        gradients = tape.gradient(output, inputs, grad)
-        return output, *gradients, tf_capsops.routing_coefficients(*inputs)
-
-    for one, other in zip(aligned, through_slice(twice)):
-        np.testing.assert_array_equal(one, other.numpy())
+    robustness.slices_of_larger_tensors(_results, tensors, position)
 
 
 def test_saved_model_in_a_fresh_process(tmp_path, device):
-    (capsules,) = _random(tf.float32, (5, 7, 3))
+    (capsules,) = robustness.draw(tf.float32, (5, 7, 3))
     layer = tf_capsops.layers.DigitCaps(4, 2, logits_trainable=True)
     layer.build(capsules.shape)
-    signature = [tf.TensorSpec([None, 7, 3], tf.float32)]
-
-    class Model(tf.Module):
-        def __init__(self):
-            self.weights = [weight.value for weight in layer.weights]
-
-        @tf.function(input_signature=signature)
-        def route(self, capsules):
-            return layer(capsules)
-
-        @tf.function(input_signature=signature)
-        def gradients(self, capsules):
-            with tf.GradientTape() as tape:
-                tape.watch(capsules)
-                output = layer(capsules)
-            return tape.gradient(output, [capsules, *self.weights])
-
-    model = Model()
-    expected = [model.route(capsules), *model.gradients(capsules)]
-    tf.saved_model.save(model, tmp_path / "model")
-    np.save(tmp_path / "capsules.npy", capsules.numpy())
-    printed = fresh.run(
-        _LOAD_AND_CALL, tmp_path / "model", tmp_path / "capsules.npy", device
+    variables = [weight.value for weight in layer.weights]
+    robustness.saved_model_in_a_fresh_process(
+        tmp_path, device, layer, variables, capsules, [None, 7, 3]
     )
-    assert printed.split() == [result.numpy().tobytes().hex() for result in expected]
 
 
 def test_calls_of_different_sizes_at_the_same_time(device):
-    """Kernels have settings that belong to no call, such as their shared memory."""
     drawn = [_draw(tf.float32, batch, 9, 10, 16, 8) for batch in (1, 40, 2, 33)]
-
-    def run(tensors):
-        with tf.device(device):
-            return _all_results(*tensors)
-
-    robustness.same_at_the_same_time(run, drawn, times=25)
+    robustness.same_at_the_same_time(_results, drawn, device, times=25)

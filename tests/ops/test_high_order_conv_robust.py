@@ -10,6 +10,7 @@ import pytest
 import robustness
 import tensorflow as tf
 from descriptions import every_dtype
+from descriptions.high_order_conv import OP
 from reference import high_order_conv as reference
 from tolerances import assert_close
 
@@ -20,47 +21,6 @@ every_operand = pytest.mark.parametrize(
     "operand", range(3), ids=["grad", "input", "filters"]
 )
 
-# Prints a digest of output and gradients; argument: threads of one op.
-_DIGEST = """
-import hashlib, sys
-import numpy as np
-import tensorflow as tf
-import tf_capsops
-tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-rng = np.random.default_rng(0)
-for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16):
-    for image, kernel, groups in (
-        ((5, 37, 41, 3), (5, 5), 1),
-        ((3, 17, 19, 48), (3, 3), 3),
-        ((1, 9, 301, 1), (7, 3), 1),
-    ):
-        for data_format in ("NHWC", "NCHW"):
-            shapes = image, (*image[:3], groups * kernel[0] * kernel[1])
-            sources = [tf.cast(rng.uniform(-1, 1, s), dtype) for s in shapes]
-            if data_format == "NCHW":
-                sources = [tf.transpose(s, (0, 3, 1, 2)) for s in sources]
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                output = tf_capsops.high_order_conv2d(
-                    *sources, kernel, groups, (2, 1), data_format
-                )
-            for result in (output, *tape.gradient(output, sources)):
-                print(hashlib.sha256(result.numpy().tobytes()).hexdigest())
-"""
-
-_LOAD_AND_CALL = """
-import sys
-import numpy as np
-import tensorflow as tf
-import tf_capsops
-model = tf.saved_model.load(sys.argv[1])
-image = np.load(sys.argv[2])
-with tf.device(sys.argv[3]):
-    results = model.smooth(image), *model.gradients(image)
-for result in results:
-    print(result.numpy().tobytes().hex())
-"""
-
 
 def _first(tensor):
     return tf.transpose(tensor, (0, 3, 1, 2))
@@ -68,23 +28,40 @@ def _first(tensor):
 
 def _draw(dtype, image, kernel, groups=1, data_format="NHWC"):
     """Returns (grad, input, filters); `image` is in the order NHWC."""
-    rng = np.random.default_rng(0)
-    shapes = image, image, (*image[:3], groups * kernel[0] * kernel[1])
-    tensors = [tf.cast(rng.uniform(-1, 1, shape), dtype) for shape in shapes]
+    filters = (*image[:3], groups * kernel[0] * kernel[1])
+    tensors = robustness.draw(dtype, image, image, filters)
     return [*map(_first, tensors)] if data_format == "NCHW" else tensors
 
 
-def _all_results(grad, *inputs, **attributes):
+def _results(*tensors, **attributes):
     """Returns output, gradient of the input and gradient of the filters."""
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        output = tf_capsops.high_order_conv2d(*inputs, **attributes)
-    gradients = tape.gradient(output, inputs, grad)
-    return [tensor.numpy() for tensor in (output, *gradients)]
+    compute = functools.partial(tf_capsops.high_order_conv2d, **attributes)
+    return OP.results(compute, *tensors)
 
 
-def _last(array, data_format):
-    return np.moveaxis(array, 1, 3) if data_format == "NCHW" else array
+def of_several_sizes(dtype):
+    return [
+        _results(
+            *_draw(dtype, image, kernel, groups, data_format),
+            **{"kernel_size": kernel, "groups": groups, "dilations": (2, 1)},
+            data_format=data_format,
+        )
+        # One channel is the same in both formats, and must not be the same image.
+        for data_format, width in (("NHWC", 301), ("NCHW", 303))
+        for image, kernel, groups in (
+            ((5, 37, 41, 3), (5, 5), 1),
+            ((3, 17, 19, 48), (3, 3), 3),
+            ((1, 9, width, 1), (7, 3), 1),
+        )
+    ]
+
+
+def _in_format(data_format, *tensors, **attributes):
+    """Returns what a format computes, from NHWC to NHWC."""
+    if data_format == "NHWC":
+        return _results(*tensors, **attributes)
+    results = _results(*map(_first, tensors), data_format="NCHW", **attributes)
+    return [tf.transpose(result, (0, 2, 3, 1)) for result in results]
 
 
 @every_dtype
@@ -99,42 +76,20 @@ def test_every_run_gives_the_same_bits(
 ):
     tensors = _draw(dtype, image, kernel, groups, data_format)
     attributes = {"kernel_size": kernel, "groups": groups, "data_format": data_format}
-    first = _all_results(*tensors, **attributes)
-    for _ in range(4):
-        for one, other in zip(first, _all_results(*tensors, **attributes), strict=True):
-            assert one.tobytes() == other.tobytes()
+    compute = functools.partial(_results, **attributes)
+    robustness.same_bits_every_time(compute, tensors)
 
 
 def test_threads_do_not_change_the_bits():
-    digests = fresh.same_for_every_number_of_threads(_DIGEST)
-    assert len(set(digests)) == 4 * 3 * 2 * 3
+    robustness.threads_do_not_change_the_bits(of_several_sizes)
 
 
 def test_kernels_of_older_processors():
-    # Levels share the code that finds pixels, and differ in that for numbers.
     fresh.pass_on_older_processors(
         "test_high_order_conv.py",
         "-k",
         "(values and not grid and not tiles) or accumulate",
     )
-
-
-def _reached(tensors, operand, place, kernel, groups, dilations):
-    """Returns where an element of one of (grad, input, filters) reaches the results."""
-    given = [np.ones(tensor.shape) for tensor in tensors]
-    given[operand] = np.zeros(tensors[operand].shape)
-    given[operand][place] = 1
-    grad, inputs, filters = given
-    attributes = kernel, groups, dilations
-    results = (
-        reference.forward(inputs, filters, *attributes),
-        *reference.backward(grad, inputs, filters, *attributes),
-    )
-    uses = (1, 2), (0, 2), (0, 1)
-    return [
-        (result != 0) & (operand in used)
-        for result, used in zip(results, uses, strict=True)
-    ]
 
 
 @every_dtype
@@ -161,33 +116,20 @@ def test_bad_numbers_stay_in_their_place(
     of a filter in the corner.
     """
     tensors = _draw(dtype, image, kernel, groups)
-    place = tuple(
-        0 if corner else size - 1 - (size > 2) for size in tensors[operand].shape
-    )
-    spoiled = list(tensors)
-    spoiled[operand] = tf.tensor_scatter_nd_update(
-        tensors[operand], [place], tf.constant([bad], dtype)
-    )
+    place = robustness.last_but_one(tensors[operand])
+    if corner:
+        place = (0,) * 4
     attributes = {"kernel_size": kernel, "groups": groups, "dilations": dilations}
-
-    def compute(tensors):
-        if data_format == "NCHW":
-            tensors = map(_first, tensors)
-        results = _all_results(*tensors, data_format=data_format, **attributes)
-        return [_last(result, data_format) for result in results]
-
-    regions = _reached(tensors, operand, place, kernel, groups, dilations)
+    compute = functools.partial(OP.reference, data_format="NHWC", **attributes)
+    ones = [np.ones(tensor.shape) for tensor in tensors]
+    sure = robustness.reached(compute, ones, operand, place)
     if operand < 2:
-        assert sum(region.any() for region in regions) == 2
+        assert sum(region.any() for region in sure) == 2
     elif corner:
-        assert not any(region.any() for region in regions)
-    for before, after, touched in zip(
-        compute(tensors), compute(spoiled), regions, strict=True
-    ):
-        finite = np.isfinite(after.astype(np.float64))
-        assert not finite[touched].any()
-        assert finite[~touched].all()
-        np.testing.assert_array_equal(after[~touched], before[~touched])
+        assert not any(region.any() for region in sure)
+    ours = functools.partial(_in_format, data_format, **attributes)
+    spoiled = robustness.spoiled(tensors, operand, place, bad)
+    robustness.bad_numbers_stay(ours(*tensors), ours(*spoiled), sure)
 
 
 @every_dtype
@@ -207,19 +149,15 @@ def test_what_filters_hold_for_outside_the_image(
     outside = reference.backward(*ones, kernel, groups)[1] == 0
     assert 0 < outside.sum() < outside.size
     spoiled = tf.where(outside, tf.constant(bad, dtype), filters)
-    attributes = {"kernel_size": kernel, "groups": groups, "data_format": data_format}
-    order = _first if data_format == "NCHW" else tf.identity
-
-    def compute(*tensors):
-        return _all_results(*map(order, tensors), **attributes)
-
+    attributes = {"kernel_size": kernel, "groups": groups}
+    compute = functools.partial(_in_format, data_format, **attributes)
     for before, after in zip(
         compute(grad, inputs, filters), compute(grad, inputs, spoiled), strict=True
     ):
         np.testing.assert_array_equal(after, before)
     nowhere = tf.fill(image, tf.constant(bad, dtype))
     for given in ((nowhere, inputs), (grad, nowhere), (nowhere, nowhere)):
-        in_filters = _last(compute(*given, filters)[2], data_format)
+        in_filters = compute(*given, filters)[2].numpy()
         np.testing.assert_array_equal(in_filters[outside], 0)
         assert not np.isfinite(in_filters[~outside].astype(np.float64)).any()
 
@@ -228,24 +166,10 @@ def test_what_filters_hold_for_outside_the_image(
 @every_dtype
 @both_formats
 def test_slices_of_larger_tensors(operand, dtype, data_format, device):
-    """A row taken out of a larger tensor may begin at any address."""
     tensors = _draw(dtype, (1, 5, 7, 3), (3, 3), 1, data_format)
     attributes = {"kernel_size": 3, "data_format": data_format}
-    aligned = _all_results(*tensors, **attributes)
-    odd = tf.concat([[0], tf.reshape(tensors[operand], [-1])], 0)
-
-    @tf.function(autograph=False)
-    def through_slice(odd):
-        given = list(tensors)
-        given[operand] = tf.reshape(odd[1:], tensors[operand].shape)
-        grad, *inputs = given
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            output = tf_capsops.high_order_conv2d(*inputs, **attributes)
-        return output, *tape.gradient(output, inputs, grad)
-
-    for one, other in zip(aligned, through_slice(odd), strict=True):
-        np.testing.assert_array_equal(one, other.numpy())
+    compute = functools.partial(_results, **attributes)
+    robustness.slices_of_larger_tensors(compute, tensors, operand)
 
 
 @pytest.mark.slow
@@ -285,49 +209,26 @@ def test_more_elements_than_32_bits_count(data_format, device):
     for ours, exact, size in zip(results, truth, magnitude, strict=True):
         exact, size = exact[:, -rows:], size[:, -rows:]
         plain = exact.astype(np.float32).astype(ours.dtype.as_numpy_dtype)
-        assert_close(_last(ours[end].numpy(), data_format), exact, plain, size)
+        ours = ours[end].numpy()
+        ours = np.moveaxis(ours, 1, 3) if data_format == "NCHW" else ours
+        assert_close(ours, exact, plain, size)
 
 
 def test_saved_model_in_a_fresh_process(tmp_path, device):
-    _, image, filters = _draw(tf.float32, (2, 5, 4, 6), (3, 5), 2)
-    smooth = functools.partial(
-        tf_capsops.high_order_conv2d, kernel_size=(3, 5), groups=2, dilations=(1, 2)
+    _, image, drawn = _draw(tf.float32, (2, 5, 4, 6), (3, 5), 2)
+    filters = tf.Variable(drawn)
+    attributes = {"kernel_size": (3, 5), "groups": 2, "dilations": (1, 2)}
+    robustness.saved_model_in_a_fresh_process(
+        *(tmp_path, device),
+        lambda image: tf_capsops.high_order_conv2d(image, filters, **attributes),
+        *([filters], image, [2, None, 4, None]),
     )
-    signature = [tf.TensorSpec([2, None, 4, None], tf.float32)]
-
-    class Model(tf.Module):
-        def __init__(self):
-            self.filters = tf.Variable(filters)
-
-        @tf.function(input_signature=signature)
-        def smooth(self, image):
-            return smooth(image, self.filters)
-
-        @tf.function(input_signature=signature)
-        def gradients(self, image):
-            with tf.GradientTape() as tape:
-                tape.watch(image)
-                output = smooth(image, self.filters)
-            return tape.gradient(output, [image, self.filters])
-
-    model = Model()
-    expected = [model.smooth(image), *model.gradients(image)]
-    tf.saved_model.save(model, tmp_path / "model")
-    np.save(tmp_path / "image.npy", image.numpy())
-    printed = fresh.run(
-        _LOAD_AND_CALL, tmp_path / "model", tmp_path / "image.npy", device
-    )
-    assert printed.split() == [result.numpy().tobytes().hex() for result in expected]
 
 
 def test_calls_of_different_sizes_at_the_same_time(device):
-    """Kernels have settings that belong to no call, such as their shared memory."""
     sizes = ((1, 9, 8, 3), 5, 1), ((4, 30, 31, 16), 3, 4), ((2, 3, 70, 1), 7, 1)
     drawn = [(_draw(tf.float32, s, (k, k), g), k, g) for s, k, g in sizes]
-
-    def run(one):
-        tensors, kernel, groups = one
-        with tf.device(device):
-            return _all_results(*tensors, kernel_size=kernel, groups=groups)
-
-    robustness.same_at_the_same_time(run, drawn)
+    robustness.same_at_the_same_time(
+        lambda tensors, k, g: _results(*tensors, kernel_size=k, groups=g),
+        *(drawn, device),
+    )
