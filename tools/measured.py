@@ -5,8 +5,9 @@
 A table stands between `<!-- measured: NAME -->` and `<!-- /measured -->`. Each JSON
 file but tables.json is one run: where it came from (command, commit, date, machine),
 and `results`, as `tf-capsops bench` writes them, or `tables` that were measured in some
-other way. tables.json says which results each table shows. Of two runs that measured
-the same on the same machine, the one with the later date counts.
+other way. tables.json says which results each table shows; a table of training steps
+has a row for each method. Of two runs that measured the same on the same machine, the
+one with the later date counts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ OURS = "tf_capsops"
 _MARKED = re.compile(
     r"(<!-- measured: ([\w.-]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL
 )
+# Columns of a table of training steps: a method's field, and what to divide it by.
+_TRAINING = {
+    "ms a step": ("median_us", 1e3),
+    "images a second": ("images_per_second", 1),
+    "GPU busy, ms": ("busy_us", 1e3),
+    "launches": ("launches", 1),
+    "peak MB": ("extra_bytes", 1e6),
+}
 _DROPPED = ("extremes_us", "samples", "times_ours")  # by --add, of each method
 
 
@@ -180,6 +189,34 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{_markdown(headings, rows)}\n{lines}"
 
 
+def _training_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows every method of each row's network that was measured."""
+    chosen = list(_rows(spec, runs))
+    machines = {_machine(run, result["device"]) for _, run, result in chosen}
+    rows, sources = [], []
+    for row, run, result in chosen:
+        machine = _machine(run, result["device"])
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        methods = {n: m for n, m in result["methods"].items() if "median_us" in m}
+        best = min(method["median_us"] for method in methods.values())
+        for name, method in methods.items():
+            cells = [
+                _number(method[field] / scale) if method.get(field) is not None else ""
+                for field, scale in _TRAINING.values()
+            ]
+            if method["median_us"] == best:
+                cells[0] = f"**{cells[0]}**"
+            rows.append([f"{label}: {name}", *cells])
+        sources.append(_source(run, machine))
+    empty = [not any(each) for each in zip(*rows, strict=True)]
+    headings, *rows = (
+        [cell for cell, dropped in zip(line, empty, strict=True) if not dropped]
+        for line in [["", *_TRAINING], *rows]
+    )
+    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
+    return f"{_markdown(headings, rows)}\n{lines}"
+
+
 def _given_table(table: dict, run: dict) -> str:
     text = _markdown(table["columns"], table["rows"], table.get("right", True))
     if table.get("source", True):
@@ -192,7 +229,9 @@ def make(name: str, root: pathlib.Path) -> str:
     runs = _runs(root)
     specs = _load(root / "docs/measured/tables.json")
     if name in specs:
-        return _bench_table(specs[name], runs)
+        spec = specs[name]
+        table = _training_table if spec["op"] == "training" else _bench_table
+        return table(spec, runs)
     for run in reversed(runs):
         if name in run.get("tables", {}):
             return _given_table(run["tables"][name], run)
@@ -208,6 +247,8 @@ def pages(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
 
 def sources(op: str, device: str) -> list[str]:
     """Returns where the kernels of an op are, as patterns of git."""
+    if op == "training":
+        return ["cuda" if device.startswith("GPU") else "cc/cpu"]
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", op).lower()]
     if op == "InqConv":
         names.append("capsule_conv")  # whose products it uses

@@ -69,6 +69,28 @@ def test_a_table_shows_the_newest_run_of_each_machine(root):
     assert text.startswith("Before\n") and text.endswith("<!-- /measured -->\nAfter\n")
 
 
+def test_a_table_of_training_steps_shows_what_was_measured(root):
+    spec = {"op": "training", "rows": [{"label": "capsnet", "case": "capsnet"}]}
+    _write(root, "tables", {"conv": spec})
+    step = {"images_per_second": 2e4, "busy_us": 2512, "launches": 81.5}
+    methods = {
+        "tf_capsops": {"median_us": 6543.2, "images_per_second": 1e4},
+        "tf_capsops, XLA, 20 steps": {"median_us": 2800, **step},
+        "plain Keras": {"left_out": "a reason"},
+    }
+    result = {"op": "training", "case": "capsnet", "direction": "step"}
+    result |= {"device": "GPU:0", "dtype": "float32", "methods": methods}
+    _write(root, "a_newer", _run(0, "2026-02-02", results=[result]))
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    headings = "|  | ms a step | images a second | GPU busy, ms | launches |\n"
+    assert headings in text
+    assert "| capsnet: tf_capsops | 6.54 | 10000 |  |  |\n" in text
+    best = "| capsnet: tf_capsops, XLA, 20 steps | **2.8** | 20000 | 2.51 | 81.5 |\n"
+    assert best in text and "plain Keras" not in text
+    assert "* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+
+
 def test_another_machine_is_another_row(root):
     _write(root, "b200", _run(80, "2026-01-01", gpus=[{"device_name": "NVIDIA B200"}]))
     measured.main([], root)
@@ -124,7 +146,8 @@ def test_a_report_is_brought_in_with_its_commit(root, capsys):
 
 
 def test_sources_of_an_op_are_where_they_are_looked_for():
-    for op in ("CapsuleConv", "CapsuleRouting", "CapsulePrediction", "HighOrderConv"):
+    ops = ("CapsuleConv", "CapsuleRouting", "CapsulePrediction", "HighOrderConv")
+    for op in (*ops, "training"):
         for device in ("CPU:0", "GPU:0"):
             for pattern in measured.sources(op, device):
                 assert list(ROOT.glob(pattern)), pattern

@@ -25,7 +25,9 @@ PAPER = "paper"  # the grid of the paper's own tests
 SMOKE = "smoke"  # a benchmark small enough for a test of the benchmark
 ANCHORS = "anchors"  # the sizes every speed claim is made at
 NETWORKS = "networks"  # layers of published networks
-BENCH_SUITES = (ANCHORS, NETWORKS, SMOKE)
+TRAINING = "training"  # whole training steps through Keras
+TRAINING_SMOKE = "training-smoke"  # the same of tiny networks
+BENCH_SUITES = (ANCHORS, NETWORKS, SMOKE, TRAINING, TRAINING_SMOKE)
 
 
 @dataclasses.dataclass(frozen=True)

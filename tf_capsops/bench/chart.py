@@ -21,7 +21,9 @@ def save(report: Mapping, path: pathlib.Path) -> None:
     """Draws all results of a report to a PNG file."""
     results = report["results"]
     rows = -(-len(results) // _COLUMNS)
-    figure = Figure(figsize=(7 * _COLUMNS, 2.6 * rows), layout="constrained")
+    most = max(len(result["methods"]) for result in results)
+    height = max(2.6, 0.35 * most) * rows
+    figure = Figure(figsize=(7 * _COLUMNS, height), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
     for panel in panels:
@@ -41,7 +43,8 @@ def _draw(panel, result: Mapping) -> None:
     colors = ["tab:blue" if name == OURS else "tab:gray" for name in names]
     bars = panel.barh(names, medians, xerr=[below, above], color=colors)
     panel.bar_label(bars, labels=[f" {median:.1f}" for median in medians])
-    panel.axvline(result["floor_us"], color="black", linestyle="--", linewidth=1)
+    if "floor_us" in result:
+        panel.axvline(result["floor_us"], color="black", linestyle="--", linewidth=1)
     panel.invert_yaxis()
     panel.margins(x=0.15)
     panel.set_xlabel("microseconds for one call (dashed: floor)")

@@ -16,7 +16,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from tf_capsops import kernels
-from tf_capsops.bench import cases, chart, measure, report
+from tf_capsops.bench import cases, chart, measure, report, training
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
 from tf_capsops.cli.errors import reported
@@ -42,8 +42,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=cases.BENCH_SUITES,
         nargs="+",
         default=[cases.ANCHORS],
-        help="sizes of the speed claims, of layers of published networks, or tiny ones "
-        "that only show that the benchmark works",
+        help="ops at the sizes of the speed claims, of layers of published networks, "
+        "or at tiny ones that only show that the benchmark works; whole training steps "
+        "of networks, or of tiny ones",
     )
     parser.add_argument(
         "--repeat", type=int, default=15, help="samples of each method (at least 2)"
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         default=pathlib.Path("runs/bench"),
         help="directory for bench.json and bench.png",
     )
+    training.add_arguments(parser)
     return parser
 
 
@@ -119,7 +121,9 @@ def _measure_case(
 
 
 def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
-    """Yields the ceilings and the results of each device and dtype."""
+    """Yields the ceilings and the results of each device and dtype, for the ops."""
+    if not {*options.suite} - {cases.TRAINING, cases.TRAINING_SMOKE}:
+        return
     for kind in options.device:
         device = f"{kind}:0"
         for dtype in map(tf.as_dtype, options.dtype):
@@ -162,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
         argv: The command line after `tf-capsops bench`.
 
     Returns:
-        0, or 1 where one of our own ops could not be run.
+        0, or 1 where one of our own ops or networks could not be run.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -182,10 +186,18 @@ def main(argv: Sequence[str]) -> int:
     for ceilings, results in _run(options, console):
         made["ceilings"].append(ceilings)
         made["results"] += results
+    for result in training.run(options):
+        made["results"].append(result)
+        console.print(report.training_table(result))
 
     data, picture = options.output / "bench.json", options.output / "bench.png"
     data.write_text(json.dumps(made, indent=2) + "\n")
     chart.save(made, picture)
     console.print(f"Wrote {data} and {picture}.")
-    failed = [r for r in made["results"] if "error" in r["methods"][report.OURS]]
-    return 1 if failed else 0
+    ours = (
+        method
+        for result in made["results"]
+        for name, method in result["methods"].items()
+        if name.startswith(report.OURS)
+    )
+    return 1 if any("error" in method for method in ours) else 0

@@ -182,11 +182,19 @@ class Chain:
         return tf.config.experimental.get_memory_info(self._device)["peak"] - before
 
 
-def _reason(error: tf.errors.OpError | ValueError) -> str:
+def reason(error: tf.errors.OpError | ValueError) -> str:
     """Returns the reason of an error without TensorFlow's location."""
     lines = str(getattr(error, "message", error)).splitlines()
     last = [line for line in lines if line and not line.startswith("\t")][-1]
     return last.split(" for '{{node")[0]
+
+
+def summary(taken: Sequence[float], extra_bytes: int | None = None) -> Timing:
+    """Returns the quartiles and extremes of samples, in seconds."""
+    spread = taken if len(taken) > 1 else 2 * taken
+    lower, median, upper = statistics.quantiles(spread, n=4, method="inclusive")
+    extremes = min(taken), max(taken)
+    return Timing(median, lower, upper, *extremes, len(taken), extra_bytes)
 
 
 @_unread_results_are_computed()
@@ -207,16 +215,12 @@ def compare(
             chain.warm_up()
             extra[name] = chain.extra_bytes()
         except (tf.errors.OpError, ValueError) as error:  # ValueError: in tracing
-            outcome[name] = _reason(error)
+            outcome[name] = reason(error)
     samples: dict[str, list[float]] = {name: [] for name in extra}
     for _ in range(repeat):
         for name, taken in samples.items():
             if not taken or taken[0] <= slow:
                 taken.append(chains[name].sample())
     for name, taken in samples.items():
-        spread = taken if len(taken) > 1 else 2 * taken
-        lower, median, upper = statistics.quantiles(spread, n=4, method="inclusive")
-        outcome[name] = Timing(
-            median, lower, upper, min(taken), max(taken), len(taken), extra[name]
-        )
+        outcome[name] = summary(taken, extra[name])
     return {name: outcome[name] for name in chains}

@@ -16,7 +16,7 @@ import pathlib
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -104,7 +104,8 @@ def ceilings_entry(device: str, dtype: tf.DType, ceilings: Ceilings) -> dict:
     }
 
 
-def _method_entry(timing: Timing | str, ours: Timing | str) -> dict:
+def method_entry(timing: Timing | str, ours: Timing | str = "") -> dict:
+    """Returns what a report has of one method, compared with ours where that ran."""
     if isinstance(timing, str):
         return {"error": timing}
     entry = {
@@ -134,7 +135,7 @@ def result_entry(
     `kernel` is the name of the kernel that ran our own method, if that is known.
     """
     itemsize = tf.as_dtype(ceilings["dtype"]).size
-    methods = {name: _method_entry(t, timings[OURS]) for name, t in timings.items()}
+    methods = {name: method_entry(t, timings[OURS]) for name, t in timings.items()}
     if kernel:
         methods[OURS]["kernel"] = kernel
     return {
@@ -150,6 +151,12 @@ def result_entry(
         "floor_us": floor_seconds * 1e6,
         "methods": methods,
     }
+
+
+def _spread(method: Mapping) -> float:
+    """Returns half the distance of the quartiles, as a share of the median."""
+    lower, upper = method["quartiles_us"]
+    return (upper - lower) / 2 / method["median_us"]
 
 
 def title(result: Mapping) -> str:
@@ -175,12 +182,11 @@ def table(result: Mapping) -> Table:
         if "error" in method:
             shown.add_row(name, "cannot run")
             continue
-        median, (lower, upper) = method["median_us"], method["quartiles_us"]
-        extra = method["extra_bytes"]
+        median, extra = method["median_us"], method["extra_bytes"]
         shown.add_row(
             name,
             f"{median:.1f}",
-            f"± {(upper - lower) / 2 / median:.0%}",
+            f"± {_spread(method):.0%}",
             f"{method['times_ours']:.2f}" if "times_ours" in method else "",
             f"{result['bytes'] / median / 1e3:.1f}",
             f"{result['flops'] / median / 1e3:.1f}",
@@ -194,4 +200,38 @@ def table(result: Mapping) -> Table:
         f"{result['flops'] / 1e9:.3f} GFLOP at the rates measured"
     )
     shown.caption, shown.caption_justify = "\n".join([floor, *notes]), "left"
+    return shown
+
+
+def training_table(result: Mapping) -> Table:
+    """Returns the training steps of one network as a table for the terminal."""
+    measured = {n: m for n, m in result["methods"].items() if "median_us" in m}
+    columns: dict[str, Callable[[dict], str]] = {
+        "ms a step": lambda m: f"{m['median_us'] / 1e3:.2f}",
+        "spread": lambda m: f"± {_spread(m):.0%}",
+        "images a second": lambda m: f"{m['images_per_second']:.0f}",
+    }
+    of_a_gpu: dict[str, tuple[str, Callable[[float], str]]] = {
+        "GPU busy ms": ("busy_us", lambda busy: f"{busy / 1e3:.2f}"),
+        "launches": ("launches", lambda launches: f"{launches:.0f}"),
+        "peak MB": ("extra_bytes", lambda peak: f"{peak / 1e6:.0f}"),
+    }
+    shown = Table(title=title(result), title_justify="left", box=box.SIMPLE_HEAD)
+    shown.add_column("method", no_wrap=True)
+    for heading, (field, text) in of_a_gpu.items():
+        if any(method.get(field) is not None for method in measured.values()):
+            columns[heading] = lambda method, field=field, text=text: (
+                "" if method.get(field) is None else text(method[field])
+            )
+    for heading in columns:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for name, method in measured.items():
+        shown.add_row(name, *(cell(method) for cell in columns.values()))
+    reasons = {
+        name: method.get("error") or f"left out: {method['left_out']}"
+        for name, method in result["methods"].items()
+        if name not in measured
+    }
+    shown.caption = "\n".join(f"{name}: {why}" for name, why in reasons.items())
+    shown.caption_justify = "left"
     return shown

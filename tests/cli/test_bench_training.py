@@ -1,0 +1,208 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of training steps: what it compares, what it says, what it counts."""
+
+import argparse
+import dataclasses
+import json
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from tf_capsops import bench
+from tf_capsops.bench import cases, report, trace, training
+from tf_capsops.bench.networks import CASES, NETWORKS
+
+_TINY = [case for case in CASES if cases.TRAINING_SMOKE in case.uses]
+
+
+@pytest.mark.parametrize("case", _TINY, ids=str)
+def test_both_networks_compute_the_same(case, device):
+    """Losses after two steps of training agree, so gradients do as well."""
+    network = NETWORKS[case.name]
+    inputs, targets = network.draw(case, case.sizes["batch"], np.random.default_rng(3))
+    losses, weights = [], None
+    for build in (network.ours, network.plain):
+        trainee = build(case)
+        variables = trainee.model.trainable_variables
+        if weights is None:
+            weights = [variable.numpy() for variable in variables]
+        assert [variable.shape for variable in variables] == [w.shape for w in weights]
+        for variable, value in zip(variables, weights, strict=True):
+            variable.assign(value)
+        trainee.model.compile(
+            keras.optimizers.SGD(0.1), jit_compile=False, **trainee.compiling
+        )
+        batch = trainee.arrange(tf.constant(inputs), tf.constant(targets))
+        steps = [trainee.model.train_on_batch(*batch, return_dict=True)["loss"]]
+        steps.append(trainee.model.train_on_batch(*batch, return_dict=True)["loss"])
+        losses.append(steps)
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert losses[0][0] != losses[0][1]
+
+
+def test_every_network_has_a_case_on_every_device():
+    for name in NETWORKS:
+        for use in (cases.TRAINING, cases.TRAINING_SMOKE):
+            devices = [
+                device
+                for case in CASES
+                if case.name == name and use in case.uses
+                for device in case.devices
+            ]
+            assert sorted(devices) == ["CPU", "GPU"]
+
+
+@pytest.fixture(autouse=True)
+def _samples_are_short(monkeypatch):
+    monkeypatch.setitem(training._SAMPLE_SECONDS, "CPU", 0.01)
+
+
+def test_report(tmp_path, capsys):
+    arguments = ["--suite", "training-smoke", "--device", "CPU", "--repeat", "2"]
+    arguments += ["--model", "p_capsnet", "--steps-per-execution", "3"]
+    assert bench.main([*arguments, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    made = json.loads((tmp_path / "bench.json").read_text())
+    (result,) = made["results"]
+    assert made["ceilings"] == []
+    assert (result["op"], result["case"]) == ("training", "p_capsnet")
+    names = [
+        f"{who}{xla}, 3 steps"
+        for who in (report.OURS, training.PLAIN)
+        for xla in ("", ", XLA")
+    ]
+    assert list(result["methods"]) == names
+    for name, method in result["methods"].items():
+        assert name in printed
+        if "left_out" in method:
+            assert name.startswith(report.OURS) and "XLA" in name
+            continue
+        lower, upper = method["quartiles_us"]
+        assert 0 < lower <= method["median_us"] <= upper
+        batch = result["sizes"]["batch"]
+        images = method["images_per_second"] * method["median_us"]
+        assert images == pytest.approx(1e6 * batch)
+        assert method["extra_bytes"] is None and "launches" not in method
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _options(**more):
+    options = {"repeat": 2, "tf32": True, "jit": ["off"], "model": ["capsnet"]}
+    options |= {"suite": [cases.TRAINING_SMOKE], "device": ["CPU"]}
+    options |= {"dtype": ["float32"], "steps_per_execution": [1, 20]}
+    return argparse.Namespace(**{**options, **more})
+
+
+def test_a_network_that_keras_does_not_compile_is_left_out(monkeypatch):
+    network = NETWORKS["p_capsnet"]
+
+    def refusing(case):
+        trainee = network.plain(case)
+        trainee.model.layers[-1].supports_jit = False
+        return trainee
+
+    refused = dataclasses.replace(network, ours=refusing)
+    monkeypatch.setitem(NETWORKS, "p_capsnet", refused)
+    options = _options(model=["p_capsnet"], jit=["on"], steps_per_execution=[1])
+    (result,) = training.run(options)
+    reason = "it has layers that Keras does not compile with XLA"
+    assert result["methods"]["tf_capsops, XLA"] == {"left_out": reason}
+    assert "median_us" in result["methods"]["plain Keras, XLA"]
+    console = rich.console.Console(width=200)
+    with console.capture() as captured:
+        console.print(report.training_table(result))
+    printed = " ".join(captured.get().split())
+    assert f"tf_capsops, XLA: left out: {reason}" in printed
+
+
+def test_what_cannot_differ_is_left_out(monkeypatch):
+    measured = []
+
+    def slow(case, method, kind, repeat):
+        measured.append(str(method))
+        return {"median_us": 5e5}
+
+    monkeypatch.setattr(training, "_measure", slow)
+    (result,) = training.run(_options())
+    assert measured == ["tf_capsops", "plain Keras"]
+    for name in measured:
+        reason = result["methods"][f"{name}, 20 steps"]["left_out"]
+        assert reason.startswith("a step takes 0.5 s")
+
+
+def test_a_network_that_fails_says_why_and_leaves_the_policy(monkeypatch, capsys):
+    def fail(case, method, kind, repeat):
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+        raise tf.errors.ResourceExhaustedError(None, None, "there is no memory")
+
+    monkeypatch.setattr(training, "_measure", fail)
+    (result,) = training.run(_options(dtype=["bfloat16"]))
+    assert result["methods"]["tf_capsops"] == {"error": "there is no memory"}
+    assert keras.config.dtype_policy().name == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_mixed_precision(dtype):
+    options = _options(dtype=[dtype], model=["p_capsnet"], steps_per_execution=[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (result,) = training.run(options)
+    assert all("median_us" in method for method in result["methods"].values())
+
+
+def test_pytorch_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    script = tmp_path / "torch_training.py"
+    script.write_text(
+        "import json, sys\n"
+        "row = {'samples': [2e-3, 4e-3], 'peak_bytes': 5, 'launches': len(sys.argv)}\n"
+        "print(json.dumps({'method': 'PyTorch', **row}))\n"
+        "print(json.dumps({'method': 'PyTorch, torch.compile', 'error': 'no'}))\n"
+    )
+    monkeypatch.setattr(training, "_TORCH", script)
+    monkeypatch.setattr(training, "_attempt", lambda *_: {"left_out": "a test"})
+    options = _options(suite=[cases.TRAINING])
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    (result,) = training.run(options)
+    assert result["methods"]["PyTorch"] == {"left_out": "it is not installed"}
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: name)
+    (result,) = training.run(options)
+    eager = result["methods"]["PyTorch"]
+    assert eager["median_us"] == pytest.approx(3000) and eager["launches"] == 8
+    assert eager["images_per_second"] == pytest.approx(32 / 3e-3)
+    assert eager["extra_bytes"] == 5
+    assert result["methods"]["PyTorch, torch.compile"] == {"error": "no"}
+    script.write_text("raise SystemExit('no driver')")
+    (result,) = training.run(options)
+    assert result["methods"]["PyTorch"] == {"error": "no driver"}
+
+
+def test_what_a_gpu_did_is_read_from_the_profile():
+    space = xplane_pb2.XSpace()
+    gpu, host = space.planes.add(), space.planes.add()
+    gpu.name, host.name = "/device:GPU:0", "/host:CPU"
+    for plane, name, start_ns, events in (
+        (gpu, "Stream #13(Compute)", 1, [(0, 2000), (3000, 1000)]),
+        (gpu, "Stream #14(Compute)", 2, [(500, 1500)]),
+        (gpu, "Stream #15(MemcpyH2D)", 0, [(0, 9000)]),
+        (gpu, "XLA Ops", 0, [(0, 9000)]),
+        (host, "Stream of Compute", 0, [(0, 9000)]),
+    ):
+        line = plane.lines.add(name=name, timestamp_ns=start_ns)
+        for offset, duration in events:
+            line.events.add(offset_ps=offset, duration_ps=duration)
+    kernels = list(trace.kernels(space))
+    assert len(kernels) == 3
+    # From 1 to 3 ns, 2.5 to 4 ns and 4 to 5 ns.
+    assert trace.busy_seconds(kernels) == pytest.approx(4e-9)
+
+
+def test_a_processor_has_no_gpu_work():
+    ran = []
+    assert trace.gpu_work(lambda: ran.append(tf.reduce_sum(tf.ones(9)).numpy()))[1] == 0
+    assert ran == [9]
