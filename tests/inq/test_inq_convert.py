@@ -239,6 +239,49 @@ def test_keeps_policy_and_what_is_trainable(policy):
     assert after(np.ones([1, 3])).dtype == dense(np.ones([1, 3])).dtype
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.Conv2D(2, 3, activity_regularizer="l2"),
+        keras.layers.Dense(2, activation="tanh", activity_regularizer="l2"),
+        keras.layers.DepthwiseConv2D(2, activity_regularizer="l2"),
+        keras.layers.SeparableConv2D(3, 2, activity_regularizer="l2"),
+        layers.PrimaryCaps(2, 4, 3, activity_regularizer="l2"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_keeps_the_regularizer_of_activities(tmp_path, layer):
+    model = _quantize(keras.Sequential([keras.Input([6, 6, 2]), layer]))
+    converted = inq.convert(model)
+    assert type(converted.layers[0]) is not type(layer)
+    converted.save(tmp_path / "codes.keras")
+    losses = []
+    for each in (model, converted, keras.saving.load_model(tmp_path / "codes.keras")):
+        each(_images(2, 6, 6, 2))
+        losses.append(float(sum(each.losses)))
+    assert losses[0] > 0
+    np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:convert: ")
+@pytest.mark.parametrize("name", ["capsnet", "p_capsnet"])
+def test_images_that_are_not_scaled_are_still_refused(tmp_path, name):
+    build = getattr(models, name)
+    model = build((28, 28, 1), 3, **({"filters": 2} if name == "capsnet" else {}))
+    model.compile()
+    converted = inq.convert(_quantize(model))
+    images = np.ones([2, 28, 28, 1], np.float32)
+    converted(images)
+    assert converted.compiled == (name == "p_capsnet")
+    converted.save(tmp_path / "codes.keras")
+    converted.export(tmp_path / "saved", verbose=False)
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    again = inq.convert(loaded)
+    for use in (model, converted, converted.predict, loaded, again):
+        with pytest.raises(ValueError, match="images must be floating-point numbers"):
+            use(images.astype(np.uint8))
+
+
 def test_a_sequential_model_without_an_input_layer():
     model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"convert: .* has no weights yet"):

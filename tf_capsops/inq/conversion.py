@@ -11,6 +11,7 @@ from tf_capsops.codes import checked_bits
 from tf_capsops.inq.reporting import LayerReport, Report
 from tf_capsops.inq.twins import twin
 from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.models.p_capsnet import PCapsNet
 
 
 def convert(model, bits=None):
@@ -29,7 +30,8 @@ def convert(model, bits=None):
     inside a layer of another kind. A warning names those of them that have a kernel,
     and `tf_capsops.inq.report` lists all layers with the reasons.
 
-    Outputs are the same up to the rounding of sums.
+    Outputs are the same up to the rounding of sums. The copy of a model that refuses
+    integer images refuses them too.
 
     Args:
       model: A `Sequential` or functional model that has been built, or a
@@ -70,6 +72,8 @@ def convert(model, bits=None):
     result = keras.models.clone_model(model, clone_function=clone, recursive=True)
     for fill in fillings:
         fill()
+    if isinstance(model, PCapsNet):
+        result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
     return result
 
 

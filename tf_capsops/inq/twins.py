@@ -64,7 +64,12 @@ def twin(layer, bits):
         conv, fill = twin(layer.conv, bits)
         policy = layer.dtype_policy
         capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
-        squashed = keras.layers.Activation(squash, dtype=policy, name="squash")
+        squashed = keras.layers.Activation(
+            squash,
+            activity_regularizer=layer.activity_regularizer,
+            dtype=policy,
+            name="squash",
+        )
         return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
     make, _ = _TWINS[type(layer)]
     result, holders_and_kernels = make(layer, bits)
@@ -108,8 +113,14 @@ def _depthwise_conv(layer, bits, **changes):
 
 
 def _separable_conv(layer, bits):
-    plain = {"use_bias": False, "activation": None, "name": "depthwise"}
-    depthwise, first = _depthwise_conv(layer, bits, **plain)
+    depthwise, first = _depthwise_conv(
+        layer,
+        bits,
+        use_bias=False,
+        activation=None,
+        activity_regularizer=None,
+        name="depthwise",
+    )
     shared = {**_shared(layer, bits), "name": "pointwise"}
     pointwise = layers.InqConv2D(layer.filters, 1, **shared)
     result = keras.Sequential([depthwise, pointwise], name=layer.name)
@@ -134,6 +145,7 @@ def _shared(layer, bits):
         "bias_initializer": layer.bias_initializer,
         "bias_regularizer": layer.bias_regularizer,
         "bias_constraint": layer.bias_constraint,
+        "activity_regularizer": layer.activity_regularizer,
         "trainable": layer.trainable,
         "dtype": layer.dtype_policy,
         "name": layer.name,

@@ -218,8 +218,8 @@ class CapsNet(keras.Model):
     def inference_model(self):
         """Returns a functional model of the same layers, with the same weights.
 
-        From images `[B, H, W, C]` to the dict that `call` returns without labels. It
-        has no classes of ours in its structure but layers, so it can be taken apart.
+        From images `[B, H, W, C]`, which may not be integers, to the dict that `call`
+        returns without labels.
         """
         images = keras.Input(self.image_shape, name="images")
         capsules = self.encoder(images)
@@ -227,7 +227,7 @@ class CapsNet(keras.Model):
             "lengths": self.length(capsules),
             "reconstruction": self.decoder(self.mask(capsules)),
         }
-        return keras.Model(images, outputs, name=self.name)
+        return CapsNetInference(images, outputs, name=self.name)
 
     def compile(
         self,
@@ -300,6 +300,16 @@ class CapsNet(keras.Model):
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class CapsNetInference(keras.Model):
+    """A functional model that refuses integer images, as `inference_model` makes it."""
+
+    def call(self, inputs, training=None, mask=None):
+        images = keras.tree.flatten(inputs)[0]
+        scaled_images("CapsNet", images, self.input_shape[1:])
+        return super().call(inputs, training=training, mask=mask)
 
 
 def _images_and_labels(inputs):
