@@ -20,7 +20,10 @@ _LOG = re.compile(
     rb"[IWE]\d{4} |WARNING: All log messages before absl::|To enable the following"
 )
 _ERROR = 2  # the least severe line that is shown
-# absl::SetMinLogLevel, as TensorFlow 2.21 exports it.
+# absl::SetMinLogLevel. TensorFlow has no Python function for the level of absl's log,
+# and its library exports this one only by its C++ name, which the compiler has mangled
+# together with the date of absl's release. If another TensorFlow has another name for
+# it, the lines appear again.
 _SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
 
 
