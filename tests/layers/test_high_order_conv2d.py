@@ -342,8 +342,8 @@ def test_bad_arguments_are_named(changes, text):
     [
         ("channels_last", [(None, 8, 8)], r"input must be \[batch, height, width, ch"),
         ("channels_first", [(2, 3)], r"input must be \[batch, channels, height, wid"),
-        ("channels_last", [(2, 8, 8, None)], "channels of the input .* must be known"),
-        ("channels_first", [(2, None, 8, 8)], "channels of the input .* must be known"),
+        ("channels_last", [(2, 8, 8, None)], "input must be .* with known channels"),
+        ("channels_first", [(2, None, 8, 8)], "input must be .* with known channels"),
         ("channels_last", [(2, 8, 8, 3)], "groups must divide .* got 2 groups and sha"),
         ("channels_first", [(2, 3, 8, 8)], "groups must divide .* got 2 groups and"),
         ("channels_last", [(2, 8, 8, 2), (2, 8, 8)], "the guide must be"),

@@ -132,7 +132,11 @@ def test_bad_arguments_are_named(changes, text):
             r"width is smaller than kernel_size \(3, 3\)",
         ),
         ("channels_first", (8, 8), r"must be \[batch, channels, height, width\], got"),
-        ("channels_first", (2, 1, 8, 2), "width is smaller than kernel_size"),
+        (
+            "channels_first",
+            (2, 1, 8, 2),
+            r"width is smaller than kernel_size \(3, 3\), got shape \(2, 1, 8, 2\)",
+        ),
     ],
 )
 def test_bad_shapes_are_named(data_format, shape, text):

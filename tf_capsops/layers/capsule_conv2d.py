@@ -5,8 +5,8 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, positive_int, positive_pair
-from tf_capsops.layers.window import checked_padding, map_size
+from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.window import map_size, set_window
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.squash import squash
 
@@ -97,12 +97,7 @@ class CapsuleConv2D(keras.layers.Layer):
         self.pose_shape = tuple(
             positive_int("CapsuleConv2D", "pose_shape", size) for size in pose_shape
         )
-        self.kernel_size = positive_pair("CapsuleConv2D", "kernel_size", kernel_size)
-        self.strides = positive_pair("CapsuleConv2D", "strides", strides)
-        self.dilation_rate = positive_pair(
-            "CapsuleConv2D", "dilation_rate", dilation_rate
-        )
-        self.padding = checked_padding("CapsuleConv2D", padding)
+        set_window(self, kernel_size, strides, padding, dilation_rate)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

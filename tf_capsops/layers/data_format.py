@@ -26,6 +26,26 @@ def checked_data_format(owner, value):
     return value
 
 
+def checked_images(layer, shape, data_format="channels_last", name="input"):
+    """Returns the shape of images as a tuple, if it has four axes and known channels.
+
+    Raises:
+      ValueError: if not; the message names layer, input and shape.
+    """
+    shape, axes = tuple(shape), IMAGE_AXES[data_format]
+    if len(shape) != 4 or shape[channels_axis(data_format)] is None:
+        raise ValueError(
+            f"{type(layer).__name__}: the {name} must be {axes} with known channels, "
+            f"got shape {shape}"
+        )
+    return shape
+
+
+def channels_axis(data_format):
+    """Returns the axis of the channels."""
+    return 1 if data_format == "channels_first" else 3
+
+
 def with_channels_last(images, data_format):
     """Transposes images of channels_first.
 

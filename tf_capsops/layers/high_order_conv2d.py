@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, odd_pair, positive_int, positive_pair
 from tf_capsops.layers.data_format import (
-    IMAGE_AXES,
+    channels_axis,
     checked_data_format,
+    checked_images,
     with_channels_last,
 )
 from tf_capsops.layers.initializers import CenterTap
@@ -119,6 +120,7 @@ class HighOrderConv2D(keras.layers.Layer):
             owner, "generator_kernel_size", generator_kernel_size
         )
         self.data_format = checked_data_format(owner, data_format)
+        self._channels = channels_axis(self.data_format)
         self.use_bias = bool(use_bias)
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.VarianceScaling(1e-4)
@@ -181,14 +183,14 @@ class HighOrderConv2D(keras.layers.Layer):
         return outputs
 
     def compute_output_shape(self, inputs_shape, guide_shape=None):
-        shape = self._checked("input", inputs_shape)
+        shape = checked_images(self, inputs_shape, self.data_format)
         if shape[self._channels] % self.groups:
             raise ValueError(
                 f"HighOrderConv2D: groups must divide the channels of the input, got "
                 f"{self.groups} groups and shape {shape}"
             )
         if guide_shape is not None:
-            guide = self._checked("guide", guide_shape)
+            guide = checked_images(self, guide_shape, self.data_format, "guide")
             for axis in {0, 1, 2, 3} - {self._channels}:
                 if (
                     None not in (shape[axis], guide[axis])
@@ -217,25 +219,6 @@ class HighOrderConv2D(keras.layers.Layer):
             "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
             "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
-
-    @property
-    def _channels(self):
-        """The axis of the channels."""
-        return 1 if self.data_format == "channels_first" else 3
-
-    def _checked(self, name, shape):
-        """Returns a shape as a tuple, if it is that of an image of known channels."""
-        shape, axes = tuple(shape), IMAGE_AXES[self.data_format]
-        if len(shape) != 4:
-            raise ValueError(
-                f"HighOrderConv2D: the {name} must be {axes}, got shape {shape}"
-            )
-        if shape[self._channels] is None:
-            raise ValueError(
-                f"HighOrderConv2D: the channels of the {name} {axes} must be known, "
-                f"got shape {shape}"
-            )
-        return shape
 
     def _initial_bias(self, shape, dtype=None):
         values = self.bias_initializer((self.groups, *self.kernel_size), dtype=dtype)

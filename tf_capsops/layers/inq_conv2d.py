@@ -4,9 +4,10 @@
 
 import keras
 
-from tf_capsops.arguments import float_tensors, positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
-from tf_capsops.layers.window import checked_padding, map_size
+from tf_capsops.layers.window import map_size, set_window
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -77,10 +78,7 @@ class InqConv2D(InqLayer):
             **kwargs,
         )
         self.filters = positive_int("InqConv2D", "filters", filters)
-        self.kernel_size = positive_pair("InqConv2D", "kernel_size", kernel_size)
-        self.strides = positive_pair("InqConv2D", "strides", strides)
-        self.dilation_rate = positive_pair("InqConv2D", "dilation_rate", dilation_rate)
-        self.padding = checked_padding("InqConv2D", padding)
+        set_window(self, kernel_size, strides, padding, dilation_rate)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -98,12 +96,7 @@ class InqConv2D(InqLayer):
         )
 
     def compute_output_shape(self, input_shape):
-        shape = tuple(input_shape)
-        if len(shape) != 4 or shape[3] is None:
-            raise ValueError(
-                "InqConv2D: the input must be [batch, height, width, channels] with "
-                f"known channels, got shape {shape}"
-            )
+        shape = checked_images(self, input_shape)
         return (shape[0], *map_size(self, shape), self.filters)
 
     def get_config(self):

@@ -5,9 +5,10 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
-from tf_capsops.layers.window import checked_padding, map_size
+from tf_capsops.layers.window import map_size, set_window
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -78,13 +79,9 @@ class InqDepthwiseConv2D(InqLayer):
         )
         # Its operations are TensorFlow's own, which XLA compiles.
         self.supports_jit = True
-        owner = "InqDepthwiseConv2D"
-        self.kernel_size = positive_pair(owner, "kernel_size", kernel_size)
-        self.strides = positive_pair(owner, "strides", strides)
-        self.dilation_rate = positive_pair(owner, "dilation_rate", dilation_rate)
-        self.padding = checked_padding(owner, padding)
+        set_window(self, kernel_size, strides, padding, dilation_rate)
         self.depth_multiplier = positive_int(
-            owner, "depth_multiplier", depth_multiplier
+            "InqDepthwiseConv2D", "depth_multiplier", depth_multiplier
         )
 
     def build(self, input_shape):
@@ -106,12 +103,7 @@ class InqDepthwiseConv2D(InqLayer):
         return self._finished(outputs)
 
     def compute_output_shape(self, input_shape):
-        shape = tuple(input_shape)
-        if len(shape) != 4 or shape[3] is None:
-            raise ValueError(
-                "InqDepthwiseConv2D: the input must be [batch, height, width, channels]"
-                f" with known channels, got shape {shape}"
-            )
+        shape = checked_images(self, input_shape)
         return (shape[0], *map_size(self, shape), shape[3] * self.depth_multiplier)
 
     def get_config(self):

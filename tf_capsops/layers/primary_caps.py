@@ -5,13 +5,13 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, known_shape, positive_int, positive_pair
+from tf_capsops.arguments import float_tensors, known_shape, positive_int
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
     checked_data_format,
     with_channels_last,
 )
-from tf_capsops.layers.window import checked_padding
+from tf_capsops.layers.window import map_size, set_window
 from tf_capsops.ops.squash import squash
 
 
@@ -68,9 +68,7 @@ class PrimaryCaps(keras.layers.Layer):
         super().__init__(**kwargs)
         self.channels = positive_int("PrimaryCaps", "channels", channels)
         self.capsule_dim = positive_int("PrimaryCaps", "capsule_dim", capsule_dim)
-        self.kernel_size = positive_pair("PrimaryCaps", "kernel_size", kernel_size)
-        self.strides = positive_pair("PrimaryCaps", "strides", strides)
-        self.padding = checked_padding("PrimaryCaps", padding)
+        set_window(self, kernel_size, strides, padding)
         self.data_format = checked_data_format("PrimaryCaps", data_format)
         self.conv = keras.layers.Conv2D(
             self.channels * self.capsule_dim,
@@ -91,7 +89,9 @@ class PrimaryCaps(keras.layers.Layer):
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
-        self.conv.build(self._with_channels_last(input_shape))
+        if self.data_format == "channels_first":
+            input_shape = (input_shape[0], *input_shape[2:], input_shape[1])
+        self.conv.build(input_shape)
 
     def call(self, images):
         (images,) = float_tensors("PrimaryCaps", images=images)
@@ -101,30 +101,8 @@ class PrimaryCaps(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         known_shape("PrimaryCaps", input_shape, IMAGE_AXES[self.data_format])
-        height, width = self._map_size(self._with_channels_last(input_shape))
-        for axis, size in (("height", height), ("width", width)):
-            if size < 1:
-                raise ValueError(
-                    f"PrimaryCaps: the input's {axis} is smaller than kernel_size "
-                    f"{self.kernel_size}, got shape {tuple(input_shape)}"
-                )
+        height, width = map_size(self, tuple(input_shape))
         return (input_shape[0], height * width * self.channels, self.capsule_dim)
-
-    def _with_channels_last(self, shape):
-        """Returns the shape of images as those have it that are given to `conv`."""
-        if self.data_format == "channels_first":
-            return (shape[0], *shape[2:], shape[1])
-        return tuple(shape)
-
-    def _map_size(self, input_shape):
-        """Returns the output's height and width; below 1 if the window does not fit."""
-        taken = (0, 0)
-        if self.padding == "valid":
-            taken = tuple(kernel - 1 for kernel in self.kernel_size)
-        return tuple(
-            (size - less + stride - 1) // stride
-            for size, less, stride in zip(input_shape[1:3], taken, self.strides)
-        )
 
     def get_config(self):
         conv = self.conv.get_config()

@@ -1,37 +1,51 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Output sizes of windows that slide over an image."""
+"""Windows that slide over an image, and the sizes of their outputs."""
+
+from tf_capsops.arguments import positive_pair
 
 
-def checked_padding(owner, padding):
-    """Returns `"valid"` or `"same"`; raises a ValueError for anything else."""
-    lower = str(padding).lower()
-    if lower not in ("valid", "same"):
+def set_window(layer, kernel_size, strides, padding, dilation_rate=1):
+    """Sets a layer's `kernel_size`, `strides`, `padding` and `dilation_rate`.
+
+    Raises:
+      ValueError: if one is not as `keras.layers.Conv2D` takes it; the message names
+        layer, argument and value.
+    """
+    owner = type(layer).__name__
+    layer.kernel_size = positive_pair(owner, "kernel_size", kernel_size)
+    layer.strides = positive_pair(owner, "strides", strides)
+    layer.dilation_rate = positive_pair(owner, "dilation_rate", dilation_rate)
+    layer.padding = str(padding).lower()
+    if layer.padding not in ("valid", "same"):
         raise ValueError(f"{owner}: padding must be 'valid' or 'same', got {padding!r}")
-    return lower
 
 
 def map_size(layer, input_shape):
     """Returns height and width of the output, as for `keras.layers.Conv2D`.
 
     Args:
-      layer: has `kernel_size`, `strides`, `padding` and `dilation_rate`.
-      input_shape: `[batch, height, width, ...]`; None is unknown.
+      layer: what `set_window` was given; it may also have a `data_format`.
+      input_shape: `[batch, height, width, ...]`, or `[batch, channels, height, width]`
+        for `"channels_first"`; None is unknown.
 
     Raises:
       ValueError: the window is larger than the image.
     """
     sizes = []
+    first = 2 if getattr(layer, "data_format", "") == "channels_first" else 1
     for axis, side in enumerate(("height", "width")):
-        size = input_shape[1 + axis]
+        size = input_shape[first + axis]
         if size is not None:
             if layer.padding == "valid":
                 size -= (layer.kernel_size[axis] - 1) * layer.dilation_rate[axis]
             if size < 1:
+                dilated = layer.dilation_rate
                 raise ValueError(
                     f"{type(layer).__name__}: the input's {side} is smaller than "
-                    f"kernel_size {layer.kernel_size} of dilation_rate "
-                    f"{layer.dilation_rate}, got shape {input_shape}"
+                    f"kernel_size {layer.kernel_size}"
+                    f"{f' of dilation_rate {dilated}' if dilated != (1, 1) else ''}, "
+                    f"got shape {input_shape}"
                 )
             size = -(-size // layer.strides[axis])
         sizes.append(size)
