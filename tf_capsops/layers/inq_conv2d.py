@@ -60,23 +60,9 @@ class InqConv2D(InqLayer):
         padding="valid",
         dilation_rate=1,
         activation=None,
-        use_bias=True,
-        kernel_initializer="glorot_uniform",
-        bias_initializer="zeros",
-        bias_regularizer=None,
-        bias_constraint=None,
         **kwargs,
     ):
-        super().__init__(
-            bits,
-            activation,
-            use_bias,
-            kernel_initializer,
-            bias_initializer,
-            bias_regularizer,
-            bias_constraint,
-            **kwargs,
-        )
+        super().__init__(bits, activation, **kwargs)
         self.filters = positive_int("InqConv2D", "filters", filters)
         set_window(self, kernel_size, strides, padding, dilation_rate)
 

@@ -39,28 +39,8 @@ class InqDense(InqLayer):
     [2, 7, 3]
     """
 
-    def __init__(
-        self,
-        units,
-        bits=5,
-        activation=None,
-        use_bias=True,
-        kernel_initializer="glorot_uniform",
-        bias_initializer="zeros",
-        bias_regularizer=None,
-        bias_constraint=None,
-        **kwargs,
-    ):
-        super().__init__(
-            bits,
-            activation,
-            use_bias,
-            kernel_initializer,
-            bias_initializer,
-            bias_regularizer,
-            bias_constraint,
-            **kwargs,
-        )
+    def __init__(self, units, bits=5, activation=None, **kwargs):
+        super().__init__(bits, activation, **kwargs)
         self.units = positive_int("InqDense", "units", units)
         self.supports_masking = True  # as keras.layers.Dense does
 

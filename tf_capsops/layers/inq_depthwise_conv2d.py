@@ -60,22 +60,11 @@ class InqDepthwiseConv2D(InqLayer):
         depth_multiplier=1,
         dilation_rate=1,
         activation=None,
-        use_bias=True,
         depthwise_initializer="glorot_uniform",
-        bias_initializer="zeros",
-        bias_regularizer=None,
-        bias_constraint=None,
         **kwargs,
     ):
         super().__init__(
-            bits,
-            activation,
-            use_bias,
-            depthwise_initializer,
-            bias_initializer,
-            bias_regularizer,
-            bias_constraint,
-            **kwargs,
+            bits, activation, kernel_initializer=depthwise_initializer, **kwargs
         )
         # Its operations are TensorFlow's own, which XLA compiles.
         self.supports_jit = True

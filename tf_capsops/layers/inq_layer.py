@@ -23,12 +23,12 @@ class InqLayer(keras.layers.Layer):
     def __init__(
         self,
         bits,
-        activation,
-        use_bias,
-        kernel_initializer,
-        bias_initializer,
-        bias_regularizer,
-        bias_constraint,
+        activation=None,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        bias_regularizer=None,
+        bias_constraint=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
