@@ -6,30 +6,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import shlex
 import sys
 import types
 from collections.abc import Iterable, Sequence
 
-import tensorflow as tf
-from rich.console import Console
-
 from benchmarks.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
-from tf_capsops.bench import report
+from tf_capsops.bench import command, report
 
 PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
 _OPS = sorted({paper.OP for paper in PAPERS})
-_WIDTH = 100  # columns, where the output is no terminal
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers",
-        description="Time other papers' kernels beside ours and plain TensorFlow.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = command.parser_of_options(
+        "python -m benchmarks.papers",
+        "Time other papers' kernels beside ours and plain TensorFlow.",
+        "runs/papers",
+        "papers.json and charts",
     )
-    devices = sorted({d.device_type for d in tf.config.list_physical_devices()})
     parser.add_argument(
         "--op",
         choices=_OPS,
@@ -37,29 +32,11 @@ def _parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="the papers on these ops (default: all that the devices allow)",
     )
-    parser.add_argument("--device", choices=devices, nargs="+", default=devices)
-    parser.add_argument(
-        "--repeat", type=int, default=15, help="samples of each method (at least 2)"
-    )
-    parser.add_argument(
-        "--tf32",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="allow TensorFloat-32 on GPU, as TensorFlow does unless told otherwise",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("runs/papers"),
-        help="directory for papers.json and charts",
-    )
     return parser
 
 
 def _refuse(options: argparse.Namespace) -> str:
     """Returns why the papers cannot be measured as asked, or nothing."""
-    if options.repeat < 2:
-        return f"--repeat must be at least 2, got {options.repeat}"
     if "GPU" in options.device:
         try:
             studies.library_path()
@@ -89,15 +66,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if reason := _refuse(options):
         parser.error(reason)
-    for gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-
-    command = shlex.join(["python", "-m", "benchmarks.papers", *argv])
-    made = {"command": command, "tf32": options.tf32, **report.machine()}
+    console = command.prepare(options)
+    line = shlex.join(["python", "-m", "benchmarks.papers", *argv])
+    made = {"command": line, "tf32": options.tf32, **report.machine()}
     options.output.mkdir(parents=True, exist_ok=True)
     failed, written = False, [options.output / "papers.json"]
     for paper in _selected(getattr(options, "op", _OPS), options.device):

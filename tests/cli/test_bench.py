@@ -97,7 +97,7 @@ def test_the_kernel_that_ran_has_a_column():
 def test_repeat_must_leave_a_spread(capsys):
     with pytest.raises(SystemExit):
         bench.main(["--repeat", "1"])
-    assert "--repeat must be at least 2, got 1" in capsys.readouterr().err
+    assert "--repeat: must be an integer >= 2, got '1'" in capsys.readouterr().err
 
 
 def test_unread_results_are_computed():

@@ -19,6 +19,7 @@ from tf_capsops import kernels
 from tf_capsops.bench import cases, chart, measure, report, training
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
+from tf_capsops.cli import arguments
 from tf_capsops.cli.errors import reported
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -26,28 +27,22 @@ _SEED = 20180211
 _WIDTH = 100  # columns, where the output is no terminal
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_options(
+    prog: str, description: str, output: str, files: str
+) -> argparse.ArgumentParser:
+    """Makes a parser of the options that the papers' benchmarks have, too."""
     parser = argparse.ArgumentParser(
-        prog="tf-capsops bench",
-        description="Time the ops against plain TensorFlow, all in one run.",
+        prog=prog,
+        description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    ops = sorted(cases.suites())
     devices = sorted({d.device_type for d in tf.config.list_physical_devices()})
-    parser.add_argument("--op", choices=ops, nargs="+", default=ops)
     parser.add_argument("--device", choices=devices, nargs="+", default=devices)
-    parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
     parser.add_argument(
-        "--suite",
-        choices=cases.BENCH_SUITES,
-        nargs="+",
-        default=[cases.ANCHORS],
-        help="ops at the sizes of the speed claims, of layers of published networks, "
-        "or at tiny ones that only show that the benchmark works; whole training steps "
-        "of networks, or of tiny ones",
-    )
-    parser.add_argument(
-        "--repeat", type=int, default=15, help="samples of each method (at least 2)"
+        "--repeat",
+        type=arguments.int_from(2),
+        default=15,
+        help="samples of each method (at least 2)",
     )
     parser.add_argument(
         "--tf32",
@@ -58,8 +53,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output",
         type=pathlib.Path,
-        default=pathlib.Path("runs/bench"),
-        help="directory for bench.json and bench.png",
+        default=pathlib.Path(output),
+        help=f"directory for {files}",
+    )
+    return parser
+
+
+def prepare(options: argparse.Namespace) -> Console:
+    """Sets TensorFlow up as the options say, and returns where to print."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of_options(
+        "tf-capsops bench",
+        "Time the ops against plain TensorFlow, all in one run.",
+        "runs/bench",
+        "bench.json and bench.png",
+    )
+    ops = sorted(cases.suites())
+    parser.add_argument("--op", choices=ops, nargs="+", default=ops)
+    parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
+    parser.add_argument(
+        "--suite",
+        choices=cases.BENCH_SUITES,
+        nargs="+",
+        default=[cases.ANCHORS],
+        help="ops at the sizes of the speed claims, of layers of published networks, "
+        "or at tiny ones that only show that the benchmark works; whole training steps "
+        "of networks, or of tiny ones",
     )
     training.add_arguments(parser)
     return parser
@@ -168,19 +194,10 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0, or 1 where one of our own ops or networks could not be run.
     """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if options.repeat < 2:
-        parser.error(f"--repeat must be at least 2, got {options.repeat}")
+    options = _parser().parse_args(argv)
     with reported(OSError):
         options.output.mkdir(parents=True, exist_ok=True)
-    for gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = prepare(options)
     made = {"command": report.command(argv), "tf32": options.tf32, **report.machine()}
     made |= {"ceilings": [], "results": []}
     for ceilings, results in _run(options, console):

@@ -1,38 +1,66 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Types of command-line arguments."""
+"""Types of command-line arguments, and arguments that several commands have."""
 
 import argparse
+import contextlib
+import math
 
 
-def positive_int(text):
-    """An integer of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return value
+def int_from(smallest, end=math.inf):
+    """A type of integers of at least `smallest` and below `end`."""
+    return _type(
+        int, lambda value: smallest <= value < end, f"an integer >= {smallest}"
+    )
 
 
-def positive_float(text):
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
-    return value
+def _type(convert, is_good, form):
+    def parse(text):
+        with contextlib.suppress(ValueError):
+            value = convert(text)
+            if is_good(value):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {form}, got {text!r}")
+
+    return parse
 
 
-def seed(text):
-    """An integer from 0 to 2**31 - 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
-    return value
+positive_int = int_from(1)
+seed = int_from(0, 2**31)
+positive_float = _type(float, lambda value: 0 < value < math.inf, "a number > 0")
+
+
+def add_run(parser, use):
+    """Adds a trained model, and the data to use it on."""
+    parser.add_argument(
+        "model",
+        metavar="RUN_OR_MODEL",
+        nargs="?",
+        help="a run's directory or a .keras file (default: the newest in runs/)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|mnist|FILE.npz",
+        help=f"{use} (default: the data of the run)",
+    )
+
+
+def add_seed(parser):
+    """Adds the seed that `runs.seed_everything` takes."""
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        help="seed of every random choice; giving one also selects deterministic "
+        "kernels, so that the run can be repeated exactly (default: 0, and the "
+        "fastest kernels)",
+    )
+
+
+def add_output(parser, default):
+    """Adds the directory that `runs.create` makes."""
+    parser.add_argument(
+        "--output",
+        metavar="runs/NAME",
+        help="a new directory; a number is added where it exists (default: "
+        f"runs/{default})",
+    )

@@ -36,19 +36,8 @@ def add_arguments(parser):
         help="standard deviation of the Gaussian noise, of 255 (default: %(default)g)",
     )
     parser.add_argument("--epochs", type=arguments.positive_int, default=45)
-    parser.add_argument(
-        "--seed",
-        type=arguments.seed,
-        help="seed of every random choice; giving one also selects deterministic "
-        "kernels, so that the run can be repeated exactly (default: 0, and the "
-        "fastest kernels)",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="runs/NAME",
-        help="a new directory; a number is added where it exists (default: "
-        "runs/denoise)",
-    )
+    arguments.add_seed(parser)
+    arguments.add_output(parser, "denoise")
 
 
 def run(args):
@@ -57,29 +46,21 @@ def run(args):
     import keras
     import matplotlib.image
     import numpy as np
-    import tensorflow as tf
 
-    from tf_capsops import __version__
     from tf_capsops.cli import denoisers, figures, runs
 
     runs.require_library()
     (tested,) = set(PHOTOGRAPHS) - {args.train}
     image, clean = (denoisers.photograph(name) for name in (args.train, tested))
-    seed, stddev = args.seed or 0, args.noise / 255
-    keras.utils.set_random_seed(seed)
-    if args.seed is not None:
-        tf.config.experimental.enable_op_determinism()
+    stddev, repeatable = args.noise / 255, runs.seed_everything(args.seed)
+    seed = repeatable["seed"]
     directory = runs.create(args.output or runs.ROOT / "denoise")
     config = {
         "train": args.train,
         "test": tested,
         "noise": args.noise,
         "epochs": args.epochs,
-        "seed": seed,
-        "deterministic": args.seed is not None,
-        "tf_capsops": __version__,
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        **repeatable,
     }
     runs.write_json(directory / runs.CONFIG, config)
     print(

@@ -11,17 +11,7 @@ from tf_capsops.cli import arguments
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops evaluate`."""
-    parser.add_argument(
-        "model",
-        metavar="RUN_OR_MODEL",
-        nargs="?",
-        help="a run's directory or a .keras file (default: the newest in runs/)",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="digits|mnist|FILE.npz",
-        help="what to evaluate on (default: the data of the run)",
-    )
+    arguments.add_run(parser, "what to evaluate on")
     parser.add_argument("--batch-size", type=arguments.positive_int, default=256)
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -15,12 +15,7 @@ REPORT = "report.json"
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops quantize`."""
-    parser.add_argument(
-        "model",
-        metavar="RUN_OR_MODEL",
-        nargs="?",
-        help="a run's directory or a .keras file (default: the newest in runs/)",
-    )
+    arguments.add_run(parser, "what to train and evaluate on")
     parser.add_argument(
         "--bits",
         type=int,
@@ -28,11 +23,6 @@ def add_arguments(parser):
         default=5,
         metavar="2..8",
         help="bits of a weight (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="digits|mnist|FILE.npz",
-        help="what to train and evaluate on (default: the data of the run)",
     )
     parser.add_argument(
         "--steps",
@@ -62,12 +52,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--seed", type=arguments.seed, default=0, help="default: %(default)s"
     )
-    parser.add_argument(
-        "--output",
-        metavar="runs/NAME",
-        help="a new directory; a number is added where it exists (default: "
-        "runs/quantize-DATA)",
-    )
+    arguments.add_output(parser, "quantize-DATA")
 
 
 def run(args):

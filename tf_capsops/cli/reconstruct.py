@@ -14,17 +14,7 @@ from tf_capsops.cli.errors import CommandError, reported, require
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops reconstruct`."""
-    parser.add_argument(
-        "model",
-        metavar="RUN_OR_MODEL",
-        nargs="?",
-        help="a run's directory or a .keras file (default: the newest in runs/)",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="digits|mnist|FILE.npz",
-        help="whose test images to draw (default: the data of the run)",
-    )
+    arguments.add_run(parser, "whose test images to draw")
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",

@@ -8,8 +8,9 @@ import os
 import pathlib
 
 import keras
+import tensorflow as tf
 
-from tf_capsops import _library, data
+from tf_capsops import __version__, _library, data
 from tf_capsops.arguments import positive_int, positive_number
 from tf_capsops.cli import presets
 from tf_capsops.cli.errors import CommandError, reported, require
@@ -39,6 +40,23 @@ def create(wanted):
             number += 1
         except OSError as error:
             raise CommandError(f"cannot make {path}: {error.strerror}") from error
+
+
+def seed_everything(seed):
+    """Seeds every random choice, and returns what `config.json` says of repeating it.
+
+    A seed also selects deterministic kernels; None stands for 0, and the fastest ones.
+    """
+    keras.utils.set_random_seed(seed or 0)
+    if seed is not None:
+        tf.config.experimental.enable_op_determinism()
+    return {
+        "seed": seed or 0,
+        "deterministic": seed is not None,
+        "tf_capsops": __version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
 
 
 def write_json(path, content):

@@ -39,18 +39,8 @@ def add_arguments(parser):
         type=arguments.positive_int,
         help="how often routing computes the class capsules, for capsnet (default: 3)",
     )
-    parser.add_argument(
-        "--seed",
-        type=arguments.seed,
-        help="seed of every random choice; giving one also selects deterministic "
-        "kernels, so that the run can be repeated exactly (default: 0, and the "
-        "fastest kernels)",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="runs/NAME",
-        help="a new directory; a number is added where it exists (default: runs/DATA)",
-    )
+    arguments.add_seed(parser)
+    arguments.add_output(parser, "DATA")
 
 
 def run(args):
@@ -59,7 +49,7 @@ def run(args):
     import tensorflow as tf
 
     require("matplotlib", "tensorboard")
-    from tf_capsops import __version__, models
+    from tf_capsops import models
     from tf_capsops.cli import figures, pipeline, progress, runs
     from tf_capsops.losses import MarginLoss
 
@@ -78,10 +68,7 @@ def run(args):
     epochs = args.epochs or preset.epochs
     batch_size = args.batch_size or preset.batch_size
     learning_rate = args.learning_rate or preset.learning_rate
-    seed = args.seed or 0
-    keras.utils.set_random_seed(seed)
-    if args.seed is not None:
-        tf.config.experimental.enable_op_determinism()
+    repeatable = runs.seed_everything(args.seed)
 
     with reported(ValueError):
         build = getattr(models, args.model)
@@ -100,11 +87,7 @@ def run(args):
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "distortion": dataclasses.asdict(preset.distortion),
-        "seed": seed,
-        "deterministic": args.seed is not None,
-        "tf_capsops": __version__,
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        **repeatable,
     }
     runs.write_json(directory / runs.CONFIG, config)
     print(
@@ -116,7 +99,11 @@ def run(args):
     )
 
     batches = pipeline.training_batches(
-        dataset.x_train, dataset.y_train, batch_size, preset.distortion, seed
+        dataset.x_train,
+        dataset.y_train,
+        batch_size,
+        preset.distortion,
+        repeatable["seed"],
     )
     tests = tf.data.Dataset.from_tensor_slices((dataset.x_test, dataset.y_test))
     verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty())
