@@ -224,7 +224,7 @@ def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
     [
         (["--op", "CapsuleConv", "--device", "CPU"], "--op CapsuleConv is measured on"),
         (["--op", "CapsuleRouting"], "invalid choice: 'CapsuleRouting'"),
-        (["--repeat", "1"], "--repeat must be at least 2, got 1"),
+        (["--repeat", "1"], "--repeat: must be an integer >= 2, got '1'"),
     ],
 )
 def test_papers_refuse(arguments, text, capsys):
