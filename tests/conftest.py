@@ -13,6 +13,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import frames
 import pytest
 import tensorflow as tf
 
@@ -34,11 +35,18 @@ def pytest_addoption(parser):
         action="store_true",
         help="run every case in every type, and tests marked slow",
     )
+    parser.addoption(
+        "--jit",
+        action="store_true",
+        help="run the ops inside tf.function(jit_compile=True)",
+    )
 
 
 def pytest_configure(config):
     if config.getoption("all"):
         os.environ["PYTEST_ADDOPTS"] = "--all"  # for tests that run pytest themselves
+    if config.getoption("jit"):
+        frames.compile_with_xla()
 
 
 def pytest_xdist_auto_num_workers(config):

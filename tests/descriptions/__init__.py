@@ -3,15 +3,20 @@
 """Says of each op what the tests that all ops share need to know.
 
 Each op has one file here that defines `OP`: its suite of cases, NumPy reference and
-yardstick. The tests themselves are in `frames`, `paths` and `robustness`.
+yardstick. The tests themselves are in `ops/test_every_op`, `paths` and `robustness`.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 
+import frames
 import numpy as np
 import pytest
 import tensorflow as tf
+from registrations import snake_case
 from tolerances import assert_close
 
 from tf_capsops.bench import cases
@@ -73,30 +78,29 @@ class Description:
         plain: The yardstick, plain TensorFlow: from inputs and attributes to output.
         reference: From float64 arrays of tensors, and attributes, to the results.
         magnitude: From the same to the sums of the terms' absolute values.
+        frames: Names of cases by what is tried with them, in `ops/test_every_op`.
+        positive: From tensors to those of which all products are positive.
     """
 
     suite: cases.OpSuite
     plain: Callable
     reference: Callable
     magnitude: Callable = None
+    frames: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    positive: Callable = lambda tensors: [*map(tf.abs, tensors)]
 
     def __post_init__(self):
         if self.magnitude is None:
             object.__setattr__(self, "magnitude", _of_absolute_values(self.reference))
 
     @property
-    def every_case(self):
-        """Parametrizes `case` with all that are compared with the reference."""
-        return pytest.mark.parametrize(
-            "case", self.suite.select(cases.CORRECTNESS), ids=str
-        )
+    def name(self):
+        """The op's name as files have it, such as "capsule_conv"."""
+        return snake_case(self.suite.op)
 
-    @property
-    def gradient_cases(self):
-        """Parametrizes `case` with those small enough for finite differences."""
-        return pytest.mark.parametrize(
-            "case", self.suite.select(cases.GRADIENT), ids=str
-        )
+    def cases(self, use):
+        """Parametrizes `case` with all for one use."""
+        return pytest.mark.parametrize("case", self.suite.select(use), ids=str)
 
     @property
     def empty(self):
@@ -122,10 +126,6 @@ class Description:
             *map(tf.constant, arrays[real:]),
         ]
 
-    def gradients(self, compute, grad, *inputs):
-        """Returns the gradients of the inputs that have any."""
-        return self.results(compute, grad, *inputs)[1:]
-
     def results(self, compute, grad, *inputs):
         """Returns the output of `compute` and the gradients of its inputs."""
         sources = inputs[: self.suite.sources]
@@ -136,7 +136,8 @@ class Description:
 
     def ours(self, case, tensors):
         """Returns the results of the op itself."""
-        return self.results(case.bind(self.suite.ours), *tensors)
+        compute = functools.partial(self.results, case.bind(self.suite.ours))
+        return frames.call(compute, *tensors)
 
     def assert_close_to_reference(self, case, tensors, yardstick=None, results=None):
         """Asserts that results, of `ours` unless given, are as exact as plain ones.
@@ -160,3 +161,9 @@ def assert_all_close(ours, plain, truth, magnitude):
     for one in zip(ours, truth, plain, magnitude, strict=True):
         result, exactly, measure, size = one
         assert_close(result.numpy(), exactly, measure.numpy(), size)
+
+
+def every():
+    """Returns the descriptions of all ops."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    return [importlib.import_module(f"{__name__}.{name}").OP for name in names]

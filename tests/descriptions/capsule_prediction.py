@@ -16,4 +16,9 @@ def _reference(grad, inputs, weights):
 
 
 _SUITE = cases.suites()["CapsulePrediction"]
-OP = Description(_SUITE, _SUITE.rivals["einsum"], _reference)
+_FRAMES = {
+    "second_derivatives": ("ones", "primes", "mnist_layer"),
+    "long_sums": ("long_rows", "columns_513", "batch_129"),
+    "unknown_shapes": ("primes",),
+}
+OP = Description(_SUITE, _SUITE.rivals["einsum"], _reference, frames=_FRAMES)

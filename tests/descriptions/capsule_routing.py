@@ -26,7 +26,9 @@ def _magnitude(grad, *inputs, **attributes):
 
 
 _SUITE = cases.suites()["CapsuleRouting"]
-OP = Description(_SUITE, widened(_SUITE.rivals["einsum"]), _reference, _magnitude)
+_FRAMES = {"unknown_shapes": ("primes", "iterations_1")}
+_PLAIN = widened(_SUITE.rivals["einsum"])
+OP = Description(_SUITE, _PLAIN, _reference, _magnitude, _FRAMES)
 
 
 def plain_coefficients(inputs, weights, logits, iterations, **attributes):

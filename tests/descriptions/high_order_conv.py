@@ -22,4 +22,22 @@ def _reference(grad, inputs, filters, data_format, **attributes):
 
 
 _SUITE = cases.suites()["HighOrderConv"]
-OP = Description(_SUITE, widened(_SUITE.rivals["slices"]), _reference)
+_FRAMES = {
+    "second_derivatives": (
+        *("ones", "primes", "primes_NCHW", "channels_12_groups_3", "kernel_9_3"),
+        *("channels_12_groups_3_NCHW", "dilations_1_3", "image_3_4_kernel_9_9"),
+    ),
+    "higher_derivatives": [case.name for case in _SUITE.select(cases.GRADIENT)],
+    "rivals": (
+        *("primes", "primes_NCHW", "channels_12_groups_3", "dilations_3_1"),
+        *("channels_12_groups_3_NCHW", "image_3_4_kernel_9_9", "dilations_7_of_7"),
+    ),
+    "long_sums": (
+        *("long_sums_of_channels", "long_sums_of_taps", "channels_130_groups_2"),
+        *("long_sums_of_channels_NCHW", "long_sums_of_taps_NCHW"),
+    ),
+    "unknown_shapes": (
+        *("primes", "channels_12_groups_3_NCHW", "dilations_1_3", "kernel_9_3"),
+    ),
+}
+OP = Description(_SUITE, widened(_SUITE.rivals["slices"]), _reference, frames=_FRAMES)

@@ -32,4 +32,18 @@ def _magnitude(grad, inputs, codes, top_exponent, **attributes):
     return _reference(*sizes, top_exponent, **attributes)
 
 
-OP = Description(_SUITE, widened(_plain), _reference, _magnitude)
+def _positive(tensors):
+    grad, inputs, codes, top_exponent = tensors
+    codes = tf.constant(reference.absolute(codes.numpy()))
+    return [tf.abs(grad), tf.abs(inputs), codes, top_exponent]
+
+
+_FRAMES = {
+    "higher_derivatives": [case.name for case in _SUITE.select(cases.GRADIENT)],
+    "long_sums": ("long_sums", "long_sums_of_grad", "channels_33"),
+    "tensor_float_32": (
+        *("primes", "channels_33", "bits_8", "bits_4_by_16", "strides_2_2_SAME_large"),
+    ),
+    "unknown_shapes": ("primes", "strides_3_1_SAME_large", "dilations_1_3_by_2_SAME"),
+}
+OP = Description(_SUITE, widened(_plain), _reference, _magnitude, _FRAMES, _positive)

@@ -1,50 +1,32 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""CapsuleConv's derivatives of three orders against finite differences."""
+"""The gradients of CapsuleConv's gradient ops."""
 
-import frames
-import pytest
 import tensorflow as tf
 from descriptions.capsule_conv import OP
 from finite_differences import assert_gradients_agree
-from frames import WAYS, both_ways
+from frames import both_ways, call
 from registrations import bare
 
 from tf_capsops.bench import cases
 
-
-@OP.gradient_cases
-def test_gradients(case, device):
-    frames.derivatives(OP, case, 1)
+gradient_cases = OP.cases(cases.GRADIENT)
 
 
-@OP.gradient_cases
+@gradient_cases
 def test_gradients_of_the_gradient_ops(case, device):
     grad, inputs, weights = OP.draw(case, tf.float64)
 
     def by_input(weights, grad):
         op = case.bind(bare().capsule_conv_backprop_input)
-        return op(inputs.shape, weights, grad)
+        return call(op, inputs.shape, weights, grad)
 
     def by_weights(inputs, grad):
         op = case.bind(bare().capsule_conv_backprop_weights)
-        return op(inputs, weights.shape, grad)
+        return call(op, inputs, weights.shape, grad)
 
     assert_gradients_agree(by_input, [weights, grad])
     assert_gradients_agree(by_weights, [inputs, grad])
-
-
-@pytest.mark.parametrize("order", [2, 3])
-@pytest.mark.parametrize("name", ["ones", "gradient_rank_3"])
-def test_higher_derivatives(name, order, device):
-    frames.derivatives(OP, OP.case(name), order)
-
-
-@both_ways
-@pytest.mark.parametrize("source", [0, 1])
-def test_gradient_of_one_input_alone(source, way, device):
-    (case, *_) = OP.suite.select(cases.SMOKE)
-    frames.gradient_of_one_input_alone(OP, case, source, way)
 
 
 @both_ways
@@ -52,7 +34,7 @@ def test_sizes_have_no_gradient(way, device):
     (case, *_) = OP.suite.select(cases.SMOKE)
     grad, inputs, weights = OP.draw(case, tf.float64)
 
-    @WAYS[way]
+    @way
     def gradients():
         sizes = tf.shape(inputs), tf.shape(weights)
         with tf.GradientTape() as tape:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import tensorflow as tf
+from frames import both_ways
 from refusals import (
     by_kernel,
     by_shape_function,
@@ -15,6 +16,7 @@ from refusals import (
     resized,
     shape_text,
 )
+from registrations import bare, refusal
 
 import tf_capsops
 
@@ -114,11 +116,10 @@ def _bad_backward():
 
 
 def _call(op, *tensors, **attributes):
-    bare = tf.load_op_library(tf_capsops.library_path())
     function = {
-        CONV: bare.capsule_conv,
-        IN_INPUT: bare.capsule_conv_backprop_input,
-        IN_WEIGHTS: bare.capsule_conv_backprop_weights,
+        CONV: bare().capsule_conv,
+        IN_INPUT: bare().capsule_conv_backprop_input,
+        IN_WEIGHTS: bare().capsule_conv_backprop_weights,
     }[op]
     return function(*tensors, **attributes)
 
@@ -175,7 +176,7 @@ def test_bad_steps(op, name, pair, assert_refused, device):
 
 
 @every_op
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@both_ways
 @pytest.mark.parametrize(
     "attributes, text",
     [
@@ -186,12 +187,23 @@ def test_bad_steps(op, name, pair, assert_refused, device):
     ],
     ids=str,
 )
-def test_bad_attributes(op, attributes, text, graph, device):
+def test_bad_attributes(op, attributes, text, way, device):
     def compute():
         return _call(op, *map(_tensor, GOOD[op]), **attributes)
 
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
-        tf.function(compute, autograph=False)() if graph else compute()
+    assert re.search(text, refusal(compute, way))
+
+
+def test_attributes_have_defaults(device):
+    ops = bare()
+    operands = [tf.random.uniform(shape) for shape in (INPUT, WEIGHTS)]
+    output = ops.capsule_conv(*operands)
+    assert output.shape == GRAD
+    for same in (
+        ops.capsule_conv(*operands, strides=[1, 1], padding="VALID", dilations=[1, 1]),
+        tf_capsops.capsule_conv2d(*operands),
+    ):
+        assert tf.reduce_all(output == same)
 
 
 INTEGERS = "must be one or two integers, got "

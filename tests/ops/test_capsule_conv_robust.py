@@ -11,6 +11,7 @@ import robustness
 import tensorflow as tf
 from descriptions import every_dtype
 from descriptions.capsule_conv import OP
+from frames import call
 from reference import capsule_conv as reference
 from tolerances import assert_close, assert_rounded
 
@@ -33,7 +34,7 @@ def _draw(dtype, image, kernel, **attributes):
 def _results(*tensors, **attributes):
     """Returns output, gradient of the input and gradient of the weights."""
     compute = functools.partial(tf_capsops.capsule_conv2d, **attributes)
-    return OP.results(compute, *tensors)
+    return call(OP.results, compute, *tensors)
 
 
 def of_several_sizes(dtype):
@@ -69,9 +70,9 @@ def test_threads_do_not_change_the_bits():
 
 def test_kernels_of_older_processors():
     fresh.pass_on_older_processors(
-        "test_capsule_conv.py",
-        "-k",
-        "(values and (primes or channels or pose or long)) or accumulate",
+        *("test_every_op.py", "-k"),
+        "capsule_conv and (accumulate or"
+        " values and (primes or channels or pose or long))",
     )
 
 

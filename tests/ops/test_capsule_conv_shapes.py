@@ -4,6 +4,8 @@
 
 import pytest
 import tensorflow as tf
+from frames import both_ways, traced
+from registrations import bare, refusal
 from symbols import UNKNOWN, placeholder, symbolic_sizes
 
 import tf_capsops
@@ -16,10 +18,6 @@ SIZES = {"CapsuleConvBackpropInput": "input_sizes"}
 SIZES["CapsuleConvBackpropWeights"] = "weight_sizes"
 SAME = {"padding": "SAME", "strides": [2, 3]}
 APART = {"strides": [2, 1], "dilations": [2, 3]}
-
-
-def _bare():
-    return tf.load_op_library(tf_capsops.library_path())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def _bare():
 def test_inferred_outputs(inputs, weights, attributes, inferred):
     with tf.Graph().as_default():
         operands = placeholder(inputs), placeholder(weights)
-        shape = _bare().capsule_conv(*operands, **attributes).shape
+        shape = bare().capsule_conv(*operands, **attributes).shape
     assert shape == tf.TensorShape(inferred)
     assert (shape.rank is None) == (inferred is UNKNOWN)
 
@@ -70,7 +68,7 @@ def test_inferred_outputs(inputs, weights, attributes, inferred):
 def test_inferred_gradients_of_the_input(sizes, weights, grad, inferred):
     with tf.Graph().as_default():
         operands = symbolic_sizes(sizes), placeholder(weights), placeholder(grad)
-        shape = _bare().capsule_conv_backprop_input(*operands).shape
+        shape = bare().capsule_conv_backprop_input(*operands).shape
     assert shape.rank == tf.TensorShape(inferred).rank
     assert shape.rank is None or shape.as_list() == inferred
 
@@ -90,7 +88,7 @@ def test_inferred_gradients_of_the_input(sizes, weights, grad, inferred):
 def test_inferred_gradients_of_the_weights(inputs, sizes, grad, inferred):
     with tf.Graph().as_default():
         operands = placeholder(inputs), symbolic_sizes(sizes), placeholder(grad)
-        shape = _bare().capsule_conv_backprop_weights(*operands).shape
+        shape = bare().capsule_conv_backprop_weights(*operands).shape
     assert shape.rank == tf.TensorShape(inferred).rank
     assert shape.rank is None or shape.as_list() == inferred
 
@@ -113,8 +111,8 @@ def test_gradients_have_their_inputs_static_shapes():
 def _backward(op):
     """Returns the op as a function of the sizes, then of the two other operands."""
     if op == "CapsuleConvBackpropInput":
-        return _bare().capsule_conv_backprop_input
-    return lambda sizes, inputs, grad: _bare().capsule_conv_backprop_weights(
+        return bare().capsule_conv_backprop_input
+    return lambda sizes, inputs, grad: bare().capsule_conv_backprop_weights(
         inputs, sizes, grad
     )
 
@@ -150,7 +148,7 @@ def test_bad_sizes(op, sizes, text, text_of_shapes, device):
     others = tf.zeros(WEIGHTS if op.endswith("Input") else INPUT), tf.zeros(GRAD)
     sizes = tf.constant(sizes, tf.int32)
     signature = [tf.TensorSpec(UNKNOWN, tensor.dtype) for tensor in (sizes, *others)]
-    unshaped = tf.function(_backward(op), signature, autograph=False)
+    unshaped = traced(_backward(op), signature)
     for compute in (_backward(op), unshaped):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
             compute(sizes, *others)
@@ -169,6 +167,23 @@ def test_bad_constant_sizes(op, sizes, text, text_of_shapes):
     if text_of_shapes is None:  # TensorFlow itself is the first to look
         message = "Invalid value in tensor used for shape: -"
     assert str(caught.value).startswith(message)
+
+
+@both_ways
+def test_sizes_are_int32(way, device):
+    ops = bare()
+    inputs, weights = tf.zeros(INPUT), tf.zeros(WEIGHTS)
+    grad = tf_capsops.capsule_conv2d(inputs, weights)
+    for compute in (
+        lambda: ops.capsule_conv_backprop_input(
+            tf.shape(inputs, tf.int64), weights, grad
+        ),
+        lambda: ops.capsule_conv_backprop_weights(
+            inputs, tf.shape(weights, tf.int64), grad
+        ),
+    ):
+        text = refusal(compute, way)
+        assert "int64" in text and "int32" in text
 
 
 def test_outputs_too_large_to_count(device):

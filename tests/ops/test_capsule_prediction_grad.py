@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsulePrediction's gradients and theirs, against finite differences."""
 
+import functools
 import itertools
 import unittest
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from frames import call
 from parameterized import parameterized
+from registrations import bare
 from tolerances import assert_jacobians_close
 
 import tf_capsops
@@ -31,6 +34,7 @@ def _draw(case, dtype):
 
 
 def _check(compute, *sources):
+    compute = functools.partial(call, compute)
     jacobians = tf.test.compute_gradient(compute, sources, DELTA)
     magnitude = np.abs(compute(*sources).numpy()).max()
     assert_jacobians_close(jacobians, magnitude, DELTA)
@@ -47,10 +51,9 @@ def test_gradients(case, dtype, device):
 @gradient_cases
 def test_gradients_of_gradient_op(case, dtype, device):
     """Differentiates both outputs of CapsulePredictionGrad by all three inputs."""
-    bare = tf.load_op_library(tf_capsops.library_path())
 
     def gradients(grad, inputs, weights):
-        outputs = bare.capsule_prediction_grad(grad, inputs, weights)
+        outputs = bare().capsule_prediction_grad(grad, inputs, weights)
         return tf.concat([tf.reshape(output, [-1]) for output in outputs], 0)
 
     _check(gradients, *_draw(case, dtype))

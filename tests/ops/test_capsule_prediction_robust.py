@@ -9,6 +9,7 @@ import robustness
 import tensorflow as tf
 from descriptions import every_dtype
 from descriptions.capsule_prediction import OP
+from frames import call
 from reference import capsule_prediction as reference
 from tolerances import assert_close
 
@@ -19,7 +20,7 @@ OPERANDS = ["grad", "input", "weights"]
 
 def _results(*tensors):
     """Returns output, gradient of the input and gradient of the weights."""
-    return OP.results(tf_capsops.capsule_prediction, *tensors)
+    return call(OP.results, tf_capsops.capsule_prediction, *tensors)
 
 
 def of_several_sizes(dtype):
@@ -49,7 +50,9 @@ def test_an_infinite_weight_gives_an_infinite_gradient(device):
 
 
 def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors("test_capsule_prediction.py")
+    fresh.pass_on_older_processors(
+        *("test_every_op.py", "test_capsule_prediction.py", "-k", "capsule_prediction")
+    )
 
 
 @every_dtype

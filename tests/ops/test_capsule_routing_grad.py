@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from finite_differences import assert_gradients_agree
+from frames import both_ways, call, traced
+from registrations import bare
 
 import tf_capsops
 from tf_capsops.bench import cases
 
 SUITE = cases.suites()["CapsuleRouting"]
-WAYS = {"eager": lambda f: f, "graph": lambda f: tf.function(f, autograph=False)}
-
 gradient_cases = pytest.mark.parametrize("case", SUITE.select(cases.GRADIENT), ids=str)
-both_ways = pytest.mark.parametrize("way", WAYS)
-
-
-def _bare():
-    return tf.load_op_library(tf_capsops.library_path())
 
 
 def _draw():
@@ -30,49 +25,28 @@ def _draw():
 
 
 @gradient_cases
-def test_gradients(case, device):
-    arguments = SUITE.draw(case, np.random.default_rng(0))
-    assert_gradients_agree(case.bind(tf_capsops.capsule_routing), arguments)
-
-
-@gradient_cases
 def test_gradients_of_the_bare_op(case, device):
     """It returns no sums, so its gradient makes them again."""
-    arguments = SUITE.draw(case, np.random.default_rng(0))
-    assert_gradients_agree(case.bind(_bare().capsule_routing), arguments)
+    compute = functools.partial(call, case.bind(bare().capsule_routing))
+    assert_gradients_agree(compute, SUITE.draw(case, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1e-3])
 def test_gradients_with_another_epsilon(epsilon, device):
-    for function in (tf_capsops.capsule_routing, _bare().capsule_routing):
-        assert_gradients_agree(functools.partial(function, epsilon=epsilon), _draw())
-
-
-@both_ways
-@pytest.mark.parametrize("source", [0, 1, 2])
-def test_gradient_of_one_input_alone(source, way, device):
-    inputs = _draw()
-
-    @WAYS[way]
-    def gradient(sources):
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            output = tf_capsops.capsule_routing(*inputs)
-        return tape.gradient(output, sources)
-
-    together, alone = gradient(inputs)[source], gradient(inputs[source])
-    np.testing.assert_array_equal(alone, together)
+    for function in (tf_capsops.capsule_routing, bare().capsule_routing):
+        compute = functools.partial(call, function, epsilon=epsilon)
+        assert_gradients_agree(compute, _draw())
 
 
 @both_ways
 def test_nothing_reaches_the_inputs_through_the_sums(way, device):
     inputs = _draw()
 
-    @WAYS[way]
+    @way
     def gradients():
         with tf.GradientTape() as tape:
             tape.watch(inputs)
-            sums = _bare().capsule_routing_with_sums(*inputs, U=tf.float64).sums
+            sums = bare().capsule_routing_with_sums(*inputs, U=tf.float64).sums
         return tape.gradient(sums, inputs, unconnected_gradients="zero")
 
     for gradient in gradients():
@@ -83,7 +57,7 @@ def test_nothing_reaches_the_inputs_through_the_sums(way, device):
 def test_second_derivatives_are_refused(way, device):
     inputs = _draw()
 
-    @WAYS[way]
+    @way
     def second():
         with tf.GradientTape() as outer:
             outer.watch(inputs)
@@ -100,7 +74,7 @@ def test_second_derivatives_are_refused(way, device):
 def _first_derivative(inputs):
     """A traced function's output, its gradient and the coefficients."""
 
-    @tf.function(autograph=False)
+    @traced
     def compute():
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -138,7 +112,7 @@ def test_second_derivatives_of_a_traced_function_are_refused(persistent, device)
 def test_no_gradient_flows_through_coefficients(way, device):
     inputs = _draw()
 
-    @WAYS[way]
+    @way
     def gradients():
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -151,14 +125,14 @@ def test_no_gradient_flows_through_coefficients(way, device):
 def test_coefficients_beside_the_output_leave_its_gradient_alone(device):
     inputs = _draw()
 
-    @tf.function(autograph=False)
-    def traced():
+    @traced
+    def together():
         output = tf_capsops.capsule_routing(*inputs)
         return output, tf_capsops.routing_coefficients(*inputs)
 
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(inputs)
-        output, _ = traced()
+        output, _ = together()
         expected = tf_capsops.capsule_routing(*inputs)
     for gradient, truth in zip(
         tape.gradient(output, inputs), tape.gradient(expected, inputs), strict=True

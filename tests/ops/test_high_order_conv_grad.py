@@ -1,14 +1,13 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HighOrderConv's derivatives of three orders against finite differences."""
+"""The gradients of HighOrderConv's gradient op."""
 
-import frames
 import numpy as np
 import pytest
 import tensorflow as tf
 from descriptions.high_order_conv import OP
 from finite_differences import assert_gradients_agree
-from frames import WAYS, both_ways
+from frames import both_ways, call
 from registrations import bare
 
 from tf_capsops.bench import cases
@@ -18,35 +17,17 @@ def _gradient_op(case):
     return case.bind(bare().high_order_conv_grad)
 
 
-@OP.gradient_cases
-def test_gradients(case, device):
-    frames.derivatives(OP, case, 1)
-
-
-@OP.gradient_cases
+@OP.cases(cases.GRADIENT)
 @pytest.mark.parametrize("used", ["grad_input", "grad_filters", "both"])
 def test_gradients_of_the_gradient_op(case, used, device):
     """Also where one of its results is not used, and so has no gradient."""
 
     def gradients(*operands):
-        results = _gradient_op(case)(*operands)
+        results = call(_gradient_op(case), *operands)
         chosen = results if used == "both" else [getattr(results, used)]
         return tf.concat([tf.reshape(result, [-1]) for result in chosen], 0)
 
     assert_gradients_agree(gradients, OP.draw(case, tf.float64))
-
-
-@pytest.mark.parametrize("order", [2, 3])
-@OP.gradient_cases
-def test_higher_derivatives(case, order, device):
-    frames.derivatives(OP, case, order)
-
-
-@both_ways
-@pytest.mark.parametrize("source", [0, 1])
-def test_gradient_of_one_input_alone(source, way, device):
-    (case,) = OP.suite.select(cases.SMOKE)
-    frames.gradient_of_one_input_alone(OP, case, source, way)
 
 
 @both_ways
@@ -55,7 +36,7 @@ def test_an_image_as_its_own_gradient(way, device):
     (case,) = OP.suite.select(cases.SMOKE)
     _, image, filters = OP.draw(case, tf.float64)
 
-    @WAYS[way]
+    @way
     def gradients():
         with tf.GradientTape(persistent=True) as tape:
             others = tf.identity(image), tf.identity(image)

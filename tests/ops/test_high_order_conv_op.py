@@ -3,10 +3,13 @@
 """HighOrderConv's ops refuse shapes, attributes and arguments that do not fit."""
 
 import functools
+import re
 
 import pytest
 import tensorflow as tf
-from refusals import by_kernel, by_shape_function, every_way
+from frames import both_ways
+from refusals import by_kernel, by_shape_function, every_way, resized, shape_text
+from registrations import bare, refusal
 
 import tf_capsops
 
@@ -21,36 +24,28 @@ FORMATS = {
 ATTRIBUTES = {"kernel_size": [5, 3], "groups": 2}
 
 
-def _with(shape, axis, size):
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _text(shape):
-    return "[" + ",".join(map(str, shape)) + "]"
-
-
 def _bad_images(name, image, axes):
     """Yields shapes that do not fit the attributes, and what the message says."""
     rank = f"{name} must have rank 4 [{', '.join(axes)}], got "
     for shape in ((), image[:3], (*image, 1)):
-        yield shape, rank + _text(shape)
+        yield shape, rank + shape_text(shape)
     axis = axes.index("channels")
     start = f"{name} dim {axis} (channels) must be a multiple of 2 (groups), got "
     for channels in (1, 5):
-        shape = _with(image, axis, channels)
-        yield shape, start + _text(shape)
+        shape = resized(image, axis, channels)
+        yield shape, start + shape_text(shape)
 
 
 def _bad_filters(filters, axes):
     axes = [DEPTH if name == "channels" else name for name in axes]
     rank = f"filters must have rank 4 [{', '.join(axes)}], got "
     for shape in ((), filters[:3], (*filters, 1)):
-        yield shape, rank + _text(shape)
+        yield shape, rank + shape_text(shape)
     for axis, name in enumerate(axes):
         for wrong in (0, 1, 15):
-            shape = _with(filters, axis, wrong)
+            shape = resized(filters, axis, wrong)
             must = f"filters dim {axis} ({name}) must be {filters[axis]}, got "
-            yield shape, must + _text(shape)
+            yield shape, must + shape_text(shape)
 
 
 def _bad():
@@ -63,16 +58,16 @@ def _bad():
         rank = f"input must have rank 4 [{', '.join(axes)}], got "
         for shape in ((), image[:3], (*image, 1)):
             operands = image, shape, filters
-            yield GRADIENT, operands, data_format, rank + _text(shape)
+            yield GRADIENT, operands, data_format, rank + shape_text(shape)
         for axis, name in enumerate(axes):
             for wrong in (0, 4):
-                shape = _with(image, axis, wrong)
+                shape = resized(image, axis, wrong)
                 must = f"input dim {axis} ({name}) must be {image[axis]}, got "
                 yield (
                     GRADIENT,
                     (image, shape, filters),
                     data_format,
-                    must + _text(shape),
+                    must + shape_text(shape),
                 )
         for shape, text in _bad_filters(filters, axes):
             yield CONV, (image, shape), data_format, text
@@ -80,8 +75,7 @@ def _bad():
 
 
 def _call(op, *tensors, **attributes):
-    bare = tf.load_op_library(tf_capsops.library_path())
-    function = {CONV: bare.high_order_conv, GRADIENT: bare.high_order_conv_grad}[op]
+    function = {CONV: bare().high_order_conv, GRADIENT: bare().high_order_conv_grad}[op]
     return function(*tensors, **{**ATTRIBUTES, **attributes})
 
 
@@ -123,7 +117,8 @@ def _good(op):
         *(
             (
                 {"kernel_size": pair},
-                f"kernel_size must be two odd positive integers, got {_text(pair)}",
+                "kernel_size must be two odd positive integers, got "
+                + shape_text(pair),
             )
             for pair in (
                 *([], [5], [5, 3, 1], [0, 3], [5, 0], [-5, 3], [5, -3], [4, 3]),
@@ -133,7 +128,7 @@ def _good(op):
         *(
             (
                 {"dilations": pair},
-                f"dilations must be two positive integers, got {_text(pair)}",
+                f"dilations must be two positive integers, got {shape_text(pair)}",
             )
             for pair in ([], [1], [1, 1, 1], [0, 1], [1, 0], [-2, 1], [1, -2])
         ),
@@ -156,7 +151,7 @@ def test_bad_attributes(op, attributes, text, assert_refused, device):
 
 
 @every_op
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@both_ways
 @pytest.mark.parametrize(
     "attributes, text",
     [
@@ -168,12 +163,33 @@ def test_bad_attributes(op, attributes, text, assert_refused, device):
     ],
     ids=str,
 )
-def test_attributes_that_tensorflow_refuses(op, attributes, text, graph, device):
+def test_attributes_that_tensorflow_refuses(op, attributes, text, way, device):
     def compute():
         return _call(op, *_good(op), **attributes)
 
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
-        tf.function(compute, autograph=False)() if graph else compute()
+    assert re.search(text, refusal(compute, way))
+
+
+_WITHOUT_GROUPS = (2, 3, 4, 2), (2, 3, 4, 9)
+
+
+def test_attributes_have_defaults(device):
+    operands = [tf.random.uniform(shape) for shape in _WITHOUT_GROUPS]
+    output = bare().high_order_conv(*operands, kernel_size=[3, 3])
+    given = {"groups": 1, "dilations": [1, 1], "data_format": "NHWC"}
+    for same in (
+        bare().high_order_conv(*operands, kernel_size=[3, 3], **given),
+        tf_capsops.high_order_conv2d(*operands, 3),
+    ):
+        assert tf.reduce_all(output == same)
+
+
+def test_the_size_of_the_kernel_has_no_default():
+    operands = [tf.zeros(shape) for shape in _WITHOUT_GROUPS]
+    with pytest.raises(TypeError, match="kernel_size"):
+        bare().high_order_conv(*operands)
+    with pytest.raises(TypeError, match="kernel_size"):
+        tf_capsops.high_order_conv2d(*operands)
 
 
 INTEGERS = "must be one or two integers, got "

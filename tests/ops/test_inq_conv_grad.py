@@ -1,39 +1,26 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""InqConv's derivatives of three orders against finite differences."""
+"""The gradient of InqConv's gradient op, and which inputs have none."""
 
-import frames
-import pytest
 import tensorflow as tf
 from descriptions.inq_conv import OP
 from finite_differences import assert_gradients_agree
-from frames import WAYS, both_ways
+from frames import both_ways, call
 from registrations import bare
 
 import tf_capsops
 from tf_capsops.bench import cases
 
 
-@OP.gradient_cases
-def test_gradients(case, device):
-    frames.derivatives(OP, case, 1)
-
-
-@OP.gradient_cases
+@OP.cases(cases.GRADIENT)
 def test_gradients_of_the_gradient_op(case, device):
     grad, inputs, *others = OP.draw(case, tf.float64)
 
     def by_input(grad):
         op = case.bind(bare().inq_conv_backprop_input)
-        return op(inputs.shape, *others, grad)
+        return call(op, inputs.shape, *others, grad)
 
     assert_gradients_agree(by_input, [grad])
-
-
-@pytest.mark.parametrize("order", [2, 3])
-@OP.gradient_cases
-def test_higher_derivatives(case, order, device):
-    frames.derivatives(OP, case, order)
 
 
 @both_ways
@@ -41,7 +28,7 @@ def test_only_images_have_gradients(way, device):
     (case, *_) = OP.suite.select(cases.SMOKE)
     grad, inputs, codes, top_exponent = OP.draw(case, tf.float64)
 
-    @WAYS[way]
+    @way
     def missing():
         sizes = tf.shape(inputs)
         discrete = [sizes, codes, top_exponent]

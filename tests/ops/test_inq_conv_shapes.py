@@ -4,6 +4,7 @@
 
 import pytest
 import tensorflow as tf
+from frames import traced
 from registrations import bare
 from symbols import UNKNOWN, placeholder, symbolic_sizes
 
@@ -109,9 +110,7 @@ def test_bad_sizes(sizes, text, text_of_shapes, device):
     tensors = sizes, tf.zeros(CODES, tf.uint8), tf.constant(0), tf.zeros(GRAD)
     signature = [tf.TensorSpec(UNKNOWN, tensor.dtype) for tensor in tensors]
     backward = bare().inq_conv_backprop_input
-    unshaped = tf.function(
-        lambda *tensors: backward(*tensors), signature, autograph=False
-    )
+    unshaped = traced(lambda *tensors: backward(*tensors), signature)
     for compute in (backward, unshaped):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
             compute(*tensors)

@@ -1,33 +1,16 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""InqConv's ops: dtypes refused, kernels registered, names and documentation."""
+"""InqConv's ops: types of codes, exponents and sizes, and defaults."""
 
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from registrations import (
-    ALLOWED,
-    assert_documented,
-    assert_kernels_are_those_of_the_dtype_list,
-    bare,
-    both_ways,
-    refusal,
-)
+from frames import both_ways
+from registrations import bare, refusal
 
 import tf_capsops
-
-WRAPPERS = {
-    "InqConv": "inq_conv",
-    "InqConvBackpropInput": "inq_conv_backprop_input",
-}
-HOST_MEMORY = {
-    "InqConv": ["top_exponent"],
-    "InqConvBackpropInput": ["input_sizes", "top_exponent"],
-}
-
-every_op = pytest.mark.parametrize("op", WRAPPERS)
 
 
 def _operands(dtype=tf.float32, codes=tf.uint8, exponent=tf.int32):
@@ -36,13 +19,6 @@ def _operands(dtype=tf.float32, codes=tf.uint8, exponent=tf.int32):
         tf.ones((2, 2, 2, 5), codes),
         tf.ones((), exponent),
     )
-
-
-@both_ways
-@pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64])
-def test_other_dtypes_are_refused(dtype, graph, device):
-    text = refusal(lambda: tf_capsops.inq_conv2d(*_operands(dtype)), graph)
-    assert re.search(ALLOWED, text)
 
 
 @both_ways
@@ -57,7 +33,7 @@ def test_other_dtypes_are_refused(dtype, graph, device):
     ],
     ids=str,
 )
-def test_codes_and_exponents_have_one_type(wrong, expected, graph, device):
+def test_codes_and_exponents_have_one_type(wrong, expected, way, device):
     def compute():
         return tf_capsops.inq_conv2d(*_operands(**wrong))
 
@@ -68,7 +44,7 @@ def test_codes_and_exponents_have_one_type(wrong, expected, graph, device):
 
     (given,) = wrong.values()
     for function in (compute, bare_compute):
-        text = refusal(function, graph)
+        text = refusal(function, way)
         assert expected in text and re.search(f"{given.name}|float", text)
 
 
@@ -84,26 +60,15 @@ def test_tensors_from_outside_of_a_graph_have_one_type():
 
 
 @both_ways
-def test_sizes_are_int32(graph, device):
+def test_sizes_are_int32(way, device):
     def compute():
         inputs, *others = _operands()
         grad = tf.ones((2, 3, 4, 5))
         sizes = tf.shape(inputs, tf.int64)
         return bare().inq_conv_backprop_input(sizes, *others, grad)
 
-    text = refusal(compute, graph)
+    text = refusal(compute, way)
     assert "int64" in text and "int32" in text
-
-
-@every_op
-def test_kernels_are_those_of_the_dtype_list(op):
-    """With sizes and exponent in host memory, where a kernel reads them."""
-    assert_kernels_are_those_of_the_dtype_list(op, HOST_MEMORY[op])
-
-
-@every_op
-def test_op_is_documented(op):
-    assert_documented(op, WRAPPERS[op], ("bits", "strides", "padding", "dilations"))
 
 
 def test_attributes_have_defaults(device):
@@ -126,9 +91,3 @@ def test_attributes_have_defaults(device):
         sizes, codes, exponent, output, bits=5, **moved
     )
     np.testing.assert_array_equal(by_input, same)
-
-
-def test_name_is_the_ops_name():
-    with tf.Graph().as_default():
-        output = tf_capsops.inq_conv2d(*_operands(), name="conv")
-    assert (output.op.name, output.op.type) == ("conv", "InqConv")

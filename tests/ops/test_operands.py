@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the functions take for tensors, and how they refuse everything else."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from frames import both_ways
 
 import tf_capsops
 
@@ -27,37 +30,42 @@ _FUNCTIONS = {
         {"inputs": (1, 3, 3, 2, 4, 4), "weights": (2, 2, 2, 3, 4, 4)},
     ),
     "high_order_conv2d": (
-        lambda **operands: tf_capsops.high_order_conv2d(**operands, kernel_size=3),
+        functools.partial(tf_capsops.high_order_conv2d, kernel_size=3),
         {"inputs": (1, 4, 4, 2), "filters": (1, 4, 4, 9)},
     ),
     "inq_conv2d": (
-        lambda inputs: tf_capsops.inq_conv2d(
-            inputs, np.ones([2, 2, 2, 3], np.int64), 0
+        functools.partial(
+            tf_capsops.inq_conv2d, codes=np.ones([2, 2, 2, 3], np.int64), top_exponent=0
         ),
         {"inputs": (1, 4, 4, 2)},
     ),
+}
+_OPS = {
+    "capsule_prediction": "CapsulePrediction",
+    "capsule_routing": "CapsuleRoutingWithSums",
+    "routing_coefficients": "CapsuleRoutingCoefficients",
+    "capsule_conv2d": "CapsuleConv",
+    "high_order_conv2d": "HighOrderConv",
+    "inq_conv2d": "InqConv",
 }
 _OPERANDS = [
     (function, operand)
     for function, (_, shapes) in _FUNCTIONS.items()
     for operand in shapes
 ]
-both_ways = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 every_function = pytest.mark.parametrize("function", _FUNCTIONS)
 every_operand = pytest.mark.parametrize("function, operand", _OPERANDS)
 _TYPES = "float32, float64, float16, bfloat16"
 
 
-def _called(function, operands, graph):
+def _called(function, operands, way):
     compute, _ = _FUNCTIONS[function]
-    if graph:
-        return tf.function(lambda: compute(**operands), autograph=False)()
-    return compute(**operands)
+    return way(lambda: compute(**operands))()
 
 
-def _assert_refused(function, operands, text, graph=False):
+def _assert_refused(function, operands, text, way=lambda compute: compute):
     with pytest.raises(ValueError) as caught:
-        _called(function, operands, graph)
+        _called(function, operands, way)
     assert isinstance(caught.value, TypeError)
     assert str(caught.value).startswith(f"{function}: {text}")
 
@@ -78,10 +86,10 @@ def _ones(function, make=tf.ones):
     ids=["ragged", "sparse", "jagged", "text"],
 )
 @every_operand
-def test_what_is_no_dense_tensor_is_refused(function, operand, wrong, text, graph):
+def test_what_is_no_dense_tensor_is_refused(function, operand, wrong, text, way):
     operands = _ones(function)
     operands[operand] = wrong(operands[operand])
-    _assert_refused(function, operands, f"{operand} {text}", graph)
+    _assert_refused(function, operands, f"{operand} {text}", way)
 
 
 @every_function
@@ -91,21 +99,23 @@ def test_no_inputs_are_refused(function):
 
 
 @both_ways
-@pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.float64])
+@pytest.mark.parametrize(
+    "dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64, tf.float64]
+)
 @every_operand
-def test_types_that_do_not_fit_are_refused(function, operand, dtype, graph):
+def test_types_that_do_not_fit_are_refused(function, operand, dtype, way):
     operands = _ones(function, lambda shape: tf.ones(shape, tf.float16))
     operands[operand] = tf.cast(operands[operand], dtype)
     if operand != "inputs":
         text = f"{operand} must have the type of inputs, float16, got {dtype.name}"
-    elif dtype.is_integer:
+    elif not dtype.is_floating:
         text = f"inputs must have one of the types {_TYPES}, got {dtype.name}"
     elif len(operands) > 1:
         text = f"{list(operands)[1]} must have the type of inputs, float64, got float16"
     else:
-        assert _called(function, operands, graph).dtype == dtype
+        assert _called(function, operands, way).dtype == dtype
         return
-    _assert_refused(function, operands, text, graph)
+    _assert_refused(function, operands, text, way)
 
 
 @every_function
@@ -118,14 +128,14 @@ def test_integer_arrays_alone_are_refused(function):
 @both_ways
 @pytest.mark.parametrize("dtype", [tf.float64, tf.bfloat16])
 @every_operand
-def test_numbers_take_the_type_of_the_tensor(function, operand, dtype, graph):
+def test_numbers_take_the_type_of_the_tensor(function, operand, dtype, way):
     operands = _ones(function, np.ones)
     operands[operand] = tf.Variable(operands[operand], dtype=dtype)
     tensors = {name: tf.cast(value, dtype) for name, value in operands.items()}
-    expected = _called(function, tensors, graph)
+    expected = _called(function, tensors, way)
     lists = {name: np.asarray(value).tolist() for name, value in operands.items()}
     for given in (operands, {**lists, operand: operands[operand]}):
-        result = _called(function, given, graph)
+        result = _called(function, given, way)
         assert result.dtype == dtype
         np.testing.assert_array_equal(result, expected)
 
@@ -137,6 +147,14 @@ def test_numbers_alone_are_of_their_arrays_type_or_float32(function):
     assert compute(**_ones(function, lambda s: np.ones(s).tolist())).dtype == tf.float32
     integers = _ones(function, lambda s: np.ones(s, np.int64).tolist())
     assert compute(**integers).dtype == tf.float32
+
+
+@every_function
+def test_name_is_the_ops_name(function):
+    compute, _ = _FUNCTIONS[function]
+    with tf.Graph().as_default():
+        op = compute(**_ones(function), name="caps").op
+    assert (op.name, op.type) == ("caps", _OPS[function])
 
 
 def test_codes_and_exponents_are_named():

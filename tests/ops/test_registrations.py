@@ -1,0 +1,72 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorFlow knows of the ops: types of their kernels, memory, documentation."""
+
+import re
+
+import pytest
+from registrations import SUMS_OF, bare, snake_case
+from tensorflow.python.framework import kernels, op_def_registry
+
+from tf_capsops import _library
+
+# The inputs that a kernel reads itself, whatever its device.
+HOST_MEMORY = {
+    "CapsulePrediction": [],
+    "CapsulePredictionGrad": [],
+    "CapsuleRouting": [],
+    "CapsuleRoutingWithSums": [],
+    "CapsuleRoutingGrad": [],
+    "CapsuleRoutingCoefficients": [],
+    "CapsuleConv": [],
+    "CapsuleConvBackpropInput": ["input_sizes"],
+    "CapsuleConvBackpropWeights": ["weight_sizes"],
+    "HighOrderConv": [],
+    "HighOrderConvGrad": [],
+    "InqConv": ["top_exponent"],
+    "InqConvBackpropInput": ["input_sizes", "top_exponent"],
+}
+
+every_op = pytest.mark.parametrize("op", HOST_MEMORY)
+
+
+def _definition(op):
+    _library.load()
+    return op_def_registry.get(op)
+
+
+@every_op
+def test_kernels_are_those_of_the_dtype_list(op):
+    attributes = {attr.name: attr for attr in _definition(op).attr}
+    assert sorted(attributes["T"].allowed_values.list.type) == sorted(SUMS_OF)
+    registered = {}
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        types = {c.name: tuple(c.allowed_values.list.type) for c in kernel.constraint}
+        assert list(kernel.host_memory_arg) == HOST_MEMORY[op]
+        registered.setdefault(kernel.device_type, []).append(types)
+    listed = [
+        {"T": (dtype,)} | ({"U": (sums,)} if "U" in attributes else {})
+        for dtype, sums in SUMS_OF.items()
+    ]
+    devices = ["CPU", "GPU"] if _library.build_info()["cuda"] else ["CPU"]
+    assert set(registered) == set(devices)
+    for types in registered.values():
+        assert sorted(types, key=str) == sorted(listed, key=str)
+
+
+@every_op
+def test_op_is_documented(op):
+    """The generated wrapper shows a summary, each input's shape and each attribute."""
+    documentation = getattr(bare(), snake_case(op)).__doc__
+    arguments = documentation.partition("Args:")[2]
+    patterns = [
+        rf"^ *{argument.name}: A `Tensor`.*\n? *[A-Z][^:]*\[.*\]\.$"
+        for argument in _definition(op).input_arg
+    ]
+    for attr in _definition(op).attr:
+        if attr.name not in ("T", "U"):
+            start = "An optional" if attr.HasField("default_value") else "An?"
+            patterns.append(rf"^ *{attr.name}: {start} .*\n? *[A-Z].*\.$")
+    for pattern in patterns:
+        assert re.search(pattern, arguments, re.MULTILINE), pattern
+    assert re.match(r"[A-Z].*\.$", documentation.splitlines()[0])
