@@ -23,6 +23,22 @@ def accuracies(history):
     return history[name], history[f"val_{name}"]
 
 
+class StepBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar of each epoch's steps, for any `steps_per_execution`.
+
+    The last execution of an epoch may have fewer steps; Keras' own bar counts them in
+    full and goes beyond its end.
+    """
+
+    def set_params(self, params):
+        super().set_params({**params, "verbose": 1})
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.target is not None:
+            batch = min(batch, self.target - 1)
+        super().on_train_batch_end(batch, logs)
+
+
 class EpochBar(keras.callbacks.Callback):
     """One progress bar over all epochs, for epochs too short for bars of their own."""
 
@@ -69,4 +85,4 @@ def callbacks(epochs, steps, interactive):
         return 0, [EpochLine(max(1, epochs // 20))]
     if steps < 100:
         return 0, [EpochBar()]
-    return 1, []
+    return 0, [StepBar()]

@@ -5,6 +5,7 @@
 import dataclasses
 import sys
 import time
+import warnings
 
 from tf_capsops.cli import arguments, presets
 from tf_capsops.cli.errors import CommandError, reported, require
@@ -39,6 +40,25 @@ def add_arguments(parser):
         type=arguments.positive_int,
         help="how often routing computes the class capsules, for capsnet (default: 3)",
     )
+    parser.add_argument(
+        "--mixed-precision",
+        choices=["float16", "bfloat16"],
+        help="compute in this type and keep weights in float32; float16 with a scaled "
+        "loss (default: float32 throughout)",
+    )
+    parser.add_argument(
+        "--jit",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="compile with XLA; auto does so where there is a GPU and no --seed "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps-per-execution",
+        type=arguments.positive_int,
+        help="batches from one look at the training to the next; more cost less time "
+        "where batches are quick (default: 20 where there is a GPU, else 1)",
+    )
     arguments.add_seed(parser)
     arguments.add_output(parser, "DATA")
 
@@ -69,13 +89,26 @@ def run(args):
     batch_size = args.batch_size or preset.batch_size
     learning_rate = args.learning_rate or preset.learning_rate
     repeatable = runs.seed_everything(args.seed)
+    gpu = bool(tf.config.list_physical_devices("GPU"))
 
     with reported(ValueError):
         build = getattr(models, args.model)
-        model = build(dataset.image_shape, dataset.num_classes, **network)
+        model = build(
+            dataset.image_shape,
+            dataset.num_classes,
+            dtype=args.mixed_precision and f"mixed_{args.mixed_precision}",
+            **network,
+        )
     steps = -(-len(dataset.x_train) // batch_size)
     optimizer = keras.optimizers.Adam(schedule(learning_rate, epochs * steps))
+    if args.mixed_precision == "float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(optimizer, loss=MarginLoss(), metrics=["accuracy"])
+    use_xla(model, args)
+    # Not by `compile`, whose arguments the file of the model keeps.
+    model.steps_per_execution = min(
+        steps, args.steps_per_execution or (20 if gpu else 1)
+    )
 
     directory = runs.create(args.output or runs.ROOT / dataset.name)
     config = {
@@ -87,6 +120,9 @@ def run(args):
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "distortion": dataclasses.asdict(preset.distortion),
+        "mixed_precision": args.mixed_precision,
+        "jit": model.jit_compile,
+        "steps_per_execution": model.steps_per_execution,
         **repeatable,
     }
     runs.write_json(directory / runs.CONFIG, config)
@@ -94,7 +130,7 @@ def run(args):
         f"{dataset.name}: {len(dataset.x_train)} images for training, "
         f"{len(dataset.x_test)} for testing, {dataset.num_classes} classes\n"
         f"{preset_name} {args.model}: {model.count_params():,} parameters, "
-        f"{epochs} epochs of {steps} batches",
+        f"{epochs} epochs of {steps} batches{_manner(model, args)}",
         flush=True,
     )
 
@@ -113,7 +149,7 @@ def run(args):
         batches,
         epochs=epochs,
         # The test images steer nothing: they are there for the curves.
-        validation_data=tests.batch(256),
+        validation_data=tests.batch(256).cache(),
         shuffle=False,
         verbose=verbose,
         callbacks=[*shown, boards],
@@ -140,6 +176,29 @@ def run(args):
         f"{', '.join(pictures)}, tensorboard"
     )
     return 0
+
+
+def use_xla(model, args):
+    """Switches XLA on or off, unless `--jit auto` leaves that to Keras."""
+    if args.jit == "auto":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras goes on without XLA
+        model.jit_compile = args.jit == "on"
+    if args.jit == "on" and not model.jit_compile:
+        text = f"Keras does not compile this {args.model} with XLA"
+        if args.seed is not None:
+            text = "Keras does not compile with XLA where --seed makes it deterministic"
+        raise CommandError(f"{text}: no --jit on")
+
+
+def _manner(model, args):
+    """Says how the model is trained, where it is not plainly."""
+    said = [f", {args.mixed_precision}"] if args.mixed_precision else []
+    said += [", with XLA"] if model.jit_compile else []
+    if model.steps_per_execution > 1:
+        said.append(f", {model.steps_per_execution} at a time")
+    return "".join(said)
 
 
 def schedule(learning_rate, steps):

@@ -1,0 +1,118 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How `train` executes: precision, XLA, and several steps at a time."""
+
+import argparse
+import json
+import pathlib
+import warnings
+
+import fresh
+import keras
+import numpy as np
+import pytest
+
+from tf_capsops.__main__ import main
+from tf_capsops.cli import progress, train
+from tf_capsops.cli.errors import CommandError
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """The arguments of `train` for a small file, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    arrays = {}
+    for part, count in (("train", 22), ("test", 8)):
+        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
+        arrays[f"y_{part}"] = np.arange(count) % 2
+    np.savez("noise.npz", **arrays)
+    return ["train", "--data", "noise.npz", "--epochs", "2", "--batch-size", "4"]
+
+
+def _result(name="noise"):
+    run = pathlib.Path("runs", name)
+    return [json.loads((run / f"{n}.json").read_text()) for n in ("config", "history")]
+
+
+@pytest.mark.parametrize("model", ["capsnet", "p_capsnet"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_mixed_precision(images, model, dtype, capsys):
+    policy = keras.config.dtype_policy()
+    assert main([*images, "--model", model, "--mixed-precision", dtype]) == 0
+    assert f"2 epochs of 6 batches, {dtype}" in capsys.readouterr().out
+    config, history = _result()
+    assert config["mixed_precision"] == dtype
+    assert np.isfinite(history["loss"]).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model("runs/noise/model.keras")
+    used = {layer.compute_dtype for layer in loaded.layers}
+    assert used == {"float32", dtype}
+    assert {weight.dtype for weight in loaded.trainable_weights} == {"float32"}
+    scaled = isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == (dtype == "float16")
+    assert keras.config.dtype_policy() == policy
+    assert main(["evaluate"]) == 0
+    assert main(["reconstruct"]) == (0 if model == "capsnet" else 2)
+
+
+def test_several_steps_at_a_time_are_the_same_training(images, capsys):
+    for steps in ("1", "4", "100"):
+        assert main([*images, "--steps-per-execution", steps]) == 0
+    printed = capsys.readouterr().out
+    assert ", 4 at a time" in printed and ", 6 at a time" in printed
+    plain, history = _result()
+    assert plain["steps_per_execution"] == 1
+    for name, steps in (("noise-2", 4), ("noise-3", 6)):
+        config, other = _result(name)
+        assert config["steps_per_execution"] == steps
+        for key, values in history.items():
+            np.testing.assert_allclose(other[key], values, rtol=1e-3)
+        loaded = keras.saving.load_model(f"runs/{name}/model.keras")
+        assert loaded.steps_per_execution == 1
+
+
+def test_xla_is_used_as_asked():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    for jit in ("on", "off"):
+        train.use_xla(model, argparse.Namespace(jit=jit, seed=None, model="capsnet"))
+        assert model.jit_compile == (jit == "on")
+    model.layers[0].supports_jit = False
+    with warnings.catch_warnings(), pytest.raises(CommandError, match="no --jit on"):
+        warnings.simplefilter("error")
+        train.use_xla(model, argparse.Namespace(jit="on", seed=None, model="capsnet"))
+
+
+def test_determinism_and_xla_exclude_each_other(images):
+    command = (
+        "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
+    )
+    process = fresh.start(command, *images, "--seed", "1", "--jit", "on")
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "where --seed makes it deterministic: no --jit on" in errors
+    assert "Traceback" not in errors and not pathlib.Path("runs").exists()
+
+
+class _Seen(keras.callbacks.Callback):
+    """Keeps how far a progress bar was after every execution."""
+
+    def __init__(self, bar):
+        super().__init__()
+        self._bar = bar
+        self.steps = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(self._bar.seen)
+
+
+def test_the_bar_ends_where_the_epoch_ends(capsys):
+    verbose, (bar,) = progress.callbacks(epochs=1, steps=103, interactive=True)
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=50)
+    seen, ones = _Seen(bar), np.ones([103, 1])
+    model.fit(ones, ones, batch_size=1, verbose=verbose, callbacks=[bar, seen])
+    assert seen.steps == [50, 100, 103]
+    assert "103/103" in capsys.readouterr().out
