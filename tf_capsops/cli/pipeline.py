@@ -35,6 +35,24 @@ def training_batches(images, labels, batch_size, distortion, seed):
     return batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)
 
 
+def copied_ahead(batches, device):
+    """Returns a `tf.data.Dataset` of the same batches in the memory of a device.
+
+    They are copied there while the device works on the ones before.
+
+    Args:
+      batches: a `tf.data.Dataset` on the processor.
+      device: such as "GPU:0".
+    """
+    copied = batches.apply(tf.data.experimental.copy_to_device(f"/{device}"))
+    with tf.device(device):
+        copied = copied.prefetch(2)
+    # TensorFlow does not know how many copies there are; Keras asks, for its progress
+    # bar and to end an epoch without a warning.
+    copied.cardinality = batches.cardinality
+    return copied
+
+
 def distort(images, seed, distortion):
     """Shifts, turns and zooms each image by random amounts, and pads with zeros.
 

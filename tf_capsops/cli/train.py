@@ -141,6 +141,8 @@ def run(args):
         preset.distortion,
         repeatable["seed"],
     )
+    if gpu:
+        batches = pipeline.copied_ahead(batches, "GPU:0")
     tests = tf.data.Dataset.from_tensor_slices((dataset.x_test, dataset.y_test))
     verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty())
     boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
