@@ -51,7 +51,7 @@ class CapsNet(nn.Module):
     def capsules(self, images):
         features = self.primary(functional.relu(self.conv(images)))
         batch, _, height, width = features.shape
-        features = features.view(batch, 32, 8, height, width)
+        features = features.reshape(batch, 32, 8, height, width)
         inputs = squash(features.permute(0, 3, 4, 1, 2).reshape(batch, 1152, 8))
         predictions = torch.einsum("bik,ijdk->bijd", inputs, self.kernel)
         logits = torch.zeros_like(predictions[..., 0])

@@ -162,6 +162,7 @@ def test_pytorch_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
         "import json, sys\n"
         "row = {'samples': [2e-3, 4e-3], 'peak_bytes': 5, 'launches': len(sys.argv)}\n"
         "print(json.dumps({'method': 'PyTorch', **row}))\n"
+        "print('AUTOTUNE addmm')\n"
         "print(json.dumps({'method': 'PyTorch, torch.compile', 'error': 'no'}))\n"
     )
     monkeypatch.setattr(training, "_TORCH", script)

@@ -200,6 +200,8 @@ def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     entries = {}
     for line in done.stdout.splitlines():
+        if not line.startswith("{"):
+            continue  # a compiler's own words
         row = json.loads(line)
         if samples := row.pop("samples", None):
             taken = measure.summary(samples, row.pop("peak_bytes"))
