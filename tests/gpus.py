@@ -22,8 +22,8 @@ def has_wgmma(capability):
     return capability == 90 and "90" in built_for.split()
 
 
-def planned(capability, compute):
-    """Returns the kernels by op that a GPU would run, of what a CPU computes."""
+def plans(capability, compute):
+    """Returns (kernel, workspace) by op, as a GPU would run what a CPU computes."""
     with (
         tf.device("CPU"),
         kernels.pretend_device(capability=capability, **GPUS[capability]),
@@ -31,7 +31,31 @@ def planned(capability, compute):
     ):
         compute()
     return {
-        op.removesuffix("@GPU"): kernel
-        for op, kernel, _ in calls
+        op.removesuffix("@GPU"): (kernel, workspace)
+        for op, kernel, workspace in calls
         if op.endswith("@GPU")
     }
+
+
+def planned(capability, compute):
+    """Returns the kernels alone, by op."""
+    found = plans(capability, compute)
+    return {op: kernel for op, (kernel, _) in found.items()}
+
+
+def assert_planned(capability, ops, plan, compute):
+    """Asserts which kernels a GPU would run.
+
+    Args:
+        capability: Compute capability of the GPU.
+        ops: The ops, in the order in which kernels are named.
+        plan: The types, whether TF32 is allowed, further arguments of `compute`, and
+            the kernels where there is wgmma and elsewhere; None for the same.
+        compute: Calls the ops, given a type and the further arguments.
+    """
+    dtypes, tf32, *arguments, wgmma, others = plan
+    expected = wgmma if has_wgmma(capability) else others or wgmma
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    for dtype in dtypes:
+        found = planned(capability, lambda d=dtype: compute(d, *arguments))
+        assert found == dict(zip(ops, expected.split(), strict=True)), dtype

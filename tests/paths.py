@@ -3,11 +3,13 @@
 """Tests of CUDA kernels forced by name, which several ops share."""
 
 import contextlib
+import dataclasses
+import functools
 
 import pytest
 import tensorflow as tf
 from descriptions import DTYPES, rounded_to_tf32
-from gpus import has_wgmma
+from gpus import GPUS, has_wgmma
 
 from tf_capsops import kernels
 
@@ -15,49 +17,111 @@ _FOUND = tf.config.list_physical_devices("GPU")
 WITH_GPU = bool(_FOUND)
 
 
-def runs_wgmma():
-    """Tells whether the GPU that is there runs wgmma kernels of the library."""
+def capability():
+    """Returns the compute capability of the GPU that is there, such as 90."""
     details = tf.config.experimental.get_device_details(_FOUND[0])
     major, minor = details["compute_capability"]
-    return has_wgmma(10 * major + minor)
+    return 10 * major + minor
 
 
-def runs(kernel, names, dtypes=DTYPES, float32=(False,)):
-    """Yields a parameter (kernel, name, dtype, tf32) for each case and type.
+def runs_wgmma():
+    """Tells whether the GPU that is there runs wgmma kernels of the library."""
+    return has_wgmma(capability())
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One case on forced kernels.
+
+    Attributes:
+        forced: Kernels by op: all that output and gradients take.
+        name: Name of the case.
+        dtype: Type of the tensors.
+        tf32: Whether TF32 is allowed. The yardstick then gets rounded numbers, but for
+            kernels called "fma", which round nothing.
+        capability: Of the GPU that is planned for, where another than is there.
+    """
+
+    forced: dict
+    name: str
+    dtype: tf.DType
+    tf32: bool
+    capability: int | None = None
+
+    def __str__(self):
+        """The kernels, each once, and what else tells runs apart."""
+        parts = *dict.fromkeys(self.forced.values()), self.name, self.dtype.name
+        planned = f"planned_for_{self.capability}" if self.capability else ""
+        return "-".join(filter(None, (*parts, "tf32" * self.tf32, planned)))
+
+
+every = functools.partial(pytest.mark.parametrize, "run", ids=str)
+
+
+def runs(forced, names, dtypes=DTYPES, float32=(False,)):
+    """Returns a run for each case and type.
 
     Float32 comes once for each of `float32`, which says whether TF32 is allowed.
     """
-    for name in names:
-        for dtype in dtypes:
-            for tf32 in float32 if dtype == tf.float32 else (False,):
-                tag = f"{kernel}-{name}-{dtype.name}{'-tf32' * tf32}"
-                yield pytest.param(kernel, name, dtype, tf32, id=tag)
+    return [
+        Run(forced, name, dtype, tf32)
+        for name in names
+        for dtype in dtypes
+        for tf32 in (float32 if dtype == tf.float32 else (False,))
+    ]
 
 
-def assert_close(op, forced, case, dtype, tf32=False, gpu=None):
+def planned_for_others(runs, capabilities=(80, 86)):
+    """Returns runs as other GPUs plan them.
+
+    Their planning differs by shared memory; launches of 8.x do not overlap.
+    """
+    return [
+        dataclasses.replace(run, capability=capability)
+        for capability in capabilities
+        for run in runs
+    ]
+
+
+@contextlib.contextmanager
+def running(run):
+    """Asserts that what is called within takes all forced kernels and no others.
+
+    Yields what `kernels.recorded` gives.
+    """
+    planned = contextlib.nullcontext()
+    if capability := run.capability:
+        planned = kernels.pretend_device(capability=capability, **GPUS[capability])
+    tf.config.experimental.enable_tensor_float_32_execution(run.tf32)
+    with (
+        tf.device("GPU:0"),
+        planned,
+        kernels.force(**run.forced),
+        kernels.recorded() as calls,
+    ):
+        yield calls
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    found = {name.removesuffix("WithSums"): kernel for name, kernel, _ in calls}
+    assert found == run.forced
+
+
+def assert_close(op, run):
     """Asserts that forced kernels run, and are as exact as plain TensorFlow.
 
     Args:
         op: The op's description.
-        forced: Kernels by op: all that output and gradients take.
-        case: The case.
-        dtype: Type of the tensors.
-        tf32: Whether TF32 is allowed. The yardstick then gets rounded numbers, but for
-            kernels called "fma", which round nothing.
-        gpu: Properties of the GPU that is planned for, where another than is there.
+        run: What to run.
 
     Returns:
         What `kernels.recorded` gives.
     """
-    tensors = op.draw(case, dtype)
-    planned = kernels.pretend_device(**gpu) if gpu else contextlib.nullcontext()
-    rounded = tf32 and "fma" not in forced.values()
+    case = op.case(run.name)
+    tensors = op.draw(case, run.dtype)
+    with running(run) as calls:
+        results = op.ours(case, tensors)
+    rounded = run.tf32 and "fma" not in run.forced.values()
+    tf.config.experimental.enable_tensor_float_32_execution(rounded)
     with tf.device("GPU:0"):
-        tf.config.experimental.enable_tensor_float_32_execution(tf32)
-        with planned, kernels.force(**forced), kernels.recorded() as calls:
-            results = op.ours(case, tensors)
-        assert {name: kernel for name, kernel, _ in calls} == forced
-        tf.config.experimental.enable_tensor_float_32_execution(rounded)
         yardstick = rounded_to_tf32(tensors) if rounded else None
         op.assert_close_to_reference(case, tensors, yardstick, results)
     return calls

@@ -5,7 +5,6 @@
 import paths
 import pytest
 import tensorflow as tf
-from descriptions import every_dtype
 from descriptions.capsule_prediction import OP
 
 _SMALL = ("ones", "primes", "mnist_layer", "in_dim_31", "in_dim_32", "empty_batch")
@@ -24,16 +23,20 @@ REFUSALS = [
 ]
 
 
+OPS = "CapsulePrediction", "CapsulePredictionGrad"
+
 if paths.WITH_GPU:
 
-    @every_dtype
-    @pytest.mark.parametrize(
-        "kernel, name", [(kernel, name) for kernel in CASES for name in CASES[kernel]]
+    @paths.every(
+        [
+            run
+            for kernel, names in CASES.items()
+            for run in paths.runs(dict.fromkeys(OPS, kernel), names)
+        ]
     )
-    def test_forced(kernel, name, dtype):
-        forced = {"CapsulePrediction": kernel, "CapsulePredictionGrad": kernel}
-        calls = paths.assert_close(OP, forced, OP.case(name), dtype)
-        assert calls == [(op, kernel, 0) for op in forced]
+    def test_forced(run):
+        calls = paths.assert_close(OP, run)
+        assert calls == [(op, kernel, 0) for op, kernel in run.forced.items()]
 
     @pytest.mark.parametrize("op, name, why", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(op, name, why):

@@ -2,19 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each of CapsuleRouting's CUDA kernels, forced by name, on a GPU of any kind."""
 
-import contextlib
-
 import numpy as np
+import paths
 import pytest
 import tensorflow as tf
 from descriptions import DTYPES, exact, rounded_to_tf32
 from descriptions.capsule_routing import OP, plain_coefficients
-from gpus import GPUS
+from frames import call
 from reference import capsule_routing as reference
 from tolerances import assert_close
 
 import tf_capsops
-from tf_capsops import kernels
 
 OPS = "CapsuleRouting", "CapsuleRoutingGrad", "CapsuleRoutingCoefficients"
 MMA = (
@@ -38,77 +36,43 @@ REFUSALS = [
 ]
 
 
-def _check(kernels_of_ops, name, dtype, tf32=False, device=None):
-    case = OP.case(name)
-    tensors = OP.draw(case, dtype)
-    numbers = rounded_to_tf32(tensors) if tf32 else tensors
+def _runs(kernels_of_ops, names):
     forced = dict(zip(OPS, kernels_of_ops, strict=True))
-    other = kernels.pretend_device(**device) if device else contextlib.nullcontext()
-    with tf.device("GPU:0"):
-        tf.config.experimental.enable_tensor_float_32_execution(tf32)
-        with other, kernels.force(**forced), kernels.recorded() as calls:
-            results = OP.ours(case, tensors)
-            look = case.bind(tf_capsops.routing_coefficients)(*tensors[1:])
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        found = {op.removesuffix("WithSums"): kernel for op, kernel, _ in calls}
-        assert found == forced
-        OP.assert_close_to_reference(case, tensors, numbers, results)
-        plain = case.bind(plain_coefficients)(*numbers[1:])
-    truth = reference.coefficients(*exact(tensors[1:]), **case.attributes)
-    assert_close(look.numpy(), truth, plain.numpy(), np.ones_like(truth))
+    dtypes = [d for d in DTYPES if d != tf.float64 or "mma" not in kernels_of_ops]
+    return [
+        run
+        for run in paths.runs(forced, names, dtypes, (False, True))
+        if run.dtype.size >= 4
+        or forced["CapsuleRoutingGrad"] != "mma"
+        or OP.case(run.name).attributes["iterations"] <= 3
+    ]
 
 
-def _runs(forced, names):
-    """Yields a parameter for each case, type and precision."""
-    for name in names:
-        for dtype in DTYPES:
-            if dtype == tf.float64 and "mma" in forced:
-                continue
-            many = OP.case(name).attributes["iterations"] > 3
-            if many and dtype.size < 4 and forced[1] == "mma":
-                continue
-            for tf32 in (False, True) if dtype == tf.float32 else (False,):
-                tag = f"{forced[1]}-{name}-{dtype.name}{'-tf32' * tf32}"
-                rounded = tf32 and "mma" in forced
-                yield pytest.param(forced, name, dtype, rounded, id=tag)
-
-
-if tf.config.list_physical_devices("GPU"):
-    MAJOR, MINOR = tf.config.experimental.get_device_details(
-        tf.config.list_physical_devices("GPU")[0]
-    )["compute_capability"]
+if paths.WITH_GPU:
     MMA_RUNS = [*_runs(("mma",) * 3, MMA), *_runs(("mma", "mma", "fma"), ONCE)]
     RUNS = [*MMA_RUNS, *_runs(("fma",) * 3, FMA)]
-    if 10 * MAJOR + MINOR in (90, 100):
+    if paths.capability() in (90, 100):
         RUNS += _runs(("mma",) * 3, LARGE)
         RUNS += _runs(("mma", "fma", "mma"), FORWARD)
 
-    @pytest.mark.parametrize("forced, name, dtype, tf32", RUNS)
-    def test_forced(forced, name, dtype, tf32):
-        _check(forced, name, dtype, tf32)
+    @paths.every([*RUNS, *paths.planned_for_others(MMA_RUNS)])
+    def test_forced(run):
+        case = OP.case(run.name)
+        tensors = OP.draw(case, run.dtype)
+        with paths.running(run):
+            results = OP.ours(case, tensors)
+            look = call(case.bind(tf_capsops.routing_coefficients), *tensors[1:])
+        rounded = run.tf32 and "mma" in run.forced.values()
+        numbers = rounded_to_tf32(tensors) if rounded else tensors
+        with tf.device("GPU:0"):
+            OP.assert_close_to_reference(case, tensors, numbers, results)
+            plain = case.bind(plain_coefficients)(*numbers[1:])
+        truth = reference.coefficients(*exact(tensors[1:]), **case.attributes)
+        assert_close(look.numpy(), truth, plain.numpy(), np.ones_like(truth))
 
-    # Their planning differs by shared memory; launches of 8.x do not overlap.
-    @pytest.mark.parametrize("capability", [80, 86])
-    @pytest.mark.parametrize("forced, name, dtype, tf32", MMA_RUNS)
-    def test_planned_for_other_gpus(forced, name, dtype, tf32, capability):
-        device = {"capability": capability, **GPUS[capability]}
-        _check(forced, name, dtype, tf32, device)
-
-    @pytest.mark.parametrize("name, dtype, why", REFUSALS)
-    def test_a_forced_kernel_says_why_it_cannot(name, dtype, why):
-        case = OP.case(name)
-        _, *inputs = OP.draw(case, dtype)
-        with (
-            tf.device("GPU:0"),
-            kernels.force(CapsuleRouting="mma"),
-            pytest.raises(tf.errors.InvalidArgumentError) as caught,
-        ):
-            case.bind(tf_capsops.capsule_routing)(*inputs)
-        message = (
-            "CapsuleRouting: TF_CAPSOPS_KERNEL asks for the kernel mma, "
-            "which cannot do this"
-        )
-        assert f"{message} because {why}" in caught.value.message
+    @pytest.mark.parametrize("refused", REFUSALS)
+    def test_a_forced_kernel_says_why_it_cannot(refused):
+        paths.assert_refused(OP, "CapsuleRouting", "mma", *refused)
 
     def test_matrices_that_32_bits_do_not_count_are_refused():
         rows, columns = 2**15, 2**15 + 1

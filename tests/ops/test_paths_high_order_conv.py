@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from descriptions import DTYPES
 from descriptions.high_order_conv import OP
-from gpus import GPUS
 
 PATHS = {
     "rows": ("paper_small", "kernel_3_3", "kernel_7_7", "kernel_5_5_width_600"),
@@ -49,31 +48,22 @@ REFUSALS = [
 ]
 
 
-def _check(kernel, name, dtype, gpu=None):
-    forced = {"HighOrderConv": kernel, "HighOrderConvGrad": kernel}
-    calls = paths.assert_close(OP, forced, OP.case(name), dtype, gpu=gpu)
-    assert calls == [(op, kernel, 0) for op in forced]
-
-
 def _runs(kernel):
     narrow = kernel in ("rows", "quads", "channels")
     dtypes = [dtype for dtype in DTYPES if not narrow or dtype != tf.float64]
-    return paths.runs(kernel, PATHS[kernel], dtypes)
+    forced = {"HighOrderConv": kernel, "HighOrderConvGrad": kernel}
+    return paths.runs(forced, PATHS[kernel], dtypes)
 
 
 if paths.WITH_GPU:
+    RUNS = [run for kernel in PATHS for run in _runs(kernel)]
+    # With 99 kilobytes of shared memory.
+    SMALL = paths.planned_for_others([*_runs("rows"), *_runs("channels")], [86])
 
-    @pytest.mark.parametrize(
-        "kernel, name, dtype, tf32", [run for kernel in PATHS for run in _runs(kernel)]
-    )
-    def test_forced(kernel, name, dtype, tf32):
-        _check(kernel, name, dtype)
-
-    @pytest.mark.parametrize(
-        "kernel, name, dtype, tf32", [*_runs("rows"), *_runs("channels")]
-    )
-    def test_99_kilobytes_of_shared_memory(kernel, name, dtype, tf32):
-        _check(kernel, name, dtype, GPUS[86])
+    @paths.every([*RUNS, *SMALL])
+    def test_forced(run):
+        calls = paths.assert_close(OP, run)
+        assert calls == [(op, kernel, 0) for op, kernel in run.forced.items()]
 
     @pytest.mark.parametrize("kernel, name, why", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(kernel, name, why):

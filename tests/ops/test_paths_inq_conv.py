@@ -6,7 +6,6 @@ import paths
 import pytest
 import tensorflow as tf
 from descriptions.inq_conv import OP
-from gpus import GPUS
 
 OPS = "InqConv", "InqConvBackpropInput"
 MMA = (
@@ -32,26 +31,19 @@ def _forced(kernel):
 if paths.WITH_GPU:
     HALVES = [tf.float16, tf.bfloat16]
     BOTH = False, True
-    MMA_RUNS = [*paths.runs("mma", MMA, [tf.float32, *HALVES], BOTH)]
+    MMA_RUNS = paths.runs(_forced("mma"), MMA, [tf.float32, *HALVES], BOTH)
     RUNS = [
         *MMA_RUNS,
-        *paths.runs("fma", FMA, [tf.float32, tf.float64], BOTH),
-        *paths.runs("widened", FMA, HALVES),
+        *paths.runs(_forced("fma"), FMA, [tf.float32, tf.float64], BOTH),
+        *paths.runs(_forced("widened"), FMA, HALVES),
     ]
     if paths.runs_wgmma():
-        RUNS += paths.runs("wgmma", WGMMA, [tf.float32, *HALVES], BOTH)
+        RUNS += paths.runs(_forced("wgmma"), WGMMA, [tf.float32, *HALVES], BOTH)
 
-    @pytest.mark.parametrize("kernel, name, dtype, tf32", RUNS)
-    def test_forced(kernel, name, dtype, tf32):
-        paths.assert_close(OP, _forced(kernel), OP.case(name), dtype, tf32)
+    @paths.every([*RUNS, *paths.planned_for_others(MMA_RUNS)])
+    def test_forced(run):
+        paths.assert_close(OP, run)
 
-    # Their planning differs by shared memory; launches of 8.x do not overlap.
-    @pytest.mark.parametrize("capability", [80, 86])
-    @pytest.mark.parametrize("kernel, name, dtype, tf32", MMA_RUNS)
-    def test_planned_for_other_gpus(kernel, name, dtype, tf32, capability):
-        gpu = {"capability": capability, **GPUS[capability]}
-        paths.assert_close(OP, _forced(kernel), OP.case(name), dtype, tf32, gpu)
-
-    @pytest.mark.parametrize("kernel, name, dtype, why", REFUSALS)
-    def test_a_forced_kernel_says_why_it_cannot(kernel, name, dtype, why):
-        paths.assert_refused(OP, "InqConv", kernel, name, dtype, why)
+    @pytest.mark.parametrize("refused", REFUSALS)
+    def test_a_forced_kernel_says_why_it_cannot(refused):
+        paths.assert_refused(OP, "InqConv", *refused)

@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from gpus import GPUS, has_wgmma, planned
+from gpus import GPUS, assert_planned
 
 import tf_capsops
 from tf_capsops import _library
@@ -56,9 +56,4 @@ if _library.build_info()["cuda"]:
     @pytest.mark.parametrize("capability", GPUS)
     @pytest.mark.parametrize("name", PLANS)
     def test_the_first_kernel_that_can(name, capability):
-        dtypes, tf32, shapes, attributes, wgmma, others = PLANS[name]
-        expected = wgmma if has_wgmma(capability) else others or wgmma
-        tf.config.experimental.enable_tensor_float_32_execution(tf32)
-        for dtype in dtypes:
-            found = planned(capability, lambda d=dtype: _compute(d, shapes, attributes))
-            assert found == dict(zip(OPS, expected.split(), strict=True)), dtype
+        assert_planned(capability, OPS, PLANS[name], _compute)
