@@ -9,7 +9,6 @@
 #include "cuda/high_order_conv/general.cuh"
 #include "cuda/high_order_conv/pixels.cuh"
 #include "cuda/high_order_conv/planes.cuh"
-#include "cuda/high_order_conv/quads.cuh"
 #include "cuda/high_order_conv/rows_launch.cuh"
 
 namespace capsops::high_order_conv {
@@ -18,7 +17,6 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
       kForwardName, {{"rows", [&] { return rows::PlanForward<T>(exec, p); }},
-                     {"quads", [&] { return quads::PlanForward<T>(p); }},
                      {"planes", [&] { return planes::PlanForward<T>(p); }},
                      {"channels", [&] { return channels::PlanForward<T>(exec, p); }},
                      {"pixels", [&] { return pixels::PlanForward<T>(p); }},
@@ -29,7 +27,6 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
       kBackwardName, {{"rows", [&] { return rows::PlanBackward<T>(exec, p); }},
-                      {"quads", [&] { return quads::PlanBackward<T>(p); }},
                       {"planes", [&] { return planes::PlanBackward<T>(p); }},
                       {"channels", [&] { return channels::PlanBackward<T>(exec, p); }},
                       {"pixels", [&] { return pixels::PlanBackward<T>(p); }},

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels first. A thread has one pixel of a tile. Its
-// neighbours read the elements beside those that it reads, so nothing needs staging;
-// the pixels that threads share come from the first-level cache.
+// High-order convolution, channels first. A thread has a pack of kPixels neighboring
+// pixels, which it moves at once: 4 where the width is a multiple of 4 and nothing is
+// dilated across, else 1. Packs are counted through all rows of a plane, so no width
+// wastes threads. Threads share what they read through the first-level cache.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
 
@@ -20,211 +21,262 @@ constexpr int kThreads = 256;
 constexpr int kTogether = 8;     // channels of a group, where there are many
 constexpr int kBlockOfSum = 32;  // channels added before they join the sum
 
-// Tiles are 2^log_width pixels wide and have kThreads pixels.
 struct Work {
-  int height, width, tiles_x, tiles_y, log_width;
-  int groups, of_group;  // channels of a group
+  int height, width, blocks;  // of a plane
+  int of_group;               // channels of a group
   int kernel_height, kernel_width, dilation_height, dilation_width;
 };
 
-// The pixel of a thread, and the first element of its group in each tensor.
+// The first pixel of a thread's pack, and the first element of its group's planes in
+// images and in filters.
+template <int kPixels>
 struct Place {
   int x, y, pixel;
   int64_t plane, channel, tap;
+  bool inside;
 
   __device__ explicit Place(const Work& w) {
-    unsigned block = blockIdx.x;
-    const int tile_x = block % w.tiles_x;
-    block /= w.tiles_x;
-    const int tile_y = block % w.tiles_y;
-    const int64_t group = block / w.tiles_y;  // of all groups of all images
-    const int log_height = 8 - w.log_width;
-    static_assert(kThreads == 1 << 8);
-    x = (tile_x << w.log_width) + (threadIdx.x & ((1 << w.log_width) - 1));
-    y = (tile_y << log_height) + (threadIdx.x >> w.log_width);
-    pixel = y * w.width + x;
+    const int64_t group = blockIdx.x / static_cast<unsigned>(w.blocks);
+    const int block = blockIdx.x % static_cast<unsigned>(w.blocks);
     plane = int64_t{w.height} * w.width;
+    pixel = (block * kThreads + static_cast<int>(threadIdx.x)) * kPixels;
+    inside = pixel < plane;
+    y = pixel / w.width;
+    x = pixel % w.width;
     channel = group * w.of_group * plane;
     tap = group * (int64_t{w.kernel_height} * w.kernel_width) * plane;
   }
-  __device__ bool Inside(const Work& w) const { return x < w.width && y < w.height; }
 };
 
 __device__ inline bool Inside(int at, int size) {
   return static_cast<unsigned>(at) < static_cast<unsigned>(size);
 }
 
-// `from` can be read in any case. So loads need no branches, and many of them are in
-// flight together.
-template <typename A, typename S>
-__device__ A LoadIf(bool condition, const S* from) {
-  const A value = Widen(*from);
-  return condition ? value : A{0};
+template <int kPixels, typename S, typename A>
+__device__ void LoadPack(const S* from, A* to) {
+  const auto pack = *reinterpret_cast<const Pack<S, kPixels>*>(from);
+#pragma unroll
+  for (int px = 0; px < kPixels; ++px) to[px] = Widen(pack.at[px]);
 }
 
+template <int kPixels, typename S, typename A>
+__device__ void StorePack(const A* from, S* to) {
+  Pack<S, kPixels> pack;
+#pragma unroll
+  for (int px = 0; px < kPixels; ++px) Narrow(from[px], &pack.at[px]);
+  *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
+}
+
+// The columns of row `y` that kTaps neighboring taps of a pack read: pixel px reads
+// column px + tap. They lie in three packs of 4 pixels, or in kTaps of 1.
+template <int kPixels, int kTaps>
+struct Window {
+  static constexpr int kColumns = kPixels + kTaps - 1;
+  static constexpr int kPacks = kPixels == 1 ? kTaps : 3;
+  static constexpr int kFirst = kPixels == 1 ? 0 : kPixels - kTaps / 2;
+  int taps, from[kPacks];
+  bool row, inside[kPacks];
+
+  // The first tap is `j` of a row of kernel_width, and `count` of them are used.
+  __device__ Window(const Work& w, const Place<kPixels>& at, int y, int kernel_width,
+                    int j, int count)
+      : taps(count), row(Inside(y, w.height)) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int x = kPixels == 1 ? at.x + (j + i - kernel_width / 2) * w.dilation_width
+                                 : at.x + (i - 1) * kPixels;
+      const bool column =
+          kPixels == 1 ? i < count && Inside(x, w.width) : i == 1 || Inside(x, w.width);
+      inside[i] = row && column;
+      from[i] = inside[i] ? y * w.width + x : at.pixel;
+    }
+  }
+  __device__ bool Has(int column) const { return inside[(kFirst + column) / kPixels]; }
+
+  // Loads N columns from `column` on; those outside the image are zero. A pack outside
+  // reads the thread's own one instead. So loads need no branches, and many of them are
+  // in flight together.
+  template <typename S, typename A, int N>
+  __device__ void Load(const S* plane, int column, A (&to)[N]) const {
+    A values[kPacks * kPixels];
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      LoadPack<kPixels>(plane + from[i], values + i * kPixels);
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      to[n] = Has(column + n) ? values[kFirst + column + n] : A{0};
+    }
+  }
+};
+
+// Adds to `sum` what the taps of `window` contribute to a pack of each channel.
+// `filter` is the first tap's plane of filters. Where kReverse is true, `channels` are
+// those of grad and the sum is grad_input: taps are taken in reverse order, and each
+// filter from the pixel whose grad it is multiplied by.
+template <bool kReverse, int kPixels, int kTaps, int kChannels, typename S, typename A>
+__device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& window,
+                        const S* filter, const S* const (&channels)[kChannels],
+                        A (&sum)[kChannels][kPixels]) {
+  // With one pixel, a branch would keep the loads of an unrolled loop's taps apart.
+  if (kPixels > 1 && !window.row) return;
+  A f[kTaps][kPixels];
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    if (kReverse) {
+      window.Load(filter - j * at.plane, j, f[j]);
+      continue;
+    }
+    LoadPack<kPixels>(filter + j * at.plane + at.pixel, f[j]);
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
+      f[j][px] = window.Has(px + j) ? f[j][px] : A{0};
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    A v[window.kColumns];
+    window.Load(channels[c], 0, v);
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
+      A part = 0;
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) part += f[j][px] * v[px + j];
+      sum[c][px] += part;
+    }
+  }
+}
+
+// Computes grad_filters for the taps of `window`; `result` is the plane of the first. A
+// group has at most kChannels channels, or any number where that is kTogether.
+template <int kChannels, typename A, int kPixels, int kTaps, typename S>
+__device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
+                           const Window<kPixels, kTaps>& window,
+                           const S* __restrict__ grad, const S* __restrict__ input,
+                           S* __restrict__ result) {
+  constexpr bool kMany = kChannels == kTogether;
+  constexpr int kBlock = kMany ? kBlockOfSum : kChannels;
+  const int of_group = kChannels == 1 ? 1 : w.of_group;
+  A sum[kTaps][kPixels] = {};
+  if (kPixels == 1 || window.row) {
+    for (int c0 = 0; c0 < (kMany ? of_group : 1); c0 += kBlock) {
+      A part[kTaps][kPixels] = {};
+#pragma unroll(kMany ? 2 : kBlock)
+      for (int c = 0; c < kBlock; ++c) {
+        if (c0 + c >= of_group) break;
+        const int64_t plane = at.channel + (c0 + c) * at.plane;
+        A g[kPixels], v[window.kColumns];
+        LoadPack<kPixels>(grad + plane + at.pixel, g);
+        window.Load(input + plane, 0, v);
+#pragma unroll
+        for (int j = 0; j < kTaps; ++j) {
+#pragma unroll
+          for (int px = 0; px < kPixels; ++px) part[j][px] += g[px] * v[px + j];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kTaps * kPixels; ++e) {
+        sum[e / kPixels][e % kPixels] += part[e / kPixels][e % kPixels];
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    if (j >= window.taps) break;
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
+      sum[j][px] = window.Has(px + j) ? sum[j][px] : A{0};
+    }
+    StorePack<kPixels>(sum[j], result + j * at.plane + at.pixel);
+  }
+}
+
+// The blocks that a multiprocessor must have registers for, or 0 for the compiler's
+// choice. With 8 channels of 4 pixels two blocks are faster than one, but with 7 taps
+// they would spill.
+template <int kPixels, int kWidth, int kChannels>
+constexpr int kResident = kPixels * kChannels < 4 * kTogether ? 0
+                          : kWidth < 7                        ? 2
+                                                              : 1;
+
 // Computes output from input and filters where kReverse is false, and grad_input from
-// grad and filters where it is true. kWidth is kernel_width, or 0 for any.
-template <typename S, typename A, int kWidth, int kChannels, bool kReverse>
-__global__ void __launch_bounds__(kThreads)
+// grad and filters where it is true. Where kFilters is true it also computes
+// grad_filters, for groups of at most kChannels channels, while their grad is at hand.
+template <typename S, typename A, int kPixels, int kWidth, int kChannels, bool kReverse,
+          bool kFilters>
+__global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannels>))
     GatherKernel(Work w, const S* __restrict__ values, const S* __restrict__ filters,
-                 S* __restrict__ result) {
-  const Place at(w);
-  if (!at.Inside(w)) return;
+                 S* __restrict__ result, const S* __restrict__ input,
+                 S* __restrict__ grad_filters) {
+  constexpr int kTaps = kWidth > 0 ? kWidth : 1;
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
+  const Place<kPixels> at(w);
+  if (!at.inside) return;
   for (int c0 = 0; c0 < w.of_group; c0 += kChannels) {
     const S* channels[kChannels];
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       channels[c] = values + at.channel + min(c0 + c, w.of_group - 1) * at.plane;
     }
-    A sum[kChannels] = {};
-#pragma unroll(kWidth > 0 && kChannels <= 3 ? 2 : 1)
+    const S* filter = filters + at.tap;
+    if (kReverse) filter += (int64_t{w.kernel_height} * kernel_width - 1) * at.plane;
+    S* grad_filter = grad_filters + at.tap;
+    A sum[kChannels][kPixels] = {};
+#pragma unroll 1
     for (int i = 0; i < w.kernel_height; ++i) {
-      const int down = (i - w.kernel_height / 2) * w.dilation_height;
-      const int y = kReverse ? at.y - down : at.y + down;
-      const bool row_inside = Inside(y, w.height);
-      const int row = (row_inside ? y : at.y) * w.width;
-      const S* filter = filters + at.tap + int64_t{i} * kernel_width * at.plane;
-      A part[kChannels] = {};
-#pragma unroll(kWidth > 0 ? kWidth : 2)
-      for (int j = 0; j < kernel_width; ++j) {
-        const int across = (j - kernel_width / 2) * w.dilation_width;
-        const int x = kReverse ? at.x - across : at.x + across;
-        const bool inside = row_inside && Inside(x, w.width);
-        const int from = row + (inside ? x : at.x);
-        const A f = LoadIf<A>(inside, filter + (kReverse ? from : at.pixel));
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-          part[c] += f * LoadIf<A>(inside, channels[c] + from);
+      const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
+      A part[kChannels][kPixels] = {};
+#pragma unroll(kWidth > 0 ? 1 : 2)
+      for (int j = 0; j < kernel_width; j += kTaps) {
+        const Window<kPixels, kTaps> window(w, at, y, kernel_width, j, kTaps);
+        AddTaps<kReverse>(at, window, filter, channels, kWidth > 0 ? sum : part);
+        filter += (kReverse ? -kTaps : kTaps) * at.plane;
+        if constexpr (kFilters) {
+          FilterTaps<kChannels, A>(w, at, window, values, input, grad_filter);
+          grad_filter += kTaps * at.plane;
         }
-        filter += at.plane;
       }
+      if constexpr (kWidth == 0) {
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) sum[c] += part[c];
+        for (int e = 0; e < kChannels * kPixels; ++e) {
+          sum[e / kPixels][e % kPixels] += part[e / kPixels][e % kPixels];
+        }
+      }
     }
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
-      if (c0 + c < w.of_group) {
-        Narrow(sum[c], result + at.channel + (c0 + c) * at.plane + at.pixel);
-      }
+      if (c0 + c >= w.of_group) break;
+      StorePack<kPixels>(sum[c], result + at.channel + (c0 + c) * at.plane + at.pixel);
     }
   }
 }
 
-// Computes both gradients, for groups of at most kChannels channels. Each element of
-// filters is read once, by the thread of the pixel of grad_input that it reaches.
-template <typename S, typename A, int kWidth, int kChannels>
-__global__ void __launch_bounds__(kThreads)
-    GradientsKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
-                    const S* __restrict__ filters, S* __restrict__ grad_input,
-                    S* __restrict__ grad_filters) {
-  const Place at(w);
-  if (!at.Inside(w)) return;
-  const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
-  const S *grads[kChannels], *inputs[kChannels];
-  A own[kChannels], sum[kChannels] = {};
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    const int64_t channel = at.channel + min(c, w.of_group - 1) * at.plane;
-    grads[c] = grad + channel;
-    inputs[c] = input + channel;
-    own[c] = LoadIf<A>(c < w.of_group, grads[c] + at.pixel);
-  }
-#pragma unroll 1
-  for (int i = 0; i < w.kernel_height; ++i) {
-    const int down = (i - w.kernel_height / 2) * w.dilation_height;
-    const bool from_row = Inside(at.y - down, w.height);
-    const bool to_row = Inside(at.y + down, w.height);
-    const int64_t tap = at.tap + int64_t{i} * kernel_width * at.plane;
-    const int row_from = (at.y - (from_row ? down : 0)) * w.width;
-    const int row_to = (at.y + (to_row ? down : 0)) * w.width;
-    const S* filter = filters + tap;
-    S* result = grad_filters + tap + at.pixel;
-    A part[kChannels] = {};
-#pragma unroll(kWidth > 0 ? kWidth : 2)
-    for (int j = 0; j < kernel_width; ++j) {
-      const int across = (j - kernel_width / 2) * w.dilation_width;
-      const bool reached = from_row && Inside(at.x - across, w.width);
-      const bool reads = to_row && Inside(at.x + across, w.width);
-      const int from = row_from + at.x - (reached ? across : 0);
-      const int to = row_to + at.x + (reads ? across : 0);
-      const A f = LoadIf<A>(reached, filter + from);
-      A product = 0;
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c) {
-        // Past the group's last channel, that one is read again, and its grad is zero.
-        const A v = LoadIf<A>(c < w.of_group, inputs[c] + to);
-        part[c] += f * LoadIf<A>(reached, grads[c] + from);
-        product += own[c] * v;
-      }
-      Narrow(reads ? product : A{0}, result);
-      filter += at.plane;
-      result += at.plane;
-    }
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) sum[c] += part[c];
-  }
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    if (c < w.of_group) {
-      Narrow(sum[c], grad_input + at.channel + c * at.plane + at.pixel);
-    }
-  }
-}
-
-// Computes grad_filters for groups of any number of channels, one row of taps at a
-// time, or 4 taps of it.
-template <typename S, typename A, int kWidth>
+// Computes grad_filters for groups of any number of channels.
+template <typename S, typename A, int kPixels, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,
                   S* __restrict__ grad_filters) {
-  constexpr int kStep = kWidth > 0 ? kWidth : 4;
-  const Place at(w);
-  if (!at.Inside(w)) return;
+  constexpr int kTaps = kWidth > 0 ? kWidth : 4;
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
-  const S* const own = grad + at.channel + at.pixel;
-  const S* const first = input + at.channel;
+  const Place<kPixels> at(w);
+  if (!at.inside) return;
 #pragma unroll 1
   for (int i = 0; i < w.kernel_height; ++i) {
     const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
 #pragma unroll 1
-    for (int j0 = 0; j0 < kernel_width; j0 += kStep) {
-      const int x0 = at.x + (j0 - kernel_width / 2) * w.dilation_width;
-      A sum[kStep] = {};
-      bool inside[kStep];
-      int from[kStep];
-#pragma unroll
-      for (int j = 0; j < kStep; ++j) {
-        inside[j] = Inside(y, w.height) && j0 + j < kernel_width &&
-                    Inside(x0 + j * w.dilation_width, w.width);
-        from[j] = inside[j] ? y * w.width + x0 + j * w.dilation_width : at.pixel;
-      }
-      for (int c0 = 0; c0 < w.of_group; c0 += kBlockOfSum) {
-        A part[kStep] = {};
-        for (int c = c0; c < min(c0 + kBlockOfSum, w.of_group); ++c) {
-          const A g = Widen(own[c * at.plane]);
-#pragma unroll
-          for (int j = 0; j < kStep; ++j) {
-            part[j] += g * Widen(first[c * at.plane + from[j]]);
-          }
-        }
-#pragma unroll
-        for (int j = 0; j < kStep; ++j) sum[j] += part[j];
-      }
-#pragma unroll
-      for (int j = 0; j < kStep; ++j) {
-        if (j0 + j < kernel_width) {
-          const int64_t tap = (int64_t{i} * kernel_width + j0 + j) * at.plane;
-          Narrow(inside[j] ? sum[j] : A{0}, grad_filters + at.tap + tap + at.pixel);
-        }
-      }
+    for (int j = 0; j < kernel_width; j += kTaps) {
+      const Window<kPixels, kTaps> window(w, at, y, kernel_width, j,
+                                          min(kTaps, kernel_width - j));
+      const int64_t tap = int64_t{i} * kernel_width + j;
+      FilterTaps<kTogether, A>(w, at, window, grad, input,
+                               grad_filters + at.tap + tap * at.plane);
     }
   }
 }
 
-// Says why this kernel cannot do it, or divides planes into tiles and returns null.
+// Says why this path cannot do it, or divides planes into blocks and returns null.
 // Kernels count the pixels of a plane and those that a window spans in 31 bits.
-inline const char* Divide(const Problem& p, Work* w, int64_t* blocks) {
+inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks) {
   constexpr int64_t kMost = 1 << 30;
   if (Empty(p)) return kEmpty;
   if (!p.channels_first) return "data_format is NHWC";
@@ -242,79 +294,93 @@ inline const char* Divide(const Problem& p, Work* w, int64_t* blocks) {
   *w = {};
   w->height = p.height;
   w->width = p.width;
-  while (w->log_width < 5 && 1 << w->log_width < p.width) ++w->log_width;
-  w->tiles_x = CeilDivide(p.width, 1 << w->log_width);
-  w->tiles_y = CeilDivide(p.height, kThreads >> w->log_width);
-  w->groups = p.groups;
+  w->blocks = CeilDivide(p.height * p.width / pixels, kThreads);
   w->of_group = p.channels / p.groups;
   w->kernel_height = p.kernel_height;
   w->kernel_width = p.kernel_width;
   w->dilation_height = p.dilation_height;
   w->dilation_width = p.dilation_width;
-  *blocks = int64_t{w->tiles_x} * w->tiles_y;
-  if (p.batch > INT32_MAX / p.groups / *blocks) return kTooLarge;
-  *blocks *= p.batch * p.groups;
+  if (p.batch > INT32_MAX / p.groups / w->blocks) return kTooLarge;
+  *blocks = w->blocks * p.batch * p.groups;
   return nullptr;
 }
 
-// Returns make(width, channels, work, blocks). The constant `width` is kernel_width, or
-// 0 for any; the constant `channels` is how many of a group are computed together.
+// Returns make(pixels, width, channels, work, blocks). The constants are the pixels of
+// a thread, kernel_width or 0 for any, and how many channels of a group are computed
+// together.
 template <typename Plan, typename T, typename Make>
 Plan WithSizes(const Problem& p, const Make& make) {
-  Work w;
-  int64_t blocks;
-  if (const char* const why = Divide(p, &w, &blocks)) return Plan::Refuse(why);
-  return WithChannels<kTogether>(w.of_group, [&](auto channels) {
-    if constexpr (!std::is_same_v<T, double>) {
-      if (w.kernel_width == 5) {
-        return make(std::integral_constant<int, 5>{}, channels, w, blocks);
+  const auto with_width = [&](auto width) {
+    constexpr bool kFours = width > 0 && !std::is_same_v<T, double>;
+    const auto with_pixels = [&](auto pixels) {
+      Work w;
+      int64_t blocks;
+      if (const char* const why = Divide(p, pixels, &w, &blocks)) {
+        return Plan::Refuse(why);
+      }
+      return WithChannels<kTogether>(w.of_group, [&](auto channels) {
+        return make(pixels, width, channels, w, blocks);
+      });
+    };
+    if constexpr (kFours) {
+      if (p.width % 4 == 0 && p.dilation_width == 1) {
+        return with_pixels(std::integral_constant<int, 4>{});
       }
     }
-    return make(std::integral_constant<int, 0>{}, channels, w, blocks);
-  });
+    return with_pixels(std::integral_constant<int, 1>{});
+  };
+  switch (p.kernel_width) {
+    case 3:
+      return with_width(std::integral_constant<int, 3>{});
+    case 5:
+      return with_width(std::integral_constant<int, 5>{});
+    case 7:
+      return with_width(std::integral_constant<int, 7>{});
+  }
+  return with_width(std::integral_constant<int, 0>{});
 }
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
-  return WithSizes<Plan, T>(p, [](auto width, auto channels, Work w, int64_t blocks) {
-    return Plan::Make(0, [w, blocks](const GpuExec& exec, const T* input,
-                                     const T* filters, T* output, void*) {
-      GatherKernel<CudaType<T>, Accumulator<T>, decltype(width)::value,
-                   decltype(channels)::value, false>
-          <<<blocks, kThreads, 0, exec.stream>>>(w, Native(input), Native(filters),
-                                                 Native(output));
-      return CheckLaunch(kForwardName);
-    });
-  });
+  return WithSizes<Plan, T>(
+      p, [](auto pixels, auto width, auto channels, Work w, int64_t blocks) {
+        return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
+                                 T* output, void*) {
+          GatherKernel<CudaType<T>, Accumulator<T>, decltype(pixels)::value,
+                       decltype(width)::value, decltype(channels)::value, false, false>
+              <<<blocks, kThreads, 0, exec.stream>>>(w, Native(input), Native(filters),
+                                                     Native(output), nullptr, nullptr);
+          return CheckLaunch(kForwardName);
+        });
+      });
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
-  return WithSizes<Plan, T>(p, [](auto width, auto channels, Work w, int64_t blocks) {
-    return Plan::Make(0, [w, blocks](const GpuExec& exec, const T* grad, const T* input,
-                                     const T* filters, T* grad_input, T* grad_filters,
-                                     void*) {
+  return WithSizes<Plan, T>(p, [](auto pixels, auto width, auto channels, Work w,
+                                  int64_t blocks) {
+    return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
+                             const T* filters, T* grad_input, T* grad_filters, void*) {
       using S = CudaType<T>;
       using A = Accumulator<T>;
+      constexpr int kPixels = decltype(pixels)::value;
       constexpr int kWidth = decltype(width)::value;
       constexpr int kChannels = decltype(channels)::value;
-      if constexpr (kChannels < kTogether) {
-        GradientsKernel<S, A, kWidth, kChannels><<<blocks, kThreads, 0, exec.stream>>>(
-            w, Native(grad), Native(input), Native(filters), Native(grad_input),
-            Native(grad_filters));
-        return CheckLaunch(kBackwardName);
-      } else {
-        GatherKernel<S, A, kWidth, kTogether, true>
-            <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
-                                                   Native(grad_input));
-        const LaunchError error = CheckLaunch(kBackwardName);
+      constexpr bool kBoth = kChannels < kTogether;
+      GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>
+          <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
+                                                 Native(grad_input), Native(input),
+                                                 Native(grad_filters));
+      LaunchError error = CheckLaunch(kBackwardName);
+      if constexpr (!kBoth) {
         if (!error.empty()) return error;
-        FiltersKernel<S, A, kWidth><<<blocks, kThreads, 0, exec.stream>>>(
+        FiltersKernel<S, A, kPixels, kWidth><<<blocks, kThreads, 0, exec.stream>>>(
             w, Native(grad), Native(input), Native(grad_filters));
-        return CheckLaunch(kBackwardName);
+        error = CheckLaunch(kBackwardName);
       }
+      return error;
     });
   });
 }

@@ -10,12 +10,11 @@ from descriptions.high_order_conv import OP
 
 PATHS = {
     "rows": ("paper_small", "kernel_3_3", "kernel_7_7", "kernel_5_5_width_600"),
-    "quads": (
+    # With four pixels a thread, and with one.
+    "planes": (
         *("paper_small_NCHW", "width_32_NCHW", "kernel_7_7_width_12_NCHW"),
         *("fewer_groups_at_a_time_NCHW", "fewer_groups_in_a_task_NCHW"),
-    ),
-    "planes": (
-        *("paper_small_NCHW", "primes_NCHW", "dilations_1_3_NCHW"),
+        *("width_31_NCHW", "primes_NCHW", "dilations_1_3_NCHW"),
         *("channels_130_groups_2_NCHW", "long_sums_of_taps_NCHW"),
     ),
     "channels": (
@@ -31,8 +30,7 @@ PATHS = {
 REFUSALS = [
     ("rows", "paper_small_NCHW", "data_format is NCHW"),
     ("rows", "primes", "there are not 1 or 3 channels"),
-    ("quads", "paper_small", "data_format is NHWC"),
-    ("quads", "width_31_NCHW", "width is no multiple of 4"),
+    ("planes", "paper_small", "data_format is NHWC"),
     ("planes", "no_channels_NCHW", "a dimension is 0"),
     ("channels", "primes", "kernel_size is not 3x3, 5x5 or 7x7"),
     (
@@ -49,7 +47,7 @@ REFUSALS = [
 
 
 def _runs(kernel):
-    narrow = kernel in ("rows", "quads", "channels")
+    narrow = kernel in ("rows", "channels")
     dtypes = [dtype for dtype in DTYPES if not narrow or dtype != tf.float64]
     forced = {"HighOrderConv": kernel, "HighOrderConvGrad": kernel}
     return paths.runs(forced, PATHS[kernel], dtypes)

@@ -103,7 +103,7 @@ def _correctness_cases():
         name = f"kernel_{kernel[0]}_{kernel[1]}"
         yield from _both(name, (2, 9, 10, 3), kernel, use)
         yield from _both(f"{name}_groups", (1, 6, 19, 4), kernel, use, groups=2)
-    # Strips of rows, and quads of pixels, that a kernel of this size shares.
+    # Strips of rows, and packs of four pixels, that a kernel of this size shares.
     yield from _both("kernel_5_5_width_600", (1, 9, 600, 3), 5, use)
     yield from _both("kernel_7_7_width_12", (2, 9, 12, 3), 7, use)
     # More channels than a task of the CPU does at a time, in several steps of rows.
