@@ -8,6 +8,14 @@ import unittest
 import keras
 import numpy as np
 
+# Arguments of a layer with a sliding window, and what it says of them.
+BAD_WINDOWS = [
+    ({"kernel_size": (3, 3, 3)}, "kernel_size must be one or two integers, got"),
+    ({"strides": -1}, "strides must be an integer >= 1, got -1"),
+    ({"padding": "full"}, "padding must be 'valid' or 'same', got 'full'"),
+    ({"dilation_rate": 0}, "dilation_rate must be an integer >= 1, got 0"),
+]
+
 
 class TestCase(unittest.TestCase):
     """A test case of a layer, with the checks that all layers share."""

@@ -232,10 +232,7 @@ def test_saved_with_unknown_batch_height_and_width(tmp_path, padding):
         ({"pose_shape": 4}, r"pose_shape must be \(rows, columns\) or \(depth, .* 4$"),
         ({"pose_shape": (4, 4, 4, 4)}, r"or \(depth, rows, columns\), got \(4, 4, 4"),
         ({"pose_shape": (4, 0)}, "pose_shape must be an integer >= 1, got 0"),
-        ({"kernel_size": (3, 3, 3)}, "kernel_size must be one or two integers, got"),
-        ({"strides": -1}, "strides must be an integer >= 1, got -1"),
-        ({"dilation_rate": 0}, "dilation_rate must be an integer >= 1, got 0"),
-        ({"padding": "full"}, "padding must be 'valid' or 'same', got 'full'"),
+        *layer_testing.BAD_WINDOWS,
     ],
 )
 def test_bad_arguments_are_named(changes, text):

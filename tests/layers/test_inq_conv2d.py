@@ -262,10 +262,7 @@ def test_is_not_compiled_with_xla():
     [
         ({"filters": 0}, "filters must be an integer >= 1, got 0"),
         ({"bits": 9}, "bits must be an integer from 2 to 8, got 9"),
-        ({"kernel_size": (3, 3, 3)}, "kernel_size must be one or two integers, got"),
-        ({"strides": -1}, "strides must be an integer >= 1, got -1"),
-        ({"dilation_rate": 0}, "dilation_rate must be an integer >= 1, got 0"),
-        ({"padding": "full"}, "padding must be 'valid' or 'same', got 'full'"),
+        *layer_testing.BAD_WINDOWS,
     ],
 )
 def test_bad_arguments_are_named(changes, text):

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from frames import both_ways
+from frames import both_ways, call
 from refusals import (
     by_kernel,
     by_shape_function,
@@ -208,8 +208,8 @@ def test_codes_past_the_book_are_zero_on_gpu_and_refused_on_cpu(bits, device):
 
     def results(codes):
         return (
-            bare().inq_conv(inputs, codes, 0, **attributes),
-            bare().inq_conv_backprop_input(sizes, codes, 0, grad, **attributes),
+            call(bare().inq_conv, inputs, codes, 0, **attributes),
+            call(bare().inq_conv_backprop_input, sizes, codes, 0, grad, **attributes),
         )
 
     for code in (2 ** (bits - 1) + 1, 255):
