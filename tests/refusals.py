@@ -54,6 +54,14 @@ every_way = pytest.mark.parametrize(
 )
 
 
+# What is no pair of positive integers.
+BAD_PAIRS = [[], [1], [1, 1, 1], [0, 1], [1, 0], [-2, 1], [1, -2]]
+
+at_once_or_by_shape = pytest.mark.parametrize(
+    "assert_refused", [by_kernel, by_shape_function]
+)
+
+
 def resized(shape, axis, size):
     """Returns a shape with another size of one axis."""
     return (*shape[:axis], size, *shape[axis + 1 :])
@@ -67,3 +75,39 @@ def shape_text(shape):
 def mismatch(name, axis, axis_name, size, shape):
     """Returns the message, without the op's name, about a size that does not fit."""
     return f"{name} dim {axis} ({axis_name}) must be {size}, got {shape_text(shape)}"
+
+
+def bad_kernels(name, kernel):
+    """Yields shapes of a convolution's kernel, attributes, and what the message says.
+
+    For images of 5x6, which VALID positions of these kernels do not fit into.
+    """
+    for axis, axis_name in enumerate(("kernel_height", "kernel_width")):
+        shape = resized(kernel, axis, 0)
+        text = f"{name} dim {axis} ({axis_name}) must be at least 1, got "
+        for padding in ("VALID", "SAME"):
+            yield shape, {"padding": padding}, text + shape_text(shape)
+    for size, dilation, most in ((6, 1, 5), (4, 2, 3), (2, 5, 1), (3, 2**31 - 1, 1)):
+        shape = resized(kernel, 0, size)
+        text = f"{name} dim 0 (kernel_height) must be at most {most} (in_height 5, "
+        text += f"dilation {dilation}, padding VALID), got {shape_text(shape)}"
+        yield shape, {"padding": "VALID", "dilations": [dilation, 1]}, text
+
+
+def bad_gradients(grad):
+    """Yields shapes of its output's gradient, attributes, and what the message says.
+
+    For images of 5x6 and a kernel of 3x2, of which `grad` is the right shape.
+    """
+    valid, same = {"padding": "VALID"}, {"padding": "SAME"}
+    for axis, name in enumerate(("batch", "out_height", "out_width", "out_channels")):
+        for wrong in (1, 0):
+            shape = resized(grad, axis, wrong)
+            yield shape, valid, mismatch("grad", axis, name, grad[axis], shape)
+    for attributes, out in (
+        ({**valid, "strides": [2, 1]}, 2),
+        ({**valid, "dilations": [2, 1]}, 1),
+        (same, 5),
+        ({**same, "strides": [3, 1]}, 2),
+    ):
+        yield grad, attributes, mismatch("grad", 1, "out_height", out, grad)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""InqConv2D and InqDense against plain layers of the same weights, and as layers."""
+"""InqConv2D and InqDense against plain layers, and all layers of codes as layers."""
 
 import zipfile
 
@@ -15,7 +15,7 @@ from parameterized import parameterized
 from reference import capsule_conv
 
 from tf_capsops import inq
-from tf_capsops.layers import InqConv2D, InqDense
+from tf_capsops.layers import InqConv2D, InqDense, InqDepthwiseConv2D
 
 _CASES = {
     "valid": ({"kernel_size": (2, 3)}, (2, 6, 7, 5)),
@@ -147,16 +147,22 @@ class InqLayersTest(layer_testing.TestCase):
         [
             (InqConv2D, {"filters": 4, "kernel_size": (2, 3), "strides": 2}, (3, 2, 4)),
             (InqDense, {"units": 4}, (7, 6, 4)),
+            (
+                InqDepthwiseConv2D,
+                {"kernel_size": (2, 3), "depth_multiplier": 2},
+                (6, 4, 6),
+                "depthwise_initializer",
+            ),
         ]
     )
-    def test_layer(self, layer, arguments, expected):
+    def test_layer(self, layer, arguments, expected, initializer="kernel_initializer"):
         self.run_layer_test(
             layer,
             {
                 **arguments,
                 "bits": 4,
                 "activation": "relu",
-                "kernel_initializer": "he_normal",
+                initializer: "he_normal",
                 "bias_regularizer": "l1",
                 "bias_constraint": "non_neg",
             },
@@ -235,10 +241,11 @@ def test_saved_with_unknown_batch_height_and_width(tmp_path, padding):
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize(
-    "make", [lambda p: InqConv2D(4, 2, dtype=p), lambda p: InqDense(4, dtype=p)]
+    "layer, arguments",
+    [(InqConv2D, (4, 2)), (InqDense, (4,)), (InqDepthwiseConv2D, (2,))],
 )
-def test_mixed_precision(device, policy, make):
-    layer = make(policy)
+def test_mixed_precision(device, policy, layer, arguments):
+    layer = layer(*arguments, dtype=policy)
     with tf.GradientTape() as tape:
         result = layer(tf.ones([2, 5, 5, 3]))
     assert result.dtype == policy.removeprefix("mixed_")
@@ -257,31 +264,49 @@ def test_is_not_compiled_with_xla():
     model.fit(np.ones([2, 3]), np.ones([2, 2]), verbose=0)
 
 
-@pytest.mark.parametrize(
-    "changes, text",
-    [
+_BITS = {"bits": 9}, "bits must be an integer from 2 to 8, got 9"
+_BAD_ARGUMENTS = {
+    InqConv2D: [
         ({"filters": 0}, "filters must be an integer >= 1, got 0"),
-        ({"bits": 9}, "bits must be an integer from 2 to 8, got 9"),
-        *layer_testing.BAD_WINDOWS,
+        *(_BITS, *layer_testing.BAD_WINDOWS),
     ],
+    InqDense: [_BITS],
+    InqDepthwiseConv2D: [
+        ({"depth_multiplier": 0}, "depth_multiplier must be an integer >= 1, got 0"),
+        *(_BITS, *layer_testing.BAD_WINDOWS),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "layer, changes, text",
+    [(layer, *bad) for layer, several in _BAD_ARGUMENTS.items() for bad in several],
 )
-def test_bad_arguments_are_named(changes, text):
-    with pytest.raises(ValueError, match=f"InqConv2D: {text}"):
-        InqConv2D(**{"filters": 2, "kernel_size": 3, **changes})
-    if "bits" in changes:
-        with pytest.raises(ValueError, match=f"InqDense: {text}"):
-            InqDense(2, **changes)
+def test_bad_arguments_are_named(layer, changes, text):
+    good = {
+        InqConv2D: {"filters": 2, "kernel_size": 3},
+        InqDense: {"units": 2},
+        InqDepthwiseConv2D: {"kernel_size": 3},
+    }[layer]
+    with pytest.raises(ValueError, match=f"{layer.__name__}: {text}"):
+        layer(**{**good, **changes})
 
 
 @pytest.mark.parametrize(
     "layer, shape, text",
     [
-        (InqConv2D(2, 3), (None, 8, 8), r"must be \[batch, height, width, channels\]"),
-        (InqConv2D(2, 3), (None, 8, 8, None), "with known channels, got shape"),
-        (InqConv2D(2, 3), (None, 8, 2, 1), r"width is smaller than kernel_size \(3, 3"),
-        (InqDense(2), (3, None), "InqDense: .* with known channels, got shape"),
+        *(
+            (layer, *bad)
+            for layer in (InqConv2D(2, 3), InqDepthwiseConv2D(3))
+            for bad in (
+                ((None, 8, 8), r"must be \[batch, height, width, channels\]"),
+                ((None, 8, 8, None), "with known channels, got shape"),
+                ((None, 8, 2, 1), r"width is smaller than kernel_size \(3, 3"),
+            )
+        ),
+        (InqDense(2), (3, None), "with known channels, got shape"),
     ],
 )
 def test_bad_shapes_are_named(layer, shape, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=f"{type(layer).__name__}: .*{text}"):
         layer.build(shape)

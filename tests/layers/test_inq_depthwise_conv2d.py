@@ -1,9 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""InqDepthwiseConv2D against DepthwiseConv2D of the same weights, and as a layer."""
+"""InqDepthwiseConv2D against DepthwiseConv2D of the same weights, saved, compiled."""
 
 import keras
-import layer_testing
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -78,27 +77,6 @@ def test_gradients_reach_input_and_bias(device):
     assert [each.name for each in layer.trainable_weights] == ["bias"]
 
 
-class InqDepthwiseConv2DTest(layer_testing.TestCase):
-    def test_layer(self):
-        self.run_layer_test(
-            InqDepthwiseConv2D,
-            {
-                "kernel_size": (2, 3),
-                "bits": 4,
-                "depth_multiplier": 2,
-                "activation": "relu",
-                "depthwise_initializer": "he_normal",
-                "bias_regularizer": "l1",
-                "bias_constraint": "non_neg",
-            },
-            input_shape=(2, 7, 6, 3),
-            expected_output_shape=(2, 6, 4, 6),
-            expected_num_trainable_weights=1,
-            expected_num_non_trainable_weights=2,
-            expected_num_losses=1,
-        )
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_saved_and_compiled(tmp_path, jit_compile):
     layer, _, images = _layers(_CASES["valid"], bits=3)
@@ -115,36 +93,3 @@ def test_saved_and_compiled(tmp_path, jit_compile):
     loaded.compile("sgd", "mse", jit_compile=jit_compile)
     loaded.fit(images, expected, verbose=0)
     np.testing.assert_array_equal(loaded.layers[1].codes, layer.codes)
-
-
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(device, policy):
-    layer = InqDepthwiseConv2D(2, dtype=policy)
-    assert layer(tf.ones([2, 5, 5, 3])).dtype == policy.removeprefix("mixed_")
-    assert [each.dtype for each in layer.weights] == ["float32", "uint8", "int32"]
-
-
-@pytest.mark.parametrize(
-    "changes, text",
-    [
-        ({"depth_multiplier": 0}, "depth_multiplier must be an integer >= 1, got 0"),
-        ({"bits": 9}, "bits must be an integer from 2 to 8, got 9"),
-        *layer_testing.BAD_WINDOWS,
-    ],
-)
-def test_bad_arguments_are_named(changes, text):
-    with pytest.raises(ValueError, match=f"InqDepthwiseConv2D: {text}"):
-        InqDepthwiseConv2D(**{"kernel_size": 3, **changes})
-
-
-@pytest.mark.parametrize(
-    "shape, text",
-    [
-        ((None, 8, 8), r"must be \[batch, height, width, channels\]"),
-        ((None, 8, 8, None), "with known channels, got shape"),
-        ((None, 8, 2, 1), r"width is smaller than kernel_size \(3, 3"),
-    ],
-)
-def test_bad_shapes_are_named(shape, text):
-    with pytest.raises(ValueError, match=f"InqDepthwiseConv2D: .*{text}"):
-        InqDepthwiseConv2D(3).build(shape)

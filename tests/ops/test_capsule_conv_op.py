@@ -9,8 +9,10 @@ import pytest
 import tensorflow as tf
 from frames import both_ways
 from refusals import (
-    by_kernel,
-    by_shape_function,
+    BAD_PAIRS,
+    at_once_or_by_shape,
+    bad_gradients,
+    bad_kernels,
     every_way,
     mismatch,
     resized,
@@ -69,16 +71,8 @@ def _bad_forward():
             yield INPUT, shape, {}, mismatch("weights", axis, name, size, shape)
     shape = resized(DEEP_WEIGHTS, 4, 12)
     yield DEEP_INPUT, shape, {}, mismatch("weights", 4, "pose_depth", 11, shape)
-    for axis, name in ((0, "kernel_height"), (1, "kernel_width")):
-        shape = resized(WEIGHTS, axis, 0)
-        for attributes in ({}, SAME):
-            text = f"weights dim {axis} ({name}) must be at least 1, got "
-            yield INPUT, shape, attributes, text + shape_text(shape)
-    for kernel, dilation, most in ((6, 1, 5), (4, 2, 3), (2, 5, 1), (3, 2**31 - 1, 1)):
-        shape = resized(WEIGHTS, 0, kernel)
-        text = f"weights dim 0 (kernel_height) must be at most {most} (in_height 5, "
-        text += f"dilation {dilation}, padding VALID), got {shape_text(shape)}"
-        yield INPUT, shape, {"dilations": [dilation, 1]}, text
+    for shape, attributes, text in bad_kernels("weights", WEIGHTS):
+        yield INPUT, shape, attributes, text
     shape = resized(WEIGHTS, 1, 7)
     text = "weights dim 1 (kernel_width) must be at most 6 (in_width 6, dilation 1, "
     yield (
@@ -91,11 +85,8 @@ def _bad_forward():
 
 def _bad_backward():
     """Yields shapes of input, weights and grad, attributes, what the message says."""
-    for axis, name in enumerate(("batch", "out_height", "out_width", "out_channels")):
-        for wrong in (1, 0):
-            shape = resized(GRAD, axis, wrong)
-            text = mismatch("grad", axis, name, GRAD[axis], shape)
-            yield INPUT, WEIGHTS, shape, {}, text
+    for shape, attributes, text in bad_gradients(GRAD):
+        yield INPUT, WEIGHTS, shape, attributes, text
     for axis, name in ((4, "pose_rows"), (5, "pose_columns")):
         shape = resized(GRAD, axis, 1)
         text = mismatch("grad", axis, name, GRAD[axis], shape)
@@ -105,14 +96,6 @@ def _bad_backward():
     yield DEEP_INPUT, DEEP_WEIGHTS, shape, {}, text
     yield INPUT, WEIGHTS, DEEP_GRAD, {}, GRAD_RANK_6 + shape_text(DEEP_GRAD)
     yield DEEP_INPUT, DEEP_WEIGHTS, GRAD, {}, GRAD_RANK_7 + shape_text(GRAD)
-    for attributes, out in (
-        ({"strides": [2, 1]}, 2),
-        ({"dilations": [2, 1]}, 1),
-        (SAME, 5),
-        ({"padding": "SAME", "strides": [3, 1]}, 2),
-    ):
-        text = mismatch("grad", 1, "out_height", out, GRAD)
-        yield INPUT, WEIGHTS, GRAD, attributes, text
 
 
 def _call(op, *tensors, **attributes):
@@ -165,10 +148,8 @@ every_op = pytest.mark.parametrize("op", GOOD)
 
 @every_op
 @pytest.mark.parametrize("name", ["strides", "dilations"])
-@pytest.mark.parametrize(
-    "pair", [[], [1], [1, 1, 1], [0, 1], [1, 0], [-2, 1], [1, -2]], ids=str
-)
-@pytest.mark.parametrize("assert_refused", [by_kernel, by_shape_function])
+@pytest.mark.parametrize("pair", BAD_PAIRS, ids=str)
+@at_once_or_by_shape
 def test_bad_steps(op, name, pair, assert_refused, device):
     message = f"{op}: {name} must be two positive integers, got {shape_text(pair)}"
     compute = functools.partial(_call, op, **{name: pair})

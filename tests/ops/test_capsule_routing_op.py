@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from frames import both_ways
-from refusals import by_kernel, by_shape_function, every_way
+from refusals import at_once_or_by_shape, by_kernel, every_way
 from registrations import bare, refusal
 
 import tf_capsops
@@ -191,7 +191,7 @@ def test_functions_say_what_the_ops_say(function, iterations, shapes, text, devi
         (np.inf, "epsilon must be finite, got inf in float32"),
     ],
 )
-@pytest.mark.parametrize("assert_refused", [by_kernel, by_shape_function])
+@at_once_or_by_shape
 def test_bad_epsilon(op, epsilon, text, assert_refused, device):
     compute = functools.partial(_call, op, epsilon=epsilon)
     tensors = [tf.zeros(shape) for shape in _good(op)]

@@ -8,7 +8,7 @@ import re
 import pytest
 import tensorflow as tf
 from frames import both_ways
-from refusals import by_kernel, by_shape_function, every_way, resized, shape_text
+from refusals import BAD_PAIRS, at_once_or_by_shape, every_way, resized, shape_text
 from registrations import bare, refusal
 
 import tf_capsops
@@ -98,9 +98,6 @@ def test_the_message_of_the_contract(assert_refused, device):
 
 
 every_op = pytest.mark.parametrize("op", [CONV, GRADIENT])
-at_once_or_by_shape = pytest.mark.parametrize(
-    "assert_refused", [by_kernel, by_shape_function]
-)
 
 
 def _good(op):
@@ -130,7 +127,7 @@ def _good(op):
                 {"dilations": pair},
                 f"dilations must be two positive integers, got {shape_text(pair)}",
             )
-            for pair in ([], [1], [1, 1, 1], [0, 1], [1, 0], [-2, 1], [1, -2])
+            for pair in BAD_PAIRS
         ),
         ({"groups": 0}, "groups must be a positive integer, got 0"),
         ({"groups": -2}, "groups must be a positive integer, got -2"),

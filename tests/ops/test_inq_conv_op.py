@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 from frames import both_ways, call
 from refusals import (
+    BAD_PAIRS,
+    at_once_or_by_shape,
+    bad_gradients,
+    bad_kernels,
     by_kernel,
-    by_shape_function,
     every_way,
     mismatch,
     resized,
@@ -47,34 +50,16 @@ def _bad_forward():
         shape = resized(CODES, 2, wrong)
         text = mismatch("codes", 2, "in_channels", 3, shape)
         yield INPUT, shape, TOP, VALID, text
-    for axis, name in ((0, "kernel_height"), (1, "kernel_width")):
-        shape = resized(CODES, axis, 0)
-        text = f"codes dim {axis} ({name}) must be at least 1, got {shape_text(shape)}"
-        yield INPUT, shape, TOP, VALID, text
-        yield INPUT, shape, TOP, SAME, text
-    for kernel, dilation, most in ((6, 1, 5), (4, 2, 3), (2, 5, 1), (3, 2**31 - 1, 1)):
-        shape = resized(CODES, 0, kernel)
-        text = f"codes dim 0 (kernel_height) must be at most {most} (in_height 5, "
-        text += f"dilation {dilation}, padding VALID), got {shape_text(shape)}"
-        yield INPUT, shape, TOP, {**VALID, "dilations": [dilation, 1]}, text
+    for shape, attributes, text in bad_kernels("codes", CODES):
+        yield INPUT, shape, TOP, attributes, text
 
 
 def _bad_backward():
     """Yields the shape of grad, attributes, and what the message says."""
-    for axis, name in enumerate(("batch", "out_height", "out_width", "out_channels")):
-        for wrong in (1, 0):
-            shape = resized(GRAD, axis, wrong)
-            yield shape, VALID, mismatch("grad", axis, name, GRAD[axis], shape)
+    yield from bad_gradients(GRAD)
     for shape in ((2, 3, 5), (*GRAD, 1)):
         rank = f"grad must have rank 4 {GRAD_AXES}, got {shape_text(shape)}"
         yield shape, VALID, rank
-    for attributes, out in (
-        ({**VALID, "strides": [2, 1]}, 2),
-        ({**VALID, "dilations": [2, 1]}, 1),
-        (SAME, 5),
-        ({"strides": [3, 1]}, 2),
-    ):
-        yield GRAD, attributes, mismatch("grad", 1, "out_height", out, GRAD)
 
 
 def _call(op, *tensors, **attributes):
@@ -127,8 +112,8 @@ every_op = pytest.mark.parametrize("op", [CONV, IN_INPUT])
 
 @every_op
 @pytest.mark.parametrize("name", ["strides", "dilations"])
-@pytest.mark.parametrize("pair", [[], [1], [1, 1, 1], [0, 1], [1, -2]], ids=str)
-@pytest.mark.parametrize("assert_refused", [by_kernel, by_shape_function])
+@pytest.mark.parametrize("pair", BAD_PAIRS, ids=str)
+@at_once_or_by_shape
 def test_bad_steps(op, name, pair, assert_refused, device):
     message = f"{op}: {name} must be two positive integers, got {shape_text(pair)}"
     compute = functools.partial(_call, op, padding="VALID", **{name: pair})
@@ -137,7 +122,7 @@ def test_bad_steps(op, name, pair, assert_refused, device):
 
 @every_op
 @pytest.mark.parametrize("bits", [1, 0, -3, 9, 2**31 - 1])
-@pytest.mark.parametrize("assert_refused", [by_kernel, by_shape_function])
+@at_once_or_by_shape
 def test_bad_bits(op, bits, assert_refused, device):
     message = f"{op}: bits must be from 2 to 8, got {bits}"
     compute = functools.partial(_call, op, padding="VALID", bits=bits)
