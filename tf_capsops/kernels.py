@@ -75,9 +75,9 @@ def recorded() -> Iterator[list[tuple[str, str, int]]]:
 
     Yields:
         A list that is filled when the block ends: op, kernel and bytes of workspace of
-        each distinct call. The op that `capsule_routing` calls is recorded as
-        "CapsuleRoutingWithSums". Within `pretend_device`, an op on a CPU also records
-        what that GPU would run, as op "CapsuleConv@GPU".
+        each distinct call. Ops have the names that `force` takes. Within
+        `pretend_device`, an op on a CPU also records what that GPU would run, as op
+        "CapsuleConv@GPU".
     """
     calls = []
     _interface().tf_capsops_record_kernels(1)

@@ -36,6 +36,9 @@ class PlannedOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
 
  protected:
+  // The op's name in TF_CAPSOPS_KERNEL, by which its kernels are also recorded.
+  virtual std::string planned_name() const { return type_string(); }
+
   // Runs the plan that planner(exec, problem) makes on `pointers`.
   template <typename Problem, typename Planner, typename... Pointers>
   absl::Status RunPlan(tensorflow::OpKernelContext* ctx, const Problem& problem,
@@ -48,7 +51,7 @@ class PlannedOp : public tensorflow::OpKernel {
     tensorflow::Tensor workspace;
     TF_RETURN_IF_ERROR(AllocateWorkspace(ctx, plan->workspace, &workspace));
     if (RecordsKernels()) {
-      RecordKernel(type_string(), plan->kernel, plan->workspace);
+      RecordKernel(planned_name(), plan->kernel, plan->workspace);
 #if TF_CAPSOPS_CUDA
       if constexpr (std::is_same_v<Exec, CpuExec>) {
         RecordPretended(problem, planner);
@@ -103,7 +106,7 @@ class PlannedOp : public tensorflow::OpKernel {
     const LaunchError error = PretendDevice(&exec.device, &pretended);
     if (!pretended || !error.empty()) return;
     const auto plan = planner(exec, problem);
-    RecordKernel(type_string() + "@GPU", plan.run ? plan.kernel : "none",
+    RecordKernel(planned_name() + "@GPU", plan.run ? plan.kernel : "none",
                  plan.workspace);
   }
 #endif

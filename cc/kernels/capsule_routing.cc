@@ -3,6 +3,8 @@
 
 #include "cc/shapes/capsule_routing.h"
 
+#include <string>
+
 #include "cc/framework/planned_op.h"
 #include "cc/framework/register.h"
 
@@ -63,6 +65,9 @@ class CapsuleRoutingOp : public RoutingOp<Exec> {
                    this->RunPlan(ctx, *p, plan, Data<T>(input), Data<T>(weights),
                                  Data<T>(logits), Data<T>(output), Data<Sum<T>>(sums)));
   }
+
+ protected:
+  std::string planned_name() const override { return kForwardName; }
 
  private:
   int64_t iterations_;

@@ -12,7 +12,7 @@ from gpus import GPUS, planned, plans
 import tf_capsops
 from tf_capsops import _library, kernels
 
-OPS = "CapsuleRoutingWithSums", "CapsuleRoutingGrad", "CapsuleRoutingCoefficients"
+OPS = "CapsuleRouting", "CapsuleRoutingGrad", "CapsuleRoutingCoefficients"
 MMA, FMA, FORWARD = "mma mma mma", "fma fma fma", "mma fma mma"
 LARGE = 90, 100
 FLOAT, HALF = tf.float32, tf.bfloat16
