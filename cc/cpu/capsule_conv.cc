@@ -14,9 +14,6 @@ CpuKernels<T> Kernels() {
           {DivideImage<T, true>, PackWeights<T, true>, RunImage<T, true>},
           {DivideWeights<T>, RunWeights<T>, ReduceWeights<T>}};
 }
-template CpuKernels<float> Kernels();
-template CpuKernels<double> Kernels();
-template CpuKernels<Float16> Kernels();
-template CpuKernels<BFloat16> Kernels();
+CAPSOPS_INSTANTIATE_KERNELS
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "cc/cpu/kernels.h"
 #include "cc/launch/capsule_conv.h"
 
 namespace capsops::capsule_conv {
@@ -59,16 +60,7 @@ struct CpuKernels {
   WeightsKernels<T> backprop_weights;
 };
 
-#define CAPSOPS_DECLARE(isa) \
-  namespace isa {            \
-  template <typename T>      \
-  CpuKernels<T> Kernels();   \
-  }
-CAPSOPS_DECLARE(v2)
-CAPSOPS_DECLARE(v3)
-CAPSOPS_DECLARE(v4)
-CAPSOPS_DECLARE(baseline)
-#undef CAPSOPS_DECLARE
+CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_conv
 

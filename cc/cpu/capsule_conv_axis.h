@@ -10,12 +10,11 @@
 #include "cc/cpu/capsule_conv.h"
 #include "cc/cpu/convert.h"
 #include "cc/cpu/simd.h"
+#include "cc/launch/taps.h"
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
-
-inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns where part `index` begins when `count` is divided into `parts` nearly equal
 // parts.
@@ -38,15 +37,7 @@ struct Axis {
   int64_t spacing() const { return delta < 0 ? -delta : delta; }
   // Returns the least n for which taps j and j + n read the same pixels, for different
   // t.
-  int64_t period() const {
-    int64_t a = step, b = spacing();
-    while (b != 0) {
-      const int64_t rest = a % b;
-      a = b;
-      b = rest;
-    }
-    return step / a;
-  }
+  int64_t period() const { return step / CommonDivisor(step, spacing()); }
 };
 
 // Returns the axis without the first and last taps that read nothing but zeros around
@@ -66,51 +57,19 @@ inline Axis Trimmed(Axis axis, int64_t size) {
   return axis;
 }
 
-inline Axis ForwardAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride,
-                        int64_t dilation, int64_t pad) {
-  return Trimmed({out, 0, 1, kernel, 0, 1, stride, -pad, dilation}, in);
+inline Axis ForwardAxis(const AxisProblem& p) {
+  return Trimmed({p.out, 0, 1, p.kernel, 0, 1, p.stride, -p.pad, p.dilation}, p.in);
 }
 
-// Returns the axis of the input pixels that are in the phase of pixel `first`. All of
-// these read the same taps.
-inline Axis GradientAxis(int64_t in, int64_t out, int64_t kernel, int64_t stride,
-                         int64_t dilation, int64_t pad, int64_t first) {
-  Axis axis{CeilDivide(in - first, stride), first, stride, 0, 0, 1, 1, 0, 0};
-  const int64_t place = ((first + pad) % stride + stride) % stride;  // pad may be < 0
-  for (int64_t k = 0; k < Min(kernel, stride); ++k) {
-    if (k * dilation % stride != place) continue;
-    Axis phase{};
-    phase.step = stride;
-    phase.delta = dilation;
-    axis.tap_first = k;
-    axis.tap_step = phase.period();
-    axis.taps = (kernel - 1 - k) / axis.tap_step + 1;
-    axis.offset = (first + pad - k * dilation) / stride;
-    axis.delta = -(axis.tap_step * dilation / stride);
-    break;
-  }
-  return Trimmed(axis, out);
-}
-
-// Return the axis of a convolution, or of phase `place` of the gradient of its input. P
-// is a Problem with the sizes of images and filter, strides, dilations and padding.
-template <bool kGradient, typename P>
-Axis VerticalAxis(const P& p, int64_t place) {
-  if constexpr (kGradient) {
-    return GradientAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                        p.dilation_height, p.pad_top, place);
-  }
-  return ForwardAxis(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                     p.dilation_height, p.pad_top);
-}
-template <bool kGradient, typename P>
-Axis HorizontalAxis(const P& p, int64_t place) {
-  if constexpr (kGradient) {
-    return GradientAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                        p.dilation_width, p.pad_left, place);
-  }
-  return ForwardAxis(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                     p.dilation_width, p.pad_left);
+// Returns the axis of a convolution, or with kGradient that of a phase of the gradient
+// of its input. All pixels of a phase read the same taps.
+template <bool kGradient>
+Axis ImageAxis(const AxisProblem& p, int64_t phase) {
+  if constexpr (!kGradient) return ForwardAxis(p);
+  const PhaseTaps taps = TapsOfPhase(p, phase);
+  return Trimmed({CeilDivide(p.in - phase, p.stride), phase, p.stride, taps.count,
+                  taps.first, taps.every, 1, taps.offset, -taps.step},
+                 p.out);
 }
 
 // The sizes of one of the tensors of capsules. A pose has `columns` columns.

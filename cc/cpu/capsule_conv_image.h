@@ -82,8 +82,8 @@ struct ImagePlan {
     }
   }
 
-  Axis AxisY(int64_t place) const { return VerticalAxis<kGradient>(p, place); }
-  Axis AxisX(int64_t place) const { return HorizontalAxis<kGradient>(p, place); }
+  Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
+  Axis AxisX(int64_t place) const { return ImageAxis<kGradient>(Horizontal(p), place); }
   int64_t packed() const { return p.pose_depth * taps * planes * padded; }
   int64_t sums() const { return padded * vectors * kLanes<A>; }
 

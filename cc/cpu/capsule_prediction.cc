@@ -332,9 +332,6 @@ CpuKernels<T> Kernels() {
   return {InCapsTile<T>,      BatchTile,  ForwardScratch<T>,
           BackwardScratch<T>, Forward<T>, Backward<T>};
 }
-template CpuKernels<float> Kernels();
-template CpuKernels<double> Kernels();
-template CpuKernels<Float16> Kernels();
-template CpuKernels<BFloat16> Kernels();
+CAPSOPS_INSTANTIATE_KERNELS
 
 }  // namespace capsops::capsule_prediction::CAPSOPS_ISA

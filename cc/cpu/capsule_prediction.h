@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cc/cpu/kernels.h"
 #include "cc/launch/capsule_prediction.h"
 
 namespace capsops::capsule_prediction {
@@ -36,16 +37,7 @@ struct CpuKernels {
                    const T* weights, T* grad_input, T* grad_weights, void* scratch);
 };
 
-#define CAPSOPS_DECLARE(isa) \
-  namespace isa {            \
-  template <typename T>      \
-  CpuKernels<T> Kernels();   \
-  }
-CAPSOPS_DECLARE(v2)
-CAPSOPS_DECLARE(v3)
-CAPSOPS_DECLARE(v4)
-CAPSOPS_DECLARE(baseline)
-#undef CAPSOPS_DECLARE
+CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_prediction
 

@@ -63,9 +63,6 @@ CpuKernels<T> Kernels() {
           StepGrad<A>,
           CAPSOPS_WITH_IN_DIM(GradTask)};
 }
-template CpuKernels<float> Kernels();
-template CpuKernels<double> Kernels();
-template CpuKernels<Float16> Kernels();
-template CpuKernels<BFloat16> Kernels();
+CAPSOPS_INSTANTIATE_KERNELS
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

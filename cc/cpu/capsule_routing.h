@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "cc/cpu/kernels.h"
 #include "cc/launch/capsule_routing.h"
 
 namespace capsops::capsule_routing {
@@ -41,7 +42,7 @@ struct Range {
 
 template <typename T>
 struct CpuKernels {
-  using A = Sum<T>;
+  using A = Accumulator<T>;
   Division (*divide)(const Problem& p);
 
   // Computes the part of sum_i c u_hat of one of the sum_tasks. `totals` is V, or null
@@ -80,16 +81,7 @@ struct CpuKernels {
                T* grad_weights, T* grad_logits, void* scratch);
 };
 
-#define CAPSOPS_DECLARE(isa) \
-  namespace isa {            \
-  template <typename T>      \
-  CpuKernels<T> Kernels();   \
-  }
-CAPSOPS_DECLARE(v2)
-CAPSOPS_DECLARE(v3)
-CAPSOPS_DECLARE(v4)
-CAPSOPS_DECLARE(baseline)
-#undef CAPSOPS_DECLARE
+CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_routing
 

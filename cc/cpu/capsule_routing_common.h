@@ -17,8 +17,6 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 inline int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 inline int64_t Matrix(const Problem& p) { return Columns(p) * p.in_dim; }
 

@@ -14,18 +14,6 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// The type that kernels compute in for a storage type.
-template <typename T>
-struct AccumulatorOf {
-  using type = float;
-};
-template <>
-struct AccumulatorOf<double> {
-  using type = double;
-};
-template <typename T>
-using Accumulator = typename AccumulatorOf<T>::type;
-
 template <typename To, typename From>
 inline To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From));

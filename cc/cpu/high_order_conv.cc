@@ -295,9 +295,6 @@ template <typename T>
 CpuKernels<T> Kernels() {
   return {Divide<T, false>, Forward<T>, Divide<T, true>, RunBackward<T>};
 }
-template CpuKernels<float> Kernels();
-template CpuKernels<double> Kernels();
-template CpuKernels<Float16> Kernels();
-template CpuKernels<BFloat16> Kernels();
+CAPSOPS_INSTANTIATE_KERNELS
 
 }  // namespace capsops::high_order_conv::CAPSOPS_ISA

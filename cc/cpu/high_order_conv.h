@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cc/cpu/kernels.h"
 #include "cc/launch/high_order_conv.h"
 
 namespace capsops::high_order_conv {
@@ -29,16 +30,7 @@ struct CpuKernels {
                    const T* filters, T* grad_input, T* grad_filters, void* scratch);
 };
 
-#define CAPSOPS_DECLARE(isa) \
-  namespace isa {            \
-  template <typename T>      \
-  CpuKernels<T> Kernels();   \
-  }
-CAPSOPS_DECLARE(v2)
-CAPSOPS_DECLARE(v3)
-CAPSOPS_DECLARE(v4)
-CAPSOPS_DECLARE(baseline)
-#undef CAPSOPS_DECLARE
+CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::high_order_conv
 

@@ -23,8 +23,6 @@ constexpr int64_t kChannelBytes = 4 << 20;   // of all planes of channels, at mo
 constexpr int64_t kTasks = 32;
 constexpr int64_t kStreamBytes = 16 << 20;  // outputs past this skip the caches
 
-inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // A part of the problem: groups, columns of pixels and, in a phase, rows. Where a group
 // has too many channels, a task has that group alone and computes a part of its
 // channels at a time.

@@ -81,6 +81,23 @@ class Ahead {
   int64_t pace_;  // lines for each vector
 };
 
+// Adds the products of one tap's filters with C channels from x on, `stride` numbers
+// apart.
+template <typename A, int C, int V>
+CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
+                           Vector<A> (&sum)[C][V]) {
+  Vector<A> weights[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) weights[v] = Load(filters + v * kLanes<A>);
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      sum[c][v] += weights[v] * Load(x + c * stride + v * kLanes<A>);
+    }
+  }
+}
+
 // output[c][n] = sum over taps k of input[c][n + offset of k] * filters[k][n] for C
 // channels, n < count; `input` points to the first tap. Each row of taps is added up by
 // itself, because errors stay small in sums of a few terms.
@@ -96,16 +113,7 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
       const A* x = input.first + n + kh * kernel.pitch;
       Vector<A> part[C][V] = {};
       for (int64_t kw = 0; kw < kernel.columns; ++kw) {
-        Vector<A> weights[V];
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) weights[v] = Load(f + v * kLanes<A>);
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-          for (int v = 0; v < V; ++v) {
-            part[c][v] += weights[v] * Load(x + c * input.stride + v * kLanes<A>);
-          }
-        }
+        AddTap<A>(f, x, input.stride, part);
         f += filters.stride;
         x += kernel.spacing;
       }
@@ -136,16 +144,7 @@ void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
     const A* f = filters.first + n;
     const A* g = grad.first + n;
     for (int64_t kw = 0; kw < kernel.columns; ++kw) {
-      Vector<A> weights[V];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) weights[v] = Load(f + v * kLanes<A>);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) {
-          sum[c][v] += weights[v] * Load(g + c * grad.stride + v * kLanes<A>);
-        }
-      }
+      AddTap<A>(f, g, grad.stride, sum);
       f += filters.stride - kernel.spacing;
       g -= kernel.spacing;
     }

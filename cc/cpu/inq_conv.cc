@@ -145,13 +145,13 @@ bool DecodeAll(const Problem& p, int64_t begin, int64_t count, int top,
 }
 
 template <typename T>
-void WidenAll(int64_t count, const T* from, Real<T>* to) {
+void WidenAll(int64_t count, const T* from, Accumulator<T>* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = Widen(from[i]);
 }
 
 template <typename T>
-void Scale(int64_t count, int64_t exponent, const Real<T>* from, T* to) {
-  using A = Real<T>;
+void Scale(int64_t count, int64_t exponent, const Accumulator<T>* from, T* to) {
+  using A = Accumulator<T>;
   // Three factors reach from the largest number to below the smallest one and back.
   // They are of about the same size, so that a product of some of them is subnormal
   // only where the final result is far below the normal numbers.
@@ -166,16 +166,13 @@ void Scale(int64_t count, int64_t exponent, const Real<T>* from, T* to) {
 
 template <typename T>
 CpuKernels<T> Kernels() {
-  using A = Real<T>;
+  using A = Accumulator<T>;
   return {DecodeAll<A>,
           WidenAll<T>,
           Scale<T>,
           {Divide<A, false>, PackForward<A>, Run<A, false>},
           {Divide<A, true>, PackGradient<A>, Run<A, true>}};
 }
-template CpuKernels<float> Kernels();
-template CpuKernels<double> Kernels();
-template CpuKernels<Float16> Kernels();
-template CpuKernels<BFloat16> Kernels();
+CAPSOPS_INSTANTIATE_KERNELS
 
 }  // namespace capsops::inq_conv::CAPSOPS_ISA

@@ -12,13 +12,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cc/cpu/kernels.h"
 #include "cc/launch/inq_conv.h"
 
 namespace capsops::inq_conv {
-
-// The type that kernels compute in.
-template <typename T>
-using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // With top exponents from minus this to this, no weight overflows or is subnormal.
 template <typename A>
@@ -51,24 +48,15 @@ struct CpuKernels {
   // Decodes `count` weights from number `begin` on, in the order of the codes. Returns
   // what `pack` returns.
   bool (*decode)(const Problem& p, int64_t begin, int64_t count, int top,
-                 const uint8_t* codes, Real<T>* weights);
-  void (*widen)(int64_t count, const T* from, Real<T>* to);
+                 const uint8_t* codes, Accumulator<T>* weights);
+  void (*widen)(int64_t count, const T* from, Accumulator<T>* to);
   // Sets to = from * 2^exponent. `from` and `to` may be the same.
-  void (*scale)(int64_t count, int64_t exponent, const Real<T>* from, T* to);
-  ImageKernels<Real<T>> forward;
-  ImageKernels<Real<T>> backprop_input;
+  void (*scale)(int64_t count, int64_t exponent, const Accumulator<T>* from, T* to);
+  ImageKernels<Accumulator<T>> forward;
+  ImageKernels<Accumulator<T>> backprop_input;
 };
 
-#define CAPSOPS_DECLARE(isa) \
-  namespace isa {            \
-  template <typename T>      \
-  CpuKernels<T> Kernels();   \
-  }
-CAPSOPS_DECLARE(v2)
-CAPSOPS_DECLARE(v3)
-CAPSOPS_DECLARE(v4)
-CAPSOPS_DECLARE(baseline)
-#undef CAPSOPS_DECLARE
+CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::inq_conv
 

@@ -18,10 +18,8 @@
 namespace capsops::inq_conv::CAPSOPS_ISA {
 
 using capsule_conv::CAPSOPS_ISA::Axis;
-using capsule_conv::CAPSOPS_ISA::CeilDivide;
-using capsule_conv::CAPSOPS_ISA::HorizontalAxis;
+using capsule_conv::CAPSOPS_ISA::ImageAxis;
 using capsule_conv::CAPSOPS_ISA::PartBegin;
-using capsule_conv::CAPSOPS_ISA::VerticalAxis;
 
 constexpr int64_t kTerms = 320;     // added up in registers, where a sum has few terms
 constexpr int64_t kMostTaps = 128;  // of one part of a sum
@@ -86,8 +84,8 @@ struct Plan {
   // Returns the offset at which a panel begins.
   int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
 
-  Axis AxisY(int64_t place) const { return VerticalAxis<kGradient>(p, place); }
-  Axis AxisX(int64_t place) const { return HorizontalAxis<kGradient>(p, place); }
+  Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
+  Axis AxisX(int64_t place) const { return ImageAxis<kGradient>(Horizontal(p), place); }
 
   static constexpr int64_t kPanel = 2 * kLanes<A>;
 

@@ -15,6 +15,8 @@
 #include <immintrin.h>
 #endif
 
+#include "cc/launch/round.h"
+
 namespace capsops::CAPSOPS_ISA {
 
 #if defined(__AVX512F__)
@@ -86,9 +88,6 @@ inline A Sum(Vector<A> v) {
   return lanes[0];
 }
 
-inline int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -23,8 +23,9 @@
 
 namespace capsops::capsule_conv {
 
-// -1 is an unknown dimension; planners want them all known.
-struct Problem {
+// The dimensions of any convolution. -1 is an unknown dimension; planners want them all
+// known.
+struct WindowProblem {
   int64_t batch = -1;
   int64_t in_height = -1;
   int64_t in_width = -1;
@@ -34,16 +35,19 @@ struct Problem {
   int64_t out_height = -1;
   int64_t out_width = -1;
   int64_t out_channels = -1;
-  int64_t pose_depth = -1;
-  int64_t pose_rows = -1;
-  int64_t pose_inner = -1;
-  int64_t pose_columns = -1;
   int64_t stride_height = 1;
   int64_t stride_width = 1;
   int64_t dilation_height = 1;
   int64_t dilation_width = 1;
   int64_t pad_top = 0;  // rows of zeros above the image
   int64_t pad_left = 0;
+};
+
+struct Problem : WindowProblem {
+  int64_t pose_depth = -1;
+  int64_t pose_rows = -1;
+  int64_t pose_inner = -1;
+  int64_t pose_columns = -1;
 };
 
 // All three are products of two tensors into a third.

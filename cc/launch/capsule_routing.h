@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "cc/launch/exec.h"
 #include "cc/launch/plan.h"
@@ -48,9 +47,9 @@ struct Problem {
   void set_epsilon(float value) { std::memcpy(&epsilon_bits, &value, sizeof(value)); }
 };
 
-// What T is added up in, and the type of the saved sums.
+// The type of the saved sums.
 template <typename T>
-using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+using Sum = Accumulator<T>;
 
 // input [batch, in_caps, in_dim], weights [in_caps, out_caps, out_dim, in_dim], logits
 // [in_caps, out_caps] -> output [batch, out_caps, out_dim], which is the last v, and

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 struct CUstream_st;  // cudaStream_t is a pointer to this
@@ -75,8 +76,19 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+// The type that kernels compute in, and add up in, for an element type.
+template <typename T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
 // The element types of every op.
 #define CAPSOPS_FOR_EACH_TYPE(DO) DO(float) DO(double) DO(Float16) DO(BFloat16)
+
+// Instantiates a planner of an op, which returns PlanOf<Exec, T>, for every type.
+#define CAPSOPS_INSTANTIATE_PLANNER(Planner, PlanOf, Exec)                      \
+  template PlanOf<Exec, float> Planner<float>(const Exec&, const Problem&);     \
+  template PlanOf<Exec, double> Planner<double>(const Exec&, const Problem&);   \
+  template PlanOf<Exec, Float16> Planner<Float16>(const Exec&, const Problem&); \
+  template PlanOf<Exec, BFloat16> Planner<BFloat16>(const Exec&, const Problem&);
 
 }  // namespace capsops
 

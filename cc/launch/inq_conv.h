@@ -28,48 +28,19 @@
 
 namespace capsops::inq_conv {
 
-// -1 is an unknown dimension; planners want them all known.
-struct Problem {
-  int64_t batch = -1;
-  int64_t in_height = -1;
-  int64_t in_width = -1;
-  int64_t in_channels = -1;
-  int64_t kernel_height = -1;
-  int64_t kernel_width = -1;
-  int64_t out_height = -1;
-  int64_t out_width = -1;
-  int64_t out_channels = -1;
-  int64_t stride_height = 1;
-  int64_t stride_width = 1;
-  int64_t dilation_height = 1;
-  int64_t dilation_width = 1;
-  int64_t pad_top = 0;  // rows of zeros above the image
-  int64_t pad_left = 0;
+struct Problem : capsule_conv::WindowProblem {
   int64_t bits = 5;  // 2 to 8
 };
 
 // The same as a convolution of poses of one row, with `in` and `out` channels each.
 inline capsule_conv::Problem AsPoses(const Problem& p, int64_t in, int64_t out) {
-  capsule_conv::Problem poses;
-  poses.batch = p.batch;
-  poses.in_height = p.in_height;
-  poses.in_width = p.in_width;
-  poses.in_channels = p.in_channels / in;
-  poses.kernel_height = p.kernel_height;
-  poses.kernel_width = p.kernel_width;
-  poses.out_height = p.out_height;
-  poses.out_width = p.out_width;
-  poses.out_channels = p.out_channels / out;
+  capsule_conv::Problem poses{p};
+  poses.in_channels /= in;
+  poses.out_channels /= out;
   poses.pose_depth = 1;
   poses.pose_rows = 1;
   poses.pose_inner = in;
   poses.pose_columns = out;
-  poses.stride_height = p.stride_height;
-  poses.stride_width = p.stride_width;
-  poses.dilation_height = p.dilation_height;
-  poses.dilation_width = p.dilation_width;
-  poses.pad_top = p.pad_top;
-  poses.pad_left = p.pad_left;
   return poses;
 }
 

@@ -7,26 +7,60 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace capsops {
+#include "cc/launch/capsule_conv.h"
+#include "cc/launch/round.h"
 
-// The taps of a kernel along one axis that read the image for some pixel of the output:
-// `count` from `first` on. A kernel may be much larger than the image, and what its
-// other taps read is zero. `pad` is the padding that tap `first` sees, which may be
-// below 0.
+namespace capsops::capsule_conv {
+
+// A convolution along one axis of the image. These functions are static as those of
+// round.h, for cc/cpu.
+struct AxisProblem {
+  int64_t in, out, kernel, stride, dilation, pad;
+};
+
+static inline AxisProblem Vertical(const WindowProblem& p) {
+  return {p.in_height,     p.out_height,      p.kernel_height,
+          p.stride_height, p.dilation_height, p.pad_top};
+}
+static inline AxisProblem Horizontal(const WindowProblem& p) {
+  return {p.in_width,     p.out_width,      p.kernel_width,
+          p.stride_width, p.dilation_width, p.pad_left};
+}
+
+// The taps along one axis that read the image for some pixel of the output: `count`
+// from `first` on. A kernel may be much larger than the image, and what its other taps
+// read is zero. `pad` is the padding that tap `first` sees, which may be below 0.
 struct Taps {
   int64_t first, count, pad;
 
-  Taps(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation,
-       int64_t padding) {
-    const auto ceil_divide = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  explicit Taps(const AxisProblem& p) {
     const int64_t zero = 0;
-    first = std::max(zero, ceil_divide(padding - (out - 1) * stride, dilation));
-    count =
-        std::max(zero, std::min(kernel, ceil_divide(in + padding, dilation)) - first);
-    pad = padding - first * dilation;
+    first = std::max(zero, CeilDivide(p.pad - (p.out - 1) * p.stride, p.dilation));
+    count = std::max(zero,
+                     std::min(p.kernel, CeilDivide(p.in + p.pad, p.dilation)) - first);
+    pad = p.pad - first * p.dilation;
   }
 };
 
-}  // namespace capsops
+// The taps that reach one phase of the input along one axis, for the input gradient:
+// pixel phase + t * stride of the input is read by tap first + j * every, for j <
+// count, for pixel t + offset - j * step of the output.
+struct PhaseTaps {
+  int64_t count, first, every, offset, step;
+};
+
+static inline PhaseTaps TapsOfPhase(const AxisProblem& p, int64_t phase) {
+  const int64_t common = CommonDivisor(p.stride, p.dilation);
+  PhaseTaps taps{0, 0, p.stride / common, 0, p.dilation / common};
+  const auto pixel = [&] { return phase + p.pad - taps.first * p.dilation; };
+  const int64_t end = taps.every < p.kernel ? taps.every : p.kernel;
+  while (taps.first < end && pixel() % p.stride != 0) ++taps.first;
+  if (taps.first == end) return taps;
+  taps.count = (p.kernel - 1 - taps.first) / taps.every + 1;
+  taps.offset = pixel() / p.stride;
+  return taps;
+}
+
+}  // namespace capsops::capsule_conv
 
 #endif  // CAPSOPS_CC_LAUNCH_TAPS_H_

@@ -48,25 +48,25 @@ absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attribut
 }
 
 // Refuses what the scheme does not compute, as soon as all dimensions are known.
-absl::Status CheckSupported(const char* op, const Scheme& scheme,
-                            const Convolution& conv) {
-  if (!conv.input.IsFullyDefined() || !conv.weights.IsFullyDefined()) {
-    return absl::OkStatus();
+absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
+                                      absl::StatusOr<Convolution> conv) {
+  if (!conv.ok() || !conv->input.IsFullyDefined() || !conv->weights.IsFullyDefined()) {
+    return conv;
   }
-  const std::string reason = scheme.unsupported(conv.problem);
-  return ShapeRule(op)
-      .Require(reason.empty(), absl::StrCat("kernel ", scheme.name, ": ", reason))
-      .status();
+  const std::string reason = scheme.unsupported(conv->problem);
+  const absl::Status status =
+      ShapeRule(op)
+          .Require(reason.empty(), absl::StrCat("kernel ", scheme.name, ": ", reason))
+          .status();
+  if (!status.ok()) return status;
+  return conv;
 }
 
 absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
                                     const PartialTensorShape& input,
                                     const PartialTensorShape& weights) {
-  auto conv = capsops::capsule_conv::Resolve(input, weights, attributes);
-  if (!conv.ok()) return conv;
-  const absl::Status status = CheckSupported(kForward, scheme, *conv);
-  if (!status.ok()) return status;
-  return conv;
+  return Supported(kForward, scheme,
+                   capsops::capsule_conv::Resolve(input, weights, attributes));
 }
 
 absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
@@ -74,12 +74,9 @@ absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
                                         const PartialTensorShape& grad,
                                         const PartialTensorShape& input,
                                         const PartialTensorShape& weights) {
-  auto conv =
-      capsops::capsule_conv::ResolveBackpropInput(input, weights, grad, attributes);
-  if (!conv.ok()) return conv;
-  const absl::Status status = CheckSupported(kBackward, scheme, *conv);
-  if (!status.ok()) return status;
-  return conv;
+  return Supported(
+      kBackward, scheme,
+      capsops::capsule_conv::ResolveBackpropInput(input, weights, grad, attributes));
 }
 
 REGISTER_OP("CapsuleConvStudy")

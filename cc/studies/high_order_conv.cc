@@ -144,11 +144,20 @@ grad_weights: Shaped like weights.
 kernel_size: As given to HighOrderConvStudy.
 )doc");
 
-class HighOrderConvStudyOp : public OpKernel {
+// What both ops have in common.
+class StudyOp : public OpKernel {
  public:
-  explicit HighOrderConvStudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit StudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &attributes_));
   }
+
+ protected:
+  Attributes attributes_;
+};
+
+class HighOrderConvStudyOp : public StudyOp {
+ public:
+  using StudyOp::StudyOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& input = ctx->input(0);
@@ -162,16 +171,11 @@ class HighOrderConvStudyOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ToStatus(Forward(exec, *problem, Data<float>(input),
                                          Data<float>(weights), Data<float>(output))));
   }
-
- private:
-  Attributes attributes_;
 };
 
-class HighOrderConvStudyGradOp : public OpKernel {
+class HighOrderConvStudyGradOp : public StudyOp {
  public:
-  explicit HighOrderConvStudyGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &attributes_));
-  }
+  using StudyOp::StudyOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& grad = ctx->input(0);
@@ -191,9 +195,6 @@ class HighOrderConvStudyGradOp : public OpKernel {
                                Data<float>(weights), Data<float>(grad_input),
                                Data<float>(grad_weights))));
   }
-
- private:
-  Attributes attributes_;
 };
 
 REGISTER_KERNEL_BUILDER(Name(kForward).Device(tensorflow::DEVICE_GPU),

@@ -87,12 +87,11 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
 
 CAPSOPS_SHARED_PRODUCTS(template)
 
-#define CAPSOPS_INSTANTIATE(T)                                                        \
-  template ConvPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&);       \
-  template ConvPlan<GpuExec, T> PlanBackpropInput<T>(const GpuExec&, const Problem&); \
-  template ConvPlan<GpuExec, T> PlanBackpropWeights<T>(const GpuExec&,                \
-                                                       const Problem&);               \
-  template ConvPlan<GpuExec, T> fma::PlanProduct<T>(const char*, const GpuDevice&,    \
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ConvPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropInput, ConvPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropWeights, ConvPlan, GpuExec)
+#define CAPSOPS_INSTANTIATE(T)                                                     \
+  template ConvPlan<GpuExec, T> fma::PlanProduct<T>(const char*, const GpuDevice&, \
                                                     const Problem&, Product);
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE

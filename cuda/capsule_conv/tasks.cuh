@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/taps.h"
 #include "cuda/capsule_conv/block.cuh"
 
 namespace capsops::capsule_conv {
@@ -79,14 +79,13 @@ inline Image OutputImage(const Problem& p) {
           static_cast<int>(p.pose_columns)};
 }
 
-inline Axis ForwardAxis(int64_t points, int64_t stride, int64_t pad, int64_t dilation,
-                        int64_t kernel) {
+inline Axis ForwardAxis(const AxisProblem& p) {
   Axis axis{};
-  axis.points = static_cast<int>(points);
-  axis.stride = static_cast<int>(stride);
-  axis.offset = -static_cast<int>(pad);
-  axis.step = static_cast<int>(dilation);
-  axis.taps = static_cast<int>(kernel);
+  axis.points = static_cast<int>(p.out);
+  axis.stride = static_cast<int>(p.stride);
+  axis.offset = -static_cast<int>(p.pad);
+  axis.step = static_cast<int>(p.dilation);
+  axis.taps = static_cast<int>(p.kernel);
   axis.every = 1;
   return axis;
 }
@@ -97,10 +96,8 @@ inline Task ForwardTask(const Problem& p) {
   Task task{};
   task.source = InputImage(p);
   task.target = OutputImage(p);
-  task.vertical = ForwardAxis(p.out_height, p.stride_height, p.pad_top,
-                              p.dilation_height, p.kernel_height);
-  task.horizontal = ForwardAxis(p.out_width, p.stride_width, p.pad_left,
-                                p.dilation_width, p.kernel_width);
+  task.vertical = ForwardAxis(Vertical(p));
+  task.horizontal = ForwardAxis(Horizontal(p));
   task.placement = {1, 0, 1, 0};
   task.filter = {task.source.channels,
                  task.source.columns,
@@ -117,24 +114,19 @@ inline Task ForwardTask(const Problem& p) {
   return task;
 }
 
-// The pixels phase, phase + stride, ... of the input: the filter's taps that reach them
-// are every (stride / g)-th, g dividing stride and dilation, and those read pixels of
-// the output that are dilation / g apart. Counted from the last, so that pixels ascend.
-inline Axis PhaseAxis(int64_t size, int64_t phase, int64_t stride, int64_t pad,
-                      int64_t dilation, int64_t kernel) {
-  const int64_t common = std::gcd(stride, dilation), every = stride / common;
-  const int64_t candidates = std::min(every, kernel);
-  int64_t first = 0;
-  while (first < candidates && (phase + pad - first * dilation) % stride != 0) ++first;
+// The pixels phase, phase + stride, ... of the input, with the taps that reach them
+// counted from the last, so that pixels of the output ascend.
+inline Axis PhaseAxis(const AxisProblem& p, int64_t phase) {
+  const PhaseTaps taps = TapsOfPhase(p, phase);
   Axis axis{};
-  axis.points = static_cast<int>(CeilDivide(size - phase, stride));
+  axis.points = static_cast<int>(CeilDivide(p.in - phase, p.stride));
   axis.stride = 1;
-  axis.step = static_cast<int>(dilation / common);
-  if (first == candidates) return axis;  // none reaches them
-  axis.taps = static_cast<int>((kernel - 1 - first) / every + 1);
-  axis.every = static_cast<int>(-every);
-  axis.first = static_cast<int>(first + (axis.taps - 1) * every);
-  axis.offset = static_cast<int>((phase + pad - axis.first * dilation) / stride);
+  axis.step = static_cast<int>(taps.step);
+  if (taps.count == 0) return axis;
+  axis.taps = static_cast<int>(taps.count);
+  axis.every = static_cast<int>(-taps.every);
+  axis.first = static_cast<int>(taps.first + (taps.count - 1) * taps.every);
+  axis.offset = static_cast<int>(taps.offset - (taps.count - 1) * taps.step);
   return axis;
 }
 
@@ -169,10 +161,8 @@ inline Tasks InputGradientTasks(const Problem& p) {
   std::swap(filter.element, filter.out_element);
   for (int64_t y = 0; y < down; ++y) {
     for (int64_t x = 0; x < across; ++x) {
-      task.vertical = PhaseAxis(p.in_height, y, p.stride_height, p.pad_top,
-                                p.dilation_height, p.kernel_height);
-      task.horizontal = PhaseAxis(p.in_width, x, p.stride_width, p.pad_left,
-                                  p.dilation_width, p.kernel_width);
+      task.vertical = PhaseAxis(Vertical(p), y);
+      task.horizontal = PhaseAxis(Horizontal(p), x);
       task.placement = {static_cast<int>(p.stride_height), static_cast<int>(y),
                         static_cast<int>(p.stride_width), static_cast<int>(x)};
       if (task.vertical.taps > 0 && task.horizontal.taps > 0) {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/capsule_conv/mma/launch.cuh"
@@ -115,19 +114,6 @@ class Products {
   CAPSOPS_SHARED_PRODUCT(KEYWORDS, float, kRounded) \
   CAPSOPS_SHARED_PRODUCT(KEYWORDS, __half, kExact)  \
   CAPSOPS_SHARED_PRODUCT(KEYWORDS, __nv_bfloat16, kExact)
-
-// Calls `then` with the precision that products of T have; `kFull` is that of float
-// where TF32 is not allowed.
-template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
-auto WithPrecision(const GpuExec& exec, const Then& then) {
-  if constexpr (!std::is_same_v<T, float>) {
-    return then(std::integral_constant<Tf32, Tf32::kExact>());
-  } else if (exec.tf32) {
-    return then(std::integral_constant<Tf32, Tf32::kRounded>());
-  } else {
-    return then(std::integral_constant<Tf32, kFull>());
-  }
-}
 
 }  // namespace capsops::capsule_conv
 

@@ -34,12 +34,9 @@ constexpr char kForwardName[] = "CapsulePrediction";
 constexpr char kBackwardName[] = "CapsulePredictionGrad";
 
 template <typename T, int K, int V>
-LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, const T* input,
-                          const T* weights, T* output) {
+LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, int64_t blocks,
+                          const T* input, const T* weights, T* output) {
   const int64_t tiles = CeilDivide(z.columns, kLanes * V);
-  const int64_t blocks = z.in_caps * tiles * CeilDivide(z.batch, kForwardSamples);
-  const LaunchError error = CheckGrid(kForwardName, blocks);
-  if (!error.empty()) return error;
   ForwardKernel<CudaType<T>, Accumulator<T>, K, V>
       <<<blocks, kForwardWarps * kLanes, 0, exec.stream>>>(
           z, tiles, Native(input), Native(weights), Native(output));
@@ -82,8 +79,6 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
   constexpr int kShared = std::max(kRings, kFold);
   static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
-  const LaunchError error = CheckGrid(kBackwardName, z.in_caps);
-  if (!error.empty()) return error;
   BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
       <<<z.in_caps, kWarps * kLanes, kShared, exec.stream>>>(
           z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
@@ -96,7 +91,7 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
 int ChooseV(int64_t columns, int max_v) {
   int best = 1;
   for (int v : {2, 4, 5}) {
-    const auto padded = [&](int u) { return CeilDivide(columns, kLanes * u) * u; };
+    const auto padded = [&](int u) { return RoundUp(columns, kLanes * u); };
     if (v <= max_v && padded(v) <= padded(best)) best = v;
   }
   return best;
@@ -139,35 +134,43 @@ ForwardPlan<GpuExec, T> ForwardByFma(const Problem& p) {
   if (p.in_dim > kMaxForwardK) {
     return Plan::Refuse("in_dim is over " + std::to_string(kMaxForwardK));
   }
-  return Plan::Make(
-      0,
-      [p, z = MakeSizes(p)](const GpuExec& exec, const T* input, const T* weights,
-                            T* output, void*) -> LaunchError {
-        if (z.batch * z.in_caps * z.columns == 0) return {};
-        const auto with_k = [&](auto k) {
-          constexpr int kMax = kForwardMaxV<T>(k);
-          Sizes sizes = z;
-          sizes.vector = p.in_dim == k && Words(p.in_dim, {weights});
-          return WithV<kMax>(ChooseV(z.columns, kMax), [&](auto v) {
-            return LaunchForward<T, k, v>(exec, sizes, input, weights, output);
-          });
-        };
-        if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
-        if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
-        return with_k(std::integral_constant<int, kMaxForwardK>{});
-      });
+  const auto with_k = [z = MakeSizes(p)](auto k) {
+    constexpr int kDepth = k, kMax = kForwardMaxV<T>(kDepth);
+    const int best_v = ChooseV(z.columns, kMax);
+    const int64_t blocks = z.in_caps * CeilDivide(z.columns, kLanes * best_v) *
+                           CeilDivide(z.batch, kForwardSamples);
+    const std::string obstacle = GridObstacle(blocks);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    return Plan::Make(0,
+                      [=](const GpuExec& exec, const T* input, const T* weights,
+                          T* output, void*) -> LaunchError {
+                        if (blocks == 0) return {};
+                        Sizes sizes = z;
+                        sizes.vector = z.in_dim == kDepth && Words(z.in_dim, {weights});
+                        return WithV<kMax>(best_v, [&](auto v) {
+                          return LaunchForward<T, kDepth, v>(exec, sizes, blocks, input,
+                                                             weights, output);
+                        });
+                      });
+  };
+  if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
+  if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
+  return with_k(std::integral_constant<int, kMaxForwardK>{});
 }
 
 template <typename T>
 ForwardPlan<GpuExec, T> ForwardByGemm(const Problem& p) {
-  return ForwardPlan<GpuExec, T>::Make(
-      0, [z = MakeSizes(p), k = p.in_dim](const GpuExec& exec, const T* input,
-                                          const T* weights, T* output, void*) {
-        const int64_t n = z.columns, i = z.in_caps;
-        return BatchedGemm<T>(
-            exec, kForwardName, i, z.batch, n, k, {Native(input), k, i * k, 1},
-            {Native(weights), n * k, 1, k}, {Native(output), n, i * n, 1});
-      });
+  using Plan = ForwardPlan<GpuExec, T>;
+  const Sizes z = MakeSizes(p);
+  const std::string obstacle = GridObstacle(GemmBlocks(z.in_caps, z.batch, z.columns));
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  return Plan::Make(0, [z, k = p.in_dim](const GpuExec& exec, const T* input,
+                                         const T* weights, T* output, void*) {
+    const int64_t n = z.columns, i = z.in_caps;
+    return BatchedGemm<T>(exec, kForwardName, i, z.batch, n, k,
+                          {Native(input), k, i * k, 1}, {Native(weights), n * k, 1, k},
+                          {Native(output), n, i * n, 1});
+  });
 }
 
 template <typename T>
@@ -178,6 +181,8 @@ BackwardPlan<GpuExec, T> BackwardByFma(const Problem& p) {
   const Division d = Divide(p, best_v);
   if (z.columns == 0) return Plan::Refuse("there are no output elements");
   if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
+  const std::string obstacle = GridObstacle(z.in_caps);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
       0,
       [p, z, d, best_v](const GpuExec& exec, const T* grad, const T* input,
@@ -202,11 +207,17 @@ BackwardPlan<GpuExec, T> BackwardByFma(const Problem& p) {
 
 template <typename T>
 BackwardPlan<GpuExec, T> BackwardByGemm(const Problem& p) {
-  return BackwardPlan<GpuExec, T>::Make(
+  using Plan = BackwardPlan<GpuExec, T>;
+  const Sizes z = MakeSizes(p);
+  const std::string obstacle =
+      GridObstacle(std::max(GemmBlocks(z.in_caps, z.batch, p.in_dim),
+                            GemmBlocks(z.in_caps, z.columns, p.in_dim)));
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  return Plan::Make(
       0,
-      [z = MakeSizes(p), k = p.in_dim](const GpuExec& exec, const T* grad,
-                                       const T* input, const T* weights, T* grad_input,
-                                       T* grad_weights, void*) -> LaunchError {
+      [z, k = p.in_dim](const GpuExec& exec, const T* grad, const T* input,
+                        const T* weights, T* grad_input, T* grad_weights,
+                        void*) -> LaunchError {
         const int64_t n = z.columns, i = z.in_caps;
         const LaunchError error = BatchedGemm<T>(
             exec, kBackwardName, i, z.batch, k, n, {Native(grad), n, i * n, 1},
@@ -234,10 +245,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
                       {"gemm", [&] { return BackwardByGemm<T>(p); }}});
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                     \
-  template ForwardPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&); \
-  template BackwardPlan<GpuExec, T> PlanBackward<T>(const GpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
 }  // namespace capsops::capsule_prediction

@@ -33,12 +33,8 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
                           {"fma", [&] { return fma::PlanCoefficients<T>(exec, p); }}});
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                       \
-  template ForwardPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&);   \
-  template BackwardPlan<GpuExec, T> PlanBackward<T>(const GpuExec&, const Problem&); \
-  template CoefficientsPlan<GpuExec, T> PlanCoefficients<T>(const GpuExec&,          \
-                                                            const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 
 }  // namespace capsops::capsule_routing

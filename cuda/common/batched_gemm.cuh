@@ -91,7 +91,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 }  // namespace gemm
 
-// a is [rows, depth], b [depth, columns], c [rows, columns], `count` of each.
+// Returns how many blocks BatchedGemm launches.
+inline int64_t GemmBlocks(int64_t count, int64_t rows, int64_t columns) {
+  return count * CeilDivide(rows, gemm::kTile) * CeilDivide(columns, gemm::kTile);
+}
+
+// a is [rows, depth], b [depth, columns], c [rows, columns], `count` of each. A grid
+// must be able to have GemmBlocks().
 template <typename T>
 LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
                         int64_t rows, int64_t columns, int64_t depth,
@@ -100,10 +106,8 @@ LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
                         const MatrixBatch<CudaType<T>>& c) {
   const int64_t row_tiles = CeilDivide(rows, gemm::kTile);
   const int64_t column_tiles = CeilDivide(columns, gemm::kTile);
-  const int64_t blocks = count * row_tiles * column_tiles;
+  const int64_t blocks = GemmBlocks(count, rows, columns);
   if (blocks == 0) return {};
-  const LaunchError error = CheckGrid(name, blocks);
-  if (!error.empty()) return error;
   gemm::Kernel<CudaType<T>, Accumulator<T>><<<blocks, gemm::kThreads, 0, exec.stream>>>(
       rows, columns, depth, row_tiles, column_tiles, a, b, c);
   return CheckLaunch(name);

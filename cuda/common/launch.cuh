@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/round.h"
 
 namespace capsops {
 
@@ -26,6 +27,13 @@ inline LaunchError CheckLaunch(const char* kernel,
   cudaGetLastError();  // or the next launch would be blamed for it
   return {std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error),
           error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
+}
+
+// Why a grid of this many blocks cannot be launched, in words that complete a plan's
+// refusal, or "".
+inline std::string GridObstacle(int64_t blocks) {
+  if (blocks <= INT32_MAX) return {};
+  return "it is too large for one CUDA grid, " + std::to_string(blocks) + " blocks";
 }
 
 // Fails where a grid of this many blocks cannot be launched.
@@ -115,8 +123,6 @@ __device__ inline void LetKernelAfterBegin() {
 #endif
 }
 #endif
-
-inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool Aligned16(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;

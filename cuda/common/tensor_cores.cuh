@@ -10,6 +10,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "cc/launch/exec.h"
 
 namespace capsops {
 
@@ -50,6 +53,19 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
 // than in adding them up. kSplitLeft is of products whose left operand is split, and
 // whose right one is exact.
 enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
+
+// Calls `then` with the precision that products of T have; `kFull` is that of float
+// where TF32 is not allowed.
+template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
+auto WithPrecision(const GpuExec& exec, const Then& then) {
+  if constexpr (!std::is_same_v<T, float>) {
+    return then(std::integral_constant<Tf32, Tf32::kExact>());
+  } else if (exec.tf32) {
+    return then(std::integral_constant<Tf32, Tf32::kRounded>());
+  } else {
+    return then(std::integral_constant<Tf32, kFull>());
+  }
+}
 
 // What of an operand's making can be done once for many products. The hardware cuts
 // off: 0.35 to 0.71 units in the last place more, by mantissa, make that right on

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CUDA's own types for the launchers' element types, and the types of their sums.
+// CUDA's own types for the launchers' element types.
 #ifndef CAPSOPS_CUDA_COMMON_TYPES_CUH_
 #define CAPSOPS_CUDA_COMMON_TYPES_CUH_
 
@@ -17,23 +17,18 @@ namespace capsops {
 template <typename T>
 struct CudaTypeOf {
   using type = T;
-  using accumulator = T;
 };
 template <>
 struct CudaTypeOf<Float16> {
   using type = __half;
-  using accumulator = float;
 };
 template <>
 struct CudaTypeOf<BFloat16> {
   using type = __nv_bfloat16;
-  using accumulator = float;
 };
 // T is float, double, Float16 or BFloat16.
 template <typename T>
 using CudaType = typename CudaTypeOf<T>::type;
-template <typename T>
-using Accumulator = typename CudaTypeOf<T>::accumulator;
 
 template <typename T>
 __host__ const CudaType<T>* Native(const T* pointer) {

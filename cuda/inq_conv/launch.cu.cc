@@ -86,7 +86,7 @@ InqPlan<GpuExec, T> ByTensorCores(const GpuExec& exec, const Convolution& conv,
       return Plan::Refuse("float16 does not have " + std::to_string(conv.levels) +
                           " powers of two");
     }
-    return capsule_conv::WithPrecision<T, Tf32::kSplitLeft>(exec, [&](auto precision) {
+    return WithPrecision<T, Tf32::kSplitLeft>(exec, [&](auto precision) {
       using S = CudaType<T>;
       using Products = capsule_conv::Products<S, precision.value>;
       const Products products = wgmma ? Products::ByWgmma(conv.tasks, exec.device)
@@ -106,8 +106,6 @@ InqPlan<GpuExec, T> ByTensorCores(const GpuExec& exec, const Convolution& conv,
   }
 }
 
-int64_t Rounded(int64_t bytes) { return CeilDivide(bytes, 64) * 64; }
-
 // Of float and double.
 template <typename T>
 InqPlan<GpuExec, T> ByFma(const GpuExec& exec, const Convolution& conv) {
@@ -115,7 +113,7 @@ InqPlan<GpuExec, T> ByFma(const GpuExec& exec, const Convolution& conv) {
   const char* const op = conv.op;
   const auto product = fma::PlanProduct<T>(op, exec.device, conv.poses, conv.product);
   if (!product.run) return Plan::Refuse(product.error.text());
-  const int64_t decoded = Rounded(conv.codes * sizeof(T));
+  const int64_t decoded = RoundUp(conv.codes * sizeof(T), 64);
   return Plan::Make(
       decoded + product.workspace,
       [op, product, decoded, levels = conv.levels, count = conv.codes,
@@ -168,8 +166,8 @@ InqPlan<GpuExec, T> Widened(const GpuExec& exec, const Convolution& conv) {
     if (plan.run) break;
   }
   if (!plan.run) return Plan::Refuse(plan.error.text());
-  const int64_t source_bytes = Rounded(conv.source * sizeof(float));
-  const int64_t target_bytes = Rounded(conv.target * sizeof(float));
+  const int64_t source_bytes = RoundUp(conv.source * sizeof(float), 64);
+  const int64_t target_bytes = RoundUp(conv.target * sizeof(float), 64);
   return Plan::Make(
       source_bytes + target_bytes + plan.workspace,
       [=, op = conv.op, from = conv.source, to = conv.target](
@@ -207,10 +205,7 @@ InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& proble
   return PlanAny<T>(exec, Convolution(problem, true));
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                 \
-  template InqPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&); \
-  template InqPlan<GpuExec, T> PlanBackpropInput<T>(const GpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, InqPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropInput, InqPlan, GpuExec)
 
 }  // namespace capsops::inq_conv

@@ -22,7 +22,7 @@ class Buffers {
 
   float* Take(int64_t elements) {
     const int64_t begin = used_;
-    used_ += CeilDivide(elements, 16) * 16;
+    used_ += RoundUp(elements, 16);
     return base_ == nullptr ? nullptr : base_ + begin;
   }
   int64_t bytes() const { return used_ * sizeof(float); }

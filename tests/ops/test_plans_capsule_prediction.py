@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that CapsulePrediction would run on GPUs, planned on a CPU."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from descriptions.capsule_prediction import OP
 from gpus import GPUS, plans
 
 import tf_capsops
@@ -28,15 +28,20 @@ PLANS = [
     ("fma", "fma", tf.float32, (0, 3, 2, 4, 8)),
     ("fma", "fma", tf.float32, (2, 0, 2, 4, 8)),
     ("fma", "gemm", tf.float32, (2, 3, 0, 4, 8)),
+    # The backward kernel would have a block for each input capsule.
+    ("fma", "gemm", tf.float32, (0, 2**31, 1, 1, 0)),
 ]
 
 
 def _compute(dtype, batch, in_caps, out_caps, out_dim, in_dim):
     tensors = [
-        tf.zeros((batch, in_caps, in_dim), dtype),
-        tf.zeros((in_caps, out_caps, out_dim, in_dim), dtype),
+        tf.constant(np.zeros(shape), dtype)
+        for shape in [(batch, in_caps, in_dim), (in_caps, out_caps, out_dim, in_dim)]
     ]
-    OP.results(tf_capsops.capsule_prediction, None, *tensors)
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        output = tf_capsops.capsule_prediction(*tensors)
+    tape.gradient(output, tensors, output)
 
 
 if _library.build_info()["cuda"]:

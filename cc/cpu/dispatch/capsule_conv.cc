@@ -23,10 +23,8 @@ CAPSOPS_SELECTED_KERNELS
 struct Trimmed {
   explicit Trimmed(const Problem& whole)
       : p(whole),
-        down(whole.in_height, whole.out_height, whole.kernel_height,
-             whole.stride_height, whole.dilation_height, whole.pad_top),
-        across(whole.in_width, whole.out_width, whole.kernel_width, whole.stride_width,
-               whole.dilation_width, whole.pad_left),
+        down(Vertical(whole)),
+        across(Horizontal(whole)),
         taps(whole.kernel_height * whole.kernel_width),
         line(whole.kernel_width),
         tap(whole.in_channels * whole.out_channels * whole.pose_depth *
@@ -77,7 +75,7 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& kernels,
                                const Problem& whole) {
   const Trimmed trimmed(whole);
   const Division d = kernels.divide(trimmed.p);
-  auto plan = ConvPlan<CpuExec, T>::Make(
+  return CpuPlan<ConvPlan<CpuExec, T>>(
       d.workspace,
       [op, &kernels, trimmed, d](const CpuExec& exec, const T* from, const T* weights,
                                  T* to, void* workspace) -> LaunchError {
@@ -92,8 +90,6 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& kernels,
                           kernels.run(p, task, from, workspace, to, scratch);
                         });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
 }  // namespace
@@ -113,7 +109,7 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
   const WeightsKernels<T>& kernels = Selected<T>().backprop_weights;
   const Trimmed trimmed(whole);
   const Division d = kernels.divide(trimmed.p);
-  auto plan = ConvPlan<CpuExec, T>::Make(
+  return CpuPlan<ConvPlan<CpuExec, T>>(
       d.workspace,
       [&kernels, trimmed, d](const CpuExec& exec, const T* input, const T* grad,
                              T* grad_weights, void* workspace) -> LaunchError {
@@ -136,15 +132,10 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
         });
         return {};
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                        \
-  template ConvPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&);       \
-  template ConvPlan<CpuExec, T> PlanBackpropInput<T>(const CpuExec&, const Problem&); \
-  template ConvPlan<CpuExec, T> PlanBackpropWeights<T>(const CpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ConvPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropInput, ConvPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropWeights, ConvPlan, CpuExec)
 
 }  // namespace capsops::capsule_conv

@@ -9,13 +9,12 @@
 
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/cpu/dispatch/tasks.h"
+#include "cc/launch/round.h"
 
 namespace capsops::capsule_prediction {
 namespace {
 
 CAPSOPS_SELECTED_KERNELS
-
-int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns about how many cycles a task takes, at eight multiply-adds a cycle.
 int64_t Cost(const Problem& p, int64_t in_caps, int64_t batch) {
@@ -29,7 +28,7 @@ int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
-  auto plan = ForwardPlan<CpuExec, T>::Make(
+  return CpuPlan<ForwardPlan<CpuExec, T>>(
       0,
       [p](const CpuExec& exec, const T* input, const T* weights, T* output,
           void*) -> LaunchError {
@@ -48,13 +47,11 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
                   input, weights, output, scratch);
             });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
-  auto plan = BackwardPlan<CpuExec, T>::Make(
+  return CpuPlan<BackwardPlan<CpuExec, T>>(
       0,
       [p](const CpuExec& exec, const T* grad, const T* input, const T* weights,
           T* grad_input, T* grad_weights, void*) -> LaunchError {
@@ -68,14 +65,9 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
                                             weights, grad_input, grad_weights, scratch);
                          });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                     \
-  template ForwardPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&); \
-  template BackwardPlan<CpuExec, T> PlanBackward<T>(const CpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
 
 }  // namespace capsops::capsule_prediction

@@ -35,24 +35,26 @@ int64_t CapsuleCost(const Problem& p, int64_t tiles) {
 // a sum.
 template <typename T>
 struct Workspace {
+  using A = Accumulator<T>;
+
   Workspace(const Division& d, void* data, int64_t tiles)
       : tile_size(d.tile),
-        tiles(static_cast<Sum<T>*>(data)),
+        tiles(static_cast<A*>(data)),
         running(this->tiles + tiles * d.tile),
         parts(running + d.tile) {}
   static int64_t Bytes(const Division& d, int64_t tiles) {
-    return (tiles + 1 + d.chunks) * d.tile * sizeof(Sum<T>);
+    return (tiles + 1 + d.chunks) * d.tile * sizeof(A);
   }
   // Return V of an iteration, which must be at least 2, and ds of an iteration.
-  Sum<T>* total(int64_t iteration) const { return tiles + (iteration - 2) * tile_size; }
-  Sum<T>* sum_grad(int64_t iterations, int64_t iteration) const {
+  A* total(int64_t iteration) const { return tiles + (iteration - 2) * tile_size; }
+  A* sum_grad(int64_t iterations, int64_t iteration) const {
     return tiles + (iterations - 2 + iteration) * tile_size;
   }
 
   int64_t tile_size;
-  Sum<T>* tiles;    // V and ds, which the last step of the gradient reads
-  Sum<T>* running;  // V, or dv in the gradient
-  Sum<T>* parts;
+  A* tiles;    // V and ds, which the last step of the gradient reads
+  A* running;  // V, or dv in the gradient
+  A* parts;
 };
 
 }  // namespace
@@ -60,10 +62,10 @@ struct Workspace {
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
   const Division d = Selected<T>().divide(p);
-  auto plan = ForwardPlan<CpuExec, T>::Make(
+  return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(d, 0),
       [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
-             T* output, Sum<T>* sums, void* workspace) -> LaunchError {
+             T* output, Accumulator<T>* sums, void* workspace) -> LaunchError {
         if (d.tile == 0) return {};
         const CpuKernels<T>& kernels = Selected<T>();
         const Workspace<T> space(d, workspace, 0);
@@ -86,8 +88,6 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
         }
         return {};
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
 template <typename T>
@@ -98,10 +98,10 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
   if (Columns(p) == 0) p.iterations = 1;
   const Division d = Selected<T>().divide(p);
   const int64_t tiles = 2 * p.iterations - 1;
-  auto plan = BackwardPlan<CpuExec, T>::Make(
+  return CpuPlan<BackwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(d, tiles),
       [p, d, tiles](const CpuExec& exec, const T* grad, const T* input,
-                    const T* weights, const T* logits, const Sum<T>* sums,
+                    const T* weights, const T* logits, const Accumulator<T>* sums,
                     T* grad_input, T* grad_weights, T* grad_logits,
                     void* workspace) -> LaunchError {
         const CpuKernels<T>& kernels = Selected<T>();
@@ -143,21 +143,20 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
                                        grad_input, grad_weights, grad_logits, scratch);
                         });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
 template <typename T>
 CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& p) {
   const Division d = Selected<T>().divide(p);
-  auto plan = CoefficientsPlan<CpuExec, T>::Make(
-      2 * d.tile * sizeof(Sum<T>),
+  return CpuPlan<CoefficientsPlan<CpuExec, T>>(
+      2 * d.tile * sizeof(Accumulator<T>),
       [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
-             const Sum<T>* sums, T* coefficients, void* workspace) -> LaunchError {
+             const Accumulator<T>* sums, T* coefficients,
+             void* workspace) -> LaunchError {
         const CpuKernels<T>& kernels = Selected<T>();
         // V of an iteration depends only on V of the one before it, so two tiles do.
-        Sum<T>* const tiles = static_cast<Sum<T>*>(workspace);
-        const auto total = [&](int64_t iteration) -> Sum<T>* {
+        Accumulator<T>* const tiles = static_cast<Accumulator<T>*>(workspace);
+        const auto total = [&](int64_t iteration) -> Accumulator<T>* {
           return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;
         };
         if (d.tile > 0) {
@@ -177,16 +176,10 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& p) 
                                    total(p.iterations + 1), coefficients, scratch);
             });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                       \
-  template ForwardPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&);   \
-  template BackwardPlan<CpuExec, T> PlanBackward<T>(const CpuExec&, const Problem&); \
-  template CoefficientsPlan<CpuExec, T> PlanCoefficients<T>(const CpuExec&,          \
-                                                            const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanCoefficients, CoefficientsPlan, CpuExec)
 
 }  // namespace capsops::capsule_routing

@@ -30,7 +30,7 @@ template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
   const bool empty = p.batch == 0 || p.height == 0 || p.width == 0 || p.channels == 0;
   const Division d = empty ? Division{} : Selected<T>().divide_forward(p);
-  auto plan = ForwardPlan<CpuExec, T>::Make(
+  return CpuPlan<ForwardPlan<CpuExec, T>>(
       0,
       [p, d](const CpuExec& exec, const T* input, const T* filters, T* output,
              void*) -> LaunchError {
@@ -41,15 +41,13 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
                                                 scratch);
                         });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
   const bool empty = p.batch == 0 || p.height == 0 || p.width == 0;
   const Division d = empty ? Division{} : Selected<T>().divide_backward(p);
-  auto plan = BackwardPlan<CpuExec, T>::Make(
+  return CpuPlan<BackwardPlan<CpuExec, T>>(
       0,
       [p, d](const CpuExec& exec, const T* grad, const T* input, const T* filters,
              T* grad_input, T* grad_filters, void*) -> LaunchError {
@@ -60,14 +58,9 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
                                                  grad_input, grad_filters, scratch);
                         });
       });
-  plan.kernel = CpuKernelName();
-  return plan;
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                     \
-  template ForwardPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&); \
-  template BackwardPlan<CpuExec, T> PlanBackward<T>(const CpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
 
 }  // namespace capsops::high_order_conv

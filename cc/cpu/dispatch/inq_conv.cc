@@ -16,6 +16,7 @@
 
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/round.h"
 
 namespace capsops::inq_conv {
 namespace {
@@ -32,8 +33,8 @@ int64_t Output(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels;
 }
 
-// Round up to whole cache lines, at which another array can begin.
-int64_t RoundedUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+// Arrays of the workspace begin at whole cache lines.
+int64_t RoundedUp(int64_t bytes) { return RoundUp(bytes, 64); }
 template <typename A>
 int64_t Bytes(int64_t count) {
   return RoundedUp(count * static_cast<int64_t>(sizeof(A)));
@@ -71,18 +72,16 @@ class Convolution {
  public:
   static InqPlan<CpuExec, T> Plan(const CpuExec& exec, const Problem& p) {
     const Convolution conv(exec, p);
-    auto plan = InqPlan<CpuExec, T>::Make(
+    return CpuPlan<InqPlan<CpuExec, T>>(
         conv.Workspace(),
         [conv](const CpuExec& exec, const T* from, const uint8_t* codes,
                int32_t top_exponent, T* to, void* workspace) {
           return conv.Run(exec, codes, top_exponent, from, to, workspace);
         });
-    plan.kernel = CpuKernelName();
-    return plan;
   }
 
  private:
-  using A = Real<T>;
+  using A = Accumulator<T>;
   static constexpr bool kWidened = !std::is_same_v<T, A>;
   static constexpr const char* kOp = kGradient ? "InqConvBackpropInput" : "InqConv";
 
@@ -242,10 +241,7 @@ InqPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& p) {
   return Convolution<T, true>::Plan(exec, p);
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                 \
-  template InqPlan<CpuExec, T> PlanForward<T>(const CpuExec&, const Problem&); \
-  template InqPlan<CpuExec, T> PlanBackpropInput<T>(const CpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, InqPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropInput, InqPlan, CpuExec)
 
 }  // namespace capsops::inq_conv

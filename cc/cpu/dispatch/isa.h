@@ -6,6 +6,7 @@
 #define CAPSOPS_CC_CPU_DISPATCH_ISA_H_
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 
 // CAPSOPS_SELECT(f) is f of the best instruction set's namespace: the levels of
@@ -50,6 +51,14 @@ inline const char* CpuKernelName() {
 #else
   return "baseline";
 #endif
+}
+
+// Returns the plan of a CPU kernel.
+template <typename Plan, typename Run>
+Plan CpuPlan(int64_t workspace, const Run& run) {
+  Plan plan = Plan::Make(workspace, run);
+  plan.kernel = CpuKernelName();
+  return plan;
 }
 
 }  // namespace capsops

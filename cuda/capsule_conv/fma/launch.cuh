@@ -7,7 +7,6 @@
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 #include "cc/launch/capsule_conv.h"
@@ -33,11 +32,7 @@ struct Steps {
   // whatever the dilation.
   int64_t down, across;
 
-  explicit Steps(const Problem& p)
-      : vertical(p.in_height, p.out_height, p.kernel_height, p.stride_height,
-                 p.dilation_height, p.pad_top),
-        horizontal(p.in_width, p.out_width, p.kernel_width, p.stride_width,
-                   p.dilation_width, p.pad_left) {
+  explicit Steps(const Problem& p) : vertical(Vertical(p)), horizontal(Horizontal(p)) {
     down = vertical.count > 1 ? p.dilation_height : 0;
     across = horizontal.count > 1 ? p.dilation_width : 0;
     in_pixel = p.in_channels * p.pose_depth * p.pose_rows * p.pose_inner;
@@ -81,6 +76,19 @@ inline void PadTerms(int64_t pad_top, int64_t pad_left, const Steps& s, Axis* te
       Place{-pad_top * s.in_line - pad_left * s.in_pixel, 0, -pad_top, -pad_left};
 }
 
+// Sets what follows from the matrices: left is r x k, right k x c, and each of
+// `channels` channels has c columns.
+inline void SetMatrices(const Problem& p, int64_t channels, int64_t r, int64_t k,
+                        int64_t c, Product* z) {
+  z->columns = channels * c;
+  z->column_inner = c;
+  z->left_depth = r * k;
+  z->right_depth = k * c;
+  z->out_depth = r * c;
+  z->out_outer = p.pose_depth * z->out_depth;
+  z->depth = p.pose_depth;
+}
+
 inline Product ForwardProduct(const Problem& p) {
   const Steps s(p);
   Product z{};
@@ -94,15 +102,9 @@ inline Product ForwardProduct(const Problem& p) {
   trim(s.vertical, &z.terms.digits[0], &z.terms.origin);
   trim(s.horizontal, &z.terms.digits[1], &z.terms.origin);
   PadTerms(s.vertical.pad, s.horizontal.pad, s, &z.terms);
-  z.columns = p.out_channels * p.pose_columns;
-  z.column_inner = p.pose_columns;
-  z.right_outer = p.pose_depth * p.pose_inner * p.pose_columns;
+  SetMatrices(p, p.out_channels, p.pose_rows, p.pose_inner, p.pose_columns, &z);
+  z.right_outer = p.pose_depth * z.right_depth;
   z.right_inner = 1;
-  z.out_outer = p.pose_depth * p.pose_rows * p.pose_columns;
-  z.left_depth = p.pose_rows * p.pose_inner;
-  z.right_depth = p.pose_inner * p.pose_columns;
-  z.out_depth = p.pose_rows * p.pose_columns;
-  z.depth = p.pose_depth;
   z.height = p.in_height;
   z.width = p.in_width;
   z.elements = p.batch * s.out_image;
@@ -115,15 +117,9 @@ inline Product WeightsProduct(const Problem& p) {
   z.rows = InputTerms(p, s);
   PadTerms(p.pad_top, p.pad_left, s, &z.rows);
   z.terms = OutputPixels(p, s);
-  z.columns = p.out_channels * p.pose_columns;
-  z.column_inner = p.pose_columns;
-  z.right_outer = p.pose_depth * p.pose_rows * p.pose_columns;
+  SetMatrices(p, p.out_channels, p.pose_inner, p.pose_rows, p.pose_columns, &z);
+  z.right_outer = p.pose_depth * z.right_depth;
   z.right_inner = 1;
-  z.out_outer = p.pose_depth * p.pose_inner * p.pose_columns;
-  z.left_depth = p.pose_rows * p.pose_inner;
-  z.right_depth = p.pose_rows * p.pose_columns;
-  z.out_depth = p.pose_inner * p.pose_columns;
-  z.depth = p.pose_depth;
   z.height = p.in_height;
   z.width = p.in_width;
   z.elements = s.weights;
@@ -139,7 +135,7 @@ inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t
   phases.dilation = dilation;
   phases.pad = taps.pad;
   phases.taps = taps.count;
-  phases.every = stride / std::gcd(stride, dilation);
+  phases.every = stride / CommonDivisor(stride, dilation);
   phases.out_step = pixel;
   phases.tap_step = tap;
   return phases;
@@ -172,15 +168,9 @@ inline Product InputProduct(const Problem& p) {
                {p.pose_depth * p.pose_rows * p.pose_columns,
                 p.pose_depth * p.pose_inner * p.pose_columns, 0, 0}},
               {p.pose_columns, {1, 1, 0, 0}}}};
-  z.columns = p.in_channels * p.pose_inner;
-  z.column_inner = p.pose_inner;
-  z.right_outer = p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns;
+  SetMatrices(p, p.in_channels, p.pose_rows, p.pose_columns, p.pose_inner, &z);
+  z.right_outer = p.out_channels * p.pose_depth * z.right_depth;
   z.right_inner = p.pose_columns;
-  z.out_outer = p.pose_depth * p.pose_rows * p.pose_inner;
-  z.left_depth = p.pose_rows * p.pose_columns;
-  z.right_depth = p.pose_inner * p.pose_columns;
-  z.out_depth = p.pose_rows * p.pose_inner;
-  z.depth = p.pose_depth;
   z.height = p.out_height;
   z.width = p.out_width;
   z.elements = p.batch * s.in_image;
@@ -243,10 +233,8 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                                kPartsBytes / int64_t{sizeof(A)} / z.elements}));
   const int64_t blocks = tiles * z.parts;
   const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kSumElements) : 0;
-  if (std::max(blocks, sum_blocks) > INT32_MAX) {
-    return Plan::Refuse("it is too large for one CUDA grid, " + std::to_string(blocks) +
-                        " blocks");
-  }
+  const std::string obstacle = GridObstacle(std::max(blocks, sum_blocks));
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
       z.parts > 1 ? z.parts * z.elements * int64_t{sizeof(A)} : 0,
       [=](const GpuExec& exec, const T* left, const T* right, T* out, void* partial) {

@@ -95,7 +95,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
     units = static_cast<int>(CeilDivide(all, p.order.chunks));
     p.order.planes = units;
     p.order.steps = static_cast<int>(CeilDivide(int64_t{taps} * units, 2));
-    const int64_t steps = CeilDivide(p.order.steps, C::kSteps) * int64_t{C::kSteps};
+    const int64_t steps = RoundUp(p.order.steps, C::kSteps);
     shared =
         4 * (C::kBarrierWords + int64_t{buffers} * C::kParts * units * p.patch.plane +
              C::kStages * C::kStageWords + steps + p.patch.pixels);
@@ -104,8 +104,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   if (units == 0) return plan;
   // The last product may read past its plane, but not past what is there.
   const int64_t read =
-      squares ? (CeilDivide(y, kGroupRows) * kGroupRows - 1) * int64_t{row} +
-                    across * kGroupRows
+      squares ? (RoundUp(y, kGroupRows) - 1) * int64_t{row} + across * kGroupRows
               : products * kProductRows;
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
     return plan;
@@ -124,7 +123,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   // multiprocessor share its tensor cores; the rest a block does by itself.
   const int64_t steps = int64_t{p.order.steps} * p.order.chunks;
   const int64_t stages = CeilDivide(p.order.steps, C::kSteps) * p.order.chunks;
-  const int64_t made = CeilDivide(products, C::kTiles) * C::kTiles;
+  const int64_t made = RoundUp(products, C::kTiles);
   const double idle = products <= C::kTiles ? 1.1 : 1;  // a warpgroup
   const double multiply =
       (C::kColumns == 64 ? 42 : 46) * made * steps * C::kParts * idle;

@@ -24,10 +24,6 @@ constexpr int64_t kBlocksBytes = int64_t{64} << 20;
 // Input capsules of a chunk at least.
 constexpr int64_t kChunkCaps = 4;
 
-inline int64_t RoundUp(int64_t value, int64_t multiple) {
-  return CeilDivide(value, multiple) * multiple;
-}
-
 // Of dimensions that are not too large and not 0.
 template <typename A>
 Sizes SizesOf(const Problem& p) {

@@ -153,17 +153,6 @@ Plan WithTiling(const GpuExec& exec, const Problem& p, const Make& make) {
   }
 }
 
-// Calls run(precision) with what products of T are to have.
-template <typename T, typename Run>
-LaunchError WithTf32(const GpuExec& exec, const Run& run) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (exec.tf32) return run(std::integral_constant<Tf32, Tf32::kRounded>{});
-    return run(std::integral_constant<Tf32, Tf32::kSplit>{});
-  } else {
-    return run(std::integral_constant<Tf32, Tf32::kExact>{});
-  }
-}
-
 template <Tf32 kTf32, Pass kPass, typename T, typename Tiling>
 LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
                     const T* input, const T* weights, const T* logits, const float4* v,
@@ -205,7 +194,7 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
   const Sizes& z = tiling.z;
   float4* const v = static_cast<float4*>(workspace);
   float4* const partial = v + tiling.vector_length();
-  return WithTf32<T>(exec, [&](auto tf32) -> LaunchError {
+  return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
     LaunchError error = AllowShared<first>(exec, kForwardName);
     if (!error.empty()) return error;
@@ -247,7 +236,7 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
       z, iterations, padded, sums, Native(grad), vectors);
   LaunchError error = CheckLaunch(kBackwardName);
   if (!error.empty()) return error;
-  return WithTf32<T>(exec, [&](auto tf32) -> LaunchError {
+  return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     for (int64_t r = iterations - 1; r > 0; --r) {
       error = RunPass<tf32, Pass::kGradient>(
           exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
@@ -281,7 +270,7 @@ LaunchError Coefficients(const GpuExec& exec, const Tiling& tiling, int64_t iter
           tiling.z, iterations, 0, sums, nullptr, v);
   const LaunchError error = CheckLaunch(kCoefficientsName);
   if (!error.empty()) return error;
-  return WithTf32<T>(exec, [&](auto tf32) {
+  return WithPrecision<T>(exec, [&](auto tf32) {
     return RunPass<tf32, Pass::kCoefficients>(exec, kCoefficientsName, tiling, input,
                                               weights, logits, v, nullptr, nullptr,
                                               coefficients);
@@ -319,7 +308,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p,
     obstacle = tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors);
   }
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const int64_t padded = CeilDivide(p.iterations, kIterations) * kIterations;
+  const int64_t padded = RoundUp(p.iterations, kIterations);
   return Plan::Make((2 * padded + tiling.chunks) * tiling.vector_bytes(),
                     [tiling, gradients, more, iterations = p.iterations, padded](
                         const GpuExec& exec, auto... pointers) {

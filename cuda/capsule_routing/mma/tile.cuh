@@ -123,13 +123,6 @@ __device__ const S* SampleRow(const Sizes& z, const S* input, int64_t b) {
   return input + min(b, z.batch - 1) * z.in_caps * K;
 }
 
-// Where weights [in_caps, out_caps, D, K] hold output capsule j, or past the last the
-// last again, of input capsule 0.
-template <int D, int K, typename S>
-__device__ const S* CapsuleMatrix(const Sizes& z, const S* weights, int j) {
-  return weights + min(j, z.out_caps - 1) * (D * K);
-}
-
 // exp(x - maximum), and 0 where even the maximum is -infinity.
 __device__ inline float ExpBelow(float x, float maximum) {
   constexpr float kLog2E = 1.44269504f;
