@@ -33,10 +33,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
                       {"general", [&] { return general::PlanBackward<T>(p); }}});
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                     \
-  template ForwardPlan<GpuExec, T> PlanForward<T>(const GpuExec&, const Problem&); \
-  template BackwardPlan<GpuExec, T> PlanBackward<T>(const GpuExec&, const Problem&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
 }  // namespace capsops::high_order_conv
