@@ -5,6 +5,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from descriptions.capsule_prediction import OP
 from gpus import GPUS, plans
 
 import tf_capsops
@@ -34,14 +35,15 @@ PLANS = [
 
 
 def _compute(dtype, batch, in_caps, out_caps, out_dim, in_dim):
-    tensors = [
+    grad, *tensors = [
         tf.constant(np.zeros(shape), dtype)
-        for shape in [(batch, in_caps, in_dim), (in_caps, out_caps, out_dim, in_dim)]
+        for shape in [
+            (batch, in_caps, out_caps, out_dim),
+            (batch, in_caps, in_dim),
+            (in_caps, out_caps, out_dim, in_dim),
+        ]
     ]
-    with tf.GradientTape() as tape:
-        tape.watch(tensors)
-        output = tf_capsops.capsule_prediction(*tensors)
-    tape.gradient(output, tensors, output)
+    OP.results(tf_capsops.capsule_prediction, grad, *tensors)
 
 
 if _library.build_info()["cuda"]:
