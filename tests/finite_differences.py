@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of smooth functions against finite differences, in float64."""
 
+import frames
 import numpy as np
 import tensorflow as tf
 import tolerances
@@ -20,6 +21,7 @@ def assert_gradients_agree(function, arguments):
         function: Takes float64 tensors and returns one; smooth around `arguments`.
         arguments: float64 arrays.
     """
+    function = frames.switched(function)
     arguments = [np.asarray(argument, np.float64) for argument in arguments]
     largest = np.abs(function(*map(tf.constant, arguments))).max()
     theory, numeric = tf.test.compute_gradient(function, arguments, delta=_DELTA)

@@ -26,14 +26,18 @@ def traced(compute, signature=None):
     return tf.function(compute, signature, autograph=False, jit_compile=compiled())
 
 
-def call(compute, *arguments, **attributes):
-    """Calls a function: as it is, or compiled where XLA is switched on.
+def switched(compute):
+    """Returns the function itself, or compiled where XLA is switched on.
 
     Positional arguments that are tensors or arrays are the compiled function's inputs;
     all else is a part of it.
     """
-    compute = functools.partial(compute, **attributes)
-    return (traced(compute) if compiled() else compute)(*arguments)
+    return traced(compute) if compiled() else compute
+
+
+def call(compute, *arguments, **attributes):
+    """Calls a `switched` function once."""
+    return switched(functools.partial(compute, **attributes))(*arguments)
 
 
 both_ways = pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 import tensorflow as tf
 from descriptions.capsule_conv import OP
 from finite_differences import assert_gradients_agree
-from frames import both_ways, call
+from frames import both_ways
 from registrations import bare
 
 from tf_capsops.bench import cases
@@ -19,11 +19,11 @@ def test_gradients_of_the_gradient_ops(case, device):
 
     def by_input(weights, grad):
         op = case.bind(bare().capsule_conv_backprop_input)
-        return call(op, inputs.shape, weights, grad)
+        return op(inputs.shape, weights, grad)
 
     def by_weights(inputs, grad):
         op = case.bind(bare().capsule_conv_backprop_weights)
-        return call(op, inputs, weights.shape, grad)
+        return op(inputs, weights.shape, grad)
 
     assert_gradients_agree(by_input, [weights, grad])
     assert_gradients_agree(by_weights, [inputs, grad])

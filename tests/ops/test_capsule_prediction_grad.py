@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsulePrediction's gradients and theirs, against finite differences."""
 
-import functools
 import itertools
 import unittest
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from frames import call
+from frames import switched
 from parameterized import parameterized
 from registrations import bare
 from tolerances import assert_jacobians_close
@@ -34,7 +33,7 @@ def _draw(case, dtype):
 
 
 def _check(compute, *sources):
-    compute = functools.partial(call, compute)
+    compute = switched(compute)
     jacobians = tf.test.compute_gradient(compute, sources, DELTA)
     magnitude = np.abs(compute(*sources).numpy()).max()
     assert_jacobians_close(jacobians, magnitude, DELTA)

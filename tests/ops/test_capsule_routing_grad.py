@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from descriptions.capsule_routing import OP
 from finite_differences import assert_gradients_agree
-from frames import both_ways, call, traced
+from frames import both_ways, traced
 from registrations import bare
 
 import tf_capsops
@@ -25,15 +25,14 @@ def _draw():
 @OP.cases(cases.GRADIENT)
 def test_gradients_of_the_bare_op(case, device):
     """It returns no sums, so its gradient makes them again."""
-    compute = functools.partial(call, case.bind(bare().capsule_routing))
+    compute = case.bind(bare().capsule_routing)
     assert_gradients_agree(compute, OP.draw(case, tf.float64)[1:])
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1e-3])
 def test_gradients_with_another_epsilon(epsilon, device):
     for function in (tf_capsops.capsule_routing, bare().capsule_routing):
-        compute = functools.partial(call, function, epsilon=epsilon)
-        assert_gradients_agree(compute, _draw())
+        assert_gradients_agree(functools.partial(function, epsilon=epsilon), _draw())
 
 
 def _gradients(compute, *inputs):

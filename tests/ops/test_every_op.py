@@ -19,7 +19,7 @@ from descriptions import (
     rounded_to_tf32,
 )
 from finite_differences import assert_gradients_agree
-from frames import both_ways, call, compiled, traced
+from frames import both_ways, call, traced
 from tolerances import assert_rounded
 
 from tf_capsops.bench import cases
@@ -171,9 +171,7 @@ def _assert_derivatives(op, case, order):
 
     for _ in range(order - 1):
         function = _all_gradients(function)
-    assert_gradients_agree(
-        traced(function) if order > 1 or compiled() else function, sources
-    )
+    assert_gradients_agree(traced(function) if order > 1 else function, sources)
 
 
 @_cases(cases.GRADIENT)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from descriptions.high_order_conv import OP
 from finite_differences import assert_gradients_agree
-from frames import both_ways, call
+from frames import both_ways
 from registrations import bare
 
 from tf_capsops.bench import cases
@@ -23,7 +23,7 @@ def test_gradients_of_the_gradient_op(case, used, device):
     """Also where one of its results is not used, and so has no gradient."""
 
     def gradients(*operands):
-        results = call(_gradient_op(case), *operands)
+        results = _gradient_op(case)(*operands)
         chosen = results if used == "both" else [getattr(results, used)]
         return tf.concat([tf.reshape(result, [-1]) for result in chosen], 0)
 

@@ -5,7 +5,7 @@
 import tensorflow as tf
 from descriptions.inq_conv import OP
 from finite_differences import assert_gradients_agree
-from frames import both_ways, call
+from frames import both_ways
 from registrations import bare
 
 import tf_capsops
@@ -18,7 +18,7 @@ def test_gradients_of_the_gradient_op(case, device):
 
     def by_input(grad):
         op = case.bind(bare().inq_conv_backprop_input)
-        return call(op, inputs.shape, *others, grad)
+        return op(inputs.shape, *others, grad)
 
     assert_gradients_agree(by_input, [grad])
 
