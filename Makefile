@@ -105,7 +105,7 @@ FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -lineinfo -
 
 # A function that several instruction sets define inline is kept from the first object
 # that has it. So the most modest come first: no AVX-512 copy serves an older processor.
-OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/ops/*.cc cc/kernels/*.cc cc/framework/*.cc cc/launch/*.cc))
+OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/ops/*.cc cc/kernels/*.cc cc/xla/*.cc cc/framework/*.cc cc/launch/*.cc))
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
 OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/common/*.cu.cc cuda/*/launch.cu.cc)))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))

@@ -9,15 +9,21 @@ package(default_visibility = ["//visibility:public"])
 
 cc_library(
     name = "headers",
-    # include/external holds what headers of XLA want, by odd paths; nothing of ours.
-    hdrs = glob(["include/**"], exclude = ["include/external/**"]),
+    # Of include/external, `includes` are all that is used.
+    hdrs = glob(["include/**"], exclude = ["include/external/**"]) +
+           glob([below + "/**" for below in {includes}]),
     defines = {defines},
-    includes = ["include"],
+    includes = ["include"] + {includes},
 )
 
-cc_import(
-    name = "framework",
-    shared_library = "libtensorflow_framework.so.2",
+[cc_import(
+    name = library,
+    shared_library = library,
+) for library in {libraries}]
+
+cc_library(
+    name = "libraries",
+    deps = {libraries},
 )
 
 py_runtime(
@@ -59,12 +65,20 @@ def _tensorflow_configure_impl(ctx):
     version_file = ctx.read(Label("//:tf_capsops/_version.py"))
     version = version_file.split("__version__ = \"")[1].split("\"")[0]
     ctx.symlink(config["include"], "include")
-    ctx.symlink(config["library"], "libtensorflow_framework.so.2")
+    libraries = []
+    for library in config["libraries"]:
+        libraries.append(library.split("/")[-1])
+        ctx.symlink(library, libraries[-1])
     ctx.file("config.bzl", "TENSORFLOW_VERSION = %r\nVERSION = %r\n" % (
         config["version"],
         version,
     ))
-    ctx.file("BUILD", _BUILD.format(defines = config["defines"], python = python))
+    ctx.file("BUILD", _BUILD.format(
+        defines = config["defines"],
+        includes = ["include/" + below for below in config["includes"]],
+        libraries = libraries,
+        python = python,
+    ))
 
 tensorflow_configure = repository_rule(
     implementation = _tensorflow_configure_impl,

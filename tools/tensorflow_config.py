@@ -47,7 +47,12 @@ def describe():
     return {
         "version": tf.__version__,
         "include": tf.sysconfig.get_include(),
-        "library": os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"),
+        # What XLA's headers include by names of their own.
+        "includes": ["external/highwayhash", "external/farmhash_archive/src"],
+        "libraries": [
+            os.path.join(tf.sysconfig.get_lib(), library)
+            for library in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
+        ],
         "defines": [flag[2:] for flag in flags if flag.startswith("-D")],
     }
 
@@ -86,9 +91,13 @@ def main():
     defines = [f"-D{define}" for define in config["defines"]]
     version = f'-DTF_CAPSOPS_TENSORFLOW_VERSION="{config["version"]}"'
     # As system headers: their warnings are not ours to mend.
-    include = ["-isystem", config["include"]]
-    write(directory, "tensorflow.cflags", [*include, *defines, version])
-    write(directory, "tensorflow.ldflags", [config["library"]])
+    includes = [
+        argument
+        for below in ("", *config["includes"])
+        for argument in ("-isystem", os.path.join(config["include"], below))
+    ]
+    write(directory, "tensorflow.cflags", [*includes, *defines, version])
+    write(directory, "tensorflow.ldflags", config["libraries"])
     key.write_text(found)
 
 

@@ -71,10 +71,7 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
   exec->stream = static_cast<CUstream_st*>(
       ctx->op_device_context()->stream()->platform_specific_handle().stream);
   exec->tf32 = tensorflow::tensor_float_32_execution_enabled();
-  bool pretended;
-  LaunchError error = QueryDevice(&exec->device);
-  if (error.empty()) error = PretendDevice(&exec->device, &pretended);
-  return ToStatus(error);
+  return ToStatus(DescribeDevice(&exec->device));
 }
 #endif
 

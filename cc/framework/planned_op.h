@@ -1,119 +1,140 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What every OpKernel does between its shapes and its launch: it finds the plan that it
-// made for these shapes before, or makes one, allocates the workspace and runs.
+// The OpKernel of an op that op_call.h describes: it finds the plan that it made for
+// these shapes before, or makes one, allocates the results and the workspace, and runs.
 #ifndef CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 #define CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 
 #include <cstdint>
-#include <cstring>
-#include <memory>
-#include <mutex>
-#include <string>
 #include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
 
 #include "cc/framework/device.h"
+#include "cc/framework/op_call.h"
+#include "cc/framework/types.h"
+#include "cc/framework/window.h"
 #include "cc/launch/choice.h"
-#include "cc/launch/plan.h"
+#include "cc/launch/op.h"
 
 namespace capsops {
 
-// What a plan depends on beside the problem.
-inline bool PlansAlike(const CpuExec&, const CpuExec&) { return true; }
-inline bool PlansAlike(const GpuExec& a, const GpuExec& b) {
-  return a.tf32 == b.tf32 && a.device == b.device;
-}
-
-// An OpKernel whose Compute() ends in RunPlan(). `Exec` is CpuExec or GpuExec.
-template <typename Exec>
-class PlannedOp : public tensorflow::OpKernel {
+class KernelInputs final : public OpInputs {
  public:
-  using OpKernel::OpKernel;
-
- protected:
-  // The op's name in TF_CAPSOPS_KERNEL, by which its kernels are also recorded.
-  virtual std::string planned_name() const { return type_string(); }
-
-  // Runs the plan that planner(exec, problem) makes on `pointers`.
-  template <typename Problem, typename Planner, typename... Pointers>
-  absl::Status RunPlan(tensorflow::OpKernelContext* ctx, const Problem& problem,
-                       const Planner& planner, Pointers... pointers) {
-    Exec exec;
-    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
-    using Plan = decltype(planner(exec, problem));
-    const std::shared_ptr<const Plan> plan = Find<Plan>(exec, problem, planner);
-    if (!plan->run) return ToStatus(plan->error);
-    tensorflow::Tensor workspace;
-    TF_RETURN_IF_ERROR(AllocateWorkspace(ctx, plan->workspace, &workspace));
-    if (RecordsKernels()) {
-      RecordKernel(planned_name(), plan->kernel, plan->workspace);
-#if TF_CAPSOPS_CUDA
-      if constexpr (std::is_same_v<Exec, CpuExec>) {
-        RecordPretended(problem, planner);
-      }
-#endif
-    }
-    return ToStatus(
-        plan->run(exec, pointers..., plan->workspace > 0 ? workspace.data() : nullptr));
+  explicit KernelInputs(tensorflow::OpKernelContext* ctx) : ctx_(ctx) {}
+  tensorflow::PartialTensorShape shape(int index) const override {
+    return ctx_->input(index).shape();
+  }
+  absl::StatusOr<tensorflow::PartialTensorShape> ShapeIn(
+      int index, const char* op, const char* name) const override {
+    return ShapeInSizes(op, name, ctx_->input(index));
+  }
+  absl::StatusOr<int32_t> Value(int index) const override {
+    return ctx_->input(index).scalar<int32_t>()();
   }
 
  private:
-  // Outside of graphs, all calls with the same attributes share an OpKernel: those of a
-  // network's layers, whose shapes differ, and of whole and last batches.
-  static constexpr int kKept = 64;
-  struct Entry {
-    Exec exec;
-    uint64_t generation = 0;  // none yet
-    std::string problem;      // its bytes
-    std::shared_ptr<const void> plan;
-  };
+  tensorflow::OpKernelContext* ctx_;
+};
 
-  template <typename Plan, typename Problem, typename Planner>
-  std::shared_ptr<const Plan> Find(const Exec& exec, const Problem& problem,
-                                   const Planner& planner) {
-    // Without padding and floating-point members, equal problems have equal bytes.
-    static_assert(std::has_unique_object_representations_v<Problem>);
-    const uint64_t generation = ChoiceGeneration();
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      for (const Entry& entry : entries_) {
-        if (entry.generation == generation && PlansAlike(entry.exec, exec) &&
-            std::memcmp(entry.problem.data(), &problem, sizeof(Problem)) == 0) {
-          return std::static_pointer_cast<const Plan>(entry.plan);
-        }
-      }
+// A plan's arguments, out of what TensorFlow has.
+template <typename Problem>
+class KernelArguments {
+ public:
+  KernelArguments(tensorflow::OpKernelContext* ctx, const Call<Problem>& call)
+      : ctx_(ctx), call_(call), unreturned_(call.results.size()) {}
+
+  template <typename P>
+  P Next() {
+    if constexpr (kIsOperand<P>) {
+      return static_cast<P>(ctx_->input(call_.operands[operand_++]).data());
+    } else if constexpr (kIsResult<P>) {
+      return static_cast<P>(NextResult(kDataType<std::remove_pointer_t<P>>));
+    } else {
+      return call_.values[value_++];
     }
-    auto plan = std::make_shared<const Plan>(planner(exec, problem));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    entries_[next_++ % kKept] = {
-        exec, generation,
-        std::string(reinterpret_cast<const char*>(&problem), sizeof(Problem)), plan};
-    return plan;
+  }
+  void* Workspace(int64_t bytes) {
+    status_.Update(AllocateWorkspace(ctx_, bytes, &workspace_));
+    return bytes > 0 ? workspace_.data() : nullptr;
+  }
+  bool failed() const { return !status_.ok(); }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  // A result that is no output is memory that the plan needs.
+  void* NextResult(tensorflow::DataType type) {
+    const int index = result_++;
+    tensorflow::Tensor* tensor = &unreturned_[index];
+    tensorflow::TensorShape shape;
+    status_.Update(tensorflow::TensorShape::BuildTensorShape(
+        call_.results[index].dim_sizes(), &shape));
+    if (!status_.ok()) return nullptr;
+    status_.Update(index < ctx_->num_outputs()
+                       ? ctx_->allocate_output(index, shape, &tensor)
+                       : ctx_->allocate_temp(type, shape, tensor));
+    return status_.ok() ? tensor->data() : nullptr;
+  }
+
+  tensorflow::OpKernelContext* ctx_;
+  const Call<Problem>& call_;
+  int operand_ = 0, result_ = 0, value_ = 0;
+  std::vector<tensorflow::Tensor> unreturned_;
+  tensorflow::Tensor workspace_;
+  absl::Status status_;
+};
+
+// `Exec` is CpuExec or GpuExec.
+template <typename Op, typename Exec, typename T>
+class PlannedOp : public tensorflow::OpKernel {
+ public:
+  explicit PlannedOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, op_.Read(ctx));
+  }
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, Run(ctx));
+  }
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* ctx) {
+    const auto call = op_.Resolve(KernelInputs(ctx));
+    if (!call.ok()) return call.status();
+    Exec exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    const auto plan = plans_.Find(exec, call->problem);
+    if (!plan->run) return ToStatus(plan->error);
+    KernelArguments arguments(ctx, *call);
+    if (RecordsKernels()) {
+      RecordKernel(Op::kName, plan->kernel, plan->workspace);
+#if TF_CAPSOPS_CUDA
+      if constexpr (std::is_same_v<Exec, CpuExec>) RecordPretended(call->problem);
+#endif
+    }
+    const LaunchError error = RunFrom(arguments, *plan, exec);
+    return arguments.failed() ? arguments.status() : ToStatus(error);
   }
 
 #if TF_CAPSOPS_CUDA
   // Where TF_CAPSOPS_DEVICE describes a GPU, tests see on a CPU what it would run.
-  template <typename Problem, typename Planner>
-  void RecordPretended(const Problem& problem, const Planner& planner) const {
+  static void RecordPretended(const typename Op::Problem& problem) {
     GpuExec exec;
     exec.tf32 = tensorflow::tensor_float_32_execution_enabled();
     bool pretended = false;
     const LaunchError error = PretendDevice(&exec.device, &pretended);
     if (!pretended || !error.empty()) return;
-    const auto plan = planner(exec, problem);
-    RecordKernel(planned_name() + "@GPU", plan.run ? plan.kernel : "none",
+    const auto plan = Op::template MakePlan<T>(exec, problem);
+    RecordKernel(std::string(Op::kName) + "@GPU", plan.run ? plan.kernel : "none",
                  plan.workspace);
   }
 #endif
 
-  std::mutex mutex_;
-  Entry entries_[kKept];
-  unsigned next_ = 0;
+  Op op_;
+  PlanCache<Op, T, Exec> plans_;
 };
 
 }  // namespace capsops

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
 namespace capsops::capsule_conv {
@@ -76,6 +77,31 @@ template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec& exec, const Problem& problem);
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& problem);
+
+// The ops, as frameworks plan them (op.h).
+struct Forward : Op<Problem> {
+  static constexpr const char* kName = "CapsuleConv";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForward<T>(exec, problem);
+  }
+};
+
+struct BackpropInput : Op<Problem> {
+  static constexpr const char* kName = "CapsuleConvBackpropInput";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackpropInput<T>(exec, problem);
+  }
+};
+
+struct BackpropWeights : Op<Problem> {
+  static constexpr const char* kName = "CapsuleConvBackpropWeights";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackpropWeights<T>(exec, problem);
+  }
+};
 
 }  // namespace capsops::capsule_conv
 

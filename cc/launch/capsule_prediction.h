@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
 namespace capsops::capsule_prediction {
@@ -46,6 +47,23 @@ template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+
+// The ops, as frameworks plan them (op.h).
+struct Forward : Op<Problem> {
+  static constexpr const char* kName = "CapsulePrediction";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForward<T>(exec, problem);
+  }
+};
+
+struct Backward : Op<Problem> {
+  static constexpr const char* kName = "CapsulePredictionGrad";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackward<T>(exec, problem);
+  }
+};
 
 }  // namespace capsops::capsule_prediction
 

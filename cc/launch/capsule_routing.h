@@ -20,6 +20,7 @@
 #include <cstring>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
 namespace capsops::capsule_routing {
@@ -96,6 +97,31 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec& exec,
 template <typename T>
 CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
                                               const Problem& problem);
+
+// The ops, as frameworks plan them (op.h).
+struct Forward : Op<Problem> {
+  static constexpr const char* kName = kForwardName;
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForward<T>(exec, problem);
+  }
+};
+
+struct Backward : Op<Problem> {
+  static constexpr const char* kName = kBackwardName;
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackward<T>(exec, problem);
+  }
+};
+
+struct Coefficients : Op<Problem> {
+  static constexpr const char* kName = kCoefficientsName;
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanCoefficients<T>(exec, problem);
+  }
+};
 
 }  // namespace capsops::capsule_routing
 

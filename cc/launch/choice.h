@@ -25,6 +25,13 @@ LaunchError ForcedKernel(const char* op, std::string* kernel);
 // whether it names any.
 LaunchError PretendDevice(GpuDevice* device, bool* pretended);
 
+// The device that plans are for: the calling thread's, with what is pretended of it.
+inline LaunchError DescribeDevice(GpuDevice* device) {
+  bool pretended;
+  const LaunchError error = QueryDevice(device);
+  return error.empty() ? PretendDevice(device, &pretended) : error;
+}
+
 // Grows with every change of the settings: plans of an earlier number are stale.
 uint64_t ChoiceGeneration();
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "cc/launch/exec.h"
+#include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
 namespace capsops::high_order_conv {
@@ -64,6 +65,23 @@ template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+
+// The ops, as frameworks plan them (op.h).
+struct Forward : Op<Problem> {
+  static constexpr const char* kName = "HighOrderConv";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForward<T>(exec, problem);
+  }
+};
+
+struct Backward : Op<Problem> {
+  static constexpr const char* kName = "HighOrderConvGrad";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackward<T>(exec, problem);
+  }
+};
 
 }  // namespace capsops::high_order_conv
 

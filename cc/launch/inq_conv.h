@@ -24,6 +24,7 @@
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/exec.h"
+#include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
 namespace capsops::inq_conv {
@@ -62,6 +63,23 @@ template <typename T>
 InqPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
 template <typename T>
 InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
+
+// The ops, as frameworks plan them (op.h).
+struct Forward : Op<Problem> {
+  static constexpr const char* kName = "InqConv";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForward<T>(exec, problem);
+  }
+};
+
+struct BackpropInput : Op<Problem> {
+  static constexpr const char* kName = "InqConvBackpropInput";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackpropInput<T>(exec, problem);
+  }
+};
 
 }  // namespace capsops::inq_conv
 

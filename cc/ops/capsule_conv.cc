@@ -4,14 +4,11 @@
 #include "cc/shapes/capsule_conv.h"
 
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/platform/errors.h"
 
-#include "cc/framework/shape_rule.h"
+#include "cc/framework/infer_shapes.h"
 
 namespace capsops::capsule_conv {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("CapsuleConv")
     .Input("input: T")
@@ -21,13 +18,7 @@ REGISTER_OP("CapsuleConv")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto conv = Resolve(InputShape(ctx, 0), InputShape(ctx, 1), attributes);
-      if (!conv.ok()) return conv.status();
-      return SetOutputShape(ctx, 0, conv->output);
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 Convolves images whose pixels are capsules, matrices that are multiplied.
 
@@ -55,17 +46,7 @@ REGISTER_OP("CapsuleConvBackpropInput")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto input =
-          ShapeInSizes("CapsuleConvBackpropInput", "input_sizes", ctx, 0);
-      if (!input.ok()) return input.status();
-      const auto conv = ResolveBackpropInput(*input, InputShape(ctx, 1),
-                                             InputShape(ctx, 2), attributes);
-      if (!conv.ok()) return conv.status();
-      return SetOutputShape(ctx, 0, conv->input);
-    })
+    .SetShapeFn(InferShapes<BackpropInputOp>)
     .Doc(R"doc(
 Gradient of CapsuleConv with respect to its input.
 
@@ -87,17 +68,7 @@ REGISTER_OP("CapsuleConvBackpropWeights")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto weights =
-          ShapeInSizes("CapsuleConvBackpropWeights", "weight_sizes", ctx, 1);
-      if (!weights.ok()) return weights.status();
-      const auto conv = ResolveBackpropWeights(InputShape(ctx, 0), *weights,
-                                               InputShape(ctx, 2), attributes);
-      if (!conv.ok()) return conv.status();
-      return SetOutputShape(ctx, 0, conv->weights);
-    })
+    .SetShapeFn(InferShapes<BackpropWeightsOp>)
     .Doc(R"doc(
 Gradient of CapsuleConv with respect to its weights.
 

@@ -5,23 +5,17 @@
 
 #include "tensorflow/core/framework/op.h"
 
-#include "cc/framework/shape_rule.h"
+#include "cc/framework/infer_shapes.h"
 
 namespace capsops::capsule_prediction {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("CapsulePrediction")
     .Input("input: T")
     .Input("weights: T")
     .Output("output: T")
     .Attr("T: {float, double, half, bfloat16}")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      const auto p = Resolve(InputShape(ctx, 0), InputShape(ctx, 1));
-      if (!p.ok()) return p.status();
-      return SetOutputShape(ctx, 0, {p->batch, p->in_caps, p->out_caps, p->out_dim});
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 Predicts output capsules from input capsules, every pair by its own matrix.
 
@@ -41,15 +35,7 @@ REGISTER_OP("CapsulePredictionGrad")
     .Output("grad_input: T")
     .Output("grad_weights: T")
     .Attr("T: {float, double, half, bfloat16}")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      const auto p =
-          ResolveGrad(InputShape(ctx, 0), InputShape(ctx, 1), InputShape(ctx, 2));
-      if (!p.ok()) return p.status();
-      const absl::Status status =
-          SetOutputShape(ctx, 0, {p->batch, p->in_caps, p->in_dim});
-      if (!status.ok()) return status;
-      return SetOutputShape(ctx, 1, {p->in_caps, p->out_caps, p->out_dim, p->in_dim});
-    })
+    .SetShapeFn(InferShapes<BackwardOp>)
     .Doc(R"doc(
 Gradients of CapsulePrediction with respect to both of its inputs.
 

@@ -4,31 +4,11 @@
 #include "cc/shapes/capsule_routing.h"
 
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/platform/errors.h"
 
-#include "cc/framework/shape_rule.h"
+#include "cc/framework/infer_shapes.h"
 
 namespace capsops::capsule_routing {
 namespace {
-
-using tensorflow::DataType;
-using tensorflow::shape_inference::InferenceContext;
-
-absl::Status CheckTypes(InferenceContext* ctx, const char* op) {
-  DataType type, sum_type;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("T", &type));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("U", &sum_type));
-  return CheckSumType(op, type, sum_type);
-}
-
-absl::StatusOr<Problem> ResolveForward(InferenceContext* ctx) {
-  int64_t iterations;
-  float epsilon;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("iterations", &iterations));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &epsilon));
-  return Resolve(InputShape(ctx, 0), InputShape(ctx, 1), InputShape(ctx, 2), iterations,
-                 epsilon);
-}
 
 REGISTER_OP("CapsuleRouting")
     .Input("input: T")
@@ -38,11 +18,7 @@ REGISTER_OP("CapsuleRouting")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("iterations: int >= 1 = 3")
     .Attr("epsilon: float = 1e-7")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      const auto p = ResolveForward(ctx);
-      if (!p.ok()) return p.status();
-      return SetOutputShape(ctx, 0, {p->batch, p->out_caps, p->out_dim});
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 Routes input capsules to output capsules by agreement.
 
@@ -75,13 +51,7 @@ REGISTER_OP("CapsuleRoutingWithSums")
     .Attr("U: {float, double}")
     .Attr("iterations: int >= 1 = 3")
     .Attr("epsilon: float = 1e-7")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      const auto p = ResolveForward(ctx);
-      if (!p.ok()) return p.status();
-      TF_RETURN_IF_ERROR(CheckTypes(ctx, "CapsuleRouting"));
-      TF_RETURN_IF_ERROR(SetOutputShape(ctx, 0, {p->batch, p->out_caps, p->out_dim}));
-      return SetOutputShape(ctx, 1, {p->iterations, p->batch, p->out_caps, p->out_dim});
-    })
+    .SetShapeFn(InferShapes<ForwardWithSumsOp>)
     .Doc(R"doc(
 CapsuleRouting that also returns what its gradient needs.
 
@@ -109,19 +79,7 @@ REGISTER_OP("CapsuleRoutingGrad")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("U: {float, double}")
     .Attr("epsilon: float = 1e-7")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      float epsilon;
-      TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &epsilon));
-      const auto p =
-          ResolveGrad(InputShape(ctx, 0), InputShape(ctx, 1), InputShape(ctx, 2),
-                      InputShape(ctx, 3), InputShape(ctx, 4), epsilon);
-      if (!p.ok()) return p.status();
-      TF_RETURN_IF_ERROR(CheckTypes(ctx, "CapsuleRoutingGrad"));
-      TF_RETURN_IF_ERROR(SetOutputShape(ctx, 0, {p->batch, p->in_caps, p->in_dim}));
-      TF_RETURN_IF_ERROR(
-          SetOutputShape(ctx, 1, {p->in_caps, p->out_caps, p->out_dim, p->in_dim}));
-      return SetOutputShape(ctx, 2, {p->in_caps, p->out_caps});
-    })
+    .SetShapeFn(InferShapes<BackwardOp>)
     .Doc(R"doc(
 Gradients of CapsuleRouting with respect to its inputs, through every iteration.
 
@@ -146,16 +104,7 @@ REGISTER_OP("CapsuleRoutingCoefficients")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("U: {float, double}")
     .Attr("epsilon: float = 1e-7")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      float epsilon;
-      TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &epsilon));
-      const auto p =
-          ResolveCoefficients(InputShape(ctx, 0), InputShape(ctx, 1),
-                              InputShape(ctx, 2), InputShape(ctx, 3), epsilon);
-      if (!p.ok()) return p.status();
-      TF_RETURN_IF_ERROR(CheckTypes(ctx, "CapsuleRoutingCoefficients"));
-      return SetOutputShape(ctx, 0, {p->batch, p->in_caps, p->out_caps});
-    })
+    .SetShapeFn(InferShapes<CoefficientsOp>)
     .Doc(R"doc(
 The coefficients c of CapsuleRouting, of the iteration after those already done.
 

@@ -4,21 +4,11 @@
 #include "cc/shapes/high_order_conv.h"
 
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/platform/errors.h"
 
-#include "cc/framework/shape_rule.h"
+#include "cc/framework/infer_shapes.h"
 
 namespace capsops::high_order_conv {
 namespace {
-
-using tensorflow::PartialTensorShape;
-using tensorflow::shape_inference::InferenceContext;
-
-absl::Status SetOutputShapeTo(InferenceContext* ctx, int index,
-                              const absl::StatusOr<PartialTensorShape>& shape) {
-  if (!shape.ok()) return shape.status();
-  return SetOutputShape(ctx, index, *shape);
-}
 
 REGISTER_OP("HighOrderConv")
     .Input("input: T")
@@ -29,13 +19,7 @@ REGISTER_OP("HighOrderConv")
     .Attr("dilations: list(int) = [1, 1]")
     .Attr("groups: int = 1")
     .Attr("data_format: {'NHWC', 'NCHW'} = 'NHWC'")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto p = Resolve(InputShape(ctx, 0), InputShape(ctx, 1), attributes);
-      if (!p.ok()) return p.status();
-      return SetOutputShapeTo(ctx, 0, ImageShape(*p));
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 Convolves images with a filter of its own at every pixel, which channels share.
 
@@ -67,15 +51,7 @@ REGISTER_OP("HighOrderConvGrad")
     .Attr("dilations: list(int) = [1, 1]")
     .Attr("groups: int = 1")
     .Attr("data_format: {'NHWC', 'NCHW'} = 'NHWC'")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto p = ResolveGrad(InputShape(ctx, 0), InputShape(ctx, 1),
-                                 InputShape(ctx, 2), attributes);
-      if (!p.ok()) return p.status();
-      TF_RETURN_IF_ERROR(SetOutputShapeTo(ctx, 0, ImageShape(*p)));
-      return SetOutputShapeTo(ctx, 1, FiltersShape(*p));
-    })
+    .SetShapeFn(InferShapes<BackwardOp>)
     .Doc(R"doc(
 Gradients of HighOrderConv with respect to both of its inputs.
 

@@ -4,14 +4,11 @@
 #include "cc/shapes/inq_conv.h"
 
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/platform/errors.h"
 
-#include "cc/framework/shape_rule.h"
+#include "cc/framework/infer_shapes.h"
 
 namespace capsops::inq_conv {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("InqConv")
     .Input("input: T")
@@ -23,14 +20,7 @@ REGISTER_OP("InqConv")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'SAME'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto conv = Resolve(InputShape(ctx, 0), InputShape(ctx, 1),
-                                InputShape(ctx, 2), attributes);
-      if (!conv.ok()) return conv.status();
-      return SetOutputShape(ctx, 0, conv->output);
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 Convolves images with weights that are zero or powers of two.
 
@@ -63,17 +53,7 @@ REGISTER_OP("InqConvBackpropInput")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'SAME'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetAttributes(ctx, &attributes));
-      const auto input = ShapeInSizes("InqConvBackpropInput", "input_sizes", ctx, 0);
-      if (!input.ok()) return input.status();
-      const auto conv =
-          ResolveBackpropInput(*input, InputShape(ctx, 1), InputShape(ctx, 2),
-                               InputShape(ctx, 3), attributes);
-      if (!conv.ok()) return conv.status();
-      return SetOutputShape(ctx, 0, conv->input);
-    })
+    .SetShapeFn(InferShapes<BackpropInputOp>)
     .Doc(R"doc(
 Gradient of InqConv with respect to its input.
 

@@ -124,19 +124,28 @@ absl::StatusOr<Convolution> Resolve(const PartialTensorShape& input,
                     PartialTensorShape(), attributes);
 }
 
-absl::StatusOr<Convolution> ResolveBackpropInput(const PartialTensorShape& input_sizes,
-                                                 const PartialTensorShape& weights,
-                                                 const PartialTensorShape& grad,
-                                                 const Attributes& attributes) {
-  return ResolveAll("CapsuleConvBackpropInput", "input_sizes", input_sizes, "weights",
-                    weights, grad, attributes);
+absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
+  const auto conv = capsule_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes);
+  if (!conv.ok()) return conv.status();
+  return Call<Problem>{conv->problem, {0, 1}, {conv->output}};
 }
 
-absl::StatusOr<Convolution> ResolveBackpropWeights(
-    const PartialTensorShape& input, const PartialTensorShape& weight_sizes,
-    const PartialTensorShape& grad, const Attributes& attributes) {
-  return ResolveAll("CapsuleConvBackpropWeights", "input", input, "weight_sizes",
-                    weight_sizes, grad, attributes);
+absl::StatusOr<Call<Problem>> BackpropInputOp::Resolve(const OpInputs& inputs) const {
+  const auto input = inputs.ShapeIn(0, kName, "input_sizes");
+  if (!input.ok()) return input.status();
+  const auto conv = ResolveAll(kName, "input_sizes", *input, "weights", inputs.shape(1),
+                               inputs.shape(2), attributes);
+  if (!conv.ok()) return conv.status();
+  return Call<Problem>{conv->problem, {2, 1}, {conv->input}};
+}
+
+absl::StatusOr<Call<Problem>> BackpropWeightsOp::Resolve(const OpInputs& inputs) const {
+  const auto weights = inputs.ShapeIn(1, kName, "weight_sizes");
+  if (!weights.ok()) return weights.status();
+  const auto conv = ResolveAll(kName, "input", inputs.shape(0), "weight_sizes",
+                               *weights, inputs.shape(2), attributes);
+  if (!conv.ok()) return conv.status();
+  return Call<Problem>{conv->problem, {0, 2}, {conv->weights}};
 }
 
 }  // namespace capsops::capsule_conv

@@ -5,9 +5,12 @@
 #ifndef CAPSOPS_CC_SHAPES_CAPSULE_CONV_H_
 #define CAPSOPS_CC_SHAPES_CAPSULE_CONV_H_
 
+#include <array>
+
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
+#include "cc/framework/op_call.h"
 #include "cc/framework/window.h"
 #include "cc/launch/capsule_conv.h"
 
@@ -27,16 +30,30 @@ absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& weights,
                                     const Attributes& attributes);
 
-// `grad` must have the shape of the forward op's output.
-absl::StatusOr<Convolution> ResolveBackpropInput(
-    const tensorflow::PartialTensorShape& input_sizes,
-    const tensorflow::PartialTensorShape& weights,
-    const tensorflow::PartialTensorShape& grad, const Attributes& attributes);
+struct ConvDefaults : OpDefaults {
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    return GetAttributes(ctx, &attributes);
+  }
+  Attributes attributes;
+};
 
-absl::StatusOr<Convolution> ResolveBackpropWeights(
-    const tensorflow::PartialTensorShape& input,
-    const tensorflow::PartialTensorShape& weight_sizes,
-    const tensorflow::PartialTensorShape& grad, const Attributes& attributes);
+struct ForwardOp : Forward, ConvDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
+
+struct BackpropInputOp : BackpropInput, ConvDefaults {
+  static constexpr const char* kOp = kName;
+  static constexpr std::array kHostInputs = {"input_sizes"};
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
+
+struct BackpropWeightsOp : BackpropWeights, ConvDefaults {
+  static constexpr const char* kOp = kName;
+  static constexpr std::array kHostInputs = {"weight_sizes"};
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
 }  // namespace capsops::capsule_conv
 

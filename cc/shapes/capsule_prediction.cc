@@ -3,6 +3,8 @@
 
 #include "cc/shapes/capsule_prediction.h"
 
+#include "tensorflow/core/platform/errors.h"
+
 #include "cc/framework/shape_rule.h"
 
 namespace capsops::capsule_prediction {
@@ -23,28 +25,30 @@ void BindOperands(ShapeRule& rule, Problem& p, const PartialTensorShape& input,
 
 }  // namespace
 
-absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
-                                const PartialTensorShape& weights) {
+absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   Problem p;
-  ShapeRule rule("CapsulePrediction");
-  BindOperands(rule, p, input, weights);
+  ShapeRule rule(kName);
+  BindOperands(rule, p, inputs.shape(0), inputs.shape(1));
   if (!rule.status().ok()) return rule.status();
-  return p;
+  Call<Problem> call{p, {0, 1}};
+  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.out_caps, p.out_dim}));
+  return call;
 }
 
-absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
-                                    const PartialTensorShape& input,
-                                    const PartialTensorShape& weights) {
+absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
   Problem p;
-  ShapeRule rule("CapsulePredictionGrad");
-  rule.Bind("grad", grad,
+  ShapeRule rule(kName);
+  rule.Bind("grad", inputs.shape(0),
             {{"batch", &p.batch},
              {"in_caps", &p.in_caps},
              {"out_caps", &p.out_caps},
              {"out_dim", &p.out_dim}});
-  BindOperands(rule, p, input, weights);
+  BindOperands(rule, p, inputs.shape(1), inputs.shape(2));
   if (!rule.status().ok()) return rule.status();
-  return p;
+  Call<Problem> call{p, {0, 1, 2}};
+  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.in_dim}));
+  TF_RETURN_IF_ERROR(call.AddResult({p.in_caps, p.out_caps, p.out_dim, p.in_dim}));
+  return call;
 }
 
 }  // namespace capsops::capsule_prediction

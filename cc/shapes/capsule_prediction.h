@@ -6,18 +6,21 @@
 #define CAPSOPS_CC_SHAPES_CAPSULE_PREDICTION_H_
 
 #include "absl/status/statusor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
 
+#include "cc/framework/op_call.h"
 #include "cc/launch/capsule_prediction.h"
 
 namespace capsops::capsule_prediction {
 
-absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
-                                const tensorflow::PartialTensorShape& weights);
+struct ForwardOp : Forward, OpDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
-absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
-                                    const tensorflow::PartialTensorShape& input,
-                                    const tensorflow::PartialTensorShape& weights);
+struct BackwardOp : Backward, OpDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
 }  // namespace capsops::capsule_prediction
 

@@ -7,26 +7,26 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
 
 #include "cc/framework/shape_rule.h"
 
 namespace capsops::capsule_routing {
 namespace {
 
-using tensorflow::DataType;
 using tensorflow::PartialTensorShape;
 
-void BindOperands(ShapeRule& rule, Problem& p, const PartialTensorShape& input,
-                  const PartialTensorShape& weights, const PartialTensorShape& logits) {
-  rule.Bind("input", input,
+// Input `first` is `input`; weights and logits follow.
+void BindOperands(ShapeRule& rule, Problem& p, const OpInputs& inputs, int first) {
+  rule.Bind("input", inputs.shape(first),
             {{"batch", &p.batch}, {"in_caps", &p.in_caps}, {"in_dim", &p.in_dim}});
-  rule.Bind("weights", weights,
+  rule.Bind("weights", inputs.shape(first + 1),
             {{"in_caps", &p.in_caps},
              {"out_caps", &p.out_caps},
              {"out_dim", &p.out_dim},
              {"in_dim", &p.in_dim}});
-  rule.Bind("logits", logits, {{"in_caps", &p.in_caps}, {"out_caps", &p.out_caps}});
+  rule.Bind("logits", inputs.shape(first + 2),
+            {{"in_caps", &p.in_caps}, {"out_caps", &p.out_caps}});
 }
 
 void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
@@ -68,13 +68,10 @@ void SetEpsilon(ShapeRule& rule, Problem& p, float epsilon) {
 
 }  // namespace
 
-absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
-                                const PartialTensorShape& weights,
-                                const PartialTensorShape& logits, int64_t iterations,
-                                float epsilon) {
+absl::StatusOr<Call<Problem>> ForwardWithSumsOp::Resolve(const OpInputs& inputs) const {
   Problem p;
-  ShapeRule rule("CapsuleRouting");
-  BindOperands(rule, p, input, weights, logits);
+  ShapeRule rule(kName);
+  BindOperands(rule, p, inputs, 0);
   rule.Require(iterations >= 1, [&] {
     return absl::StrCat("iterations must be at least 1, got ", iterations);
   });
@@ -82,58 +79,44 @@ absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
   CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
-  return p;
+  Call<Problem> call{p, {0, 1, 2}};
+  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.out_caps, p.out_dim}));
+  TF_RETURN_IF_ERROR(call.AddResult({p.iterations, p.batch, p.out_caps, p.out_dim}));
+  return call;
 }
 
-absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
-                                    const PartialTensorShape& input,
-                                    const PartialTensorShape& weights,
-                                    const PartialTensorShape& logits,
-                                    const PartialTensorShape& sums, float epsilon) {
+absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
   Problem p;
-  ShapeRule rule("CapsuleRoutingGrad");
-  rule.Bind("grad", grad,
+  ShapeRule rule(kName);
+  rule.Bind("grad", inputs.shape(0),
             {{"batch", &p.batch}, {"out_caps", &p.out_caps}, {"out_dim", &p.out_dim}});
-  BindOperands(rule, p, input, weights, logits);
-  BindSums(rule, p, sums);
+  BindOperands(rule, p, inputs, 1);
+  BindSums(rule, p, inputs.shape(4));
   rule.Require(p.iterations != 0, [&] {
     return absl::StrCat("sums dim 0 (iterations) must be at least 1, got ",
-                        sums.DebugString());
+                        inputs.shape(4).DebugString());
   });
   CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
-  return p;
+  Call<Problem> call{p, {0, 1, 2, 3, 4}};
+  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.in_dim}));
+  TF_RETURN_IF_ERROR(call.AddResult({p.in_caps, p.out_caps, p.out_dim, p.in_dim}));
+  TF_RETURN_IF_ERROR(call.AddResult({p.in_caps, p.out_caps}));
+  return call;
 }
 
-absl::StatusOr<Problem> ResolveCoefficients(const PartialTensorShape& input,
-                                            const PartialTensorShape& weights,
-                                            const PartialTensorShape& logits,
-                                            const PartialTensorShape& sums,
-                                            float epsilon) {
+absl::StatusOr<Call<Problem>> CoefficientsOp::Resolve(const OpInputs& inputs) const {
   Problem p;
-  ShapeRule rule("CapsuleRoutingCoefficients");
-  BindOperands(rule, p, input, weights, logits);
-  BindSums(rule, p, sums);
+  ShapeRule rule(kName);
+  BindOperands(rule, p, inputs, 0);
+  BindSums(rule, p, inputs.shape(3));
   CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
-  return p;
-}
-
-absl::Status CheckSumType(const char* op, DataType type, DataType sum_type) {
-  using tensorflow::DataTypeString;
-  const DataType required =
-      type == tensorflow::DT_DOUBLE ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
-  return ShapeRule(op)
-      .Require(sum_type == required,
-               [&] {
-                 return absl::StrCat("U (the type of sums) must be ",
-                                     DataTypeString(required), " where T is ",
-                                     DataTypeString(type), ", got ",
-                                     DataTypeString(sum_type));
-               })
-      .status();
+  Call<Problem> call{p, {0, 1, 2, 3}};
+  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.out_caps}));
+  return call;
 }
 
 }  // namespace capsops::capsule_routing

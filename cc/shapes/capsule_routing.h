@@ -9,37 +9,49 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.pb.h"
 
+#include "cc/framework/op_call.h"
 #include "cc/launch/capsule_routing.h"
 
 namespace capsops::capsule_routing {
 
-absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
-                                const tensorflow::PartialTensorShape& weights,
-                                const tensorflow::PartialTensorShape& logits,
-                                int64_t iterations, float epsilon);
+struct EpsilonDefaults : OpDefaults {
+  static constexpr const char* kSumType = "U";
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    return ctx->GetAttr("epsilon", &epsilon);
+  }
+  float epsilon;
+};
+
+struct ForwardWithSumsOp : Forward, EpsilonDefaults {
+  static constexpr const char* kOp = "CapsuleRoutingWithSums";
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    const absl::Status status = EpsilonDefaults::Read(ctx);
+    return status.ok() ? ctx->GetAttr("iterations", &iterations) : status;
+  }
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+  int64_t iterations;
+};
+
+// The same, which does not return the sums.
+struct ForwardOp : ForwardWithSumsOp {
+  static constexpr const char* kOp = kName;
+  static constexpr const char* kSumType = nullptr;
+};
 
 // The number of iterations is that of the sums.
-absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
-                                    const tensorflow::PartialTensorShape& input,
-                                    const tensorflow::PartialTensorShape& weights,
-                                    const tensorflow::PartialTensorShape& logits,
-                                    const tensorflow::PartialTensorShape& sums,
-                                    float epsilon);
+struct BackwardOp : Backward, EpsilonDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
 // Likewise; here it may be none.
-absl::StatusOr<Problem> ResolveCoefficients(
-    const tensorflow::PartialTensorShape& input,
-    const tensorflow::PartialTensorShape& weights,
-    const tensorflow::PartialTensorShape& logits,
-    const tensorflow::PartialTensorShape& sums, float epsilon);
-
-// The type U that the sums of an op on T must have: `Sum` of the boundary. A kernel has
-// no other, so only shape functions ask.
-absl::Status CheckSumType(const char* op, tensorflow::DataType type,
-                          tensorflow::DataType sum_type);
+struct CoefficientsOp : Coefficients, EpsilonDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
 }  // namespace capsops::capsule_routing
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tensorflow/core/platform/errors.h"
 
 #include "cc/framework/shape_rule.h"
 
@@ -82,13 +83,11 @@ void BindFilters(ShapeRule& rule, Problem& p, const PartialTensorShape& shape) {
   rule.Bind("filters", shape, Axes(p, {kDepth, &depth}));
 }
 
-absl::StatusOr<PartialTensorShape> Shape(const Problem& p, int64_t last) {
-  std::vector<int64_t> dims = {p.batch, p.height, p.width};
-  dims.insert(dims.begin() + ChannelsAxis(p), last);
-  PartialTensorShape shape;
-  const absl::Status status = PartialTensorShape::BuildPartialTensorShape(dims, &shape);
-  if (!status.ok()) return status;
-  return shape;
+// Adds a tensor that has `last` numbers for each pixel.
+absl::Status AddResult(int64_t last, Call<Problem>* call) {
+  const Problem& p = call->problem;
+  return p.channels_first ? call->AddResult({p.batch, last, p.height, p.width})
+                          : call->AddResult({p.batch, p.height, p.width, last});
 }
 
 }  // namespace
@@ -123,12 +122,22 @@ absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
   return p;
 }
 
-absl::StatusOr<PartialTensorShape> ImageShape(const Problem& p) {
-  return Shape(p, p.channels);
+absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
+  const auto p = high_order_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes);
+  if (!p.ok()) return p.status();
+  Call<Problem> call{*p, {0, 1}};
+  TF_RETURN_IF_ERROR(AddResult(p->channels, &call));
+  return call;
 }
 
-absl::StatusOr<PartialTensorShape> FiltersShape(const Problem& p) {
-  return Shape(p, Depth(p));
+absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
+  const auto p =
+      ResolveGrad(inputs.shape(0), inputs.shape(1), inputs.shape(2), attributes);
+  if (!p.ok()) return p.status();
+  Call<Problem> call{*p, {0, 1, 2}};
+  TF_RETURN_IF_ERROR(AddResult(p->channels, &call));
+  TF_RETURN_IF_ERROR(AddResult(Depth(*p), &call));
+  return call;
 }
 
 }  // namespace capsops::high_order_conv

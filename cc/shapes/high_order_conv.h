@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
+#include "cc/framework/op_call.h"
 #include "cc/launch/high_order_conv.h"
 
 namespace capsops::high_order_conv {
@@ -44,9 +45,23 @@ absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
                                     const tensorflow::PartialTensorShape& filters,
                                     const Attributes& attributes);
 
-// The shapes of a problem's tensors, in its own order of axes.
-absl::StatusOr<tensorflow::PartialTensorShape> ImageShape(const Problem& problem);
-absl::StatusOr<tensorflow::PartialTensorShape> FiltersShape(const Problem& problem);
+struct ConvDefaults : OpDefaults {
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    return GetAttributes(ctx, &attributes);
+  }
+  Attributes attributes;
+};
+
+struct ForwardOp : Forward, ConvDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
+
+struct BackwardOp : Backward, ConvDefaults {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
 }  // namespace capsops::high_order_conv
 

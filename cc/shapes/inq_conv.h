@@ -5,12 +5,14 @@
 #ifndef CAPSOPS_CC_SHAPES_INQ_CONV_H_
 #define CAPSOPS_CC_SHAPES_INQ_CONV_H_
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
+#include "cc/framework/op_call.h"
 #include "cc/framework/window.h"
 #include "cc/launch/inq_conv.h"
 
@@ -41,12 +43,25 @@ absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& top_exponent,
                                     const Attributes& attributes);
 
-// `grad` must have the shape of the forward op's output.
-absl::StatusOr<Convolution> ResolveBackpropInput(
-    const tensorflow::PartialTensorShape& input_sizes,
-    const tensorflow::PartialTensorShape& codes,
-    const tensorflow::PartialTensorShape& top_exponent,
-    const tensorflow::PartialTensorShape& grad, const Attributes& attributes);
+struct InqDefaults : OpDefaults {
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    return GetAttributes(ctx, &attributes);
+  }
+  Attributes attributes;
+};
+
+struct ForwardOp : Forward, InqDefaults {
+  static constexpr const char* kOp = kName;
+  static constexpr std::array kHostInputs = {"top_exponent"};
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
+
+struct BackpropInputOp : BackpropInput, InqDefaults {
+  static constexpr const char* kOp = kName;
+  static constexpr std::array kHostInputs = {"input_sizes", "top_exponent"};
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
 
 }  // namespace capsops::inq_conv
 

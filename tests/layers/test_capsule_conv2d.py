@@ -181,15 +181,6 @@ def test_empty_batch(device):
     assert CapsuleConv2D(4, (2, 3), 2)(tf.zeros([0, 5, 5, 1, 2, 2])).shape[0] == 0
 
 
-def test_is_not_compiled_with_xla():
-    inputs = keras.Input([6, 5, 1, 2, 2])
-    model = keras.Model(inputs, CapsuleConv2D(2, (2, 3), 3)(inputs))
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model.compile("sgd", "mse", jit_compile=True)
-    assert not model.jit_compile
-    model.fit(np.ones([2, 6, 5, 1, 2, 2]), np.ones([2, 4, 3, 2, 2, 3]), verbose=0)
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_keeps_weights_in_float32(device, policy):
     layer = CapsuleConv2D(4, (2, 3), 2, activation="relu", dtype=policy)

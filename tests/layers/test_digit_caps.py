@@ -118,15 +118,6 @@ class DigitCapsTest(layer_testing.TestCase):
         )
 
 
-def test_is_not_compiled_with_xla():
-    inputs = keras.Input([6, 5])
-    model = keras.Model(inputs, DigitCaps(4, 3)(inputs))
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model.compile("sgd", "mse", jit_compile=True)
-    assert not model.jit_compile
-    model.fit(np.ones([2, 6, 5]), np.ones([2, 4, 3]), verbose=0)
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_keeps_weights_and_logits_in_float32(device, policy):
     layer = DigitCaps(4, 3, dtype=policy)

@@ -257,15 +257,6 @@ def test_empty_images(device, shape):
         np.testing.assert_array_equal(gradient, tf.zeros_like(gradient))
 
 
-def test_is_not_compiled_with_xla():
-    inputs = keras.Input([6, 5, 2])
-    model = keras.Model(inputs, HighOrderConv2D(3)(inputs))
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model.compile("sgd", "mse", jit_compile=True)
-    assert not model.jit_compile
-    model.fit(np.ones([2, 6, 5, 2]), np.zeros([2, 6, 5, 2]), verbose=0)
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_keeps_weights_in_float32(device, policy):
     layer = HighOrderConv2D(3, filter_activation="softmax", dtype=policy)

@@ -257,13 +257,6 @@ def test_empty_batch(device):
     assert InqConv2D(4, 2)(tf.zeros([0, 5, 5, 1])).shape == (0, 4, 4, 4)
 
 
-def test_is_not_compiled_with_xla():
-    model = keras.Sequential([keras.Input([3]), InqDense(2)])
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model.compile("sgd", "mse", jit_compile=True)
-    model.fit(np.ones([2, 3]), np.ones([2, 2]), verbose=0)
-
-
 _BITS = {"bits": 9}, "bits must be an integer from 2 to 8, got 9"
 _BAD_ARGUMENTS = {
     InqConv2D: [

@@ -85,9 +85,6 @@ class CapsuleConv2D(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # CapsuleConv has no XLA kernel, and Keras compiles with XLA by default where
-        # there is a GPU.
-        self.supports_jit = False
         self.filters = positive_int("CapsuleConv2D", "filters", filters)
         if not isinstance(pose_shape, (list, tuple)) or len(pose_shape) not in _AXES:
             raise ValueError(

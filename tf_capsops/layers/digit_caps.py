@@ -69,9 +69,6 @@ class DigitCaps(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # CapsuleRouting has no XLA kernel, and Keras compiles with XLA by default
-        # where there is a GPU.
-        self.supports_jit = False
         self.num_capsules = positive_int("DigitCaps", "num_capsules", num_capsules)
         self.capsule_dim = positive_int("DigitCaps", "capsule_dim", capsule_dim)
         self.routing_iterations = int_between(

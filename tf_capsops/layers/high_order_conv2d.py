@@ -100,9 +100,6 @@ class HighOrderConv2D(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # HighOrderConv has no XLA kernel, and Keras compiles with XLA by default where
-        # there is a GPU.
-        self.supports_jit = False
         owner = "HighOrderConv2D"
         try:
             self.kernel_size = odd_pair(owner, "kernel_size", kernel_size)

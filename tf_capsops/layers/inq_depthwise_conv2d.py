@@ -66,8 +66,6 @@ class InqDepthwiseConv2D(InqLayer):
         super().__init__(
             bits, activation, kernel_initializer=depthwise_initializer, **kwargs
         )
-        # Its operations are TensorFlow's own, which XLA compiles.
-        self.supports_jit = True
         set_window(self, kernel_size, strides, padding, dilation_rate)
         self.depth_multiplier = positive_int(
             "InqDepthwiseConv2D", "depth_multiplier", depth_multiplier

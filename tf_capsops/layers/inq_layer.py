@@ -32,9 +32,6 @@ class InqLayer(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # InqConv has no XLA kernel, and Keras compiles with XLA by default where there
-        # is a GPU.
-        self.supports_jit = False
         self.bits = checked_bits(type(self).__name__, bits)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)

@@ -1,0 +1,46 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What XLA knows of an op: a custom call by the name Target<Op, T>(), which has an
+// attribute kProblem: the Problem and the plan's values, in 64-bit words. Its operands
+// and results are those of the plan, and the workspace is one more result, so that XLA
+// plans its memory.
+#ifndef CAPSOPS_CC_XLA_TARGET_H_
+#define CAPSOPS_CC_XLA_TARGET_H_
+
+#include <cstdint>
+#include <string>
+
+#include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_prediction.h"
+#include "cc/launch/capsule_routing.h"
+#include "cc/launch/exec.h"
+#include "cc/launch/high_order_conv.h"
+#include "cc/launch/inq_conv.h"
+
+namespace capsops {
+
+inline constexpr char kProblem[] = "problem";
+
+template <typename T>
+inline constexpr const char* kTypeName = nullptr;
+template <>
+inline constexpr const char* kTypeName<float> = "float32";
+template <>
+inline constexpr const char* kTypeName<double> = "float64";
+template <>
+inline constexpr const char* kTypeName<Float16> = "float16";
+template <>
+inline constexpr const char* kTypeName<BFloat16> = "bfloat16";
+
+template <typename Op, typename T>
+std::string Target() {
+  return std::string("tf_capsops.") + Op::kName + "." + kTypeName<T>;
+}
+
+template <typename Problem>
+inline constexpr int kProblemWords = sizeof(Problem) / sizeof(int64_t);
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CC_XLA_TARGET_H_

@@ -1,0 +1,106 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Layers train to the same losses with and without XLA, in every policy."""
+
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fresh, tolerances
+from tf_capsops.layers import (
+    CapsuleConv2D,
+    DigitCaps,
+    HighOrderConv2D,
+    InqConv2D,
+    InqDense,
+    InqDepthwiseConv2D,
+    Length,
+    PrimaryCaps,
+)
+
+LAYERS = {
+    "DigitCaps": (lambda: DigitCaps(4, 3, logits_trainable=True), (6, 5)),
+    "CapsuleConv2D": (lambda: CapsuleConv2D(2, (2, 3), 3, strides=2), (6, 5, 1, 2, 2)),
+    "HighOrderConv2D": (lambda: HighOrderConv2D(3), (6, 5, 2)),
+    "InqConv2D": (lambda: InqConv2D(4, 3), (6, 5, 2)),
+    "InqDense": (lambda: InqDense(3), (5,)),
+    "InqDepthwiseConv2D": (lambda: InqDepthwiseConv2D(3), (6, 5, 2)),
+    "PrimaryCaps": (lambda: PrimaryCaps(2, 4, 3), (6, 5, 2)),
+    "Length": (Length, (6, 5)),
+}
+EPOCHS, SAMPLES, BATCH = 3, 7, 4  # the last batch of an epoch is smaller
+
+
+def train(name, policy="float32", **compiling):
+    """Trains a network of one layer; returns the losses of the epochs."""
+    make, shape = LAYERS[name]
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = keras.Sequential([keras.Input(shape), make(), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(2, dtype="float32"))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    optimizer = keras.optimizers.SGD(0.01)
+    if policy == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, "mse", **compiling)
+    rng = np.random.default_rng(2)
+    images = rng.normal(size=(SAMPLES, *shape)).astype("float32")
+    labels = rng.normal(size=(SAMPLES, 2)).astype("float32")
+    fitted = model.fit(images, labels, BATCH, EPOCHS, shuffle=False, verbose=0)
+    return model, fitted.history["loss"]
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_losses_are_the_same(device, name, policy):
+    _, expected = train(name, policy, jit_compile=False)
+    rounding = tolerances.ulp(policy.removeprefix("mixed_"))
+    for jit_compile in (True, "auto"):
+        model, losses = train(name, policy, jit_compile=jit_compile)
+        assert model.jit_compile  # Keras would go on without XLA, with a warning
+        # XLA rounds once where it fuses the ops around ours.
+        np.testing.assert_allclose(losses, expected, rtol=8 * EPOCHS * rounding)
+
+
+def test_steps_per_execution(device):
+    _, expected = train("DigitCaps", jit_compile=True)
+    _, losses = train("DigitCaps", jit_compile=True, steps_per_execution=2)
+    np.testing.assert_array_equal(losses, expected)
+
+
+def test_determinism():
+    text = """
+        import tensorflow as tf
+        from tests.layers import test_xla
+        tf.config.experimental.enable_op_determinism()
+        for name in test_xla.LAYERS:
+            losses = [test_xla.train(name, jit_compile=True)[1] for _ in range(2)]
+            assert losses[0] == losses[1], (name, losses)
+    """
+    fresh.run(textwrap.dedent(text))
+
+
+def test_whole_step_under_jit(device):
+    """A step written by hand: forward pass, gradients and update in one function."""
+    layer = DigitCaps(4, 3)
+    layer.build((None, 6, 5))
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(images) ** 2)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        return loss, gradients
+
+    images = tf.random.stateless_normal([2, 6, 5], [3, 4])
+    loss, gradients = tf.function(step)(images)
+    compiled_loss, compiled = tf.function(step, jit_compile=True)(images)
+    np.testing.assert_allclose(compiled_loss, loss, rtol=8 * tolerances.ulp("float32"))
+    for ours, theirs in zip(compiled, gradients, strict=True):
+        np.testing.assert_allclose(
+            ours, theirs, atol=8 * tolerances.ulp("float32") * np.abs(theirs).max()
+        )
