@@ -38,18 +38,16 @@ using tensorflow::PartialTensorShape;
 using tensorflow::XlaOpKernelContext;
 
 class CompileInputs final : public OpInputs {
-public:
-  explicit CompileInputs(XlaOpKernelContext *ctx) : ctx_(ctx) {}
+ public:
+  explicit CompileInputs(XlaOpKernelContext* ctx) : ctx_(ctx) {}
   PartialTensorShape shape(int index) const override {
     const auto shape = ctx_->InputXlaShape(index);
-    return shape.ok() ? PartialTensorShape(shape->dimensions())
-                      : PartialTensorShape();
+    return shape.ok() ? PartialTensorShape(shape->dimensions()) : PartialTensorShape();
   }
-  absl::StatusOr<PartialTensorShape> ShapeIn(int index, const char *op,
-                                             const char *name) const override {
+  absl::StatusOr<PartialTensorShape> ShapeIn(int index, const char* op,
+                                             const char* name) const override {
     const auto sizes = ctx_->ConstantInputTensor(index);
-    if (!sizes.ok())
-      return sizes.status();
+    if (!sizes.ok()) return sizes.status();
     return ShapeInSizes(op, name, *sizes);
   }
   absl::StatusOr<int32_t> Value(int index) const override {
@@ -58,38 +56,35 @@ public:
     return value;
   }
 
-private:
-  XlaOpKernelContext *ctx_;
+ private:
+  XlaOpKernelContext* ctx_;
 };
 
 // What a custom call needs to know beside its Call.
 struct Emission {
   std::string target;
-  std::vector<int64_t> words;              // the attribute kProblem
-  std::vector<xla::PrimitiveType> results; // the element types
-  int64_t workspace = 0;                   // bytes
+  std::vector<int64_t> words;               // the attribute kProblem
+  std::vector<xla::PrimitiveType> results;  // the element types
+  int64_t workspace = 0;                    // bytes
 };
 
 xla::Shape RowMajor(xla::PrimitiveType type, absl::Span<const int64_t> dims) {
   return xla::ShapeUtil::MakeShapeWithDescendingLayout(type, dims);
 }
 
-absl::Status Emit(XlaOpKernelContext *ctx, const std::vector<int> &inputs,
-                  const std::vector<PartialTensorShape> &results,
-                  const Emission &emission) {
+absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
+                  const std::vector<PartialTensorShape>& results,
+                  const Emission& emission) {
   std::vector<xla::XlaOp> operands;
   std::vector<xla::Shape> operand_shapes, result_shapes;
   for (const int index : inputs) {
     operands.push_back(ctx->Input(index));
     const auto shape = ctx->InputXlaShape(index);
-    if (!shape.ok())
-      return shape.status();
-    operand_shapes.push_back(
-        RowMajor(shape->element_type(), shape->dimensions()));
+    if (!shape.ok()) return shape.status();
+    operand_shapes.push_back(RowMajor(shape->element_type(), shape->dimensions()));
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    result_shapes.push_back(
-        RowMajor(emission.results[i], results[i].dim_sizes()));
+    result_shapes.push_back(RowMajor(emission.results[i], results[i].dim_sizes()));
   }
   if (emission.workspace > 0) {
     result_shapes.push_back(RowMajor(xla::U8, {emission.workspace}));
@@ -97,8 +92,8 @@ absl::Status Emit(XlaOpKernelContext *ctx, const std::vector<int> &inputs,
   const xla::XlaOp call = xla::CustomCallWithLayout(
       ctx->builder(), emission.target, operands,
       xla::ShapeUtil::MakeTupleShape(result_shapes), operand_shapes,
-      absl::StrCat("{", kProblem,
-                   " = array<i64: ", absl::StrJoin(emission.words, ", "), ">}"),
+      absl::StrCat("{", kProblem, " = array<i64: ", absl::StrJoin(emission.words, ", "),
+                   ">}"),
       /*has_side_effect=*/false, /*output_operand_aliasing=*/{},
       /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
       xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
@@ -111,22 +106,21 @@ absl::Status Emit(XlaOpKernelContext *ctx, const std::vector<int> &inputs,
 // The bytes that a plan will need in this process, whether or not TF32 is
 // allowed when it is run.
 template <typename Op, typename T>
-absl::Status PlanWorkspace(const typename Op::Problem &problem,
-                           const CpuExec &exec, int64_t *bytes) {
+absl::Status PlanWorkspace(const typename Op::Problem& problem, const CpuExec& exec,
+                           int64_t* bytes) {
   const auto plan = Op::template MakePlan<T>(exec, problem);
   *bytes = plan.workspace;
   return ToStatus(plan.error);
 }
 #if TF_CAPSOPS_CUDA
 template <typename Op, typename T>
-absl::Status PlanWorkspace(const typename Op::Problem &problem, GpuExec exec,
-                           int64_t *bytes) {
+absl::Status PlanWorkspace(const typename Op::Problem& problem, GpuExec exec,
+                           int64_t* bytes) {
   TF_RETURN_IF_ERROR(ToStatus(DescribeDevice(&exec.device)));
   for (const bool tf32 : {false, true}) {
     exec.tf32 = tf32;
     const auto plan = Op::template MakePlan<T>(exec, problem);
-    if (!plan.run)
-      return ToStatus(plan.error);
+    if (!plan.run) return ToStatus(plan.error);
     *bytes = std::max(*bytes, plan.workspace);
   }
   return absl::OkStatus();
@@ -134,67 +128,62 @@ absl::Status PlanWorkspace(const typename Op::Problem &problem, GpuExec exec,
 #endif
 
 template <typename Op, typename T, typename Exec>
-absl::StatusOr<Emission> Prepare(const Call<typename Op::Problem> &call) {
+absl::StatusOr<Emission> Prepare(const Call<typename Op::Problem>& call) {
   Emission emission;
   emission.target = Target<Op, T>();
   emission.words.resize(kProblemWords<typename Op::Problem>);
   std::memcpy(emission.words.data(), &call.problem, sizeof(call.problem));
-  emission.words.insert(emission.words.end(), call.values.begin(),
-                        call.values.end());
-  absl::Status status =
-      PlanWorkspace<Op, T>(call.problem, Exec(), &emission.workspace);
-  VisitArguments(static_cast<PlanOf<Op, T, Exec> *>(nullptr),
-                 [&](auto *argument) {
-                   using P = std::remove_pointer_t<decltype(argument)>;
-                   if constexpr (kIsResult<P>) {
-                     status.Update(tensorflow::DataTypeToPrimitiveType(
-                         kDataType<std::remove_pointer_t<P>>,
-                         &emission.results.emplace_back()));
-                   }
-                 });
-  if (!status.ok())
-    return status;
+  emission.words.insert(emission.words.end(), call.values.begin(), call.values.end());
+  absl::Status status = PlanWorkspace<Op, T>(call.problem, Exec(), &emission.workspace);
+  VisitArguments(static_cast<PlanOf<Op, T, Exec>*>(nullptr), [&](auto* argument) {
+    using P = std::remove_pointer_t<decltype(argument)>;
+    if constexpr (kIsResult<P>) {
+      status.Update(tensorflow::DataTypeToPrimitiveType(
+          kDataType<std::remove_pointer_t<P>>, &emission.results.emplace_back()));
+    }
+  });
+  if (!status.ok()) return status;
   return emission;
 }
 
 template <typename Op, typename Exec>
 class XlaKernel final : public tensorflow::XlaOpKernel {
-public:
-  explicit XlaKernel(tensorflow::OpKernelConstruction *ctx) : XlaOpKernel(ctx) {
+ public:
+  explicit XlaKernel(tensorflow::OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, op_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &type_));
   }
 
-  void Compile(XlaOpKernelContext *ctx) override {
+  void Compile(XlaOpKernelContext* ctx) override {
     const auto call = op_.Resolve(CompileInputs(ctx));
     OP_REQUIRES_OK(ctx, call.status());
     absl::StatusOr<Emission> emission;
-#define CAPSOPS_PREPARE(T)                                                     \
-  if (type_ == kDataType<T>)                                                   \
-    emission = Prepare<Op, T, Exec>(*call);
+#define CAPSOPS_PREPARE(T) \
+  if (type_ == kDataType<T>) emission = Prepare<Op, T, Exec>(*call);
     CAPSOPS_FOR_EACH_TYPE(CAPSOPS_PREPARE)
 #undef CAPSOPS_PREPARE
     OP_REQUIRES_OK(ctx, emission.status());
     OP_REQUIRES_OK(ctx, Emit(ctx, call->operands, call->results, *emission));
   }
 
-private:
+ private:
   Op op_;
   tensorflow::DataType type_;
 };
 
-template <typename Op, typename Exec> void Register(const char *device) {
+template <typename Op, typename Exec>
+void Register(const char* device) {
   auto builder = tensorflow::XlaOpRegistrationBuilder::Name(Op::kOp);
   builder.Device(device);
-  for (const char *input : Op::kHostInputs)
-    builder.CompileTimeConstantInput(input);
-  tensorflow::XlaOpRegistrar(builder.Build(
-      [](tensorflow::OpKernelConstruction *ctx) -> tensorflow::OpKernel * {
+  for (const char* input : Op::kHostInputs) builder.CompileTimeConstantInput(input);
+  tensorflow::XlaOpRegistrar(
+      builder.Build([](tensorflow::OpKernelConstruction* ctx) -> tensorflow::OpKernel* {
         return new XlaKernel<Op, Exec>(ctx);
       }));
 }
 
-template <typename... Ops> bool RegisterAll() {
+template <typename... Ops>
+bool RegisterAll() {
   (Register<Ops, CpuExec>(tensorflow::DEVICE_CPU_XLA_JIT), ...);
 #if TF_CAPSOPS_CUDA
   (Register<Ops, GpuExec>(tensorflow::DEVICE_GPU_XLA_JIT), ...);
@@ -211,5 +200,5 @@ template <typename... Ops> bool RegisterAll() {
                 high_order_conv::BackwardOp, inq_conv::ForwardOp,
                 inq_conv::BackpropInputOp>();
 
-} // namespace
-} // namespace capsops
+}  // namespace
+}  // namespace capsops

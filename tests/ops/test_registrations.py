@@ -5,6 +5,7 @@
 import re
 
 import pytest
+import tensorflow as tf
 from registrations import SUMS_OF, bare, snake_case
 from tensorflow.python.framework import kernels, op_def_registry
 
@@ -41,6 +42,8 @@ def test_kernels_are_those_of_the_dtype_list(op):
     assert sorted(attributes["T"].allowed_values.list.type) == sorted(SUMS_OF)
     registered = {}
     for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        if kernel.device_type.startswith("XLA"):
+            continue
         types = {c.name: tuple(c.allowed_values.list.type) for c in kernel.constraint}
         assert list(kernel.host_memory_arg) == HOST_MEMORY[op]
         registered.setdefault(kernel.device_type, []).append(types)
@@ -52,6 +55,23 @@ def test_kernels_are_those_of_the_dtype_list(op):
     assert set(registered) == set(devices)
     for types in registered.values():
         assert sorted(types, key=str) == sorted(listed, key=str)
+
+
+@every_op
+def test_xla_has_kernels_of_all_types(op):
+    tf.function(
+        lambda: tf.ones([]) + 1, jit_compile=True
+    )()  # makes TensorFlow list them
+    with_gpu = bool(_library.build_info()["cuda"])
+    devices = ["XLA_CPU_JIT"] + ["XLA_GPU_JIT"] * with_gpu
+    found = {}
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        if kernel.device_type in devices:
+            types = {
+                each.name: each.allowed_values.list.type for each in kernel.constraint
+            }
+            found[kernel.device_type] = sorted(types["T"])
+    assert found == {device: sorted(SUMS_OF) for device in devices}
 
 
 @every_op

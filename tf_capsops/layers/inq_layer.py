@@ -32,8 +32,8 @@ class InqLayer(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # TensorFlow keeps int32 variables, top_exponent here, in the host's memory, where
-        # functions that XLA compiles for a GPU cannot read them.
+        # TensorFlow keeps int32 variables, here top_exponent, in the host's memory,
+        # which functions that XLA compiles for a GPU cannot read.
         self.supports_jit = not tf.config.list_physical_devices("GPU")
         self.bits = checked_bits(type(self).__name__, bits)
         self.activation = keras.activations.get(activation)
