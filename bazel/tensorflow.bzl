@@ -17,13 +17,13 @@ cc_library(
 )
 
 [cc_import(
-    name = library,
+    name = library.split(".")[0],
     shared_library = library,
 ) for library in {libraries}]
 
 cc_library(
     name = "libraries",
-    deps = {libraries},
+    deps = [library.split(".")[0] for library in {libraries}],
 )
 
 py_runtime(

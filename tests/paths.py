@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 
+import frames
 import pytest
 import tensorflow as tf
 from descriptions import DTYPES, rounded_to_tf32
@@ -102,7 +103,11 @@ def running(run):
         yield calls
     tf.config.experimental.enable_tensor_float_32_execution(False)
     found = {name: kernel for name, kernel, _ in calls}
-    assert found == run.forced
+    if frames.compiled() and run.name.startswith(("empty", "no_")):
+        # XLA leaves out calls whose results are empty.
+        assert found.items() <= run.forced.items()
+    else:
+        assert found == run.forced
 
 
 def assert_close(op, run):

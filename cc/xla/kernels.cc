@@ -117,13 +117,11 @@ template <typename Op, typename T>
 absl::Status PlanWorkspace(const typename Op::Problem& problem, GpuExec exec,
                            int64_t* bytes) {
   TF_RETURN_IF_ERROR(ToStatus(DescribeDevice(&exec.device)));
-  for (const bool tf32 : {false, true}) {
-    exec.tf32 = tf32;
-    const auto plan = Op::template MakePlan<T>(exec, problem);
-    if (!plan.run) return ToStatus(plan.error);
-    *bytes = std::max(*bytes, plan.workspace);
-  }
-  return absl::OkStatus();
+  exec.tf32 = tensorflow::tensor_float_32_execution_enabled();
+  const auto plan = Op::template MakePlan<T>(exec, problem);
+  exec.tf32 = !exec.tf32;
+  *bytes = std::max(plan.workspace, Op::template MakePlan<T>(exec, problem).workspace);
+  return ToStatus(plan.error);
 }
 #endif
 

@@ -4,6 +4,7 @@
 
 import functools
 
+import frames
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,6 +97,10 @@ def test_second_derivatives_of_a_traced_function_are_refused(persistent, device)
     with tf.GradientTape(persistent=persistent) as outer:
         outer.watch(inputs)
         _, gradients, _ = step()
+    if frames.compiled():  # XLA leaves assertions out
+        for gradient in outer.gradient(gradients, inputs):
+            assert np.all(np.isnan(gradient))
+        return
     with pytest.raises(tf.errors.InvalidArgumentError, match="CapsuleRoutingGrad has"):
         outer.gradient(gradients, inputs)
 
