@@ -49,7 +49,7 @@ absl::Status InferShapes(tensorflow::shape_inference::InferenceContext* ctx) {
     TF_RETURN_IF_ERROR(ctx->GetAttr(Op::kSumType, &sum_type));
     const auto required =
         type == tensorflow::DT_DOUBLE ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
-    // An OpKernel of another type does not exist, so no kernel asks.
+    // Only shape functions check this: OpKernels are registered for no other type.
     ShapeRule rule(Op::kName);
     rule.Require(sum_type == required, [&] {
       return absl::StrCat(Op::kSumType, " (the type of sums) must be ",

@@ -4,7 +4,9 @@
 // One call of an op, as its shapes and attributes determine it. cc/shapes has a class
 // for each op of TensorFlow, which derives from the op at the boundary (cc/launch) and
 // adds
-//   kOp              its name in TensorFlow
+//   kOp              its name in TensorFlow; CapsuleRoutingWithSums is a kOp whose
+//   kName
+//                    is CapsuleRouting
 //   kHostInputs      the names of inputs whose values the host reads
 //   kSumType         the attribute that is the type of sums of T, or null
 //   Read(ctx)        reads the attributes
@@ -34,7 +36,7 @@ class OpInputs {
   // messages.
   virtual absl::StatusOr<tensorflow::PartialTensorShape> ShapeIn(
       int index, const char* op, const char* name) const = 0;
-  // The int32 in input `index`, or anything where it is not known.
+  // The int32 in input `index`, or 0 where it is not known: no shape depends on it.
   virtual absl::StatusOr<int32_t> Value(int index) const = 0;
 };
 
@@ -51,7 +53,7 @@ struct Call {
   }
 };
 
-// What most ops have of kHostInputs and kSumType, and ops without attributes of Read.
+// kHostInputs, kSumType and Read of ops that need nothing else.
 struct OpDefaults {
   static constexpr std::array<const char*, 0> kHostInputs = {};
   static constexpr const char* kSumType = nullptr;

@@ -7,7 +7,9 @@
 #define CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -79,7 +79,7 @@ template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& problem);
 
 // The ops, as frameworks plan them (op.h).
-struct Forward : Op<Problem> {
+struct Forward : OpOn<Problem> {
   static constexpr const char* kName = "CapsuleConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -87,7 +87,7 @@ struct Forward : Op<Problem> {
   }
 };
 
-struct BackpropInput : Op<Problem> {
+struct BackpropInput : OpOn<Problem> {
   static constexpr const char* kName = "CapsuleConvBackpropInput";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -95,7 +95,7 @@ struct BackpropInput : Op<Problem> {
   }
 };
 
-struct BackpropWeights : Op<Problem> {
+struct BackpropWeights : OpOn<Problem> {
   static constexpr const char* kName = "CapsuleConvBackpropWeights";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

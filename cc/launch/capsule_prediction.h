@@ -49,7 +49,7 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
 // The ops, as frameworks plan them (op.h).
-struct Forward : Op<Problem> {
+struct Forward : OpOn<Problem> {
   static constexpr const char* kName = "CapsulePrediction";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -57,7 +57,7 @@ struct Forward : Op<Problem> {
   }
 };
 
-struct Backward : Op<Problem> {
+struct Backward : OpOn<Problem> {
   static constexpr const char* kName = "CapsulePredictionGrad";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

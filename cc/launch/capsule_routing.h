@@ -99,7 +99,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
                                               const Problem& problem);
 
 // The ops, as frameworks plan them (op.h).
-struct Forward : Op<Problem> {
+struct Forward : OpOn<Problem> {
   static constexpr const char* kName = kForwardName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -107,7 +107,7 @@ struct Forward : Op<Problem> {
   }
 };
 
-struct Backward : Op<Problem> {
+struct Backward : OpOn<Problem> {
   static constexpr const char* kName = kBackwardName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -115,7 +115,7 @@ struct Backward : Op<Problem> {
   }
 };
 
-struct Coefficients : Op<Problem> {
+struct Coefficients : OpOn<Problem> {
   static constexpr const char* kName = kCoefficientsName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

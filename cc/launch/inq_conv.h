@@ -65,7 +65,7 @@ template <typename T>
 InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
 
 // The ops, as frameworks plan them (op.h).
-struct Forward : Op<Problem> {
+struct Forward : OpOn<Problem> {
   static constexpr const char* kName = "InqConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -73,7 +73,7 @@ struct Forward : Op<Problem> {
   }
 };
 
-struct BackpropInput : Op<Problem> {
+struct BackpropInput : OpOn<Problem> {
   static constexpr const char* kName = "InqConvBackpropInput";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // An op at the boundary between frameworks and kernels: a struct with
-//   kName      the op as plans are chosen, recorded and reported
-//   Problem    plain data of 64-bit members, so that equal problems have equal bytes
+//   kName      the op as plans are chosen, recorded and reported; several ops of
+//              TensorFlow may be one here
+//   Problem    plain data without padding, a multiple of 8 bytes: equal problems have
+//              equal bytes
 //   MakePlan   <T>(exec, problem) -> Plan<Exec, pointers of T...>
 // The pointers of a plan are const for operands and mutable for results. Whoever runs
 // an op, TensorFlow or XLA, needs no more than this to find and fill in its arguments.
@@ -26,7 +28,7 @@
 namespace capsops {
 
 template <typename ProblemOf>
-struct Op {
+struct OpOn {
   using Problem = ProblemOf;
 };
 
@@ -64,15 +66,15 @@ LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
   return std::apply(run, arguments);
 }
 
-// What a plan depends on beside the problem.
+// What a plan depends on besides the problem.
 inline bool PlansAlike(const CpuExec&, const CpuExec&) { return true; }
 inline bool PlansAlike(const GpuExec& a, const GpuExec& b) {
   return a.tf32 == b.tf32 && a.device == b.device;
 }
 
-// The plans made last. Outside of graphs, all calls with the same attributes share a
-// cache: those of a network's layers, whose shapes differ, and of whole and last
-// batches.
+// The plans made last. Each OpKernel has a cache; outside of graphs, all calls with the
+// same attributes share an OpKernel: those of a network's layers, whose shapes differ,
+// and of whole and last batches. Under XLA all calls of the process share one.
 template <typename Op, typename T, typename Exec>
 class PlanCache {
  public:

@@ -30,7 +30,7 @@ absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& weights,
                                     const Attributes& attributes);
 
-struct ConvDefaults : OpDefaults {
+struct WithAttributes : OpDefaults {
   template <typename Context>
   absl::Status Read(Context* ctx) {
     return GetAttributes(ctx, &attributes);
@@ -38,18 +38,18 @@ struct ConvDefaults : OpDefaults {
   Attributes attributes;
 };
 
-struct ForwardOp : Forward, ConvDefaults {
+struct ForwardOp : Forward, WithAttributes {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackpropInputOp : BackpropInput, ConvDefaults {
+struct BackpropInputOp : BackpropInput, WithAttributes {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"input_sizes"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackpropWeightsOp : BackpropWeights, ConvDefaults {
+struct BackpropWeightsOp : BackpropWeights, WithAttributes {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"weight_sizes"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;

@@ -15,24 +15,24 @@
 
 namespace capsops::capsule_routing {
 
-struct EpsilonDefaults : OpDefaults {
+struct WithEpsilon : OpDefaults {
   static constexpr const char* kSumType = "U";
   template <typename Context>
   absl::Status Read(Context* ctx) {
     return ctx->GetAttr("epsilon", &epsilon);
   }
-  float epsilon;
+  float epsilon = 0;
 };
 
-struct ForwardWithSumsOp : Forward, EpsilonDefaults {
+struct ForwardWithSumsOp : Forward, WithEpsilon {
   static constexpr const char* kOp = "CapsuleRoutingWithSums";
   template <typename Context>
   absl::Status Read(Context* ctx) {
-    const absl::Status status = EpsilonDefaults::Read(ctx);
+    const absl::Status status = WithEpsilon::Read(ctx);
     return status.ok() ? ctx->GetAttr("iterations", &iterations) : status;
   }
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
-  int64_t iterations;
+  int64_t iterations = 0;
 };
 
 // The same, which does not return the sums.
@@ -42,13 +42,13 @@ struct ForwardOp : ForwardWithSumsOp {
 };
 
 // The number of iterations is that of the sums.
-struct BackwardOp : Backward, EpsilonDefaults {
+struct BackwardOp : Backward, WithEpsilon {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
 // Likewise; here it may be none.
-struct CoefficientsOp : Coefficients, EpsilonDefaults {
+struct CoefficientsOp : Coefficients, WithEpsilon {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };

@@ -45,7 +45,7 @@ absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
                                     const tensorflow::PartialTensorShape& filters,
                                     const Attributes& attributes);
 
-struct ConvDefaults : OpDefaults {
+struct WithAttributes : OpDefaults {
   template <typename Context>
   absl::Status Read(Context* ctx) {
     return GetAttributes(ctx, &attributes);
@@ -53,12 +53,12 @@ struct ConvDefaults : OpDefaults {
   Attributes attributes;
 };
 
-struct ForwardOp : Forward, ConvDefaults {
+struct ForwardOp : Forward, WithAttributes {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackwardOp : Backward, ConvDefaults {
+struct BackwardOp : Backward, WithAttributes {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };

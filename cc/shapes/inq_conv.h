@@ -43,7 +43,7 @@ absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& top_exponent,
                                     const Attributes& attributes);
 
-struct InqDefaults : OpDefaults {
+struct WithAttributes : OpDefaults {
   template <typename Context>
   absl::Status Read(Context* ctx) {
     return GetAttributes(ctx, &attributes);
@@ -51,13 +51,13 @@ struct InqDefaults : OpDefaults {
   Attributes attributes;
 };
 
-struct ForwardOp : Forward, InqDefaults {
+struct ForwardOp : Forward, WithAttributes {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"top_exponent"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackpropInputOp : BackpropInput, InqDefaults {
+struct BackpropInputOp : BackpropInput, WithAttributes {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"input_sizes", "top_exponent"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;

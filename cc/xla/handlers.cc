@@ -3,7 +3,8 @@
 
 // What XLA calls to run an op: a handler for each op, element type and platform, which
 // finds the plan and runs it on the buffers of the call. On a GPU a handler only
-// enqueues work, so XLA may record it in a CUDA graph.
+// enqueues work, so XLA may record it in a CUDA graph; then the handler runs once for
+// the recording, and what it chose stays.
 
 #include <algorithm>
 #include <atomic>
@@ -49,9 +50,9 @@ ffi::Error ToError(const LaunchError& error) {
 // A plan's arguments, out of the buffers of a call.
 class CallArguments {
  public:
-  CallArguments(ffi::RemainingArgs operands, ffi::RemainingRets results,
+  CallArguments(const char* op, ffi::RemainingArgs operands, ffi::RemainingRets results,
                 const int64_t* values)
-      : operands_(operands), results_(results), values_(values) {}
+      : op_(op), operands_(operands), results_(results), values_(values) {}
 
   template <typename P>
   P Next() {
@@ -69,9 +70,10 @@ class CallArguments {
     const int64_t planned =
         buffer.has_value() ? static_cast<int64_t>((*buffer)->size_bytes()) : 0;
     if (planned < bytes) {
-      error_ = "The kernel needs " + std::to_string(bytes) +
+      error_ = std::string(op_) + ": the kernel needs " + std::to_string(bytes) +
                " bytes of workspace, but was compiled with " + std::to_string(planned) +
-               ": its device or TF_CAPSOPS_KERNEL has changed since; compile it again";
+               ": compile it on the same device, with the same TF_CAPSOPS_KERNEL and "
+               "TF_CAPSOPS_DEVICE";
       return nullptr;
     }
     return (*buffer)->untyped_data();
@@ -91,6 +93,7 @@ class CallArguments {
     return nullptr;
   }
 
+  const char* op_;
   ffi::RemainingArgs operands_;
   ffi::RemainingRets results_;
   const int64_t* values_;
@@ -101,14 +104,24 @@ class CallArguments {
 template <typename Op, typename T, typename Exec>
 ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  static PlanCache<Op, T, Exec> plans;
+  // Never freed, for threads may run calls until the very end.
+  static auto& plans = *new PlanCache<Op, T, Exec>;
+  constexpr size_t kWords = ProblemWords<typename Op::Problem>();
+  size_t values = 0;
+  VisitArguments(static_cast<PlanOf<Op, T, Exec>*>(nullptr), [&](auto* argument) {
+    using P = std::remove_pointer_t<decltype(argument)>;
+    values += !kIsOperand<P> && !kIsResult<P>;
+  });
+  if (words.size() != kWords + values) {
+    return {ffi::ErrorCode::kInternal,
+            std::string(Op::kName) + ": another version of tf_capsops compiled this"};
+  }
   typename Op::Problem problem;
   std::memcpy(static_cast<void*>(&problem), words.begin(), sizeof(problem));
   const auto plan = plans.Find(exec, problem);
   if (!plan->run) return ToError(plan->error);
   if (RecordsKernels()) RecordKernel(Op::kName, plan->kernel, plan->workspace);
-  CallArguments arguments(operands, results,
-                          words.begin() + kProblemWords<typename Op::Problem>);
+  CallArguments arguments(Op::kName, operands, results, words.begin() + kWords);
   const LaunchError error = RunFrom(arguments, *plan, exec);
   return ToError(arguments.failed() ? arguments.error() : error);
 }
@@ -120,9 +133,9 @@ void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t cost,
                  const CpuExec::Body& body) {
   constexpr int64_t kLeastCycles = 10000;  // worth handing to another thread
   constexpr int64_t kBlocksPerThread = 4;
-  const int64_t worthwhile = count * (static_cast<double>(cost) / kLeastCycles);
-  const int64_t blocks =
-      std::min({count, worthwhile, pool.num_threads() * kBlocksPerThread});
+  const double worthwhile = static_cast<double>(count) * cost / kLeastCycles;
+  const int64_t most = std::min(count, pool.num_threads() * kBlocksPerThread);
+  const int64_t blocks = worthwhile < most ? worthwhile : most;
   if (blocks <= 1) {
     if (count > 0) body(0, count);
     return;
@@ -201,6 +214,7 @@ XLA_FFI_Error* HandleOnGpu(XLA_FFI_CallFrame* frame) {
 
 template <typename Op, typename T>
 void Register() {
+  // Fails where a copy of this library has registered its handlers, which then serve.
   const XLA_FFI_Api* const api = ffi::GetXlaFfiApi();
   ffi::Ffi::RegisterStaticHandler(api, Target<Op, T>(), "Host", HandleOnHost<Op, T>);
 #if TF_CAPSOPS_CUDA

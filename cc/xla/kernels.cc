@@ -41,8 +41,7 @@ class CompileInputs final : public OpInputs {
  public:
   explicit CompileInputs(XlaOpKernelContext* ctx) : ctx_(ctx) {}
   PartialTensorShape shape(int index) const override {
-    const auto shape = ctx_->InputXlaShape(index);
-    return shape.ok() ? PartialTensorShape(shape->dimensions()) : PartialTensorShape();
+    return PartialTensorShape(ctx_->InputXlaShape(index)->dimensions());
   }
   absl::StatusOr<PartialTensorShape> ShapeIn(int index, const char* op,
                                              const char* name) const override {
@@ -60,7 +59,7 @@ class CompileInputs final : public OpInputs {
   XlaOpKernelContext* ctx_;
 };
 
-// What a custom call needs to know beside its Call.
+// What a custom call needs to know besides its Call.
 struct Emission {
   std::string target;
   std::vector<int64_t> words;               // the attribute kProblem
@@ -129,7 +128,7 @@ template <typename Op, typename T, typename Exec>
 absl::StatusOr<Emission> Prepare(const Call<typename Op::Problem>& call) {
   Emission emission;
   emission.target = Target<Op, T>();
-  emission.words.resize(kProblemWords<typename Op::Problem>);
+  emission.words.resize(ProblemWords<typename Op::Problem>());
   std::memcpy(emission.words.data(), &call.problem, sizeof(call.problem));
   emission.words.insert(emission.words.end(), call.values.begin(), call.values.end());
   absl::Status status = PlanWorkspace<Op, T>(call.problem, Exec(), &emission.workspace);
@@ -153,6 +152,16 @@ class XlaKernel final : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const auto shape = ctx->InputXlaShape(i);
+      OP_REQUIRES_OK(ctx, shape.status());
+      OP_REQUIRES(ctx, shape->is_static(),
+                  absl::UnimplementedError(absl::StrCat(
+                      Op::kName,
+                      ": XLA must know the shapes of all inputs, but that of "
+                      "input ",
+                      i, " depends on data: ", shape->ToString())));
+    }
     const auto call = op_.Resolve(CompileInputs(ctx));
     OP_REQUIRES_OK(ctx, call.status());
     absl::StatusOr<Emission> emission;

@@ -39,7 +39,10 @@ std::string Target() {
 }
 
 template <typename Problem>
-inline constexpr int kProblemWords = sizeof(Problem) / sizeof(int64_t);
+constexpr int ProblemWords() {
+  static_assert(sizeof(Problem) % sizeof(int64_t) == 0);
+  return sizeof(Problem) / sizeof(int64_t);
+}
 
 }  // namespace capsops
 

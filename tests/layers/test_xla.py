@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Layers train to the same losses with and without XLA, in every policy."""
+"""Layers train to the same losses, but for rounding, with and without XLA."""
 
 import textwrap
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_capsops
 from tests import fresh, tolerances
 from tf_capsops.layers import (
     CapsuleConv2D,
@@ -98,12 +99,25 @@ def gradients_of(name):
 def test_determinism(device):
     """Keras refuses XLA where determinism is asked for; TensorFlow does not."""
     text = """
+        import sys
         import numpy as np
         import tensorflow as tf
         from tests.layers import test_xla
         tf.config.experimental.enable_op_determinism()
-        for name in test_xla.LAYERS:
-            for once, again in zip(*test_xla.gradients_of(name)):
-                np.testing.assert_array_equal(once, again)
+        with tf.device(sys.argv[1]):
+            for name in test_xla.LAYERS:
+                for once, again in zip(*test_xla.gradients_of(name)):
+                    np.testing.assert_array_equal(once, again)
     """
-    fresh.run(textwrap.dedent(text))
+    fresh.run(textwrap.dedent(text), device)
+
+
+def test_shapes_that_depend_on_data_are_refused(device):
+    def compute(inputs, chosen):
+        weights = tf.ones([3, 4, 5, 2])
+        return tf_capsops.capsule_prediction(tf.boolean_mask(inputs, chosen), weights)
+
+    arguments = tf.ones([2, 3, 2]), tf.constant([True, False])
+    assert tf.function(compute)(*arguments).shape == [1, 3, 4, 5]
+    with pytest.raises(tf.errors.UnimplementedError, match="XLA must know the shapes"):
+        tf.function(compute, jit_compile=True)(*arguments)

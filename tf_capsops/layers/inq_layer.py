@@ -34,7 +34,7 @@ class InqLayer(keras.layers.Layer):
         super().__init__(**kwargs)
         # TensorFlow keeps int32 variables, here top_exponent, in the host's memory,
         # which functions that XLA compiles for a GPU cannot read.
-        self.supports_jit = not tf.config.list_physical_devices("GPU")
+        self.supports_jit = not tf.config.get_visible_devices("GPU")
         self.bits = checked_bits(type(self).__name__, bits)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
