@@ -124,6 +124,14 @@ absl::StatusOr<Convolution> Resolve(const PartialTensorShape& input,
                     PartialTensorShape(), attributes);
 }
 
+absl::StatusOr<Convolution> ResolveBackpropInput(const PartialTensorShape& input_sizes,
+                                                 const PartialTensorShape& weights,
+                                                 const PartialTensorShape& grad,
+                                                 const Attributes& attributes) {
+  return ResolveAll(BackpropInput::kName, "input_sizes", input_sizes, "weights",
+                    weights, grad, attributes);
+}
+
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   const auto conv = capsule_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes);
   if (!conv.ok()) return conv.status();
@@ -133,8 +141,8 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
 absl::StatusOr<Call<Problem>> BackpropInputOp::Resolve(const OpInputs& inputs) const {
   const auto input = inputs.ShapeIn(0, kName, "input_sizes");
   if (!input.ok()) return input.status();
-  const auto conv = ResolveAll(kName, "input_sizes", *input, "weights", inputs.shape(1),
-                               inputs.shape(2), attributes);
+  const auto conv =
+      ResolveBackpropInput(*input, inputs.shape(1), inputs.shape(2), attributes);
   if (!conv.ok()) return conv.status();
   return Call<Problem>{conv->problem, {2, 1}, {conv->input}};
 }

@@ -30,6 +30,12 @@ absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& weights,
                                     const Attributes& attributes);
 
+// `grad` must have the shape of the forward op's output.
+absl::StatusOr<Convolution> ResolveBackpropInput(
+    const tensorflow::PartialTensorShape& input_sizes,
+    const tensorflow::PartialTensorShape& weights,
+    const tensorflow::PartialTensorShape& grad, const Attributes& attributes);
+
 struct WithAttributes : OpDefaults {
   template <typename Context>
   absl::Status Read(Context* ctx) {
