@@ -40,25 +40,25 @@ def _evaluated(**arguments):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"metrics": "accuracy"}, {"lengths_accuracy"}),
-        ({"metrics": None}, set()),
+        ({"metrics": "accuracy"}, ["lengths_accuracy"]),
+        ({"metrics": None}, []),
         (
             {"metrics": keras.metrics.CategoricalAccuracy()},
-            {"lengths_categorical_accuracy"},
+            ["lengths_categorical_accuracy"],
         ),
         (
             {"metrics": {"lengths": "accuracy", "reconstruction": ["mse", "mae"]}},
-            {"lengths_accuracy", "reconstruction_mse", "reconstruction_mae"},
+            ["lengths_accuracy", "reconstruction_mse", "reconstruction_mae"],
         ),
         (
             {"metrics": None, "weighted_metrics": {"reconstruction": "mse"}},
-            {"reconstruction_mse"},
+            ["reconstruction_mse"],
         ),
     ],
     ids=str,
 )
 def test_metrics_are_of_the_lengths_or_by_output(arguments, expected):
-    assert _evaluated(**arguments).keys() == _LOSSES | expected
+    assert _evaluated(**arguments).keys() == _LOSSES | {*expected}
 
 
 def test_losses_are_of_the_lengths_or_by_output():
