@@ -24,6 +24,7 @@ from tf_capsops.cli import denoisers
 from tf_capsops.losses import MarginLoss
 
 _EPSILON = 1e-7
+_LEAST_SQUARE = 1e-12  # of a length, whose root then has a gradient at 0 too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,9 @@ def _squash(vectors):
 
 def _lengths(capsules):
     capsules = keras.ops.cast(capsules, "float32")
-    return keras.ops.sqrt(keras.ops.sum(keras.ops.square(capsules), axis=-1) + _EPSILON)
+    return keras.ops.sqrt(
+        keras.ops.sum(keras.ops.square(capsules), axis=-1) + _LEAST_SQUARE
+    )
 
 
 def _margin_loss(one_hot, lengths):
