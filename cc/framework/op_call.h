@@ -4,9 +4,8 @@
 // One call of an op, as its shapes and attributes determine it. cc/shapes has a class
 // for each op of TensorFlow, which derives from the op at the boundary (cc/launch) and
 // adds
-//   kOp              its name in TensorFlow; CapsuleRoutingWithSums is a kOp whose
-//   kName
-//                    is CapsuleRouting
+//   kOp              its name in TensorFlow; kName of CapsuleRoutingWithSums is
+//                    CapsuleRouting, whose kernels it runs
 //   kHostInputs      the names of inputs whose values the host reads
 //   kSumType         the attribute that is the type of sums of T, or null
 //   Read(ctx)        reads the attributes
@@ -61,6 +60,17 @@ struct OpDefaults {
   absl::Status Read(Context*) {
     return absl::OkStatus();
   }
+};
+
+// The same for ops whose attributes GetAttributes(), in the namespace of their struct,
+// reads.
+template <typename Attributes>
+struct OpWith : OpDefaults {
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    return GetAttributes(ctx, &attributes);
+  }
+  Attributes attributes;
 };
 
 }  // namespace capsops

@@ -36,26 +36,18 @@ absl::StatusOr<Convolution> ResolveBackpropInput(
     const tensorflow::PartialTensorShape& weights,
     const tensorflow::PartialTensorShape& grad, const Attributes& attributes);
 
-struct WithAttributes : OpDefaults {
-  template <typename Context>
-  absl::Status Read(Context* ctx) {
-    return GetAttributes(ctx, &attributes);
-  }
-  Attributes attributes;
-};
-
-struct ForwardOp : Forward, WithAttributes {
+struct ForwardOp : Forward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackpropInputOp : BackpropInput, WithAttributes {
+struct BackpropInputOp : BackpropInput, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"input_sizes"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackpropWeightsOp : BackpropWeights, WithAttributes {
+struct BackpropWeightsOp : BackpropWeights, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"weight_sizes"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;

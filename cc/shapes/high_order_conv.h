@@ -45,20 +45,12 @@ absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
                                     const tensorflow::PartialTensorShape& filters,
                                     const Attributes& attributes);
 
-struct WithAttributes : OpDefaults {
-  template <typename Context>
-  absl::Status Read(Context* ctx) {
-    return GetAttributes(ctx, &attributes);
-  }
-  Attributes attributes;
-};
-
-struct ForwardOp : Forward, WithAttributes {
+struct ForwardOp : Forward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackwardOp : Backward, WithAttributes {
+struct BackwardOp : Backward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };

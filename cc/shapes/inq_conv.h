@@ -43,21 +43,13 @@ absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& top_exponent,
                                     const Attributes& attributes);
 
-struct WithAttributes : OpDefaults {
-  template <typename Context>
-  absl::Status Read(Context* ctx) {
-    return GetAttributes(ctx, &attributes);
-  }
-  Attributes attributes;
-};
-
-struct ForwardOp : Forward, WithAttributes {
+struct ForwardOp : Forward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"top_exponent"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-struct BackpropInputOp : BackpropInput, WithAttributes {
+struct BackpropInputOp : BackpropInput, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"input_sizes", "top_exponent"};
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;

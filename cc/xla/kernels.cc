@@ -102,8 +102,8 @@ absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
   return absl::OkStatus();
 }
 
-// The bytes that a plan will need in this process, whether or not TF32 is
-// allowed when it is run.
+// The bytes that a plan will need in this process, whether or not TF32 is allowed when
+// it is run.
 template <typename Op, typename T>
 absl::Status PlanWorkspace(const typename Op::Problem& problem, const CpuExec& exec,
                            int64_t* bytes) {
@@ -155,12 +155,11 @@ class XlaKernel final : public tensorflow::XlaOpKernel {
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       const auto shape = ctx->InputXlaShape(i);
       OP_REQUIRES_OK(ctx, shape.status());
-      OP_REQUIRES(ctx, shape->is_static(),
-                  absl::UnimplementedError(absl::StrCat(
-                      Op::kName,
-                      ": XLA must know the shapes of all inputs, but that of "
-                      "input ",
-                      i, " depends on data: ", shape->ToString())));
+      OP_REQUIRES(
+          ctx, shape->is_static(),
+          absl::UnimplementedError(absl::StrCat(
+              Op::kName, ": XLA must know the shapes of all inputs, but that of input ",
+              i, " depends on data: ", shape->ToString())));
     }
     const auto call = op_.Resolve(CompileInputs(ctx));
     OP_REQUIRES_OK(ctx, call.status());

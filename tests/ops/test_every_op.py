@@ -52,6 +52,20 @@ def _named(frame, empty=False):
 
 
 @every_dtype
+@_named("unknown_shapes")
+def test_xla_changes_no_bit(op, name, dtype, device):
+    case = op.case(name)
+    compute = functools.partial(op.results, case.bind(op.suite.ours))
+    tensors = op.draw(case, dtype)
+    plain, compiled = (
+        tf.function(compute, autograph=False, jit_compile=jit)(*tensors)
+        for jit in (False, True)
+    )
+    for result, expected in zip(compiled, plain, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+@every_dtype
 @_cases(cases.CORRECTNESS)
 def test_values_and_gradients(op, case, dtype, device):
     """They are the reference's, and the device is the one asked for."""

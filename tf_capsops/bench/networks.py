@@ -10,6 +10,7 @@ without this package: its layers call the ops' rivals.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 
 import keras
@@ -121,15 +122,17 @@ def _our_capsnet(case):
 
 def _plain_capsnet(
     case,
-    filters=256,
-    kernel_size=9,
-    primary_channels=32,
-    primary_dim=8,
-    primary_kernel_size=9,
-    primary_strides=2,
-    capsule_dim=16,
-    routing_iterations=3,
-    decoder_units=(512, 1024),
+    *,
+    filters,
+    kernel_size,
+    primary_channels,
+    primary_dim,
+    primary_kernel_size,
+    primary_strides,
+    capsule_dim,
+    routing_iterations,
+    decoder_units,
+    reconstruction_weight,
 ):
     classes, ops = case.sizes["classes"], keras.ops
     images = keras.Input(_images(case), name="images")
@@ -160,7 +163,7 @@ def _plain_capsnet(
     }
     compiling = {
         "loss": {"lengths": _margin_loss, "reconstruction": _squared_errors},
-        "loss_weights": {"lengths": 1.0, "reconstruction": 0.0005},
+        "loss_weights": {"lengths": 1.0, "reconstruction": reconstruction_weight},
         "metrics": {"lengths": ["accuracy"]},
     }
 
@@ -178,9 +181,7 @@ def _our_p_capsnet(case):
     return Trainee(model, {"loss": MarginLoss(), "metrics": ["accuracy"]})
 
 
-def _plain_p_capsnet(
-    case, filters=(8, 16, 16), kernel_sizes=(5, 3, 3), strides=(2, 2, 1)
-):
+def _plain_p_capsnet(case, *, filters, kernel_sizes, strides):
     classes = case.sizes["classes"]
     images = keras.Input(_images(case), name="images")
     poses = keras.ops.reshape(images, (-1, *_images(case), 1, 1))
@@ -217,19 +218,10 @@ def _our_denoiser(case):
     return Trainee(denoisers.averaging_network(**case.attributes), {"loss": "mse"})
 
 
-def _plain_denoiser(case, width=32, depth=4, kernel_size=5, dilations=(1, 2, 4)):
+def _plain_denoiser(case, *, width, depth, kernel_size, dilations):
     batch = case.sizes["batch"]
     noisy = keras.Input(_images(case), batch_size=batch, name="noisy")
-    seen = noisy
-    for layer in range(depth):
-        seen = keras.layers.Conv2D(
-            width,
-            3,
-            padding="same",
-            dilation_rate=1 + layer % 2,
-            activation="relu",
-            kernel_initializer="he_normal",
-        )(seen)
+    seen = denoisers.features(noisy, width, depth)
     image = noisy
     for dilation in dilations:
         filters = keras.layers.Conv2D(kernel_size**2, 1, activation="softmax")(seen)
@@ -262,15 +254,34 @@ def _draw_photographs(case, samples, rng):
     return clean + noise, clean
 
 
-def _plain(build):
-    """Gives a case's attributes to the function of a plain network."""
-    return lambda case: build(case, **case.attributes)
+def _like(build, ours):
+    """Gives a plain network a case's attributes, and else the defaults of ours."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(ours).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    wanted = inspect.getfullargspec(build).kwonlyargs
+
+    def plain(case):
+        arguments = {**defaults, **case.attributes}
+        return build(case, **{name: arguments[name] for name in wanted})
+
+    return plain
 
 
 NETWORKS = {
-    "capsnet": Network(_our_capsnet, _plain(_plain_capsnet), _draw_classes),
-    "p_capsnet": Network(_our_p_capsnet, _plain(_plain_p_capsnet), _draw_classes),
-    "denoiser": Network(_our_denoiser, _plain(_plain_denoiser), _draw_photographs),
+    "capsnet": Network(
+        _our_capsnet, _like(_plain_capsnet, models.CapsNet), _draw_classes
+    ),
+    "p_capsnet": Network(
+        _our_p_capsnet, _like(_plain_p_capsnet, models.p_capsnet), _draw_classes
+    ),
+    "denoiser": Network(
+        _our_denoiser,
+        _like(_plain_denoiser, denoisers.averaging_network),
+        _draw_photographs,
+    ),
 }
 
 

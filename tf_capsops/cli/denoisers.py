@@ -40,7 +40,7 @@ def averaging_network(width=32, depth=4, kernel_size=5, dilations=(1, 2, 4)):
       dilations: one for each filter that a pixel goes through.
     """
     noisy = keras.Input((None, None, 3))
-    seen = _features(noisy, width, depth)
+    seen = features(noisy, width, depth)
     image = noisy
     for dilation in dilations:
         image = HighOrderConv2D(
@@ -63,7 +63,7 @@ def plain_network(width=33, depth=4):
     """
     noisy = keras.Input((None, None, 3))
     noise = keras.layers.Conv2D(3, 3, padding="same", kernel_initializer="zeros")
-    image = keras.layers.Subtract()([noisy, noise(_features(noisy, width, depth))])
+    image = keras.layers.Subtract()([noisy, noise(features(noisy, width, depth))])
     return keras.Model(noisy, image, name="plain")
 
 
@@ -119,7 +119,8 @@ def bilateral(image, space, colour, radius=4):
     return weighted / total
 
 
-def _features(image, width, depth):
+def features(image, width, depth):
+    """Applies convolutions to an image, every second one dilated."""
     for layer in range(depth):
         image = keras.layers.Conv2D(
             width,
