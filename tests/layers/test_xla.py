@@ -13,6 +13,7 @@ import tf_capsops
 from tests import fresh, tolerances
 from tf_capsops.layers import (
     CapsuleConv2D,
+    Conv2D,
     DigitCaps,
     HighOrderConv2D,
     InqConv2D,
@@ -25,6 +26,7 @@ from tf_capsops.layers import (
 LAYERS = {
     "DigitCaps": (lambda: DigitCaps(4, 3, logits_trainable=True), (6, 5)),
     "CapsuleConv2D": (lambda: CapsuleConv2D(2, (2, 3), 3, strides=2), (6, 5, 1, 2, 2)),
+    "Conv2D": (lambda: Conv2D(4, 3), (6, 5, 2)),
     "HighOrderConv2D": (lambda: HighOrderConv2D(3), (6, 5, 2)),
     "InqConv2D": (lambda: InqConv2D(4, 3), (6, 5, 2)),
     "InqDense": (lambda: InqDense(3), (5,)),

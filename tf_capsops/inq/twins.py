@@ -130,6 +130,7 @@ def _separable_conv(layer, bits):
 # How to make the layers that replace one of a kind, and what the report calls them.
 _TWINS = {
     keras.layers.Conv2D: (_conv, "InqConv2D"),
+    layers.Conv2D: (_conv, "InqConv2D"),
     keras.layers.Dense: (_dense, "InqDense"),
     keras.layers.DepthwiseConv2D: (_depthwise_conv, "InqDepthwiseConv2D"),
     keras.layers.SeparableConv2D: (_separable_conv, "InqDepthwiseConv2D, InqConv2D"),

@@ -3,6 +3,7 @@
 """Keras layers of capsule networks."""
 
 from tf_capsops.layers.capsule_conv2d import CapsuleConv2D
+from tf_capsops.layers.conv2d import Conv2D
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
 from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
@@ -16,6 +17,7 @@ from tf_capsops.layers.primary_caps import PrimaryCaps
 __all__ = [
     "CapsuleConv2D",
     "CenterTap",
+    "Conv2D",
     "DigitCaps",
     "HighOrderConv2D",
     "InqConv2D",

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, known_shape, positive_int
+from tf_capsops.layers.conv2d import Conv2D
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
     checked_data_format,
@@ -20,8 +21,8 @@ class PrimaryCaps(keras.layers.Layer):
     """Convolves to `channels * capsule_dim` features, read as squashed capsules.
 
     Section 4 of Sabour et al. (2017), who use 32 channels of 8-dimensional capsules,
-    a 9 x 9 kernel and a stride of 2. It is a `keras.layers.Conv2D`, reached as
-    `conv` once the layer is built, whose images have their channels last.
+    a 9 x 9 kernel and a stride of 2. Its convolution is `conv`, a `Conv2D` of this
+    package, whose images have their channels last.
 
     Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`. Output
     shape: `[B, H' * W' * channels, capsule_dim]`, with the capsules of one position
@@ -70,7 +71,7 @@ class PrimaryCaps(keras.layers.Layer):
         self.capsule_dim = positive_int("PrimaryCaps", "capsule_dim", capsule_dim)
         set_window(self, kernel_size, strides, padding)
         self.data_format = checked_data_format("PrimaryCaps", data_format)
-        self.conv = keras.layers.Conv2D(
+        self.conv = Conv2D(
             self.channels * self.capsule_dim,
             self.kernel_size,
             strides=self.strides,

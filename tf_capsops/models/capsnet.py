@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int, positive_pair, scaled_images
-from tf_capsops.layers import DigitCaps, Length, Mask, PrimaryCaps
+from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 from tf_capsops.models.outputs import lists_by_output, one_by_output
+from tf_capsops.models.unrolled import Unrolled
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class CapsNet(keras.Model):
+class CapsNet(Unrolled, keras.Model):
     """A capsule network that classifies images and reconstructs them; see `capsnet`.
 
     Call arguments: images `[B, H, W, C]`, or a dict of `"images"` and `"labels"`. The
@@ -96,9 +97,7 @@ class CapsNet(keras.Model):
         self.encoder = keras.Sequential(
             [
                 keras.Input(image_shape, name="images"),
-                keras.layers.Conv2D(
-                    filters, kernel_size, activation="relu", name="conv", **last
-                ),
+                Conv2D(filters, kernel_size, activation="relu", name="conv", **last),
                 PrimaryCaps(
                     primary_channels,
                     primary_dim,

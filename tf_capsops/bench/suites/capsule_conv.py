@@ -165,6 +165,13 @@ def _all_cases():
     yield _case("n16_15x15_c32_o32_k3_s2", *sizes, use, strides=2, **cpu)
     yield _case("n16_14x14_c32_o32_k3", (16, 14, 14), (32, 32), 3, use, **cpu)
     yield _case("n4_64x64_c8_o16_k5", (4, 64, 64), (8, 16), 5, use, **cpu)
+    # The convolutions of Sabour et al. (2017), of poses of one number.
+    one = {"pose": (1, 1, 1)}
+    for batch, device in ((128, gpu), (32, cpu)):
+        sizes = (batch, 28, 28), (1, 256), 9
+        yield _case(f"first_convolution_b{batch}", *sizes, use, **one, **device)
+        sizes = (batch, 20, 20), (256, 256), 9
+        yield _case(f"primary_caps_b{batch}", *sizes, use, strides=2, **one, **device)
     # Hinton et al., "Matrix capsules with EM routing" (2018), for smallNORB; vectors as
     # Sabour's; and capsules of rank 3 as in P-CapsNets.
     use = cases.NETWORKS
@@ -175,6 +182,23 @@ def _all_cases():
     yield _case("vectors_b32", (32, 14, 14), (8, 16), 3, use, strides=2, **pose)
     pose = {"pose": (3, 3, 3, 3)}
     yield _case("rank_3_b32", (32, 14, 14), (16, 16), 3, use, strides=2, **pose)
+    yield from _plain_cases(use)
+
+
+def _plain_cases(use):
+    """Yields ordinary convolutions: He et al., "Deep Residual Learning" (2016)."""
+    one = {"pose": (1, 1, 1)}
+    for batch, device in ((64, "GPU"), (8, "CPU")):
+        for size, channels, filters, kernel, strides in (
+            *((224, 3, 64, 7, 2), (56, 64, 64, 3, 1), (56, 64, 256, 1, 1)),
+            *((28, 128, 128, 3, 1), (28, 128, 512, 1, 1), (14, 256, 256, 3, 1)),
+            *((14, 1024, 256, 1, 1), (14, 256, 256, 3, 2), (7, 512, 512, 3, 1)),
+        ):
+            name = f"plain_b{batch}_{size}x{size}_c{channels}_o{filters}_k{kernel}"
+            moved = {"strides": strides, "padding": "SAME", "devices": (device,)}
+            sizes = (batch, size, size), (channels, filters), kernel
+            name += "_s2" if strides == 2 else ""
+            yield _case(name, *sizes, use, **one, **moved)
 
 
 def _case_steps(case):

@@ -1,0 +1,94 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Conv2D is Keras' in all but its kernel."""
+
+import keras
+import layer_testing
+import numpy as np
+import pytest
+import tensorflow as tf
+import tolerances
+from reference import capsule_conv
+
+from tf_capsops import inq, kernels
+from tf_capsops.layers import Conv2D, InqConv2D
+
+IMAGES = np.random.default_rng(1).normal(size=(2, 7, 6, 4)).astype("float32")
+WINDOWS = {
+    "valid": {"kernel_size": 3},
+    "same": {"kernel_size": (2, 3), "padding": "same"},
+    "strides": {"kernel_size": 3, "strides": (2, 1), "padding": "same"},
+    "dilations": {"kernel_size": (3, 2), "dilation_rate": (2, 3)},
+    "groups": {"kernel_size": 3, "groups": 2},
+}
+
+
+class Conv2DTest(layer_testing.TestCase):
+    def test_layer(self):
+        self.run_layer_test(
+            Conv2D,
+            {
+                "filters": 5,
+                "kernel_size": 3,
+                "strides": 2,
+                "activation": "relu",
+                "kernel_regularizer": "l2",
+                "bias_constraint": "non_neg",
+            },
+            input_shape=(2, 7, 7, 3),
+            expected_output_shape=(2, 3, 3, 5),
+            expected_num_trainable_weights=2,
+            expected_num_losses=1,
+        )
+
+
+def both(**arguments):
+    """Makes Keras' layer and ours, with the same weights."""
+    theirs = keras.layers.Conv2D(6, bias_initializer="normal", **arguments)
+    ours = Conv2D(6, bias_initializer="normal", **arguments)
+    for layer in theirs, ours:
+        layer.build(IMAGES.shape)
+    ours.set_weights(theirs.get_weights())
+    return theirs, ours
+
+
+@pytest.mark.parametrize("name", list(WINDOWS))
+def test_same_results(device, name):
+    theirs, ours = both(**WINDOWS[name])
+    with kernels.recorded() as ran:
+        result = ours(IMAGES)
+    assert bool(ran) == (name != "groups")
+    if name == "groups":
+        np.testing.assert_array_equal(result, theirs(IMAGES))
+        return
+    numbers = (IMAGES[..., None, None], np.asarray(ours.kernel)[..., None, None])
+    attributes = {
+        "strides": ours.strides,
+        "padding": ours.padding.upper(),
+        "dilations": ours.dilation_rate,
+    }
+    truth = capsule_conv.forward(*numbers, **attributes)[..., 0, 0]
+    tolerances.assert_close(
+        result, truth + np.asarray(ours.bias, np.float64), theirs(IMAGES)
+    )
+
+
+def test_files_of_keras_layers(tmp_path):
+    theirs, ours = both(kernel_size=3)
+    saved, loaded = (
+        keras.Sequential([keras.Input(IMAGES.shape[1:]), layer])
+        for layer in (theirs, Conv2D(6, 3))
+    )
+    saved.save_weights(tmp_path / "conv.weights.h5")
+    loaded.load_weights(tmp_path / "conv.weights.h5")
+    np.testing.assert_array_equal(loaded(IMAGES), ours(IMAGES))
+    assert Conv2D.from_config(theirs.get_config()).get_config() == theirs.get_config()
+
+
+def test_converts_to_codes():
+    layer = Conv2D(2, 2, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((3, 3, 1)), layer])
+    (converted,) = inq.convert(model).layers
+    assert type(converted) is InqConv2D
+    images = tf.ones([1, 3, 3, 1])
+    np.testing.assert_array_equal(converted(images), layer(images))
