@@ -66,7 +66,9 @@ def _assert_close(outputs, expected):
     outputs = keras.tree.flatten(outputs)
     assert len(outputs) == len(expected) > 0
     for output, each in zip(outputs, expected):
-        np.testing.assert_allclose(output, each, rtol=1e-4, atol=1e-6)
+        # Sums may cancel, and devices add in another order.
+        atol = 1e-6 * np.abs(each).max(initial=0)
+        np.testing.assert_allclose(output, each, rtol=1e-4, atol=atol)
 
 
 def _assert_is_as_saved(model, folder):

@@ -4,5 +4,6 @@
 
 from tf_capsops.models.capsnet import CapsNet, capsnet
 from tf_capsops.models.p_capsnet import p_capsnet
+from tf_capsops.models.unrolled import Unrolled
 
-__all__ = ["CapsNet", "capsnet", "p_capsnet"]
+__all__ = ["CapsNet", "Unrolled", "capsnet", "p_capsnet"]

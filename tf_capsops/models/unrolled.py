@@ -14,7 +14,19 @@ class Unrolled:
     Keras' loop over the steps of an execution computes on the GPU whether to go on, and
     copies the answer to the host, which waits for all that was launched before it. Here
     the steps follow each other in one graph, and whether there is another batch is
-    asked on the host alone.
+    asked on the host alone. Weights, losses and metrics are those of Keras' loop.
+
+    Graphs grow with `steps_per_execution`. Executions of one step, eager ones and those
+    of a distribution strategy with several replicas are Keras' own.
+
+    >>> import keras
+    >>> import numpy as np
+    >>> from tf_capsops.models import Unrolled
+    >>> class Model(Unrolled, keras.Sequential):
+    ...     pass
+    >>> model = Model([keras.Input([3]), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", steps_per_execution=4)
+    >>> history = model.fit(np.ones([9, 3]), np.ones(9), batch_size=2, verbose=0)
     """
 
     def make_train_function(self, force=False):
