@@ -20,7 +20,7 @@ from descriptions import (
 )
 from finite_differences import assert_gradients_agree
 from frames import both_ways, call, traced
-from tolerances import assert_rounded
+from tolerances import assert_rounded, ulp
 
 from tf_capsops.bench import cases
 
@@ -220,3 +220,59 @@ def test_gradient_of_one_input_alone(op, way, device):
     for number, expected in zip(numbers, gradients(*numbers), strict=True):
         (alone,) = gradients(number)
         np.testing.assert_array_equal(alone.numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("mapping", [tf.map_fn, tf.vectorized_map])
+@_parametrized("op", lambda op: [()])
+def test_maps(op, mapping, jit_compile, device):
+    """They give the values and gradients of one sample after another."""
+    (case, *_) = op.suite.select(cases.SMOKE)
+    grad, *inputs = op.draw(case, tf.float64)
+    compute = functools.partial(op.results, case.bind(op.suite.ours), grad)
+
+    def results(scale):
+        sources = [scale * x for x in inputs[: op.suite.sources]]
+        found = compute(*sources, *inputs[len(sources) :])
+        return tf.concat([tf.reshape(each, [-1]) for each in found], 0)
+
+    scales = tf.constant([1.0, -2.0, 0.5], tf.float64)
+    mapped = tf.function(mapping, autograph=False, jit_compile=jit_compile)
+    expected = [results(scale) for scale in scales]
+    np.testing.assert_array_equal(mapped(results, scales), expected)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@_parametrized("op", lambda op: [()])
+def test_loops(op, jit_compile, device):
+    """Gradients go through TensorFlow's loops as through Python's."""
+    (case, *_) = op.suite.select(cases.SMOKE)
+    grad, *inputs = op.draw(case, tf.float64)
+    sources = inputs[: op.suite.sources]
+
+    def added(total, step, *sources):
+        scaled = [(1 + tf.cast(step, tf.float64)) * source for source in sources]
+        return total + case.bind(op.suite.ours)(*scaled, *inputs[len(sources) :])
+
+    def of_python(*sources):
+        total = tf.zeros_like(grad)
+        for step in range(3):
+            total = added(total, step, *sources)
+        return total
+
+    def of_tensorflow(*sources):
+        _, total = tf.while_loop(
+            lambda step, _: step < 3,
+            lambda step, total: (step + 1, added(total, step, *sources)),
+            (0, tf.zeros_like(grad)),
+            maximum_iterations=3,
+        )
+        return total
+
+    compute = tf.function(op.results, autograph=False, jit_compile=jit_compile)
+    expected = op.results(of_python, grad, *sources)
+    for loop in (of_python, of_tensorflow):
+        for result, truth in zip(compute(loop, grad, *sources), expected, strict=True):
+            # They add the steps' gradients up in different orders.
+            allowed = 8 * ulp(np.float64) * np.abs(truth).max()
+            np.testing.assert_allclose(result, truth, rtol=0, atol=allowed)
