@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tolerances
 
+from tf_capsops import inq
 from tf_capsops.layers import CapsuleConv2D
 from tf_capsops.losses import MarginLoss
 from tf_capsops.models import p_capsnet
@@ -115,6 +116,22 @@ def test_mixed_precision(device, policy):
     assert np.isfinite(history["loss"]).all()
     assert model.get_layer("classes").output.dtype == policy.removeprefix("mixed_")
     assert model(_IMAGES).dtype == tf.float32
+
+
+@pytest.mark.parametrize("policy", [None, "mixed_float16"])
+def test_keras_scales_the_loss_of_float16(tmp_path, policy):
+    model = _small(dtype=policy)
+    model.compile("adam", MarginLoss())
+    model.fit(_IMAGES, _LABELS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="convert: "):
+        converted = inq.convert(model)
+    for each in (model, loaded, converted):
+        scaled = isinstance(each.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert scaled == bool(policy)
+    for ours, saved in zip(loaded.optimizer.variables, model.optimizer.variables):
+        np.testing.assert_array_equal(ours, saved)
 
 
 @pytest.mark.parametrize(

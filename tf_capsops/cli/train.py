@@ -101,8 +101,6 @@ def run(args):
         )
     steps = -(-len(dataset.x_train) // batch_size)
     optimizer = keras.optimizers.Adam(schedule(learning_rate, epochs * steps))
-    if args.mixed_precision == "float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(optimizer, loss=MarginLoss(), metrics=["accuracy"])
     use_xla(model, args)
     # Not by `compile`, whose arguments the file of the model keeps.

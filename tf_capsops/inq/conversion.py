@@ -74,6 +74,9 @@ def convert(model, bits=None):
         fill()
     if isinstance(model, PCapsNet):
         result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
+        result.dtype_policy = model.dtype_policy
+        if model.compiled:
+            result.compile_from_config(model.get_compile_config())
     return result
 
 

@@ -46,7 +46,8 @@ def p_capsnet(
       strides: their strides, one or two ints each.
       pose_shape: (P, P), or (G, P, P) for capsules of rank 3.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`.
+      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
+        scale the loss.
 
     Returns:
       A `keras.Sequential`, built and not compiled, from images `[B, H, W, C]` to
@@ -90,6 +91,8 @@ def p_capsnet(
         name=name,
     )
     first, *others = zip(*layers, strict=True)
+    # Keras scales the loss if the model's own policy is mixed_float16.
+    model.dtype_policy = dtype
     model.add(_convolution(first, (1, elements), dtype, "conv_1", "relu"))
     map_shape = model.output_shape[1:4]
     model.add(
@@ -111,11 +114,20 @@ def p_capsnet(
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class PCapsNet(keras.Sequential):
-    """The `keras.Sequential` that `p_capsnet` returns: it refuses integer images."""
+    """The `keras.Sequential` that `p_capsnet` returns.
+
+    It refuses integer images, and keeps a dtype policy of its own.
+    """
 
     def call(self, inputs, training=None, mask=None):
         images = scaled_images("p_capsnet", inputs)
         return super().call(images, training=training, mask=mask)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        model = super().from_config(config, custom_objects)
+        model.dtype_policy = config["dtype"]
+        return model
 
 
 def _convolution(layer, pose_shape, dtype, name, activation=None):
