@@ -206,8 +206,9 @@ demo: build  ## train on handwritten digits, evaluate, draw reconstructions (run
 test: build  ## run the tests, of each grid of sizes and types a selection; ARGS="-k name" picks some
 	$(call PYTEST,1) $(ARGS)
 
-test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, and other papers' kernels
+test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, other papers' kernels, ops under XLA
 	$(call PYTEST,2) --all $(ARGS)
+	$(call PYTEST,1) --jit $(or $(ARGS),tests/ops)
 
 build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
 
