@@ -249,7 +249,7 @@ def test_mixed_precision(device, policy, layer, arguments):
     with tf.GradientTape() as tape:
         result = layer(tf.ones([2, 5, 5, 3]))
     assert result.dtype == policy.removeprefix("mixed_")
-    assert [each.dtype for each in layer.weights] == ["float32", "uint8", "int32"]
+    assert [each.dtype for each in layer.weights] == ["float32", "uint8", "int64"]
     assert tape.gradient(result, layer.bias.value).dtype == tf.float32
 
 

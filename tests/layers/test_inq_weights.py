@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.layers import InqConv2D, InqDense
+from tf_capsops.layers import InqConv2D, InqDense, InqDepthwiseConv2D
 
 
 def _layer(**changes):
@@ -103,6 +103,31 @@ def test_configs_that_do_not_fit_are_refused():
     for name, value in (("bits", 4.0), ("filters", 2.5)):
         with pytest.raises(TypeError, match=f"InqConv2D: {name} must be "):
             InqConv2D.from_config({**config, name: value})
+
+
+@pytest.mark.parametrize("build", ["before", "after"])
+def test_checkpoints_hold_an_int32(tmp_path, build):
+    sources = _layer(), InqDepthwiseConv2D(1, bits=4)
+    sources[1].build([None, 5, 5, 3])
+    for exponent, layer in zip((-3, -(2**31)), sources):
+        layer.top_exponent.assign(exponent)
+    path = tf.train.Checkpoint(layers=list(sources)).write(str(tmp_path / "weights"))
+    reader = tf.train.load_checkpoint(path)
+    types = reader.get_variable_to_dtype_map()
+    kept = {types[name] for name in types if "top_exponent" in name}
+    assert kept == {tf.int32}
+    copies = [type(layer).from_config(layer.get_config()) for layer in sources]
+    if build == "before":
+        for layer in copies:
+            layer.build([None, 5, 5, 3])
+    status = tf.train.Checkpoint(layers=copies).read(path)
+    for layer in copies:
+        if not layer.built:
+            layer.build([None, 5, 5, 3])
+    status.assert_consumed()
+    for copy, layer in zip(copies, sources):
+        for ours, theirs in zip(copy.get_weights(), layer.get_weights()):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_kernels_of_another_shape_are_refused():

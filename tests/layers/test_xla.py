@@ -65,9 +65,8 @@ def test_losses_are_the_same(device, name, policy):
     rounding = tolerances.ulp(policy.removeprefix("mixed_"))
     for jit_compile in (True, "auto"):
         model, losses = train(name, policy, jit_compile=jit_compile)
-        if jit_compile is True:
-            # Keras goes on without XLA, and warns, where a layer does not support it.
-            assert model.jit_compile == all(each.supports_jit for each in model.layers)
+        # Keras goes on without XLA, and warns, where a layer does not support it.
+        assert model.jit_compile or jit_compile == "auto"
         # XLA rounds once where it fuses the ops around ours.
         np.testing.assert_allclose(losses, expected, rtol=8 * EPOCHS * rounding)
 
@@ -78,14 +77,54 @@ def test_steps_per_execution(device):
     np.testing.assert_array_equal(losses, expected)
 
 
+@pytest.mark.parametrize("make", [InqConv2D, InqDepthwiseConv2D])
+def test_another_top_exponent_is_compiled_anew(device, make):
+    layer = make(3, kernel_size=1) if make is InqConv2D else make(1)
+    model = keras.Sequential([keras.Input([5, 5, 3]), layer])
+    model.compile(jit_compile=True)
+    kernel = np.ones(layer.codes.shape)
+    images = tf.random.stateless_normal([2, 5, 5, 3], [1, 2])
+    results = []
+    for scale in (1, 0.25):
+        layer.set_kernel(scale * kernel)
+        results.append(model.predict(images, verbose=0))
+        np.testing.assert_array_equal(results[-1], layer(images))
+    np.testing.assert_array_equal(results[1], 0.25 * results[0])
+
+
+def test_incremental_quantization(device):
+    images = np.random.default_rng(3).normal(size=(16, 6, 6, 2)).astype("float32")
+    labels = np.arange(16) % 3
+    losses, predictions = [], []
+    for jit_compile in (False, True):
+        keras.utils.set_random_seed(4)
+        model = keras.Sequential([keras.Input([6, 6, 2]), keras.layers.Conv2D(4, 3)])
+        model.add(keras.layers.Flatten())
+        model.add(keras.layers.Dense(3))
+        compiling = {"jit_compile": jit_compile, "steps_per_execution": 2}
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.01), loss, **compiling)
+        steps = tf_capsops.inq.IncrementalQuantization(model)
+        fitted = model.fit(images, labels, 4, 5, verbose=0, callbacks=[steps])
+        converted = tf_capsops.inq.convert(model)
+        converted.jit_compile = jit_compile
+        codes = [layer.codes.numpy() for layer in converted.layers if layer.weights]
+        fitted_on = converted.fit(images, labels, 4, 2, shuffle=False, verbose=0)
+        for layer, before in zip(converted.layers[::2], codes, strict=True):
+            np.testing.assert_array_equal(layer.codes, before)
+        losses.append(fitted.history["loss"] + fitted_on.history["loss"])
+        predictions.append(converted.predict(images, verbose=0))
+    for results in (losses, predictions):
+        allowed = 8 * 7 * tolerances.ulp("float32")  # of seven epochs
+        np.testing.assert_allclose(*results, rtol=allowed, atol=allowed)
+
+
 def gradients_of(name):
     """Compiles loss and gradients of a layer; returns them, called twice."""
     make, shape = LAYERS[name]
     keras.utils.set_random_seed(1)
     layer = make()
     layer.build((None, *shape))
-    if not layer.supports_jit:
-        return [[], []]
 
     @tf.function(jit_compile=True)
     def compute(images):

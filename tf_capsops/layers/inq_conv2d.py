@@ -23,7 +23,7 @@ class InqConv2D(InqLayer):
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
 
-    Weights: `codes` `[KH, KW, C, filters]`, uint8; `top_exponent`, an int32; `bias`
+    Weights: `codes` `[KH, KW, C, filters]`, uint8; `top_exponent`, an int64; `bias`
     `[filters]`. `kernel` is the decoded kernel, a NumPy array.
 
     Args:

@@ -18,7 +18,7 @@ class InqDense(InqLayer):
 
     Input shape: `[..., C]`, of any rank from 2 on. Output shape: `[..., units]`.
 
-    Weights: `codes` `[1, 1, C, units]`, uint8; `top_exponent`, an int32; `bias`
+    Weights: `codes` `[1, 1, C, units]`, uint8; `top_exponent`, an int64; `bias`
     `[units]`. `kernel` is the decoded kernel, a NumPy array.
 
     Args:

@@ -22,7 +22,7 @@ class InqDepthwiseConv2D(InqLayer):
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', C * depth_multiplier]`; the
     features of channel 0 come first. Batch, height and width may be unknown.
 
-    Weights: `codes` `[KH, KW, C, depth_multiplier]`, uint8; `top_exponent`, an int32;
+    Weights: `codes` `[KH, KW, C, depth_multiplier]`, uint8; `top_exponent`, an int64;
     `bias` `[C * depth_multiplier]`. `kernel` is the decoded kernel, a NumPy array.
 
     Args:
@@ -115,7 +115,7 @@ def _decoded(codes, top_exponent, bits, dtype):
     CPU, and zero on a GPU.
     """
     steps = tf.range(2 ** (bits - 2), dtype="int64")
-    exponents = tf.cast(top_exponent, "int64") - steps
+    exponents = tf.convert_to_tensor(top_exponent) - steps
     # A float64 with no bits but those of its biased exponent is a power of two, with 0
     # for zero and 2047 for infinity.
     biased = tf.clip_by_value(exponents + 1023, 0, 2047)

@@ -16,8 +16,9 @@ from tf_capsops.packing import pack, unpack
 class InqLayer(keras.layers.Layer):
     """A layer with its kernel as codes, a bias and an activation.
 
-    Weights: `codes`, uint8, of the kernel's shape, and `top_exponent`, an int32, which
-    are not trained; and `bias`. In a file a code takes `bits` bits.
+    Weights: `codes`, uint8, of the kernel's shape, and `top_exponent`, an int64 with
+    the range of an int32, which are not trained; and `bias`. In a file a code takes
+    `bits` bits.
     """
 
     def __init__(
@@ -32,9 +33,6 @@ class InqLayer(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # TensorFlow keeps int32 variables, here top_exponent, in the host's memory,
-        # which functions that XLA compiles for a GPU cannot read.
-        self.supports_jit = not tf.config.get_visible_devices("GPU")
         self.bits = checked_bits(type(self).__name__, bits)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
@@ -128,9 +126,7 @@ class InqLayer(keras.layers.Layer):
         self.codes = _Integers(
             title(self), "codes", codes.reshape(kernel_shape), 0, 2 ** (self.bits - 1)
         )
-        self.top_exponent = _Integers(
-            title(self), "top_exponent", np.int32(top_exponent), -(2**31), 2**31 - 1
-        )
+        self._add_top_exponent(top_exponent)
         self.bias = None
         if self.use_bias:
             self.bias = self.add_weight(
@@ -141,12 +137,27 @@ class InqLayer(keras.layers.Layer):
                 constraint=self.bias_constraint,
             )
 
+    @tf.__internal__.tracking.no_automatic_dependency_tracking
+    def _add_top_exponent(self, value):
+        # TensorFlow keeps int32 variables in the host's memory, which functions that
+        # XLA compiles for a GPU cannot read. Checkpoints have an int32.
+        self.top_exponent = _Integers(
+            title(self), "top_exponent", np.int64(value), -(2**31), 2**31 - 1
+        )
+        self._track_trackable(_SavedAsInt32(self.top_exponent), "top_exponent")
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel" and "top_exponent" in children:
+            children["top_exponent"] = self.top_exponent
+        return children
+
     def _convolve(self, images, **options):
         """Convolves with the kernel, then applies bias and activation."""
         outputs = inq_conv2d(
             images,
             tf.convert_to_tensor(self.codes),
-            tf.convert_to_tensor(self.top_exponent),
+            tf.cast(self.top_exponent, "int32"),
             bits=self.bits,
             **options,
         )
@@ -179,3 +190,17 @@ class _Integers(keras.Variable):
         if not is_symbolic:
             self.check(value)
         return super().assign(value)
+
+
+class _SavedAsInt32(tf.__internal__.tracking.Trackable):
+    """Stands for a variable in `tf.train.Checkpoint`, where it is an int32."""
+
+    def __init__(self, variable):
+        self._variable = variable
+
+    def _serialize_to_tensors(self):
+        with tf.device("CPU:0"):
+            return {"VARIABLE_VALUE": tf.cast(self._variable, "int32")}
+
+    def _restore_from_tensors(self, tensors):
+        self._variable.assign(tensors["VARIABLE_VALUE"])
