@@ -8,6 +8,7 @@ import keras
 
 from tf_capsops.arguments import positive_int, scaled_images
 from tf_capsops.layers import CapsuleConv2D, Length
+from tf_capsops.models.unrolled import Unrolled
 from tf_capsops.ops.squash import squash
 
 
@@ -113,7 +114,7 @@ def p_capsnet(
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class PCapsNet(keras.Sequential):
+class PCapsNet(Unrolled, keras.Sequential):
     """The `keras.Sequential` that `p_capsnet` returns.
 
     It refuses integer images, and keeps a dtype policy of its own.
