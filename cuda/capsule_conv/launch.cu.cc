@@ -7,6 +7,7 @@
 #include "cuda/capsule_conv/fma/launch.cuh"
 
 #include "cc/launch/capsule_conv.h"
+#include "cuda/capsule_conv/gather/launch.cuh"
 #include "cuda/capsule_conv/mma/weights_launch.cuh"
 #include "cuda/capsule_conv/tensor_cores.cuh"
 
@@ -32,18 +33,25 @@ ConvPlan<GpuExec, T> ByProducts(const char* op,
 // Of the forward convolution or the gradient of the input.
 template <typename T>
 ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
-                               const Tasks& tasks, const fma::Product& product) {
+                               bool gradient, const Tasks& tasks,
+                               const fma::Product& product) {
   using Plan = ConvPlan<GpuExec, T>;
   const auto by_fma = [&] { return fma::PlanProduct<T>(op, exec.device, p, product); };
   if constexpr (std::is_same_v<T, double>) {
     const auto none = [] { return Plan::Refuse(kNoDouble); };
-    return Choose<Plan>(op, {{"wgmma", none}, {"mma", none}, {"fma", by_fma}});
+    return Choose<Plan>(
+        op, {{"gather", none}, {"wgmma", none}, {"mma", none}, {"fma", by_fma}});
   } else {
     return WithPrecision<T>(exec, [&](auto precision) {
       using ProductsOf = Products<CudaType<T>, precision.value>;
       return Choose<Plan>(
           op,
-          {{"wgmma",
+          {{"gather",
+            [&] {
+              if (gradient) return Plan::Refuse("it makes no gradient of the input");
+              return gather::PlanForward<T, precision.value>(op, exec.device, p);
+            }},
+           {"wgmma",
             [&] { return ByProducts<T>(op, ProductsOf::ByWgmma(tasks, exec.device)); }},
            {"mma",
             [&] { return ByProducts<T>(op, ProductsOf::ByMma(tasks, exec.device)); }},
@@ -56,12 +64,13 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
 
 template <typename T>
 ConvPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
-  return PlanImage<T>("CapsuleConv", exec, p, ForwardTasks(p), fma::ForwardProduct(p));
+  return PlanImage<T>("CapsuleConv", exec, p, false, ForwardTasks(p),
+                      fma::ForwardProduct(p));
 }
 
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& p) {
-  return PlanImage<T>("CapsuleConvBackpropInput", exec, p, InputGradientTasks(p),
+  return PlanImage<T>("CapsuleConvBackpropInput", exec, p, true, InputGradientTasks(p),
                       fma::InputProduct(p));
 }
 
@@ -77,12 +86,22 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
       });
     }
   };
+  const auto by_gather = [&] {
+    if constexpr (std::is_same_v<T, double>) {
+      return Plan::Refuse(kNoDouble);
+    } else {
+      return WithPrecision<T>(exec, [&](auto precision) {
+        return gather::PlanWeights<T, precision.value>(kBackpropWeights, exec.device,
+                                                       p);
+      });
+    }
+  };
+  const auto by_fma = [&] {
+    return fma::PlanProduct<T>(kBackpropWeights, exec.device, p,
+                               fma::WeightsProduct(p));
+  };
   return Choose<Plan>(kBackpropWeights,
-                      {{"mma", by_mma}, {"fma", [&] {
-                                           return fma::PlanProduct<T>(
-                                               kBackpropWeights, exec.device, p,
-                                               fma::WeightsProduct(p));
-                                         }}});
+                      {{"gather", by_gather}, {"mma", by_mma}, {"fma", by_fma}});
 }
 
 CAPSOPS_SHARED_PRODUCTS(template)

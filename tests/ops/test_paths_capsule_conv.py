@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 from descriptions.capsule_conv import OP
 
+from tf_capsops import kernels
+
 IMAGE = "CapsuleConv", "CapsuleConvBackpropInput"
 WEIGHTS = "CapsuleConvBackpropWeights"
 MMA = (
@@ -19,8 +21,31 @@ WGMMA = (
     *("channels_8", "channels_33", "pixels_left_out_16", "pixels_left_out_32_wide"),
     *("pose_8_8_8", "many_planes"),
 )
+GATHER = (
+    *(f"one_row_columns_{columns}" for columns in (4, 28, 36, 64, 68, 132, 260)),
+    *(f"one_row_terms_{terms}" for terms in (7, 8, 9, 32, 33, 64, 65, 96, 97, 256)),
+    *(f"one_row_pixels_{pixels}" for pixels in (15, 16, 17, 31, 32, 33, 1025)),
+    *("one_row_moved", "one_row_pose_1_1_8", "one_row_pose_1_3_4"),
+    *("one_row_pose_1_6_8", "one_row_long_sums"),
+)
 FMA = (*MMA, "no_in_channels", "empty_batch", "far_strides", "far_dilations")
 REFUSALS = [
+    ("gather", "primes", tf.float32, "poses have 4 rows, not one"),
+    ("gather", "pose_5_1_8_3", tf.float32, "capsules have 5 matrices, not one"),
+    (
+        "gather",
+        "one_row_terms_257",
+        tf.float32,
+        "its contraction has 257 terms, over 256",
+    ),
+    ("gather", "pose_1_4_4", tf.float32, "4 divides 4, the inner dimension"),
+    ("gather", "ones", tf.float32, "4 does not divide the 1 columns"),
+    (
+        *("gather", "one_row_pose_1_3_6", tf.float32),
+        "4 does not divide 6, the columns of the poses",
+    ),
+    ("gather", "one_row_moved", tf.float64, "it has no products of double"),
+    ("gather", "empty_batch", tf.float32, "a tensor is empty"),
     ("wgmma", "primes", tf.float32, "TF32 is not allowed"),
     ("wgmma", "out_channels_3", tf.float16, "12 columns are too few"),
     (
@@ -41,17 +66,43 @@ def _forced(kernel):
     return {**dict.fromkeys(IMAGE, kernel), WEIGHTS: weights}
 
 
+GATHERED = {
+    "CapsuleConv": "gather",
+    "CapsuleConvBackpropInput": "mma",
+    WEIGHTS: "gather",
+}
+
+
 if paths.WITH_GPU:
     HALVES = [tf.float16, tf.bfloat16]
     BOTH = False, True
     MMA_RUNS = paths.runs(_forced("mma"), MMA, [tf.float32, *HALVES], BOTH)
-    RUNS = [*MMA_RUNS, *paths.runs(_forced("fma"), FMA, float32=BOTH)]
+    GATHER_RUNS = paths.runs(GATHERED, GATHER, [tf.float32, *HALVES], BOTH)
+    RUNS = [*MMA_RUNS, *GATHER_RUNS, *paths.runs(_forced("fma"), FMA, float32=BOTH)]
     if paths.runs_wgmma():
         RUNS += paths.runs(_forced("wgmma"), WGMMA, [tf.float32, *HALVES], (True,))
 
-    @paths.every([*RUNS, *paths.planned_for_others(MMA_RUNS)])
+    @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *GATHER_RUNS])])
     def test_forced(run):
         paths.assert_close(OP, run)
+
+    @paths.every(
+        paths.runs(GATHERED, ["one_row_long_sums"], [tf.float32, *HALVES], BOTH)
+    )
+    def test_sums_of_one_block(run):
+        """The part of a block takes several sums of its tensor cores."""
+        with kernels.pretend_device(processors=1):
+            paths.assert_close(OP, run)
+
+    def test_the_input_gradient_is_not_gathered():
+        case = OP.case("one_row_moved")
+        gather = {"CapsuleConvBackpropInput": "gather"}
+        with (
+            tf.device("GPU:0"),
+            kernels.force(**gather),
+            pytest.raises(tf.errors.InvalidArgumentError, match="no gradient of"),
+        ):
+            OP.ours(case, OP.draw(case, tf.float32))
 
     @pytest.mark.parametrize("refused", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(refused):

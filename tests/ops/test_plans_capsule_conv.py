@@ -36,6 +36,18 @@ PLANS = {
         *("mma wgmma mma", "mma mma mma"),
     ),
     "strides": (HALF, False, WIDE, {"strides": 2}, "wgmma wgmma mma", "mma mma mma"),
+    "one_row": (
+        *([tf.float32, *HALF], False, ((2, 9, 9, 3, 1, 1), (3, 3, 3, 16, 1, 1)), {}),
+        *("gather mma gather", None),
+    ),
+    "one_row_tf32": (
+        *([tf.float32], True, ((9, 28, 28, 1, 1, 1), (9, 9, 1, 256, 1, 1)), {}),
+        *("gather mma gather", None),
+    ),
+    "one_row_of_quads": (
+        *([tf.float32], False, ((2, 9, 9, 3, 1, 4), (3, 3, 3, 16, 4, 4)), {}),
+        *("mma mma mma", None),
+    ),
     # A phase has one pixel; more phases than 64 are not made one by one.
     "64_phases": (
         *(HALF, False, ((1, 8, 8, 8, 4, 4), (1, 1, 8, 8, 4, 4)), {"strides": 8}),
@@ -78,7 +90,7 @@ if _library.build_info()["cuda"]:
         assert time.process_time() - begin < 1
         assert found["CapsuleConvBackpropInput"] == "mma"
 
-    @pytest.mark.parametrize("kernel", ["wgmma", "mma"])
+    @pytest.mark.parametrize("kernel", ["gather", "wgmma", "mma"])
     def test_a_kernel_that_cannot_is_not_planned(kernel):
         with kernels.force(CapsuleConv=kernel):
             found = planned(90, lambda: _compute(tf.float64, WIDE, {}))

@@ -247,18 +247,18 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
 constexpr int kSumElements = 32, kSumThreads = 8;  // elements of a block, threads each
 
 // out = the sum of `parts` arrays of its size, in an order that is always the same.
-template <typename S, typename A>
-__global__ void __launch_bounds__(kSumElements* kSumThreads)
+template <typename S, typename A, int kThreads = kSumThreads>
+__global__ void __launch_bounds__(kSumElements* kThreads)
     SumPartsKernel(int64_t elements, int parts, const A* __restrict__ partial,
                    S* __restrict__ out) {
-  __shared__ A sums[kSumThreads][kSumElements];
+  __shared__ A sums[kThreads][kSumElements];
   const int of = threadIdx.x % kSumElements, thread = threadIdx.x / kSumElements;
   const int64_t element = int64_t{blockIdx.x} * kSumElements + of;
   WaitForKernelBefore();
   A sum = 0;
   if (element < elements) {
 #pragma unroll 4
-    for (int part = thread; part < parts; part += kSumThreads) {
+    for (int part = thread; part < parts; part += kThreads) {
       sum += partial[part * elements + element];
     }
   }
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kSumElements* kSumThreads)
   __syncthreads();
   if (thread > 0 || element >= elements) return;
 #pragma unroll
-  for (int i = 1; i < kSumThreads; ++i) sum += sums[i][of];
+  for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
   Narrow(sum, out + element);
 }
 

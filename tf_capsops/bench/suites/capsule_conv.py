@@ -117,8 +117,29 @@ def _correctness_cases():
     yield _case("many_planes", (2, 9, 9), (64, 32), 3, use)
     yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
+    yield from _one_row_cases(use)
     yield from _grid_cases(use)
     yield from _empty_cases(use)
+
+
+def _one_row_cases(use):
+    """Yields cases of poses of one row, whose contraction may fit in a block."""
+    one = {"pose": (1, 1, 1)}
+    for columns in (4, 28, 36, 64, 68, 132, 260):
+        sizes = (2, 9, 8), (1, columns), 3
+        yield _case(f"one_row_columns_{columns}", *sizes, use, **one)
+    for terms in (7, 8, 9, 32, 33, 64, 65, 96, 97, 256, 257):
+        sizes = (2, 4, 5), (terms, 12), 1
+        yield _case(f"one_row_terms_{terms}", *sizes, use, **one)
+    for pixels in (15, 16, 17, 31, 32, 33, 1025):
+        sizes = (1, 1, pixels), (3, 8), 1
+        yield _case(f"one_row_pixels_{pixels}", *sizes, use, **one)
+    moved = {"strides": (2, 3), "dilations": (3, 2), "padding": "SAME"}
+    yield _case("one_row_moved", (3, 17, 19), (3, 8), (5, 4), use, **moved, **one)
+    for pose in ((1, 1, 8), (1, 3, 4), (1, 6, 8), (1, 3, 6)):
+        name = "one_row_pose_" + "_".join(map(str, pose))
+        yield _case(name, (3, 11, 9), (2, 6), (3, 2), use, pose=pose, padding="SAME")
+    yield _case("one_row_long_sums", (9, 61, 62), (1, 4), 2, use, **one)
 
 
 def _grid_cases(use):

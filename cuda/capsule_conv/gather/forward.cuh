@@ -1,0 +1,169 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The convolution: row = pixel of the output, contraction = term. A block packs its
+// columns of the filter in shared memory itself, once, and then goes from tile to tile.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/gather/tile.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_conv::gather {
+
+constexpr int kForwardThreads = 256;
+constexpr int kTiles = 2;  // of 16 pixels, of a warp
+constexpr int kWarpPixels = 16 * kTiles;
+
+// Packs the filter as [step][16 columns][lane][4 words]: what a lane has of two
+// products' right operands. Of the 16 columns, the products have those that leave a
+// lane with four neighbours, 4 t to 4 t + 3, of its row of both results. `elements` are
+// those of the terms.
+template <Tf32 kTf32, int kColumns, typename S>
+__device__ void PackFilter(const Tiling& tiling, int first_column, const int* elements,
+                           const S* weights, float4* packed) {
+  constexpr int kStepThreads =
+      kColumns;  // a thread has 2 terms and 4 columns of a step
+  const int place = threadIdx.x % kStepThreads;
+  const int t = place % 4, four = place / 4 % 4;
+  const int column = first_column + place / 4 * 4;
+  weights += tiling.ColumnElement(column);
+  packed += place / 16 * kLanes + four * 8 + t;
+#pragma unroll 4
+  for (int step = threadIdx.x / kStepThreads; step < tiling.steps;
+       step += kForwardThreads / kStepThreads) {
+    float row[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int term = step * 8 + half * 4 + t;
+      Pack<S, 4> pack{};
+      if (term < tiling.terms && column < tiling.columns) {
+        pack = *reinterpret_cast<const Pack<S, 4>*>(weights + elements[term]);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) row[half][e] = Prepare<kTf32>(Widen(pack.at[e]));
+    }
+    float4* const to = packed + step * (kColumns / 16) * kLanes;
+    to[0] = {row[0][0], row[1][0], row[0][2], row[1][2]};
+    to[4] = {row[0][1], row[1][1], row[0][3], row[1][3]};
+  }
+}
+
+// Writes four elements that are not expected to stay in the cache.
+template <typename S>
+__device__ void StoreFour(const Pack<S, 4>& four, S* to) {
+  using Words = std::conditional_t<sizeof(S) == 4, float4, float2>;
+  __stcs(reinterpret_cast<Words*>(to), reinterpret_cast<const Words&>(four));
+}
+
+// Writes what a warp computed of its pixels, which are at `to` of the image.
+template <typename S, int kProducts>
+__device__ void StorePixels(const Tiling& tiling, int column,
+                            const int (&to)[2 * kTiles],
+                            const float (&sums)[kTiles][kProducts][4], S* image) {
+#pragma unroll
+  for (int row = 0; row < 2 * kTiles; ++row) {
+    if (to[row] < 0) continue;
+#pragma unroll
+    for (int n = 0; n < kProducts; n += 2) {
+      const int at = column + n * 8 + threadIdx.x % 4 * 4;
+      if (at >= tiling.columns) break;
+      Pack<S, 4> four;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        Narrow(sums[row / 2][n + e / 2][row % 2 * 2 + e % 2], &four.at[e]);
+      }
+      StoreFour(four, image + to[row] + at);
+    }
+  }
+}
+
+// A block has kColumns columns of its tiles; a warp at a time 32 pixels and at most 64
+// of them.
+template <typename S, Tf32 kTf32, int kColumns>
+__global__ void __launch_bounds__(kForwardThreads, 2)
+    ForwardKernel(const Tiling tiling, const S* __restrict__ input,
+                  const S* __restrict__ weights, S* __restrict__ output) {
+  constexpr int kProducts = kColumns < 64 ? kColumns / 8 : 8;
+  constexpr int kGroups = kColumns / (8 * kProducts);
+  extern __shared__ float4 filter[];
+  const int terms = tiling.steps * 8;
+  int2* const shifts = reinterpret_cast<int2*>(filter + terms * (kColumns / 4));
+  Point* const points = reinterpret_cast<Point*>(shifts + terms / 2);
+  int* const elements = reinterpret_cast<int*>(points + tiling.slots);
+  float* const patch = reinterpret_cast<float*>(elements + terms);
+
+  const int first_column = blockIdx.x % tiling.column_blocks * kColumns;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < terms; i += kForwardThreads) {
+    elements[i] = tiling.TermElement(i);
+    // The two of a lane side by side.
+    reinterpret_cast<int*>(shifts)[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = tiling.Shift(i);
+  }
+  __syncthreads();
+  PackFilter<kTf32, kColumns>(tiling, first_column, elements, weights, filter);
+
+  const int lane = threadIdx.x % kLanes;
+  const int tasks = (tiling.points + kWarpPixels - 1) / kWarpPixels * kGroups;
+  const int strides = gridDim.x / tiling.column_blocks;
+  for (int64_t tile = blockIdx.x / tiling.column_blocks; tile < tiling.tiles;
+       tile += strides) {
+    const TilePlace place(tiling, tile);
+    FindPoints(tiling, place, points);
+    LoadPatch<kTf32>(tiling, place, input, patch);
+    __syncthreads();
+    S* const image = output + place.image * tiling.output.height * tiling.output.width *
+                                  tiling.columns;
+    for (int task = threadIdx.x / kLanes; task < tasks;
+         task += kForwardThreads / kLanes) {
+      const int group = task % kGroups;
+      const float* from[2 * kTiles];
+      int to[2 * kTiles];
+#pragma unroll
+      for (int row = 0; row < 2 * kTiles; ++row) {
+        const Point point = points[task / kGroups * kWarpPixels + row * 8 + lane / 4];
+        from[row] = patch + point.from;
+        to[row] = point.to;
+      }
+      float sums[kTiles][kProducts][4] = {};
+      const float4* operands = filter + group * (kProducts / 2) * kLanes + lane;
+      const int2* shift = shifts + lane % 4;
+#pragma unroll 2
+      for (int step = 0; step < tiling.steps;
+           ++step, shift += 4, operands += kColumns / 16 * kLanes) {
+        const int2 at = *shift;
+        Operand<4, kTf32> a[kTiles];
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            SetWord(e, from[2 * m + e % 2][e < 2 ? at.x : at.y], &a[m]);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kProducts; n += 2) {
+          const float4 four = operands[n / 2 * kLanes];
+          Operand<2, kTf32> b[2];
+          SetWord(0, four.x, &b[0]);
+          SetWord(1, four.y, &b[0]);
+          SetWord(0, four.z, &b[1]);
+          SetWord(1, four.w, &b[1]);
+#pragma unroll
+          for (int m = 0; m < kTiles; ++m) {
+            MultiplyAdd(a[m], b[0], sums[m][n]);
+            MultiplyAdd(a[m], b[1], sums[m][n + 1]);
+          }
+        }
+      }
+      StorePixels(tiling, first_column + group * kProducts * 8, to, sums, image);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace capsops::capsule_conv::gather
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_

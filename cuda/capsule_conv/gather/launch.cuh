@@ -1,0 +1,289 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans and launches convolutions whose operands are gathered.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_LAUNCH_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/launch/capsule_conv.h"
+#include "cuda/capsule_conv/fma/product.cuh"
+#include "cuda/capsule_conv/gather/forward.cuh"
+#include "cuda/capsule_conv/gather/weights.cuh"
+#include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_conv::gather {
+
+constexpr int kMostTerms = 256;
+constexpr int kMostPoints = 1024, kFewPoints = 16;  // of a tile
+constexpr int kSumThreads = 32;  // for each weight; its parts are many
+
+// Why no kernel of this path does the problem; else empty.
+inline std::string Refusal(const Problem& p) {
+  const std::string refusal = RefuseSizes(p);
+  if (!refusal.empty()) return refusal;
+  const auto text = [](int64_t number) { return std::to_string(number); };
+  if (p.pose_depth != 1) {
+    return "capsules have " + text(p.pose_depth) + " matrices, not one";
+  }
+  if (p.pose_rows != 1) return "poses have " + text(p.pose_rows) + " rows, not one";
+  const int64_t terms = p.kernel_height * p.kernel_width * p.in_channels * p.pose_inner;
+  if (terms > kMostTerms) {
+    return "its contraction has " + text(terms) + " terms, over " + text(kMostTerms);
+  }
+  const int64_t columns = p.out_channels * p.pose_columns;
+  if (p.pose_inner % 4 == 0) {
+    return "4 divides " + text(p.pose_inner) +
+           ", the inner dimension, which the other kernels read faster";
+  }
+  if (columns > (1 << 30) / terms) return "32 bits do not count the weights";
+  if (columns % 4 != 0) {
+    return "4 does not divide the " + text(columns) + " columns";
+  }
+  if (p.pose_inner > 1 && p.pose_columns % 4 != 0) {
+    return "4 does not divide " + text(p.pose_columns) +
+           ", the columns of the poses, which lie by rows in the filter";
+  }
+  return "";
+}
+
+// Makes tiles of y x x pixels; false where a patch has no room anywhere.
+inline bool Cut(int y, int x, Tiling* t) {
+  t->vertical.tile = y;
+  t->horizontal.tile = x;
+  t->vertical.tiles = static_cast<int>(CeilDivide(t->vertical.points, y));
+  t->horizontal.tiles = static_cast<int>(CeilDivide(t->horizontal.points, x));
+  t->points = y * x;
+  t->tiles = t->input.batch * t->vertical.tiles * t->horizontal.tiles;
+  // Whole turns of a warp in the forward pass, and one pixel that does not exist.
+  t->slots = static_cast<int>(CeilDivide(t->points + 1, kWarpPixels)) * kWarpPixels;
+  const int64_t pitch =
+      int64_t{t->horizontal.Reach(x, t->horizontal.taps)} * t->pixel_words;
+  const int64_t patch = t->vertical.Reach(y, t->vertical.taps) * pitch;
+  if (patch >= 1 << 16) return false;
+  t->pitch = static_cast<int>(pitch);
+  t->patch = static_cast<int>(patch);
+  t->by_pitch = Divisor(t->pitch);
+  t->by_tile = Divisor(x);
+  return true;
+}
+
+// What the tilings of a problem have in common. Lanes that read `run` neighbouring
+// words of several pixels at once find them in different banks.
+inline void Begin(const Problem& p, int run, Tiling* t) {
+  const Task task = ForwardTask(p);
+  t->input = task.source;
+  t->output = task.target;
+  t->vertical = task.vertical;
+  t->horizontal = task.horizontal;
+  t->filter = task.filter;
+  t->pixel = static_cast<int>(t->input.pixel());
+  t->pixel_words = t->pixel % (2 * run) == 0 ? t->pixel + run : t->pixel;
+  t->by_pixel = Divisor(t->pixel_words);
+  t->columns = static_cast<int>(t->output.pixel());
+  t->terms = t->vertical.taps * t->horizontal.taps * t->pixel;
+  t->steps = static_cast<int>(CeilDivide(t->terms, 8));
+}
+
+// Calls `consider` for all tilings worth a look, for which a dimension is cut in the
+// fewest parts possible and up to 64 more, until tiles are small.
+template <typename Consider>
+void ForEachTiling(Tiling* t, const Consider& consider) {
+  const int width = t->horizontal.points, height = t->vertical.points;
+  const auto for_each_part = [](int all, int most, const auto& use) {
+    const int fewest = static_cast<int>(CeilDivide(all, most));
+    int last = 0;
+    for (int parts = fewest; parts <= std::min(all, fewest + 64); ++parts) {
+      const int part = static_cast<int>(CeilDivide(all, parts));
+      if (part != last && !use(part)) return;
+      last = part;
+    }
+  };
+  for_each_part(width, kMostPoints, [&](int x) {
+    for_each_part(height, kMostPoints / x, [&](int y) {
+      if (Cut(y, x, t)) consider();
+      return y * x >= kFewPoints;
+    });
+    return x >= kFewPoints;
+  });
+}
+
+// A plan of either kernel; no blocks where it does not fit.
+template <typename S, typename TilingOf, typename To>
+struct GatherPlan {
+  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
+                                 const GatherPlan& plan, const S* input, const S* right,
+                                 To* to);
+
+  TilingOf tiling{};
+  int64_t blocks = 0;
+  int shared = 0;
+  double cost = 0;  // cycles, roughly
+  Launch launch = nullptr;
+};
+
+template <typename S>
+using ForwardPlan = GatherPlan<S, Tiling, S>;
+template <typename S>
+using WeightPlan = GatherPlan<S, WeightTiling, float>;
+
+template <typename S, Tf32 kTf32, int kColumns>
+LaunchError LaunchForward(const GpuExec& exec, const char* op,
+                          const ForwardPlan<S>& plan, const S* input, const S* weights,
+                          S* output) {
+  constexpr auto kKernel = ForwardKernel<S, kTf32, kColumns>;
+  const LaunchError error = AllowShared<kKernel>(exec, op);
+  if (!error.empty()) return error;
+  kKernel<<<plan.blocks, kForwardThreads, plan.shared, exec.stream>>>(
+      plan.tiling, input, weights, output);
+  return CheckLaunch(op);
+}
+
+// A multiprocessor's cycles for a product of 16x8x8.
+template <Tf32 kTf32>
+constexpr double kProductCycles = kTf32 == Tf32::kSplit ? 6 : 1.6;
+
+// Makes `best` the cheapest tiling by the kernel of kColumns, if it is cheaper.
+template <typename S, Tf32 kTf32, int kColumns>
+void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best) {
+  ForwardPlan<S> plan;
+  plan.launch = LaunchForward<S, kTf32, kColumns>;
+  Tiling& t = plan.tiling;
+  Begin(p, 4, &t);
+  t.column_blocks = static_cast<int>(CeilDivide(t.columns, kColumns));
+  ForEachTiling(&t, [&] {
+    const int64_t shared =
+        4 * (int64_t{t.steps} * 8 * (kColumns + 2) + 2 * t.slots + t.patch);
+    if (shared > device.shared) return;
+    const int resident = std::min<int>(2, device.processor_shared / (shared + 1024));
+    const int64_t slots =
+        std::max<int64_t>(1, int64_t{resident} * device.processors / t.column_blocks);
+    // Of all blocks on a multiprocessor: products by 8 warps in turn; 16 bytes written
+    // a cycle.
+    const double turns = CeilDivide(CeilDivide(t.points, 32) * (kColumns > 64 ? 2 : 1),
+                                    kForwardThreads / kLanes);
+    const double multiply = resident * turns * 8 * t.steps * (kColumns > 32 ? 16 : 8) *
+                            kProductCycles<kTf32>;
+    const double store =
+        resident * (t.points * std::min(kColumns, t.columns) * sizeof(S) / 16.);
+    const double tile = std::max(multiply, store) + 0.3 * std::min(multiply, store) +
+                        t.patch / 8. + 1500;
+    plan.shared = static_cast<int>(shared);
+    plan.blocks = std::min(t.tiles, slots) * t.column_blocks;
+    plan.cost = tile * CeilDivide(t.tiles, slots) *
+                CeilDivide(plan.blocks, int64_t{resident} * device.processors);
+    if (best->blocks == 0 || plan.cost < best->cost) *best = plan;
+  });
+}
+
+template <typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> PlanForward(const char* op, const GpuDevice& device,
+                                 const Problem& p) {
+  using Plan = ConvPlan<GpuExec, T>;
+  using S = CudaType<T>;
+  const std::string refusal = Refusal(p);
+  if (!refusal.empty()) return Plan::Refuse(refusal);
+  const int64_t columns = p.out_channels * p.pose_columns;
+  ForwardPlan<S> plan;
+  if (columns <= 32) {
+    FindForward<S, kTf32, 32>(p, device, &plan);
+  } else {
+    FindForward<S, kTf32, 64>(p, device, &plan);
+    if (columns > 64) FindForward<S, kTf32, 128>(p, device, &plan);
+  }
+  if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
+  return Plan::Make(0, [op, plan](const GpuExec& exec, const T* input, const T* weights,
+                                  T* output, void*) {
+    return plan.launch(exec, op, plan, Native(input), Native(weights), Native(output));
+  });
+}
+
+template <typename S, Tf32 kTf32, int kProducts>
+LaunchError LaunchWeights(const GpuExec& exec, const char* op,
+                          const WeightPlan<S>& plan, const S* input, const S* grad,
+                          float* parts) {
+  constexpr auto kKernel = WeightsKernel<S, kTf32, kProducts>;
+  const LaunchError error = AllowShared<kKernel>(exec, op);
+  if (!error.empty()) return error;
+  kKernel<<<plan.blocks, kWarps * kLanes, plan.shared, exec.stream>>>(
+      plan.tiling, input, grad, parts);
+  return CheckLaunch(op);
+}
+
+template <typename S, Tf32 kTf32, int kProducts>
+void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best) {
+  WeightPlan<S> plan;
+  plan.launch = LaunchWeights<S, kTf32, kProducts>;
+  WeightTiling& t = plan.tiling;
+  Begin(p, 8, &t);
+  t.weights = int64_t{t.terms} * t.columns;
+  t.term_blocks = static_cast<int>(CeilDivide(t.terms, kProducts * 8));
+  t.column_warps = 1;
+  while (t.column_warps < kWarps && t.column_warps * kWarpColumns < t.columns) {
+    t.column_warps *= 2;
+  }
+  t.column_blocks =
+      static_cast<int>(CeilDivide(t.columns, t.column_warps * kWarpColumns));
+  const int groups = kWarps / t.column_warps;
+  const int64_t sums = int64_t{t.term_blocks} * t.column_blocks;
+  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  ForEachTiling(&t, [&] {
+    const int64_t shared = kWarps * kStages * kStage<S> * sizeof(S) +
+                           int64_t{4} * (2 * t.slots + 2 * kProducts * 8 + t.patch);
+    if (shared > device.shared) return;
+    t.splits = static_cast<int>(
+        std::max<int64_t>(1, std::min({device.processors / sums, t.tiles,
+                                       kMostBytes / 4 / groups / t.weights})));
+    // Products of 8 warps, or 16 bytes read a cycle.
+    const double steps = CeilDivide(t.points, kStepPixels * groups);
+    const double multiply = steps * kWarps * 2 * kProducts * kProductCycles<kTf32>;
+    const double read = t.points * t.column_warps * kWarpColumns * sizeof(S) / 16.;
+    plan.shared = static_cast<int>(shared);
+    plan.blocks = sums * t.splits;
+    plan.cost = (std::max(multiply, read) + 0.3 * std::min(multiply, read) +
+                 t.patch / 8. + 2000) *
+                    CeilDivide(t.tiles, t.splits) *
+                    CeilDivide(plan.blocks, device.processors) +
+                1.0 * t.splits * groups * t.weights / device.processors;
+    if (best->blocks == 0 || plan.cost < best->cost) *best = plan;
+  });
+}
+
+// The gradient of the weights, by partial sums in the workspace.
+template <typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
+                                 const Problem& p) {
+  using Plan = ConvPlan<GpuExec, T>;
+  using S = CudaType<T>;
+  const std::string refusal = Refusal(p);
+  if (!refusal.empty()) return Plan::Refuse(refusal);
+  WeightPlan<S> plan;
+  FindWeights<S, kTf32, 4>(p, device, &plan);
+  FindWeights<S, kTf32, 8>(p, device, &plan);
+  FindWeights<S, kTf32, 12>(p, device, &plan);
+  if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
+  const WeightTiling& t = plan.tiling;
+  const int parts = t.splits * (kWarps / t.column_warps);
+  return Plan::Make(
+      parts * t.weights * int64_t{sizeof(float)},
+      [op, plan, parts](const GpuExec& exec, const T* input, const T* grad,
+                        T* grad_weights, void* workspace) {
+        float* const sums = static_cast<float*>(workspace);
+        const LaunchError error =
+            plan.launch(exec, op, plan, Native(input), Native(grad), sums);
+        if (!error.empty()) return error;
+        const int64_t weights = plan.tiling.weights;
+        return LaunchOverlapped(op, fma::SumPartsKernel<S, float, kSumThreads>,
+                                dim3(CeilDivide(weights, fma::kSumElements)),
+                                fma::kSumElements * kSumThreads, 0, exec, weights,
+                                parts, sums, Native(grad_weights));
+      });
+}
+
+}  // namespace capsops::capsule_conv::gather
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_LAUNCH_CUH_

@@ -1,0 +1,143 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Convolution of poses of one row, and of few channels: a matrix product whose
+// contraction is so short that each block holds all of it. A block copies the patch of
+// the image that a tile of pixels reads to shared memory, much as it lies in the image.
+// There every operand of the products is one word at
+//   (where the pixel's first tap is) + (how far the term is from there),
+// the second of which is the same for all pixels, so lanes gather operands word by
+// word.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
+
+#include <cstdint>
+
+#include "cuda/capsule_conv/block.cuh"
+#include "cuda/common/divisor.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv::gather {
+
+// What follows from a convolution and a size of its tiles. A term is (tap, channel,
+// inner), a column (output channel, pose column).
+struct Tiling {
+  Image input, output;
+  Axis vertical, horizontal;
+  Filter filter;
+  int pixel;         // elements of one of the input
+  int terms, steps;  // steps of 8 terms
+  int columns;
+  int points, slots;  // pixels of a tile, entries of their table
+  int pixel_words;    // of a patch, at least `pixel`
+  int pitch, patch;   // words: a row of the patch, all of it
+  int64_t tiles;      // of all images
+  int column_blocks;  // blocks side by side
+  Divisor by_pixel, by_pitch, by_tile;
+
+  // Words from a pixel's first term to `term`.
+  __device__ int Shift(int term) const {
+    if (term >= terms) return 0;  // times a zero, or of no use
+    const int tap = term / pixel, y = tap / horizontal.taps;
+    return y * vertical.step * pitch +
+           (tap - y * horizontal.taps) * horizontal.step * pixel_words + term % pixel;
+  }
+
+  // A weight's element is the sum of these two.
+  __device__ int TermElement(int term) const {
+    const int tap = term / pixel, at = term % pixel, channel = at / filter.inner;
+    return static_cast<int>(tap * filter.tap + channel * filter.channel +
+                            (at - channel * filter.inner) * filter.element);
+  }
+  __device__ int ColumnElement(int column) const {
+    const int channel = column / filter.out_inner;
+    return static_cast<int>(channel * filter.out_channel +
+                            (column - channel * filter.out_inner) * filter.out_element);
+  }
+};
+
+// Which tile a block works on.
+struct TilePlace {
+  int64_t image;
+  int y, x;  // its first pixel of the output
+
+  __device__ TilePlace(const Tiling& tiling, int64_t tile) {
+    const int across = tiling.horizontal.tiles;
+    const int of_image = across * tiling.vertical.tiles;
+    image = tile / of_image;
+    const int rest = static_cast<int>(tile - image * of_image);
+    y = rest / across * tiling.vertical.tile;
+    x = rest % across * tiling.horizontal.tile;
+  }
+};
+
+// A pixel of a tile.
+struct Point {
+  int from;  // word of the patch where its first tap is
+  int to;    // element of the output's image where it is, -1 if it does not exist
+};
+
+// Fills a tile's table. Its last entry does not exist.
+__device__ inline void FindPoints(const Tiling& tiling, const TilePlace& place,
+                                  Point* points) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
+    int x;
+    const int y = tiling.by_tile.Split(min(i, tiling.points - 1), &x);
+    const int to_y = place.y + y, to_x = place.x + x;
+    const bool there =
+        i < tiling.points && to_y < tiling.output.height && to_x < tiling.output.width;
+    points[i] = {y * tiling.vertical.stride * tiling.pitch +
+                     x * tiling.horizontal.stride * tiling.pixel_words,
+                 there ? (to_y * tiling.output.width + to_x) * tiling.columns : -1};
+  }
+}
+
+// Copies what a tile reads to shared memory, zeros for what is beside the image.
+template <Tf32 kTf32, typename S>
+__device__ void LoadPatch(const Tiling& tiling, const TilePlace& place, const S* input,
+                          float* patch) {
+  const int y = place.y * tiling.vertical.stride + tiling.vertical.offset;
+  const int x = place.x * tiling.horizontal.stride + tiling.horizontal.offset;
+  input += place.image * tiling.input.height * tiling.input.width * tiling.pixel;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < tiling.patch; i += blockDim.x) {
+    int at, element;
+    const int from_y = y + tiling.by_pitch.Split(i, &at);
+    const int from_x = x + tiling.by_pixel.Split(at, &element);
+    const bool inside = 0 <= from_y && from_y < tiling.input.height && 0 <= from_x &&
+                        from_x < tiling.input.width && element < tiling.pixel;
+    const int from = (from_y * tiling.input.width + from_x) * tiling.pixel + element;
+    patch[i] = inside ? Prepare<kTf32>(Widen(input[from])) : 0;
+  }
+}
+
+// Sets an element of an operand that was prepared before.
+template <int N, Tf32 kTf32>
+__device__ void SetWord(int n, float x, Operand<N, kTf32>* operand) {
+  if constexpr (kTf32 == Tf32::kSplit) {
+    operand->SetLarge(n, x);
+  } else {
+    operand->SetPrepared(n, x);
+  }
+}
+
+// c += a b. What is split is added up in float, rounded to nearest: tensor cores cut
+// off.
+template <Tf32 kTf32>
+__device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>& b,
+                            float (&c)[4]) {
+  if constexpr (kTf32 == Tf32::kSplit) {
+    float sum[4] = {};
+    Multiply(a, b, sum);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += sum[e];
+  } else {
+    Multiply(a, b, c);
+  }
+}
+
+}  // namespace capsops::capsule_conv::gather
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
