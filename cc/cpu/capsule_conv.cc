@@ -3,16 +3,21 @@
 
 #include "cc/cpu/capsule_conv.h"
 
+#include "cc/cpu/capsule_conv_columns.h"
 #include "cc/cpu/capsule_conv_image.h"
+#include "cc/cpu/capsule_conv_outer.h"
 #include "cc/cpu/capsule_conv_weights.h"
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 template <typename T>
 CpuKernels<T> Kernels() {
-  return {{DivideImage<T, false>, PackWeights<T, false>, RunImage<T, false>},
-          {DivideImage<T, true>, PackWeights<T, true>, RunImage<T, true>},
-          {DivideWeights<T>, RunWeights<T>, ReduceWeights<T>}};
+  return {{{DivideColumns<T, false>, PackColumns<T, false>, RunColumns<T, false>},
+           {DivideColumns<T, true>, PackColumns<T, true>, RunColumns<T, true>},
+           {DivideOuter<T>, RunOuter<T>, ReduceOuter<T>}},
+          {{DivideImage<T, false>, PackWeights<T, false>, RunImage<T, false>},
+           {DivideImage<T, true>, PackWeights<T, true>, RunImage<T, true>},
+           {DivideWeights<T>, RunWeights<T>, ReduceWeights<T>}}};
 }
 CAPSOPS_INSTANTIATE_KERNELS
 

@@ -11,6 +11,9 @@
 // pose column, in which these rows lie side by side, with zeros for pixels outside the
 // image. A tap is then an offset into the planes, for any strides, dilations and pose
 // sizes.
+//
+// An image of poses of one row holds the rows of that product as they are. If there are
+// columns enough, they are the lanes, and nothing is copied.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 
@@ -24,6 +27,7 @@ namespace capsops::capsule_conv {
 // How work is divided, which depends on nothing but the problem and the instruction
 // set.
 struct Division {
+  bool fits = true;       // whether these kernels can compute the problem
   int64_t workspace;      // bytes of the packed weights, or of the partial sums
   int64_t scratch;        // bytes that a task needs
   int64_t tasks;          // of `run`
@@ -54,10 +58,16 @@ struct WeightsKernels {
 };
 
 template <typename T>
-struct CpuKernels {
+struct Directions {
   ImageKernels<T> forward;
   ImageKernels<T> backprop_input;
   WeightsKernels<T> backprop_weights;
+};
+
+template <typename T>
+struct CpuKernels {
+  Directions<T> columns;  // for poses of one row whose columns fill lanes
+  Directions<T> planes;   // for all poses
 };
 
 CAPSOPS_DECLARE_KERNELS

@@ -16,6 +16,9 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
+constexpr int64_t kTasks = 32;          // wanted, if each has enough work
+constexpr int64_t kTaskWork = 1 << 18;  // multiply-adds that are worth a task
+
 // Returns where part `index` begins when `count` is divided into `parts` nearly equal
 // parts.
 inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {
@@ -87,6 +90,44 @@ inline Image OutputImage(const Problem& p) {
 // Returns how many numbers a capsule has.
 inline int64_t Capsule(const Problem& p, const Image& image) {
   return p.pose_depth * p.pose_rows * image.columns;
+}
+
+// Packs kWidth columns of matrix g of a tap's weights, from column `first` on, as
+// to[plane][column], for the forward convolution or the gradient of the input. Columns
+// after the last one repeat it.
+template <typename T, bool kGradient, int kWidth>
+void PackTile(const Problem& p, const T* weights, int64_t g, int64_t first,
+              Accumulator<T>* to) {
+  const Image read = kGradient ? OutputImage(p) : InputImage(p);
+  const Image written = kGradient ? InputImage(p) : OutputImage(p);
+  const int64_t pose = p.pose_inner * p.pose_columns;
+  // Strides of the weights from one channel or column of an image to the next.
+  const int64_t in = p.out_channels * p.pose_depth * pose, out = p.pose_depth * pose;
+  const int64_t read_channel = kGradient ? out : in;
+  const int64_t written_channel = kGradient ? in : out;
+  const int64_t read_column = kGradient ? 1 : p.pose_columns;
+  const int64_t written_column = kGradient ? p.pose_columns : 1;
+  const int64_t columns = written.channels * written.columns;
+  if (!kGradient && p.pose_depth * p.pose_inner == 1 && first + kWidth <= columns) {
+    for (int64_t c = 0; c < read.channels; ++c, to += kWidth) {
+      const T* const from = weights + c * read_channel + first;
+      for (int64_t n = 0; n < kWidth; ++n) to[n] = Widen(from[n]);
+    }
+    return;
+  }
+  const T* offsets[kWidth];
+  for (int64_t n = 0; n < kWidth; ++n) {
+    const int64_t column = Min(first + n, columns - 1);
+    offsets[n] = weights + g * pose + column / written.columns * written_channel +
+                 column % written.columns * written_column;
+  }
+  for (int64_t c = 0; c < read.channels; ++c) {
+    for (int64_t q = 0; q < read.columns; ++q, to += kWidth) {
+      for (int64_t n = 0; n < kWidth; ++n) {
+        to[n] = Widen(offsets[n][c * read_channel + q * read_column]);
+      }
+    }
+  }
 }
 
 // Returns how many samples, at most 32, a task takes: so many that rows of `pixels`

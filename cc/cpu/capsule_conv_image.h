@@ -18,8 +18,6 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
 constexpr int64_t kTerms = 32;  // added up in registers, where a sum has few terms
-constexpr int64_t kImageTasks = 32;
-constexpr int64_t kTaskWork = 1 << 18;  // multiply-adds that are worth a task
 
 // How the work is divided into tasks. A task keeps the rows of the image that its
 // current row of results reads in a ring of `slots` rows of planes.
@@ -71,7 +69,7 @@ struct ImagePlan {
     const int64_t work = p.batch * to.height * to.width / (y_places * x_places) *
                          p.pose_depth * p.pose_rows * columns * Max(planes * runs, 1);
     const int64_t again = 3 * Max(slots - AxisY(0).step, 0);  // few rows are read twice
-    y_parts = Min(CeilDivide(kImageTasks, pieces), work / kTaskWork);
+    y_parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
     y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
     tasks = pieces * y_parts;
     for (int64_t place = 0; place < x_places; ++place) {
@@ -124,27 +122,12 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   const int64_t tiles = CeilDivide(plan.padded, kColumns);
   const int64_t g = tile / tiles, first = tile % tiles * kColumns;
   const int64_t width = Min(kColumns, plan.padded - first);
-  const int64_t pose = p.pose_inner * p.pose_columns;
-  // Strides of the weights from one channel or column to the next, of the image that is
-  // read (from) and of the one that is written (to).
-  const int64_t in = p.out_channels * p.pose_depth * pose, out = p.pose_depth * pose;
-  const int64_t from_channel = kGradient ? out : in, to_channel = kGradient ? in : out;
-  const int64_t from_column = kGradient ? 1 : p.pose_columns;
-  const int64_t to_column = kGradient ? p.pose_columns : 1;
-  const T* offsets[kColumns];
-  for (int64_t n = 0; n < width; ++n) {
-    const int64_t column = Min(first + n, plan.columns - 1);
-    offsets[n] = weights + g * pose + column / plan.to.columns * to_channel +
-                 column % plan.to.columns * to_column;
-  }
-  A* to = static_cast<A*>(workspace) +
-          ((g * plan.padded + first) * plan.taps + tap * width) * plan.planes;
-  for (int64_t c = 0; c < plan.from.channels; ++c) {
-    for (int64_t q = 0; q < plan.from.columns; ++q, to += width) {
-      for (int64_t n = 0; n < width; ++n) {
-        to[n] = Widen(offsets[n][c * from_channel + q * from_column]);
-      }
-    }
+  A* const to = static_cast<A*>(workspace) +
+                ((g * plan.padded + first) * plan.taps + tap * width) * plan.planes;
+  if (width == kColumns) {
+    PackTile<T, kGradient, kColumns>(p, weights, g, first, to);
+  } else {
+    PackTile<T, kGradient, kFewColumns>(p, weights, g, first, to);
   }
 }
 

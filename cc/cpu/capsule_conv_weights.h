@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "cc/cpu/capsule_conv_axis.h"
+#include "cc/cpu/capsule_conv_blocks.h"
 #include "cc/cpu/capsule_conv_strip.h"
 #include "cc/cpu/register_tile.h"
 
@@ -22,15 +23,7 @@ constexpr int64_t kInputBytes = 256 << 10;  // of a block's planes of the input
 constexpr int64_t kGradBytes = 512 << 10;   // of a block's planes of grad
 constexpr int64_t kBlockVectors = 48;       // of one plane of grad
 constexpr int64_t kRowVectors = 16;         // of one row of such a plane
-constexpr int64_t kWeightsTasks = 32;
-constexpr int64_t kSumsBytes = 32 << 20;  // of the sums of all chunks
-
-// A block of pixels of grad.
-struct Block {
-  int64_t sample, samples;
-  int64_t y_begin, y_end;
-  int64_t x_begin, x_end;
-};
+constexpr int64_t kSumsBytes = 32 << 20;    // of the sums of all chunks
 
 template <typename A>
 struct WeightsPlan {
@@ -70,7 +63,7 @@ struct WeightsPlan {
     channel_parts = CeilDivide(input.channels, channels);
     const int64_t grad_bytes = rows * GradStrip(most, 0, 4).row / 4 * sizeof(A);
     grad_channels = Fit(output.channels, kGradBytes / Max(grad_bytes, 1));
-    chunks = Min(CeilDivide(kWeightsTasks, channel_parts), blocks);
+    chunks = Min(CeilDivide(kTasks, channel_parts), blocks);
     chunks = Max(Min(chunks, kSumsBytes / (chunk * int64_t{sizeof(A)})), 1);
     input_size = in_rows * InputStrip(most, 0, channels).row;
     grad_size = rows * GradStrip(most, 0, grad_channels).row;

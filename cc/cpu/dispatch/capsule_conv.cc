@@ -71,9 +71,10 @@ void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t time
 }
 
 template <typename T>
-ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& kernels,
-                               const Problem& whole) {
+ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& columns,
+                               const ImageKernels<T>& planes, const Problem& whole) {
   const Trimmed trimmed(whole);
+  const ImageKernels<T>& kernels = columns.divide(trimmed.p).fits ? columns : planes;
   const Division d = kernels.divide(trimmed.p);
   return CpuPlan<ConvPlan<CpuExec, T>>(
       d.workspace,
@@ -96,18 +97,22 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& kernels,
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
-  return PlanImage("CapsuleConv", Selected<T>().forward, p);
+  return PlanImage("CapsuleConv", Selected<T>().columns.forward,
+                   Selected<T>().planes.forward, p);
 }
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec&, const Problem& p) {
-  return PlanImage("CapsuleConvBackpropInput", Selected<T>().backprop_input, p);
+  return PlanImage("CapsuleConvBackpropInput", Selected<T>().columns.backprop_input,
+                   Selected<T>().planes.backprop_input, p);
 }
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
-  const WeightsKernels<T>& kernels = Selected<T>().backprop_weights;
   const Trimmed trimmed(whole);
+  const WeightsKernels<T>& columns = Selected<T>().columns.backprop_weights;
+  const WeightsKernels<T>& kernels =
+      columns.divide(trimmed.p).fits ? columns : Selected<T>().planes.backprop_weights;
   const Division d = kernels.divide(trimmed.p);
   return CpuPlan<ConvPlan<CpuExec, T>>(
       d.workspace,

@@ -1,0 +1,162 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The pixels of a convolution of poses of one row: which of them a tap multiplies, and
+// how they are divided into blocks.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_
+#define CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_
+
+#include <cstdint>
+
+#include "cc/cpu/capsule_conv_axis.h"
+
+namespace capsops::capsule_conv::CAPSOPS_ISA {
+
+constexpr int64_t kTileTerms = 256;  // added up in registers, where a sum has few terms
+constexpr int64_t kGroupVectors = 8;  // of columns, of a task
+
+// What one tap does along one axis: pixel from + i * from_step of the image that is
+// read contributes to pixel to + i * to_step of the image that is written, for
+// i < count.
+struct Line {
+  int64_t count, from, from_step, to, to_step;
+};
+
+// Returns the line of a tap for the pixels from `begin` to `end` of the image that is
+// written: the output, or with kGradient the input.
+template <bool kGradient>
+Line LineOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end) {
+  const int64_t shift = tap * p.dilation - p.pad;
+  const int64_t low = kGradient ? begin : 0, high = kGradient ? end : p.in;
+  const int64_t first =
+      Max(kGradient ? 0 : begin, CeilDivide(Max(low - shift, 0), p.stride));
+  const int64_t last =
+      Min(kGradient ? p.out : end, CeilDivide(Max(high - shift, 0), p.stride));
+  const int64_t count = Max(last - first, 0), in = first * p.stride + shift;
+  if (kGradient) return {count, first, 1, in, p.stride};
+  return {count, in, p.stride, first, 1};
+}
+
+// Some pixels of an image.
+struct Block {
+  int64_t sample, samples;
+  int64_t y_begin, y_end;
+  int64_t x_begin, x_end;
+
+  int64_t pixels() const { return samples * (y_end - y_begin) * (x_end - x_begin); }
+  // Returns the place of a pixel among the block's. Its sample is counted from the
+  // block's first.
+  int64_t PlaceOf(int64_t n, int64_t y, int64_t x) const {
+    return (n * (y_end - y_begin) + y - y_begin) * (x_end - x_begin) + x - x_begin;
+  }
+};
+
+// Divides an image into blocks.
+struct Blocks {
+  // Each block has at most about `pixels` pixels.
+  Blocks(int64_t batch, int64_t height, int64_t width, int64_t pixels)
+      : batch(batch),
+        height(height),
+        width(width),
+        samples(CeilDivide(batch, Max(pixels / (height * width), 1))),
+        rows(CeilDivide(height, Max(Min(pixels / width, height), 1))),
+        columns(CeilDivide(width, Min(pixels, width))) {}
+
+  int64_t count() const { return samples * rows * columns; }
+  // Returns the pixels of the largest block.
+  int64_t most() const {
+    return CeilDivide(batch, samples) * CeilDivide(height, rows) *
+           CeilDivide(width, columns);
+  }
+  Block At(int64_t index) const {
+    const int64_t x = index % columns, y = index / columns % rows;
+    const int64_t n = index / columns / rows;
+    const int64_t sample = PartBegin(batch, n, samples);
+    return {sample,
+            PartBegin(batch, n + 1, samples) - sample,
+            PartBegin(height, y, rows),
+            PartBegin(height, y + 1, rows),
+            PartBegin(width, x, columns),
+            PartBegin(width, x + 1, columns)};
+  }
+
+  int64_t batch, height, width;
+  int64_t samples, rows, columns;  // in how many parts each is divided
+};
+
+// Returns which pixels of the written image, along one axis, all taps contribute to
+// with a pixel inside the image that is read.
+struct Range {
+  int64_t begin, end;
+};
+template <bool kGradient>
+Range InsideOf(const AxisProblem& p) {
+  const int64_t reach = (p.kernel - 1) * p.dilation;
+  if (kGradient) return {Max(reach - p.pad, 0), Min(p.out - p.pad, p.in)};
+  return {CeilDivide(Max(p.pad, 0), p.stride),
+          Min(CeilDivide(Max(p.in + p.pad - reach, 0), p.stride), p.out)};
+}
+
+// Calls visit(part, is_inside) for the pixels of a block inside both ranges, and for
+// the others in up to four rectangles.
+template <typename Visit>
+void ForParts(const Block& block, const Range& y, const Range& x, const Visit& visit) {
+  const int64_t y_begin = Max(block.y_begin, y.begin), y_end = Min(block.y_end, y.end);
+  const int64_t x_begin = Max(block.x_begin, x.begin), x_end = Min(block.x_end, x.end);
+  if (y_begin >= y_end || x_begin >= x_end) return visit(block, false);
+  const auto visit_part = [&](int64_t y_begin, int64_t y_end, int64_t x_begin,
+                              int64_t x_end, bool is_inside) {
+    const Block part{block.sample, block.samples, y_begin, y_end, x_begin, x_end};
+    if (part.pixels() > 0) visit(part, is_inside);
+  };
+  visit_part(block.y_begin, y_begin, block.x_begin, block.x_end, false);
+  visit_part(y_end, block.y_end, block.x_begin, block.x_end, false);
+  visit_part(y_begin, y_end, block.x_begin, x_begin, false);
+  visit_part(y_begin, y_end, x_end, block.x_end, false);
+  visit_part(y_begin, y_end, x_begin, x_end, true);
+}
+
+// Walks over the pairs of pixels of a tap whose written pixels lie in `part`.
+struct Pairs {
+  template <bool kGradient>
+  static Pairs Of(const Problem& p, int64_t tap, const Block& part) {
+    return {
+        LineOf<kGradient>(Vertical(p), tap / p.kernel_width, part.y_begin, part.y_end),
+        LineOf<kGradient>(Horizontal(p), tap % p.kernel_width, part.x_begin,
+                          part.x_end),
+        part.samples};
+  }
+  Pairs(const Line& y, const Line& x, int64_t samples)
+      : y(y), x(x), count(samples * y.count * x.count) {}
+
+  void Next() {
+    if (++j < x.count) return;
+    j = 0;
+    if (++i < y.count) return;
+    i = 0;
+    ++sample;
+  }
+  // Return the row and the column of the pixel that is read, and of the one that is
+  // written.
+  int64_t FromY() const { return y.from + i * y.from_step; }
+  int64_t FromX() const { return x.from + j * x.from_step; }
+  int64_t ToY() const { return y.to + i * y.to_step; }
+  int64_t ToX() const { return x.to + j * x.to_step; }
+
+  Line y, x;
+  int64_t count;
+  int64_t sample = 0, i = 0, j = 0;
+};
+
+// Returns how many terms are added up in registers, of a sum of `all`. Rounding errors
+// grow with the terms of a part and with the number of parts, so both are kept near the
+// square root of all terms.
+inline int64_t TermsOfPart(int64_t all) {
+  int64_t terms = kTileTerms;
+  while (terms * terms < all) terms *= 2;
+  return terms;
+}
+
+}  // namespace capsops::capsule_conv::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_

@@ -1,0 +1,115 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Matrix products in register tiles whose lanes are columns. The rows of a product may
+// lie anywhere: a tile has a pointer to each, so nothing is copied to multiply it.
+#ifndef CAPSOPS_CC_CPU_COLUMN_TILE_H_
+#define CAPSOPS_CC_CPU_COLUMN_TILE_H_
+
+#include <cstdint>
+
+#include "cc/cpu/simd.h"
+
+namespace capsops::CAPSOPS_ISA {
+
+// A tile has up to so many rows, and one or two vectors of columns. Its sums and their
+// operands fill the registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileRows = 6;
+#endif
+
+// A tile's rows are runs of `length` numbers, one run after the other: run r of row n
+// begins at from[r * kTileRows + n].
+template <typename A>
+struct RunRows {
+  const A* const* from;
+  int64_t runs, length;
+};
+
+// Adds the products of P rows with V vectors of columns,
+//   to[n][v * kLanes + lane] += sum over runs r and k < length of
+//     from[r * kTileRows + n][k] * weights[v * stride + (r * length + k) * kLanes +
+//     lane]
+template <typename A, int V, int P>
+void AddRows(const RunRows<A>& rows, const A* weights, int64_t stride, A* const* to) {
+  Vector<A> sum[P][V] = {};
+  for (int64_t r = 0; r < rows.runs; ++r) {
+    const A* const* const from = rows.from + r * kTileRows;
+    for (int64_t k = 0; k < rows.length; ++k, weights += kLanes<A>) {
+      Vector<A> column[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) column[v] = Load(weights + v * stride);
+#pragma GCC unroll 12
+      for (int n = 0; n < P; ++n) {
+        const A x = from[n][k];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      A* const place = to[n] + v * kLanes<A>;
+      Store(place, Load(place) + sum[n][v]);
+    }
+  }
+}
+
+// Adds outer products of P numbers with V vectors,
+//   to[n * stride + v * kLanes + lane] += sum over i < count of
+//     left[i][n] * right[i][v * kLanes + lane]
+template <typename A, int V, int P>
+void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
+              int64_t first_right, int64_t count, A* to, int64_t stride) {
+  Vector<A> sum[P][V] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const A* const x = left[i] + first_left;
+    const A* const y = right[i] + first_right;
+    Vector<A> column[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
+#pragma GCC unroll 12
+    for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sum[n][v] += x[n] * column[v];
+    }
+  }
+#pragma GCC unroll 12
+  for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      A* const place = to + n * stride + v * kLanes<A>;
+      Store(place, Load(place) + sum[n][v]);
+    }
+  }
+}
+
+template <typename A>
+using AddRowsFunction = void (*)(const RunRows<A>&, const A*, int64_t, A* const*);
+template <typename A>
+using AddOuterFunction = void (*)(const A* const*, const A* const*, int64_t, int64_t,
+                                  int64_t, A*, int64_t);
+
+// Return AddRows and AddOuter for V vectors and `rows` rows, from 1 to P.
+template <typename A, int V, int P = kTileRows>
+AddRowsFunction<A> AddRowsOf(int64_t rows) {
+  if constexpr (P > 1) {
+    if (rows < P) return AddRowsOf<A, V, P - 1>(rows);
+  }
+  return AddRows<A, V, P>;
+}
+template <typename A, int V, int P = kTileRows>
+AddOuterFunction<A> AddOuterOf(int64_t rows) {
+  if constexpr (P > 1) {
+    if (rows < P) return AddOuterOf<A, V, P - 1>(rows);
+  }
+  return AddOuter<A, V, P>;
+}
+
+}  // namespace capsops::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_COLUMN_TILE_H_
