@@ -37,8 +37,10 @@ struct Runs {
     runs.length = runs.taps * channels;
     const int64_t terms = TermsOfPart(all * channels);
     runs.part = CeilDivide(runs.length, CeilDivide(Max(runs.length, 1), terms));
-    runs.together =
-        is_inside ? Max(Min(terms / Max(runs.length, 1), runs.count), 1) : 1;
+    // Plain TensorFlow adds up each tap of the gradient by itself, which is exact where
+    // taps have few terms.
+    const int64_t most = kGradient ? terms / 2 : terms;
+    runs.together = is_inside ? Max(Min(most / Max(runs.length, 1), runs.count), 1) : 1;
     return runs;
   }
 
@@ -83,10 +85,12 @@ struct ColumnsPlan {
       groups = CeilDivide(vectors, group);
       tasks = groups * blocks.count();
       if (tasks >= kTasks || work / tasks < 2 * kTaskWork) break;
-      if (pixels > kFewestPixels) {
+      if (group > 4) {
+        group = 4;
+      } else if (pixels > kFewestPixels) {
         pixels /= 2;
       } else if (group > 2) {
-        group = CeilDivide(group, 4) * 2;
+        group = 2;
       } else {
         break;
       }
@@ -94,14 +98,15 @@ struct ColumnsPlan {
   }
 
   // Returns how many numbers a vector of columns has in the weights, which are packed
-  // as [vector][tap][channel][lane].
+  // as [panel][tap][channel][lane]. A panel has two vectors, or the last one.
   int64_t stride() const { return taps * channels * kLanes<A>; }
-  int64_t sums() const { return tasks == 0 ? 0 : blocks.most() * group * kLanes<A>; }
+  // Returns whether the written image, if it is of type A, holds sums as a block does.
+  bool in_place() const { return columns % kLanes<A> == 0; }
 
-  // Return how many runs the rows of a tile have, and how many numbers, at most.
-  int64_t most_runs() const { return kTileRows * Max(inside.together, 1); }
+  // Return how many runs a part has, and how many numbers a row of a tile, at most.
+  int64_t most_runs() const { return Max(inside.together, 1); }
   int64_t most_numbers() const {
-    return kTileRows * Max(inside.together * inside.part, outside.part);
+    return Max(inside.together * inside.part, outside.part);
   }
 
   const Problem& p;
@@ -115,6 +120,40 @@ struct ColumnsPlan {
   int64_t tasks = 0;
 };
 
+// A task's memory, beside the weights.
+template <typename A>
+struct Memory {
+  A* sums;           // [pixel of the task's block][vector][lane]
+  int64_t* offsets;  // from what the first run of a part reads to the other runs
+  const A** rows;    // of a tile
+  A* wide;           // what these rows point to
+  int64_t bytes;
+};
+
+// Divides the memory at `scratch`. Images that are of type A need less.
+template <typename T, typename A, bool kGradient>
+Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullptr) {
+  constexpr bool kSame = std::is_same_v<T, A>;
+  int64_t bytes = 0;
+  const auto next = [&](int64_t count, int64_t size) {
+    char* const place = static_cast<char*>(scratch) + bytes;
+    bytes += RoundUp(count * size, 64);
+    return place;
+  };
+  const int64_t sums = plan.tasks == 0 || (kSame && plan.in_place())
+                           ? 0
+                           : plan.blocks.most() * plan.group * kLanes<A>;
+  Memory<A> memory;
+  memory.sums = reinterpret_cast<A*>(next(sums, sizeof(A)));
+  memory.offsets = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
+  memory.rows =
+      reinterpret_cast<const A**>(next(kTileRows * plan.most_runs(), sizeof(const A*)));
+  memory.wide = reinterpret_cast<A*>(
+      next(kSame ? 0 : kTileRows * plan.most_numbers(), sizeof(A)));
+  memory.bytes = bytes;
+  return memory;
+}
+
 template <typename T, bool kGradient>
 Division DivideColumns(const Problem& p) {
   using A = Accumulator<T>;
@@ -123,87 +162,127 @@ Division DivideColumns(const Problem& p) {
   d.fits = p.pose_rows == 1 && p.pose_depth == 1 &&
            plan.vectors * kLanes<A> <= 2 * plan.columns;
   d.workspace = plan.vectors * plan.stride() * sizeof(A);
-  d.scratch = plan.sums() * sizeof(A) + plan.most_runs() * sizeof(const A*) +
-              (std::is_same_v<T, A> ? 0 : plan.most_numbers() * sizeof(A));
+  d.scratch = MemoryOf<T>(plan).bytes;
   d.tasks = plan.tasks;
-  d.weights_tasks = plan.tasks == 0 ? 0 : plan.taps * plan.vectors;
+  d.weights_tasks = plan.tasks == 0 ? 0 : plan.taps * CeilDivide(plan.vectors, 2);
   return d;
 }
 
-// Packs one vector of columns of one tap.
+// Packs one panel of columns of one tap.
 template <typename T, bool kGradient>
 void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
+  constexpr int kPanel = 2 * kLanes<A>;
   const ColumnsPlan<A, kGradient> plan(p);
-  const int64_t tap = task % plan.taps, vector = task / plan.taps;
-  PackTile<T, kGradient, kLanes<A>>(p, weights, 0, vector * kLanes<A>,
-                                    static_cast<A*>(workspace) +
-                                        vector * plan.stride() +
-                                        tap * plan.channels * kLanes<A>);
-}
-
-// A task's memory, beside the weights.
-template <typename A>
-struct Memory {
-  A* sums;         // [pixel of the task's block][vector][lane]
-  const A** rows;  // of a tile
-  A* wide;         // what these rows point to, where images are not of type A
-};
-
-// Finds what a row of a tile reads in `count` runs from run `first` on: `length` terms,
-// which begin at `from` for the first of these runs.
-template <typename T, typename A, bool kGradient>
-void FindRow(const ColumnsPlan<A, kGradient>& plan, const Runs& runs, int64_t first,
-             int64_t count, int64_t length, const T* from, A* wide, const A** row) {
-  const Problem& p = plan.p;
-  const auto tap_at = [&](int64_t run) {
-    const int64_t tap = run * runs.taps;
-    const int64_t down = tap / p.kernel_width * p.dilation_height;
-    const int64_t right = tap % p.kernel_width * p.dilation_width;
-    const int64_t at = (down * plan.from.width + right) * plan.channels;
-    return kGradient ? -at : at;
-  };
-  for (int64_t run = first; run < first + count; ++run, row += kTileRows) {
-    const T* const numbers = from + tap_at(run) - tap_at(first);
-    if constexpr (std::is_same_v<T, A>) {
-      *row = numbers;
-    } else {
-      for (int64_t k = 0; k < length; ++k) wide[k] = Widen(numbers[k]);
-      *row = wide;
-      wide += length;
-    }
+  const int64_t tap = task % plan.taps, v = task / plan.taps * 2;
+  A* const panel = static_cast<A*>(workspace) + v * plan.stride();
+  const int64_t row = tap * plan.channels;
+  if (v + 1 < plan.vectors) {
+    PackTile<T, kGradient, kPanel>(p, weights, 0, v * kLanes<A>, panel + row * kPanel);
+  } else {
+    PackTile<T, kGradient, kLanes<A>>(p, weights, 0, v * kLanes<A>,
+                                      panel + row * kLanes<A>);
   }
 }
 
-// Adds `length` terms of each of `count` runs, from run `first` and term `term` on, to
-// the sums of the pixels in `part` of a block.
+// Where the sums of a pixel are, for sample n of a block.
+template <typename A>
+struct Sums {
+  A* first;
+  int64_t sample, row, pixel;  // numbers from one to the next
+
+  A* At(int64_t n, int64_t y, int64_t x) const {
+    return first + n * sample + y * row + x * pixel;
+  }
+};
+
+// Some terms of each of some runs.
+struct Part {
+  int64_t run, runs;
+  int64_t term, length;
+};
+
+// Adds a part to the sums of the pixels in `block`, or sets the sums to it.
 template <typename T, typename A, bool kGradient>
 void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
-             const Block& part, const Runs& runs, int64_t first, int64_t count,
-             int64_t term, int64_t length, const T* from, const A* weights,
-             int64_t vectors, const Memory<A>& memory) {
-  const int64_t tap = first * runs.taps;
-  weights += (tap * plan.channels + term) * kLanes<A>;
-  Pairs pairs = Pairs::Of<kGradient>(plan.p, tap, part);
+             const Runs& runs, const Part& part, bool add, const T* from,
+             const A* weights, int64_t vectors, const Memory<A>& memory,
+             const Sums<A>& sums) {
+  const Problem& p = plan.p;
+  const int64_t tap = part.run * runs.taps;
+  for (int64_t run = 0; run < part.runs; ++run) {
+    const int64_t other = tap + run * runs.taps;
+    const int64_t down = other / p.kernel_width - tap / p.kernel_width;
+    const int64_t right = other % p.kernel_width - tap % p.kernel_width;
+    const int64_t at =
+        (down * p.dilation_height * plan.from.width + right * p.dilation_width) *
+        plan.channels;
+    memory.offsets[run] = kGradient ? -at : at;
+  }
+  const int64_t terms = part.runs * part.length;
+  const int64_t begin = tap * plan.channels + part.term;
+  Pairs pairs = Pairs::Of<kGradient>(p, tap, block);
   const int64_t tiles = CeilDivide(pairs.count, kTileRows);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t rows =
         PartBegin(pairs.count, tile + 1, tiles) - PartBegin(pairs.count, tile, tiles);
     A* to[kTileRows];
+    A* wide = memory.wide;
     for (int64_t n = 0; n < rows; ++n, pairs.Next()) {
       const int64_t y =
           (block.sample + pairs.sample) * plan.from.height + pairs.FromY();
-      FindRow(plan, runs, first, count, length,
-              from + (y * plan.from.width + pairs.FromX()) * plan.channels + term,
-              memory.wide + n * count * length, memory.rows + n);
-      to[n] = memory.sums + block.PlaceOf(pairs.sample, pairs.ToY(), pairs.ToX()) *
-                                vectors * kLanes<A>;
+      const T* const pixel =
+          from + (y * plan.from.width + pairs.FromX()) * plan.channels + part.term;
+      for (int64_t run = 0; run < part.runs; ++run) {
+        const T* const numbers = pixel + memory.offsets[run];
+        if constexpr (std::is_same_v<T, A>) {
+          memory.rows[run * kTileRows + n] = numbers;
+        } else {
+          for (int64_t k = 0; k < part.length; ++k) wide[k] = Widen(numbers[k]);
+          memory.rows[run * kTileRows + n] = wide;
+          wide += part.length;
+        }
+      }
+      to[n] = sums.At(pairs.sample, pairs.ToY(), pairs.ToX());
     }
     const AddRowsFunction<A> two = AddRowsOf<A, 2>(rows), one = AddRowsOf<A, 1>(rows);
     for (int64_t v = 0; v < vectors; v += 2) {
-      (v + 1 < vectors ? two : one)({memory.rows, count, length},
-                                    weights + v * plan.stride(), plan.stride(), to);
-      for (int64_t n = 0; n < rows; ++n) to[n] += 2 * kLanes<A>;
+      const int64_t width = Min(vectors - v, 2) * kLanes<A>;
+      const A* const panel = weights + v * plan.stride() + begin * width;
+      // While the tiles multiply this part of the weights, they fetch the next.
+      (width > kLanes<A> ? two : one)({memory.rows, part.runs, part.length}, panel,
+                                      panel + (terms + terms * tile / tiles) * width,
+                                      tiles, add, to);
+      for (int64_t n = 0; n < rows; ++n) to[n] += width;
+    }
+  }
+}
+
+// Sets the sums of the pixels in a block to zero.
+template <typename A>
+void SetZero(const Block& block, int64_t width, const Sums<A>& sums) {
+  for (int64_t n = 0; n < block.samples; ++n) {
+    for (int64_t y = block.y_begin; y < block.y_end; ++y) {
+      for (int64_t x = block.x_begin; x < block.x_end; ++x) {
+        std::memset(sums.At(n, y, x), 0, width * sizeof(A));
+      }
+    }
+  }
+}
+
+// Computes the sums of the pixels in a block.
+template <typename T, typename A, bool kGradient>
+void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is_inside,
+              const T* from, const A* weights, int64_t vectors, const Memory<A>& memory,
+              const Sums<A>& sums) {
+  const Runs& runs = is_inside ? plan.inside : plan.outside;
+  bool add = !is_inside || runs.length == 0;
+  if (add) SetZero(block, vectors * kLanes<A>, sums);
+  for (int64_t run = 0; run < runs.count; run += runs.together) {
+    const int64_t count = Min(runs.together, runs.count - run);
+    for (int64_t term = 0; term < runs.length; term += runs.part, add = true) {
+      AddPart(plan, block, runs, {run, count, term, Min(runs.part, runs.length - term)},
+              add, from, weights, vectors, memory, sums);
     }
   }
 }
@@ -216,31 +295,34 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
   const Block block = plan.blocks.At(task / plan.groups);
   const int64_t first = task % plan.groups * plan.group;
   const int64_t vectors = Min(plan.group, plan.vectors - first);
-  const int64_t width = vectors * kLanes<A>;
-  Memory<A> memory;
-  memory.sums = static_cast<A*>(scratch);
-  memory.rows = reinterpret_cast<const A**>(memory.sums + plan.sums());
-  memory.wide = reinterpret_cast<A*>(memory.rows + plan.most_runs());
+  const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
+  const Memory<A> memory = MemoryOf<T>(plan, scratch);
   const A* const weights = static_cast<const A*>(workspace) + first * plan.stride();
-  std::memset(memory.sums, 0, block.pixels() * width * sizeof(A));
-  ForParts(block, plan.y_inside, plan.x_inside, [&](const Block& part, bool inside) {
-    const Runs& runs = inside ? plan.inside : plan.outside;
-    for (int64_t run = 0; run < runs.count; run += runs.together) {
-      for (int64_t term = 0; term < runs.length; term += runs.part) {
-        AddPart(plan, block, part, runs, run, Min(runs.together, runs.count - run),
-                term, Min(runs.part, runs.length - term), from, weights, vectors,
-                memory);
-      }
-    }
+  const int64_t row = plan.to.width * plan.columns, sample = plan.to.height * row;
+  T* const image = to + block.sample * sample + column;
+  Sums<A> sums;
+  bool in_place = false;
+  if constexpr (std::is_same_v<T, A>) {
+    in_place = plan.in_place();
+    if (in_place) sums = {image, sample, row, plan.columns};
+  }
+  if (!in_place) {
+    const int64_t columns = block.x_end - block.x_begin;
+    const int64_t rows = block.y_end - block.y_begin;
+    sums = {memory.sums, rows * columns * width, columns * width, width};
+    sums.first -= block.y_begin * sums.row + block.x_begin * sums.pixel;
+  }
+  ForParts(block, plan.y_inside, plan.x_inside, [&](const Block& part, bool is_inside) {
+    AddBlock(plan, part, is_inside, from, weights, vectors, memory, sums);
   });
-  const int64_t column = first * kLanes<A>, used = Min(width, plan.columns - column);
-  const A* row = memory.sums;
-  for (int64_t n = block.sample; n < block.sample + block.samples; ++n) {
+  if (in_place) return;
+  const int64_t used = Min(width, plan.columns - column);
+  for (int64_t n = 0; n < block.samples; ++n) {
     for (int64_t y = block.y_begin; y < block.y_end; ++y) {
-      for (int64_t x = block.x_begin; x < block.x_end; ++x, row += width) {
-        T* const pixel =
-            to + ((n * plan.to.height + y) * plan.to.width + x) * plan.columns + column;
-        for (int64_t k = 0; k < used; ++k) Narrow(row[k], pixel + k);
+      for (int64_t x = block.x_begin; x < block.x_end; ++x) {
+        T* const pixel = image + n * sample + y * row + x * plan.columns;
+        const A* const sum = sums.At(n, y, x);
+        for (int64_t k = 0; k < used; ++k) Narrow(sum[k], pixel + k);
       }
     }
   }

@@ -33,19 +33,26 @@ struct RunRows {
 //     from[r * kTileRows + n][k] * weights[v * stride + (r * length + k) * kLanes +
 //     lane]
 template <typename A, int V, int P>
-void AddRows(const RunRows<A>& rows, const A* weights, int64_t stride, A* const* to) {
+void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t every,
+             bool add, A* const* to) {
   Vector<A> sum[P][V] = {};
   for (int64_t r = 0; r < rows.runs; ++r) {
     const A* const* const from = rows.from + r * kTileRows;
-    for (int64_t k = 0; k < rows.length; ++k, weights += kLanes<A>) {
-      Vector<A> column[V];
+    for (int64_t begin = 0; begin < rows.length; begin += every) {
+      const int64_t end = Min(begin + every, rows.length);
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) column[v] = Load(weights + v * stride);
+      for (int v = 0; v < V; ++v) __builtin_prefetch(ahead + v * kLanes<A>);
+      ahead += V * kLanes<A>;
+      for (int64_t k = begin; k < end; ++k, weights += V * kLanes<A>) {
+        Vector<A> column[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) column[v] = Load(weights + v * kLanes<A>);
 #pragma GCC unroll 12
-      for (int n = 0; n < P; ++n) {
-        const A x = from[n][k];
+        for (int n = 0; n < P; ++n) {
+          const A x = from[n][k];
 #pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
+          for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
+        }
       }
     }
   }
@@ -54,14 +61,14 @@ void AddRows(const RunRows<A>& rows, const A* weights, int64_t stride, A* const*
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
       A* const place = to[n] + v * kLanes<A>;
-      Store(place, Load(place) + sum[n][v]);
+      Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }
   }
 }
 
 // Adds outer products of P numbers with V vectors,
 //   to[n * stride + v * kLanes + lane] += sum over i < count of
-//     left[i][n] * right[i][v * kLanes + lane]
+//     left[i][first_left + n] * right[i][first_right + v * kLanes + lane]
 template <typename A, int V, int P>
 void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
               int64_t first_right, int64_t count, A* to, int64_t stride) {
@@ -69,6 +76,7 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
   for (int64_t i = 0; i < count; ++i) {
     const A* const x = left[i] + first_left;
     const A* const y = right[i] + first_right;
+    __builtin_prefetch(x + 2 * P - 1);
     Vector<A> column[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
@@ -89,7 +97,8 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
 }
 
 template <typename A>
-using AddRowsFunction = void (*)(const RunRows<A>&, const A*, int64_t, A* const*);
+using AddRowsFunction = void (*)(const RunRows<A>&, const A*, const A*, int64_t, bool,
+                                 A* const*);
 template <typename A>
 using AddOuterFunction = void (*)(const A* const*, const A* const*, int64_t, int64_t,
                                   int64_t, A*, int64_t);

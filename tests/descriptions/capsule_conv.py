@@ -26,6 +26,7 @@ _FRAMES = {
     "rivals": ("primes", "strides_3_1_SAME_large", "pose_5_7_2_moved", "pose_5_1_8_3"),
     "long_sums": (
         *("long_sums", "long_sums_of_grad", "long_sums_of_pixels", "channels_33"),
+        *("row_of_two_parts", "row_of_many_chunks"),
     ),
     "tensor_float_32": (
         *("primes", "channels_33", "pose_8_8_8", "pose_5_7_2", "strides_2_2_SAME"),

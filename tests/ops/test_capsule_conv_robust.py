@@ -46,6 +46,7 @@ def of_several_sizes(dtype):
             ((40, 9, 8, 1, 4, 4), (3, 3, 1, 2, 4, 4)),
             ((2, 6, 7, 33, 4, 4), (2, 3, 33, 9, 4, 4)),
             ((5, 9, 7, 3, 2, 5, 3), (3, 2, 3, 4, 2, 3, 7)),
+            ((40, 17, 16, 9, 1, 2), (3, 2, 9, 33, 2, 4)),
         )
     ]
 
@@ -57,6 +58,7 @@ def of_several_sizes(dtype):
         ((13, 17, 16, 5, 4, 4), (3, 2, 5, 7, 4, 4)),
         ((3, 40, 41, 2, 4, 4), (5, 5, 2, 1, 4, 4)),
         ((3, 9, 7, 3, 2, 5, 3), (3, 2, 3, 4, 2, 3, 7)),
+        ((13, 17, 16, 9, 1, 2), (3, 2, 9, 33, 2, 4)),
     ],
     ids=str,
 )
@@ -72,7 +74,7 @@ def test_kernels_of_older_processors():
     fresh.pass_on_older_processors(
         *("test_every_op.py", "-k"),
         "capsule_conv and (accumulate or"
-        " values and (primes or channels or pose or long))",
+        " values and (primes or channels or pose or long or row))",
     )
 
 
@@ -86,6 +88,7 @@ def test_kernels_of_older_processors():
         ((2, 9, 7, 17, 4, 4), (3, 3, 17, 2, 4, 4), {"strides": (2, 2)}),
         ((2, 7, 6, 3, 5, 3), (2, 3, 3, 2, 3, 7), {"dilations": (2, 1)}),
         ((2, 5, 6, 2, 3, 2, 2), (2, 3, 2, 3, 3, 2, 2), {}),
+        ((3, 9, 7, 8, 1, 2), (3, 3, 8, 17, 2, 2), {"padding": "SAME"}),
     ],
     ids=str,
 )

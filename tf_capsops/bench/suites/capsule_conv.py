@@ -118,6 +118,7 @@ def _correctness_cases():
     yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
     yield from _one_row_cases(use)
+    yield from _row_cases(use)
     yield from _grid_cases(use)
     yield from _empty_cases(use)
 
@@ -140,6 +141,40 @@ def _one_row_cases(use):
         name = "one_row_pose_" + "_".join(map(str, pose))
         yield _case(name, (3, 11, 9), (2, 6), (3, 2), use, pose=pose, padding="SAME")
     yield _case("one_row_long_sums", (9, 61, 62), (1, 4), 2, use, **one)
+
+
+def _row_cases(use):
+    """Yields cases of poses of one row, about the tiles of CPUs for such poses."""
+    one, vectors = {"pose": (1, 1, 1)}, {"pose": (1, 2, 4)}
+    for columns in (15, 16, 17, 32, 47, 65, 127, 128, 129):
+        sizes = (2, 5, 4), (5, columns), (2, 3)
+        yield _case(f"row_out_channels_{columns}", *sizes, use, **one)
+        sizes = (2, 5, 4), (columns, 17), (2, 3)
+        yield _case(f"row_in_channels_{columns}", *sizes, use, padding="SAME", **one)
+    for pixels in (1, 5, 6, 7, 11, 12, 13, 25, 257):
+        sizes = (1, 1, pixels), (3, 5), 1
+        yield _case(f"row_pixels_{pixels}", *sizes, use, **vectors)
+    for strides, dilations, padding in itertools.product(
+        ((1, 1), (2, 2), (3, 1)), ((1, 1), (2, 1), (1, 2)), ("VALID", "SAME")
+    ):
+        moved = {"strides": strides, "dilations": dilations, "padding": padding}
+        name = f"row_{strides[0]}_{strides[1]}_by_{dilations[0]}_{dilations[1]}"
+        yield _case(f"{name}_{padding}", (2, 9, 8), (5, 5), 3, use, **vectors, **moved)
+    yield _case("row_first_convolution", (3, 28, 28), (1, 16), 9, use, **one)
+    yield _case("row_first_SAME", (3, 9, 8), (1, 16), 5, use, padding="SAME", **one)
+    pose = {"pose": (1, 1, 8)}
+    yield _case("row_primary", (3, 20, 20), (16, 4), 9, use, strides=2, **pose)
+    yield _case("row_wide", (1, 3, 300), (4, 4), (2, 3), use, padding="SAME", **vectors)
+    yield _case("row_of_two_parts", (1, 4, 4), (257, 17), 2, use, **one)
+    yield _case("row_of_many_parts", (1, 3, 3), (8200, 16), 3, use, **one)
+    yield _case("row_of_two_pieces", (2, 3, 3), (513, 17), 1, use, **one)
+    yield _case("row_of_many_chunks", (40, 24, 25), (16, 17), 2, use, **one)
+    yield _case("row_small_image", (2, 2, 1), (8, 8), 5, use, padding="SAME", **vectors)
+    for place, name in enumerate((*_IMAGE, *_CHANNELS)):
+        sizes = [2, 3, 4, 16, 17]
+        sizes[place] = 0
+        image, channels = tuple(sizes[:3]), tuple(sizes[3:])
+        yield _case(f"row_no_{name}", image, channels, 2, use, padding="SAME", **one)
 
 
 def _grid_cases(use):
