@@ -6,10 +6,15 @@
 // inner dimension, columns are output channels and pose columns.
 #include "cuda/capsule_conv/fma/launch.cuh"
 
+#include <algorithm>
+#include <vector>
+
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/gather/launch.cuh"
 #include "cuda/capsule_conv/mma/weights_launch.cuh"
 #include "cuda/capsule_conv/tensor_cores.cuh"
+#include "cuda/capsule_conv/tma/launch.cuh"
+#include "cuda/capsule_conv/tma/weights_launch.cuh"
 
 namespace capsops::capsule_conv {
 namespace {
@@ -30,6 +35,14 @@ ConvPlan<GpuExec, T> ByProducts(const char* op,
                     });
 }
 
+// Moves the first of the candidates, "tma", behind "gather" or behind all but "fma".
+template <typename Plan>
+void PutInTurn(tma::Turn turn, std::vector<Candidate<Plan>>* candidates) {
+  const auto first = candidates->begin();
+  if (turn == tma::Turn::kAfterGather) std::iter_swap(first, first + 1);
+  if (turn == tma::Turn::kLast) std::rotate(first, first + 1, candidates->end() - 1);
+}
+
 // Of the forward convolution or the gradient of the input.
 template <typename T>
 ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
@@ -39,23 +52,34 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
   const auto by_fma = [&] { return fma::PlanProduct<T>(op, exec.device, p, product); };
   if constexpr (std::is_same_v<T, double>) {
     const auto none = [] { return Plan::Refuse(kNoDouble); };
-    return Choose<Plan>(
-        op, {{"gather", none}, {"wgmma", none}, {"mma", none}, {"fma", by_fma}});
+    return Choose<Plan>(op, {{"tma", none},
+                             {"gather", none},
+                             {"wgmma", none},
+                             {"mma", none},
+                             {"fma", by_fma}});
   } else {
     return WithPrecision<T>(exec, [&](auto precision) {
       using ProductsOf = Products<CudaType<T>, precision.value>;
-      return Choose<Plan>(
-          op,
-          {{"gather",
-            [&] {
-              if (gradient) return Plan::Refuse("it makes no gradient of the input");
-              return gather::PlanForward<T, precision.value>(op, exec.device, p);
-            }},
-           {"wgmma",
-            [&] { return ByProducts<T>(op, ProductsOf::ByWgmma(tasks, exec.device)); }},
-           {"mma",
-            [&] { return ByProducts<T>(op, ProductsOf::ByMma(tasks, exec.device)); }},
-           {"fma", by_fma}});
+      std::vector<Candidate<Plan>> candidates = {
+          {"tma",
+           [&] {
+             return tma::PlanImage<T, precision.value>(op, exec.device, p, gradient);
+           }},
+          {"gather",
+           [&] {
+             if (gradient) return Plan::Refuse("it makes no gradient of the input");
+             return gather::PlanForward<T, precision.value>(op, exec.device, p);
+           }},
+          {"wgmma",
+           [&] { return ByProducts<T>(op, ProductsOf::ByWgmma(tasks, exec.device)); }},
+          {"mma",
+           [&] { return ByProducts<T>(op, ProductsOf::ByMma(tasks, exec.device)); }},
+          {"fma", by_fma}};
+      const int64_t read =
+          gradient ? p.out_channels * p.pose_columns : p.in_channels * p.pose_inner;
+      // Others launch their kernels for each task.
+      PutInTurn(tma::TurnOf(p, read, tasks.tasks.size() > 1), &candidates);
+      return Choose<Plan>(op, candidates);
     });
   }
 }
@@ -96,12 +120,23 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
       });
     }
   };
+  const auto by_tma = [&] {
+    if constexpr (std::is_same_v<T, float>) {
+      return WithPrecision<T>(exec, [&](auto precision) {
+        return tma::PlanWeights<precision.value>(kBackpropWeights, exec.device, p);
+      });
+    } else {
+      return Plan::Refuse("its weight gradient is of float32");
+    }
+  };
   const auto by_fma = [&] {
     return fma::PlanProduct<T>(kBackpropWeights, exec.device, p,
                                fma::WeightsProduct(p));
   };
-  return Choose<Plan>(kBackpropWeights,
-                      {{"gather", by_gather}, {"mma", by_mma}, {"fma", by_fma}});
+  std::vector<Candidate<Plan>> candidates = {
+      {"tma", by_tma}, {"gather", by_gather}, {"mma", by_mma}, {"fma", by_fma}};
+  PutInTurn(tma::TurnOf(p, p.in_channels * p.pose_inner, false), &candidates);
+  return Choose<Plan>(kBackpropWeights, candidates);
 }
 
 CAPSOPS_SHARED_PRODUCTS(template)

@@ -140,6 +140,16 @@ inline Tasks ForwardTasks(const Problem& p) {
 // The input gradient of more phases than these is not made phase by phase.
 constexpr int64_t kMostPhases = 64;
 
+// Makes what is read of a task what is written, by the transposed filter.
+inline void Transpose(Task* task) {
+  std::swap(task->source, task->target);
+  Filter& filter = task->filter;
+  std::swap(filter.channels, filter.out_channels);
+  std::swap(filter.inner, filter.out_inner);
+  std::swap(filter.channel, filter.out_channel);
+  std::swap(filter.element, filter.out_element);
+}
+
 // One for each remainder of pixels by the strides, if a tap of the filter reaches them.
 inline Tasks InputGradientTasks(const Problem& p) {
   Tasks all;
@@ -153,12 +163,7 @@ inline Tasks InputGradientTasks(const Problem& p) {
     return all;
   }
   Task task = ForwardTask(p);
-  std::swap(task.source, task.target);
-  Filter& filter = task.filter;
-  std::swap(filter.channels, filter.out_channels);
-  std::swap(filter.inner, filter.out_inner);
-  std::swap(filter.channel, filter.out_channel);
-  std::swap(filter.element, filter.out_element);
+  Transpose(&task);
   for (int64_t y = 0; y < down; ++y) {
     for (int64_t x = 0; x < across; ++x) {
       task.vertical = PhaseAxis(Vertical(p), y);

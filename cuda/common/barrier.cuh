@@ -10,6 +10,10 @@
 
 namespace capsops {
 
+__device__ inline uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
 // Passes from phase to phase whenever all have arrived. The parity of the first is 0.
 class Barrier {
  public:
@@ -29,17 +33,21 @@ class Barrier {
                  : "memory");
   }
 
-  // Arrives, and lets the phase end only when `bytes` bytes, a multiple of 16, have
-  // been copied to `to`.
-  __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
+  // Arrives, and lets the phase end only when `bytes` bytes more have been copied.
+  __device__ void ArriveAndExpect(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
         "r"(bytes)
         : "memory");
+  }
+
+  // Arrives, and lets the phase end only when `bytes` bytes, a multiple of 16, have
+  // been copied to `to`.
+  __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
+    ArriveAndExpect(bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[%0], [%1], %2, [%3];" ::"r"(
-            static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+        "[%0], [%1], %2, [%3];" ::"r"(SharedAddress(to)),
         "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(Address())
         : "memory");
   }
@@ -60,11 +68,9 @@ class Barrier {
     } while (over == 0);
   }
 
- private:
-  __device__ uint32_t Address() {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(&state_));
-  }
+  __device__ uint32_t Address() const { return SharedAddress(&state_); }
 
+ private:
   uint64_t state_;
 };
 

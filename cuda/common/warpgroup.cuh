@@ -2,15 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Products on the tensor cores of compute capability 9.0 that a warpgroup, 4 warps,
-// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64 or
-// 128 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
+// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64,
+// 128 or 256 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
 #ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <atomic>
 #include <cstdint>
+#include <string>
 
 #include "cuda/common/launch.cuh"
 
@@ -19,6 +21,24 @@ namespace capsops {
 // Whether there is code for this device that has them. A build for 9.0 has them always.
 inline bool HasWarpgroups(const GpuDevice& device) {
   return device.capability == 90 && BuiltFor(900);
+}
+
+// Fails where the kernel was built with fewer registers for a thread: a warpgroup waits
+// forever for registers that its block does not have.
+template <auto kKernel>
+LaunchError CheckRegisters(const char* op, int wanted) {
+  static std::atomic<int> known = 0;
+  int registers = known;
+  if (registers == 0) {
+    cudaFuncAttributes attributes{};
+    const LaunchError error =
+        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel));
+    if (!error.empty()) return error;
+    known = registers = attributes.numRegs;
+  }
+  if (registers >= wanted) return {};
+  return std::string(op) + ": its kernel was built with " + std::to_string(registers) +
+         " registers for a thread, not " + std::to_string(wanted);
 }
 
 // What was written to shared memory may be read by the products of whoever synchronizes
@@ -63,6 +83,13 @@ __device__ inline uint64_t DescribeOperand(uint32_t address, uint32_t unit,
   return (uint64_t{group} << 32) | (unit << 16 | address);
 }
 
+// The same of an operand whose rows or columns are 128 bytes each, swizzled as those of
+// boxes of tensor maps, 8 of which begin at a multiple of 1024. `address` is that of
+// the product's 32 bytes of the first, in units of 16 bytes.
+__device__ inline uint64_t DescribeSwizzled(uint32_t address) {
+  return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (1 << 16 | address);
+}
+
 __device__ inline uint32_t UnitAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }
@@ -84,6 +111,13 @@ struct AsyncProduct;
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "         \
   "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
   "%62, %63"
+#define CAPSOPS_REGISTERS_128                                                          \
+  CAPSOPS_REGISTERS_64                                                                 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "   \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "   \
+  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, "     \
+  "%123, %124, %125, %126, %127"
 #define CAPSOPS_ASYNC_PRODUCT(O, KIND, MORE)                                           \
   template <>                                                                          \
   struct AsyncProduct<O, 8> {                                                          \
@@ -107,11 +141,56 @@ struct AsyncProduct;
           : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8)                                       \
           : "l"(a), "l"(b), "r"(int{add}));                                            \
     }                                                                                  \
+  };                                                                                   \
+  template <>                                                                          \
+  struct AsyncProduct<O, 32> {                                                         \
+    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[32][4],            \
+                                 bool add) {                                           \
+      asm volatile(                                                                    \
+          "{ .reg .pred add; setp.ne.b32 add, %130, 0; "                               \
+          "wgmma.mma_async.sync.aligned.m64n256" KIND " {" CAPSOPS_REGISTERS_128       \
+          "}, %128, %129, add, 1, 1" MORE "; }"                                        \
+          : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16),                  \
+            CAPSOPS_SUMS_8(24)                                                         \
+          : "l"(a), "l"(b), "r"(int{add}));                                            \
+    }                                                                                  \
   };
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 CAPSOPS_ASYNC_PRODUCT(float, "k8.f32.tf32.tf32", "")
 CAPSOPS_ASYNC_PRODUCT(__half, "k16.f32.f16.f16", ", 0, 0")
 CAPSOPS_ASYNC_PRODUCT(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+#endif
+
+// The same in TF32 with a in registers, laid out as in m16n8k8 products. They must keep
+// their values until the product is done.
+template <int kProducts>
+struct AsyncProductOfRegisters;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+template <>
+struct AsyncProductOfRegisters<16> {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
+                               bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" CAPSOPS_REGISTERS_64
+        "}, {%64, %65, %66, %67}, %68, add, 1, 1; }"
+        : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
+  }
+};
+template <>
+struct AsyncProductOfRegisters<32> {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[32][4],
+                               bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %133, 0; "
+        "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 {" CAPSOPS_REGISTERS_128
+        "}, {%128, %129, %130, %131}, %132, add, 1, 1; }"
+        : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
+  }
+};
 #endif
 
 }  // namespace capsops

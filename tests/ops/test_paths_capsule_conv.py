@@ -28,6 +28,15 @@ GATHER = (
     *("one_row_moved", "one_row_pose_1_1_8", "one_row_pose_1_3_4"),
     *("one_row_pose_1_6_8", "one_row_long_sums"),
 )
+TMA = (
+    *(f"boxes_in_channels_{channels}" for channels in (7, 8, 9, 15, 16, 17)),
+    *(f"boxes_out_channels_{channels}" for channels in (15, 16, 17, 31, 32, 33)),
+    *(f"boxes_batch_{batch}" for batch in (31, 32, 33, 127, 128, 129)),
+    *("boxes_strides_2_3", "boxes_strides_2_3_SAME", "boxes_strides_8_8"),
+    *("boxes_dilations", "boxes_tiles", "boxes_terms", "boxes_pose_8_64"),
+    *("boxes_pose_1_1", "boxes_pose_8_3", "boxes_pose_3_8"),
+    "pose_1_8_16",
+)
 FMA = (*MMA, "no_in_channels", "empty_batch", "far_strides", "far_dilations")
 REFUSALS = [
     ("gather", "primes", tf.float32, "poses have 4 rows, not one"),
@@ -46,6 +55,14 @@ REFUSALS = [
     ),
     ("gather", "one_row_moved", tf.float64, "it has no products of double"),
     ("gather", "empty_batch", tf.float32, "a tensor is empty"),
+    ("tma", "primes", tf.float16, "poses have 4 rows, not one"),
+    ("tma", "boxes_terms", tf.float32, "TF32 is not allowed"),
+    (
+        *("tma", "pose_1_1_1", tf.float16),
+        "8 does not divide 3, the numbers of a pixel that are read",
+    ),
+    ("tma", "one_row_terms_64", tf.float16, "12 columns are too few"),
+    ("tma", "primes", tf.float64, "it has no products of double"),
     ("wgmma", "primes", tf.float32, "TF32 is not allowed"),
     ("wgmma", "out_channels_3", tf.float16, "12 columns are too few"),
     (
@@ -60,10 +77,9 @@ REFUSALS = [
 ]
 
 
-def _forced(kernel):
-    """The gradient of the weights has no wgmma kernel."""
-    weights = "fma" if kernel == "fma" else "mma"
-    return {**dict.fromkeys(IMAGE, kernel), WEIGHTS: weights}
+def _forced(kernel, weights=None):
+    """All take the same kernel, but for what is named for the weights' gradient."""
+    return {**dict.fromkeys(IMAGE, kernel), WEIGHTS: weights or kernel}
 
 
 GATHERED = {
@@ -80,7 +96,10 @@ if paths.WITH_GPU:
     GATHER_RUNS = paths.runs(GATHERED, GATHER, [tf.float32, *HALVES], BOTH)
     RUNS = [*MMA_RUNS, *GATHER_RUNS, *paths.runs(_forced("fma"), FMA, float32=BOTH)]
     if paths.runs_wgmma():
-        RUNS += paths.runs(_forced("wgmma"), WGMMA, [tf.float32, *HALVES], (True,))
+        wgmma = _forced("wgmma", "mma")
+        RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], (True,))
+        RUNS += paths.runs(_forced("tma"), TMA, [tf.float32], (True,))
+        RUNS += paths.runs(_forced("tma", "mma"), TMA, HALVES)
 
     @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *GATHER_RUNS])])
     def test_forced(run):

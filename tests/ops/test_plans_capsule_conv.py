@@ -48,6 +48,27 @@ PLANS = {
         *([tf.float32], False, ((2, 9, 9, 3, 1, 4), (3, 3, 3, 16, 4, 4)), {}),
         *("mma mma mma", None),
     ),
+    "boxes": (
+        *([tf.float32], True, ((2, 6, 6, 32, 1, 1), (3, 3, 32, 32, 1, 1)), {}),
+        *("tma tma tma", "mma mma mma"),
+    ),
+    "boxes_of_half": (
+        *(HALF, False, ((2, 6, 6, 32, 1, 1), (3, 3, 32, 32, 1, 1)), {}),
+        *("tma tma mma", "mma mma mma"),
+    ),
+    # Of whole quads; a gradient with several phases.
+    "few_products": (
+        *([tf.float32], True, ((2, 6, 6, 8, 1, 4), (3, 3, 8, 8, 4, 4)), {}),
+        *("wgmma wgmma mma", "mma mma mma"),
+    ),
+    "few_products_strides": (
+        *([tf.float32], True, ((2, 6, 6, 8, 1, 4), (3, 3, 8, 8, 4, 4))),
+        *({"strides": 2}, "wgmma tma mma", "mma mma mma"),
+    ),
+    "boxes_exact": (
+        *([tf.float32], False, ((2, 6, 6, 32, 1, 1), (3, 3, 32, 32, 1, 1)), {}),
+        *("mma mma mma", None),
+    ),
     # A phase has one pixel; more phases than 64 are not made one by one.
     "64_phases": (
         *(HALF, False, ((1, 8, 8, 8, 4, 4), (1, 1, 8, 8, 4, 4)), {"strides": 8}),
@@ -90,7 +111,7 @@ if _library.build_info()["cuda"]:
         assert time.process_time() - begin < 1
         assert found["CapsuleConvBackpropInput"] == "mma"
 
-    @pytest.mark.parametrize("kernel", ["gather", "wgmma", "mma"])
+    @pytest.mark.parametrize("kernel", ["tma", "gather", "wgmma", "mma"])
     def test_a_kernel_that_cannot_is_not_planned(kernel):
         with kernels.force(CapsuleConv=kernel):
             found = planned(90, lambda: _compute(tf.float64, WIDE, {}))

@@ -6,7 +6,6 @@
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -25,24 +24,6 @@ inline Patch UnitPatch(const Axis& vertical, const Axis& horizontal, int rows) {
 // What tensor cores multiply.
 template <typename S, Tf32 kTf32>
 using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft, __nv_bfloat16, S>;
-
-// Fails where the kernel was built with fewer registers for a thread: a warpgroup waits
-// forever for registers that its block does not have.
-template <auto kKernel>
-LaunchError CheckRegisters(const char* op, int wanted) {
-  static std::atomic<int> known = 0;
-  int registers = known;
-  if (registers == 0) {
-    cudaFuncAttributes attributes{};
-    const LaunchError error =
-        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel));
-    if (!error.empty()) return error;
-    known = registers = attributes.numRegs;
-  }
-  if (registers >= wanted) return {};
-  return std::string(op) + ": its kernel was built with " + std::to_string(registers) +
-         " registers for a thread, not " + std::to_string(wanted);
-}
 
 template <typename S, typename C>
 LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,

@@ -3,9 +3,9 @@
 """Cases, rivals and costs of CapsuleConv.
 
 The cases are poses of 4x4x4 with channels below, at and above the powers of two of the
-tiles; poses of other sizes; all kinds of strides, dilations and padding; images smaller
-than the window; long sums of each kind; and more of everything than one dimension of a
-CUDA grid holds.
+tiles; poses of other sizes, and of one row at the edges of other tiles; all kinds of
+strides, dilations and padding; images smaller than the window; long sums of each kind;
+and more of everything than one dimension of a CUDA grid holds.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def _correctness_cases():
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
     yield from _one_row_cases(use)
     yield from _row_cases(use)
+    yield from _boxes_cases(use)
     yield from _grid_cases(use)
     yield from _empty_cases(use)
 
@@ -175,6 +176,34 @@ def _row_cases(use):
         sizes[place] = 0
         image, channels = tuple(sizes[:3]), tuple(sizes[3:])
         yield _case(f"row_no_{name}", image, channels, 2, use, padding="SAME", **one)
+
+
+def _boxes_cases(use):
+    """Yields poses of one row at the edges of 128 rows, 64 terms, 128 and 256 columns."""
+    pose = {"pose": (1, 8, 8)}
+    for channels in (7, 8, 9, 15, 16, 17, 31, 32, 33):
+        sizes = (3, 4, 5), (channels, 3), (2, 3)
+        yield _case(f"boxes_in_channels_{channels}", *sizes, use, **pose)
+        sizes = (3, 4, 5), (3, channels), (2, 3)
+        yield _case(f"boxes_out_channels_{channels}", *sizes, use, **pose)
+    for batch in (31, 32, 33, 127, 128, 129):
+        sizes = (batch, 3, 2), (3, 4), 2
+        yield _case(f"boxes_batch_{batch}", *sizes, use, padding="SAME", **pose)
+    for strides in ((2, 3), (8, 8)):
+        name = f"boxes_strides_{strides[0]}_{strides[1]}"
+        moved = {"strides": strides, **pose}
+        yield _case(name, (2, 19, 17), (3, 4), 2, use, **moved)
+        yield _case(
+            f"{name}_SAME", (2, 19, 17), (3, 4), 3, use, padding="SAME", **moved
+        )
+    moved = {"strides": (2, 1), "dilations": (3, 2), "padding": "SAME"}
+    yield _case("boxes_dilations", (2, 9, 11), (3, 4), 3, use, **moved, **pose)
+    # Tiles that several blocks share, and blocks that share no tile.
+    yield _case("boxes_terms", (1, 5, 5), (1024, 24), 3, use, pose=(1, 1, 1))
+    yield _case("boxes_tiles", (5, 40, 41), (24, 24), 3, use, pose=(1, 1, 1))
+    for pose in ((1, 8, 3), (1, 3, 8), (1, 1, 1), (1, 8, 64)):
+        name = "boxes_pose_" + "_".join(map(str, pose[1:]))
+        yield _case(name, (3, 6, 5), (24, 24), (3, 2), use, pose=pose)
 
 
 def _grid_cases(use):

@@ -1,0 +1,254 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The forward product and the input gradient, for the kernel of product.cuh. Rows of a
+// tile are a box of images and target pixels, whose source pixels are boxes as well,
+// one for each tap. Taps that lie outside the source for a whole tile are left out. The
+// input gradient has a phase for each remainder of pixels by the strides.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/capsule_conv/tma/steps.cuh"
+#include "cuda/common/tensor_map.cuh"
+
+namespace capsops::capsule_conv::tma {
+
+constexpr int kMostPhases = 8;  // of an axis
+constexpr int kMostAxisTiles = 512;
+
+// Point t of a phase is target pixel t * target_stride + target_offset, and reads
+// source pixels t * stride + offset + j * step, j < taps, by the filter's taps
+// first + j * every.
+struct Phase {
+  int points, taps, first, every, offset, step, target_offset;
+};
+
+// What a tile has along one axis.
+struct AxisTile {
+  int source;                    // of the first point by its first tap
+  int taps, first, every, step;  // which read something
+  int target, points;            // the first pixel, and how many are left of the phase
+};
+
+struct TileAxis {
+  int phases, tiles;
+  int box;     // points of a tile
+  int source;  // pixels
+  int stride, target_stride;
+  Phase phase[kMostPhases];
+
+  __host__ __device__ int TilesOf(int n) const {
+    return (phase[n].points + box - 1) / box;
+  }
+  __host__ __device__ AxisTile At(int tile) const {
+    int n = 0;
+    while (tile >= TilesOf(n)) tile -= TilesOf(n++);
+    const Phase& p = phase[n];
+    const int point = tile * box, left = p.points - point;
+    const int low = point * stride + p.offset;
+    const int high = low + ((left < box ? left : box) - 1) * stride;
+    // Those before `begin` lie in front of the source, those from `end` on behind it.
+    const int begin = high >= 0 ? 0 : (p.step - 1 - high) / p.step;
+    int end = low >= source ? 0 : (source - 1 - low) / p.step + 1;
+    if (end > p.taps) end = p.taps;
+    return {low + begin * p.step,
+            end > begin ? end - begin : 0,
+            p.first + begin * p.every,
+            p.every,
+            p.step,
+            point * target_stride + p.target_offset,
+            left};
+  }
+};
+
+// Where a tile is, and which steps of the list are its.
+struct ImagePlace {
+  int image, vertical, horizontal, column_block;
+  TileSteps steps;
+};
+
+struct ImageWork {
+  using Place = ImagePlace;
+  // Of the tiles before each: the taps of all, and how many have any.
+  struct Table {
+    int counts[kMostAxisTiles], taps[kMostAxisTiles + 1], tiles[kMostAxisTiles + 1];
+  };
+  struct Tables {
+    Table vertical, horizontal;
+  };
+
+  Stretches stretches;
+  int tiles;
+  bool empty;  // whether some have no steps
+  TileAxis vertical, horizontal;
+  int batch, images;   // all, and of a tile
+  int y_bits, x_bits;  // of a tile's points
+  int chunks, column_blocks, kernel_width;
+  int target_height, target_width, target_pixel;
+  Columns columns;
+
+  // By all threads of a block, in two turns between which they synchronize.
+  __device__ void Count(Tables* tables) const {
+    Count(vertical, &tables->vertical);
+    Count(horizontal, &tables->horizontal);
+  }
+  __device__ void AddUp(Tables* tables) const {
+    AddUp(vertical, &tables->vertical);
+    AddUp(horizontal, &tables->horizontal);
+  }
+
+  // The tile of a step.
+  __device__ Place Find(const Tables& tables, int step) const {
+    const Table& y = tables.vertical;
+    const Table& x = tables.horizontal;
+    const int all_x_taps = x.taps[horizontal.tiles], all_x = x.tiles[horizontal.tiles];
+    const int of_image =
+        Steps(y.taps[vertical.tiles] * all_x_taps, y.tiles[vertical.tiles] * all_x);
+    Place place;
+    place.image = step / of_image;
+    int rest = step - place.image * of_image;
+    const auto before_y = [&](int n) {
+      return Steps(y.taps[n] * all_x_taps, y.tiles[n] * all_x);
+    };
+    place.vertical = Last(vertical.tiles, rest, before_y);
+    rest -= before_y(place.vertical);
+    const int y_taps = y.counts[place.vertical];
+    const auto before_x = [&](int n) { return Steps(y_taps * x.taps[n], x.tiles[n]); };
+    place.horizontal = Last(horizontal.tiles, rest, before_x);
+    rest -= before_x(place.horizontal);
+    place.steps.count = y_taps * x.counts[place.horizontal] * chunks;
+    const int all = place.steps.count + kStoreSteps;
+    place.column_block = rest / all;
+    place.steps.first = step - (rest - place.column_block * all);
+    return place;
+  }
+
+  // The tile of a number.
+  __device__ Place At(const Tables& tables, int tile) const {
+    Place place;
+    const auto next = [&](int count) {
+      const int rest = tile / count, at = tile - rest * count;
+      tile = rest;
+      return at;
+    };
+    place.column_block = next(column_blocks);
+    place.horizontal = next(horizontal.tiles);
+    place.vertical = next(vertical.tiles);
+    place.image = tile;
+    place.steps.count = tables.vertical.counts[place.vertical] *
+                        tables.horizontal.counts[place.horizontal] * chunks;
+    return place;
+  }
+
+  // Brings the operands of one step after another.
+  template <typename Shape>
+  struct Loader {
+    const ImageWork& work;
+    AxisTile y, x;
+    int image, column;
+    int chunk, y_tap, x_tap;
+
+    __device__ Loader(const ImageWork& work, const Place& place, int step)
+        : work(work),
+          y(work.vertical.At(place.vertical)),
+          x(work.horizontal.At(place.horizontal)),
+          image(place.image * work.images),
+          column(place.column_block * Shape::kColumns) {
+      const int tap = step / work.chunks;
+      chunk = step - tap * work.chunks;
+      y_tap = tap / x.taps;
+      x_tap = tap - y_tap * x.taps;
+    }
+
+    __device__ void Bring(const CUtensorMap& rows, const CUtensorMap& columns,
+                          Barrier& barrier, char* stage) {
+      CopyBox(rows, chunk * Shape::kDepth, x.source + x_tap * x.step,
+              y.source + y_tap * y.step, image, barrier, stage);
+      const int tap =
+          (y.first + y_tap * y.every) * work.kernel_width + x.first + x_tap * x.every;
+      CopyBox(columns, chunk * Shape::kDepth, column, tap, barrier,
+              stage + Shape::kRowBytes);
+      if (++chunk < work.chunks) return;
+      chunk = 0;
+      if (++x_tap < x.taps) return;
+      x_tap = 0;
+      ++y_tap;
+    }
+  };
+
+  // Where row `row` of a tile goes; null where there is no such row.
+  template <typename S>
+  struct Target {
+    const ImageWork& work;
+    S* to;
+    AxisTile y, x;
+    int image;
+
+    __device__ Target(const ImageWork& work, const Place& place, S* to)
+        : work(work),
+          to(to),
+          y(work.vertical.At(place.vertical)),
+          x(work.horizontal.At(place.horizontal)),
+          image(place.image * work.images) {}
+    __device__ S* Row(int row) const {
+      const int at_x = row & ((1 << work.x_bits) - 1);
+      const int at_y = (row >> work.x_bits) & ((1 << work.y_bits) - 1);
+      const int n = image + (row >> (work.x_bits + work.y_bits));
+      if (at_x >= x.points || at_y >= y.points || n >= work.batch) return nullptr;
+      const int64_t line = int64_t{n} * work.target_height + y.target +
+                           at_y * work.vertical.target_stride;
+      return to + (line * work.target_width + x.target +
+                   at_x * work.horizontal.target_stride) *
+                      work.target_pixel;
+    }
+  };
+
+  // Which rows of its 16 a lane has.
+  __device__ static int Upper(int lane) { return lane / 4; }
+  __device__ static int Lower(int lane) { return lane / 4 + 8; }
+
+ private:
+  __device__ static void Count(const TileAxis& axis, Table* table) {
+    for (int n = threadIdx.x; n < axis.tiles; n += blockDim.x) {
+      table->counts[n] = axis.At(n).taps;
+    }
+  }
+  __device__ static void AddUp(const TileAxis& axis, Table* table) {
+    for (int n = threadIdx.x; n <= axis.tiles; n += blockDim.x) {
+      int taps = 0, tiles = 0;
+      for (int k = 0; k < n; ++k) {
+        taps += table->counts[k];
+        tiles += table->counts[k] > 0;
+      }
+      table->taps[n] = taps;
+      table->tiles[n] = tiles;
+    }
+  }
+
+  // Of all blocks of columns of `tiles` tiles with so many taps.
+  __device__ int Steps(int taps, int tiles) const {
+    return (taps * chunks + tiles * kStoreSteps) * column_blocks;
+  }
+
+  // The last tile that begins at `at` or before, if empty ones are left out.
+  template <typename Before>
+  __device__ static int Last(int count, int at, const Before& before) {
+    int low = 0, high = count - 1;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (before(middle + 1) > at) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+};
+
+}  // namespace capsops::capsule_conv::tma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_

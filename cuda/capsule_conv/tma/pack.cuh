@@ -1,0 +1,146 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The right operands of product.cuh: [tap or step][column][term].
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
+
+#include <cstdint>
+
+#include "cuda/capsule_conv/block.cuh"
+#include "cuda/capsule_conv/tma/weights.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv::tma {
+
+// A block of threads makes kPackSide columns of kPackSide terms.
+constexpr int kPackSide = 64, kPackThreads = 256;
+constexpr int kPackTurns = kPackSide * kPackSide / kPackThreads;
+
+// Of the product's blocks, no part of a tile is there yet.
+struct Unwritten {
+  int* there;
+  int blocks;
+
+  __device__ void Mark() const {
+    if (blockIdx.x > 0) return;
+    for (int n = threadIdx.x; n < blocks; n += blockDim.x) there[n] = 0;
+  }
+};
+
+struct PackedFilter {
+  Filter filter;
+  bool by_columns;  // neighbors in memory are neighboring columns, not terms
+  Divisor by_inner, by_out_inner;
+  int terms, columns;
+  int term_blocks, column_blocks;
+};
+
+template <typename S>
+__global__ void __launch_bounds__(kPackThreads)
+    PackFilterKernel(const PackedFilter p, const S* weights, S* packed,
+                     const Unwritten parts) {
+  LetKernelAfterBegin();
+  parts.Mark();
+  __shared__ S tile[kPackSide][kPackSide + 1];
+  int rest = blockIdx.x;
+  const auto next = [&](int size) {
+    const int quotient = rest / size, at = rest - quotient * size;
+    rest = quotient;
+    return at;
+  };
+  const int term = next(p.term_blocks) * kPackSide;
+  const int column = next(p.column_blocks) * kPackSide;
+  const int64_t tap = rest;
+  const Filter& filter = p.filter;
+  const S* const from = weights + tap * filter.tap;
+  const int fast = threadIdx.x % kPackSide, slow = threadIdx.x / kPackSide;
+  constexpr int kLines = kPackThreads / kPackSide;
+  S read[kPackTurns]{};
+#pragma unroll
+  for (int n = 0; n < kPackTurns; ++n) {
+    const int line = slow + n * kLines;
+    const int k = term + (p.by_columns ? line : fast);
+    const int m = column + (p.by_columns ? fast : line);
+    int inner, out_inner;
+    const int channel = p.by_inner.Split(k, &inner);
+    const int out_channel = p.by_out_inner.Split(m, &out_inner);
+    if (k < p.terms && m < p.columns) {
+      read[n] = from[channel * filter.channel + inner * filter.element +
+                     out_channel * filter.out_channel + out_inner * filter.out_element];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kPackTurns; ++n) {
+    const int line = slow + n * kLines;
+    S& to = p.by_columns ? tile[line][fast] : tile[fast][line];
+    to = read[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < kPackTurns; ++n) {
+    const int line = slow + n * kLines;
+    if (term + fast < p.terms && column + line < p.columns) {
+      packed[(tap * p.columns + column + line) * p.terms + term + fast] =
+          tile[fast][line];
+    }
+  }
+}
+
+constexpr int kStepPixels = 32;  // that a step contracts
+constexpr int kGradColumns = 128;
+
+struct PackedGrad {
+  PixelBoxes boxes;
+  int batch, height, width, columns;
+  int column_blocks;
+};
+
+// Of a product's 8 terms, pixels 0, 2, 4, 6 come before 1, 3, 5, 7: see ReadChannels.
+__global__ void __launch_bounds__(kPackThreads)
+    PackGradKernel(const PackedGrad p, const float* grad, float* packed,
+                   const Unwritten parts) {
+  LetKernelAfterBegin();
+  parts.Mark();
+  constexpr int kLines = kPackThreads / kGradColumns;
+  constexpr int kTurns = kStepPixels / kLines;
+  __shared__ float tile[kStepPixels][kGradColumns + 1];
+  const int step = blockIdx.x / p.column_blocks;
+  const int column = (blockIdx.x - step * p.column_blocks) * kGradColumns;
+  const PixelBoxes& boxes = p.boxes;
+  const int line = step / boxes.width, first_x = (step - line * boxes.width) * boxes.x;
+  const int image = line / boxes.height;
+  const int first_y = (line - image * boxes.height) * boxes.y;
+  const int read = threadIdx.x % kGradColumns, slow = threadIdx.x / kGradColumns;
+  float numbers[kTurns]{};
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) {
+    const int row = slow + n * kLines;
+    const int x = row & (boxes.x - 1), rest = row >> boxes.x_bits;
+    const int y = rest & (boxes.y - 1);
+    const int at = image * boxes.batch + (rest >> boxes.y_bits);
+    const bool there = at < p.batch && first_y + y < p.height && first_x + x < p.width;
+    const int64_t pixel =
+        (int64_t{at} * p.height + first_y + y) * p.width + first_x + x;
+    if (there && column + read < p.columns) {
+      numbers[n] = grad[pixel * p.columns + column + read];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) tile[slow + n * kLines][read] = numbers[n];
+  __syncthreads();
+  const int at = threadIdx.x % kStepPixels, t = at % 8;
+  const int pixel = at - t + t % 4 * 2 + t / 4;
+#pragma unroll
+  for (int m = threadIdx.x / kStepPixels; m < kGradColumns;
+       m += kPackThreads / kStepPixels) {
+    if (column + m >= p.columns) continue;
+    packed[(int64_t{step} * p.columns + column + m) * kStepPixels + at] =
+        tile[pixel][m];
+  }
+}
+
+}  // namespace capsops::capsule_conv::tma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_

@@ -1,0 +1,154 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the plans of all products of tma/product.cuh have in common. They serve poses of
+// one row, for then the numbers of a pixel are one row of a matrix.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/launch/capsule_conv.h"
+#include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/capsule_conv/tma/product.cuh"
+#include "cuda/common/tensor_cores.cuh"
+
+namespace capsops::capsule_conv::tma {
+
+// A block makes no fewer steps.
+constexpr int64_t kFewestSteps = 8;
+
+// What lies in the workspace begins at multiples of 128 bytes.
+inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
+
+template <typename S, typename Work>
+struct ProductPlan {
+  // Follows the packing of the right operand on the stream.
+  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
+                                 const ProductPlan& plan, const S* source,
+                                 const S* packed, const Parts& parts, S* target);
+  Work work;
+  MappedTensor<4> rows;
+  MappedTensor<3> columns;
+  int64_t packed_bytes = 0, part_bytes = 0;
+  Launch launch = nullptr;
+
+  // The workspace holds the packed operand, which parts are there, and the parts.
+  int64_t FlagBytes() const {
+    return AlignedBytes(work.stretches.blocks * int64_t{sizeof(int)});
+  }
+  int64_t workspace() const { return packed_bytes + FlagBytes() + part_bytes; }
+  Parts PartsIn(void* workspace) const {
+    char* const flags = static_cast<char*>(workspace) + packed_bytes;
+    return {reinterpret_cast<int*>(flags),
+            reinterpret_cast<float4*>(flags + FlagBytes())};
+  }
+};
+
+template <typename S, typename Work, typename Shape>
+LaunchError Launch(const GpuExec& exec, const char* op,
+                   const ProductPlan<S, Work>& plan, const S* source, const S* packed,
+                   const Parts& parts, S* target) {
+  CUtensorMap rows, columns;
+  LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
+  if (error.empty()) error = MakeTensorMap(op, packed, plan.columns, &columns);
+  constexpr auto kKernel = ProductKernel<Work, S, Shape>;
+  if (error.empty()) error = AllowShared<kKernel>(exec, op);
+  if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
+  if (!error.empty()) return error;
+  return LaunchOverlapped(op, kKernel, dim3(plan.work.stretches.blocks), kThreads,
+                          kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
+                          parts, target);
+}
+
+// So many steps or tiles are counted, with room for what is computed of them.
+constexpr int64_t kMostSteps = INT32_MAX / 64;
+
+// Divides `steps` steps among blocks, and fills in what the kernel's shape gives.
+template <typename Shape, typename S, typename Work>
+void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) {
+  const int64_t blocks =
+      std::min<int64_t>(device.processors, CeilDivide(steps, kFewestSteps));
+  plan->work.stretches = {static_cast<int>(steps), static_cast<int>(blocks)};
+  plan->part_bytes = blocks * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
+  plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
+  plan->columns.every = {1, 1, 1};
+  plan->launch = Launch<S, Work, Shape>;
+}
+
+// A tile has 256 columns, or 128 where there are no more.
+template <typename S, typename Then>
+void WithShape(int64_t columns, const Then& then) {
+  if (columns > 128) {
+    then(Shape<S, 256>());
+  } else {
+    then(Shape<S, 128>());
+  }
+}
+
+// Whether tensor maps have boxes of `box` pixels that are `stride` apart.
+inline bool HasBox(int box, int stride) {
+  return box == 1 || (stride <= 8 && (box - 1) * stride < 256);
+}
+inline uint32_t BoxExtent(int box, int stride) {
+  return box == 1 ? 1 : (box - 1) * stride + 1;
+}
+inline uint32_t BoxStride(int box, int stride) { return box == 1 ? 1 : stride; }
+
+inline int BitsOf(int power_of_two) {
+  int bits = 0;
+  while (power_of_two >> (bits + 1) != 0) ++bits;
+  return bits;
+}
+
+// A tensor of `numbers` numbers a pixel.
+inline void MapImage(int64_t batch, int64_t height, int64_t width, int64_t numbers,
+                     MappedTensor<4>* map) {
+  const uint64_t n = batch, h = height, w = width, c = numbers;
+  map->size = {c, w, h, n};
+  map->apart = {c, w * c, h * w * c};
+}
+
+// Why there is no such product, which reads pixels of `numbers` numbers; else empty.
+template <typename S, Tf32 kTf32>
+std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
+                    const GpuDevice& device) {
+  if (p.pose_depth * p.pose_rows != 1) {
+    return "poses have " + std::to_string(p.pose_depth * p.pose_rows) +
+           " rows, not one";
+  }
+  const std::string refusal = RefuseSizes(p);
+  if (!refusal.empty()) return refusal;
+  if (kTf32 == Tf32::kSplit) return "TF32 is not allowed";
+  constexpr int kMultiple = 16 / sizeof(S);
+  if (numbers % kMultiple != 0) {
+    return std::to_string(kMultiple) + " does not divide " + std::to_string(numbers) +
+           ", the numbers of a pixel that are read";
+  }
+  if (columns <= 16) return std::to_string(columns) + " columns are too few";
+  if (std::max(p.in_channels * p.pose_inner, p.out_channels * p.pose_columns) >=
+      1 << 16) {
+    return "a pixel has over 65535 numbers";
+  }
+  return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
+}
+
+// When this path is tried. Where there are few products, its two launches take longer
+// than what other paths do with whole quads, or without packing a short contraction.
+// Less than 128 bytes of a pixel, of `read` numbers, leave much of a step empty.
+enum class Turn { kFirst, kAfterGather, kLast };
+inline Turn TurnOf(const Problem& p, int64_t read, bool phases) {
+  constexpr double kFew = 1 << 29;
+  const double products = 1.0 * p.batch * p.out_height * p.out_width * p.kernel_height *
+                          p.kernel_width * p.in_channels * p.pose_inner *
+                          p.out_channels * p.pose_columns;
+  const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
+  if (products < kFew) return quads && !phases ? Turn::kLast : Turn::kAfterGather;
+  return read < 32 ? Turn::kAfterGather : Turn::kFirst;
+}
+
+}  // namespace capsops::capsule_conv::tma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_

@@ -1,0 +1,312 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The kernel of all three products. One thread of a block brings boxes of both operands
+// to a ring of stages; two warpgroups multiply.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/tma/image.cuh"
+#include "cuda/capsule_conv/tma/weights.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/common/warpgroup.cuh"
+
+namespace capsops::capsule_conv::tma {
+
+template <typename S, int kColumnsOf>
+struct Shape {
+  static constexpr int kColumns = kColumnsOf;
+  static constexpr int kDepth = kBoxBytes / sizeof(S);  // terms of a step
+  static constexpr int kRowBytes = kRows * kBoxBytes;
+  static constexpr int kStageBytes = kRowBytes + kColumns * kBoxBytes;
+  static constexpr int kStages = (192 << 10) / kStageBytes;
+  static constexpr int kProducts = kColumns / 8;
+};
+
+// A place in a ring, and the parity of the phase to wait for there.
+template <int kPlaces>
+struct RingPlace {
+  int at = 0, parity = 0;
+
+  __device__ void Next() {
+    if (++at == kPlaces) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Writes 2 columns of a row; out of line, as few poses need it.
+template <typename S>
+__device__ __noinline__ void StoreColumns(const Columns columns, int column, float x,
+                                          float y, S* row) {
+  if (row == nullptr) return;
+  if (column < columns.count) Narrow(x, row + columns.Place(column));
+  if (column + 1 < columns.count) Narrow(y, row + columns.Place(column + 1));
+}
+
+// 16 rows of 32 columns, as a warp exchanges them among its lanes: all lanes meet
+// different banks.
+constexpr int kExchanged = 32;
+using Exchange = float[16][kExchanged + 8];
+
+// What lies in shared memory, from a multiple of 1024 on.
+template <typename Work, typename Shape>
+struct Shared {
+  char stages[Shape::kStages][Shape::kStageBytes];
+  Exchange exchange[kMultipliers];
+  Barrier full[Shape::kStages], empty[Shape::kStages];
+  typename Work::Tables tables;
+};
+constexpr int kAlignment = 1024;
+template <typename Work, typename Shape>
+constexpr int kSharedBytes = sizeof(Shared<Work, Shape>) + kAlignment;
+
+// Writes a tile as its threads have it, whole quads at a time.
+// This is short, as long code would not be found in the instruction cache.
+template <typename S, typename Work, int kProducts>
+__device__ void StoreTile(const Work& work, const typename Work::Place& place,
+                          const float (&sums)[kProducts][4], Exchange& exchange,
+                          S* target) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int upper = Work::Upper(lane), lower = Work::Lower(lane);
+  const typename Work::template Target<S> to(work, place, target);
+  const Columns& columns = work.columns;
+  const int first = place.column_block * kProducts * 8;
+  if (columns.apart == 0) {
+    S* const rows[] = {to.Row(warp * 16 + upper), to.Row(warp * 16 + lower)};
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+      const int column = first + 8 * n + lane % 4 * 2;
+      StoreColumns(columns, column, sums[n][0], sums[n][1], rows[0]);
+      StoreColumns(columns, column, sums[n][2], sums[n][3], rows[1]);
+    }
+    return;
+  }
+  constexpr int kLanesOfRow = kExchanged / 4, kTurns = 16 * kLanesOfRow / 32;
+  const int row = lane / kLanesOfRow, quad = lane % kLanesOfRow * 4;
+  int column = first + quad;
+  S* rows[kTurns];
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    rows[i] = to.Row(warp * 16 + row + i * (16 / kTurns));
+    if (rows[i] != nullptr) rows[i] += columns.Place(column);
+  }
+#pragma unroll
+  for (int n = 0; n < kProducts; n += 4) {
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int at = 8 * e + lane % 4 * 2;
+      *reinterpret_cast<float2*>(&exchange[upper][at]) =
+          make_float2(sums[n + e][0], sums[n + e][1]);
+      *reinterpret_cast<float2*>(&exchange[lower][at]) =
+          make_float2(sums[n + e][2], sums[n + e][3]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      if (rows[i] == nullptr || column >= columns.count) continue;
+      const float4 from =
+          *reinterpret_cast<const float4*>(&exchange[row + i * (16 / kTurns)][quad]);
+      Pack<S, 4> pack;
+      Narrow(from.x, &pack.at[0]);
+      Narrow(from.y, &pack.at[1]);
+      Narrow(from.z, &pack.at[2]);
+      Narrow(from.w, &pack.at[3]);
+      *reinterpret_cast<Pack<S, 4>*>(rows[i]) = pack;
+      rows[i] += columns.apart;
+    }
+    column += kExchanged;
+  }
+}
+
+template <int kProducts, typename Then>
+__device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) then(sums[n][e]);
+  }
+}
+
+// Parts of tiles in memory, one for each block, and which of them are there.
+struct Parts {
+  int* there;
+  float4* sums;
+
+  template <int kProducts>
+  __device__ float4* Of(int block) const {
+    return sums + int64_t{block} * (kProducts * kPartThreads) + threadIdx.x;
+  }
+
+  template <int kProducts>
+  __device__ void Write(int block, const float (&from)[kProducts][4]) const {
+    float4* const to = Of<kProducts>(block);
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+      to[n * kPartThreads] =
+          make_float4(from[n][0], from[n][1], from[n][2], from[n][3]);
+    }
+    __threadfence();
+    SynchronizeSome<kPartThreads>();
+    if (threadIdx.x == 0) {
+      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(there + block)
+                   : "memory");
+    }
+  }
+
+  // Blocks that follow are there or will come: they wait for nobody before they write.
+  template <int kProducts>
+  __device__ void Add(int block, float (&to)[kProducts][4]) const {
+    int found;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                   : "=r"(found)
+                   : "l"(there + block)
+                   : "memory");
+    } while (found == 0);
+    const float4* const from = Of<kProducts>(block);
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+      const float4 part = from[n * kPartThreads];
+      to[n][0] += part.x;
+      to[n][1] += part.y;
+      to[n][2] += part.z;
+      to[n][3] += part.w;
+    }
+  }
+};
+
+template <typename Work, typename S, typename Shape>
+__global__ void __launch_bounds__(kThreads, 1)
+    ProductKernel(const __grid_constant__ CUtensorMap rows,
+                  const __grid_constant__ CUtensorMap columns, const Work work,
+                  const Parts parts, S* target) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  auto& shared = *reinterpret_cast<Shared<Work, Shape>*>(
+      reinterpret_cast<char*>(memory) +
+      (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
+  auto& tables = shared.tables;
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < Shape::kStages; ++n) {
+      shared.full[n].Init(1);
+      shared.empty[n].Init(kMultipliers);
+    }
+    Barrier::PublishInit();
+  }
+  work.Count(&tables);
+  __syncthreads();
+  work.AddUp(&tables);
+  __syncthreads();
+  WaitForKernelBefore();
+
+  const int end = work.stretches.Begin(blockIdx.x + 1);
+  int step = work.stretches.Begin(blockIdx.x);
+  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == kGroups) {
+    TakeRegisters<kFew, false>();
+    if (threadIdx.x % 128 == 0) {
+      RingPlace<Shape::kStages> at;
+      at.parity = 1;  // the first phase of what nobody has used yet counts as over
+      while (step < end) {
+        const auto place = work.Find(tables, step);
+        const int last = min(end, place.steps.Multiplied());
+        typename Work::template Loader<Shape> loader(work, place,
+                                                     step - place.steps.first);
+        for (; step < last; ++step, at.Next()) {
+          shared.empty[at.at].Wait(at.parity);
+          shared.full[at.at].ArriveAndExpect(Shape::kStageBytes);
+          loader.Bring(rows, columns, shared.full[at.at], shared.stages[at.at]);
+        }
+        step = place.steps.End();
+      }
+    }
+  } else {
+    TakeRegisters<kMany, true>();
+    RingPlace<Shape::kStages> at;
+    const auto release = [&](int stage) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
+    };
+    while (step < end) {
+      const auto place = work.Find(tables, step);
+      const int first = step, last = min(end, place.steps.Multiplied());
+      step = place.steps.End();
+      if (first >= last) continue;  // only storing is left of the tile
+      float sums[Shape::kProducts][4];
+      ForEach(sums, [](float& sum) {
+        sum = 0;
+        asm volatile("" : "+f"(sum));  // before products begin
+      });
+      int before = -1;
+      for (int n = first; n < last; ++n, at.Next()) {
+        const char* const stage = shared.stages[at.at];
+        shared.full[at.at].Wait(at.parity);
+        const uint32_t right = UnitAddress(stage + Shape::kRowBytes);
+        if constexpr (std::is_same_v<Work, WeightWork>) {
+          uint32_t left[4][4];
+          ReadChannels(stage, left);
+          BeginProducts();
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            AsyncProductOfRegisters<Shape::kProducts>::Begin(
+                left[k], DescribeSwizzled(right + 2 * k), sums, true);
+          }
+          CommitProducts();
+          // Registers may be overwritten only now; the other warpgroup goes on.
+          WaitForProducts<0>();
+          release(at.at);
+        } else {
+          const uint32_t left = UnitAddress(stage) + warpgroup * (64 * kBoxBytes / 16);
+          BeginProducts();
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            AsyncProduct<S, Shape::kProducts>::Begin(DescribeSwizzled(left + 2 * k),
+                                                     DescribeSwizzled(right + 2 * k),
+                                                     sums, true);
+          }
+          CommitProducts();
+          WaitForProducts<1>();
+          if (before >= 0) release(before);
+          before = at.at;
+        }
+      }
+      WaitForProducts<0>();
+      if (before >= 0) release(before);
+      ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
+      if (first > place.steps.first) {
+        parts.Write(blockIdx.x, sums);
+        continue;
+      }
+      if (last < place.steps.Multiplied()) {
+        const int others = work.stretches.Owner(place.steps.Multiplied() - 1);
+        for (int other = blockIdx.x + 1; other <= others; ++other) {
+          parts.Add(other, sums);
+        }
+      }
+      StoreTile(work, place, sums, shared.exchange[threadIdx.x / 32], target);
+    }
+    if (work.empty) {
+      for (int tile = blockIdx.x; tile < work.tiles; tile += gridDim.x) {
+        const auto place = work.At(tables, tile);
+        if (place.steps.count > 0) continue;
+        const float zeros[Shape::kProducts][4]{};
+        StoreTile(work, place, zeros, shared.exchange[threadIdx.x / 32], target);
+      }
+    }
+  }
+#else
+  __trap();  // launched on other GPUs by mistake
+#endif
+}
+
+}  // namespace capsops::capsule_conv::tma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_

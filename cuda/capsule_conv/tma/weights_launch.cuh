@@ -1,0 +1,141 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans and launches the weight gradient of tma/product.cuh, of float in TF32.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/capsule_conv/tma/pack.cuh"
+#include "cuda/capsule_conv/tma/plan.cuh"
+
+namespace capsops::capsule_conv::tma {
+
+// The boxes of kStepPixels pixels that are fewest.
+inline PixelBoxes FindPixelBoxes(const Problem& p, int64_t* steps) {
+  PixelBoxes best{};
+  *steps = 0;
+  for (int y = 1; y <= kStepPixels; y *= 2) {
+    for (int x = 1; x * y <= kStepPixels; x *= 2) {
+      if (!HasBox(y, static_cast<int>(p.stride_height)) ||
+          !HasBox(x, static_cast<int>(p.stride_width))) {
+        continue;
+      }
+      const int n = kStepPixels / (y * x);
+      const int64_t down = CeilDivide(p.out_height, y);
+      const int64_t across = CeilDivide(p.out_width, x);
+      const int64_t count = CeilDivide(p.batch, n) * down * across;
+      if (*steps > 0 && count >= *steps) continue;
+      *steps = count;
+      best = {static_cast<int>(down),
+              static_cast<int>(across),
+              n,
+              y,
+              x,
+              BitsOf(y),
+              BitsOf(x)};
+    }
+  }
+  return best;
+}
+
+inline ProductPlan<float, WeightWork> PlanWeightProduct(const GpuDevice& device,
+                                                        const Problem& p,
+                                                        PackedGrad* packed) {
+  ProductPlan<float, WeightWork> plan;
+  const int out = static_cast<int>(p.out_channels * p.pose_columns);
+  const int inner = static_cast<int>(p.pose_columns);
+  const int matrix = static_cast<int>(p.pose_inner) * inner;
+  int64_t steps;
+  const PixelBoxes boxes = FindPixelBoxes(p, &steps);
+  *packed = {boxes,
+             static_cast<int>(p.batch),
+             static_cast<int>(p.out_height),
+             static_cast<int>(p.out_width),
+             out,
+             static_cast<int>(CeilDivide(out, kGradColumns))};
+  WeightWork& work = plan.work;
+  work.boxes = boxes;
+  work.channels = static_cast<int>(p.in_channels * p.pose_inner);
+  work.channel_blocks = static_cast<int>(CeilDivide(work.channels, kRows));
+  work.kernel_width = static_cast<int>(p.kernel_width);
+  work.stride_y = static_cast<int>(p.stride_height);
+  work.stride_x = static_cast<int>(p.stride_width);
+  work.dilation_y = static_cast<int>(p.dilation_height);
+  work.dilation_x = static_cast<int>(p.dilation_width);
+  work.pad_y = static_cast<int>(p.pad_top);
+  work.pad_x = static_cast<int>(p.pad_left);
+  work.channel = p.out_channels * matrix;
+  work.tap = p.in_channels * work.channel;
+  work.row = inner;
+  work.by_inner = Divisor(static_cast<int>(p.pose_inner));
+  if (p.pose_inner == 1) {
+    work.columns = {out, 1, Divisor(1), out % 4 == 0 ? kExchanged : 0};
+  } else {
+    const bool even = inner % 4 == 0 && kExchanged % inner == 0;
+    work.columns = {out, matrix, Divisor(inner),
+                    even ? kExchanged / inner * matrix : 0};
+  }
+  MapImage(p.batch, p.in_height, p.in_width, work.channels, &plan.rows);
+  plan.rows.box = {kStepPixels, BoxExtent(boxes.x, work.stride_x),
+                   BoxExtent(boxes.y, work.stride_y),
+                   static_cast<uint32_t>(boxes.batch)};
+  plan.rows.every = {1, BoxStride(boxes.x, work.stride_x),
+                     BoxStride(boxes.y, work.stride_y), 1};
+  const uint64_t columns = out, all_steps = steps;
+  plan.columns.size = {kStepPixels, columns, all_steps};
+  plan.columns.apart = {kStepPixels, columns * kStepPixels};
+  plan.packed_bytes = AlignedBytes(all_steps * columns * kStepPixels * sizeof(float));
+  WithShape<float>(out, [&](auto shape) {
+    using Shape = decltype(shape);
+    work.column_blocks = static_cast<int>(CeilDivide(out, Shape::kColumns));
+    const int64_t tiles = p.kernel_height * p.kernel_width * work.channel_blocks *
+                          int64_t{work.column_blocks};
+    if (tiles > kMostSteps || steps > kMostSteps ||
+        tiles * (steps + kStoreSteps) > kMostSteps) {
+      return;
+    }
+    work.steps = static_cast<int>(steps);
+    Divide<Shape>(device, tiles * (steps + kStoreSteps), &plan);
+  });
+  return plan;
+}
+
+template <Tf32 kTf32>
+ConvPlan<GpuExec, float> PlanWeights(const char* op, const GpuDevice& device,
+                                     const Problem& p) {
+  using Plan = ConvPlan<GpuExec, float>;
+  std::string refusal = Refusal<float, kTf32>(p, p.in_channels * p.pose_inner,
+                                              p.out_channels * p.pose_columns, device);
+  if (refusal.empty() && p.kernel_height * p.kernel_width * p.in_channels *
+                                 p.pose_inner * p.out_channels * p.pose_columns >
+                             1 << 30) {
+    refusal = "32 bits do not count the weights";
+  }
+  if (!refusal.empty()) return Plan::Refuse(refusal);
+  PackedGrad packed;
+  const auto plan = PlanWeightProduct(device, p, &packed);
+  if (plan.launch == nullptr) return Plan::Refuse("there are too many tiles");
+  return Plan::Make(
+      plan.workspace(),
+      [op, plan, packed](const GpuExec& exec, const float* input, const float* grad,
+                         float* grad_weights, void* workspace) {
+        float* const right = static_cast<float*>(workspace);
+        const Parts parts = plan.PartsIn(workspace);
+        const int64_t blocks =
+            int64_t{packed.column_blocks} * static_cast<int64_t>(plan.columns.size[2]);
+        LaunchError error = CheckGrid(op, blocks);
+        if (!error.empty()) return error;
+        PackGradKernel<<<blocks, kPackThreads, 0, exec.stream>>>(
+            packed, grad, right, {parts.there, plan.work.stretches.blocks});
+        error = CheckLaunch(op);
+        if (!error.empty()) return error;
+        return plan.launch(exec, op, plan, input, right, parts, grad_weights);
+      });
+}
+
+}  // namespace capsops::capsule_conv::tma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_

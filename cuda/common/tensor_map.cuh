@@ -1,0 +1,104 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Tensor maps: descriptions of tensors from which compute capability 9.0 and newer copy
+// boxes to shared memory, asynchronously and with zeros for what lies outside.
+#ifndef CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
+#define CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "cuda/common/barrier.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops {
+
+// The innermost extent of a box: what shared memory's swizzle exchanges 16 bytes of.
+constexpr int kBoxBytes = 128;
+
+// A tensor with dimensions from the innermost outwards. `apart` says how many elements
+// are between neighbors along all dimensions but the first; 16 must divide the bytes.
+// A box takes every `every`-th element, and has 128 bytes of the first dimension.
+template <int kRank>
+struct MappedTensor {
+  std::array<uint64_t, kRank> size;
+  std::array<uint64_t, kRank - 1> apart;
+  std::array<uint32_t, kRank> box, every;
+};
+
+// The driver's function, without a need to link the driver.
+using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
+inline EncodeTensorMap FindEncodeTensorMap() {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult outcome;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &outcome);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found,
+                                                    cudaEnableDefault, &outcome);
+#endif
+  if (error != cudaSuccess) cudaGetLastError();  // or the next launch is blamed
+  return error == cudaSuccess && outcome == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<EncodeTensorMap>(found)
+             : nullptr;
+}
+
+// Describes `tensor` at `data`, whose boxes lie in shared memory in rows of 128 bytes,
+// of which row i has its 16 bytes number n at place n ^ (i % 8). Floats are rounded to
+// TF32 on their way, to nearest.
+template <typename S, int kRank>
+LaunchError MakeTensorMap(const char* op, const S* data,
+                          const MappedTensor<kRank>& tensor, CUtensorMap* map) {
+  static const EncodeTensorMap encode = FindEncodeTensorMap();
+  if (encode == nullptr) {
+    return std::string(op) + ": the CUDA driver has no cuTensorMapEncodeTiled";
+  }
+  const auto type = std::is_same_v<S, float>    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                    : std::is_same_v<S, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  std::array<uint64_t, kRank - 1> bytes;
+  for (int n = 0; n < kRank - 1; ++n) bytes[n] = tensor.apart[n] * sizeof(S);
+  const CUresult result =
+      encode(map, type, kRank, const_cast<S*>(data), tensor.size.data(), bytes.data(),
+             tensor.box.data(), tensor.every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return {};
+  return std::string(op) + ": CUDA refuses a tensor map, error " +
+         std::to_string(result);
+}
+
+#ifdef __CUDACC__
+// Begins to copy the box at (c0, c1, ...) to `to`, at whose end `barrier` loses the
+// bytes that it expects.
+__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+                               Barrier& barrier, void* to) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier.Address())
+      : "memory");
+}
+
+// The same of a tensor with three dimensions.
+__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2,
+                               Barrier& barrier, void* to) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(to)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier.Address())
+      : "memory");
+}
+#endif
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
