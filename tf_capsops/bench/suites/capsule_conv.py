@@ -179,7 +179,7 @@ def _row_cases(use):
 
 
 def _boxes_cases(use):
-    """Yields poses of one row at the edges of 128 rows, 64 terms, 128 and 256 columns."""
+    """Yields poses of one row at edges of 128 rows, 64 terms, 128 and 256 columns."""
     pose = {"pose": (1, 8, 8)}
     for channels in (7, 8, 9, 15, 16, 17, 31, 32, 33):
         sizes = (3, 4, 5), (channels, 3), (2, 3)
