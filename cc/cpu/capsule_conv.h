@@ -28,6 +28,7 @@ namespace capsops::capsule_conv {
 // set.
 struct Division {
   bool fits = true;       // whether these kernels can compute the problem
+  bool in_place = false;  // whether the partial sums of weights may be the result
   int64_t workspace;      // bytes of the packed weights, or of the partial sums
   int64_t scratch;        // bytes that a task needs
   int64_t tasks;          // of `run`

@@ -252,7 +252,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
       // While the tiles multiply this part of the weights, they fetch the next.
       (width > kLanes<A> ? two : one)({memory.rows, part.runs, part.length}, panel,
                                       panel + (terms + terms * tile / tiles) * width,
-                                      tiles, add, to);
+                                      CeilDivide(width, tiles), add, to);
       for (int64_t n = 0; n < rows; ++n) to[n] += width;
     }
   }

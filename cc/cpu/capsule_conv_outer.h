@@ -18,7 +18,7 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kOuterRows = 512;        // of a task, at most
+constexpr int64_t kOuterRows = 1024;       // of a task, at most
 constexpr int64_t kReduceColumns = 64;     // that `reduce` adds up at a time
 constexpr int64_t kReduceRows = 64;        // of a task of `reduce`
 constexpr int64_t kChunkBytes = 32 << 20;  // of the sums of all chunks
@@ -54,6 +54,12 @@ struct OuterPlan {
     chunks = Max(Min(chunks, blocks.count()), 1);
   }
 
+  // Returns whether the gradient, if it is of type A, holds sums as the only chunk
+  // does.
+  bool in_place() const {
+    return chunks == 1 && columns % kLanes<A> == 0 &&
+           (p.pose_inner == 1 || p.out_channels == 1);
+  }
   // Returns how many sums a chunk has, as [tap, channel][vector][lane].
   int64_t sums() const { return rows * vectors * kLanes<A>; }
 
@@ -78,6 +84,7 @@ Division DivideOuter(const Problem& p) {
   Division d;
   d.fits = p.pose_rows == 1 && p.pose_depth == 1 &&
            plan.vectors * kLanes<A> <= 2 * plan.columns;
+  d.in_place = std::is_same_v<T, A> && plan.in_place();
   d.workspace = plan.chunks * plan.sums() * sizeof(A);
   const int64_t wide = std::is_same_v<T, A> ? 0 : plan.piece;
   d.scratch =

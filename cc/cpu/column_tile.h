@@ -28,31 +28,29 @@ struct RunRows {
   int64_t runs, length;
 };
 
-// Adds the products of P rows with V vectors of columns,
-//   to[n][v * kLanes + lane] += sum over runs r and k < length of
-//     from[r * kTileRows + n][k] * weights[v * stride + (r * length + k) * kLanes +
-//     lane]
+// Computes the products of P rows with V vectors of columns,
+//   to[n][lane] = sum over runs r and k < length of
+//     from[r * kTileRows + n][k] * weights[(r * length + k) * V * kLanes + lane]
+// and adds them to the previous `to` if `add` is true. It prefetches from `ahead` on,
+// `step` numbers further for each term: the end of an inner loop that did it now and
+// then would be mispredicted.
 template <typename A, int V, int P>
-void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t every,
+void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t step,
              bool add, A* const* to) {
   Vector<A> sum[P][V] = {};
   for (int64_t r = 0; r < rows.runs; ++r) {
     const A* const* const from = rows.from + r * kTileRows;
-    for (int64_t begin = 0; begin < rows.length; begin += every) {
-      const int64_t end = Min(begin + every, rows.length);
+    for (int64_t k = 0; k < rows.length; ++k, weights += V * kLanes<A>) {
+      __builtin_prefetch(ahead);
+      ahead += step;
+      Vector<A> column[V];
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) __builtin_prefetch(ahead + v * kLanes<A>);
-      ahead += V * kLanes<A>;
-      for (int64_t k = begin; k < end; ++k, weights += V * kLanes<A>) {
-        Vector<A> column[V];
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) column[v] = Load(weights + v * kLanes<A>);
+      for (int v = 0; v < V; ++v) column[v] = Load(weights + v * kLanes<A>);
 #pragma GCC unroll 12
-        for (int n = 0; n < P; ++n) {
-          const A x = from[n][k];
+      for (int n = 0; n < P; ++n) {
+        const A x = from[n][k];
 #pragma GCC unroll 2
-          for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
-        }
+        for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
       }
     }
   }
@@ -67,8 +65,9 @@ void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t e
 }
 
 // Adds outer products of P numbers with V vectors,
-//   to[n * stride + v * kLanes + lane] += sum over i < count of
-//     left[i][first_left + n] * right[i][first_right + v * kLanes + lane]
+//   to[n * stride + lane] += sum over i < count of
+//     left[i][first_left + n] * right[i][first_right + lane]
+// and prefetches the numbers that the next tile of rows reads.
 template <typename A, int V, int P>
 void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
               int64_t first_right, int64_t count, A* to, int64_t stride) {

@@ -114,21 +114,24 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
   const WeightsKernels<T>& kernels =
       columns.divide(trimmed.p).fits ? columns : Selected<T>().planes.backprop_weights;
   const Division d = kernels.divide(trimmed.p);
+  const bool in_place = d.in_place && trimmed.complete();
   return CpuPlan<ConvPlan<CpuExec, T>>(
-      d.workspace,
-      [&kernels, trimmed, d](const CpuExec& exec, const T* input, const T* grad,
-                             T* grad_weights, void* workspace) -> LaunchError {
+      in_place ? 0 : d.workspace,
+      [&kernels, trimmed, d, in_place](const CpuExec& exec, const T* input,
+                                       const T* grad, T* grad_weights,
+                                       void* workspace) -> LaunchError {
         const Problem& p = trimmed.p;
         if (!trimmed.complete()) {
           std::memset(grad_weights, 0, trimmed.taps * trimmed.tap * sizeof(T));
         }
         if (d.weights_tasks == 0) return {};
+        void* const sums = in_place ? grad_weights : workspace;
         LaunchError error =
             ForTasks(exec, "CapsuleConvBackpropWeights", d.tasks, Cost(p, d.tasks),
                      d.scratch, [&](int64_t task, void* scratch) {
-                       kernels.run(p, task, input, grad, workspace, scratch);
+                       kernels.run(p, task, input, grad, sums, scratch);
                      });
-        if (!error.empty()) return error;
+        if (!error.empty() || in_place) return error;
         const int64_t taps = p.kernel_height * p.kernel_width;
         const int64_t tasks_of_tap = d.weights_tasks / (p.pose_depth * taps);
         ForMoves(exec, p, d.weights_tasks, 8, [&](int64_t task) {
