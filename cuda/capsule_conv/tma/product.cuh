@@ -161,7 +161,8 @@ struct Parts {
     }
   }
 
-  // Blocks that follow are there or will come: they wait for nobody before they write.
+  // Stretches that follow belong to blocks that began before this one, and write before
+  // they wait for anybody. So every block goes on, however few of a grid run at a time.
   template <int kProducts>
   __device__ void Add(int block, float (&to)[kProducts][4]) const {
     int found;
@@ -207,8 +208,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   WaitForKernelBefore();
 
-  const int end = work.stretches.Begin(blockIdx.x + 1);
-  int step = work.stretches.Begin(blockIdx.x);
+  const int stretch = gridDim.x - 1 - blockIdx.x;  // the last ones begin first
+  const int end = work.stretches.Begin(stretch + 1);
+  int step = work.stretches.Begin(stretch);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == kGroups) {
     TakeRegisters<kFew, false>();
@@ -282,12 +284,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (before >= 0) release(before);
       ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
       if (first > place.steps.first) {
-        parts.Write(blockIdx.x, sums);
+        parts.Write(stretch, sums);
         continue;
       }
       if (last < place.steps.Multiplied()) {
         const int others = work.stretches.Owner(place.steps.Multiplied() - 1);
-        for (int other = blockIdx.x + 1; other <= others; ++other) {
+        for (int other = stretch + 1; other <= others; ++other) {
           parts.Add(other, sums);
         }
       }
