@@ -11,7 +11,7 @@ import tolerances
 from reference import capsule_conv
 
 from tf_capsops import inq, kernels
-from tf_capsops.layers import Conv2D, InqConv2D
+from tf_capsops.layers import Conv2D, InqConv2D, conv2d
 
 IMAGES = np.random.default_rng(1).normal(size=(2, 7, 6, 4)).astype("float32")
 WINDOWS = {
@@ -44,8 +44,8 @@ class Conv2DTest(layer_testing.TestCase):
 
 def both(**arguments):
     """Makes Keras' layer and ours, with the same weights."""
-    theirs = keras.layers.Conv2D(6, bias_initializer="normal", **arguments)
-    ours = Conv2D(6, bias_initializer="normal", **arguments)
+    theirs = keras.layers.Conv2D(8, bias_initializer="normal", **arguments)
+    ours = Conv2D(8, bias_initializer="normal", **arguments)
     for layer in theirs, ours:
         layer.build(IMAGES.shape)
     ours.set_weights(theirs.get_weights())
@@ -53,7 +53,8 @@ def both(**arguments):
 
 
 @pytest.mark.parametrize("name", list(WINDOWS))
-def test_same_results(device, name):
+def test_same_results(device, name, monkeypatch):
+    monkeypatch.setattr(conv2d, "ours_is_faster", lambda *_: True)
     theirs, ours = both(**WINDOWS[name])
     with kernels.recorded() as ran:
         result = ours(IMAGES)
@@ -73,11 +74,39 @@ def test_same_results(device, name):
     )
 
 
+HOPPER, AMPERE = {"compute_capability": (9, 0)}, {"compute_capability": (8, 0)}
+PRIMARY, FIRST, DEEP, SHALLOW = (
+    *((9, 9, 256, 256), (9, 9, 1, 256)),
+    *((1, 1, 1024, 256), (3, 3, 64, 64)),
+)
+
+
+@pytest.mark.parametrize(
+    "gpus, tf32, dtype, faster",
+    [
+        ([HOPPER], True, tf.float32, [PRIMARY, FIRST, DEEP]),
+        ([HOPPER, HOPPER], True, tf.float32, [PRIMARY, FIRST, DEEP]),
+        ([HOPPER, AMPERE], True, tf.float32, []),
+        ([HOPPER], False, tf.float32, []),
+        ([HOPPER], True, tf.float16, []),
+        ([], True, tf.float32, [PRIMARY, FIRST, DEEP, SHALLOW]),
+        ([], True, tf.bfloat16, []),
+    ],
+)
+def test_rule(gpus, tf32, dtype, faster, monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: gpu)
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    shapes = [PRIMARY, FIRST, DEEP, SHALLOW]
+    chosen = [shape for shape in shapes if conv2d.ours_is_faster(shape, dtype)]
+    assert chosen == faster
+
+
 def test_files_of_keras_layers(tmp_path):
     theirs, ours = both(kernel_size=3)
     saved, loaded = (
         keras.Sequential([keras.Input(IMAGES.shape[1:]), layer])
-        for layer in (theirs, Conv2D(6, 3))
+        for layer in (theirs, Conv2D(8, 3))
     )
     saved.save_weights(tmp_path / "conv.weights.h5")
     loaded.load_weights(tmp_path / "conv.weights.h5")

@@ -2,18 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ordinary convolution, as a capsule convolution of poses of one number."""
 
+import math
+
 import keras
 import tensorflow as tf
 
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 
+_MOST_FEW = 256  # numbers of a window that a kernel for few channels takes
+_FEWEST_MANY = 1024  # numbers of a window
+_FEWEST_CHANNELS = 128
+
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class Conv2D(keras.layers.Conv2D):
-    """`keras.layers.Conv2D`, computed by `tf_capsops.capsule_conv2d`.
+    """`keras.layers.Conv2D`, by `tf_capsops.capsule_conv2d` where that is faster.
 
     Arguments, weights, saved weights and results are those of `keras.layers.Conv2D`,
-    but for rounding. Groups and `"channels_first"` run on TensorFlow's convolution.
+    but for rounding. Which shapes our kernels take depends on the devices that are
+    visible, the type and whether TF32 is allowed: docs/conv2d.md has the measurements.
+    Groups and `"channels_first"` always run on TensorFlow's convolution.
 
     >>> import numpy as np
     >>> from tf_capsops.layers import Conv2D
@@ -22,7 +30,8 @@ class Conv2D(keras.layers.Conv2D):
     """
 
     def convolution_op(self, inputs, kernel):
-        if self.data_format != "channels_last" or self.groups != 1:
+        last = self.data_format == "channels_last" and self.groups == 1
+        if not last or not ours_is_faster(kernel.shape, inputs.dtype):
             return super().convolution_op(inputs, kernel)
         outputs = capsule_conv2d(
             _poses(inputs),
@@ -32,6 +41,35 @@ class Conv2D(keras.layers.Conv2D):
             dilations=self.dilation_rate,
         )
         return tf.squeeze(outputs, [-2, -1])
+
+
+def ours_is_faster(kernel_shape, dtype):
+    """Whether training with our kernels takes less time than with TensorFlow's.
+
+    The rule is fixed, so that runs do not differ; docs/conv2d.md says what it was made
+    from.
+
+    Args:
+      kernel_shape: `[KH, KW, C, filters]`.
+      dtype: of images and weights.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    *_, channels, filters = kernel_shape
+    window = math.prod(kernel_shape[:-1])
+    many = window >= _FEWEST_MANY and min(channels, filters) >= _FEWEST_CHANNELS
+    if not gpus:
+        return dtype in (tf.float32, tf.float64) and filters >= 16
+    if not all(map(_is_hopper, gpus)):
+        return False
+    few = window <= _MOST_FEW and channels % 4 != 0 and filters % 4 == 0
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    boxes = many and channels % 4 == 0 and filters % 4 == 0
+    return dtype == tf.float32 and tf32 and (few or boxes)
+
+
+def _is_hopper(gpu):
+    details = tf.config.experimental.get_device_details(gpu)
+    return details.get("compute_capability") == (9, 0)
 
 
 def _poses(numbers):
