@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 
-_MOST_FEW = 256  # numbers of a window that a kernel for few channels takes
-_FEWEST_MANY = 1024  # numbers of a window
-_FEWEST_CHANNELS = 128
+# Numbers of a window, KH * KW * C.
+_MOST_OF_FEW_CHANNELS = 256
+_FEWEST_ON_GPU = 1024
+_FEWEST_ON_CPU = 8192
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -56,15 +57,16 @@ def ours_is_faster(kernel_shape, dtype):
     gpus = tf.config.get_visible_devices("GPU")
     *_, channels, filters = kernel_shape
     window = math.prod(kernel_shape[:-1])
-    many = window >= _FEWEST_MANY and min(channels, filters) >= _FEWEST_CHANNELS
-    if not gpus:
-        return dtype in (tf.float32, tf.float64) and filters >= 16
-    if not all(map(_is_hopper, gpus)):
+    if dtype != tf.float32:
         return False
-    few = window <= _MOST_FEW and channels % 4 != 0 and filters % 4 == 0
+    if not gpus:
+        return filters >= 16 and (window >= _FEWEST_ON_CPU or channels == 1)
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-    boxes = many and channels % 4 == 0 and filters % 4 == 0
-    return dtype == tf.float32 and tf32 and (few or boxes)
+    if not tf32 or not all(map(_is_hopper, gpus)) or filters % 4:
+        return False
+    if channels % 4:
+        return window <= _MOST_OF_FEW_CHANNELS
+    return window >= _FEWEST_ON_GPU and min(channels, filters) >= 128
 
 
 def _is_hopper(gpu):
