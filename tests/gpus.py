@@ -22,11 +22,17 @@ def has_wgmma(capability):
     return capability == 90 and "90" in built_for.split()
 
 
-def plans(capability, compute):
-    """Returns (kernel, workspace) by op, as a GPU would run what a CPU computes."""
+def plans(capability, compute, **changes):
+    """Returns (kernel, workspace) by op, as a GPU would run what a CPU computes.
+
+    Args:
+        capability: Compute capability of the GPU.
+        compute: Calls the ops.
+        **changes: What is other than in GPUS.
+    """
     with (
         tf.device("CPU"),
-        kernels.pretend_device(capability=capability, **GPUS[capability]),
+        kernels.pretend_device(capability=capability, **GPUS[capability] | changes),
         kernels.recorded() as calls,
     ):
         compute()
@@ -37,9 +43,9 @@ def plans(capability, compute):
     }
 
 
-def planned(capability, compute):
+def planned(capability, compute, **changes):
     """Returns the kernels alone, by op."""
-    found = plans(capability, compute)
+    found = plans(capability, compute, **changes)
     return {op: kernel for op, (kernel, _) in found.items()}
 
 

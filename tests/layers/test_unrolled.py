@@ -5,6 +5,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_capsops.models import CapsNet
 from tf_capsops.models.unrolled import Unrolled
@@ -57,6 +58,15 @@ def test_weights_of_samples_and_validation(device):
     }
     expected = history(compiled(KerasLoop, 4), **fitting)
     assert history(compiled(CapsNet, 4), **fitting) == expected
+
+
+def test_strategies_are_left_to_keras(device):
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
+    batches = data.filter(lambda *_: True)  # of unknown number
+    with tf.distribute.OneDeviceStrategy(device).scope():
+        models = compiled(KerasLoop, 4), compiled(CapsNet, 4)
+    expected, result = (model.fit(batches, epochs=2, verbose=0) for model in models)
+    assert result.history == expected.history
 
 
 def test_batches_one_at_a_time(device):

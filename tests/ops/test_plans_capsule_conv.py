@@ -102,6 +102,20 @@ if _library.build_info()["cuda"]:
     def test_the_first_kernel_that_can(name, capability):
         assert_planned(capability, OPS, PLANS[name], _compute)
 
+    @pytest.mark.parametrize(
+        "capability, name, changes, kernel",
+        [
+            (86, "one_row_tf32", {"processor_shared": 48 << 10}, "gather"),
+            (86, "one_row_tf32", {"processor_shared": 1 << 10}, "mma"),
+            (90, "boxes", {"shared": 101376}, "mma"),
+        ],
+    )
+    def test_little_shared_memory(capability, name, changes, kernel):
+        dtypes, tf32, *arguments = PLANS[name][:4]
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+        found = planned(capability, lambda: _compute(dtypes[0], *arguments), **changes)
+        assert found["CapsuleConv"] == kernel
+
     def test_far_strides_are_planned_at_once():
         """No tap reaches the second pixel, which planning sees without trying 2^27."""
         shapes = (1, 2, 2, 1, 4, 4), (1, 1, 1, 1, 4, 4)

@@ -17,7 +17,7 @@ class Unrolled:
     asked on the host alone. Weights, losses and metrics are those of Keras' loop.
 
     Graphs grow with `steps_per_execution`. Executions of one step, eager ones and those
-    of a distribution strategy with several replicas are Keras' own.
+    under a distribution strategy are Keras' own.
 
     >>> import keras
     >>> import numpy as np
@@ -30,8 +30,9 @@ class Unrolled:
     """
 
     def make_train_function(self, force=False):
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        if self.steps_per_execution == 1 or self.run_eagerly or replicas > 1:
+        with self.distribute_strategy.scope():
+            distributed = tf.distribute.has_strategy()
+        if self.steps_per_execution == 1 or self.run_eagerly or distributed:
             return super().make_train_function(force)
         if self.train_function is None or force:
             self.train_function = _unrolled(

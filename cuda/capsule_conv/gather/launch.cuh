@@ -158,8 +158,8 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
   ForEachTiling(&t, [&] {
     const int64_t shared =
         4 * (int64_t{t.steps} * 8 * (kColumns + 2) + 2 * t.slots + t.patch);
-    if (shared > device.shared) return;
     const int resident = std::min<int>(2, device.processor_shared / (shared + 1024));
+    if (shared > device.shared || resident == 0) return;
     const int64_t slots =
         std::max<int64_t>(1, int64_t{resident} * device.processors / t.column_blocks);
     // Of all blocks on a multiprocessor: products by 8 warps in turn; 16 bytes written

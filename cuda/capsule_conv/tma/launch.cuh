@@ -147,7 +147,7 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuDevice& device,
   const int64_t in = p.in_channels * p.pose_inner;
   const int64_t out = p.out_channels * p.pose_columns;
   std::string refusal =
-      Refusal<S, kTf32>(p, gradient ? out : in, gradient ? in : out, device);
+      Refusal<ImageWork, S, kTf32>(p, gradient ? out : in, gradient ? in : out, device);
   if (refusal.empty() && gradient &&
       std::max(p.stride_height, p.stride_width) > kMostPhases) {
     refusal = "a stride is over " + std::to_string(kMostPhases);

@@ -111,8 +111,12 @@ inline void MapImage(int64_t batch, int64_t height, int64_t width, int64_t numbe
   map->apart = {c, w * c, h * w * c};
 }
 
+template <typename Work, typename S>
+constexpr int kMostShared =
+    std::max(kSharedBytes<Work, Shape<S, 128>>, kSharedBytes<Work, Shape<S, 256>>);
+
 // Why there is no such product, which reads pixels of `numbers` numbers; else empty.
-template <typename S, Tf32 kTf32>
+template <typename Work, typename S, Tf32 kTf32>
 std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
                     const GpuDevice& device) {
   if (p.pose_depth * p.pose_rows != 1) {
@@ -132,12 +136,13 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
       1 << 16) {
     return "a pixel has over 65535 numbers";
   }
-  return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
+  if (!HasWarpgroups(device)) return "it needs compute capability 9.0";
+  return kMostShared<Work, S> > device.shared ? "no tile fits in shared memory" : "";
 }
 
 // When this path is tried. Where there are few products, its two launches take longer
 // than what other paths do with whole quads, or without packing a short contraction.
-// Less than 128 bytes of a pixel, of `read` numbers, leave much of a step empty.
+// Pixels that are read of less than 32 numbers leave much of a step empty.
 enum class Turn { kFirst, kAfterGather, kLast };
 inline Turn TurnOf(const Problem& p, int64_t read, bool phases) {
   constexpr double kFew = 1 << 29;

@@ -161,8 +161,9 @@ struct Parts {
     }
   }
 
-  // Stretches that follow belong to blocks that began before this one, and write before
-  // they wait for anybody. So every block goes on, however few of a grid run at a time.
+  // Stretches that follow belong to blocks of lower numbers, which GPUs begin first,
+  // and which write before they wait for anybody. So every block goes on, however few
+  // of a grid run at a time.
   template <int kProducts>
   __device__ void Add(int block, float (&to)[kProducts][4]) const {
     int found;

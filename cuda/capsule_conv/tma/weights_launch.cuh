@@ -107,8 +107,8 @@ template <Tf32 kTf32>
 ConvPlan<GpuExec, float> PlanWeights(const char* op, const GpuDevice& device,
                                      const Problem& p) {
   using Plan = ConvPlan<GpuExec, float>;
-  std::string refusal = Refusal<float, kTf32>(p, p.in_channels * p.pose_inner,
-                                              p.out_channels * p.pose_columns, device);
+  std::string refusal = Refusal<WeightWork, float, kTf32>(
+      p, p.in_channels * p.pose_inner, p.out_channels * p.pose_columns, device);
   if (refusal.empty() && p.kernel_height * p.kernel_width * p.in_channels *
                                  p.pose_inner * p.out_channels * p.pose_columns >
                              1 << 30) {
