@@ -34,6 +34,7 @@ import tf_capsops
 from tf_capsops.bench import cases, measure, report, trace
 from tf_capsops.bench.networks import CASES, NETWORKS, Trainee
 from tf_capsops.cli.arguments import positive_int
+from tf_capsops.cli.pipeline import copied_ahead
 
 PLAIN = "plain Keras"
 _JIT = {"off": False, "on": True}
@@ -100,7 +101,7 @@ class _Clock(keras.callbacks.Callback):
 class _Fit:
     """A compiled network and its data."""
 
-    def __init__(self, case: cases.Case, method: Method) -> None:
+    def __init__(self, case: cases.Case, method: Method, kind: str) -> None:
         network = NETWORKS[case.name]
         build = network.ours if method.who == report.OURS else network.plain
         trainee = build(case)
@@ -115,7 +116,7 @@ class _Fit:
             )
         if self._model.jit_compile != method.jit:
             raise _LeftOut("it has layers that Keras does not compile with XLA")
-        self._batches = _batches(case, trainee)
+        self._batches = _batches(case, trainee, kind)
 
     def seconds(self, steps: int, epochs: int) -> list[float]:
         """Trains, and returns the seconds of every epoch."""
@@ -131,14 +132,17 @@ class _Fit:
         return clock.seconds
 
 
-def _batches(case: cases.Case, trainee: Trainee) -> tf.data.Dataset:
+def _batches(case: cases.Case, trainee: Trainee, kind: str) -> tf.data.Dataset:
     batch = case.sizes["batch"]
     rng = np.random.default_rng(_SEED)
     drawn = NETWORKS[case.name].draw(case, _BATCHES * batch, rng)
     with tf.device("CPU:0"):
         samples = tf.data.Dataset.from_tensor_slices(drawn)
     batches = samples.batch(batch, drop_remainder=True).map(trainee.arrange)
-    return batches.cache().repeat().prefetch(tf.data.AUTOTUNE)
+    batches = batches.cache().repeat()
+    if kind == "GPU":
+        return copied_ahead(batches, "GPU:0")
+    return batches.prefetch(tf.data.AUTOTUNE)
 
 
 def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
@@ -146,7 +150,7 @@ def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
     on_gpu, gpu = kind == "GPU", f"{kind}:0"
     if on_gpu:
         before = tf.config.experimental.get_memory_info(gpu)["current"]
-    fit = _Fit(case, method)
+    fit = _Fit(case, method, kind)
     _, once = fit.seconds(method.steps, epochs=2)
     steps = method.steps * math.ceil(_SAMPLE_SECONDS[kind] / once)
     samples, peak = [once / method.steps], None

@@ -6,6 +6,8 @@ import math
 
 import tensorflow as tf
 
+_COPIES = 8  # batches that wait on a device
+
 
 def training_batches(images, labels, batch_size, distortion, seed):
     """Returns a `tf.data.Dataset` of shuffled, distorted batches.
@@ -38,7 +40,9 @@ def training_batches(images, labels, batch_size, distortion, seed):
 def copied_ahead(batches, device):
     """Returns a `tf.data.Dataset` of the same batches in the memory of a device.
 
-    They are copied there while the device works on the ones before.
+    They are copied there while the device works on the ones before. TensorFlow copies a
+    batch after all the work that the device has been given before, so copies are made
+    one a step; those that wait let the first steps of an execution follow each other.
 
     Args:
       batches: a `tf.data.Dataset` on the processor.
@@ -46,7 +50,7 @@ def copied_ahead(batches, device):
     """
     copied = batches.apply(tf.data.experimental.copy_to_device(f"/{device}"))
     with tf.device(device):
-        copied = copied.prefetch(2)
+        copied = copied.prefetch(_COPIES)
     # TensorFlow does not know how many copies there are; Keras asks, for its progress
     # bar and to end an epoch without a warning.
     copied.cardinality = batches.cardinality
