@@ -60,6 +60,14 @@ def test_weights_of_samples_and_validation(device):
     assert history(compiled(CapsNet, 4), **fitting) == expected
 
 
+def test_nothing_for_weights_of_samples(device):
+    def fit(model):
+        batches = ((IMAGES[i:][:BATCH], LABELS[i:][:BATCH], None) for i in range(3))
+        return model.fit(batches, verbose=0).history
+
+    assert fit(compiled(CapsNet, 2)) == fit(compiled(KerasLoop, 2))
+
+
 def test_strategies_are_left_to_keras(device):
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
     batches = data.filter(lambda *_: True)  # of unknown number
