@@ -125,6 +125,7 @@ template <typename A>
 struct Memory {
   A* sums;           // [pixel of the task's block][vector][lane]
   int64_t* offsets;  // from what the first run of a part reads to the other runs
+  int64_t* at;       // of the runs' weights, in rows from those of the first
   const A** rows;    // of a tile
   A* wide;           // what these rows point to
   int64_t bytes;
@@ -146,8 +147,9 @@ Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullpt
   Memory<A> memory;
   memory.sums = reinterpret_cast<A*>(next(sums, sizeof(A)));
   memory.offsets = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
-  memory.rows =
-      reinterpret_cast<const A**>(next(kTileRows * plan.most_runs(), sizeof(const A*)));
+  memory.at = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
+  memory.rows = reinterpret_cast<const A**>(
+      next(kTileSlots * plan.most_runs(), sizeof(const A*)));
   memory.wide = reinterpret_cast<A*>(
       next(kSame ? 0 : kTileRows * plan.most_numbers(), sizeof(A)));
   memory.bytes = bytes;
@@ -218,6 +220,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
         (down * p.dilation_height * plan.from.width + right * p.dilation_width) *
         plan.channels;
     memory.offsets[run] = kGradient ? -at : at;
+    memory.at[run] = run * part.length;
   }
   const int64_t terms = part.runs * part.length;
   const int64_t begin = tap * plan.channels + part.term;
@@ -236,10 +239,10 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
       for (int64_t run = 0; run < part.runs; ++run) {
         const T* const numbers = pixel + memory.offsets[run];
         if constexpr (std::is_same_v<T, A>) {
-          memory.rows[run * kTileRows + n] = numbers;
+          memory.rows[run * kTileSlots + n] = numbers;
         } else {
           for (int64_t k = 0; k < part.length; ++k) wide[k] = Widen(numbers[k]);
-          memory.rows[run * kTileRows + n] = wide;
+          memory.rows[run * kTileSlots + n] = wide;
           wide += part.length;
         }
       }
@@ -250,10 +253,10 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
       const int64_t width = Min(vectors - v, 2) * kLanes<A>;
       const A* const panel = weights + v * plan.stride() + begin * width;
       // While the tiles multiply this part of the weights, they fetch the next.
-      (width > kLanes<A> ? two : one)({memory.rows, part.runs, part.length}, panel,
-                                      panel + (terms + terms * tile / tiles) * width,
-                                      CeilDivide(width, tiles), add, to);
-      for (int64_t n = 0; n < rows; ++n) to[n] += width;
+      (width > kLanes<A> ? two : one)(
+          {memory.rows, memory.at, part.runs, 0, part.length}, panel,
+          panel + (terms + terms * tile / tiles) * width, CeilDivide(width, tiles), add,
+          to, v * kLanes<A>);
     }
   }
 }

@@ -15,50 +15,56 @@ namespace capsops::CAPSOPS_ISA {
 // A tile has up to so many rows, and one or two vectors of columns. Its sums and their
 // operands fill the registers.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12;
+constexpr int kTileRows = 14;
 #else
 constexpr int kTileRows = 6;
 #endif
+// The same, rounded up to whole vectors of pointers.
+constexpr int kTileSlots =
+    (kTileRows + kLanes<uint64_t> - 1) / kLanes<uint64_t> * kLanes<uint64_t>;
 
-// A tile's rows are runs of `length` numbers, one run after the other: run r of row n
-// begins at from[r * kTileRows + n].
+// A tile's rows are runs of `length` numbers: run r of row n begins `skip` numbers
+// after from[r * kTileSlots + n], and is multiplied by the weights from row at[r] on.
 template <typename A>
 struct RunRows {
   const A* const* from;
-  int64_t runs, length;
+  const int64_t* at;
+  int64_t runs, skip, length;
 };
 
 // Computes the products of P rows with V vectors of columns,
-//   to[n][lane] = sum over runs r and k < length of
-//     from[r * kTileRows + n][k] * weights[(r * length + k) * V * kLanes + lane]
+//   to[n][column + lane] = sum over runs r and k < length of
+//     from[r * kTileSlots + n][skip + k] * weights[(at[r] + k) * V * kLanes + lane]
 // and adds them to the previous `to` if `add` is true. It prefetches from `ahead` on,
 // `step` numbers further for each term: the end of an inner loop that did it now and
 // then would be mispredicted.
 template <typename A, int V, int P>
 void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t step,
-             bool add, A* const* to) {
+             bool add, A* const* to, int64_t column) {
   Vector<A> sum[P][V] = {};
   for (int64_t r = 0; r < rows.runs; ++r) {
-    const A* const* const from = rows.from + r * kTileRows;
-    for (int64_t k = 0; k < rows.length; ++k, weights += V * kLanes<A>) {
+    const A* const* const from = rows.from + r * kTileSlots;
+    const A* w = weights + rows.at[r] * V * kLanes<A>;
+    const int64_t end = rows.skip + rows.length;
+    for (int64_t k = rows.skip; k < end; ++k, w += V * kLanes<A>) {
       __builtin_prefetch(ahead);
       ahead += step;
-      Vector<A> column[V];
+      Vector<A> numbers[V];
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) column[v] = Load(weights + v * kLanes<A>);
-#pragma GCC unroll 12
+      for (int v = 0; v < V; ++v) numbers[v] = Load(w + v * kLanes<A>);
+#pragma GCC unroll 16
       for (int n = 0; n < P; ++n) {
         const A x = from[n][k];
 #pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sum[n][v] += x * column[v];
+        for (int v = 0; v < V; ++v) sum[n][v] += x * numbers[v];
       }
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int n = 0; n < P; ++n) {
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
-      A* const place = to[n] + v * kLanes<A>;
+      A* const place = to[n] + column + v * kLanes<A>;
       Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }
   }
@@ -79,13 +85,13 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
     Vector<A> column[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
-#pragma GCC unroll 12
+#pragma GCC unroll 16
     for (int n = 0; n < P; ++n) {
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) sum[n][v] += x[n] * column[v];
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int n = 0; n < P; ++n) {
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
@@ -97,7 +103,7 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
 
 template <typename A>
 using AddRowsFunction = void (*)(const RunRows<A>&, const A*, const A*, int64_t, bool,
-                                 A* const*);
+                                 A* const*, int64_t);
 template <typename A>
 using AddOuterFunction = void (*)(const A* const*, const A* const*, int64_t, int64_t,
                                   int64_t, A*, int64_t);

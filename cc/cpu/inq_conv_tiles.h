@@ -12,18 +12,19 @@
 #include <cstring>
 
 #include "cc/cpu/capsule_conv_axis.h"
+#include "cc/cpu/column_tile.h"
 #include "cc/cpu/inq_conv.h"
-#include "cc/cpu/inq_conv_taps.h"
 
 namespace capsops::inq_conv::CAPSOPS_ISA {
 
+using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 using capsule_conv::CAPSOPS_ISA::Axis;
 using capsule_conv::CAPSOPS_ISA::ImageAxis;
 using capsule_conv::CAPSOPS_ISA::PartBegin;
 
 constexpr int64_t kTerms = 320;     // added up in registers, where a sum has few terms
 constexpr int64_t kMostTaps = 128;  // of one part of a sum
-constexpr int64_t kMostPanels = 4;  // of one task
+constexpr int64_t kMostPanels = 8;  // of one task
 constexpr int64_t kPanelsBytes = 640 << 10;  // of a task's panels, if it has several
 constexpr int64_t kPackChannels = 64;        // of one task
 constexpr int64_t kTasks = 32;               // wanted, if each has enough work
@@ -56,6 +57,11 @@ struct Plan {
     zeros = channel_parts > 1 ? from.channels : from.channels * p.kernel_width;
     part_channels = Max(CeilDivide(from.channels, channel_parts), 1);
     part_taps = Min(terms / part_channels, kMostTaps);
+    // Whole rows of taps, if they make no more parts.
+    const int64_t row_taps = part_taps - part_taps % Max(p.kernel_width, 1);
+    if (row_taps > 0 && CeilDivide(taps, row_taps) == CeilDivide(taps, part_taps)) {
+      part_taps = row_taps;
+    }
     fits = CeilDivide(taps, part_taps) * channel_parts <= terms;
 
     const int64_t panel_bytes = Max(kPanel * taps * from.channels * sizeof(A), 1);
@@ -67,7 +73,7 @@ struct Plan {
         p.batch * CeilDivide(to.height, y_places) * CeilDivide(to.width, x_places);
     const int64_t work = pixels * group * kPanel * Max(from.channels * taps, 1);
     parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
-    parts = Max(Min(parts, CeilDivide(pixels, kPixels)), 1);
+    parts = Max(Min(parts, CeilDivide(pixels, kTileRows)), 1);
   }
 
   // Returns how many numbers the panels [panel][tap][channel][lane] have.
@@ -75,6 +81,10 @@ struct Plan {
   // Returns how many vectors wide a panel is. The last panel may have 1 instead of 2.
   int64_t vectors(int64_t panel) const {
     return Min(CeilDivide(to.channels - panel * kPanel, kLanes<A>), 2);
+  }
+  // Returns how many lanes some panels have.
+  int64_t WidthOf(int64_t first, int64_t count) const {
+    return (count - 1) * kPanel + vectors(first + count - 1) * kLanes<A>;
   }
   // Writes the zeros that stand for pixels outside the image, which come after the
   // panels.
@@ -95,40 +105,61 @@ struct Plan {
   int64_t groups, group = 0;         // groups of panels, and panels of a group
   int64_t y_places, x_places;        // phases along each axis
   int64_t part_channels, part_taps;  // of a sum that stays in registers
-  int64_t zeros;                     // numbers that one Tap reads for a pixel
+  int64_t zeros;                     // numbers that a run reads for a pixel
   bool fits;                         // whether parts are no more than a part's terms
   int64_t parts = 0;                 // of the pixels of a phase, for each group
 };
+
+// Returns whether any lane is not zero.
+CAPSOPS_INLINE bool Any(Vector<uint64_t> v) {
+  uint64_t lanes[kLanes<uint64_t>], any = 0;
+  Store(lanes, v);
+  for (uint64_t lane : lanes) any |= lane;
+  return any != 0;
+}
 
 // The pixels of a tile, which follow one another in the order of the pixels of one
 // phase.
 template <typename A>
 struct Tile {
+  // A number for each of some pixels, modulo 2^64.
+  using Numbers = Vector<uint64_t>;
+  static constexpr int kVectors = kTileSlots / kLanes<uint64_t>;
+
   template <bool kGradient>
   Tile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
        int64_t pixel, int64_t count)
       : count(count) {
-    int64_t tx = pixel % x_axis.count;
-    int64_t ty = pixel / x_axis.count % y_axis.count;
-    int64_t sample = pixel / x_axis.count / y_axis.count;
-    for (int64_t n = 0; n < kSlots; ++n) {
-      y[n] = x[n] = uint64_t{1} << 62;  // so far away that no tap reads the image
-      from[n] = 0;
-    }
-    for (int64_t n = 0; n < count; ++n) {
-      y[n] = ty * y_axis.step + y_axis.offset;
-      x[n] = tx * x_axis.step + x_axis.offset;
-      from[n] = ((sample * plan.from.height + y[n]) * plan.from.width + x[n]) *
-                plan.from.channels * sizeof(A);
-      to[n] = ((sample * plan.to.height + y_axis.first + ty * y_axis.stride) *
-                   plan.to.width +
-               x_axis.first + tx * x_axis.stride) *
-              plan.to.channels;
-      if (++tx < x_axis.count) continue;
-      tx = 0;
-      if (++ty < y_axis.count) continue;
-      ty = 0;
-      ++sample;
+    const uint64_t rows = y_axis.count, columns = x_axis.count;
+    const uint64_t row = pixel / x_axis.count;
+    for (int v = 0; v < kVectors; ++v) {
+      uint64_t index[kLanes<uint64_t>];
+      for (int n = 0; n < kLanes<uint64_t>; ++n) index[n] = v * kLanes<uint64_t> + n;
+      const Numbers slot = Load(index);
+      Numbers tx = slot + (pixel - row * columns), ty = Numbers{} + row % rows;
+      Numbers sample = Numbers{} + row / rows;
+      while (Any((Numbers)(tx >= columns))) {
+        const Numbers next_row = (Numbers)(tx >= columns);
+        tx -= next_row & columns;
+        ty -= next_row;
+        const Numbers next_sample = (Numbers)(ty >= rows);
+        ty -= next_sample & rows;
+        sample -= next_sample;
+      }
+      y[v] = ty * y_axis.step + y_axis.offset;
+      x[v] = tx * x_axis.step + x_axis.offset;
+      from[v] = ((sample * plan.from.height + y[v]) * plan.from.width + x[v]) *
+                (plan.from.channels * sizeof(A));
+      const Numbers place =
+          ((sample * plan.to.height + ty * y_axis.stride + y_axis.first) *
+               plan.to.width +
+           tx * x_axis.stride + x_axis.first) *
+          plan.to.channels;
+      Store(to + v * kLanes<uint64_t>, place);
+      // Slots that are not used lie in a row so far away that no tap reads the image.
+      const Numbers used = (Numbers)(slot < count);
+      y[v] = (y[v] & used) | (~used & uint64_t{1} << 62);
+      x[v] &= used;
     }
   }
 
@@ -137,126 +168,109 @@ struct Tile {
   // whether any pixel is inside.
   bool Find(const Image& image, uint64_t down, uint64_t right, const A* numbers,
             const A* zeros, const A** pixels) const {
-    using Numbers = Vector<uint64_t>;
     const uint64_t height = image.height, width = image.width;
     const uint64_t first = reinterpret_cast<uintptr_t>(numbers) +
                            (down * image.width + right) * image.channels * sizeof(A);
     const uint64_t outside = reinterpret_cast<uintptr_t>(zeros);
     Numbers any = {};
-    for (int n = 0; n < kSlots; n += kLanes<uint64_t>) {
-      const Numbers inside =
-          (Numbers)((Load(y + n) + down < height) & (Load(x + n) + right < width));
-      const Numbers found = ((Load(from + n) + first) & inside) | (outside & ~inside);
-      std::memcpy(pixels + n, &found, sizeof(found));
+    for (int v = 0; v < kVectors; ++v) {
+      const Numbers inside = (Numbers)((y[v] + down < height) & (x[v] + right < width));
+      const Numbers found = ((from[v] + first) & inside) | (outside & ~inside);
+      std::memcpy(pixels + v * kLanes<uint64_t>, &found, sizeof(found));
       any |= inside;
     }
-    return Sum<uint64_t>(any) != 0;
+    return Any(any);
   }
 
-  // Returns whether, for each pixel of the tile, the pixels `down` below what the first
-  // tap reads, and up to `reach` to the right, are either all inside the image or in a
-  // row outside.
-  bool AreWhole(const Image& image, uint64_t down, uint64_t reach) const {
-    using Numbers = Vector<uint64_t>;
-    const uint64_t height = image.height, width = image.width;
-    Numbers whole = ~Numbers{};
-    for (int n = 0; n < kSlots; n += kLanes<uint64_t>) {
-      const Numbers first = Load(x + n);
-      whole &= (Numbers)((Load(y + n) + down >= height) |
-                         ((first < width) & (first + reach < width)));
+  // Returns whether all pixels, and those up to `reach` to the right of what the first
+  // tap reads for them, lie between the left and the right edge of the image.
+  bool AreWhole(const Image& image, uint64_t reach) const {
+    const uint64_t width = image.width;
+    Numbers beyond = {};
+    for (int v = 0; v < kVectors; ++v) {
+      beyond |= (Numbers)((x[v] >= width) | (x[v] + reach >= width));
     }
-    return Sum<uint64_t>(whole >> 63) == kLanes<uint64_t>;
-  }
-
-  // Writes the first `lanes` of each pixel's `width` sums to the channels of the image
-  // from `first` on.
-  void Write(const A* sums, int64_t width, int64_t first, int64_t lanes,
-             A* numbers) const {
-    for (int64_t n = 0; n < count; ++n, sums += width) {
-      A* const pixel = numbers + to[n] + first;
-      int64_t lane = 0;
-      for (; lane + kLanes<A> <= lanes; lane += kLanes<A>) {
-        Store(pixel + lane, Load(sums + lane));
-      }
-      for (; lane < lanes; ++lane) pixel[lane] = sums[lane];
-    }
+    return !Any(beyond);
   }
 
   int64_t count;
-  uint64_t y[kSlots], x[kSlots];  // pixel that the first tap reads, modulo 2^64
-  uint64_t from[kSlots];          // offset of this pixel in bytes
-  int64_t to[kSlots];             // offset of the written pixel in numbers
+  Numbers y[kVectors], x[kVectors];  // pixel that the first tap reads
+  Numbers from[kVectors];            // offset of this pixel in bytes
+  uint64_t to[kTileSlots];           // offset of the written pixel in numbers
 };
 
-// Collects the memory to prefetch for a tile: what its farthest tap reads, which no
-// tile before has read yet, and what it writes.
-template <typename A, bool kGradient>
-void Collect(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
-             const Tile<A>& tile, int64_t panel, int64_t panels, const A* from,
-             const A* to, Lines* lines) {
-  constexpr int64_t kMost = 16 * Lines::kBytes;
-  const A* last[kSlots];
-  tile.Find(plan.from, y_axis.delta > 0 ? y_axis.reach() : 0,
-            x_axis.delta > 0 ? x_axis.reach() : 0, from, from, last);
-  const int64_t first = panel * plan.kPanel;
-  const int64_t written = Min(panels * plan.kPanel, plan.to.channels - first);
-  for (int64_t n = 0; n < tile.count; ++n) {
-    lines->Add(last[n], Min(plan.from.channels * int64_t{sizeof(A)}, kMost));
-    lines->Add(to + tile.to[n] + first, written * int64_t{sizeof(A)});
-  }
-  const int64_t parts = CeilDivide(plan.from.channels, plan.part_channels);
-  const int64_t times = y_axis.taps * x_axis.taps * parts * panels;
-  lines->each = CeilDivide(lines->count, Max(times, 1));
+// Returns for how many pixels from number t of an axis on all taps read inside an image
+// of `size` pixels.
+inline int64_t PixelsInside(const Axis& axis, int64_t size, int64_t t) {
+  const int64_t lowest = t * axis.step + axis.lowest();
+  if (lowest < 0) return 0;
+  const int64_t last = (size - 1 - lowest - axis.reach()) / axis.step;
+  return Min(Max(last + 1, 0), axis.count - t);
 }
 
-// How many sums a tile has for each panel.
-template <typename A>
-constexpr int64_t kSums = kPixels * 2 * kLanes<A>;
-
-// Computes the sums of a tile over all taps, for some panels, as [panel][pixel][lane]
-// with kSums numbers from one panel to the next.
+// Computes the sums of `span` tiles over all taps, for some panels. Those of a pixel of
+// the first tile begin at to[pixel]. The others follow it in the same row, and no tap
+// reads beside the image for them.
 template <typename A, bool kGradient>
-void AddTile(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
-             const Tile<A>& tile, int64_t first_panel, int64_t panels, const A* from,
-             const A* packed, A* sums, Lines* lines) {
-  const AddTapsFunction<A> add_taps[] = {AddTapsOf<A, 1>(tile.count),
-                                         AddTapsOf<A, 2>(tile.count)};
+void AddTiles(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
+              const Tile<A>& tile, int64_t span, int64_t first_panel, int64_t panels,
+              const A* from, const A* packed, A* const* to) {
+  const AddRowsFunction<A> add_rows[] = {AddRowsOf<A, 1>(tile.count),
+                                         AddRowsOf<A, 2>(tile.count)};
   const A* const zeros = packed + plan.packed();
   const int64_t channels = plan.from.channels;
   const int64_t count = y_axis.taps * x_axis.taps;
-  Tap<A> taps[kMostTaps];
-  // Whether the taps of a row read pixels that lie side by side, as their weights do.
-  const bool neighbours =
-      x_axis.delta == 1 && x_axis.tap_step == 1 && plan.part_channels == channels;
+  // Where the taps of a row read pixels that lie side by side, as their weights do,
+  // they are one run.
+  const bool rows_of_taps =
+      x_axis.delta == 1 && x_axis.tap_step == 1 && plan.part_channels == channels &&
+      (count <= plan.part_taps || plan.part_taps % x_axis.taps == 0) &&
+      tile.AreWhole(plan.from, x_axis.reach());
+  const int64_t taps = rows_of_taps ? x_axis.taps : 1;
+  // From one tile to the next, in the image that is read and in the other one.
+  const int64_t read = tile.count * x_axis.step * channels;
+  const int64_t written = tile.count * x_axis.stride * plan.to.channels;
+  const A* rows[kMostTaps * kTileSlots];
+  int64_t at[kMostTaps];
   bool add = false;
   int64_t i = 0, j = 0;
   for (int64_t begin = 0; begin < count; begin += plan.part_taps) {
-    int64_t used = 0;
-    for (int64_t n = Min(plan.part_taps, count - begin); n > 0;) {
-      Tap<A>& tap = taps[used];
-      const int64_t down = i * y_axis.delta;
-      const bool row = neighbours && j == 0 && n >= x_axis.taps &&
-                       tile.AreWhole(plan.from, down, x_axis.reach());
-      tap.tap = (y_axis.tap_first + i * y_axis.tap_step) * plan.p.kernel_width +
-                x_axis.tap_first + j * x_axis.tap_step;
-      tap.count = row ? x_axis.taps : 1;
-      used += tile.Find(plan.from, down, j * x_axis.delta, from, zeros, tap.pixels);
-      n -= tap.count;
-      j += tap.count;
+    int64_t runs = 0;
+    for (int64_t n = Min(plan.part_taps, count - begin); n > 0; n -= taps) {
+      at[runs] = ((y_axis.tap_first + i * y_axis.tap_step) * plan.p.kernel_width +
+                  x_axis.tap_first + j * x_axis.tap_step) *
+                 channels;
+      if (tile.Find(plan.from, i * y_axis.delta, j * x_axis.delta, from, zeros,
+                    rows + runs * kTileSlots)) {
+        ++runs;
+      }
+      j += taps;
       if (j == x_axis.taps) ++i, j = 0;
     }
-    if (used == 0) continue;
+    if (runs == 0) continue;
     for (int64_t first = 0; first < channels; first += plan.part_channels) {
-      const int64_t end = Min(first + plan.part_channels, channels);
-      for (int64_t n = 0; n < panels; ++n) {
-        add_taps[plan.vectors(first_panel + n) - 1](
-            taps, used, packed + plan.panel(first_panel + n), channels, first, end, add,
-            sums + n * kSums<A>, lines);
+      const int64_t length = Min(taps * plan.part_channels, taps * channels - first);
+      // Prefetches what the next tile writes.
+      const int64_t step = CeilDivide(written, Max(panels * runs * length, 1));
+      for (int64_t s = 0; s < span; ++s) {
+        const A* next = to[0] + (s + 1) * written;
+        for (int64_t n = first_panel; n < first_panel + panels; ++n) {
+          const int64_t width = plan.vectors(n) * kLanes<A>;
+          add_rows[plan.vectors(n) - 1]({rows, at, runs, s * read + first, length},
+                                        packed + plan.panel(n) + first * width, next,
+                                        step, add, to,
+                                        s * written + (n - first_panel) * plan.kPanel);
+          next += runs * length * step;
+        }
       }
       add = true;
     }
   }
-  if (!add) std::memset(sums, 0, panels * kSums<A> * sizeof(A));
+  if (add) return;
+  const int64_t bytes = plan.WidthOf(first_panel, panels) * sizeof(A);
+  for (int64_t n = 0; n < tile.count * span; ++n) {
+    std::memset(to[n % tile.count] + n / tile.count * written, 0, bytes);
+  }
 }
 
 template <typename A, bool kGradient>
@@ -287,26 +301,28 @@ void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A
   const int64_t begin = PartBegin(pixels, part, plan.parts);
   const int64_t end = PartBegin(pixels, part + 1, plan.parts);
   if (begin == end) return;
-  const int64_t step = CeilDivide(end - begin, CeilDivide(end - begin, kPixels));
-  alignas(64) A sums[kMostPanels * kSums<A>];
-  const auto tile_at = [&](int64_t first) {
-    return Tile<A>(plan, y_axis, x_axis, first, Min(step, end - first));
-  };
-  Tile<A> next = tile_at(begin);
-  for (int64_t first = begin; first < end; first += step) {
-    const Tile<A> tile = next;
-    Lines lines;
-    if (first + step < end) {
-      next = tile_at(first + step);
-      Collect(plan, y_axis, x_axis, next, panel, panels, from, to, &lines);
+  const int64_t step = CeilDivide(end - begin, CeilDivide(end - begin, kTileRows));
+  // Sums go to the image if whole vectors of them fit there.
+  const bool in_place = plan.to.channels % kLanes<A> == 0;
+  constexpr int64_t kWidth = kMostPanels * Plan<A, kGradient>::kPanel;
+  alignas(64) A sums[kTileRows * kWidth];
+  const int64_t channel = panel * plan.kPanel;
+  const int64_t used = Min(panels * plan.kPanel, plan.to.channels - channel);
+  for (int64_t first = begin, count; first < end; first += count) {
+    const Tile<A> tile(plan, y_axis, x_axis, first, Min(step, end - first));
+    A* rows[kTileRows];
+    for (int64_t n = 0; n < tile.count; ++n) {
+      rows[n] = in_place ? to + tile.to[n] + channel : sums + n * kWidth;
     }
-    AddTile(plan, y_axis, x_axis, tile, panel, panels, from,
-            static_cast<const A*>(workspace), sums, &lines);
-    for (int64_t n = 0; n < panels; ++n) {
-      const int64_t lane = (panel + n) * plan.kPanel;
-      const int64_t width = plan.vectors(panel + n) * kLanes<A>;
-      tile.Write(sums + n * kSums<A>, width, lane, Min(plan.to.channels - lane, width),
-                 to);
+    const int64_t inside =
+        in_place ? PixelsInside(x_axis, plan.from.width, first % x_axis.count) : 0;
+    const int64_t span = Max(Min(inside, end - first) / tile.count, 1);
+    AddTiles(plan, y_axis, x_axis, tile, span, panel, panels, from,
+             static_cast<const A*>(workspace), rows);
+    count = tile.count * span;
+    if (in_place) continue;
+    for (int64_t n = 0; n < tile.count; ++n) {
+      std::memcpy(to + tile.to[n] + channel, rows[n], used * sizeof(A));
     }
   }
 }

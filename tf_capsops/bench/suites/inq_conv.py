@@ -100,6 +100,19 @@ def _correctness_cases():
     for channels, strides in itertools.product((1, 3, 65), (1, 2)):
         name, sizes = f"rows_{channels}_by_{strides}", ((2, 9, 40), (channels, 16), 7)
         yield _case(name, *sizes, use, strides=strides)
+    # Tiles that follow each other in a row, beside the edges and in several groups.
+    for width in (29, 43, 70):
+        yield _case(f"spans_{width}", (2, 5, width), (16, 32), 3, use)
+        yield _case(
+            f"spans_{width}_by_2", (1, 5, 2 * width), (32, 16), 3, use, strides=2
+        )
+        yield _case(
+            f"spans_{width}_VALID", (2, 5, width), (16, 16), 3, use, padding="VALID"
+        )
+    yield _case("spans_dilated", (1, 5, 70), (16, 48), 3, use, dilations=2)
+    yield _case("spans_of_parts", (1, 4, 50), (144, 272), 3, use)
+    # No tap reads inside the image for the row in the middle.
+    yield _case("spans_of_nothing", (1, 3, 40), (16, 16), (2, 1), use, dilations=(4, 1))
     yield _case("parts_of_rows", (1, 24, 44), (1, 16), 20, use)
     yield _case("rows_wider_than_image", (2, 4, 6), (2, 16), (3, 20), use)
     yield _case("long_sums", (1, 6, 6), (129, 1), 5, use)
@@ -138,6 +151,7 @@ def _all_cases():
     use = cases.ANCHORS
     yield _case("n4_56x56_c64_o64_k3", (4, 56, 56), (64, 64), 3, use, **cpu)
     yield _case("n4_14x14_c256_o256_k3", (4, 14, 14), (256, 256), 3, use, **cpu)
+    yield _case("n1_256x256_c4_o128_k3", (1, 256, 256), (4, 128), 3, use, **cpu)
     yield _case("n32_56x56_c64_o64_k3", (32, 56, 56), (64, 64), 3, use, **gpu)
     yield _case("n32_14x14_c256_o256_k3", (32, 14, 14), (256, 256), 3, use, **gpu)
     # The setup of Khandwawala, "Weight Sharing on CNN" (2018).
