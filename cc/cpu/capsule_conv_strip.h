@@ -169,6 +169,34 @@ void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to)
   }
 }
 
+// Fills the planes of one phase from an image of poses of one row, which transposes
+// the numbers of its pixels. It takes as many pixels at a time as a vector has lanes.
+template <typename T, typename A>
+void FillPhase1(const Image& image, const Strip<A>& s, Pixels<T, A> pixels, A* to) {
+  const int64_t columns = s.channels * image.columns;
+  const int64_t whole = columns / kLanes<A> * kLanes<A>;
+  for (int64_t lane = 0; lane < s.filled; lane += kLanes<A>, to += kLanes<A>) {
+    const T* from[kLanes<A>];
+    for (int n = 0; n < kLanes<A>; ++n) from[n] = pixels.Next();
+    for (int64_t column = 0; column < whole; column += kLanes<A>) {
+      Vector<A> tile[kLanes<A>];
+      for (int n = 0; n < kLanes<A>; ++n) {
+        tile[n] = from[n] == nullptr ? Vector<A>{} : LoadWide<A>(from[n] + column);
+      }
+      Transpose<A>(tile);
+      for (int n = 0; n < kLanes<A>; ++n) Store(to + (column + n) * s.length, tile[n]);
+    }
+    for (int64_t column = whole; column < columns; ++column) {
+      for (int n = 0; n < kLanes<A>; ++n) {
+        to[column * s.length + n] = from[n] == nullptr ? A{0} : Widen(from[n][column]);
+      }
+    }
+    for (int64_t column = columns; column < s.planes; ++column) {
+      Store(to + column * s.length, Vector<A>{});
+    }
+  }
+}
+
 // Fills the planes of one phase from an image of poses of any size.
 template <typename T, typename A>
 void FillPhase(const Problem& p, const Image& image, const Strip<A>& s,
@@ -207,6 +235,10 @@ void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* f
         FillPhase4(p, s, pixels, to);
         continue;
       }
+    }
+    if (p.pose_depth * p.pose_rows == 1) {
+      FillPhase1(image, s, pixels, to);
+      continue;
     }
     FillPhase(p, image, s, pixels, to);
   }
