@@ -23,6 +23,7 @@ struct Filter {
   int out_channels, out_inner;  // columns: out_channels * out_inner
   int depth, kernel_width;
   int64_t tap, channel, element, out_channel, out_element, depth_stride;
+  int64_t elements;  // of all of it
 };
 
 // How the contraction is cut up.

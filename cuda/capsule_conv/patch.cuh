@@ -191,6 +191,108 @@ class Carrier {
   bool there_, whole_;
 };
 
+// Where in a tile's patch a pixel is, relative to its first one: in elements, which
+// wrap around, and as row << 16 | column.
+struct PatchPixel {
+  uint32_t element, place;
+
+  __device__ static PatchPixel Of(const Patch& patch, const Image& image, int stride,
+                                  int i) {
+    int column, at;
+    const int y = patch.by_row.Split(i, &column);
+    const int remainder = patch.by_pitch.Split(column, &at);
+    const uint32_t x = at * stride + remainder;
+    return {(uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel()),
+            uint32_t(y) << 16 | x};
+  }
+};
+
+// Brings planes of an image to a patch in shared memory, all pixels at once. A thread
+// has the same row of the same plane of every n-th pixel.
+template <typename S>
+class PlaneCarrier {
+ public:
+  // `planes` planes from `first_plane` on. A block has at least as many threads as
+  // planes have rows; of many planes it brings some after the others.
+  __device__ PlaneCarrier(const Image& image, int first_plane, int planes)
+      : first_plane_(first_plane), planes_(planes) {
+    together_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
+    step_ = blockDim.x / (together_ * image.rows);
+    const int plane = threadIdx.x / image.rows;
+    row_ = threadIdx.x - plane * image.rows;
+    first_ = plane / together_;
+    plane_ = first_ < step_ ? plane - first_ * together_ : planes;  // or idle
+  }
+
+  // The patch's first pixel is (y, x) of the image at `from`, its last at most
+  // (y + height - 1, x + width - 1). Pixels outside the image and what a quad lacks
+  // become zeros.
+  __device__ void Bring(const Patch& patch, const Image& image,
+                        const PatchPixel* pixels, const S* from, int y, int x,
+                        int height, int width, uint32_t* to) const {
+    const int quads = image.quads();
+    const uint32_t origin =
+        (uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel());
+    const int jump = step_ * image.rows * kQuadWords<S>;
+    const bool whole = image.columns % kQuad == 0 && y >= 0 && x >= 0 &&
+                       y + height <= image.height && x + width <= image.width;
+    const PatchPixel* const end = pixels + patch.pixels;
+    for (int plane = plane_; plane < planes_; plane += together_) {
+      const int at = first_plane_ + plane;
+      const int channel = quads == 1 ? at : at / quads;
+      const int column = (at - channel * quads) * kQuad;
+      const S* const source =
+          from + channel * image.depth * image.pose() + row_ * image.columns + column;
+      uint32_t* word =
+          to + plane * patch.plane + (first_ * image.rows + row_) * kQuadWords<S>;
+      const PatchPixel* pixel = pixels + first_;
+      if (whole) {
+        constexpr int kAtOnce = 4;
+        for (; pixel + (kAtOnce - 1) * step_ < end; pixel += kAtOnce * step_) {
+          uint32_t element[kAtOnce];
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n) element[n] = pixel[n * step_].element;
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n, word += jump) {
+            __pipeline_memcpy_async(word,
+                                    source + static_cast<int>(origin + element[n]),
+                                    kQuadWords<S> * 4);
+          }
+        }
+      }
+      const int count = min(image.columns - column, kQuad);
+      for (; pixel < end; pixel += step_, word += jump) {
+        const PatchPixel of = *pixel;
+        const bool inside =
+            static_cast<uint32_t>(y + (of.place >> 16)) < uint32_t(image.height) &&
+            static_cast<uint32_t>(x + (of.place & 0xffff)) < uint32_t(image.width);
+        const S* const at =
+            inside ? source + static_cast<int>(origin + of.element) : from;
+        if (image.columns % kQuad == 0) {
+          constexpr int kBytes = kQuadWords<S> * 4;
+          __pipeline_memcpy_async(word, at, kBytes, inside ? 0 : kBytes);
+        } else {
+          BringPart(at, inside ? count : 0, word);
+        }
+      }
+    }
+  }
+
+ private:
+  // Out of line, as few poses need it.
+  static __device__ __noinline__ void BringPart(const S* from, int count,
+                                                uint32_t* word) {
+    Pack<S, kQuad> values{};
+#pragma unroll
+    for (int e = 0; e < kQuad; ++e) {
+      if (e < count) values.at[e] = from[e];
+    }
+    *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
+  }
+
+  int first_plane_, planes_, together_, step_, first_, plane_, row_;
+};
+
 // Copies `count` times kWords words, a multiple of 4, asynchronously.
 template <int kWords, int kThreads>
 __device__ void BringWords(const uint32_t* from, int count, uint32_t* to) {

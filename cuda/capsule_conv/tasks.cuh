@@ -110,7 +110,8 @@ inline Task ForwardTask(const Problem& p) {
                  p.pose_columns,
                  p.pose_depth * matrix,
                  1,
-                 matrix};
+                 matrix,
+                 p.kernel_height * p.kernel_width * p.in_channels * matrices * matrix};
   return task;
 }
 
@@ -184,18 +185,22 @@ inline Tasks InputGradientTasks(const Problem& p) {
 // How a kernel does a task of S, by tiles; there are none where it cannot.
 template <typename S>
 struct TilePlan {
-  // Follows the packing of the filter on the stream.
+  template <typename Right>
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const TilePlan& plan, const S* source,
-                                 const uint32_t* packed, S* target);
+                                 const Right* right, S* target);
 
   Product product;
+  Filter filter;
   int64_t tiles = 0;
   int shared = 0;
   double cost = 0;         // cycles, roughly
   int columns = 0;         // of a tile
   int64_t step_words = 0;  // of the packed filter
-  Launch launch = nullptr;
+  // Follows the packing of the filter on the stream.
+  Launch<uint32_t> launch = nullptr;
+  // Needs no packing; nullptr but where small.cuh does the task.
+  Launch<S> launch_small = nullptr;
   // Of wgmma only.
   bool by_wgmma = false, squares = false;
   Divisor by_across;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/capsule_conv/mma/launch.cuh"
@@ -18,8 +19,9 @@
 
 namespace capsops::capsule_conv {
 
-// Products of S with precision kTf32.
-template <typename S, Tf32 kTf32>
+// Products of S with precision kTf32. Element i of the filter is `weights[i]`: Weights
+// is a pointer, or what reads another form of it.
+template <typename S, Tf32 kTf32, typename Weights = const S*>
 class Products {
  public:
   static Products ByWgmma(const Tasks& tasks, const GpuDevice& device) {
@@ -30,7 +32,12 @@ class Products {
     return Products(tasks, device, refusal, wgmma::PlanTask<S, kTf32>);
   }
   static Products ByMma(const Tasks& tasks, const GpuDevice& device) {
-    return Products(tasks, device, tasks.refusal, mma::PlanTask<S, kTf32>);
+    return Products(
+        tasks, device, tasks.refusal, [](const Task& task, const GpuDevice& device) {
+          TilePlan<S> plan;
+          if constexpr (kPlain) plan = mma::PlanSmall<S, kTf32>(task, device);
+          return plan.tiles > 0 ? plan : mma::PlanTask<S, kTf32>(task, device);
+        });
   }
 
   // Why there are none; else empty.
@@ -38,8 +45,7 @@ class Products {
   // Bytes, for the packed filter.
   int64_t workspace() const { return workspace_; }
 
-  // `weights[i]` is element i of the filter. Results are multiplied by `scale`.
-  template <typename Weights>
+  // Results are multiplied by `scale`.
   LaunchError Run(const GpuExec& exec, const char* op, const S* source,
                   const Weights& weights, S* target, void* workspace,
                   const Scale& scale = {}) const {
@@ -50,16 +56,24 @@ class Products {
     }
     uint32_t* const packed = static_cast<uint32_t*>(workspace);
     for (const Step& step : steps_) {
-      if (error.empty()) error = Pack(exec, op, step, weights, packed);
-      if (!error.empty()) return error;
       TilePlan<S> plan = step.plan;
       plan.product.scale = scale;
+      if constexpr (kPlain) {
+        if (error.empty() && plan.launch_small != nullptr) {
+          error = plan.launch_small(exec, op, plan, source, weights, target);
+          continue;
+        }
+      }
+      if (error.empty()) error = Pack(exec, op, step, weights, packed);
+      if (!error.empty()) return error;
       error = plan.launch(exec, op, plan, source, packed, target);
     }
     return error;
   }
 
  private:
+  static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
+
   struct Step {
     Task task;
     TilePlan<S> plan;
@@ -82,12 +96,13 @@ class Products {
       MoveTo(task, &step.plan.product);
       const int64_t words =
           PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
-      workspace_ = std::max(workspace_, 4 * words);
+      if (!kPlain || step.plan.launch_small == nullptr) {
+        workspace_ = std::max(workspace_, 4 * words);
+      }
       steps_.push_back(step);
     }
   }
 
-  template <typename Weights>
   static LaunchError Pack(const GpuExec& exec, const char* op, const Step& step,
                           const Weights& weights, uint32_t* packed) {
     const TilePlan<S>& plan = step.plan;

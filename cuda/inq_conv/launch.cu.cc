@@ -88,7 +88,7 @@ InqPlan<GpuExec, T> ByTensorCores(const GpuExec& exec, const Convolution& conv,
     }
     return WithPrecision<T, Tf32::kSplitLeft>(exec, [&](auto precision) {
       using S = CudaType<T>;
-      using Products = capsule_conv::Products<S, precision.value>;
+      using Products = capsule_conv::Products<S, precision.value, CodedWeights<S>>;
       const Products products = wgmma ? Products::ByWgmma(conv.tasks, exec.device)
                                       : Products::ByMma(conv.tasks, exec.device);
       if (!products.refusal().empty()) return Plan::Refuse(products.refusal());

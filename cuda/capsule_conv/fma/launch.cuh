@@ -13,6 +13,7 @@
 #include "cc/launch/taps.h"
 #include "cuda/capsule_conv/fma/axes.cuh"
 #include "cuda/capsule_conv/fma/product.cuh"
+#include "cuda/capsule_conv/parts.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_conv::fma {
@@ -241,9 +242,8 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
         const LaunchError error =
             launch(exec, op, z, blocks, left, right, out, partial);
         if (!error.empty() || sum_blocks == 0) return error;
-        SumPartsKernel<<<sum_blocks, kSumElements * kSumThreads, 0, exec.stream>>>(
-            z.elements, z.parts, static_cast<const A*>(partial), Native(out));
-        return CheckLaunch(op);
+        return SumParts(exec, op, z.elements, z.parts, static_cast<const A*>(partial),
+                        Native(out));
       });
 }
 

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernels of capsule convolution in FMA: the product of fma/axes.cuh over tiles in
-// shared memory, and the sum of its parts.
+// The kernel of capsule convolution in FMA: the product of fma/axes.cuh over tiles in
+// shared memory.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 
@@ -242,32 +242,6 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   } else {
     StoreTile(z, table, rows_left, thread_row, column, sum, out + offset);
   }
-}
-
-constexpr int kSumElements = 32, kSumThreads = 8;  // elements of a block, threads each
-
-// out = the sum of `parts` arrays of its size, in an order that is always the same.
-template <typename S, typename A, int kThreads = kSumThreads>
-__global__ void __launch_bounds__(kSumElements* kThreads)
-    SumPartsKernel(int64_t elements, int parts, const A* __restrict__ partial,
-                   S* __restrict__ out) {
-  __shared__ A sums[kThreads][kSumElements];
-  const int of = threadIdx.x % kSumElements, thread = threadIdx.x / kSumElements;
-  const int64_t element = int64_t{blockIdx.x} * kSumElements + of;
-  WaitForKernelBefore();
-  A sum = 0;
-  if (element < elements) {
-#pragma unroll 4
-    for (int part = thread; part < parts; part += kThreads) {
-      sum += partial[part * elements + element];
-    }
-  }
-  sums[thread][of] = sum;
-  __syncthreads();
-  if (thread > 0 || element >= elements) return;
-#pragma unroll
-  for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
-  Narrow(sum, out + element);
 }
 
 }  // namespace capsops::capsule_conv::fma

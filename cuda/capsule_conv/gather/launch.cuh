@@ -10,9 +10,9 @@
 #include <string>
 
 #include "cc/launch/capsule_conv.h"
-#include "cuda/capsule_conv/fma/product.cuh"
 #include "cuda/capsule_conv/gather/forward.cuh"
 #include "cuda/capsule_conv/gather/weights.cuh"
+#include "cuda/capsule_conv/parts.cuh"
 #include "cuda/capsule_conv/tasks.cuh"
 #include "cuda/common/launch.cuh"
 
@@ -20,7 +20,6 @@ namespace capsops::capsule_conv::gather {
 
 constexpr int kMostTerms = 256;
 constexpr int kMostPoints = 1024, kFewPoints = 16;  // of a tile
-constexpr int kSumThreads = 32;  // for each weight; its parts are many
 
 // Why no kernel of this path does the problem; else empty.
 inline std::string Refusal(const Problem& p) {
@@ -131,15 +130,13 @@ using ForwardPlan = GatherPlan<S, Tiling, S>;
 template <typename S>
 using WeightPlan = GatherPlan<S, WeightTiling, float>;
 
-template <typename S, Tf32 kTf32, int kColumns>
-LaunchError LaunchForward(const GpuExec& exec, const char* op,
-                          const ForwardPlan<S>& plan, const S* input, const S* weights,
-                          S* output) {
-  constexpr auto kKernel = ForwardKernel<S, kTf32, kColumns>;
+template <auto kKernel, int kThreads, typename Plan, typename S, typename To>
+LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
+                   const S* input, const S* right, To* to) {
   const LaunchError error = AllowShared<kKernel>(exec, op);
   if (!error.empty()) return error;
-  kKernel<<<plan.blocks, kForwardThreads, plan.shared, exec.stream>>>(
-      plan.tiling, input, weights, output);
+  kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling, input,
+                                                               right, to);
   return CheckLaunch(op);
 }
 
@@ -151,7 +148,7 @@ constexpr double kProductCycles = kTf32 == Tf32::kSplit ? 6 : 1.6;
 template <typename S, Tf32 kTf32, int kColumns>
 void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best) {
   ForwardPlan<S> plan;
-  plan.launch = LaunchForward<S, kTf32, kColumns>;
+  plan.launch = Launch<ForwardKernel<S, kTf32, kColumns>, kForwardThreads>;
   Tiling& t = plan.tiling;
   Begin(p, 4, &t);
   t.column_blocks = static_cast<int>(CeilDivide(t.columns, kColumns));
@@ -203,21 +200,9 @@ ConvPlan<GpuExec, T> PlanForward(const char* op, const GpuDevice& device,
 }
 
 template <typename S, Tf32 kTf32, int kProducts>
-LaunchError LaunchWeights(const GpuExec& exec, const char* op,
-                          const WeightPlan<S>& plan, const S* input, const S* grad,
-                          float* parts) {
-  constexpr auto kKernel = WeightsKernel<S, kTf32, kProducts>;
-  const LaunchError error = AllowShared<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  kKernel<<<plan.blocks, kWarps * kLanes, plan.shared, exec.stream>>>(
-      plan.tiling, input, grad, parts);
-  return CheckLaunch(op);
-}
-
-template <typename S, Tf32 kTf32, int kProducts>
 void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best) {
   WeightPlan<S> plan;
-  plan.launch = LaunchWeights<S, kTf32, kProducts>;
+  plan.launch = Launch<WeightsKernel<S, kTf32, kProducts>, kWarps * kLanes>;
   WeightTiling& t = plan.tiling;
   Begin(p, 8, &t);
   t.weights = int64_t{t.terms} * t.columns;
@@ -267,21 +252,7 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
   FindWeights<S, kTf32, 12>(p, device, &plan);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   const WeightTiling& t = plan.tiling;
-  const int parts = t.splits * (kWarps / t.column_warps);
-  return Plan::Make(
-      parts * t.weights * int64_t{sizeof(float)},
-      [op, plan, parts](const GpuExec& exec, const T* input, const T* grad,
-                        T* grad_weights, void* workspace) {
-        float* const sums = static_cast<float*>(workspace);
-        const LaunchError error =
-            plan.launch(exec, op, plan, Native(input), Native(grad), sums);
-        if (!error.empty()) return error;
-        const int64_t weights = plan.tiling.weights;
-        return LaunchOverlapped(op, fma::SumPartsKernel<S, float, kSumThreads>,
-                                dim3(CeilDivide(weights, fma::kSumElements)),
-                                fma::kSumElements * kSumThreads, 0, exec, weights,
-                                parts, sums, Native(grad_weights));
-      });
+  return PlanByParts<T>(op, plan, t.weights, t.splits * (kWarps / t.column_warps));
 }
 
 }  // namespace capsops::capsule_conv::gather

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the products of mma/product.cuh, of every pose: float in TF32 or
-// split TF32, float16 and bfloat16.
+// Plans and launches the products of mma/product.cuh and mma/small.cuh, of every pose:
+// float in TF32 or split TF32, float16 and bfloat16.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
 
@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cuda/capsule_conv/mma/product.cuh"
+#include "cuda/capsule_conv/mma/small.cuh"
 #include "cuda/capsule_conv/tasks.cuh"
 
 namespace capsops::capsule_conv::mma {
@@ -30,6 +31,12 @@ using Narrow8 = Warps<2, 8, 8, 2>;
 using Narrow16 = Warps<2, 16, 8, 2>;
 using Narrow32 = Warps<4, 32, 4, 3>;
 using Wide = Warps<4, 64, 4, 2>;
+
+// The same of small.cuh.
+template <int kColumnsOf>
+struct Small {
+  static constexpr int kColumns = kColumnsOf, kBlocks = 2, kRate = 360;
+};
 
 // How many blocks a multiprocessor has shared memory for.
 inline int Resident(const GpuDevice& device, int shared) {
@@ -60,6 +67,40 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                           plan.product, source, packed, target);
 }
 
+template <typename S, Tf32 kTf32, typename C>
+LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
+                        const S* source, const S* weights, S* target) {
+  constexpr auto kKernel = SmallKernel<S, kTf32, C::kColumns>;
+  const LaunchError error = AllowShared<kKernel>(exec, op);
+  if (!error.empty()) return error;
+  return LaunchOverlapped(op, kKernel, dim3(plan.tiles), kSmallWarps * kLanes,
+                          plan.shared, exec, plan.product, plan.filter, source, weights,
+                          target);
+}
+
+// Fills in what follows from `shared` bytes and `tiles` of 16 rows of each block, if
+// there is room.
+template <typename S, Tf32 kTf32, typename C>
+void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* plan) {
+  const Product& p = plan->product;
+  const int64_t blocks = CountTiles(p);
+  if (shared > device.shared || blocks > INT32_MAX) return;
+  plan->shared = static_cast<int>(shared);
+  plan->tiles = blocks;
+  // What a multiprocessor does in a cycle: kRate multiplications of TF32 or twice those
+  // of a 16-bit type; 32 bytes copied. Two thirds where it has fewer blocks than it
+  // should.
+  const double all = p.source.planes();
+  const double products = kTileRows * kQuad * all * p.vertical.taps *
+                          p.horizontal.taps * C::kColumns * kProductsOf<kTf32> /
+                          ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
+  const double copied =
+      1.0 * p.patch.pixels * p.source.rows * all * kQuad * sizeof(S) / 32;
+  const double alone = Resident(device, plan->shared) >= C::kBlocks ? 1 : 1.5;
+  plan->cost = (tiles * products * alone + copied + 3000) *
+               CeilDivide(plan->tiles, device.processors);
+}
+
 // Fills in how to do `task` by tiles of y x x lattice points, in chunks of at most
 // `planes` planes.
 template <typename S, Tf32 kTf32, typename C>
@@ -82,52 +123,89 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
   p.stage_steps =
       std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
-  const int64_t shared = SharedBytes<S, kTf32, C>(p);
-  const int64_t blocks = CountTiles(p);
-  if (shared > device.shared || p.order.planes * rows > C::kCarriers ||
-      blocks > INT32_MAX) {
-    return plan;
-  }
-  plan.shared = static_cast<int>(shared);
-  plan.tiles = blocks;
-  // What a multiprocessor does in a cycle: kRate multiplications of TF32 or twice those
-  // of a 16-bit type; 32 bytes copied. Two thirds where it has fewer blocks than it
-  // should.
+  if (p.order.planes * rows > C::kCarriers) return plan;
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
-  const double products = kTileRows * kQuad * 1.0 * taps * all * C::kColumns *
-                          kProductsOf<kTf32> /
-                          ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
-  const double copied = 1.0 * p.patch.pixels * rows * all * kQuad * sizeof(S) / 32;
-  const double alone = Resident(device, plan.shared) >= C::kBlocks ? 1 : 1.5;
-  plan.cost = (tiles * products * alone + copied + 3000) *
-              CeilDivide(plan.tiles, device.processors);
+  Finish<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
   return plan;
 }
 
-// The cheapest tile of all worth a look.
+// The same by small.cuh.
 template <typename S, Tf32 kTf32, typename C>
-TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
-  constexpr int kMost = C::kTiles * C::kWarps;
+TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int x) {
+  TilePlan<S> plan;
+  plan.launch_small = LaunchSmall<S, kTf32, C>;
+  plan.filter = task.filter;
+  Product& p = plan.product;
+  p = TiledProduct(task, y, x, C::kColumns);
+  const int rows = p.source.rows, taps = p.horizontal.taps;
+  p.order.planes = p.source.planes();
+  p.order.steps =
+      static_cast<int>(CeilDivide(p.vertical.taps * p.order.planes, kStepQuads<S>));
+  // An odd pitch: a step may have quads of two lines, which then are in other banks.
+  p.patch = MakePatch<S>(p.vertical, p.horizontal, rows, p.vertical.taps,
+                         taps + (x + taps) % 2, std::is_same_v<S, float> ? 16 : 8);
+  const int groups = static_cast<int>(CeilDivide(x * rows, kSmallRows));
+  p.by_row_tiles = Divisor(groups);
+  const int64_t words = int64_t{p.order.planes} * p.patch.plane +
+                        kSmallRows * kQuadWords<S> + 2 * TableQuads<S>(p.order) +
+                        2 * p.patch.pixels;
+  Finish<S, kTf32, C>(device, 4 * words + task.filter.elements * sizeof(S),
+                      y * groups * kSmallTiles, &plan);
+  return plan;
+}
+
+// The cheapest of all tiles worth a look, of up to `all` units of `unit` rows of the
+// product, whole ones for each lattice row. `plan_tile` plans one of them.
+template <typename S, typename PlanTileOf>
+TilePlan<S> FindTile(const Task& task, const GpuDevice& device, int all, int unit,
+                     const PlanTileOf& plan_tile) {
   const int rows = task.source.rows, height = task.vertical.points;
   TilePlan<S> best;
   int before = 0;
-  for (int row_tiles = 1; row_tiles <= kMost; ++row_tiles) {
-    const int x = std::min(row_tiles * kTileRows / rows, task.horizontal.points);
+  for (int units = 1; units <= all; ++units) {
+    const int x = std::min(units * unit / rows, task.horizontal.points);
     if (x == before) continue;
     before = x;
-    const int most = kMost / static_cast<int>(CeilDivide(x * rows, kTileRows));
+    const int most = all / static_cast<int>(CeilDivide(x * rows, unit));
     for (int bands = (height - 1) / most + 1; bands <= height; bands *= 2) {
-      const int y = (height - 1) / bands + 1;
-      TilePlan<S> plan;
-      for (const int planes : {8, 4, 2, 1}) {
-        plan = PlanTile<S, kTf32, C>(task, device, y, x, planes);
-        if (plan.tiles > 0 && Resident(device, plan.shared) >= C::kBlocks) break;
-      }
+      const TilePlan<S> plan = plan_tile((height - 1) / bands + 1, x);
       if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
       if (plan.tiles > 16 * device.processors) break;
     }
   }
   return best;
+}
+
+// The same for the kernel of shape C.
+template <typename S, Tf32 kTf32, typename C>
+TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
+  return FindTile<S>(task, device, C::kTiles * C::kWarps, kTileRows, [&](int y, int x) {
+    TilePlan<S> plan;
+    for (const int planes : {8, 4, 2, 1}) {
+      plan = PlanTile<S, kTf32, C>(task, device, y, x, planes);
+      if (plan.tiles > 0 && Resident(device, plan.shared) >= C::kBlocks) break;
+    }
+    return plan;
+  });
+}
+
+// The cheapest tile by small.cuh; no tiles where it cannot.
+template <typename S, Tf32 kTf32>
+TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
+  const int columns = task.target.channels * task.target.columns;
+  const int rows = task.source.rows;
+  const Axis& across = task.horizontal;
+  if (columns > 16 || task.source.columns % kQuad != 0 || kTileRows % rows != 0 ||
+      across.stride > 1 || (across.taps > 1 && across.step > 1) ||
+      task.filter.elements * sizeof(S) > kSmallFilter) {
+    return {};
+  }
+  const auto find = [&](auto c) {
+    return FindTile<S>(task, device, kSmallWarps, kSmallRows, [&](int y, int x) {
+      return PlanSmallTile<S, kTf32, decltype(c)>(task, device, y, x);
+    });
+  };
+  return columns <= 8 ? find(Small<8>()) : find(Small<16>());
 }
 
 // The cheapest tile of the kernel for so many columns.

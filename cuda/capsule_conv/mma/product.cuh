@@ -46,14 +46,15 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
   __syncthreads();
 }
 
-// What a lane has of 16 rows of one step, as it lies in a plane.
+// What a lane has of 16 rows of one step, as it lies in a plane: of the upper 8 rows
+// and the lower ones, which are `below` words further.
 template <typename S>
 struct RawRows {
   uint2 upper, lower;
 
-  __device__ void Load(const uint32_t* from) {
+  __device__ void Load(const uint32_t* from, int below = 8 * kQuadWords<S>) {
     upper = *reinterpret_cast<const uint2*>(from);
-    lower = *reinterpret_cast<const uint2*>(from + 8 * kQuadWords<S>);
+    lower = *reinterpret_cast<const uint2*>(from + below);
   }
 };
 

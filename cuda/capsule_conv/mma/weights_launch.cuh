@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "cc/launch/capsule_conv.h"
-#include "cuda/capsule_conv/fma/product.cuh"
 #include "cuda/capsule_conv/mma/weights.cuh"
+#include "cuda/capsule_conv/parts.cuh"
 #include "cuda/capsule_conv/tasks.cuh"
 
 namespace capsops::capsule_conv::mma {
@@ -181,17 +181,20 @@ inline std::string RefuseWeights(const Problem& p) {
 // The cheapest plan of all kernels.
 template <typename S, Tf32 kTf32>
 WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
-  // As many columns as one group has.
-  using Narrow = WeightConfig<4, Group<S>::kElements>;
   WeightPlan<S> plan;
-  if (task.target.planes() <= Narrow::kColumnQuads) {
-    FindCut<S, kTf32, Narrow>(task, device, &plan);
-    return plan;
-  }
-  FindCut<S, kTf32, WeightConfig<4, 8>>(task, device, &plan);
-  if constexpr (kTf32 == Tf32::kRounded) {
-    FindCut<S, kTf32, WeightConfig<3, 8>>(task, device, &plan);
-    FindCut<S, kTf32, WeightConfig<5, 8>>(task, device, &plan);
+  const auto find = [&](auto products) {
+    FindCut<S, kTf32, WeightConfig<4, products>>(task, device, &plan);
+    if constexpr (kTf32 == Tf32::kRounded) {
+      FindCut<S, kTf32, WeightConfig<3, products>>(task, device, &plan);
+      FindCut<S, kTf32, WeightConfig<5, products>>(task, device, &plan);
+    }
+  };
+  // As many columns as one group has.
+  constexpr int kNarrow = Group<S>::kElements;
+  if (task.target.planes() <= WeightConfig<4, kNarrow>::kColumnQuads) {
+    find(std::integral_constant<int, kNarrow>());
+  } else {
+    find(std::integral_constant<int, 8>());
   }
   return plan;
 }
@@ -206,20 +209,7 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
   if (!refusal.empty()) return Plan::Refuse(refusal);
   const auto plan = FindWeightPlan<S, kTf32>(ForwardTask(p), device);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
-  return Plan::Make(
-      plan.product.splits * plan.product.weights * int64_t{sizeof(float)},
-      [op, plan](const GpuExec& exec, const T* input, const T* grad, T* grad_weights,
-                 void* workspace) {
-        float* const parts = static_cast<float*>(workspace);
-        const LaunchError error =
-            plan.launch(exec, op, plan, Native(input), Native(grad), parts);
-        if (!error.empty()) return error;
-        return LaunchOverlapped(
-            op, fma::SumPartsKernel<S, float>,
-            dim3(CeilDivide(plan.product.weights, fma::kSumElements)),
-            fma::kSumElements * fma::kSumThreads, 0, exec, plan.product.weights,
-            plan.product.splits, parts, Native(grad_weights));
-      });
+  return PlanByParts<T>(op, plan, plan.product.weights, plan.product.splits);
 }
 
 }  // namespace capsops::capsule_conv::mma

@@ -1,0 +1,202 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The product of mma/product.cuh in one kernel, where the filter is small: each block
+// copies it to shared memory as it is. A warp has kTiles tiles of 16 rows, of which
+// each begins one pixel after the one before, and whose own pixels are kTiles apart. So
+// what one tile reads for a tap the tile before it reads for the next tap of the line:
+// of all that the warp needs for a tap, only the last tile's rows are read from shared
+// memory.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/block.cuh"
+#include "cuda/capsule_conv/mma/product.cuh"
+#include "cuda/capsule_conv/patch.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_conv::mma {
+
+constexpr int kSmallWarps = 8;
+constexpr int kSmallTiles = 4;
+constexpr int kSmallRows = kSmallTiles * kTileRows;  // of a warp
+constexpr int kSmallFilter = 16 << 10;               // bytes
+
+// A plane of the input in a line of the filter: where the line's first tap reads it, in
+// words of the patch, and where its quad of that tap begins, in elements of the filter.
+struct FilterLine {
+  int word = 0, element = -1;  // past the last: nothing
+
+  template <typename S>
+  __device__ static FilterLine Of(const Product& p, const Filter& filter, int depth,
+                                  int i) {
+    const int planes = p.source.planes(), y = i / planes, plane = i - y * planes;
+    if (y >= p.vertical.taps) return {};
+    const int quads = p.source.quads(), channel = plane / quads;
+    const int tap = (p.vertical.first + y * p.vertical.every) * filter.kernel_width +
+                    p.horizontal.first;
+    return {plane * p.patch.plane + p.patch.Shift(p.vertical, p.horizontal, y, 0) *
+                                        p.source.rows * kQuadWords<S>,
+            static_cast<int>(tap * filter.tap + channel * filter.channel +
+                             (plane - channel * quads) * kQuad * filter.element +
+                             depth * filter.depth_stride)};
+  }
+};
+
+// What a lane has of a step and a column of the filter: of a quad, from its first
+// element there on. Zeros where it is not `there`.
+template <typename S, Tf32 kTf32>
+__device__ void LoadFilter(bool there, const S* from, int element,
+                           uint32_t (&parts)[kParts<kTf32>][2]) {
+  const auto load = [&](int e) { return there ? from[e * element] : S{}; };
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if constexpr (std::is_same_v<S, float>) {
+      Operand<1, kTf32> operand;
+      operand.SetLarge(0, load(e));
+      parts[0][e] = operand.high[0];
+      if constexpr (kTf32 == Tf32::kSplit) parts[1][e] = operand.low[0];
+    } else {
+      const Pack<S, 2> pair{{load(2 * e), load(2 * e + 1)}};
+      parts[0][e] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+}
+
+// The horizontal axis has neither strides nor dilations, a power of two up to 16 pose
+// rows make a pixel, and quads are whole.
+template <typename S, Tf32 kTf32, int kColumns>
+__global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
+    SmallKernel(const Product p, const Filter filter, const S* source, const S* weights,
+                S* target) {
+  constexpr int kProducts = kColumns / 8, kQuadsOfStep = kStepQuads<S>;
+  constexpr int kThreads = kSmallWarps * kLanes;
+  const int filter_size = static_cast<int>(filter.elements);
+  extern __shared__ uint4 shared[];
+  const int rows = p.source.rows, pixel = rows * kQuadWords<S>;
+  const int lines = p.order.steps * kQuadsOfStep;
+  uint32_t* const patch = reinterpret_cast<uint32_t*>(shared);
+  // Rows that do not exist are read past the last plane.
+  S* const here = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
+                                       kSmallRows * kQuadWords<S>);
+  FilterLine* const table = reinterpret_cast<FilterLine*>(here + filter_size);
+  PatchPixel* const pixels = reinterpret_cast<PatchPixel*>(table + lines);
+
+  const BlockPlace place(p);
+  for (int i = threadIdx.x; i < lines; i += kThreads) {
+    table[i] = FilterLine::Of<S>(p, filter, place.depth, i);
+  }
+  for (int i = threadIdx.x; i < p.patch.pixels; i += kThreads) {
+    pixels[i] = PatchPixel::Of(p.patch, p.source, 1, i);
+  }
+  const PlaneCarrier<S> carrier(p.source, 0, p.order.planes);
+  const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
+  int columns[kProducts];  // where this lane's are in a quad of the filter
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+    const int channel = (n * 8 + g) / filter.out_inner;
+    const int64_t at = channel * filter.out_channel +
+                       (n * 8 + g - channel * filter.out_inner) * filter.out_element;
+    columns[n] = channel < filter.out_channels ? static_cast<int>(at) : 0;
+  }
+  const int element = static_cast<int>(filter.element);
+  const int next_tap = static_cast<int>(p.horizontal.every * filter.tap);
+  // The rows g and g + 8 of a tile, as pixel and pose row.
+  int upper_row, lower_row;
+  const int upper = p.patch.by_rows.Split(g, &upper_row) * kSmallTiles;
+  const int lower = p.patch.by_rows.Split(g + 8, &lower_row) * kSmallTiles;
+  int x;
+  const int y = p.by_row_tiles.Split(threadIdx.x / kLanes, &x);
+  x *= p.patch.by_rows.Quotient(kSmallRows);
+  __syncthreads();
+  WaitForKernelBefore();
+  for (int at = threadIdx.x * kQuad; at < filter_size; at += kThreads * kQuad) {
+    __pipeline_memcpy_async(here + at, weights + at, kQuad * sizeof(S));
+  }
+  carrier.Bring(p.patch, p.source, pixels, SourceOf(p, place, source),
+                place.y * p.vertical.stride + p.vertical.offset,
+                place.x + p.horizontal.offset, p.patch.height, p.patch.pitch, patch);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncthreads();
+  LetKernelAfterBegin();
+  if (y >= min(p.vertical.tile, p.vertical.points - place.y)) return;
+
+  const bool is_float = std::is_same_v<S, float>;
+  const uint32_t* const mine = patch + (y * p.patch.row + x + upper) * pixel +
+                               upper_row * kQuadWords<S> + (is_float ? t % 2 * 2 : 0);
+  const int below = (lower - upper) * pixel + (lower_row - upper_row) * kQuadWords<S>;
+  const S* const first = here + (is_float ? t % 2 * 2 * element : 0);
+  float sums[kSmallTiles][kProducts][4] = {};
+  const FilterLine* line = table + t * kQuadsOfStep / 4;
+  for (int step = 0; step < p.order.steps; ++step, line += kQuadsOfStep) {
+    const FilterLine at = *line;
+    const uint32_t* from = mine + at.word;
+    const S* weight = first + at.element;
+    const bool there = at.element >= 0;
+    // What the tiles read for a tap, but for the last tile.
+    Rows<S, kTf32> before[kSmallTiles - 1];
+    const auto load = [&](Rows<S, kTf32>* to) {
+      RawRows<S> raw;
+      raw.Load(from, below);
+      to->Set(raw);
+      from += pixel;
+    };
+#pragma unroll
+    for (int m = 0; m < kSmallTiles - 1; ++m) load(&before[m]);
+    const auto multiply = [&](auto count) {
+      constexpr int kTaps = count;
+      Rows<S, kTf32> rows[kSmallTiles - 1 + kTaps];  // m + i is tile m's for tap i
+      uint32_t b[kTaps][kProducts][kParts<kTf32>][2];
+#pragma unroll
+      for (int m = 0; m < kSmallTiles - 1; ++m) rows[m] = before[m];
+#pragma unroll
+      for (int i = 0; i < kTaps; ++i, weight += next_tap) {
+        load(&rows[kSmallTiles - 1 + i]);
+#pragma unroll
+        for (int n = 0; n < kProducts; ++n) {
+          LoadFilter<S, kTf32>(there, weight + columns[n], element, b[i][n]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTaps; ++i) {
+#pragma unroll
+        for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+          for (int m = 0; m < kSmallTiles; ++m) {
+            MultiplyAdd<S, kTf32>(rows[m + i], b[i][n], sums[m][n]);
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kSmallTiles - 1; ++m) before[m] = rows[kTaps + m];
+    };
+    // So many taps at once as there are registers for, to wait for memory together.
+    int taps = p.horizontal.taps;
+    if constexpr (kTf32 == Tf32::kRounded) {
+      for (; taps >= 5; taps -= 5) multiply(std::integral_constant<int, 5>());
+    }
+    for (; taps >= 3; taps -= 3) multiply(std::integral_constant<int, 3>());
+    for (; taps > 0; --taps) multiply(std::integral_constant<int, 1>());
+  }
+
+  // Tile m's rows are m pixels from these.
+  const int width = min(p.horizontal.tile, p.horizontal.points - place.x) - x;
+  S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
+  S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);
+  const int64_t further = p.placement.stride_x * p.target.pixel();
+#pragma unroll
+  for (int m = 0; m < kSmallTiles; ++m, to_upper += further, to_lower += further) {
+    if (upper + m < width) StoreRow<0>(p.target, p.scale, 0, sums[m], to_upper);
+    if (lower + m < width) StoreRow<1>(p.target, p.scale, 0, sums[m], to_lower);
+  }
+}
+
+}  // namespace capsops::capsule_conv::mma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
