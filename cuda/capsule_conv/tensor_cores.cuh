@@ -56,15 +56,16 @@ class Products {
     }
     uint32_t* const packed = static_cast<uint32_t*>(workspace);
     for (const Step& step : steps_) {
+      if (!error.empty()) return error;
       TilePlan<S> plan = step.plan;
       plan.product.scale = scale;
       if constexpr (kPlain) {
-        if (error.empty() && plan.launch_small != nullptr) {
+        if (plan.launch_small != nullptr) {
           error = plan.launch_small(exec, op, plan, source, weights, target);
           continue;
         }
       }
-      if (error.empty()) error = Pack(exec, op, step, weights, packed);
+      error = Pack(exec, op, step, weights, packed);
       if (!error.empty()) return error;
       error = plan.launch(exec, op, plan, source, packed, target);
     }
@@ -96,9 +97,7 @@ class Products {
       MoveTo(task, &step.plan.product);
       const int64_t words =
           PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
-      if (!kPlain || step.plan.launch_small == nullptr) {
-        workspace_ = std::max(workspace_, 4 * words);
-      }
+      workspace_ = std::max(workspace_, 4 * words);
       steps_.push_back(step);
     }
   }

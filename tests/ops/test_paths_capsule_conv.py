@@ -16,6 +16,10 @@ MMA = (
     *("channels_33", "strides_2_2_SAME", "strides_3_3_SAME_large", "gaps"),
     *("dilations_3_2_by_2_SAME", "pixels_left_out_32", "small_image_2_1"),
     *("pose_5_7_2", "pose_8_8_8", "pose_17_9_13", "pose_3_3_3_3_moved", "many_planes"),
+    *(f"small_taps_{taps}" for taps in (3, 4, 6, 8, 11)),
+    *(f"small_rows_{rows}" for rows in (1, 2, 8, 16)),
+    *(f"pixels_{pixels}" for pixels in (15, 16, 17, 33, 65)),
+    *("small_channels_16", "small_channels_17", "pose_2_4_4_4", "kernel_7_7_SAME"),
 )
 WGMMA = (
     *("channels_8", "channels_33", "pixels_left_out_16", "pixels_left_out_32_wide"),

@@ -8,7 +8,7 @@ import time
 import pytest
 import tensorflow as tf
 from descriptions.capsule_conv import OP
-from gpus import GPUS, assert_planned, planned
+from gpus import GPUS, assert_planned, planned, plans
 
 import tf_capsops
 from tf_capsops import _library, kernels
@@ -115,6 +115,31 @@ if _library.build_info()["cuda"]:
         tf.config.experimental.enable_tensor_float_32_execution(tf32)
         found = planned(capability, lambda: _compute(dtypes[0], *arguments), **changes)
         assert found["CapsuleConv"] == kernel
+
+    @pytest.mark.parametrize(
+        "dtype, pose, channels, kernel, packs",
+        [
+            (tf.float32, (4, 4, 4), (3, 1), 5, ()),
+            (tf.float32, (4, 4, 4), (16, 4), 2, (1,)),
+            (tf.float32, (4, 4, 4), (17, 4), 2, (0, 1)),
+            (tf.float16, (4, 4, 4), (4, 4), 5, ()),
+            (tf.bfloat16, (16, 4, 8), (1, 1), 1, ()),
+            (tf.float32, (3, 4, 4), (1, 1), 1, (0, 1)),
+            (tf.float32, (4, 3, 4), (1, 1), 1, (0,)),
+            (tf.float32, (4, 4, 5), (1, 3), 1, (1,)),
+            (tf.float32, (4, 4, 9), (1, 2), 1, (0, 1)),
+        ],
+    )
+    def test_a_small_filter_is_not_packed(dtype, pose, channels, kernel, packs):
+        """One kernel of `mma` does the forward pass, and one the input's gradient."""
+        rows, inner, columns = pose
+        image = (1, 9, 20, channels[0], rows, inner)
+        weights = (kernel, kernel, *channels, inner, columns)
+        mma = dict.fromkeys(OPS, "mma")
+        with kernels.force(**mma):
+            found = plans(90, lambda: _compute(dtype, (image, weights), {}))
+        packed = [place for place, op in enumerate(OPS[:2]) if found[op][1] > 0]
+        assert packed == list(packs)
 
     def test_far_strides_are_planned_at_once():
         """No tap reaches the second pixel, which planning sees without trying 2^27."""

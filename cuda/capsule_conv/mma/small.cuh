@@ -2,11 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The product of mma/product.cuh in one kernel, where the filter is small: each block
-// copies it to shared memory as it is. A warp has kTiles tiles of 16 rows, of which
-// each begins one pixel after the one before, and whose own pixels are kTiles apart. So
-// what one tile reads for a tap the tile before it reads for the next tap of the line:
-// of all that the warp needs for a tap, only the last tile's rows are read from shared
-// memory.
+// copies it to shared memory as it is. A warp has kSmallTiles tiles of 16 rows, each of
+// which begins one pixel after the one before, and whose own pixels are as many apart
+// as there are tiles. So what one tile reads for a tap, the tile before it reads for
+// the next tap of the line, and a warp reads but one tile's rows for each tap.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 
@@ -68,8 +67,8 @@ __device__ void LoadFilter(bool there, const S* from, int element,
   }
 }
 
-// The horizontal axis has neither strides nor dilations, a power of two up to 16 pose
-// rows make a pixel, and quads are whole.
+// For tasks without strides or dilations across, whose poses have 1, 2, 4, 8 or 16 rows
+// of whole quads.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     SmallKernel(const Product p, const Filter filter, const S* source, const S* weights,
@@ -110,7 +109,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   int upper_row, lower_row;
   const int upper = p.patch.by_rows.Split(g, &upper_row) * kSmallTiles;
   const int lower = p.patch.by_rows.Split(g + 8, &lower_row) * kSmallTiles;
-  int x;
+  int x;  // with y: the warp's first point
   const int y = p.by_row_tiles.Split(threadIdx.x / kLanes, &x);
   x *= p.patch.by_rows.Quotient(kSmallRows);
   __syncthreads();

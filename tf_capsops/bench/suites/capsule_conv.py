@@ -117,6 +117,14 @@ def _correctness_cases():
     yield _case("many_planes", (2, 9, 9), (64, 32), 3, use)
     yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
+    # Filters about the sizes that a GPU's block keeps whole: of 16 KB at most.
+    for taps in (3, 4, 6, 8, 11):
+        yield _case(f"small_taps_{taps}", (2, 5, 21), (3, 1), (2, taps), use)
+    for rows, columns in ((1, 8), (2, 9), (8, 16), (16, 17)):
+        pose = {"pose": (rows, 4, columns)}
+        yield _case(f"small_rows_{rows}", (2, 6, 19), (2, 1), (3, 2), use, **pose)
+    for channels in (16, 17):
+        yield _case(f"small_channels_{channels}", (1, 5, 6), (channels, 4), 2, use)
     yield from _one_row_cases(use)
     yield from _row_cases(use)
     yield from _boxes_cases(use)
