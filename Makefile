@@ -235,9 +235,9 @@ lint: $(ENVIRONMENT)  ## check layout, common mistakes, and the tables of measur
 	$(PY) tools/measured.py --check
 	$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
 
-requirements:  ## pin requirements.in again, for Python 3.10 to 3.13 at once (needs uv)
-	uv pip compile --universal --python-version 3.10 --upgrade --no-header --quiet \
-	  requirements.in -o requirements.txt
+requirements:  ## pin requirements.in again with hashes, for Python 3.10 to 3.13 at once (needs uv)
+	uv pip compile --universal --python-version 3.10 --upgrade --generate-hashes --no-annotate \
+	  --no-header --quiet requirements.in -o requirements.txt
 
 clean:  ## remove what was built (.venv and runs/ stay)
 	rm -rf $(BUILD) dist $(LIBRARY)
