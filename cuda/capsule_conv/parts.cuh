@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSumElements* kThreads)
   WaitForKernelBefore();
   A sum = 0;
   if (element < elements) {
-#pragma unroll 8
+#pragma unroll 4
     for (int part = thread; part < parts; part += kThreads) {
       sum += partial[part * elements + element];
     }

@@ -47,25 +47,40 @@ struct FilterLine {
   }
 };
 
-// What a lane has of a step and a column of the filter: of a quad, from its first
-// element there on. Zeros where it is not `there`.
-template <typename S, Tf32 kTf32>
-__device__ void LoadFilter(bool there, const S* from, int element,
-                           uint32_t (&parts)[kParts<kTf32>][2]) {
-  const auto load = [&](int e) { return there ? from[e * element] : S{}; };
+// What a lane has of a step's filter, as it lies in memory.
+template <typename S, int kProducts>
+struct RawFilter {
+  static constexpr bool kFloat = std::is_same_v<S, float>;
+  static constexpr int kElements = kFloat ? 2 : 4;  // of a quad
+  S at[kProducts][kElements];
+
+  // Of a quad at `from`, if it is there; `columns` are the lane's.
+  __device__ void Load(bool there, const S* from, const int (&columns)[kProducts],
+                       int element) {
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if constexpr (std::is_same_v<S, float>) {
-      Operand<1, kTf32> operand;
-      operand.SetLarge(0, load(e));
-      parts[0][e] = operand.high[0];
-      if constexpr (kTf32 == Tf32::kSplit) parts[1][e] = operand.low[0];
-    } else {
-      const Pack<S, 2> pair{{load(2 * e), load(2 * e + 1)}};
-      parts[0][e] = *reinterpret_cast<const uint32_t*>(&pair);
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        at[n][e] = there ? from[columns[n] + e * element] : S{};
+      }
     }
   }
-}
+  template <Tf32 kTf32>
+  __device__ void Get(int n, uint32_t (&parts)[kParts<kTf32>][2]) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if constexpr (kFloat) {
+        Operand<1, kTf32> operand;
+        operand.SetLarge(0, at[n][e]);
+        parts[0][e] = operand.high[0];
+        if constexpr (kTf32 == Tf32::kSplit) parts[1][e] = operand.low[0];
+      } else {
+        const Pack<S, 2> pair{{at[n][2 * e], at[n][2 * e + 1]}};
+        parts[0][e] = *reinterpret_cast<const uint32_t*>(&pair);
+      }
+    }
+  }
+};
 
 // For tasks without strides or dilations across, whose poses have 1, 2, 4, 8 or 16 rows
 // of whole quads.
@@ -138,50 +153,34 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     const uint32_t* from = mine + at.word;
     const S* weight = first + at.element;
     const bool there = at.element >= 0;
-    // What the tiles read for a tap, but for the last tile.
-    Rows<S, kTf32> before[kSmallTiles - 1];
-    const auto load = [&](Rows<S, kTf32>* to) {
-      RawRows<S> raw;
-      raw.Load(from, below);
-      to->Set(raw);
-      from += pixel;
-    };
+    RawFilter<S, kProducts> raw_filter;
+    RawRows<S> raw[kSmallTiles];
+    raw_filter.Load(there, weight, columns, element);
 #pragma unroll
-    for (int m = 0; m < kSmallTiles - 1; ++m) load(&before[m]);
-    const auto multiply = [&](auto count) {
-      constexpr int kTaps = count;
-      Rows<S, kTf32> rows[kSmallTiles - 1 + kTaps];  // m + i is tile m's for tap i
-      uint32_t b[kTaps][kProducts][kParts<kTf32>][2];
+    for (int m = 0; m < kSmallTiles; ++m, from += pixel) raw[m].Load(from, below);
+    Rows<S, kTf32> window[kSmallTiles];
 #pragma unroll
-      for (int m = 0; m < kSmallTiles - 1; ++m) rows[m] = before[m];
+    for (int m = 1; m < kSmallTiles; ++m) window[m].Set(raw[m - 1]);
+    for (int taps = p.horizontal.taps; taps > 0; --taps, from += pixel) {
 #pragma unroll
-      for (int i = 0; i < kTaps; ++i, weight += next_tap) {
-        load(&rows[kSmallTiles - 1 + i]);
+      for (int m = 1; m < kSmallTiles; ++m) window[m - 1] = window[m];
+      window[kSmallTiles - 1].Set(raw[kSmallTiles - 1]);
+      uint32_t b[kProducts][kParts<kTf32>][2];
 #pragma unroll
-        for (int n = 0; n < kProducts; ++n) {
-          LoadFilter<S, kTf32>(there, weight + columns[n], element, b[i][n]);
-        }
+      for (int n = 0; n < kProducts; ++n) raw_filter.template Get<kTf32>(n, b[n]);
+      if (taps > 1) {
+        raw[kSmallTiles - 1].Load(from, below);
+        weight += next_tap;
+        raw_filter.Load(there, weight, columns, element);
       }
 #pragma unroll
-      for (int i = 0; i < kTaps; ++i) {
+      for (int n = 0; n < kProducts; ++n) {
 #pragma unroll
-        for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-          for (int m = 0; m < kSmallTiles; ++m) {
-            MultiplyAdd<S, kTf32>(rows[m + i], b[i][n], sums[m][n]);
-          }
+        for (int m = 0; m < kSmallTiles; ++m) {
+          MultiplyAdd<S, kTf32>(window[m], b[n], sums[m][n]);
         }
       }
-#pragma unroll
-      for (int m = 0; m < kSmallTiles - 1; ++m) before[m] = rows[kTaps + m];
-    };
-    // So many taps at once as there are registers for, to wait for memory together.
-    int taps = p.horizontal.taps;
-    if constexpr (kTf32 == Tf32::kRounded) {
-      for (; taps >= 5; taps -= 5) multiply(std::integral_constant<int, 5>());
     }
-    for (; taps >= 3; taps -= 3) multiply(std::integral_constant<int, 3>());
-    for (; taps > 0; --taps) multiply(std::integral_constant<int, 1>());
   }
 
   // Tile m's rows are m pixels from these.
