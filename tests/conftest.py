@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import frames
+import hypothesis
 import pytest
 import tensorflow as tf
 
@@ -47,6 +48,26 @@ def pytest_configure(config):
         os.environ["PYTEST_ADDOPTS"] = "--all"  # for tests that run pytest themselves
     if config.getoption("jit"):
         frames.compile_with_xla()
+    _choose_examples(config.getoption("all"))
+
+
+def _choose_examples(every):
+    """Sets how many inputs the tests in `adversarial` draw, the same ones each time.
+
+    TF_CAPSOPS_EXAMPLES asks for another number of other inputs, which `pytest
+    --hypothesis-seed` determines.
+    """
+    wanted = os.environ.get("TF_CAPSOPS_EXAMPLES")
+    hypothesis.settings.register_profile(
+        "adversarial",
+        max_examples=int(wanted or (2000 if every else 200)),
+        derandomize=wanted is None,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    hypothesis.settings.load_profile("adversarial")
 
 
 def pytest_xdist_auto_num_workers(config):

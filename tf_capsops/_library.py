@@ -83,7 +83,7 @@ def build_info():
 def _parsed(path, text):
     try:
         information = json.loads(text)
-    except ValueError:  # UnicodeDecodeError included
+    except (ValueError, RecursionError):  # UnicodeDecodeError included
         information = None
     if (
         not isinstance(information, dict)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of arguments, with one form of message."""
 
-import math
 import numbers
+import sys
 
 import keras
 import numpy as np
@@ -79,7 +79,7 @@ def positive_number(owner, name, value):
       ValueError: if it is not one; the message names owner, argument and value.
     """
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_real or not 0 < value < math.inf:
+    if not is_real or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{owner}: {name} must be a positive number, got {value!r}")
     return float(value)
 

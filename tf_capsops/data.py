@@ -96,9 +96,16 @@ def _npz(path):
         raise ValueError(f"{path} is not an .npz file")
     name = os.path.splitext(os.path.basename(path))[0]
     try:
-        with np.load(path, allow_pickle=False) as file:
+        file = np.load(path, allow_pickle=False)
+    except Exception as error:
+        # Damaged directories raise whatever zipfile or NumPy does.
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(file, np.lib.npyio.NpzFile):  # an array, before an archive
+        raise ValueError(f"{path} is not an .npz file")
+    try:
+        with file:
             return _dataset(name, *_arrays(file))
-    except (ValueError, zipfile.BadZipFile) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -154,7 +161,7 @@ def _images(name, images):
             f"{images.shape}, whose channels seem to come first: save "
             f"np.moveaxis({name}, 1, -1)"
         )
-    if np.issubdtype(images.dtype, np.integer) or images.dtype == bool:
+    if images.dtype.kind in "iub":
         top = 1 if images.dtype == bool else 255
     elif np.issubdtype(images.dtype, np.floating):
         top = 1
@@ -175,7 +182,7 @@ def _labels(name, labels, count):
         raise ValueError(
             f"{name} must have one label an image, [{count}], got shape {labels.shape}"
         )
-    if not np.issubdtype(labels.dtype, np.integer):
+    if labels.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integers, got {labels.dtype}")
     if labels.min() < 0 or labels.max() > 65535:
         raise ValueError(

@@ -76,5 +76,10 @@ def unpack(packed, bits, shape):
     if every_bit[used:].any():
         raise ValueError("unpack: the bits after the last code must be zero")
     each = every_bit[:used].reshape(-1, bits)
-    codes = np.packbits(each, axis=1, bitorder="little").reshape(shape)
-    return checked_codes("unpack", codes, bits)
+    codes = checked_codes("unpack", np.packbits(each, axis=1, bitorder="little"), bits)
+    try:
+        return codes.reshape(shape)
+    except (ValueError, OverflowError) as error:  # though there may be no codes
+        raise ValueError(
+            f"unpack: there is no array of shape {shape}: {error}"
+        ) from error

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/errors.h"
@@ -59,6 +60,11 @@ void CheckSums(ShapeRule& rule, const Problem& p) {
 void SetEpsilon(ShapeRule& rule, Problem& p, float epsilon) {
   rule.Require(epsilon > 0, [&] {
     return absl::StrCat("epsilon must be positive, got ", epsilon, " in float32");
+  });
+  // Kernels run where smaller numbers count as zero, shape functions where not.
+  rule.Require(epsilon >= std::numeric_limits<float>::min(), [&] {
+    return absl::StrCat("epsilon must be at least 2^-126, got ", epsilon,
+                        " in float32");
   });
   rule.Require(std::isfinite(epsilon), [&] {
     return absl::StrCat("epsilon must be finite, got ", epsilon, " in float32");

@@ -176,6 +176,13 @@ def test_damaged_build_information(text, loader, monkeypatch, tmp_path, library_
         assert "make build" in str(caught.value)
 
 
+def test_build_information_nested_too_deep(loader, monkeypatch, tmp_path):
+    damaged = tmp_path / "damaged.so"
+    _use(monkeypatch, damaged, MARKER + b"[" * 100_000 + b"\0")
+    with pytest.raises(ImportError, match=r"damaged.so is damaged"):
+        loader.build_info()
+
+
 def test_library_that_does_not_load(loader, monkeypatch, tmp_path, library_bytes):
     """The right version, written in a file that is no program."""
     begin = library_bytes.index(MARKER)

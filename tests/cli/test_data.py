@@ -83,6 +83,8 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
             r"one label an image, \[6\], got shape \(5,\)",
         ),
         ({"y_train": np.zeros([6])}, "y_train must be integers, got float64"),
+        ({"y_train": np.zeros([6], "m8[s]")}, "must be integers, got timedelta64"),
+        ({"x_train": np.zeros([6, 4, 4], "m8[s]")}, "must be numbers, got timedelta64"),
         ({"y_train": np.full([6], -1)}, "class numbers from 0 on, got -1 to -1"),
         ({"y_test": np.array([0, 1, 7])}, r"labels that y_train has not: \[7\]"),
         ({"x_train": np.array([None])}, "x_train cannot be read: .*allow_pickle=False"),
@@ -144,6 +146,23 @@ def test_damaged_compression_is_explained(tmp_path):
     content[begin : begin + 30] = b"\xff" * 30
     path.write_bytes(content)
     with pytest.raises(ValueError, match="x_train cannot be read: Error -3 while"):
+        data.load(path)
+
+
+def test_zip_of_another_version_is_explained(tmp_path):
+    path = _file(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 6] = 99
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"shapes.npz: zip file version 9.9"):
+        data.load(path)
+
+
+def test_array_before_an_archive_is_explained(tmp_path):
+    path, array = _file(tmp_path), io.BytesIO()
+    np.save(array, np.zeros([3]))
+    path.write_bytes(array.getvalue() + path.read_bytes())
+    with pytest.raises(ValueError, match=r"shapes.npz is not an .npz file"):
         data.load(path)
 
 

@@ -81,6 +81,8 @@ def test_data_of_a_run_that_is_no_name(run, capsys, source):
         ({"distortion": {"shift": "1"}}, "numbers >= 0, got {'shift': '1'}"),
         ({"distortion": {"shear": 1}}, "got {'shear': 1}"),
         ({"distortion": {"zoom": -1}}, "got {'zoom': -1}"),
+        ({"distortion": {"zoom": 10**400}}, "numbers >= 0, got {'zoom': 1000"),
+        ({"learning_rate": 10**400}, "learning_rate must be a positive number, got 10"),
     ],
     ids=str,
 )
@@ -91,10 +93,17 @@ def test_training_of_a_run_of_odd_types(run, capsys, entry, text):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "quantize"])
-@pytest.mark.parametrize("content", ["[]", "{", "\0", "5"])
+@pytest.mark.parametrize("content", ["[]", "{", "\0", "5", "[" * 100_000])
 def test_configuration_that_is_no_object(run, capsys, command, content):
     (run / "config.json").write_text(content)
     _assert_refused([command, "run"], "run/config.json", capsys)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
+def test_configuration_that_is_no_json(run, capsys, content):
+    (run / "config.json").write_bytes(content)
+    arguments = ["quantize", "run", "--data", "digits"]
+    _assert_refused(arguments, "run/config.json is not JSON: ", capsys)
 
 
 @pytest.mark.parametrize(

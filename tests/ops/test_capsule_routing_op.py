@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from frames import both_ways
-from refusals import at_once_or_by_shape, by_kernel, every_way
+from refusals import at_once_or_by_shape, by_kernel, by_shape_function, every_way
 from registrations import bare, refusal
 
 import tf_capsops
@@ -196,6 +196,17 @@ def test_bad_epsilon(op, epsilon, text, assert_refused, device):
     compute = functools.partial(_call, op, epsilon=epsilon)
     tensors = [tf.zeros(shape) for shape in _good(op)]
     assert_refused(compute, tensors, f"{_speaker(op)}: {text}")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_subnormal_epsilon_is_refused_in_graphs_too(op):
+    """Kernels run where such numbers count as zero, shape functions where not."""
+    compute = functools.partial(_call, op, epsilon=2**-130)
+    tensors = [tf.zeros(shape) for shape in _good(op)]
+    text = (
+        f"{_speaker(op)}: epsilon must be at least 2^-126, got 7.34684e-40 in float32"
+    )
+    by_shape_function(compute, tensors, text)
 
 
 @pytest.mark.parametrize("op", [ROUTING, WITH_SUMS])

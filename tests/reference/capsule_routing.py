@@ -28,6 +28,13 @@ def coefficients(inputs, weights, logits, iterations, epsilon=EPSILON):
     return _iterate(predictions, logits, iterations, epsilon)[-1][0]
 
 
+def sums(inputs, weights, logits, iterations, epsilon=EPSILON):
+    """Returns the sums of all iterations, [iterations, batch, out_caps, out_dim]."""
+    predictions = capsule_prediction.forward(inputs, weights)
+    steps = _iterate(predictions, logits, iterations, epsilon)
+    return np.stack([sums for _, sums, _ in steps])
+
+
 def backward(grad, inputs, weights, logits, iterations, epsilon=EPSILON):
     """Returns the gradients of `sum(grad * forward(...))` by the first three inputs."""
     by_predictions, by_logits = _backpropagate(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 
 import keras
 import tensorflow as tf
@@ -171,8 +172,12 @@ def read_config(directory):
     path = directory / CONFIG
     if not path.is_file():
         return {}
-    with reported(OSError, ValueError):
+    try:
         content = json.loads(path.read_text())
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise CommandError(f"{path} does not describe a run")
     return content
@@ -206,7 +211,7 @@ def _distortion(path, entries):
         not isinstance(entries, dict)
         or not entries.keys() <= {*names}
         or not all(type(each) in (int, float) for each in entries.values())
-        or not all(0 <= each < float("inf") for each in entries.values())
+        or not all(0 <= each <= sys.float_info.max for each in entries.values())
     ):
         raise ValueError(
             f"{path}: distortion must be an object of {', '.join(names)}, numbers >= "
@@ -226,7 +231,7 @@ def remembered_data(directory):
         source = json.loads(config.read_text())["data"]
     except OSError as error:
         raise CommandError(f"no {config} to name the data: give --data") from error
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         source = None
     if not isinstance(source, str):
         raise CommandError(f"{config} does not name the data: give --data")

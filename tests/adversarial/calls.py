@@ -1,0 +1,262 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws calls of raw ops that are valid, or nearly so.
+
+A call begins as a valid one of small sizes. Then up to three mutations change a
+dimension everywhere, one tensor's shape, an attribute, a type, or numbers. A mutation
+that would need much memory or time, as any program would for it, is left out.
+"""
+
+import dataclasses
+import math
+
+import signatures
+import tensorflow as tf
+from descriptions import DTYPES
+from hypothesis import strategies as st
+from reference import capsule_routing
+
+HUGE = (2**31 - 1, 2**31, 2**40, 2**62)
+_SIZES = {"t": (1, 3), "y": (1, 3), "x": (1, 3), "h": (1, 7), "w": (1, 7), "f": (1, 1)}
+_MOST_GIVEN = 2**16  # elements of an input
+_MOST_RETURNED = 2**20  # elements of a result that can be computed,
+NO_MEMORY = 2**48  # and of one that no machine can hold
+
+_PAIRS = ([1, 2], [3, 1], [2**31 - 1, 1], [2**31 - 1] * 2, [2**31, 1], [0, 1], [-1, 1])
+_PAIRS += ([], [1], [1, 1, 1], [1, -(2**31)], [2**40, 2**40], ["1", 1], 1)
+_STRANGE = {
+    "strides": _PAIRS,
+    "dilations": _PAIRS,
+    "kernel_size": (*_PAIRS, [3, 3], [2, 2], [5, 1], [2**31 - 1, 2**31 - 3]),
+    "padding": ("SAME", "VALID", "same", "FULL", "", "EXPLICIT", 3, "\0"),
+    "data_format": ("NHWC", "NCHW", "NHWC ", "", "NCDHW", 3),
+    "groups": (2, 3, 0, -1, 2**31, 2**40, 2**62, 2**63 - 1),
+    "bits": (2, 4, 8, 1, 9, 0, -5, 2**31, 2**40, "5"),
+    "iterations": (2, 0, -1, 2**31 - 1, 2**31, 2**40, 2**63 - 1),
+    "epsilon": (2**-10, 0.0, -1.0, 1e-46, 1e-40, 1e38, 1e39, math.inf, math.nan, "0"),
+}
+_NUMBERS = (0, -1, 1, 2, 5, 127, -150, 2**31 - 1, -(2**31))
+_TYPES = (*DTYPES, tf.int32, tf.int64, tf.uint8, tf.bool, tf.complex64, tf.string)
+
+
+@dataclasses.dataclass
+class Call:
+    """A call of one op.
+
+    Attributes:
+        shapes: Of all inputs, by name; of sizes what they hold.
+        types: The dtypes of all inputs, by name.
+        attributes: All but those that are types.
+        sums_type: The type of sums that are a result.
+        top_exponent: What the input of this name holds.
+        code: The number that one of the codes is, or None.
+        ranks: Those of sizes that are no vectors, by name.
+        form: As `signatures.accepts` has it, and
+        dims: the dimensions, which are None where the call is not valid.
+    """
+
+    op: str
+    shapes: dict
+    types: dict
+    attributes: dict
+    sums_type: tf.DType
+    top_exponent: int = 0
+    code: int | None = None
+    form: str | None = None
+    dims: dict | None = None
+    ranks: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self):
+        return list(self.shapes)
+
+    def judge(self):
+        """Sets form and dimensions by the rules of the op."""
+        shapes = [
+            None if self.ranks.get(name, 1) != 1 else shape
+            for name, shape in self.shapes.items()
+        ]
+        try:
+            found = signatures.accepts(self.op, shapes, self.attributes)
+        except TypeError:  # an attribute of another type
+            found = None
+        self.form, self.dims = found or (None, None)
+
+    def is_sizes(self, name):
+        return signatures.INPUTS[self.op][name].startswith("sizes:")
+
+    @property
+    def results(self):
+        return signatures.result_shapes(self.op, self.form, self.dims)
+
+    def feasible(self):
+        """Tells whether inputs can exist, and results can or cannot beyond doubt."""
+        given = [s for name, s in self.shapes.items() if not self.is_sizes(name)]
+        sizes = [s for name, s in self.shapes.items() if self.is_sizes(name)]
+        if any(size >= 2**31 for shape in sizes for size in shape):
+            return False
+        if not all(exists(s) and math.prod(s) <= _MOST_GIVEN for s in given):
+            return False
+        if self.dims is None:
+            return True
+        counts = [math.prod(shape) for shape in self.results]
+        if signatures.is_routing(self.op):
+            iterations = self.dims["t"]
+            counts.append(math.prod(self.dims[a] for a in "tbjd"))
+            if iterations > 2**16 and 0 < max(counts) < NO_MEMORY:
+                return False
+        return max(counts) <= _MOST_RETURNED or max(counts) >= NO_MEMORY
+
+
+def exists(shape):
+    """Tells whether TensorFlow has tensors of a shape: their elements are counted."""
+    count = 1
+    for size in shape:
+        count *= size
+        if count >= 2**63:
+            return False
+    return True
+
+
+@st.composite
+def calls(draw, op):
+    """Draws calls of an op."""
+    call = draw(_valid(op))
+    for _ in range(draw(st.sampled_from((0, 1, 1, 1, 2, 3)))):
+        before = dataclasses.replace(
+            call,
+            shapes=dict(call.shapes),
+            types=dict(call.types),
+            attributes=dict(call.attributes),
+            ranks=dict(call.ranks),
+        )
+        draw(_mutations(call))
+        call.judge()
+        if not call.feasible():
+            call = before
+    return call
+
+
+@st.composite
+def _valid(draw, op):
+    pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    attributes = _attributes(op, pick)
+    form = pick(*signatures.forms_of(op, attributes))
+    axes = "".join(signatures.INPUTS[op].values()).replace("sizes:", "") + "".join(
+        signatures.RESULTS[op]
+    )
+    dims = {
+        axis: draw(st.integers(*_SIZES.get(axis, (1, 4))))
+        for axis in sorted({*axes} - {*" HW"})
+    }
+    if "groups" in attributes:
+        dims["c"] = attributes["groups"] * pick(1, 2, 3)
+    if attributes.get("padding") == "VALID":
+        for size, kernel, dilation in zip("hw", "yx", attributes["dilations"]):
+            dims[size] += (dims[kernel] - 1) * dilation
+    if "iterations" in attributes:
+        dims["t"] = attributes["iterations"]
+    if not signatures.follow(op, dims, attributes):
+        raise AssertionError((op, dims, attributes))
+    dtype = pick(*DTYPES)
+    shapes, types = {}, {}
+    for name, text in signatures.INPUTS[op].items():
+        shapes[name] = tuple(dims[a] for a in signatures.axes_of(text, form))
+        types[name] = dtype
+        if text.startswith("sizes:") or name == "top_exponent":
+            types[name] = tf.int32
+        elif name == "codes":
+            types[name] = tf.uint8
+        elif name == "sums":
+            types[name] = sums_type(dtype)
+    call = Call(op, shapes, types, attributes, sums_type(dtype), pick(0, 1, -3))
+    call.form, call.dims = form, dims
+    return call
+
+
+def sums_type(dtype):
+    """Returns the type of the sums of routing."""
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def _attributes(op, pick):
+    window = {
+        "strides": [pick(1, 2, 3), pick(1, 2)],
+        "padding": pick("VALID", "SAME"),
+        "dilations": [pick(1, 2), pick(1, 3)],
+    }
+    if op.startswith("CapsuleConv"):
+        return window
+    if op.startswith("InqConv"):
+        return {"bits": pick(2, 3, 5), **window}
+    if op.startswith("HighOrderConv"):
+        return {
+            "kernel_size": [pick(1, 3, 5), pick(1, 3)],
+            "dilations": [pick(1, 2), pick(1, 3)],
+            "groups": pick(1, 2, 3),
+            "data_format": pick("NHWC", "NCHW"),
+        }
+    if op in ("CapsuleRouting", "CapsuleRoutingWithSums"):
+        return {
+            "iterations": pick(1, 2, 3, 4),
+            "epsilon": pick(capsule_routing.EPSILON, 2**-7),
+        }
+    return {"epsilon": capsule_routing.EPSILON} if signatures.is_routing(op) else {}
+
+
+@st.composite
+def _mutations(draw, call):
+    """Changes a call, maybe to what it was."""
+    pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    kinds = ["everywhere", "everywhere", "tensor", "tensor", "type"]
+    kinds += ["attribute", "attribute"] if call.attributes else []
+    kinds += ["numbers"] if "top_exponent" in call.shapes else []
+    kind, name = pick(*kinds), pick(*call.names)
+    if kind == "everywhere" and call.dims:
+        axis = pick(*sorted(call.dims))
+        size = pick(0, 0, 1, 2, 5, *HUGE)
+        for other, text in signatures.INPUTS[call.op].items():
+            axes = signatures.axes_of(text, call.form)
+            call.shapes[other] = tuple(
+                size if axis == each else old
+                for each, old in zip(axes, call.shapes[other])
+            )
+    elif kind == "attribute":
+        name = pick(*call.attributes)
+        call.attributes[name] = pick(*_STRANGE[name])
+    elif kind == "numbers":
+        call.top_exponent = pick(*_NUMBERS)
+        call.code = pick(None, 0, 255, 2 ** (bits(call) - 1), 2 ** (bits(call) - 1) + 1)
+    elif kind == "type" and call.op == "CapsuleRoutingWithSums" and pick(True, False):
+        call.sums_type = pick(*_TYPES)
+    elif kind == "type":
+        call.types[name] = pick(*_TYPES)
+    elif call.is_sizes(name) and pick(True, False, False):
+        call.ranks[name] = pick(0, 2)
+    else:
+        call.shapes[name] = _reshaped(call.shapes[name], call.is_sizes(name), pick)
+
+
+def bits(call):
+    bits = call.attributes["bits"]
+    return bits if bits in range(2, 9) else 5
+
+
+def _reshaped(shape, is_sizes, pick):
+    shape = list(shape)
+    strange = [0, 1, 2, *HUGE]
+    if is_sizes:
+        strange = [0, 1, 2, -1, 2**31 - 1, -(2**31)]
+    how = pick("size", "size", "off by one", "shorter", "longer", "none")
+    place = pick(*range(max(1, len(shape))))
+    if how == "none":
+        return ()
+    if how == "longer":
+        shape.insert(place, pick(*strange))
+    elif shape and how == "shorter":
+        del shape[place]
+    elif shape and how == "size":
+        shape[place] = pick(*strange)
+    elif shape:
+        shape[place] = max(0, shape[place] + pick(-1, 1))
+    return tuple(shape)

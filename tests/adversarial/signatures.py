@@ -1,0 +1,215 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What each raw op takes and returns: axes by name, attributes, and the right answers.
+
+The rules are written a second time here, from the ops' documentation: `accepts` says of
+a call whether it is valid, and knows nothing of the C++ that decides the same.
+"""
+
+import math
+
+import numpy as np
+from reference import (
+    capsule_conv,
+    capsule_prediction,
+    high_order_conv,
+    inq_conv,
+)
+
+_INT32_MAX = 2**31 - 1
+
+# Axes of inputs and results. `p` is the depth of capsules of rank 3, and `f` how many
+# numbers a pixel's filters have. What begins with `sizes:` holds a shape of these axes.
+_POSES = {"input": "n h w c p r q", "weights": "y x c o p q s", "grad": "n H W o p r s"}
+_IMAGES = {"input": "n h w c", "codes": "y x c o", "grad": "n H W o"}
+_PAIRS = {"input": "b i k", "weights": "i j d k", "grad": "b i j d"}
+_ROUTED = {"input": "b i k", "weights": "i j d k", "logits": "i j"}
+_FILTERED = {"grad": "n h w c", "input": "n h w c", "filters": "n h w f"}
+_SUMS = {"sums": "t b j d"}
+
+
+def _some(axes, *names):
+    return {name: axes[name] for name in names}
+
+
+INPUTS = {
+    "CapsulePrediction": _some(_PAIRS, "input", "weights"),
+    "CapsulePredictionGrad": _some(_PAIRS, "grad", "input", "weights"),
+    "CapsuleRouting": _ROUTED,
+    "CapsuleRoutingWithSums": _ROUTED,
+    "CapsuleRoutingGrad": {"grad": "b j d", **_ROUTED, **_SUMS},
+    "CapsuleRoutingCoefficients": {**_ROUTED, **_SUMS},
+    "CapsuleConv": _some(_POSES, "input", "weights"),
+    "CapsuleConvBackpropInput": {
+        "input_sizes": f"sizes:{_POSES['input']}",
+        **_some(_POSES, "weights", "grad"),
+    },
+    "CapsuleConvBackpropWeights": {
+        **_some(_POSES, "input"),
+        "weight_sizes": f"sizes:{_POSES['weights']}",
+        **_some(_POSES, "grad"),
+    },
+    "HighOrderConv": _some(_FILTERED, "input", "filters"),
+    "HighOrderConvGrad": _FILTERED,
+    "InqConv": {**_some(_IMAGES, "input", "codes"), "top_exponent": ""},
+    "InqConvBackpropInput": {
+        "input_sizes": f"sizes:{_IMAGES['input']}",
+        **_some(_IMAGES, "codes"),
+        "top_exponent": "",
+        **_some(_IMAGES, "grad"),
+    },
+}
+RESULTS = {
+    "CapsulePrediction": ["b i j d"],
+    "CapsulePredictionGrad": ["b i k", "i j d k"],
+    "CapsuleRouting": ["b j d"],
+    "CapsuleRoutingWithSums": ["b j d", "t b j d"],
+    "CapsuleRoutingGrad": ["b i k", "i j d k", "i j"],
+    "CapsuleRoutingCoefficients": ["b i j"],
+    "CapsuleConv": [_POSES["grad"]],
+    "CapsuleConvBackpropInput": [_POSES["input"]],
+    "CapsuleConvBackpropWeights": [_POSES["weights"]],
+    "HighOrderConv": ["n h w c"],
+    "HighOrderConvGrad": ["n h w c", "n h w f"],
+    "InqConv": [_IMAGES["grad"]],
+    "InqConvBackpropInput": [_IMAGES["input"]],
+}
+
+
+def axes_of(text, form):
+    """Returns the names of axes as a form of an op has them.
+
+    Args:
+        text: The axes as in `INPUTS`.
+        form: "flat", of capsules without depth, or "NCHW" leave out or move an axis.
+    """
+    axes = text.removeprefix("sizes:").split()
+    if form == "flat" and "p" in axes:
+        axes.remove("p")
+    if form == "NCHW":
+        axes.insert(1, axes.pop())
+    return axes
+
+
+def forms_of(op, attributes):
+    """Returns the forms that the shapes of a call may have."""
+    if op.startswith("CapsuleConv"):
+        return ["flat", "deep"]
+    return [attributes.get("data_format", "NHWC")]
+
+
+def is_routing(op):
+    return op.startswith("CapsuleRouting")
+
+
+def _is_pair(values):
+    return len(values) == 2 and all(0 < v <= _INT32_MAX for v in values)
+
+
+def _attributes_hold(attributes):
+    """Tells whether the attributes of a call are good whatever its shapes."""
+    rules = {
+        "strides": _is_pair,
+        "dilations": _is_pair,
+        "kernel_size": lambda sizes: _is_pair(sizes) and all(v % 2 for v in sizes),
+        "padding": lambda text: text in ("VALID", "SAME"),
+        "data_format": lambda text: text in ("NHWC", "NCHW"),
+        "groups": lambda number: 0 < number < 2**63,
+        "bits": lambda number: 2 <= number <= 8,
+        "iterations": lambda number: 1 <= number <= _INT32_MAX,
+        "epsilon": lambda number: 2**-126 <= number <= float(np.finfo(np.float32).max),
+    }
+    return all(rules[name](value) for name, value in attributes.items())
+
+
+def window(size, kernel, stride, dilation, padding):
+    """Returns the output pixels of one axis, or None where the kernel does not fit."""
+    if not 1 <= kernel <= _INT32_MAX:
+        return None
+    reach = (kernel - 1) * dilation
+    if size == 0:
+        return 0
+    if padding == "SAME":
+        return (size - 1) // stride + 1
+    return (size - 1 - reach) // stride + 1 if reach < size else None
+
+
+def follow(op, dims, attributes):
+    """Adds the dimensions that follow from others; False where that cannot be."""
+    if "strides" in attributes:
+        strides, dilations = attributes["strides"], attributes["dilations"]
+        for axis, (size, kernel, out) in enumerate(("hyH", "wxW")):
+            moved = strides[axis], dilations[axis], attributes["padding"]
+            dims[out] = window(dims[size], dims[kernel], *moved)
+            if dims[out] is None:
+                return False
+    if "kernel_size" in attributes:
+        dims["f"] = attributes["groups"] * math.prod(attributes["kernel_size"])
+        return dims["c"] % attributes["groups"] == 0 and dims["f"] < 2**63
+    if is_routing(op):
+        dims.setdefault("t", attributes.get("iterations"))
+        return op != "CapsuleRoutingGrad" or dims["t"] >= 1
+    return True
+
+
+def accepts(op, shapes, attributes):
+    """Returns the form and the dimensions of a valid call, or None.
+
+    Args:
+        op: Its name.
+        shapes: Of all inputs in order; for sizes, what they hold, and None where that
+            is no vector.
+        attributes: All of them.
+    """
+    if not _attributes_hold(attributes):
+        return None
+    for form in forms_of(op, attributes):
+        given, good = {}, True
+        for text, shape in zip(INPUTS[op].values(), shapes, strict=True):
+            axes = axes_of(text, form)
+            good &= (
+                shape is not None
+                and len(axes) == len(shape)
+                and min(shape, default=0) >= 0
+            )
+            for axis, size in zip(axes, shape or ()):
+                good &= given.setdefault(axis, size) == size
+        if not good:
+            continue
+        dims = dict(given)
+        if follow(op, dims, attributes) and given.items() <= dims.items():
+            return form, dims
+    return None
+
+
+def result_shapes(op, form, dims):
+    return [tuple(dims[a] for a in axes_of(text, form)) for text in RESULTS[op]]
+
+
+def answers(op, form, arrays, attributes):
+    """Returns the right results of a small call of an op that is linear.
+
+    Args:
+        arrays: The inputs in order, in float64; of sizes the shape.
+    """
+    if op == "CapsulePrediction":
+        return [capsule_prediction.forward(*arrays)]
+    if op == "CapsulePredictionGrad":
+        return capsule_prediction.backward(*arrays)
+    if op.startswith("HighOrderConv"):
+        attributes = {k: v for k, v in attributes.items() if k != "data_format"}
+        if form == "NCHW":
+            arrays = [np.moveaxis(array, 1, 3) for array in arrays]
+        if op == "HighOrderConv":
+            results = [high_order_conv.forward(*arrays, **attributes)]
+        else:
+            results = high_order_conv.backward(*arrays, **attributes)
+        return [np.moveaxis(r, 3, 1) if form == "NCHW" else r for r in results]
+    reference = {
+        "CapsuleConv": capsule_conv.forward,
+        "CapsuleConvBackpropInput": capsule_conv.backprop_input,
+        "CapsuleConvBackpropWeights": capsule_conv.backprop_weights,
+        "InqConv": inq_conv.forward,
+        "InqConvBackpropInput": inq_conv.backprop_input,
+    }[op]
+    return [reference(*arrays, **attributes)]
