@@ -15,6 +15,7 @@
 #include "cuda/capsule_conv/tensor_cores.cuh"
 #include "cuda/capsule_conv/tma/launch.cuh"
 #include "cuda/capsule_conv/tma/weights_launch.cuh"
+#include "cuda/capsule_conv/wgmma/weights_launch.cuh"
 
 namespace capsops::capsule_conv {
 namespace {
@@ -120,21 +121,33 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
       });
     }
   };
-  const auto by_tma = [&] {
+  const auto in_tf32 = [&](const auto& by) {
     if constexpr (std::is_same_v<T, float>) {
-      return WithPrecision<T>(exec, [&](auto precision) {
-        return tma::PlanWeights<precision.value>(kBackpropWeights, exec.device, p);
-      });
+      return WithPrecision<T>(exec, by);
     } else {
       return Plan::Refuse("its weight gradient is of float32");
     }
+  };
+  const auto by_tma = [&] {
+    return in_tf32([&](auto precision) {
+      return tma::PlanWeights<precision.value>(kBackpropWeights, exec.device, p);
+    });
+  };
+  const auto by_wgmma = [&] {
+    return in_tf32([&](auto precision) {
+      return wgmma::PlanWeights<precision.value>(kBackpropWeights, exec.device, p);
+    });
   };
   const auto by_fma = [&] {
     return fma::PlanProduct<T>(kBackpropWeights, exec.device, p,
                                fma::WeightsProduct(p));
   };
-  std::vector<Candidate<Plan>> candidates = {
-      {"tma", by_tma}, {"gather", by_gather}, {"mma", by_mma}, {"fma", by_fma}};
+  std::vector<Candidate<Plan>> candidates = {{"tma", by_tma},
+                                             {"gather", by_gather},
+                                             {"wgmma", by_wgmma},
+                                             {"mma", by_mma},
+                                             {"fma", by_fma}};
+  if (!wgmma::IsFasterForWeights(p)) std::swap(candidates[2], candidates[3]);
   PutInTurn(tma::TurnOf(p, p.in_channels * p.pose_inner, false), &candidates);
   return Choose<Plan>(kBackpropWeights, candidates);
 }

@@ -81,6 +81,22 @@ __device__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
+// Begins to copy `bytes` bytes, a multiple of 16, from shared memory.
+__device__ inline void BeginStore(const void* from, uint32_t bytes, void* to) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(SharedAddress(from)), "r"(bytes)
+               : "memory");
+}
+
+// Waits until what this thread began to store is there.
+__device__ inline void WaitForStores() {
+  asm volatile(
+      "cp.async.bulk.commit_group;\n"
+      "cp.async.bulk.wait_group 0;" ::
+          : "memory");
+}
+
 // Waits at a named barrier until so many threads of the block have arrived: whole
 // warps, and always the same ones.
 template <int kThreads>

@@ -20,17 +20,20 @@
 
 namespace capsops {
 
-// The innermost extent of a box: what shared memory's swizzle exchanges 16 bytes of.
+// The innermost extent of a swizzled box, within which 16 bytes are exchanged.
 constexpr int kBoxBytes = 128;
 
 // A tensor with dimensions from the innermost outwards. `apart` says how many elements
 // are between neighbors along all dimensions but the first; 16 must divide the bytes.
-// A box takes every `every`-th element, and has 128 bytes of the first dimension.
+// A box takes every `every`-th element. If it is swizzled it has 128 bytes of the first
+// dimension, and these rows lie in shared memory so that row i has its 16 bytes number
+// n at place n ^ (i % 8).
 template <int kRank>
 struct MappedTensor {
   std::array<uint64_t, kRank> size;
   std::array<uint64_t, kRank - 1> apart;
   std::array<uint32_t, kRank> box, every;
+  bool swizzled = true;
 };
 
 // The driver's function, without a need to link the driver.
@@ -51,9 +54,7 @@ inline EncodeTensorMap FindEncodeTensorMap() {
              : nullptr;
 }
 
-// Describes `tensor` at `data`, whose boxes lie in shared memory in rows of 128 bytes,
-// of which row i has its 16 bytes number n at place n ^ (i % 8). Floats are rounded to
-// TF32 on their way, to nearest.
+// Describes `tensor` at `data`. Floats are rounded to TF32 on their way, to nearest.
 template <typename S, int kRank>
 LaunchError MakeTensorMap(const char* op, const S* data,
                           const MappedTensor<kRank>& tensor, CUtensorMap* map) {
@@ -69,8 +70,8 @@ LaunchError MakeTensorMap(const char* op, const S* data,
   const CUresult result =
       encode(map, type, kRank, const_cast<S*>(data), tensor.size.data(), bytes.data(),
              tensor.box.data(), tensor.every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             tensor.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return std::string(op) + ": CUDA refuses a tensor map, error " +
          std::to_string(result);

@@ -168,6 +168,18 @@ struct AsyncProductOfRegisters;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <>
+struct AsyncProductOfRegisters<8> {
+  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
+                               bool add) {
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" CAPSOPS_REGISTERS_32
+        "}, {%32, %33, %34, %35}, %36, add, 1, 1; }"
+        : CAPSOPS_SUMS_8(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
+  }
+};
+template <>
 struct AsyncProductOfRegisters<16> {
   __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
                                bool add) {

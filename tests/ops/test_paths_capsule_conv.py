@@ -25,6 +25,15 @@ WGMMA = (
     *("channels_8", "channels_33", "pixels_left_out_16", "pixels_left_out_32_wide"),
     *("pose_8_8_8", "many_planes"),
 )
+WGMMA_WEIGHTS = (
+    *(f"in_channels_{channels}" for channels in (2, 8, 16, 32)),
+    *(f"channels_{channels}" for channels in (2, 8, 16, 32)),
+    *("strides_1_1_SAME", "strides_2_2_SAME", "strides_3_1_VALID", "gaps"),
+    *("dilations_2_2_by_1_SAME", "dilations_1_3_by_1_SAME", "dilations_3_2_by_2_SAME"),
+    *("kernel_1_5", "kernel_4_2", "kernel_7_7_SAME", "wide", "wide_SAME"),
+    *("pixels_left_out_16", "pixels_left_out_32_wide", "pose_4_4_16_moved"),
+    *("many_planes",),
+)
 GATHER = (
     *(f"one_row_columns_{columns}" for columns in (4, 28, 36, 64, 68, 132, 260)),
     *(f"one_row_terms_{terms}" for terms in (7, 8, 9, 32, 33, 64, 65, 96, 97, 256)),
@@ -79,6 +88,19 @@ REFUSALS = [
     ("mma", "far_strides", tf.float32, "32 bits do not count its elements"),
     ("mma", "dilations_50000", tf.float32, "no tile of it fits in shared memory"),
 ]
+WEIGHT_REFUSALS = [
+    ("wgmma", "pose_8_8_8", tf.float32, "capsules of the input are no 4x4 matrices"),
+    (
+        *("wgmma", "pose_4_4_5", tf.float32),
+        "the columns of poses, 5, are no even divisor of 64",
+    ),
+    (
+        *("wgmma", "channels_33", tf.float32),
+        "the number of input channels, 33, is odd",
+    ),
+    ("wgmma", "channels_16", tf.float32, "TF32 is not allowed"),
+    ("wgmma", "primes", tf.float64, "its weight gradient is of float32"),
+]
 
 
 def _forced(kernel, weights=None):
@@ -102,6 +124,8 @@ if paths.WITH_GPU:
     if paths.runs_wgmma():
         wgmma = _forced("wgmma", "mma")
         RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], (True,))
+        weights = _forced("mma", "wgmma")
+        RUNS += paths.runs(weights, WGMMA_WEIGHTS, [tf.float32], (True,))
         RUNS += paths.runs(_forced("tma"), TMA, [tf.float32], (True,))
         RUNS += paths.runs(_forced("tma", "mma"), TMA, HALVES)
 
@@ -130,3 +154,7 @@ if paths.WITH_GPU:
     @pytest.mark.parametrize("refused", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(refused):
         paths.assert_refused(OP, "CapsuleConv", *refused)
+
+    @pytest.mark.parametrize("refused", WEIGHT_REFUSALS)
+    def test_a_forced_weight_gradient_says_why_it_cannot(refused):
+        paths.assert_refused(OP, WEIGHTS, *refused)

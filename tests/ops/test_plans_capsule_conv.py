@@ -24,6 +24,15 @@ HALF = tf.float16, tf.bfloat16
 PLANS = {
     "float": ([tf.float32], False, WIDE, {}, "mma mma mma", None),
     "tf32": ([tf.float32], True, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
+    "tf32_of_many_products": (
+        *([tf.float32], True, ((10, 12, 12, 32, 4, 4), (3, 3, 32, 32, 4, 4)), {}),
+        *("wgmma wgmma wgmma", "mma mma mma"),
+    ),
+    # A fourth of the 16 channels that the weight gradient by wgmma has at a time.
+    "tf32_of_few_channels": (
+        *([tf.float32], True, ((2, 42, 40, 4, 4, 4), (5, 5, 4, 32, 4, 4)), {}),
+        *("wgmma mma mma", "mma mma mma"),
+    ),
     "half": (HALF, False, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
     "double": ([tf.float64], False, WIDE, {}, "fma fma fma", None),
     "few_columns": (HALF, False, SMALL, {}, "mma mma mma", None),

@@ -1,0 +1,234 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The weight gradient of 4x4 poses in TF32. Rows of the product are (output channel,
+// column), 64 for each warpgroup that multiplies. Its columns are units of 64, (inner,
+// channel) of one tap, and 8 terms are the pose rows of 2 neighboring output pixels.
+//
+// Tensor cores want 4 terms of a column next to each other in shared memory. So three
+// warps transpose the poses of the input there, once for all taps that read them. The
+// rows come from registers, to which they are read as they are.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/wgmma/weights_lines.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_conv::wgmma {
+
+// Which of the units of a tile a warpgroup has, and where they lie.
+struct WeightUnit {
+  int y_tap, x_tap, block;
+  bool there;
+
+  __device__ WeightUnit(const WeightSums& w, const WeightPlace& place, int group,
+                        int n) {
+    const int unit = w.halves ? n : kWeightGroups * n + group;
+    const int tap = unit / w.blocks;
+    block = unit - tap * w.blocks;
+    y_tap = tap / w.x_taps;
+    x_tap = tap - y_tap * w.x_taps;
+    there = unit < w.Units() && place.y_tap + y_tap < w.kernel_height &&
+            place.x_tap + x_tap < w.kernel_width &&
+            (place.block + block) * kWeightChannels < w.channels;
+  }
+};
+
+// Adds up kPairs products of 8 terms for each unit, from `grad` on.
+template <int kPairs, int kUnits, int kProducts>
+__device__ void MultiplyPairs(const char* grad, const uint32_t (&at)[kUnits],
+                              uint32_t apart, float (&sums)[kUnits][kProducts][4]) {
+  uint32_t rows[kPairs][4];
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const uint2 pair =
+          *reinterpret_cast<const uint2*>(grad + (2 * k + e) * kPixelBytes);
+      rows[k][2 * e] = pair.x;
+      rows[k][2 * e + 1] = pair.y;
+    }
+  }
+  BeginProducts();
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k) {
+#pragma unroll
+    for (int n = 0; n < kUnits; ++n) {
+      AsyncProductOfRegisters<kProducts>::Begin(
+          rows[k], DescribeOperand(at[n] + k * 2 * apart, apart, 8), sums[n], true);
+    }
+  }
+  CommitProducts();
+  WaitForProducts<0>();  // registers may be overwritten only now
+}
+
+// How many pairs of pixels are multiplied before a warpgroup waits for its products,
+// while those of the other go on.
+template <int kUnits>
+constexpr int kWeightPairs = kUnits > 3 ? 4 : 6;
+
+// What one warpgroup of a block multiplies.
+template <int kUnits>
+__device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int group,
+                              WeightBarriers& barriers, char* row_slots,
+                              const char* grad_slots, float* parts) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  float sums[kUnits][8][4];
+  uint32_t offset[kUnits];
+  int tap[kUnits];
+#pragma unroll
+  for (int n = 0; n < kUnits; ++n) {
+    const WeightUnit unit(w, place, group, n);
+    offset[n] =
+        (unit.block * w.box_width + unit.x_tap * w.dilation_x) * (kPixelBytes / 16);
+    tap[n] = unit.y_tap;
+#pragma unroll
+    for (int m = 0; m < 8; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[n][m][e] = 0;
+        asm volatile("" : "+f"(sums[n][m][e]));  // before products begin
+      }
+    }
+  }
+  const int row = 16 * warp + lane / 4 * 2;
+  const int channel = row / w.columns, column = row - channel * w.columns;
+  // Of pose row 0, which a lane's two columns of `grad` and of the result follow.
+  const int place_of_row = (channel * 4 * w.columns + column) * int{sizeof(float)};
+  const int pose_row = w.columns * int{sizeof(float)};
+  const char* const rows = grad_slots + (w.halves ? group * w.strip * kPixelBytes : 0) +
+                           place_of_row + lane % 4 * pose_row;
+  const uint32_t apart = w.stride_x * (kPixelBytes / 16);
+  const uint32_t slots_at = UnitAddress(row_slots);
+  const uint32_t slot_units = w.RowBytes() / 16;
+  WeightSlot newest, other;
+  int oldest = 0;
+  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+    for (int n = line.first ? 0 : w.y_taps - 1; n < w.y_taps; ++n) {
+      barriers.row_ready[newest.at].Wait(newest.parity);
+      newest.Next(w.row_slots);
+    }
+    uint32_t at[kUnits];
+#pragma unroll
+    for (int n = 0; n < kUnits; ++n) {
+      int slot = oldest + tap[n];
+      if (slot >= w.row_slots) slot -= w.row_slots;
+      at[n] = slots_at + slot * slot_units + offset[n];
+    }
+    barriers.grad_full[other.at].Wait(other.parity);
+    const char* from = rows + other.at * w.GradBytes();
+    const auto multiply = [&](auto pairs) {
+      MultiplyPairs<pairs.value>(from, at, apart, sums);
+      from += pairs.value * 2 * kPixelBytes;
+#pragma unroll
+      for (int n = 0; n < kUnits; ++n) at[n] += pairs.value * 2 * apart;
+    };
+    int pairs = (min(w.strip, w.width - line.strip * w.strip) + 1) / 2;
+#pragma unroll 1
+    for (; pairs >= kWeightPairs<kUnits>; pairs -= kWeightPairs<kUnits>) {
+      multiply(std::integral_constant<int, kWeightPairs<kUnits>>());
+    }
+#pragma unroll 1
+    for (; pairs >= 2; pairs -= 2) multiply(std::integral_constant<int, 2>());
+    if (pairs > 0) multiply(std::integral_constant<int, 1>());
+    __syncwarp();
+    if (lane == 0) barriers.grad_free[other.at].Arrive();
+    other.Next(w.grad_slots);
+    for (int n = line.Last() ? w.y_taps : 1; n > 0; --n) {
+      if (lane == 0) barriers.row_free[oldest].Arrive();
+      if (++oldest == w.row_slots) oldest = 0;
+    }
+  }
+  LetKernelAfterBegin();
+  SynchronizeSome<128 * kWeightGroups>();  // the slots are not needed any more
+  char* const staged = row_slots + group * kWeightUnits * kUnitBytes;
+#pragma unroll
+  for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+    for (int m = 0; m < 8; ++m) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int in = m / 4 * 8 + lane % 4 * 2 + e;
+        char* const to = staged + n * kUnitBytes + in * kSumsBytes;
+        *reinterpret_cast<float2*>(to + place_of_row + m % 4 * pose_row) =
+            make_float2(sums[n][m][e], sums[n][m][2 + e]);
+      }
+    }
+  }
+  ShareWithProducts();
+  SynchronizeSome<128 * kWeightGroups>();
+  const int in = threadIdx.x % 128;
+  if (in >= kWeightChannels) return;
+  const int outs_of_group = kWeightRows / w.columns;
+  const int out = (place.rows + (w.halves ? group : 0)) * outs_of_group;
+  const int outs = min(outs_of_group, w.out_channels - out);
+#pragma unroll 1
+  for (int n = 0; n < kUnits; ++n) {
+    const WeightUnit unit(w, place, group, n);
+    const int from = (place.block + unit.block) * kWeightChannels + in;
+    if (!unit.there || from >= w.channels || outs <= 0) continue;
+    const int at_tap =
+        (place.y_tap + unit.y_tap) * w.kernel_width + place.x_tap + unit.x_tap;
+    const int64_t matrix = (at_tap * w.channels + from) * w.out_channels + out;
+    BeginStore(staged + n * kUnitBytes + in * kSumsBytes,
+               outs * 4 * w.columns * sizeof(float),
+               parts + int64_t{place.split} * w.weights + matrix * 4 * w.columns);
+  }
+  WaitForStores();
+}
+
+// kUnits is how many units a warpgroup has.
+template <int kUnits>
+__global__ void __launch_bounds__(kWeightThreads, 1)
+    WeightKernel(const __grid_constant__ CUtensorMap input,
+                 const __grid_constant__ CUtensorMap grad, const WeightSums w,
+                 float* parts) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  char* const aligned =
+      reinterpret_cast<char*>(memory) + (1024 - SharedAddress(memory) % 1024) % 1024;
+  auto& barriers = *reinterpret_cast<WeightBarriers*>(aligned);
+  char* const row_slots = aligned + 1024;
+  char* const grad_slots = row_slots + w.row_slots * w.RowBytes();
+  if (threadIdx.x < kMostSlots) {
+    barriers.row_full[threadIdx.x].Init(1);
+    barriers.row_ready[threadIdx.x].Init(kWeightCarriers);
+    barriers.row_free[threadIdx.x].Init(4 * kWeightGroups);
+    barriers.grad_full[threadIdx.x].Init(1);
+    barriers.grad_free[threadIdx.x].Init(4 * kWeightGroups);
+    Barrier::PublishInit();
+  }
+  const WeightPlace place(w);
+  __syncthreads();
+  WaitForKernelBefore();
+  const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  if (group >= kWeightGroups) {
+    TakeRegisters<kWeightFew, false>();
+    const int warp = threadIdx.x / 32 - 4 * kWeightGroups;
+    if (warp < kWeightCarriers) {
+      TransposeRows(w, place, barriers, row_slots, warp);
+    } else if (threadIdx.x % 32 == 0) {
+      BringLines(w, place, input, grad, barriers, row_slots, grad_slots);
+    }
+  } else {
+    TakeRegisters<kWeightMany, true>();
+    // Of an odd number of units one warpgroup has fewer.
+    const int fewer = !w.halves && group == 1 ? w.Units() % 2 : 0;
+    if (fewer == 0 || kUnits == 1) {
+      MultiplyLines<kUnits>(w, place, group, barriers, row_slots, grad_slots, parts);
+    } else {
+      MultiplyLines<kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
+                                           grad_slots, parts);
+    }
+  }
+#else
+  __trap();  // launched on other GPUs by mistake
+#endif
+}
+
+}  // namespace capsops::capsule_conv::wgmma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_

@@ -1,0 +1,200 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the weight gradient of wgmma/weights.cuh reads, line by line, and how its
+// loading warps bring it to shared memory.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
+
+#include <cstdint>
+
+#include "cuda/common/barrier.cuh"
+#include "cuda/common/tensor_map.cuh"
+#include "cuda/common/warpgroup.cuh"
+
+namespace capsops::capsule_conv::wgmma {
+
+constexpr int kWeightRows = 64;      // of a warpgroup
+constexpr int kWeightChannels = 16;  // of the input, in a unit
+constexpr int kWeightUnits = 5;      // that a warpgroup adds up, at most
+constexpr int kWeightGroups = 2;     // warpgroups that multiply
+// A warpgroup more has the warps that transpose, and one that brings boxes.
+constexpr int kWeightThreads = 128 * (kWeightGroups + 1);
+constexpr int kWeightCarriers = 3;
+constexpr int kWeightRegisters = 168, kWeightMany = 208, kWeightFew = 88;
+static_assert(kWeightGroups * kWeightMany + kWeightFew <=
+              (kWeightGroups + 1) * kWeightRegisters);
+constexpr int kMostSlots = 16;
+// What shared memory holds of a pixel: 16 poses of the input, or those of 64 rows.
+constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(float);
+// A unit's sums as they lie before they are stored: of each channel 1024 bytes, and 16
+// more lest many lanes write to the same bank.
+constexpr int kSumsBytes = kWeightRows * 4 * sizeof(float) + 16;
+constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
+
+// A block makes a tile for one share of the lines: units of y_taps x x_taps taps and
+// `blocks` blocks of 16 channels, and 64 rows. Or 128 rows, if `halves`: then both
+// warpgroups have the same units, and different rows.
+struct WeightSums {
+  // A line is up to `strip` output pixels of a row, an even number. Those below follow.
+  int lines, splits;
+  int strips, strip, width, height;
+  int y_taps, x_taps, blocks;
+  bool halves;
+  int y_tiles, x_tiles, block_tiles, row_tiles;
+  int kernel_height, kernel_width;
+  int in_height, in_rows;  // of an image, and of all
+  int box_width;           // input pixels of a line
+  int row_slots, grad_slots;
+  int stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
+  int channels, out_channels, columns;  // of capsules and of a pose
+  int weights;
+
+  __host__ __device__ int Units() const { return y_taps * x_taps * blocks; }
+  __host__ __device__ int RowBytes() const { return blocks * box_width * kPixelBytes; }
+  __host__ __device__ int Halves() const { return halves ? kWeightGroups : 1; }
+  __host__ __device__ int GradBytes() const { return Halves() * strip * kPixelBytes; }
+};
+
+// What lies in shared memory before the slots, which begin 1024 bytes on.
+struct WeightBarriers {
+  Barrier row_full[kMostSlots], row_ready[kMostSlots], row_free[kMostSlots];
+  Barrier grad_full[kMostSlots], grad_free[kMostSlots];
+};
+static_assert(sizeof(WeightBarriers) <= 1024);
+
+// Where a block's tile begins.
+struct WeightPlace {
+  int split, y_tap, x_tap, block;
+  int rows;  // blocks of 64
+
+  __device__ explicit WeightPlace(const WeightSums& w) {
+    int rest = blockIdx.x;
+    const auto next = [&](int size) {
+      const int quotient = rest / size, at = rest - quotient * size;
+      rest = quotient;
+      return at;
+    };
+    x_tap = next(w.x_tiles) * w.x_taps;
+    y_tap = next(w.y_tiles) * w.y_taps;
+    block = next(w.block_tiles) * w.blocks;
+    rows = next(w.row_tiles) * w.Halves();
+    split = rest;
+  }
+};
+
+// The lines of a block, one after the other. Where lines follow each other downwards,
+// each reads the rows of the one before but the first, and one row more.
+struct WeightLines {
+  int left, height, strips;
+  int y, strip, image;
+  bool first = true;  // of those that follow each other
+
+  __device__ WeightLines(const WeightSums& w, int split)
+      : height(w.height), strips(w.strips) {
+    const int begin = static_cast<int>(int64_t{w.lines} * split / w.splits);
+    left = static_cast<int>(int64_t{w.lines} * (split + 1) / w.splits) - begin;
+    const int above = begin / height;
+    y = begin - above * height;
+    image = above / strips;
+    strip = above - image * strips;
+  }
+  __device__ bool Last() const { return left == 1 || y == height - 1; }
+  __device__ void Next() {
+    --left;
+    first = ++y == height;
+    if (!first) return;
+    y = 0;
+    if (++strip < strips) return;
+    strip = 0;
+    ++image;
+  }
+};
+
+// A slot of a ring, and the parity of the phase to wait for there.
+struct WeightSlot {
+  int at = 0, parity = 0;
+
+  __device__ void Next(int slots) {
+    if (++at == slots) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Brings the lines of a block; one thread. Rows beside the image are zeros.
+__device__ inline void BringLines(const WeightSums& w, const WeightPlace& place,
+                                  const CUtensorMap& input, const CUtensorMap& grad,
+                                  WeightBarriers& barriers, char* row_slots,
+                                  char* grad_slots) {
+  WeightSlot row, other;
+  row.parity = other.parity = 1;  // what nobody has used yet counts as free
+  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+    const int strip = line.strip * w.strip;
+    const int x = strip * w.stride_x - w.pad_x + place.x_tap * w.dilation_x;
+    for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
+      const int y = line.y * w.stride_y - w.pad_y + (place.y_tap + tap) * w.dilation_y;
+      const bool inside = y >= 0 && y < w.in_height;
+      barriers.row_free[row.at].Wait(row.parity);
+      barriers.row_full[row.at].ArriveAndExpect(w.RowBytes());
+      for (int n = 0; n < w.blocks; ++n) {
+        CopyBox(input, 0, (place.block + n) * (kWeightChannels / 2), x,
+                inside ? line.image * w.in_height + y : w.in_rows,
+                barriers.row_full[row.at],
+                row_slots + row.at * w.RowBytes() + n * w.box_width * kPixelBytes);
+      }
+      row.Next(w.row_slots);
+    }
+    barriers.grad_free[other.at].Wait(other.parity);
+    barriers.grad_full[other.at].ArriveAndExpect(w.GradBytes());
+    for (int half = 0; half < w.Halves(); ++half) {
+      CopyBox(grad, (place.rows + half) * (kWeightRows * 4), strip,
+              line.image * w.height + line.y, barriers.grad_full[other.at],
+              grad_slots + other.at * w.GradBytes() + half * w.strip * kPixelBytes);
+    }
+    other.Next(w.grad_slots);
+  }
+}
+
+// Transposes the poses of all rows that are brought; kWeightCarriers warps. Of 8
+// channels, [channel][pose row] of 16 bytes, swizzled, become [inner][channel].
+__device__ inline void TransposeRows(const WeightSums& w, const WeightPlace& place,
+                                     WeightBarriers& barriers, char* row_slots,
+                                     int warp) {
+  const int lane = threadIdx.x % 32;
+  const int poses = w.RowBytes() / 64;
+  WeightSlot row;
+  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+    for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
+      barriers.row_full[row.at].Wait(row.parity);
+      char* const slot = row_slots + row.at * w.RowBytes();
+      for (int first = warp * 32; first < poses; first += kWeightCarriers * 32) {
+        const int pose = first + lane;
+        const bool there = pose < poses;
+        float4 rows[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const int at = (pose % 2 * 4 + n) ^ (pose / 2 % 8);
+          if (!there) continue;
+          rows[n] = *reinterpret_cast<const float4*>(slot + pose / 2 * 128 + at * 16);
+        }
+        __syncwarp();
+        if (!there) continue;
+        float4* const to = reinterpret_cast<float4*>(slot + pose / 8 * 512) + pose % 8;
+        to[0] = {rows[0].x, rows[1].x, rows[2].x, rows[3].x};
+        to[8] = {rows[0].y, rows[1].y, rows[2].y, rows[3].y};
+        to[16] = {rows[0].z, rows[1].z, rows[2].z, rows[3].z};
+        to[24] = {rows[0].w, rows[1].w, rows[2].w, rows[3].w};
+      }
+      ShareWithProducts();
+      __syncwarp();
+      if (lane == 0) barriers.row_ready[row.at].Arrive();
+      row.Next(w.row_slots);
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv::wgmma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
