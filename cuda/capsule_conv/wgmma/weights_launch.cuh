@@ -205,21 +205,6 @@ std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
 }
 
-// Whether `mma` takes more time. It does not where products are few, or where channels
-// and columns fill less than half of the units and rows.
-inline bool IsFasterForWeights(const Problem& p) {
-  const auto filled = [](int64_t count, int64_t part) {
-    return 1.0 * count / RoundUp(count, part);
-  };
-  const double products = 1.0 * p.batch * p.out_height * p.out_width * p.kernel_height *
-                          p.kernel_width * p.in_channels * p.out_channels * 16 *
-                          p.pose_columns;
-  return products >= 1 << 29 &&
-         filled(p.in_channels, kWeightChannels) *
-                 filled(p.out_channels * p.pose_columns, kWeightRows) >=
-             0.5;
-}
-
 // The gradient by partial sums in the workspace.
 template <Tf32 kTf32>
 ConvPlan<GpuExec, float> PlanWeights(const char* op, const GpuDevice& device,
