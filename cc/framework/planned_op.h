@@ -118,7 +118,20 @@ class PlannedOp : public tensorflow::OpKernel {
 #endif
     }
     const LaunchError error = RunFrom(arguments, *plan, exec);
-    return arguments.failed() ? arguments.status() : ToStatus(error);
+    return NamingShapes(ctx, arguments.failed() ? arguments.status() : ToStatus(error));
+  }
+
+  // Where memory is short, says what was asked for: TensorFlow names only the tensor
+  // that did not fit, which may be a workspace.
+  static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
+                                   const absl::Status& status) {
+    if (!absl::IsResourceExhausted(status)) return status;
+    std::string shapes;
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      shapes += (i > 0 ? ", " : "") + ctx->input(i).shape().DebugString();
+    }
+    return absl::ResourceExhaustedError(std::string(Op::kOp) + " of inputs " + shapes +
+                                        ": " + std::string(status.message()));
   }
 
 #if TF_CAPSOPS_CUDA
