@@ -38,6 +38,18 @@ $(VENV)/.ready-%: requirements.txt
 	$(Q)$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
+# ---- Sanitizers --------------------------------------------------------------------
+# SANITIZE makes a build of its own, for the CPU only, that finds bad memory and undefined
+# behaviour, or data races. Tests of the ops run on the library of the former; TensorFlow
+# is not instrumented, so races are sought in tests/sanitizers/launchers.cc alone.
+MEMORY := address,undefined
+ifneq ($(filter-out $(MEMORY) thread,$(SANITIZE))$(filter-out 0 1,$(words $(SANITIZE))),)
+$(error SANITIZE must be $(MEMORY) or thread, got '$(SANITIZE)')
+endif
+comma := ,
+BUILD := build$(if $(SANITIZE),/sanitize-$(subst $(comma),-,$(SANITIZE)))
+OPTIMIZE := $(if $(SANITIZE),-O1 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=undefined,-O3)
+
 # ---- CUDA --------------------------------------------------------------------------
 # CUDA=auto builds for the GPUs that nvidia-smi sees, and for the CPU only where it sees
 # none. CUDA=1 and `make wheel` build for all of EVERY_ARCH. CUDA_ARCHS names others, and
@@ -49,7 +61,7 @@ CUDA ?= $(if $(filter wheel,$(MAKECMDGOALS)),1,auto)
 ifneq ($(filter-out auto 0 1,$(CUDA))$(filter-out 1,$(words $(CUDA))),)
 $(error CUDA must be auto, 0 or 1, got '$(CUDA)')
 endif
-WANTED := $(if $(strip $(CUDA_ARCHS)),$(CUDA:auto=1),$(CUDA))
+WANTED := $(if $(SANITIZE),0,$(if $(strip $(CUDA_ARCHS)),$(CUDA:auto=1),$(CUDA)))
 ifeq ($(WANTED),auto)
 GPUS := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$$/\1\2/p'))
 endif
@@ -81,8 +93,7 @@ endif
 endif
 
 # ---- The library -------------------------------------------------------------------
-LIBRARY := tf_capsops/libtf_capsops.so
-BUILD := build
+LIBRARY := $(if $(SANITIZE),$(BUILD),tf_capsops)/libtf_capsops.so
 STUDIES := $(BUILD)/libtf_capsops_studies.so
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
 
@@ -92,12 +103,17 @@ MARCH_v2 := -march=x86-64-v2
 MARCH_v3 := -march=x86-64-v3
 MARCH_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 
-COMMON := -std=c++17 -O3 -DNDEBUG -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra -I.
+COMMON := -std=c++17 $(OPTIMIZE) -DNDEBUG -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra -I.
 DEPS = -MMD -MP -MF $(@:.o=.d)
 FLAGS_cpu := $(COMMON) -ffp-contract=fast -Wno-psabi $(CXXFLAGS)
 FLAGS_tensorflow := $(COMMON) -Wno-unused-parameter $(if $(WITH_CUDA),-DTF_CAPSOPS_CUDA=1) \
   '-DTF_CAPSOPS_VERSION="$(VERSION)"' '-DTF_CAPSOPS_CUDA_VERSION="$(NVCC_VERSION)"' \
   '-DTF_CAPSOPS_CUDA_ARCHS="$(strip $(ARCHS))"' $(CXXFLAGS)
+# With GCC's checks of null, no address of a function is the constant that TensorFlow's
+# headers want it to be.
+ifdef SANITIZE
+FLAGS_tensorflow += -fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute
+endif
 FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
   -Xcompiler -fPIC,-fvisibility=hidden -Xfatbin -compress-all --threads 0 -I. \
   $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
@@ -120,10 +136,14 @@ STUDIES_OBJECTS := $(STUDIES_tensorflow) $(STUDIES_cuda) \
   $(addprefix $(BUILD)/,cc/framework/shape_rule.o cc/framework/window.o cc/launch/choice.o cuda/common/device.cu.o)
 endif
 
+# The launchers in a program of their own, without TensorFlow: `make test SANITIZE=...`.
+LAUNCHERS := $(BUILD)/tests/sanitizers/launchers
+LAUNCHERS_OBJECTS := $(LAUNCHERS).o $(OBJECTS_cpu) $(OBJECTS_dispatch) $(BUILD)/cc/launch/choice.o
+
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow.
-LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a -Wl,--no-undefined -s \
+LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a -Wl,--no-undefined $(if $(SANITIZE),-fsanitize=$(SANITIZE),-s) \
   $(1) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
 
 # A file for each kind of command line, rewritten only when the command line changes;
@@ -144,7 +164,8 @@ $(BUILD)/tensorflow.key: FORCE $(ENVIRONMENT)
 	$(Q)$(PY) tools/tensorflow_config.py --write $(BUILD)
 
 # How far a build is: "[12/40] CXX   cc/ops/inq_conv.cc", of all there is to compile.
-STEPS := $(words $(sort $(OBJECTS) $(if $(filter studies papers test-all,$(MAKECMDGOALS)),$(STUDIES_OBJECTS))))
+STEPS := $(words $(sort $(if $(filter thread,$(SANITIZE)),,$(OBJECTS)) $(if $(SANITIZE),$(LAUNCHERS_OBJECTS)) \
+  $(if $(filter studies papers test-all,$(MAKECMDGOALS)),$(STUDIES_OBJECTS))))
 SAY = $(eval STARTED += x)$(if $(V),,@echo "[$(words $(STARTED))/$(STEPS)] $(1)")
 
 $(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
@@ -152,7 +173,7 @@ $(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.t
 	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_tensorflow) @$(BUILD)/tensorflow.cflags $(DEPS) -c $< -o $@
 
-$(OBJECTS_dispatch): $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
+$(OBJECTS_dispatch) $(LAUNCHERS).o: $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
 	@mkdir -p $(@D)
 	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_cpu) $(DEPS) -c $< -o $@
@@ -181,19 +202,30 @@ $(LIBRARY): $(OBJECTS) $(BUILD)/flags.link $(BUILD)/tensorflow.key
 	$(call link_to,$(OBJECTS))
 	$(if $(WITH_CUDA),,@rm -f $(STUDIES))
 
+$(LAUNCHERS): $(LAUNCHERS_OBJECTS)
+	$(Q)$(CXX) $(OPTIMIZE) $^ -lpthread $(LDFLAGS) -o $@
+
 ifdef WITH_CUDA
 $(STUDIES): $(STUDIES_OBJECTS) $(BUILD)/flags.link_studies $(BUILD)/tensorflow.key
 	$(call link_to,$(STUDIES_OBJECTS))
 endif
 
--include $(OBJECTS:.o=.d) $(STUDIES_tensorflow:.o=.d) $(STUDIES_cuda:.o=.d)
+-include $(OBJECTS:.o=.d) $(LAUNCHERS).d $(STUDIES_tensorflow:.o=.d) $(STUDIES_cuda:.o=.d)
 
 # ---- What to do --------------------------------------------------------------------
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
 CAPSOPS := $(PY) -m tf_capsops
 # As many processes as cores: more threads than one, $(1), wait for each other.
 PYTEST = TF_NUM_INTRAOP_THREADS=$(1) $(PY) -m pytest -n auto --dist worksteal
-CXX_FILES = $(shell find cc cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh')
+# ThreadSanitizer cannot do with the randomness of addresses that newer systems have.
+LESS_RANDOM = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+# Python and TensorFlow know nothing of sanitizers, so those come before them, with the
+# C++ library whose exceptions they watch.
+UNDER_SANITIZERS = LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(l).so))" \
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY))
+# Every op and every path of its kernels, those of older processors included.
+SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_faults.py test_threads.py) -k "not xla"
+CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
 .PHONY: help demo test test-all build studies bench papers wheel format lint requirements clean FORCE
 FORCE:
@@ -203,8 +235,14 @@ demo: build  ## train on handwritten digits, evaluate, draw reconstructions (run
 	$(CAPSOPS) evaluate
 	$(CAPSOPS) reconstruct
 
+ifndef SANITIZE
 test: build  ## run the tests, of each grid of sizes and types a selection; ARGS="-k name" picks some
 	$(call PYTEST,1) $(ARGS)
+else
+test: $(LAUNCHERS) $(if $(filter thread,$(SANITIZE)),,build)
+	$(Q)for level in 2 3 4; do TSAN_OPTIONS=halt_on_error=1 TF_CAPSOPS_CPU_LEVEL=$$level $(LESS_RANDOM) $(LAUNCHERS) || exit 1; done
+	$(if $(filter thread,$(SANITIZE)),,$(UNDER_SANITIZERS) $(call PYTEST,1) --capture=sys $(or $(ARGS),$(SANITIZED_TESTS)))
+endif
 
 test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, other papers' kernels, ops under XLA
 	$(call PYTEST,2) --all $(ARGS)
@@ -254,4 +292,5 @@ help:
 	  CUDA_HOME "the CUDA toolkit; or NVCC, its compiler" \
 	  CXX "C++ compiler ($(CXX)); CXXFLAGS, NVCCFLAGS and LDFLAGS add to ours" \
 	  ARGS "passed on to pytest, the demo, the benchmark" \
+	  SANITIZE "address,undefined or thread: make test finds bad memory, or data races" \
 	  V "1 shows every command"

@@ -105,6 +105,7 @@ void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
 // any alignment.
 template <typename T, typename A>
 void Copy(const A* from, int64_t count, bool stream, T* to) {
+  if (count == 0) return;  // an empty tensor may have no address
   if constexpr (std::is_same_v<T, A>) {
     int64_t n = 0;
     if (stream) {

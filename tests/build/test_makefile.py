@@ -3,6 +3,7 @@
 """The Makefile builds for the right devices, with a made-up toolkit and driver."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,7 @@ def machine(tmp_path):
         ("", ["CUDA_ARCHS=90", "CUDA=0"], "for the CPU only)"),
         ("9.0", ["wheel", "-n"], "with CUDA 13.0 for 80 90 100 120)"),
         ("", ["wheel", "-n", "CUDA=0"], "for the CPU only)"),
+        ("9.0", ["SANITIZE=thread", "CUDA=1"], "for the CPU only)"),
     ],
 )
 def test_what_is_built_for(gpus, arguments, text, machine):
@@ -87,11 +89,23 @@ def test_what_is_built_for(gpus, arguments, text, machine):
     [
         (["CUDA=yes"], "CUDA must be auto, 0 or 1, got 'yes'"),
         (["CUDA=1", "NVCC=/no/nvcc"], "No nvcc was found at /no/nvcc: install "),
+        (["SANITIZE=memory"], "must be address,undefined or thread, got 'memory'"),
         (["CUDA_ARCHS=33"], 'CUDA_ARCHS="33" holds nothing that '),
     ],
 )
 def test_what_is_refused(arguments, text, machine):
     assert text in machine("", *arguments)
+
+
+@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+def test_sanitizers_leave_the_library_alone(sanitize, tmp_path):
+    """All that the test would write is in a folder of its own."""
+    result = _make("test", "-n", "-B", f"SANITIZE={sanitize}", path=tmp_path)
+    assert result.returncode == 0, result.stderr
+    folder = f"build/sanitize-{sanitize.replace(',', '-')}/"
+    written = re.findall(r" -o (\S+)", result.stdout)
+    assert f"{folder}tests/sanitizers/launchers" in written
+    assert [path for path in written if not path.startswith(folder)] == []
 
 
 def test_studies_need_cuda(tmp_path):

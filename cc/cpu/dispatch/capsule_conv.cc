@@ -121,7 +121,7 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
                                        const T* grad, T* grad_weights,
                                        void* workspace) -> LaunchError {
         const Problem& p = trimmed.p;
-        if (!trimmed.complete()) {
+        if (!trimmed.complete() && trimmed.tap > 0) {
           std::memset(grad_weights, 0, trimmed.taps * trimmed.tap * sizeof(T));
         }
         if (d.weights_tasks == 0) return {};

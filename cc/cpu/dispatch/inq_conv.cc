@@ -202,8 +202,11 @@ class Convolution {
                        void* weights) const {
     const Problem& p = part.p;
     if (!part.division.fits) {
-      return part.decoded.run(exec, from, static_cast<const A*>(weights), to,
-                              static_cast<char*>(weights) + Bytes<A>(Weights(p)));
+      const LaunchError error =
+          part.decoded.run(exec, from, static_cast<const A*>(weights), to,
+                           static_cast<char*>(weights) + Bytes<A>(Weights(p)));
+      if (error.empty()) return {};
+      return {std::string(kOp) + ": " + error.text(), error.fault()};
     }
     // The cost assumes sixteen multiply-adds a cycle.
     const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
