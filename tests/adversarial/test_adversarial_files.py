@@ -6,18 +6,21 @@ import contextlib
 import io
 import json
 import math
+import re
 import zipfile
 
+import keras
 import numpy as np
-from hypothesis import example, given
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from memory import peak
 
-from tf_capsops import _library, data, inq
+from tf_capsops import _library, data, inq, layers
 from tf_capsops.cli import runs
 from tf_capsops.cli.errors import CommandError
 
-_MEMORY = 64 << 20, 64  # bytes, and bytes for each byte of a file
+_MEMORY = 64 << 20  # bytes, which no file here should take
 _DEEP = "[" * 100_000
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 _SHAPES = {"x_train": (6, 4, 4), "y_train": (6,), "x_test": (6, 4, 4), "y_test": (6,)}
@@ -48,7 +51,7 @@ _JSON = st.recursive(
 
 
 @contextlib.contextmanager
-def _refused(errors, name):
+def _refused(errors, name, most=_MEMORY):
     """Lets pass errors that name a file, and no memory out of proportion to it."""
     peak()
     before = peak()
@@ -57,7 +60,6 @@ def _refused(errors, name):
     except errors as error:
         assert name in str(error), error
         assert "\n" not in str(error).strip() or not isinstance(error, CommandError)
-    most, _ = _MEMORY
     assert peak() - before <= most
 
 
@@ -177,5 +179,63 @@ def test_packed_codes():
                 inq.unpack(inq.pack(codes, given[1]), *given[1:]).tolist()
                 == codes.tolist()
             )
+
+    run()
+
+
+# Keras makes the layers that a file describes, of any size, before it reads weights.
+_SMALL_JSON = _JSON.filter(lambda tree: not re.search(r"\d{4}", json.dumps(tree)))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The parts of a `.keras` file of a small model of codes, by name."""
+    path = tmp_path_factory.mktemp("model") / "model.keras"
+    keras.Sequential(
+        [
+            keras.Input([8, 8, 1]),
+            layers.InqConv2D(2, 3, bits=4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
+        ]
+    ).save(path)
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _places(tree, path=()):
+    """Yields the place of every entry of a tree of JSON."""
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in entries:
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from _places(value, (*path, key))
+
+
+def test_models(model, tmp_path):
+    """Parts changed inside of a sound archive, or the archive's bytes."""
+    path = tmp_path / "model.keras"
+
+    @settings(max_examples=settings.default.max_examples // 10)
+    @given(st.data())
+    def run(more):
+        parts, config = dict(model), json.loads(model["config.json"])
+        name = more.draw(st.sampled_from([*parts, "entry", "entry", "entry"]))
+        if name == "entry":
+            *way, last = more.draw(st.sampled_from([*_places(config)]))
+            within = config
+            for key in way:
+                within = within[key]
+            within[last] = more.draw(_SMALL_JSON)
+            parts["config.json"] = json.dumps(config).encode()
+        else:
+            parts[name] = _changed(more.draw, parts[name])
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            for each, content in parts.items():
+                archive.writestr(each, content)
+        path.write_bytes(_changed(more.draw, file.getvalue()))
+        with _refused(CommandError, "model", 512 << 20):
+            runs.open_model(path, "digits")
 
     run()
