@@ -34,7 +34,7 @@ def tensors(call):
     for name, shape in call.shapes.items():
         if call.is_sizes(name):
             array = np.array(shape, np.int32)
-            array = array[:1].sum() if call.ranks.get(name) == 0 else array
+            array = np.array(array[:1].sum()) if call.ranks.get(name) == 0 else array
             array = array[None] if call.ranks.get(name) == 2 else array
         elif 0 in shape:
             array = None
@@ -56,6 +56,7 @@ def tensors(call):
 
 def _tensor(array, shape, dtype):
     if dtype == tf.string:
+        shape = shape if array is None else array.shape
         return tf.fill(tf.constant(shape, tf.int64), "")
     if array is None:
         return tf.fill(tf.constant(shape, tf.int64), tf.zeros([], dtype))
@@ -193,5 +194,6 @@ def _assert_routed(call, given, arrays, results):
     for result, truth, measure, size in zip(
         results, truths, measures, sizes, strict=True
     ):
-        size = np.broadcast_to(size, truth.shape)
+        # Squashing mixes elements: small ones are as exact as large ones.
+        size = np.full(truth.shape, np.max(size, initial=0))
         assert_close(result.numpy(), truth, measure.numpy(), size)
