@@ -17,6 +17,7 @@ import frames
 import hypothesis
 import pytest
 import tensorflow as tf
+from hypothesis.internal.conjecture import providers
 
 from tf_capsops.bench import cases
 
@@ -57,6 +58,10 @@ def _choose_examples(every):
     TF_CAPSOPS_EXAMPLES asks for another number of other inputs, which `pytest
     --hypothesis-seed` determines.
     """
+    # Hypothesis also draws numbers that stand in modules of ours, of those that this
+    # process happens to have imported. Without, each process draws the same.
+    none = providers._local_constants
+    providers._get_local_constants = lambda: none
     wanted = os.environ.get("TF_CAPSOPS_EXAMPLES")
     hypothesis.settings.register_profile(
         "adversarial",

@@ -60,7 +60,10 @@ def unpack(packed, bits, shape):
     shape = tuple(positive_int("unpack", "shape", size, minimum=0) for size in sizes)
     if isinstance(packed, (bytes, bytearray, memoryview)):
         packed = np.frombuffer(packed, np.uint8)
-    packed = np.asarray(packed)
+    try:
+        packed = np.asarray(packed)
+    except ValueError as error:
+        raise ValueError(f"unpack: packed is no array: {error}") from error
     if packed.dtype != np.uint8 or packed.ndim != 1:
         raise ValueError(
             "unpack: packed must be bytes or uint8 of one axis, got "

@@ -47,6 +47,9 @@ def _assert_names_op_and_input(error, call):
     """TensorFlow's own checks come first; those of the op begin with its name."""
     text = str(error)
     names = [*call.names, *call.attributes]
+    if re.search("Invalid value in tensor used for shape: -", text):
+        assert any(min(s, default=0) < 0 for s in call.shapes.values()), text
+        return
     if re.search(rf"\b{call.op}: ", text):
         assert any(name in text for name in names), text
         return

@@ -210,6 +210,7 @@ def test_codes_past_the_book_are_refused(bits):
         ([1, 2], [1], "packed must be bytes or uint8 of one axis, got int64"),
         (np.zeros([1, 1], np.uint8), [1], r"one axis, got uint8 of shape \(1, 1\)"),
         (b"\1", [-1], "shape must be an integer >= 0, got -1"),
+        ([None, []], [2], "packed is no array"),
         (b"", [2**64, 0], r"there is no array of shape \(18446744073709551616, 0\)"),
         (b"", [0] * 65, r"there is no array of shape \(0, 0"),
     ],
