@@ -275,7 +275,7 @@ lint: $(ENVIRONMENT)  ## check layout, common mistakes, and the tables of measur
 
 requirements:  ## pin requirements.in again with hashes, for Python 3.10 to 3.13 at once (needs uv)
 	uv pip compile --universal --python-version 3.10 --upgrade --generate-hashes --no-annotate \
-	  --no-header --quiet requirements.in -o requirements.txt
+	  --custom-compile-command "make requirements" --quiet requirements.in -o requirements.txt
 
 clean:  ## remove what was built (.venv and runs/ stay)
 	rm -rf $(BUILD) dist $(LIBRARY)
