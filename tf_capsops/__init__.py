@@ -14,7 +14,7 @@ from tf_capsops import (
 )
 from tf_capsops._library import library_path
 from tf_capsops._version import __version__
-from tf_capsops.ops.capsule_conv import capsule_conv2d
+from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 from tf_capsops.ops.high_order_conv import high_order_conv2d
@@ -24,6 +24,7 @@ from tf_capsops.ops.squash import squash
 __all__ = [
     "__version__",
     "capsule_conv2d",
+    "capsule_conv2d_bias_relu",
     "capsule_prediction",
     "capsule_routing",
     "high_order_conv2d",

@@ -7,8 +7,19 @@
 #include "cc/cpu/capsule_conv_image.h"
 #include "cc/cpu/capsule_conv_outer.h"
 #include "cc/cpu/capsule_conv_weights.h"
+#include "cc/cpu/convert.h"
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
+
+template <typename T>
+void BiasRelu(int64_t pixels, int64_t pixel, const T* bias, T* image) {
+  for (; pixels > 0; --pixels, image += pixel) {
+    for (int64_t i = 0; i < pixel; ++i) {
+      const Accumulator<T> sum = Widen(image[i]) + Widen(bias[i]);
+      Narrow(sum < 0 ? Accumulator<T>{0} : sum, &image[i]);
+    }
+  }
+}
 
 template <typename T>
 CpuKernels<T> Kernels() {
@@ -17,7 +28,8 @@ CpuKernels<T> Kernels() {
            {DivideOuter<T>, RunOuter<T>, ReduceOuter<T>}},
           {{DivideImage<T, false>, PackWeights<T, false>, RunImage<T, false>},
            {DivideImage<T, true>, PackWeights<T, true>, RunImage<T, true>},
-           {DivideWeights<T>, RunWeights<T>, ReduceWeights<T>}}};
+           {DivideWeights<T>, RunWeights<T>, ReduceWeights<T>}},
+          BiasRelu<T>};
 }
 CAPSOPS_INSTANTIATE_KERNELS
 

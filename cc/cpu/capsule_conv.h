@@ -69,6 +69,9 @@ template <typename T>
 struct CpuKernels {
   Directions<T> columns;  // for poses of one row whose columns fill lanes
   Directions<T> planes;   // for all poses
+  // Adds the bias to `pixels` pixels of as many elements, and makes what is negative
+  // zero.
+  void (*bias_relu)(int64_t pixels, int64_t pixel, const T* bias, T* image);
 };
 
 CAPSOPS_DECLARE_KERNELS

@@ -9,7 +9,7 @@ namespace capsops::capsule_conv {
 namespace {
 
 [[maybe_unused]] const bool kRegistered =
-    RegisterOps<ForwardOp, BackpropInputOp, BackpropWeightsOp>();
+    RegisterOps<ForwardOp, ForwardBiasReluOp, BackpropInputOp, BackpropWeightsOp>();
 
 }  // namespace
 }  // namespace capsops::capsule_conv

@@ -51,7 +51,13 @@ struct Problem : WindowProblem {
   int64_t pose_columns = -1;
 };
 
-// All three are products of two tensors into a third.
+// Pixels of the output, and elements of one.
+inline int64_t Pixels(const Problem& p) { return p.batch * p.out_height * p.out_width; }
+inline int64_t PixelSize(const Problem& p) {
+  return p.out_channels * p.pose_depth * p.pose_rows * p.pose_columns;
+}
+
+// Products of two tensors into a third.
 template <typename Exec, typename T>
 using ConvPlan = Plan<Exec, const T* /*left*/, const T* /*right*/, T* /*out*/>;
 
@@ -63,6 +69,19 @@ template <typename T>
 ConvPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
 template <typename T>
 ConvPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+
+template <typename Exec, typename T>
+using BiasReluPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
+                          const T* /*bias*/, T* /*output*/>;
+
+// The same, and bias [out_channels, pose_depth, pose_rows, pose_columns] -> output =
+// max(0, convolution + bias).
+template <typename T>
+BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec& exec,
+                                             const Problem& problem);
+template <typename T>
+BiasReluPlan<GpuExec, T> PlanForwardBiasRelu(const GpuExec& exec,
+                                             const Problem& problem);
 
 // grad, shaped like output, and weights -> grad_input, shaped like input: the sum over
 // kh, kw, o and the pixels that read it of grad @ transpose(weights).
@@ -84,6 +103,14 @@ struct Forward : OpOn<Problem> {
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
     return PlanForward<T>(exec, problem);
+  }
+};
+
+struct ForwardBiasRelu : OpOn<Problem> {
+  static constexpr const char* kName = "CapsuleConvBiasRelu";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForwardBiasRelu<T>(exec, problem);
   }
 };
 

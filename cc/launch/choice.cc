@@ -58,18 +58,12 @@ bool Split(const std::string& text, std::map<std::string, std::string>* pairs) {
   return true;
 }
 
-constexpr const char* kOps[] = {"CapsulePrediction",
-                                "CapsulePredictionGrad",
-                                "CapsuleRouting",
-                                "CapsuleRoutingGrad",
-                                "CapsuleRoutingCoefficients",
-                                "CapsuleConv",
-                                "CapsuleConvBackpropInput",
-                                "CapsuleConvBackpropWeights",
-                                "HighOrderConv",
-                                "HighOrderConvGrad",
-                                "InqConv",
-                                "InqConvBackpropInput"};
+constexpr const char* kOps[] = {
+    "CapsulePrediction",   "CapsulePredictionGrad",      "CapsuleRouting",
+    "CapsuleRoutingGrad",  "CapsuleRoutingCoefficients", "CapsuleConv",
+    "CapsuleConvBiasRelu", "CapsuleConvBackpropInput",   "CapsuleConvBackpropWeights",
+    "HighOrderConv",       "HighOrderConvGrad",          "InqConv",
+    "InqConvBackpropInput"};
 
 LaunchError Unreadable(const char* op, const std::string& variable,
                        const std::string& text, const std::string& wanted) {

@@ -37,6 +37,30 @@ padding: What is beyond the image: nothing (VALID), or zeros so that output pixe
 dilations: Pixels between neighbours in the kernel, down and across.
 )doc");
 
+REGISTER_OP("CapsuleConvBiasRelu")
+    .Input("input: T")
+    .Input("weights: T")
+    .Input("bias: T")
+    .Output("output: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("strides: list(int) = [1, 1]")
+    .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
+    .Attr("dilations: list(int) = [1, 1]")
+    .SetShapeFn(InferShapes<ForwardBiasReluOp>)
+    .Doc(R"doc(
+CapsuleConv with a bias, and with zeros for what is negative.
+
+    output = max(0, CapsuleConv(input, weights) + bias)
+
+input: Capsules, [batch, in_height, in_width, in_channels, pose_rows, pose_inner].
+weights: Matrices, [kernel_height, kernel_width, in_channels, out_channels, pose_inner, pose_columns].
+bias: Of every pixel, [out_channels, pose_rows, pose_columns].
+output: Capsules, [batch, out_height, out_width, out_channels, pose_rows, pose_columns].
+strides: As of CapsuleConv.
+padding: As of CapsuleConv.
+dilations: As of CapsuleConv.
+)doc");
+
 REGISTER_OP("CapsuleConvBackpropInput")
     .Input("input_sizes: int32")
     .Input("weights: T")

@@ -18,6 +18,7 @@ using tensorflow::PartialTensorShape;
 
 constexpr int kDepthAxis = 4;  // where capsules of rank 3 have one axis more
 constexpr int kRank = 6;       // of tensors of capsules of rank 2
+constexpr int kPixelAxes = 3;  // before those of a pixel, in an image
 
 // A tensor as it was given: its name for messages, its shape, and its axes with depth.
 struct Operand {
@@ -25,9 +26,9 @@ struct Operand {
   PartialTensorShape shape;
   std::vector<Axis> axes;
 
-  std::vector<Axis> AxesOfRank(int rank) const {
+  std::vector<Axis> AxesOfRank(int rank, int depth_axis = kDepthAxis) const {
     std::vector<Axis> chosen = axes;
-    if (rank == kRank) chosen.erase(chosen.begin() + kDepthAxis);
+    if (rank == kRank) chosen.erase(chosen.begin() + depth_axis);
     return chosen;
   }
 };
@@ -84,14 +85,15 @@ absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shap
   return PartialTensorShape::BuildPartialTensorShape(dims, shape);
 }
 
-// The names are those of the tensors, or of what has their shapes; without `output` the
-// output may have any shape.
+// The names are those of the tensors, or of what has their shapes; without `grad` the
+// output may have any shape. `bias` is null where there is none.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const char* weights_name,
                                        const PartialTensorShape& weights,
                                        const PartialTensorShape& grad,
-                                       const Attributes& attributes) {
+                                       const Attributes& attributes,
+                                       const PartialTensorShape* bias = nullptr) {
   Convolution conv;
   Problem& p = conv.problem;
   ShapeRule rule(op);
@@ -107,6 +109,12 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
   bind(operands[1]);
   SlideWindow(rule, attributes, weights_name, weights, p);
   bind(operands[2]);
+  if (bias != nullptr && rank >= 0) {
+    const std::vector<Axis> pixel(operands[2].axes.begin() + kPixelAxes,
+                                  operands[2].axes.end());
+    const Operand operand{"bias", *bias, pixel};
+    rule.Bind("bias", *bias, operand.AxesOfRank(rank, kDepthAxis - kPixelAxes));
+  }
   if (!rule.status().ok()) return rule.status();
   absl::Status status = SetShape(operands[0].axes, rank, &conv.input);
   status.Update(SetShape(operands[1].axes, rank, &conv.weights));
@@ -136,6 +144,15 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   const auto conv = capsule_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes);
   if (!conv.ok()) return conv.status();
   return Call<Problem>{conv->problem, {0, 1}, {conv->output}};
+}
+
+absl::StatusOr<Call<Problem>> ForwardBiasReluOp::Resolve(const OpInputs& inputs) const {
+  const PartialTensorShape bias = inputs.shape(2);
+  const auto conv =
+      ResolveAll(kName, "input", inputs.shape(0), "weights", inputs.shape(1),
+                 PartialTensorShape(), attributes, &bias);
+  if (!conv.ok()) return conv.status();
+  return Call<Problem>{conv->problem, {0, 1, 2}, {conv->output}};
 }
 
 absl::StatusOr<Call<Problem>> BackpropInputOp::Resolve(const OpInputs& inputs) const {

@@ -41,6 +41,11 @@ struct ForwardOp : Forward, OpWith<Attributes> {
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
+struct ForwardBiasReluOp : ForwardBiasRelu, OpWith<Attributes> {
+  static constexpr const char* kOp = kName;
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+};
+
 struct BackpropInputOp : BackpropInput, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
   static constexpr std::array kHostInputs = {"input_sizes"};

@@ -198,13 +198,13 @@ bool RegisterAll() {
 }
 
 [[maybe_unused]] const bool kRegistered =
-    RegisterAll<capsule_conv::ForwardOp, capsule_conv::BackpropInputOp,
-                capsule_conv::BackpropWeightsOp, capsule_prediction::ForwardOp,
-                capsule_prediction::BackwardOp, capsule_routing::ForwardOp,
-                capsule_routing::ForwardWithSumsOp, capsule_routing::BackwardOp,
-                capsule_routing::CoefficientsOp, high_order_conv::ForwardOp,
-                high_order_conv::BackwardOp, inq_conv::ForwardOp,
-                inq_conv::BackpropInputOp>();
+    RegisterAll<capsule_conv::ForwardOp, capsule_conv::ForwardBiasReluOp,
+                capsule_conv::BackpropInputOp, capsule_conv::BackpropWeightsOp,
+                capsule_prediction::ForwardOp, capsule_prediction::BackwardOp,
+                capsule_routing::ForwardOp, capsule_routing::ForwardWithSumsOp,
+                capsule_routing::BackwardOp, capsule_routing::CoefficientsOp,
+                high_order_conv::ForwardOp, high_order_conv::BackwardOp,
+                inq_conv::ForwardOp, inq_conv::BackpropInputOp>();
 
 }  // namespace
 }  // namespace capsops

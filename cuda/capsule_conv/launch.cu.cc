@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
+#include "cuda/capsule_conv/bias_relu.cuh"
 #include "cuda/capsule_conv/gather/launch.cuh"
 #include "cuda/capsule_conv/mma/weights_launch.cuh"
 #include "cuda/capsule_conv/tensor_cores.cuh"
@@ -44,13 +45,38 @@ void PutInTurn(tma::Turn turn, std::vector<Candidate<Plan>>* candidates) {
   if (turn == tma::Turn::kLast) std::rotate(first, first + 1, candidates->end() - 1);
 }
 
-// Of the forward convolution or the gradient of the input.
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
-                               bool gradient, const Tasks& tasks,
-                               const fma::Product& product) {
-  using Plan = ConvPlan<GpuExec, T>;
-  const auto by_fma = [&] { return fma::PlanProduct<T>(op, exec.device, p, product); };
+// A plan that adds bias and relu to a convolution, if `Plan` has them, in a pass of its
+// own.
+template <typename Plan, typename T>
+Plan Finished(const char* op, const Problem& p, const ConvPlan<GpuExec, T>& conv) {
+  if constexpr (std::is_same_v<Plan, ConvPlan<GpuExec, T>>) {
+    return conv;
+  } else {
+    Plan plan;
+    plan.error = conv.error;
+    if (!conv.run) return plan;
+    return Plan::Make(
+        conv.workspace, [op, conv, pixels = Pixels(p), pixel = PixelSize(p)](
+                            const GpuExec& exec, const T* input, const T* weights,
+                            const T* bias, T* output, void* workspace) {
+          const LaunchError error = conv.run(exec, input, weights, output, workspace);
+          if (!error.empty()) return error;
+          return AddBiasRelu(exec, op, pixels, pixel, Native(bias), Native(output));
+        });
+  }
+}
+
+// Of the forward convolution or the gradient of the input. `Plan` is a ConvPlan or a
+// BiasReluPlan.
+template <typename T, typename Plan = ConvPlan<GpuExec, T>>
+Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradient,
+               const Tasks& tasks, const fma::Product& product) {
+  const auto finished = [&](const ConvPlan<GpuExec, T>& conv) {
+    return Finished<Plan, T>(op, p, conv);
+  };
+  const auto by_fma = [&] {
+    return finished(fma::PlanProduct<T>(op, exec.device, p, product));
+  };
   if constexpr (std::is_same_v<T, double>) {
     const auto none = [] { return Plan::Refuse(kNoDouble); };
     return Choose<Plan>(op, {{"tma", none},
@@ -64,17 +90,23 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
       std::vector<Candidate<Plan>> candidates = {
           {"tma",
            [&] {
-             return tma::PlanImage<T, precision.value>(op, exec.device, p, gradient);
+             return finished(
+                 tma::PlanImage<T, precision.value>(op, exec.device, p, gradient));
            }},
           {"gather",
            [&] {
              if (gradient) return Plan::Refuse("it makes no gradient of the input");
-             return gather::PlanForward<T, precision.value>(op, exec.device, p);
+             return gather::PlanForward<Plan, T, precision.value>(op, exec.device, p);
            }},
           {"wgmma",
-           [&] { return ByProducts<T>(op, ProductsOf::ByWgmma(tasks, exec.device)); }},
+           [&] {
+             return finished(
+                 ByProducts<T>(op, ProductsOf::ByWgmma(tasks, exec.device)));
+           }},
           {"mma",
-           [&] { return ByProducts<T>(op, ProductsOf::ByMma(tasks, exec.device)); }},
+           [&] {
+             return finished(ByProducts<T>(op, ProductsOf::ByMma(tasks, exec.device)));
+           }},
           {"fma", by_fma}};
       const int64_t read =
           gradient ? p.out_channels * p.pose_columns : p.in_channels * p.pose_inner;
@@ -91,6 +123,12 @@ template <typename T>
 ConvPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return PlanImage<T>("CapsuleConv", exec, p, false, ForwardTasks(p),
                       fma::ForwardProduct(p));
+}
+
+template <typename T>
+BiasReluPlan<GpuExec, T> PlanForwardBiasRelu(const GpuExec& exec, const Problem& p) {
+  return PlanImage<T, BiasReluPlan<GpuExec, T>>(
+      ForwardBiasRelu::kName, exec, p, false, ForwardTasks(p), fma::ForwardProduct(p));
 }
 
 template <typename T>
@@ -153,6 +191,7 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
 CAPSOPS_SHARED_PRODUCTS(template)
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ConvPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanForwardBiasRelu, BiasReluPlan, GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropInput, ConvPlan, GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropWeights, ConvPlan, GpuExec)
 #define CAPSOPS_INSTANTIATE(T)                                                     \

@@ -20,7 +20,12 @@ _INT32_MAX = 2**31 - 1
 
 # Axes of inputs and results. `p` is the depth of capsules of rank 3, and `f` how many
 # numbers a pixel's filters have. What begins with `sizes:` holds a shape of these axes.
-_POSES = {"input": "n h w c p r q", "weights": "y x c o p q s", "grad": "n H W o p r s"}
+_POSES = {
+    "input": "n h w c p r q",
+    "weights": "y x c o p q s",
+    "bias": "o p r s",
+    "grad": "n H W o p r s",
+}
 _IMAGES = {"input": "n h w c", "codes": "y x c o", "grad": "n H W o"}
 _PAIRS = {"input": "b i k", "weights": "i j d k", "grad": "b i j d"}
 _ROUTED = {"input": "b i k", "weights": "i j d k", "logits": "i j"}
@@ -40,6 +45,7 @@ INPUTS = {
     "CapsuleRoutingGrad": {"grad": "b j d", **_ROUTED, **_SUMS},
     "CapsuleRoutingCoefficients": {**_ROUTED, **_SUMS},
     "CapsuleConv": _some(_POSES, "input", "weights"),
+    "CapsuleConvBiasRelu": _some(_POSES, "input", "weights", "bias"),
     "CapsuleConvBackpropInput": {
         "input_sizes": f"sizes:{_POSES['input']}",
         **_some(_POSES, "weights", "grad"),
@@ -67,6 +73,7 @@ RESULTS = {
     "CapsuleRoutingGrad": ["b i k", "i j d k", "i j"],
     "CapsuleRoutingCoefficients": ["b i j"],
     "CapsuleConv": [_POSES["grad"]],
+    "CapsuleConvBiasRelu": [_POSES["grad"]],
     "CapsuleConvBackpropInput": [_POSES["input"]],
     "CapsuleConvBackpropWeights": [_POSES["weights"]],
     "HighOrderConv": ["n h w c"],
@@ -186,8 +193,12 @@ def result_shapes(op, form, dims):
     return [tuple(dims[a] for a in axes_of(text, form)) for text in RESULTS[op]]
 
 
+def _conv_bias_relu(inputs, weights, bias, **attributes):
+    return np.maximum(capsule_conv.forward(inputs, weights, **attributes) + bias, 0)
+
+
 def answers(op, form, arrays, attributes):
-    """Returns the right results of a small call of an op that is linear.
+    """Returns the right results of a small call of any op but routing.
 
     Args:
         arrays: The inputs in order, in float64; of sizes the shape.
@@ -207,6 +218,7 @@ def answers(op, form, arrays, attributes):
         return [np.moveaxis(r, 3, 1) if form == "NCHW" else r for r in results]
     reference = {
         "CapsuleConv": capsule_conv.forward,
+        "CapsuleConvBiasRelu": _conv_bias_relu,
         "CapsuleConvBackpropInput": capsule_conv.backprop_input,
         "CapsuleConvBackpropWeights": capsule_conv.backprop_weights,
         "InqConv": inq_conv.forward,

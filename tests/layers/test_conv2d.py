@@ -74,6 +74,42 @@ def test_same_results(device, name, monkeypatch):
     )
 
 
+def test_bias_and_relu_are_in_the_op(device, monkeypatch):
+    monkeypatch.setattr(conv2d, "ours_is_faster", lambda *_: True)
+    arguments = {"kernel_size": 3, "activation": "relu"}
+    exact = keras.layers.Conv2D(8, dtype="float64", **arguments)
+    exact.build(IMAGES.shape)
+    theirs, ours = both(**arguments)
+    exact.set_weights(ours.get_weights())
+    grad = np.random.default_rng(2).normal(size=(2, 5, 4, 8))
+
+    def results(layer):
+        with tf.GradientTape() as tape:
+            output = layer(IMAGES)
+        weights = layer.trainable_variables
+        return [output, *tape.gradient(output, weights, tf.cast(grad, layer.dtype))]
+
+    with kernels.recorded() as ran:
+        found = results(ours)
+    assert ran[0][0] == "CapsuleConvBiasRelu"
+    assert "CapsuleConv" not in {op for op, *_ in ran}
+    for result, truth, plain in zip(
+        found, map(np.asarray, results(exact)), results(theirs), strict=True
+    ):
+        tolerances.assert_close(result, truth, plain)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"use_bias": False, "activation": "relu"}, {"activation": "tanh"}]
+)
+def test_others_run_the_convolution(arguments, monkeypatch):
+    monkeypatch.setattr(conv2d, "ours_is_faster", lambda *_: True)
+    layer = Conv2D(8, 3, **arguments)
+    with kernels.recorded() as ran:
+        layer(IMAGES)
+    assert [op for op, *_ in ran] == ["CapsuleConv"]
+
+
 HOPPER, AMPERE = {"compute_capability": (9, 0)}, {"compute_capability": (8, 0)}
 PRIMARY, FIRST, DEEP, SHALLOW = (
     *((9, 9, 256, 256), (9, 9, 1, 256)),

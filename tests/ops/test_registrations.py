@@ -20,6 +20,7 @@ HOST_MEMORY = {
     "CapsuleRoutingGrad": [],
     "CapsuleRoutingCoefficients": [],
     "CapsuleConv": [],
+    "CapsuleConvBiasRelu": [],
     "CapsuleConvBackpropInput": ["input_sizes"],
     "CapsuleConvBackpropWeights": ["weight_sizes"],
     "HighOrderConv": [],

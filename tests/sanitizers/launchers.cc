@@ -220,6 +220,8 @@ void AddConv(Source& draw) {
     work = OutPixels(p) * Pairs(p) * rows * p.pose_inner * p.pose_columns;
   } while (work > kMostWork);
   Add<capsule_conv::Forward>(p, {input, weights, output});
+  Add<capsule_conv::ForwardBiasRelu>(
+      p, {input, weights, capsule_conv::PixelSize(p), output});
   Add<capsule_conv::BackpropInput>(p, {output, weights, input});
   Add<capsule_conv::BackpropWeights>(p, {input, output, weights});
 }

@@ -7,7 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_capsops.ops.capsule_conv import capsule_conv2d
+from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 
 # Numbers of a window, KH * KW * C.
 _MOST_OF_FEW_CHANNELS = 256
@@ -30,13 +30,30 @@ class Conv2D(keras.layers.Conv2D):
     [2, 5, 5, 8]
     """
 
+    def call(self, inputs):
+        kernel = self.kernel
+        if not (self._rectified and self._is_ours(inputs, kernel)):
+            return super().call(inputs)
+        return self._convolved(
+            capsule_conv2d_bias_relu, inputs, kernel, tf.convert_to_tensor(self.bias)
+        )
+
     def convolution_op(self, inputs, kernel):
-        last = self.data_format == "channels_last" and self.groups == 1
-        if not last or not ours_is_faster(kernel.shape, inputs.dtype):
+        if not self._is_ours(inputs, kernel):
             return super().convolution_op(inputs, kernel)
-        outputs = capsule_conv2d(
-            _poses(inputs),
-            _poses(kernel),
+        return self._convolved(capsule_conv2d, inputs, kernel)
+
+    @property
+    def _rectified(self):
+        return self.use_bias and self.activation is keras.activations.relu
+
+    def _is_ours(self, inputs, kernel):
+        last = self.data_format == "channels_last" and self.groups == 1
+        return last and ours_is_faster(kernel.shape, inputs.dtype)
+
+    def _convolved(self, op, *tensors):
+        outputs = op(
+            *map(_poses, tensors),
             strides=self.strides,
             padding=self.padding.upper(),
             dilations=self.dilation_rate,

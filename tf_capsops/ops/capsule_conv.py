@@ -74,6 +74,57 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     )
 
 
+def capsule_conv2d_bias_relu(
+    inputs, weights, bias, strides=1, padding="VALID", dilations=1, name=None
+):
+    """Convolves an image of capsules, adds a bias, and makes what is negative zero.
+
+        output = max(0, capsule_conv2d(inputs, weights) + bias)
+
+    in one operation, which spares the passes over the output that bias and relu take.
+    Differentiable any number of times in all three.
+
+    Args:
+      inputs: As for `capsule_conv2d`.
+      weights: As for `capsule_conv2d`.
+      bias: `[out_channels, pose_rows, pose_columns]`, for capsules of rank 3 with
+        `pose_depth` before `pose_rows`; of the type of `inputs`.
+      strides: As for `capsule_conv2d`.
+      padding: As for `capsule_conv2d`.
+      dilations: As for `capsule_conv2d`.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Capsules, as `capsule_conv2d`.
+
+    Raises:
+      ValueError: As `capsule_conv2d`, or `bias` is of another type.
+      tf.errors.InvalidArgumentError: As `capsule_conv2d`, or the shape of `bias` is not
+        that of a pixel of the output.
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> image, kernel = tf.ones([1, 2, 2, 1, 1, 2]), tf.ones([2, 2, 1, 1, 2, 3])
+    >>> bias = tf.constant([[[-9.0, -8.0, 1.0]]])
+    >>> tf.squeeze(tf_capsops.capsule_conv2d_bias_relu(image, kernel, bias)).numpy()
+    array([0., 0., 9.], dtype=float32)
+    """
+    owner = "capsule_conv2d_bias_relu"
+    inputs, weights, bias = float_tensors(
+        owner, inputs=inputs, weights=weights, bias=bias
+    )
+    return _library.load().capsule_conv_bias_relu(
+        input=inputs,
+        weights=weights,
+        bias=bias,
+        strides=positive_pair(owner, "strides", strides),
+        padding=padding_name(owner, padding),
+        dilations=positive_pair(owner, "dilations", dilations),
+        name=name,
+    )
+
+
 # The convolution is linear in input and in weights. So the three ops are derivatives of
 # one number, <grad, conv(input, weights)>, by each of its three arguments. And those of
 # one op are the other two, with the incoming gradient in the place of its namesake.
@@ -99,13 +150,27 @@ def _in_output(inputs, weights, attributes):
     return _library.load().capsule_conv(inputs, weights, **attributes)
 
 
-@tf.RegisterGradient("CapsuleConv")
-def _capsule_conv_grad(op, grad):
-    inputs, weights = op.inputs
-    attributes = _attributes(op)
+def _gradients(inputs, weights, grad, attributes):
     return (
         _in_input(inputs, weights, grad, attributes),
         _in_weights(inputs, weights, grad, attributes),
+    )
+
+
+@tf.RegisterGradient("CapsuleConv")
+def _capsule_conv_grad(op, grad):
+    return _gradients(*op.inputs, grad, _attributes(op))
+
+
+@tf.RegisterGradient("CapsuleConvBiasRelu")
+def _capsule_conv_bias_relu_grad(op, grad):
+    inputs, weights, bias = op.inputs
+    grad = tf.raw_ops.ReluGrad(gradients=grad, features=op.outputs[0])
+    sums = tf.float64 if grad.dtype == tf.float64 else tf.float32
+    grad_bias = tf.reduce_sum(tf.cast(grad, sums), axis=[0, 1, 2])
+    return (
+        *_gradients(inputs, weights, grad, _attributes(op)),
+        tf.cast(grad_bias, bias.dtype),
     )
 
 

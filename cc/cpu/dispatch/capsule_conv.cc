@@ -102,6 +102,24 @@ ConvPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
 }
 
 template <typename T>
+BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec&, const Problem& p) {
+  const auto conv = PlanImage(ForwardBiasRelu::kName, Selected<T>().columns.forward,
+                              Selected<T>().planes.forward, p);
+  return CpuPlan<BiasReluPlan<CpuExec, T>>(
+      conv.workspace,
+      [conv, pixels = Pixels(p), pixel = PixelSize(p)](
+          const CpuExec& exec, const T* input, const T* weights, const T* bias,
+          T* output, void* workspace) -> LaunchError {
+        const LaunchError error = conv.run(exec, input, weights, output, workspace);
+        if (!error.empty() || pixel == 0) return error;
+        exec.parallel_for(pixels, pixel, [&](int64_t begin, int64_t end) {
+          Selected<T>().bias_relu(end - begin, pixel, bias, output + begin * pixel);
+        });
+        return {};
+      });
+}
+
+template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec&, const Problem& p) {
   return PlanImage("CapsuleConvBackpropInput", Selected<T>().columns.backprop_input,
                    Selected<T>().planes.backprop_input, p);
@@ -143,6 +161,7 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ConvPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanForwardBiasRelu, BiasReluPlan, CpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropInput, ConvPlan, CpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanBackpropWeights, ConvPlan, CpuExec)
 

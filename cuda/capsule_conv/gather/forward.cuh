@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/capsule_conv/bias_relu.cuh"
 #include "cuda/capsule_conv/gather/tile.cuh"
 #include "cuda/common/warp.cuh"
 
@@ -59,11 +60,13 @@ __device__ void StoreFour(const Pack<S, 4>& four, S* to) {
   __stcs(reinterpret_cast<Words*>(to), reinterpret_cast<const Words&>(four));
 }
 
-// Writes what a warp computed of its pixels, which are at `to` of the image.
+// Writes what a warp computed of its pixels, which are at `to` of the image, with bias
+// and relu unless `bias` is null.
 template <typename S, int kProducts>
 __device__ void StorePixels(const Tiling& tiling, int column,
                             const int (&to)[2 * kTiles],
-                            const float (&sums)[kTiles][kProducts][4], S* image) {
+                            const float (&sums)[kTiles][kProducts][4], const S* bias,
+                            S* image) {
 #pragma unroll
   for (int row = 0; row < 2 * kTiles; ++row) {
     if (to[row] < 0) continue;
@@ -71,10 +74,12 @@ __device__ void StorePixels(const Tiling& tiling, int column,
     for (int n = 0; n < kProducts; n += 2) {
       const int at = column + n * 8 + threadIdx.x % 4 * 4;
       if (at >= tiling.columns) break;
-      Pack<S, 4> four;
+      Pack<S, 4> four, added{};
+      if (bias != nullptr) added = *reinterpret_cast<const Pack<S, 4>*>(bias + at);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        Narrow(sums[row / 2][n + e / 2][row % 2 * 2 + e % 2], &four.at[e]);
+        const float sum = sums[row / 2][n + e / 2][row % 2 * 2 + e % 2];
+        Narrow(bias == nullptr ? sum : BiasRelu(sum, added.at[e]), &four.at[e]);
       }
       StoreFour(four, image + to[row] + at);
     }
@@ -86,7 +91,8 @@ __device__ void StorePixels(const Tiling& tiling, int column,
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kForwardThreads, 2)
     ForwardKernel(const Tiling tiling, const S* __restrict__ input,
-                  const S* __restrict__ weights, S* __restrict__ output) {
+                  const S* __restrict__ weights, const S* __restrict__ bias,
+                  S* __restrict__ output) {
   constexpr int kProducts = kColumns < 64 ? kColumns / 8 : 8;
   constexpr int kGroups = kColumns / (8 * kProducts);
   extern __shared__ float4 filter[];
@@ -158,7 +164,7 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
           }
         }
       }
-      StorePixels(tiling, first_column + group * kProducts * 8, to, sums, image);
+      StorePixels(tiling, first_column + group * kProducts * 8, to, sums, bias, image);
     }
     __syncthreads();
   }

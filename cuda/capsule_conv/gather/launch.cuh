@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/gather/forward.cuh"
@@ -112,11 +113,10 @@ void ForEachTiling(Tiling* t, const Consider& consider) {
 }
 
 // A plan of either kernel; no blocks where it does not fit.
-template <typename S, typename TilingOf, typename To>
+template <typename TilingOf, typename... Pointers>
 struct GatherPlan {
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
-                                 const GatherPlan& plan, const S* input, const S* right,
-                                 To* to);
+                                 const GatherPlan& plan, Pointers... pointers);
 
   TilingOf tiling{};
   int64_t blocks = 0;
@@ -126,17 +126,19 @@ struct GatherPlan {
 };
 
 template <typename S>
-using ForwardPlan = GatherPlan<S, Tiling, S>;
+using ForwardPlan = GatherPlan<Tiling, const S* /*input*/, const S* /*weights*/,
+                               const S* /*bias, or null*/, S* /*output*/>;
 template <typename S>
-using WeightPlan = GatherPlan<S, WeightTiling, float>;
+using WeightPlan =
+    GatherPlan<WeightTiling, const S* /*input*/, const S* /*grad*/, float* /*parts*/>;
 
-template <auto kKernel, int kThreads, typename Plan, typename S, typename To>
+template <auto kKernel, int kThreads, typename Plan, typename... Pointers>
 LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
-                   const S* input, const S* right, To* to) {
+                   Pointers... pointers) {
   const LaunchError error = AllowShared<kKernel>(exec, op);
   if (!error.empty()) return error;
-  kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling, input,
-                                                               right, to);
+  kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling,
+                                                               pointers...);
   return CheckLaunch(op);
 }
 
@@ -177,10 +179,9 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
   });
 }
 
-template <typename T, Tf32 kTf32>
-ConvPlan<GpuExec, T> PlanForward(const char* op, const GpuDevice& device,
-                                 const Problem& p) {
-  using Plan = ConvPlan<GpuExec, T>;
+// `Plan` is a ConvPlan or a BiasReluPlan.
+template <typename Plan, typename T, Tf32 kTf32>
+Plan PlanForward(const char* op, const GpuDevice& device, const Problem& p) {
   using S = CudaType<T>;
   const std::string refusal = Refusal(p);
   if (!refusal.empty()) return Plan::Refuse(refusal);
@@ -193,10 +194,19 @@ ConvPlan<GpuExec, T> PlanForward(const char* op, const GpuDevice& device,
     if (columns > 64) FindForward<S, kTf32, 128>(p, device, &plan);
   }
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
-  return Plan::Make(0, [op, plan](const GpuExec& exec, const T* input, const T* weights,
-                                  T* output, void*) {
-    return plan.launch(exec, op, plan, Native(input), Native(weights), Native(output));
-  });
+  const auto run = [op, plan](const GpuExec& exec, const T* input, const T* weights,
+                              const T* bias, T* output, void*) {
+    return plan.launch(exec, op, plan, Native(input), Native(weights), Native(bias),
+                       Native(output));
+  };
+  if constexpr (std::is_same_v<Plan, BiasReluPlan<GpuExec, T>>) {
+    return Plan::Make(0, run);
+  } else {
+    return Plan::Make(0, [run](const GpuExec& exec, const T* input, const T* weights,
+                               T* output, void* workspace) {
+      return run(exec, input, weights, nullptr, output, workspace);
+    });
+  }
 }
 
 template <typename S, Tf32 kTf32, int kProducts>
