@@ -7,6 +7,7 @@
 #include "cuda/capsule_conv/fma/launch.cuh"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
@@ -180,11 +181,13 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
     return fma::PlanProduct<T>(kBackpropWeights, exec.device, p,
                                fma::WeightsProduct(p));
   };
-  std::vector<Candidate<Plan>> candidates = {
-      {"tma", by_tma}, {"gather", by_gather}, {"mma", by_mma}, {"fma", by_fma}};
+  std::vector<Candidate<Plan>> candidates = {{"tma", by_tma},
+                                             {"gather", by_gather},
+                                             {"wgmma", by_wgmma},
+                                             {"mma", by_mma},
+                                             {"fma", by_fma}};
+  if (!wgmma::FillsBlocks(p)) std::swap(candidates[2], candidates[3]);
   PutInTurn(tma::TurnOf(p, p.in_channels * p.pose_inner, false), &candidates);
-  // Behind "fma", which can do all: only for those who force it (docs/capsule_conv.md).
-  candidates.push_back({"wgmma", by_wgmma});
   return Choose<Plan>(kBackpropWeights, candidates);
 }
 

@@ -33,6 +33,14 @@ struct Tasks {
   std::string refusal;  // why there are no tasks
 };
 
+// Whether there are so few products that what a path does beside them counts.
+inline bool HasFewProducts(const Problem& p) {
+  constexpr double kFew = 1 << 29;
+  return 1.0 * Pixels(p) * PixelSize(p) * p.kernel_height * p.kernel_width *
+             p.in_channels * p.pose_inner <
+         kFew;
+}
+
 // Why tensor cores' kernels, which count in 32 bits, cannot do the problem; else empty.
 inline std::string RefuseSizes(const Problem& p) {
   constexpr int64_t kMost = 1 << 30;

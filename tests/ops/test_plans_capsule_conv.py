@@ -8,7 +8,7 @@ import time
 import pytest
 import tensorflow as tf
 from descriptions.capsule_conv import OP
-from gpus import GPUS, assert_planned, has_wgmma, planned, plans
+from gpus import GPUS, assert_planned, planned, plans
 
 import tf_capsops
 from tf_capsops import _library, kernels
@@ -24,6 +24,19 @@ HALF = tf.float16, tf.bfloat16
 PLANS = {
     "float": ([tf.float32], False, WIDE, {}, "mma mma mma", None),
     "tf32": ([tf.float32], True, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
+    # From 2^29 products on, in full tiles, the weight gradient is by wgmma too.
+    "many_products": (
+        *([tf.float32], True, ((8, 14, 14, 32, 4, 4), WIDE[1]), {}),
+        *("wgmma wgmma wgmma", "mma mma mma"),
+    ),
+    "fewer_products": (
+        *([tf.float32], True, ((6, 14, 14, 32, 4, 4), WIDE[1]), {}),
+        *("wgmma wgmma mma", "mma mma mma"),
+    ),
+    "many_products_of_few_channels": (
+        *([tf.float32], True, ((99, 14, 14, 6, 4, 4), (3, 3, 6, 32, 4, 4)), {}),
+        *("wgmma wgmma mma", "mma mma mma"),
+    ),
     "half": (HALF, False, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
     "double": ([tf.float64], False, WIDE, {}, "fma fma fma", None),
     "few_columns": (HALF, False, SMALL, {}, "mma mma mma", None),
@@ -140,14 +153,6 @@ if _library.build_info()["cuda"]:
             found = plans(90, lambda: _compute(dtype, (image, weights), {}))
         packed = [place for place, op in enumerate(OPS[:2]) if found[op][1] > 0]
         assert packed == list(packs)
-
-    def test_the_gradient_of_weights_by_wgmma_is_for_those_who_force_it():
-        tf.config.experimental.enable_tensor_float_32_execution(True)
-        compute = functools.partial(_compute, tf.float32, WIDE, {})
-        assert planned(90, compute)[OPS[2]] == "mma"
-        if has_wgmma(90):
-            with kernels.force(**{OPS[2]: "wgmma"}):
-                assert planned(90, compute)[OPS[2]] == "wgmma"
 
     def test_far_strides_are_planned_at_once():
         """No tap reaches the second pixel, which planning sees without trying 2^27."""

@@ -145,12 +145,8 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
 // Pixels that are read of less than 32 numbers leave much of a step empty.
 enum class Turn { kFirst, kAfterGather, kLast };
 inline Turn TurnOf(const Problem& p, int64_t read, bool phases) {
-  constexpr double kFew = 1 << 29;
-  const double products = 1.0 * p.batch * p.out_height * p.out_width * p.kernel_height *
-                          p.kernel_width * p.in_channels * p.pose_inner *
-                          p.out_channels * p.pose_columns;
   const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
-  if (products < kFew) return quads && !phases ? Turn::kLast : Turn::kAfterGather;
+  if (HasFewProducts(p)) return quads && !phases ? Turn::kLast : Turn::kAfterGather;
   return read < 32 ? Turn::kAfterGather : Turn::kFirst;
 }
 

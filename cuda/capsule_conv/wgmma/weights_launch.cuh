@@ -205,6 +205,13 @@ std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
 }
 
+// Whether tiles are full enough, and many enough, to take less time than those of
+// `mma`.
+inline bool FillsBlocks(const Problem& p) {
+  return 2 * p.in_channels >= kWeightChannels &&
+         2 * p.out_channels * p.pose_columns >= kWeightRows && !HasFewProducts(p);
+}
+
 // The gradient by partial sums in the workspace.
 template <Tf32 kTf32>
 ConvPlan<GpuExec, float> PlanWeights(const char* op, const GpuDevice& device,
