@@ -14,7 +14,10 @@ small and very large numbers, infinities or NaN.
 from __future__ import annotations
 
 import argparse
+import collections
 import json
+import multiprocessing
+import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -57,36 +60,44 @@ def _error(result, truth: np.ndarray, magnitude: np.ndarray) -> float:
     return float(off / largest / ulp) if np.isfinite(off) else np.inf
 
 
-def errors(device: str) -> Iterator[list]:
-    """Yields a row for each op, mode and result, the worst of all cases."""
-    for op in descriptions.every():
-        for mode, dtype, tf32 in _modes(device):
-            worst, ran = {}, set()
-            chosen = [
-                case
-                for case in op.suite.select(cases.CORRECTNESS)
-                if case.name not in op.empty
-            ]
-            for case in chosen:
-                tensors = op.draw(case, dtype)
-                tf.config.experimental.enable_tensor_float_32_execution(tf32)
-                with tf.device(device), kernels.recorded() as calls:
-                    ours = op.ours(case, tensors)
-                ran |= {kernel for _, kernel, _ in calls}
-                with tf.device(device):
-                    plain = op.results(case.bind(op.plain), *tensors)
-                arrays = descriptions.exact(tensors)
-                truths = case.bind(op.reference)(*arrays)
-                sizes = case.bind(op.magnitude)(*arrays)
-                names = _names(op, len(ours))
-                for name, *one in zip(names, ours, plain, truths, sizes, strict=True):
-                    mine, theirs, truth, size = one
-                    before = worst.get(name, (0.0, 0.0))
-                    found = _error(mine, truth, size), _error(theirs, truth, size)
-                    worst[name] = tuple(map(max, before, found))
-            for name, (mine, theirs) in worst.items():
-                row = [f"{op.suite.op}: {name}", mode, f"{mine:.2g}", f"{theirs:.2g}"]
-                yield [*row, len(chosen), ", ".join(sorted(ran))]
+def _kernels(calls: list, op: str, count: int) -> list[str]:
+    """Returns which kernel made each of `count` results: the output, gradients."""
+    (forward,) = {kernel for name, kernel, _ in calls if name == op}
+    backward = [kernel for name, kernel, _ in calls if name != op]
+    backward += backward[-1:] * (count - 1 - len(backward))  # one op makes them all
+    return [forward, *backward]
+
+
+def errors(op: descriptions.Description, device: str) -> Iterator[list]:
+    """Yields a row for each result, mode and kernel, the worst of all cases."""
+    for mode, dtype, tf32 in _modes(device):
+        worst, count = {}, collections.Counter()
+        for case in op.suite.select(cases.CORRECTNESS):
+            if case.name in op.empty:
+                continue
+            tensors = op.draw(case, dtype)
+            tf.config.experimental.enable_tensor_float_32_execution(tf32)
+            with tf.device(device), kernels.recorded() as calls:
+                ours = op.ours(case, tensors)
+            with tf.device(device):
+                plain = op.results(case.bind(op.plain), *tensors)
+            arrays = descriptions.exact(tensors)
+            truths = case.bind(op.reference)(*arrays)
+            sizes = case.bind(op.magnitude)(*arrays)
+            ran = _kernels(calls, op.suite.op, len(ours))
+            names = _names(op, len(ours))
+            for name, kernel, mine, theirs, truth, size in zip(
+                names, ran, ours, plain, truths, sizes, strict=True
+            ):
+                key = name, kernel
+                found = _error(mine, truth, size), _error(theirs, truth, size)
+                worst[key] = tuple(map(max, worst.get(key, (0.0, 0.0)), found))
+                count[key] += 1
+        for (name, kernel), (mine, theirs) in sorted(
+            worst.items(), key=lambda item: names.index(item[0][0])
+        ):
+            row = [f"{op.suite.op}: {name}", kernel, mode, f"{mine:.2g}"]
+            yield [*row, f"{theirs:.2g}", count[name, kernel]]
 
 
 def _kinds(results) -> list[np.ndarray]:
@@ -98,39 +109,44 @@ def _kinds(results) -> list[np.ndarray]:
     return kinds
 
 
-def special_values(device: str) -> tuple[list[list], int]:
+def special_values(op: descriptions.Description, device: str) -> tuple[list[list], int]:
     """Returns a row for each difference from plain TensorFlow, and how many inputs."""
     rows, tried = [], 0
-    for op in descriptions.every():
-        (case, *_) = op.suite.select(cases.SMOKE)
-        given = op.draw(case, tf.float32)
-        real = [i for i, each in enumerate(given) if i and each.dtype == tf.float32]
-        for index in real:
-            for what in (*_SCALES, *_PLANTED):
-                array = given[index].numpy().copy()
-                if what in _SCALES:
-                    array = (array * np.float64(_SCALES[what])).astype(np.float32)
-                else:
-                    array.flat[array.size // 2] = _PLANTED[what]
-                tensors = [*given[:index], tf.constant(array), *given[index + 1 :]]
-                with tf.device(device):
-                    ours = op.ours(case, tensors)
-                    plain = op.results(case.bind(op.plain), *tensors)
-                tried += 1
-                names = _names(op, len(ours))
-                both = zip(names, _kinds(ours), _kinds(plain), strict=True)
-                for name, mine, theirs in both:
-                    differ = mine != theirs
-                    if not differ.any():
-                        continue
-                    words = {0: "finite", 1: "inf", -1: "-inf", 2: "NaN"}
-                    pairs = sorted({*zip(mine[differ], theirs[differ], strict=True)})
-                    said = "; ".join(f"{words[a]}, plain {words[b]}" for a, b in pairs)
-                    count = f"{differ.sum()} of {differ.size}"
-                    rows.append(
-                        [op.suite.op, f"input {index}: {what}", name, count, said]
-                    )
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    (case, *_) = op.suite.select(cases.SMOKE)
+    given = op.draw(case, tf.float32)
+    real = [i for i, each in enumerate(given) if i and each.dtype == tf.float32]
+    for index in real:
+        for what in (*_SCALES, *_PLANTED):
+            array = given[index].numpy().copy()
+            if what in _SCALES:
+                array = (array * np.float64(_SCALES[what])).astype(np.float32)
+            else:
+                array.flat[array.size // 2] = _PLANTED[what]
+            tensors = [*given[:index], tf.constant(array), *given[index + 1 :]]
+            with tf.device(device):
+                ours = op.ours(case, tensors)
+                plain = op.results(case.bind(op.plain), *tensors)
+            tried += 1
+            names = _names(op, len(ours))
+            for name, mine, theirs in zip(
+                names, _kinds(ours), _kinds(plain), strict=True
+            ):
+                differ = mine != theirs
+                if not differ.any():
+                    continue
+                words = {0: "finite", 1: "inf", -1: "-inf", 2: "NaN"}
+                pairs = sorted({*zip(mine[differ], theirs[differ], strict=True)})
+                said = "; ".join(f"{words[a]}, plain {words[b]}" for a, b in pairs)
+                row = [op.suite.op, f"input {index}: {what}", name]
+                rows.append([*row, f"{differ.sum()} of {differ.size}", said])
     return rows, tried
+
+
+def _measure(number: int, device: str) -> tuple[list[list], list[list], int]:
+    """Measures one op, in a process of its own."""
+    op = descriptions.every()[number]
+    return [*errors(op, device)], *special_values(op, device)
 
 
 def main() -> None:
@@ -140,9 +156,16 @@ def main() -> None:
     parser.add_argument("--processor", help="the processor's name")
     options = parser.parse_args()
     device = f"{options.device}:0"
-    rows = list(errors(device))
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    special, tried = special_values(device)
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # for processes side by side
+    count = len(descriptions.every())
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(count, os.cpu_count())) as pool:
+        measured = pool.starmap(
+            _measure, [(i, device) for i in range(count)], chunksize=1
+        )
+    rows = [row for found, _, _ in measured for row in found]
+    special = [row for _, found, _ in measured for row in found]
+    tried = sum(number for _, _, number in measured)
     name = options.device.lower()
     here = report.machine()
     run = {
@@ -155,7 +178,7 @@ def main() -> None:
             f"numerics_{name}": {
                 "op": "",
                 "device": options.device,
-                "columns": ["", "type", "ours", "plain", "cases", "kernels"],
+                "columns": ["", "kernel", "type", "ours", "plain", "cases"],
                 "rows": rows,
             },
             f"special_values_{name}": {
