@@ -7,7 +7,7 @@ import sys
 
 from tf_capsops._version import __version__
 from tf_capsops.cli import denoise, evaluate, info, quantize, reconstruct, train
-from tf_capsops.cli.errors import CommandError, require
+from tf_capsops.cli.errors import INTERRUPTED, CommandError, require
 
 _COMMANDS = {
     "train": train,
@@ -26,8 +26,8 @@ def main(argv=None):
       argv: its arguments, without the program's name; None for those of the process.
 
     Returns:
-      The exit status: 0, 1 where `info` finds no usable library, or 2 where an argument
-      or a file is at fault, after one line that says so.
+      The exit status: 0, 1 where `info` finds no usable library, 2 where an argument or
+      a file is at fault, after one line that says so, or 130 after Ctrl-C.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -41,6 +41,9 @@ def main(argv=None):
         return _COMMANDS[args.command].run(args)
     except SystemExit as stop:  # argparse: a mistake, or --help
         return stop.code
+    except KeyboardInterrupt:
+        print(f"tf-capsops {argv[0]}: stopped", file=sys.stderr)
+        return INTERRUPTED
     except CommandError as error:
         print(f"tf-capsops {argv[0]}: error: {error}", file=sys.stderr)
         return 2

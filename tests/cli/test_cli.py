@@ -89,6 +89,12 @@ def test_reconstruct_overwrites_nothing(work, capsys):
     for name in ("reconstructions-2.png", "perturbations.png", "coefficients.png"):
         assert matplotlib.image.imread(run / name).std() > 0.05
         assert f"wrote runs/digits/{name}\n" in printed
+    files = {path.name for path in run.iterdir()}
+    assert main(["reconstruct", "runs/digits"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("reconstructions.png", "perturbations.png", "coefficients.png"):
+        assert f"runs/digits/{name} is there already\n" in printed
+    assert {path.name for path in run.iterdir()} == files
     assert main(["reconstruct", "--output", "pictures"]) == 0
     assert (work / "pictures" / "coefficients.png").exists()
 

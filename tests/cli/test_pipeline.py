@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches for training: all images once, distorted as promised, repeatable."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tf_capsops import models
-from tf_capsops.cli.pipeline import copied_ahead, distort, training_batches
+from tf_capsops.cli.pipeline import Epoch, copied_ahead, distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
 
 
@@ -17,10 +19,26 @@ def _dot(size=9):
     return image
 
 
+def _epochs(images, batch_size, distortion, seed, numbers, changed=lambda b: b):
+    """Returns the batches of some epochs, and their data set."""
+    epoch = Epoch()
+    batches = changed(
+        training_batches(
+            *(images, np.arange(len(images)), batch_size, distortion, seed),
+            epoch.number,
+        )
+    )
+    found = []
+    for number in numbers:
+        epoch.on_epoch_begin(number)
+        found.append(list(batches))
+    return found, batches
+
+
 def test_epochs_hold_every_image_once_in_another_order():
     images = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
-    batches = training_batches(images, np.arange(10), 4, Distortion(), seed=1)
-    epochs = [[(x.numpy(), y.numpy()) for x, y in batches] for _ in range(2)]
+    epochs, batches = _epochs(images, 4, Distortion(), 1, range(2))
+    assert len(batches) == 3
     orders = [np.concatenate([y for _, y in epoch]) for epoch in epochs]
     for epoch, order in zip(epochs, orders):
         assert [len(y) for _, y in epoch] == [4, 4, 2]
@@ -33,13 +51,17 @@ def test_epochs_hold_every_image_once_in_another_order():
 def test_a_seed_repeats_everything():
     images = np.random.default_rng(1).random([12, 8, 8, 1], np.float32)
 
-    def two_epochs(seed):
+    def drawn(seed, numbers):
         distortion = Distortion(shift=1.0, degrees=10, zoom=0.1)
-        batches = training_batches(images, np.arange(12), 5, distortion, seed)
-        return np.concatenate([x for _ in range(2) for x, _ in batches])
+        epochs, _ = _epochs(images, 5, distortion, seed, numbers)
+        return np.stack([np.concatenate([x for x, _ in epoch]) for epoch in epochs])
 
-    np.testing.assert_array_equal(two_epochs(1), two_epochs(1))
-    assert np.any(two_epochs(1) != two_epochs(2))
+    three = drawn(1, range(3))
+    np.testing.assert_array_equal(three, drawn(1, range(3)))
+    np.testing.assert_array_equal(three[2:], drawn(1, [2]))
+    assert np.any(three != drawn(2, range(3)))
+    # Other distortions too, not the same ones in another order.
+    assert not set(np.sort(three[0].sum((1, 2, 3)))) & set(three[1].sum((1, 2, 3)))
 
 
 def test_whole_shifts_move_pixels_and_reach_every_place_alike():
@@ -85,12 +107,13 @@ def test_copies_on_a_device_are_the_same_batches():
     images = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
     for kind in {d.device_type for d in tf.config.list_logical_devices()}:
         device = f"{kind}:0"
-        batches = training_batches(images, np.arange(10), 4, Distortion(), seed=1)
-        copied = copied_ahead(batches, device)
+        epochs, copied = _epochs(
+            *(images, 4, Distortion(), 1, range(2)),
+            functools.partial(copied_ahead, device=device),
+        )
         assert len(copied) == 3
         orders = []
-        for _ in range(2):
-            epoch = list(copied)
+        for epoch in epochs:
             assert all(each.device.endswith(device) for each in epoch[0])
             orders.append(np.concatenate([y for _, y in epoch]))
             pixels = np.concatenate([x for x, _ in epoch])[:, 0, 0, 0]

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How `train` executes: precision, XLA, and several steps at a time."""
 
-import argparse
 import json
 import pathlib
 import warnings
@@ -77,12 +76,12 @@ def test_xla_is_used_as_asked():
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     for jit in ("on", "off"):
-        train.use_xla(model, argparse.Namespace(jit=jit, seed=None, model="capsnet"))
+        train.use_xla(model, jit, None)
         assert model.jit_compile == (jit == "on")
     model.layers[0].supports_jit = False
     with warnings.catch_warnings(), pytest.raises(CommandError, match="no --jit on"):
         warnings.simplefilter("error")
-        train.use_xla(model, argparse.Namespace(jit="on", seed=None, model="capsnet"))
+        train.use_xla(model, "on", None)
 
 
 def test_determinism_and_xla_exclude_each_other(images):

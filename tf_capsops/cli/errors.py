@@ -5,6 +5,8 @@
 import contextlib
 import importlib.util
 
+INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
+
 # The optional packages, by the names that they are imported by.
 _PACKAGES = {
     "matplotlib": "matplotlib",

@@ -78,21 +78,26 @@ def perturbations(model, dataset, path):
 
     Rows are the dimensions of the right capsule of one test image, columns the
     `OFFSETS` added to it: figure 4 of Sabour et al. (2017). There is one block for each
-    of the first classes, at most three.
+    class.
     """
-    chosen = _by_class(dataset.y_test, 3)
+    chosen = _by_class(dataset.y_test, len(np.unique(dataset.y_test)))
     capsules = np.asarray(model.encode(dataset.x_test[chosen]))
     dimensions = capsules.shape[-1]
-    figure = _figure(len(chosen) * 4.2, dimensions * 0.36 + 0.9)
-    blocks = figure.subplots(1, len(chosen), squeeze=False)[0]
-    for axes, index, sample in zip(blocks, chosen, capsules):
+    across = min(len(chosen), 5)
+    down = -(-len(chosen) // across)
+    figure = _figure(across * 4.2, down * (dimensions * 0.36 + 0.9))
+    blocks = figure.subplots(down, across, squeeze=False)
+    for axes in blocks.flat[len(chosen) :]:
+        axes.remove()
+    for axes, index, sample in zip(blocks.flat, chosen, capsules):
         label = dataset.y_test[index]
         columns, rows = _tiles(axes, _perturbed(model, sample, label), len(OFFSETS))
         axes.set_xticks(columns, [f"{offset:+.2f}" for offset in OFFSETS], fontsize=6)
         axes.set_yticks(rows, range(1, dimensions + 1), fontsize=7)
         axes.set_title(f"class {label}", fontsize=10)
         axes.set_xlabel("added to the dimension", fontsize=8)
-    blocks[0].set_ylabel("dimension of the capsule", fontsize=8)
+    for axes in blocks[:, 0]:
+        axes.set_ylabel("dimension of the capsule", fontsize=8)
     _save(figure, path)
 
 

@@ -4,16 +4,34 @@
 
 import math
 
+import keras
 import tensorflow as tf
 
 _COPIES = 8  # batches that wait on a device
 
 
-def training_batches(images, labels, batch_size, distortion, seed):
-    """Returns a `tf.data.Dataset` of shuffled, distorted batches.
+class Epoch(keras.callbacks.Callback):
+    """Tells `training_batches` which epoch it is, in a run that was resumed too.
 
-    Every epoch has another order. Whole batches are gathered and distorted at once,
-    which costs far less than one element at a time.
+    Attributes:
+      number: a `tf.Variable`, 0 in the first epoch.
+    """
+
+    def __init__(self):
+        super().__init__()
+        with tf.device("CPU:0"):
+            self.number = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.number.assign(epoch)
+
+
+def training_batches(images, labels, batch_size, distortion, seed, epoch):
+    """Returns a `tf.data.Dataset` of an epoch's shuffled, distorted batches.
+
+    Every epoch has another order, which follows from the seed and the epoch's number
+    alone. Whole batches are gathered and distorted at once, which costs far less than
+    one element at a time.
 
     Args:
       images: `[N, H, W, C]`, float32.
@@ -21,20 +39,30 @@ def training_batches(images, labels, batch_size, distortion, seed):
       batch_size: images a batch; the last, smaller one is kept.
       distortion: a `presets.Distortion`.
       seed: an int; the same one gives the same batches.
+      epoch: a `tf.Variable` of type int64 that has the epoch's number when an epoch
+        begins, as `Epoch` has it.
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
         images, labels = tf.constant(images), tf.constant(labels)
-    order = tf.data.Dataset.range(len(images))
-    order = order.shuffle(len(images), seed=seed).batch(batch_size)
-    noise = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
+    count = -(-len(images) // batch_size)
 
-    def batch(indices, noise_seed):
-        chosen = distort(tf.gather(images, indices), noise_seed, distortion)
+    def order(_):
+        # Numbers of epochs are below zero here, and those of batches are not.
+        shuffled = tf.random.experimental.stateless_shuffle(
+            tf.range(len(images)), [seed, -1 - epoch.read_value()]
+        )
+        indices = tf.data.Dataset.from_tensor_slices(shuffled).batch(batch_size)
+        return indices.enumerate(epoch.read_value() * count)
+
+    def batch(number, indices):
+        chosen = distort(tf.gather(images, indices), [seed, number], distortion)
         return chosen, tf.gather(labels, indices)
 
-    batches = tf.data.Dataset.zip(order, noise.batch(2))
-    return batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)
+    batches = tf.data.Dataset.range(1).flat_map(order)
+    batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    known = tf.data.experimental.assert_cardinality(count)
+    return batches.apply(known).prefetch(4)
 
 
 def copied_ahead(batches, device):

@@ -115,18 +115,25 @@ def run(args):
     verbose, shown = progress.callbacks(epochs, batches, interactive)
     log = quantization.StepLog(steps, dataset, interactive)
     tests = quantization.test_batches(dataset)
+    counter = pipeline.Epoch()
+    training = pipeline.training_batches(
+        dataset.x_train,
+        dataset.y_train,
+        batch_size,
+        distortion,
+        args.seed,
+        counter.number,
+    )
     began = time.perf_counter()
     with reported(ValueError):
         model.fit(
-            pipeline.training_batches(
-                dataset.x_train, dataset.y_train, batch_size, distortion, args.seed
-            ),
+            training,
             epochs=epochs,
             # The test images steer nothing: they are there for the progress.
             validation_data=tests,
             shuffle=False,
             verbose=verbose,
-            callbacks=[*shown, steps, log],
+            callbacks=[counter, *shown, steps, log],
         )
     seconds = time.perf_counter() - began
 

@@ -6,6 +6,7 @@ They show reconstructions, perturbations of each dimension of a capsule, and rou
 coefficients.
 """
 
+import functools
 import pathlib
 
 from tf_capsops.cli import arguments
@@ -41,25 +42,34 @@ def run(args):
             "give a capsnet"
         )
     output = pathlib.Path(args.output) if args.output else directory
+    reconstructions = functools.partial(figures.reconstructions, count=args.images)
     with reported(OSError):
         output.mkdir(parents=True, exist_ok=True)
-        grid = _unused(output, "reconstructions")
-        figures.reconstructions(model, dataset, grid, count=args.images)
-        print(f"wrote {grid}")
-        perturbed = _unused(output, "perturbations")
-        figures.perturbations(model, dataset, perturbed)
-        print(f"wrote {perturbed}")
-        routed = _unused(output, "coefficients")
-        figures.coefficients(model, dataset, routed)
-        print(f"wrote {routed}")
+        for stem, draw in (
+            ("reconstructions", reconstructions),
+            ("perturbations", figures.perturbations),
+            ("coefficients", figures.coefficients),
+        ):
+            partial = output / f"partial-{stem}.png"
+            draw(model, dataset, partial)
+            print(_keep(partial, output, stem))
     return 0
 
 
-def _unused(directory, stem):
-    """A path for `stem`.png, with a number where that exists."""
+def _keep(partial, directory, stem):
+    """Names a picture `stem`.png, with a number where another one has that name.
+
+    Returns:
+      What was done. A picture that is there already is not kept twice.
+    """
     number = 1
     while True:
         name = f"{stem}.png" if number == 1 else f"{stem}-{number}.png"
-        if not (directory / name).exists():
-            return directory / name
+        path = directory / name
+        if not path.exists():
+            partial.rename(path)
+            return f"wrote {path}"
+        if path.read_bytes() == partial.read_bytes():
+            partial.unlink()
+            return f"{path} is there already"
         number += 1

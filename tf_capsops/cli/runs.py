@@ -19,6 +19,7 @@ from tf_capsops.models import CapsNet
 
 MODEL = "model.keras"
 CONFIG = "config.json"
+HISTORY = "history.json"
 ROOT = pathlib.Path("runs")
 
 
@@ -203,6 +204,49 @@ def read_training(directory):
             ),
             "distortion": _distortion(path, config.get("distortion", {})),
         }
+
+
+def read_execution(directory):
+    """Returns a run's seed, deterministic, jit and steps_per_execution.
+
+    Raises:
+      CommandError: if `config.json` does not say, or an entry is of another type.
+    """
+    path, config = directory / CONFIG, read_config(directory)
+    types = {"seed": int, "deterministic": bool, "jit": bool}
+    types["steps_per_execution"] = int
+    for name, wanted in types.items():
+        value = config.get(name)
+        if type(value) is not wanted or value < (name == "steps_per_execution"):
+            raise CommandError(
+                f"{path}: {name} must be {wanted.__name__}, got {value!r}"
+            )
+    return {name: config[name] for name in types}
+
+
+def read_history(directory, epochs):
+    """Returns a run's history of so many epochs.
+
+    Raises:
+      CommandError: if there is none of so many.
+    """
+    if not epochs:
+        return {}
+    path = directory / HISTORY
+    with reported(OSError, ValueError, RecursionError):
+        history = json.loads(path.read_text())
+    if (
+        not isinstance(history, dict)
+        or not history
+        or not all(
+            isinstance(values, list)
+            and len(values) >= epochs
+            and all(type(value) is float for value in values)
+            for values in history.values()
+        )
+    ):
+        raise CommandError(f"{path} is no history of {epochs} epochs")
+    return {name: values[:epochs] for name, values in history.items()}
 
 
 def _distortion(path, entries):

@@ -3,28 +3,27 @@
 """Trains a capsule network; writes model, history and pictures to a directory."""
 
 import dataclasses
+import pathlib
 import sys
 import time
 import warnings
 
 from tf_capsops.cli import arguments, presets
-from tf_capsops.cli.errors import CommandError, reported, require
+from tf_capsops.cli.errors import INTERRUPTED, CommandError, reported, require
 
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops train`."""
     parser.add_argument(
         "--data",
-        default="digits",
         metavar="digits|mnist|FILE.npz",
-        help="what to train on (default: %(default)s)",
+        help="what to train on (default: digits)",
     )
     parser.add_argument(
         "--model",
         choices=list(presets.PRESETS),
-        default="capsnet",
         help="capsnet, with routing and a decoder, or p_capsnet, of capsule "
-        "convolutions only (default: %(default)s)",
+        "convolutions only (default: capsnet)",
     )
     parser.add_argument(
         "--preset",
@@ -41,6 +40,13 @@ def add_arguments(parser):
         help="how often routing computes the class capsules, for capsnet (default: 3)",
     )
     parser.add_argument(
+        "--reconstruction-weight",
+        type=arguments.positive_float,
+        help="what the squared error of a reconstruction, summed over an image, counts "
+        "beside the margin loss, for capsnet; more for images of few pixels or of "
+        "colours, which stay grey (default: 0.0005, or 0.02 for small)",
+    )
+    parser.add_argument(
         "--mixed-precision",
         choices=["float16", "bfloat16"],
         help="compute in this type and keep weights in float32; float16 with a scaled "
@@ -49,9 +55,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--jit",
         choices=["auto", "on", "off"],
-        default="auto",
         help="compile with XLA; auto does so where there is a GPU and no --seed "
-        "(default: %(default)s)",
+        "(default: auto)",
     )
     parser.add_argument(
         "--steps-per-execution",
@@ -61,30 +66,48 @@ def add_arguments(parser):
     )
     arguments.add_seed(parser)
     arguments.add_output(parser, "DATA")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run that was stopped or killed, from its directory, with "
+        "the arguments that it was given",
+    )
 
 
 def run(args):
     """Trains, saves and reports. Returns the exit status."""
+    require("matplotlib", "tensorboard")
+    return _resume(args) if args.resume else _begin(args)
+
+
+def _begin(args):
+    """Trains a new model."""
     import keras
     import tensorflow as tf
 
-    require("matplotlib", "tensorboard")
     from tf_capsops import models
-    from tf_capsops.cli import figures, pipeline, progress, runs
+    from tf_capsops.cli import runs
     from tf_capsops.losses import MarginLoss
 
-    if args.routing_iterations and args.model != "capsnet":
-        raise CommandError(f"{args.model} has no routing: no --routing-iterations")
-    dataset = runs.open_data(args.data)
+    name, source = args.model or "capsnet", args.data or "digits"
+    for option in ("routing_iterations", "reconstruction_weight"):
+        if name != "capsnet" and getattr(args, option):
+            without = {"routing_iterations": "routing"}.get(option, "reconstructions")
+            raise CommandError(
+                f"{name} has no {without}: no --{option.replace('_', '-')}"
+            )
+    dataset = runs.open_data(source)
     runs.require_library()
     preset_name = args.preset or presets.fitting(dataset.image_shape)
-    preset = presets.PRESETS[args.model].get(preset_name)
+    preset = presets.PRESETS[name].get(preset_name)
     if preset is None:
-        known = ", ".join(sorted(presets.PRESETS[args.model]))
-        raise CommandError(f"{args.model} has the presets {known}, not {preset_name}")
+        known = ", ".join(sorted(presets.PRESETS[name]))
+        raise CommandError(f"{name} has the presets {known}, not {preset_name}")
     network = preset.network
-    if args.model == "capsnet":
+    if name == "capsnet":
         network = {**network, "routing_iterations": args.routing_iterations or 3}
+    if args.reconstruction_weight:
+        network["reconstruction_weight"] = args.reconstruction_weight
     epochs = args.epochs or preset.epochs
     batch_size = args.batch_size or preset.batch_size
     learning_rate = args.learning_rate or preset.learning_rate
@@ -92,8 +115,7 @@ def run(args):
     gpu = bool(tf.config.list_physical_devices("GPU"))
 
     with reported(ValueError):
-        build = getattr(models, args.model)
-        model = build(
+        model = getattr(models, name)(
             dataset.image_shape,
             dataset.num_classes,
             dtype=args.mixed_precision and f"mixed_{args.mixed_precision}",
@@ -102,16 +124,10 @@ def run(args):
     steps = -(-len(dataset.x_train) // batch_size)
     optimizer = keras.optimizers.Adam(schedule(learning_rate, epochs * steps))
     model.compile(optimizer, loss=MarginLoss(), metrics=["accuracy"])
-    use_xla(model, args)
-    # Not by `compile`, whose arguments the file of the model keeps.
-    model.steps_per_execution = min(
-        steps, args.steps_per_execution or (20 if gpu else 1)
-    )
-
-    directory = runs.create(args.output or runs.ROOT / dataset.name)
+    use_xla(model, args.jit or "auto", args.seed)
     config = {
-        "data": runs.data_name(args.data),
-        "model": args.model,
+        "data": runs.data_name(source),
+        "model": name,
         "preset": preset_name,
         "network": network,
         "epochs": epochs,
@@ -120,84 +136,143 @@ def run(args):
         "distortion": dataclasses.asdict(preset.distortion),
         "mixed_precision": args.mixed_precision,
         "jit": model.jit_compile,
-        "steps_per_execution": model.steps_per_execution,
+        "steps_per_execution": min(
+            steps, args.steps_per_execution or (20 if gpu else 1)
+        ),
         **repeatable,
     }
+    directory = runs.create(args.output or runs.ROOT / dataset.name)
     runs.write_json(directory / runs.CONFIG, config)
     print(
         f"{dataset.name}: {len(dataset.x_train)} images for training, "
         f"{len(dataset.x_test)} for testing, {dataset.num_classes} classes\n"
-        f"{preset_name} {args.model}: {model.count_params():,} parameters, "
-        f"{epochs} epochs of {steps} batches{_manner(model, args)}",
+        f"{preset_name} {name}: {model.count_params():,} parameters, "
+        f"{epochs} epochs of {steps} batches{_manner(config)}",
         flush=True,
     )
+    return _train(model, dataset, directory, config, preset.distortion, 0)
 
+
+def _resume(args):
+    """Goes on with a run."""
+    from tf_capsops.cli import checkpoints, runs
+
+    others = {**vars(args), "command": None, "resume": None}
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        option = given[0].replace("_", "-")
+        raise CommandError(
+            f"--resume goes on with the arguments of the run: no --{option}"
+        )
+    directory = pathlib.Path(args.resume)
+    epoch, path = checkpoints.newest(directory)
+    if path is None:
+        why = "it is trained" if (directory / runs.MODEL).is_file() else "no checkpoint"
+        raise CommandError(f"nothing to resume in {directory}: {why}")
+    config = {**runs.read_training(directory), **runs.read_execution(directory)}
+    seed = config["seed"] if config["deterministic"] else None
+    runs.seed_everything(seed)
+    model, dataset, _ = runs.open_model(path)
+    if not model.compiled:
+        raise CommandError(f"{path} was saved without its loss")
+    use_xla(model, "on" if config["jit"] else "off", seed)
+    print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
+    return _train(model, dataset, directory, config, config["distortion"], epoch)
+
+
+def _train(model, dataset, directory, config, distortion, epoch):
+    """Trains from an epoch on, saves and reports. Returns the exit status."""
+    import keras
+    import tensorflow as tf
+
+    from tf_capsops import models
+    from tf_capsops.cli import checkpoints, figures, pipeline, progress, runs
+
+    epochs, batch_size = config["epochs"], config["batch_size"]
+    steps = -(-len(dataset.x_train) // batch_size)
+    # Not by `compile`, whose arguments the file of the model keeps.
+    model.steps_per_execution = config["steps_per_execution"]
+    counter = pipeline.Epoch()
     batches = pipeline.training_batches(
         dataset.x_train,
         dataset.y_train,
         batch_size,
-        preset.distortion,
-        repeatable["seed"],
+        distortion,
+        config["seed"],
+        counter.number,
     )
-    if gpu:
+    if tf.config.list_physical_devices("GPU"):
         batches = pipeline.copied_ahead(batches, "GPU:0")
     tests = tf.data.Dataset.from_tensor_slices((dataset.x_test, dataset.y_test))
     verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty())
     boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
+    saved = checkpoints.Checkpoints(directory, runs.read_history(directory, epoch))
     began = time.perf_counter()
-    history = model.fit(
-        batches,
-        epochs=epochs,
-        # The test images steer nothing: they are there for the curves.
-        validation_data=tests.batch(256).cache(),
-        shuffle=False,
-        verbose=verbose,
-        callbacks=[*shown, boards],
-    )
+    stopped = False
+    try:
+        model.fit(
+            batches,
+            epochs=epochs,
+            initial_epoch=epoch,
+            # The test images steer nothing: they are there for the curves.
+            validation_data=tests.batch(256).cache(),
+            shuffle=False,
+            verbose=verbose,
+            callbacks=[counter, *shown, boards, saved],
+        )
+    except KeyboardInterrupt:
+        stopped = True
     seconds = time.perf_counter() - began
 
     model.save(directory / runs.MODEL)
-    runs.write_json(
-        directory / "history.json",
-        {name: [float(v) for v in values] for name, values in history.history.items()},
-    )
-    figures.curves(history.history, directory / "curves.png")
-    pictures = ["curves.png"]
+    history = saved.history
+    written = [runs.MODEL, runs.CONFIG]
+    if history:
+        figures.curves(history, directory / "curves.png")
+        written += [runs.HISTORY, "curves.png"]
     if isinstance(model, models.CapsNet):
-        pictures.append("reconstructions.png")
-        figures.reconstructions(model, dataset, directory / pictures[-1])
-    accuracy = progress.accuracies(history.history)[1][-1]
-    wrong = round((1 - accuracy) * len(dataset.x_test))
-    print(
-        f"trained in {seconds:.0f} s\n"
-        f"test accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
-        f"({wrong} of {len(dataset.x_test)} wrong)\n"
-        f"wrote {directory}: {runs.MODEL}, {runs.CONFIG}, history.json, "
-        f"{', '.join(pictures)}, tensorboard"
-    )
-    return 0
+        figures.reconstructions(model, dataset, directory / "reconstructions.png")
+        written.append("reconstructions.png")
+    said = [f"trained in {seconds:.0f} s"]
+    if stopped:
+        done = len(history.get("loss", []))
+        said = [f"\nstopped in epoch {done + 1} of {epochs} after {seconds:.0f} s"]
+        if checkpoints.newest(directory)[1]:
+            said[0] += f"; `tf-capsops train --resume {directory}` goes on"
+    else:
+        checkpoints.remove(directory)
+    if history:
+        accuracy = progress.accuracies(history)[1][-1]
+        wrong = round((1 - accuracy) * len(dataset.x_test))
+        said.append(
+            f"test accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
+            f"({wrong} of {len(dataset.x_test)} wrong)"
+        )
+    said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
+    print("\n".join(said))
+    return INTERRUPTED if stopped else 0
 
 
-def use_xla(model, args):
-    """Switches XLA on or off, unless `--jit auto` leaves that to Keras."""
-    if args.jit == "auto":
+def use_xla(model, jit, seed):
+    """Switches XLA "on" or "off", unless "auto" leaves that to Keras."""
+    if jit == "auto":
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras goes on without XLA
-        model.jit_compile = args.jit == "on"
-    if args.jit == "on" and not model.jit_compile:
-        text = f"Keras does not compile this {args.model} with XLA"
-        if args.seed is not None:
+        model.jit_compile = jit == "on"
+    if jit == "on" and not model.jit_compile:
+        text = f"Keras does not compile this {model.name} with XLA"
+        if seed is not None:
             text = "Keras does not compile with XLA where --seed makes it deterministic"
         raise CommandError(f"{text}: no --jit on")
 
 
-def _manner(model, args):
+def _manner(config):
     """Says how the model is trained, where it is not plainly."""
-    said = [f", {args.mixed_precision}"] if args.mixed_precision else []
-    said += [", with XLA"] if model.jit_compile else []
-    if model.steps_per_execution > 1:
-        said.append(f", {model.steps_per_execution} at a time")
+    said = [f", {config['mixed_precision']}"] if config["mixed_precision"] else []
+    said += [", with XLA"] if config["jit"] else []
+    if config["steps_per_execution"] > 1:
+        said.append(f", {config['steps_per_execution']} at a time")
     return "".join(said)
 
 

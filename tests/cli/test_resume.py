@@ -1,0 +1,155 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of `train` that are stopped or killed: nothing is lost, and they go on."""
+
+import json
+import pathlib
+import shutil
+import signal
+import time
+
+import fresh
+import keras
+import numpy as np
+import pytest
+
+from tf_capsops.__main__ import main
+from tf_capsops.cli import checkpoints
+
+_COMMAND = (
+    "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
+)
+_PATIENCE = 120  # seconds
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with noise.npz and runs/noise, of four epochs; and the arguments."""
+    folder = tmp_path_factory.mktemp("finished")
+    random = np.random.default_rng(1)
+    arrays = {}
+    for part, count in (("train", 60), ("test", 8)):
+        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
+        arrays[f"y_{part}"] = np.arange(count) % 2
+    np.savez(folder / "noise.npz", **arrays)
+    arguments = ["train", "--data", "noise.npz", "--batch-size", "4"]
+    arguments += ["--epochs", "4", "--seed", "7", "--reconstruction-weight", "0.1"]
+    fresh.finish(fresh.start(_COMMAND, *arguments, cwd=folder))
+    return folder, arguments
+
+
+@pytest.fixture
+def stopped(finished, tmp_path, monkeypatch):
+    """Starts the same run in a folder of its own, and ends it by a signal.
+
+    Returns:
+      A function from the signal to the process and the run's directory.
+    """
+    folder, arguments = finished
+    shutil.copy(folder / "noise.npz", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def stop(number):
+        process = fresh.start(_COMMAND, *arguments, cwd=tmp_path)
+        run = tmp_path / "runs" / "noise"
+        latest = time.monotonic() + _PATIENCE
+        while checkpoints.newest(run)[1] is None and process.poll() is None:
+            assert time.monotonic() < latest
+            time.sleep(0.01)
+        process.send_signal(number)
+        return process, run
+
+    return stop
+
+
+def _history(run):
+    return json.loads((run / "history.json").read_text())
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
+    process, run = stopped(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    done, path = checkpoints.newest(run)
+    assert 1 <= done <= len(_history(run)["loss"])
+    assert keras.saving.load_model(path).name == "caps_net"
+    (run / "partial.keras").write_bytes(b"what a kill leaves while a file is written")
+    printed = fresh.finish(fresh.start(_COMMAND, "train", "--resume", "runs/noise"))
+    assert f"on from epoch {done} of 4" in printed and "test accuracy" in printed
+    whole = finished[0] / "runs" / "noise"
+    assert _history(run) == _history(whole)
+    models = [keras.saving.load_model(each / "model.keras") for each in (run, whole)]
+    for ours, theirs in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert checkpoints.newest(run) == (0, None)
+
+
+def test_ctrl_c_saves_everything_and_ends(stopped):
+    process, run = stopped(signal.SIGINT)
+    printed, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    done = len(_history(run)["loss"])
+    assert f"stopped in epoch {min(done + 1, 4)} of 4" in printed
+    assert "train --resume " in printed and "test accuracy" in printed
+    for name in ("model.keras", "curves.png", "reconstructions.png", "config.json"):
+        assert (run / name).stat().st_size > 0, name
+    assert main(["evaluate", str(run)]) == 0
+
+
+def test_weights_of_reconstructions(finished):
+    config = json.loads((finished[0] / "runs/noise/config.json").read_text())
+    assert config["network"]["reconstruction_weight"] == 0.1
+
+
+def _damage(path, content):
+    def damage(run):
+        (run / path).write_text(content)
+
+    return damage
+
+
+def _config(**entries):
+    def damage(run):
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps({**config, **entries}))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage, arguments, said",
+    [
+        (None, [], "nothing to resume in runs/noise: it is trained"),
+        (
+            lambda run: (run / "model.keras").unlink(),
+            [],
+            "nothing to resume in runs/noise: no checkpoint",
+        ),
+        (None, ["--epochs", "9"], "the arguments of the run: no --epochs"),
+        (None, ["--data", "digits"], "the arguments of the run: no --data"),
+        (_damage("checkpoint-2.keras", ""), [], "holds no model that loads"),
+        (
+            lambda run: shutil.copy(run / "model.keras", run / "checkpoint-9.keras"),
+            [],
+            "history.json is no history of 9 epochs",
+        ),
+        (_config(seed="x"), [], "config.json: seed must be int, got 'x'"),
+        (_config(jit=3), [], "config.json: jit must be bool, got 3"),
+        (_config(steps_per_execution=0), [], "steps_per_execution must be int, got 0"),
+    ],
+)
+def test_what_cannot_go_on(
+    finished, tmp_path, monkeypatch, capsys, damage, arguments, said
+):
+    shutil.copytree(finished[0] / "runs", tmp_path / "runs")
+    shutil.copy(finished[0] / "noise.npz", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = pathlib.Path("runs/noise")
+    if damage:
+        damage(run)
+        if "no checkpoint" not in said and checkpoints.newest(run)[1] is None:
+            shutil.copy(run / "model.keras", run / "checkpoint-2.keras")
+    assert main(["train", "--resume", "runs/noise", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
