@@ -219,6 +219,10 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
   });
 }
 
+// Whether gradients of more than kIterations iterations are added up in T.
+template <typename T>
+constexpr bool kAddsGradients = sizeof(T) >= sizeof(float);
+
 // The workspace: V and ds of each iteration up to `padded`, of which V of the first,
 // which is zero and not read, has dv; then partial sums.
 template <typename T, int D, int K>
@@ -251,10 +255,12 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
     }
     error = RunGradients<tf32>(exec, z, gradients, iterations, input, weights, logits,
                                vectors, grad_input, grad_weights, grad_logits);
-    for (int64_t r = kIterations; r < padded && error.empty(); r += kIterations) {
-      error = RunGradients<tf32>(exec, z, more, iterations - r, input, weights, logits,
-                                 vectors + 2 * r * length, grad_input, grad_weights,
-                                 grad_logits);
+    if constexpr (kAddsGradients<T>) {
+      for (int64_t r = kIterations; r < padded && error.empty(); r += kIterations) {
+        error = RunGradients<tf32>(exec, z, more, iterations - r, input, weights,
+                                   logits, vectors + 2 * r * length, grad_input,
+                                   grad_weights, grad_logits);
+      }
     }
     return error;
   });
@@ -299,10 +305,10 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p,
   const GradientsTiling<T, D, K, true> more(exec.device, tiling.z);
   std::string obstacle = gradients.Obstacle(exec.device);
   if (obstacle.empty() && p.iterations > kIterations) {
-    obstacle = sizeof(T) < sizeof(float)
-                   ? "iterations is over " + std::to_string(kIterations) +
-                         ", and 16 bits are too little to add up the gradients in"
-                   : more.Obstacle(exec.device);
+    obstacle = kAddsGradients<T>
+                   ? more.Obstacle(exec.device)
+                   : "iterations is over " + std::to_string(kIterations) +
+                         ", and 16 bits are too little to add up the gradients in";
   }
   if (obstacle.empty()) {
     obstacle = tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors);
