@@ -140,6 +140,15 @@ endif
 LAUNCHERS := $(BUILD)/tests/sanitizers/launchers
 LAUNCHERS_OBJECTS := $(LAUNCHERS).o $(OBJECTS_cpu) $(OBJECTS_dispatch) $(BUILD)/cc/launch/choice.o
 
+# The same on a GPU: `make gpu-checks`. The linker shows it the launches of kernels.
+GPU_LAUNCHERS := $(BUILD)/tests/sanitizers/gpu_launchers
+ifdef WITH_CUDA
+GPU_LAUNCHERS_cc := $(patsubst %.cc,$(BUILD)/%.o,$(filter-out %.cu.cc,$(wildcard tests/sanitizers/gpu_*.cc)))
+GPU_LAUNCHERS_cuda := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard tests/sanitizers/gpu_*.cu.cc))
+GPU_LAUNCHERS_OBJECTS := $(GPU_LAUNCHERS_cc) $(GPU_LAUNCHERS_cuda) $(OBJECTS_cuda) $(OBJECTS_cpu) $(OBJECTS_dispatch) $(BUILD)/cc/launch/choice.o
+GPU_LAUNCHERS_LINK = $(foreach f,__cudaRegisterFunction __cudaGetKernel cudaLaunchKernelExC,-Wl,--wrap=$(f))
+endif
+
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow.
@@ -165,7 +174,8 @@ $(BUILD)/tensorflow.key: FORCE $(ENVIRONMENT)
 
 # How far a build is: "[12/40] CXX   cc/ops/inq_conv.cc", of all there is to compile.
 STEPS := $(words $(sort $(if $(filter thread,$(SANITIZE)),,$(OBJECTS)) $(if $(SANITIZE),$(LAUNCHERS_OBJECTS)) \
-  $(if $(filter studies papers test-all,$(MAKECMDGOALS)),$(STUDIES_OBJECTS))))
+  $(if $(filter studies papers test-all,$(MAKECMDGOALS)),$(STUDIES_OBJECTS)) \
+  $(if $(filter gpu-checks $(GPU_LAUNCHERS),$(MAKECMDGOALS)),$(GPU_LAUNCHERS_OBJECTS))))
 SAY = $(eval STARTED += x)$(if $(V),,@echo "[$(words $(STARTED))/$(STEPS)] $(1)")
 
 $(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
@@ -173,10 +183,11 @@ $(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.t
 	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_tensorflow) @$(BUILD)/tensorflow.cflags $(DEPS) -c $< -o $@
 
-$(OBJECTS_dispatch) $(LAUNCHERS).o: $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
+$(OBJECTS_dispatch) $(LAUNCHERS).o $(GPU_LAUNCHERS_cc): $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
 	@mkdir -p $(@D)
 	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_cpu) $(DEPS) -c $< -o $@
+$(GPU_LAUNCHERS_cc): private FLAGS_cpu += -isystem $(CUDA_TOP)/include
 
 define cpu_rule
 $(BUILD)/cc/cpu/$(1)/%.o: cc/cpu/%.cc $(BUILD)/flags.cpu
@@ -186,7 +197,7 @@ $(BUILD)/cc/cpu/$(1)/%.o: cc/cpu/%.cc $(BUILD)/flags.cpu
 endef
 $(foreach i,$(ISAS),$(eval $(call cpu_rule,$(i))))
 
-$(OBJECTS_cuda) $(STUDIES_cuda): $(BUILD)/%.o: %.cc $(BUILD)/flags.cuda
+$(OBJECTS_cuda) $(STUDIES_cuda) $(GPU_LAUNCHERS_cuda): $(BUILD)/%.o: %.cc $(BUILD)/flags.cuda
 	@mkdir -p $(@D)
 	$(call SAY,NVCC  $<)
 	$(Q)$(NVCC) $(FLAGS_cuda) $(DEPS) -c $< -o $@
@@ -206,11 +217,14 @@ $(LAUNCHERS): $(LAUNCHERS_OBJECTS)
 	$(Q)$(CXX) $(OPTIMIZE) $^ -lpthread $(LDFLAGS) -o $@
 
 ifdef WITH_CUDA
+$(GPU_LAUNCHERS): $(GPU_LAUNCHERS_OBJECTS)
+	$(Q)$(CXX) $(GPU_LAUNCHERS_LINK) $^ $(CUDART) -ldl -lpthread -lrt $(LDFLAGS) -o $@
+
 $(STUDIES): $(STUDIES_OBJECTS) $(BUILD)/flags.link_studies $(BUILD)/tensorflow.key
 	$(call link_to,$(STUDIES_OBJECTS))
 endif
 
--include $(OBJECTS:.o=.d) $(LAUNCHERS).d $(STUDIES_tensorflow:.o=.d) $(STUDIES_cuda:.o=.d)
+-include $(OBJECTS:.o=.d) $(LAUNCHERS).d $(GPU_LAUNCHERS_cc:.o=.d) $(GPU_LAUNCHERS_cuda:.o=.d) $(STUDIES_tensorflow:.o=.d) $(STUDIES_cuda:.o=.d)
 
 # ---- What to do --------------------------------------------------------------------
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
@@ -227,7 +241,7 @@ UNDER_SANITIZERS = LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell $(CXX) -pri
 SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_faults.py test_threads.py) -k "not xla"
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
-.PHONY: help demo test test-all build studies bench papers wheel format lint requirements clean FORCE
+.PHONY: help demo test gpu-checks test-all build studies bench papers wheel format lint requirements clean FORCE
 FORCE:
 
 demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
@@ -243,6 +257,10 @@ test: $(LAUNCHERS) $(if $(filter thread,$(SANITIZE)),,build)
 	$(Q)for level in 2 3 4; do TSAN_OPTIONS=halt_on_error=1 TF_CAPSOPS_CPU_LEVEL=$$level $(LESS_RANDOM) $(LAUNCHERS) || exit 1; done
 	$(if $(filter thread,$(SANITIZE)),,$(UNDER_SANITIZERS) $(call PYTEST,1) --capture=sys $(or $(ARGS),$(SANITIZED_TESTS)))
 endif
+
+gpu-checks: $(if $(WITH_CUDA),$(GPU_LAUNCHERS))  ## run every GPU kernel under compute-sanitizer, and look for results that vary
+	@$(if $(WITH_CUDA),:,echo "The GPU checks need CUDA, and this builds $(BUILT)" >&2; exit 1)
+	$(PYTHON) tests/sanitizers/gpu_checks.py $(GPU_LAUNCHERS) $(ARGS)
 
 test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, other papers' kernels, ops under XLA
 	$(call PYTEST,2) --all $(ARGS)

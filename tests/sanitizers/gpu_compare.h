@@ -1,0 +1,19 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_COMPARE_H_
+#define CAPSOPS_TESTS_SANITIZERS_GPU_COMPARE_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace capsops {
+
+// Adds to *different, on the GPU, how many of the bytes at a and b differ.
+void CompareBytes(const void* a, const void* b, int64_t bytes,
+                  unsigned long long* different, cudaStream_t stream);
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_COMPARE_H_

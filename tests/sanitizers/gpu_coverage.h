@@ -1,0 +1,18 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_COVERAGE_H_
+#define CAPSOPS_TESTS_SANITIZERS_GPU_COVERAGE_H_
+
+#include <map>
+#include <set>
+#include <string>
+
+namespace capsops {
+
+// The names of all CUDA kernels in this program, and whether they were launched.
+std::map<std::string, bool> LaunchedKernels();
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_COVERAGE_H_

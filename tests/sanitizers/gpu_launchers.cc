@@ -1,0 +1,168 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs every kernel path of every op on the GPU in every type, each forced by name,
+// without a framework; gpu_checks.py runs this under compute-sanitizer's tools.
+//   gpu_launchers plan                 which problems each path accepts; needs no GPU
+//                                      where TF_CAPSOPS_DEVICE describes one
+//   gpu_launchers check [bare]         each path on the edges of all tiles. Unless
+//                                      `bare`: twice on memory that was overwritten
+//                                      before, and compared with the CPU in double
+//   gpu_launchers hunt SECONDS THREADS gpu_hunt.cc
+// Then come NAME=NUMBER: seed (1), work (multiply-adds of a problem at most), problems
+// (of a path at most, spread over all), shard and shards. Fails where a result is
+// wrong, and where a path accepts no problem although nothing but sizes stands against
+// it.
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/sanitizers/gpu_coverage.h"
+#include "tests/sanitizers/gpu_memory.h"
+#include "tests/sanitizers/gpu_paths.h"
+
+namespace capsops {
+namespace {
+
+struct Item {
+  Path* path;
+  size_t problem;
+};
+
+// Shares of about the same time, of neighbours: a tool takes long over each new kernel.
+std::vector<Item> Share(std::vector<Path>& paths, size_t most, int64_t shard,
+                        int64_t shards) {
+  const auto cost = [](const Item& item) {
+    return 1 + item.path->work(item.problem) * 1e-6;
+  };
+  std::vector<Item> all, share;
+  double total = 0, before = 0;
+  for (Path& path : paths) {
+    const size_t count = std::min(most, path.accepted.size());
+    for (size_t i = 0; i < count; ++i) {
+      all.push_back({&path, path.accepted[i * path.accepted.size() / count]});
+      total += cost(all.back());
+    }
+  }
+  for (const Item& item : all) {
+    if (static_cast<int64_t>(before / total * shards) == shard) share.push_back(item);
+    before += cost(item);
+  }
+  return share;
+}
+
+// Whether each path accepts problems, or can do none of its type.
+int PathsWithoutProblems(const std::vector<Path>& paths) {
+  int missing = 0;
+  for (const Path& path : paths) {
+    const bool none =
+        path.accepted.empty() &&
+        std::none_of(path.refusals.begin(), path.refusals.end(), RefusesAll);
+    if (!none) continue;
+    ++missing;
+    std::fprintf(stderr, "%s: no problem reaches it\n", path.name().c_str());
+  }
+  return missing;
+}
+
+void Check(const GpuExec& exec, const Item& item, bool bare, cudaStream_t stream) {
+  Call planned;
+  const LaunchError error = item.path->plan(exec, item.problem, &planned);
+  Source draw(item.problem);
+  const LoadedCall call(item.path, std::move(planned), draw, stream);
+  const Memory workspace(call.call.workspace);
+  std::vector<Bytes> first;
+  for (const int byte : {0xff, 0x3c}) {
+    if (!bare) call.FillResults(byte, stream);
+    if (!bare || item.path->stores_bulks()) workspace.Fill(byte, stream);
+    call.Run(exec, stream, call.pointers, workspace.data());
+    Need(cudaStreamSynchronize(stream), call.text());
+    std::vector<Bytes> results = call.Results(stream);
+    if (bare) break;
+    if (byte == 0xff) {
+      first = std::move(results);
+    } else if (results != first) {
+      call.Fault("a second run differs");
+    }
+  }
+  ++item.path->runs;
+  if (bare) return;
+  if (!call.OperandsUnchanged(stream)) call.Fault("an operand was written");
+  std::string wrong;
+  item.path->worst = std::max(item.path->worst, call.Error(first, &wrong));
+  if (!wrong.empty()) call.Fault(wrong);
+}
+
+// Lines that gpu_checks.py reads and adds up.
+int64_t Report(const std::vector<Path>& paths) {
+  int64_t faults = 0;
+  for (const Path& path : paths) {
+    std::printf("path\t%s\t%lld\t%lld\t%zu\t%zu\t%lld\t%.2g\n", path.name().c_str(),
+                static_cast<long long>(path.runs), static_cast<long long>(path.repeats),
+                path.accepted.size(), path.problems - path.accepted.size(),
+                static_cast<long long>(path.faults), path.worst);
+    faults += path.faults;
+  }
+  for (const auto& [name, launched] : LaunchedKernels()) {
+    std::printf("kernel\t%d\t%s\n", launched, name.c_str());
+  }
+  return faults;
+}
+
+int Main(const std::vector<std::string>& words, std::map<std::string, double> numbers) {
+  const std::string mode = words.empty() ? "" : words[0];
+  const bool hunt = mode == "hunt";
+  if ((mode != "plan" && mode != "check" && !hunt) || (hunt && words.size() != 3)) {
+    std::fprintf(stderr, "plan, check [bare], or hunt SECONDS THREADS\n");
+    return 2;
+  }
+  GpuExec exec;
+  bool pretended;
+  LaunchError error = mode == "plan" ? PretendDevice(&exec.device, &pretended)
+                                     : DescribeDevice(&exec.device);
+  if (!error.empty()) {
+    std::fprintf(stderr, "%s\n", error.text().c_str());
+    return 2;
+  }
+  const auto work = static_cast<int64_t>(numbers["work"]);
+  const auto seed = static_cast<uint32_t>(numbers["seed"]);
+  std::vector<Path> paths = AllPaths(exec, seed, work);
+  const int missing = PathsWithoutProblems(paths);
+  if (hunt) {
+    std::vector<Path*> able;
+    for (Path& path : paths) {
+      if (!path.accepted.empty()) able.push_back(&path);
+    }
+    Hunt({exec, std::stod(words[1]), seed, std::stoi(words[2]), work}, able);
+  } else if (mode == "check") {
+    const Stream stream;
+    for (const Item& item : Share(paths, static_cast<size_t>(numbers["problems"]),
+                                  static_cast<int64_t>(numbers["shard"]),
+                                  static_cast<int64_t>(numbers["shards"]))) {
+      Check(exec, item, words.size() > 1, stream);
+    }
+  }
+  const int64_t faults = Report(paths);
+  if (mode != "plan") Need(cudaDeviceReset(), "the end");  // memcheck looks for leaks
+  return faults > 0 || missing > 0;
+}
+
+}  // namespace
+}  // namespace capsops
+
+int main(int count, char** arguments) {
+  std::vector<std::string> words;
+  std::map<std::string, double> numbers = {
+      {"seed", 1}, {"work", 1e7}, {"problems", 1e9}, {"shard", 0}, {"shards", 1}};
+  for (int i = 1; i < count; ++i) {
+    const std::string word = arguments[i];
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) {
+      words.push_back(word);
+    } else {
+      numbers[word.substr(0, equals)] = std::stod(word.substr(equals + 1));
+    }
+  }
+  return capsops::Main(words, numbers);
+}

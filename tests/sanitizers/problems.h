@@ -1,0 +1,228 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the programs of this folder share: numbers and small problems drawn at random,
+// and for each problem its ops, their tensors and their work.
+#ifndef CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
+#define CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <random>
+#include <vector>
+
+#include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_prediction.h"
+#include "cc/launch/capsule_routing.h"
+#include "cc/launch/high_order_conv.h"
+#include "cc/launch/inq_conv.h"
+
+namespace capsops {
+
+using Bytes = std::vector<unsigned char>;
+using Counts = std::vector<int64_t>;  // the elements of a plan's tensors
+
+constexpr int32_t kTopExponent = 3;  // of the weights of codes
+
+// Draws numbers between 0.5 and 1 in magnitude, and codes that every book has.
+class Source {
+ public:
+  Source() = default;
+  explicit Source(uint32_t seed) : bits_(seed) {}
+
+  int64_t Below(int64_t count) { return bits_() % count; }
+  template <typename List = std::initializer_list<int64_t>>
+  int64_t Pick(const List& from) {
+    return from.begin()[Below(from.size())];
+  }
+  void Draw(float* x) { *x = Magnitude() * Sign(); }
+  void Draw(double* x) { *x = Magnitude() * Sign(); }
+  void Draw(Float16* x) { x->bits = 0x3800 | (bits_() & 0x83ff); }
+  void Draw(BFloat16* x) { x->bits = 0x3f00 | (bits_() & 0x807f); }
+  void Draw(uint8_t* x) { *x = bits_() % 3; }
+
+ private:
+  float Magnitude() { return 0.5f + (bits_() & 0xffff) / 131072.f; }
+  float Sign() { return bits_() & 1 ? 1.f : -1.f; }
+
+  std::mt19937 bits_;
+};
+
+inline int64_t InPixels(const capsule_conv::WindowProblem& p) {
+  return p.batch * p.in_height * p.in_width;
+}
+inline int64_t OutPixels(const capsule_conv::WindowProblem& p) {
+  return p.batch * p.out_height * p.out_width;
+}
+inline int64_t Pairs(const capsule_conv::WindowProblem& p) {
+  return p.kernel_height * p.kernel_width * p.in_channels * p.out_channels;
+}
+
+// The multiply-adds of one pass.
+inline int64_t Work(const capsule_prediction::Problem& p) {
+  return p.batch * p.in_caps * p.out_caps * p.out_dim * p.in_dim;
+}
+inline int64_t Work(const capsule_routing::Problem& p) {
+  return p.iterations * p.batch * p.in_caps * p.out_caps * p.out_dim * p.in_dim;
+}
+inline int64_t Work(const capsule_conv::Problem& p) {
+  return OutPixels(p) * Pairs(p) * p.pose_depth * p.pose_rows * p.pose_inner *
+         p.pose_columns;
+}
+inline int64_t Work(const high_order_conv::Problem& p) {
+  return p.batch * p.height * p.width * p.channels * p.kernel_height * p.kernel_width;
+}
+inline int64_t Work(const inq_conv::Problem& p) { return OutPixels(p) * Pairs(p); }
+
+// Calls visit(Op(), counts) for each op on the problem.
+template <typename Visit>
+void ForEachOp(const capsule_prediction::Problem& p, const Visit& visit) {
+  using namespace capsule_prediction;
+  const int64_t input = p.batch * p.in_caps * p.in_dim;
+  const int64_t weights = p.in_caps * p.out_caps * p.out_dim * p.in_dim;
+  const int64_t output = p.batch * p.in_caps * p.out_caps * p.out_dim;
+  visit(Forward(), Counts{input, weights, output});
+  visit(Backward(), Counts{output, input, weights, input, weights});
+}
+
+template <typename Visit>
+void ForEachOp(const capsule_routing::Problem& p, const Visit& visit) {
+  using namespace capsule_routing;
+  const int64_t input = p.batch * p.in_caps * p.in_dim;
+  const int64_t logits = p.in_caps * p.out_caps;
+  const int64_t weights = logits * p.out_dim * p.in_dim;
+  const int64_t output = p.batch * p.out_caps * p.out_dim;
+  const int64_t sums = p.iterations * output;
+  if (p.iterations > 0) {
+    visit(Forward(), Counts{input, weights, logits, output, sums});
+    visit(Backward(),
+          Counts{output, input, weights, logits, sums, input, weights, logits});
+  }
+  visit(Coefficients(), Counts{input, weights, logits, sums, p.batch * logits});
+}
+
+template <typename Visit>
+void ForEachOp(const capsule_conv::Problem& p, const Visit& visit) {
+  using namespace capsule_conv;
+  const int64_t rows = p.pose_depth * p.pose_rows;
+  const int64_t input = InPixels(p) * p.in_channels * rows * p.pose_inner;
+  const int64_t weights = Pairs(p) * p.pose_depth * p.pose_inner * p.pose_columns;
+  const int64_t output = OutPixels(p) * p.out_channels * rows * p.pose_columns;
+  visit(Forward(), Counts{input, weights, output});
+  visit(ForwardBiasRelu(), Counts{input, weights, PixelSize(p), output});
+  visit(BackpropInput(), Counts{output, weights, input});
+  visit(BackpropWeights(), Counts{input, output, weights});
+}
+
+template <typename Visit>
+void ForEachOp(const high_order_conv::Problem& p, const Visit& visit) {
+  using namespace high_order_conv;
+  const int64_t pixels = p.batch * p.height * p.width;
+  const int64_t input = pixels * p.channels;
+  const int64_t filters = pixels * p.groups * p.kernel_height * p.kernel_width;
+  visit(Forward(), Counts{input, filters, input});
+  visit(Backward(), Counts{input, input, filters, input, filters});
+}
+
+template <typename Visit>
+void ForEachOp(const inq_conv::Problem& p, const Visit& visit) {
+  using namespace inq_conv;
+  const int64_t input = InPixels(p) * p.in_channels;
+  const int64_t output = OutPixels(p) * p.out_channels;
+  visit(Forward(), Counts{input, Pairs(p), output});
+  visit(BackpropInput(), Counts{output, Pairs(p), input});
+}
+
+// How many pixels of the output an axis has, whose image ends `after` pixels of padding
+// below or to the right.
+inline int64_t Outputs(int64_t in, int64_t kernel, int64_t stride, int64_t dilation,
+                       int64_t pad, int64_t after) {
+  const int64_t beyond = in + pad + after - (kernel - 1) * dilation;
+  return beyond > 0 ? (beyond - 1) / stride + 1 : 0;
+}
+
+inline void SetOutputs(int64_t below, int64_t right, capsule_conv::WindowProblem* p) {
+  p->out_height = Outputs(p->in_height, p->kernel_height, p->stride_height,
+                          p->dilation_height, p->pad_top, below);
+  p->out_width = Outputs(p->in_width, p->kernel_width, p->stride_width,
+                         p->dilation_width, p->pad_left, right);
+}
+
+// Small problems.
+inline void Draw(Source& draw, capsule_prediction::Problem* p) {
+  p->batch = draw.Pick({0, 1, 2, 5, 17});
+  p->in_caps = draw.Pick({1, 3, 20});
+  p->out_caps = draw.Pick({1, 3, 10});
+  p->out_dim = draw.Pick({1, 4, 7, 16});
+  p->in_dim = draw.Pick({0, 1, 3, 8, 17});
+}
+
+inline void Draw(Source& draw, capsule_routing::Problem* p) {
+  p->batch = draw.Pick({0, 1, 2, 5, 9});
+  p->in_caps = draw.Pick({0, 1, 3, 20});
+  p->out_caps = draw.Pick({1, 3, 10, 17});
+  p->out_dim = draw.Pick({1, 4, 7, 16});
+  p->in_dim = draw.Pick({1, 3, 8});
+  p->iterations = draw.Pick({1, 2, 3});
+  p->set_epsilon(1e-7f);
+}
+
+inline void DrawWindow(Source& draw, capsule_conv::WindowProblem* p) {
+  p->batch = draw.Pick({0, 1, 2, 3, 3});
+  p->in_height = draw.Pick({1, 2, 5, 9});
+  p->in_width = draw.Pick({1, 3, 8, 19});
+  p->kernel_height = draw.Pick({1, 2, 3, 5});
+  p->kernel_width = draw.Pick({1, 2, 3, 5});
+  p->stride_height = draw.Pick({1, 1, 2, 3});
+  p->stride_width = draw.Pick({1, 1, 2, 3});
+  p->dilation_height = draw.Pick({1, 1, 2});
+  p->dilation_width = draw.Pick({1, 1, 2});
+  p->pad_top = draw.Pick({0, 1, 2});
+  p->pad_left = draw.Pick({0, 1, 2});
+  const int64_t below = draw.Pick({0, 1, 2}), right = draw.Pick({0, 1, 2});
+  SetOutputs(below, right, p);
+}
+
+inline void Draw(Source& draw, capsule_conv::Problem* p) {
+  DrawWindow(draw, p);
+  p->in_channels = draw.Pick({0, 1, 2, 3, 8, 17});
+  p->out_channels = draw.Pick({1, 2, 3, 8, 17});
+  p->pose_depth = draw.Pick({1, 1, 2});
+  p->pose_rows = draw.Pick({1, 1, 2, 4});
+  p->pose_inner = draw.Pick({0, 1, 3, 4, 8});
+  p->pose_columns = draw.Pick({0, 1, 3, 4, 16, 33});
+}
+
+inline void Draw(Source& draw, high_order_conv::Problem* p) {
+  p->batch = draw.Pick({0, 1, 2, 3});
+  p->height = draw.Pick({1, 2, 5, 9});
+  p->width = draw.Pick({1, 3, 8, 19, 40});
+  p->groups = draw.Pick({1, 1, 2, 3});
+  p->channels = p->groups * draw.Pick({0, 1, 3, 8, 16, 17});
+  p->kernel_height = draw.Pick({1, 3, 5});
+  p->kernel_width = draw.Pick({1, 3, 5});
+  p->dilation_height = draw.Pick({1, 1, 2, 11});
+  p->dilation_width = draw.Pick({1, 1, 2, 11});
+  p->channels_first = draw.Pick({0, 1}) == 1;
+}
+
+inline void Draw(Source& draw, inq_conv::Problem* p) {
+  DrawWindow(draw, p);
+  p->in_channels = draw.Pick({0, 1, 3, 8, 16, 33});
+  p->out_channels = draw.Pick({1, 3, 8, 16, 33});
+  p->bits = draw.Pick({2, 5, 8});
+}
+
+// Draws a problem of at most that much work.
+template <typename Problem>
+Problem DrawProblem(Source& draw, int64_t most_work) {
+  Problem p;
+  do {
+    Draw(draw, &p);
+  } while (Work(p) > most_work);
+  return p;
+}
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
