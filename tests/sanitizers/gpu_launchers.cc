@@ -68,7 +68,7 @@ int PathsWithoutProblems(const std::vector<Path>& paths) {
 
 void Check(const GpuExec& exec, const Item& item, bool bare, cudaStream_t stream) {
   Call planned;
-  const LaunchError error = item.path->plan(exec, item.problem, &planned);
+  if (!item.path->plan(exec, item.problem, &planned).empty()) std::abort();  // it did
   Source draw(item.problem);
   const LoadedCall call(item.path, std::move(planned), draw, stream);
   const Memory workspace(call.call.workspace);
