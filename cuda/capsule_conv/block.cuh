@@ -120,6 +120,18 @@ __device__ __noinline__ void StoreColumn(int column, int columns, int channels,
   Narrow(value, row + channel * stride + (column - channel * columns));
 }
 
+// Writes two neighbours as one word, which nvcc does not do wherever it could.
+__device__ inline void StorePair(float x, float y, float* to) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+template <typename S>
+__device__ void StorePair(float x, float y, S* to) {
+  Pack<S, 2> pair;
+  Narrow(x, &pair.at[0]);
+  Narrow(y, &pair.at[1]);
+  *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(&pair);
+}
+
 // Writes a row of a matrix product of which this lane has columns 2 t and 2 t + 1 of
 // every 8 from `column` on. kHalf says which row of the products' tiles it is.
 template <int kHalf, typename S, int kProducts>
@@ -133,10 +145,7 @@ __device__ void StoreRow(const Image& target, const Scale& scale, int column,
 #pragma unroll
     for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
       if (channel + 2 * n >= target.channels) break;
-      Pack<S, 2> pair;
-      Narrow(scale(sums[n][2 * kHalf]), &pair.at[0]);
-      Narrow(scale(sums[n][2 * kHalf + 1]), &pair.at[1]);
-      *reinterpret_cast<Pack<S, 2>*>(to) = pair;
+      StorePair(scale(sums[n][2 * kHalf]), scale(sums[n][2 * kHalf + 1]), to);
     }
   } else {
 #pragma unroll

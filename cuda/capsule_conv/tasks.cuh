@@ -211,6 +211,7 @@ struct TilePlan {
   Launch<S> launch_small = nullptr;
   // Of wgmma only.
   bool by_wgmma = false, squares = false;
+  int ring = 0;
   Divisor by_across;
 };
 

@@ -97,11 +97,11 @@ __device__ inline void WaitForStores() {
           : "memory");
 }
 
-// Waits at a named barrier until so many threads of the block have arrived: whole
-// warps, and always the same ones.
-template <int kThreads>
+// Waits at barrier kName until so many threads of the block have arrived: whole warps,
+// and always the same ones.
+template <int kThreads, int kName = 1>
 __device__ void SynchronizeSome() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 
 }  // namespace capsops

@@ -81,6 +81,16 @@ LaunchError MakeTensorMap(const char* op, const S* data,
 // Begins to copy the box at (c0, c1, ...) to `to`, at whose end `barrier` loses the
 // bytes that it expects.
 __device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+                               int c4, Barrier& barrier, void* to) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(SharedAddress(to)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier.Address())
+      : "memory");
+}
+
+// The same of a tensor with four dimensions.
+__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Products on the tensor cores of compute capability 9.0 that a warpgroup, 4 warps,
-// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64,
-// 128 or 256 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
+// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64
+// to 256 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
 #ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 
@@ -100,65 +100,77 @@ template <typename O, int kProducts>
 struct AsyncProduct;
 
 #define CAPSOPS_SUM(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define CAPSOPS_SUMS_4(n) \
+  CAPSOPS_SUM(n), CAPSOPS_SUM(n + 1), CAPSOPS_SUM(n + 2), CAPSOPS_SUM(n + 3)
 #define CAPSOPS_SUMS_8(n)                                                     \
   CAPSOPS_SUM(n), CAPSOPS_SUM(n + 1), CAPSOPS_SUM(n + 2), CAPSOPS_SUM(n + 3), \
       CAPSOPS_SUM(n + 4), CAPSOPS_SUM(n + 5), CAPSOPS_SUM(n + 6), CAPSOPS_SUM(n + 7)
 #define CAPSOPS_REGISTERS_32                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define CAPSOPS_REGISTERS_64                                                         \
-  CAPSOPS_REGISTERS_32                                                               \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "         \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
-  "%62, %63"
-#define CAPSOPS_REGISTERS_128                                                          \
-  CAPSOPS_REGISTERS_64                                                                 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "   \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "   \
-  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, "     \
-  "%123, %124, %125, %126, %127"
-#define CAPSOPS_ASYNC_PRODUCT(O, KIND, MORE)                                           \
-  template <>                                                                          \
-  struct AsyncProduct<O, 8> {                                                          \
-    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[8][4], bool add) { \
-      asm volatile(                                                                    \
-          "{ .reg .pred add; setp.ne.b32 add, %34, 0; "                                \
-          "wgmma.mma_async.sync.aligned.m64n64" KIND " {" CAPSOPS_REGISTERS_32         \
-          "}, %32, %33, add, 1, 1" MORE "; }"                                          \
-          : CAPSOPS_SUMS_8(0)                                                          \
-          : "l"(a), "l"(b), "r"(int{add}));                                            \
-    }                                                                                  \
-  };                                                                                   \
-  template <>                                                                          \
-  struct AsyncProduct<O, 16> {                                                         \
-    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[16][4],            \
-                                 bool add) {                                           \
-      asm volatile(                                                                    \
-          "{ .reg .pred add; setp.ne.b32 add, %66, 0; "                                \
-          "wgmma.mma_async.sync.aligned.m64n128" KIND " {" CAPSOPS_REGISTERS_64        \
-          "}, %64, %65, add, 1, 1" MORE "; }"                                          \
-          : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8)                                       \
-          : "l"(a), "l"(b), "r"(int{add}));                                            \
-    }                                                                                  \
-  };                                                                                   \
-  template <>                                                                          \
-  struct AsyncProduct<O, 32> {                                                         \
-    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[32][4],            \
-                                 bool add) {                                           \
-      asm volatile(                                                                    \
-          "{ .reg .pred add; setp.ne.b32 add, %130, 0; "                               \
-          "wgmma.mma_async.sync.aligned.m64n256" KIND " {" CAPSOPS_REGISTERS_128       \
-          "}, %128, %129, add, 1, 1" MORE "; }"                                        \
-          : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16),                  \
-            CAPSOPS_SUMS_8(24)                                                         \
-          : "l"(a), "l"(b), "r"(int{add}));                                            \
-    }                                                                                  \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
+  "%30, %31"
+#define CAPSOPS_REGISTERS_64                                               \
+  CAPSOPS_REGISTERS_32                                                     \
+  ", "                                                                     \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
+  "%60, %61, %62, %63"
+#define CAPSOPS_REGISTERS_84                                               \
+  CAPSOPS_REGISTERS_64                                                     \
+  ", "                                                                     \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, " \
+  "%78, %79, %80, %81, %82, %83"
+#define CAPSOPS_REGISTERS_96 \
+  CAPSOPS_REGISTERS_84       \
+  ", "                       \
+  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define CAPSOPS_REGISTERS_112                                            \
+  CAPSOPS_REGISTERS_96                                                   \
+  ", "                                                                   \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, " \
+  "%108, %109, %110, %111"
+#define CAPSOPS_REGISTERS_128                                                \
+  CAPSOPS_REGISTERS_112                                                      \
+  ", "                                                                       \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
+  "%124, %125, %126, %127"
+#define CAPSOPS_ASYNC_PRODUCT(O, KIND, PRODUCTS, N, A, B, ADD, REGISTERS, ...)      \
+  template <>                                                                       \
+  struct AsyncProduct<O, PRODUCTS> {                                                \
+    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[PRODUCTS][4],   \
+                                 bool add) {                                        \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                       \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(REGISTERS, A, B) \
+                   : __VA_ARGS__                                                    \
+                   : "l"(a), "l"(b), "r"(int{add}));                                \
+    }                                                                               \
   };
+#define CAPSOPS_ASYNC_PRODUCTS(O, KIND)                                              \
+  CAPSOPS_ASYNC_PRODUCT(O, KIND, 8, "64", "32", "33", "34", CAPSOPS_REGISTERS_32,    \
+                        CAPSOPS_SUMS_8(0))                                           \
+  CAPSOPS_ASYNC_PRODUCT(O, KIND, 16, "128", "64", "65", "66", CAPSOPS_REGISTERS_64,  \
+                        CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))                        \
+  CAPSOPS_ASYNC_PRODUCT(O, KIND, 21, "168", "84", "85", "86", CAPSOPS_REGISTERS_84,  \
+                        CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_4(16),    \
+                        CAPSOPS_SUM(20))                                             \
+  CAPSOPS_ASYNC_PRODUCT(O, KIND, 24, "192", "96", "97", "98", CAPSOPS_REGISTERS_96,  \
+                        CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16))    \
+  CAPSOPS_ASYNC_PRODUCT(O, KIND, 28, "224", "112", "113", "114",                     \
+                        CAPSOPS_REGISTERS_112, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
+                        CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_4(24))                      \
+  CAPSOPS_ASYNC_PRODUCT(O, KIND, 32, "256", "128", "129", "130",                     \
+                        CAPSOPS_REGISTERS_128, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
+                        CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
+#define CAPSOPS_TF32(REGISTERS, A, B) \
+  "k8.f32.tf32.tf32 {" REGISTERS "}, %" A ", %" B ", add, 1, 1; }"
+#define CAPSOPS_HALF(REGISTERS, A, B) \
+  "k16.f32.f16.f16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 0, 0; }"
+#define CAPSOPS_BFLOAT(REGISTERS, A, B) \
+  "k16.f32.bf16.bf16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 0, 0; }"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-CAPSOPS_ASYNC_PRODUCT(float, "k8.f32.tf32.tf32", "")
-CAPSOPS_ASYNC_PRODUCT(__half, "k16.f32.f16.f16", ", 0, 0")
-CAPSOPS_ASYNC_PRODUCT(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+CAPSOPS_ASYNC_PRODUCTS(float, CAPSOPS_TF32)
+CAPSOPS_ASYNC_PRODUCTS(__half, CAPSOPS_HALF)
+CAPSOPS_ASYNC_PRODUCTS(__nv_bfloat16, CAPSOPS_BFLOAT)
 #endif
 
 // The same in TF32 with a in registers, laid out as in m16n8k8 products. They must keep

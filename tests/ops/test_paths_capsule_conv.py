@@ -23,7 +23,10 @@ MMA = (
 )
 WGMMA = (
     *("channels_8", "channels_33", "pixels_left_out_16", "pixels_left_out_32_wide"),
-    *("pose_8_8_8", "many_planes"),
+    *("pose_8_8_8", "many_planes", "primes", "large_primes", "boxes_dilations"),
+    *(f"planes_{rows}" for rows in (4, 5, 17, 64)),
+    *("boxes_strides_2_3", "boxes_strides_2_3_SAME", "boxes_strides_8_8"),
+    *("boxes_strides_8_8_SAME", "boxes_pose_8_64"),
 )
 WGMMA_WEIGHTS = (
     *(f"in_channels_{channels}" for channels in (2, 8, 16, 32)),
@@ -123,6 +126,13 @@ if paths.WITH_GPU:
     RUNS = [*MMA_RUNS, *GATHER_RUNS, *paths.runs(_forced("fma"), FMA, float32=BOTH)]
     if paths.runs_wgmma():
         wgmma = _forced("wgmma", "mma")
+        ONE_BLOCK = ["planes_17", "boxes_strides_2_3"]
+
+        @paths.every(paths.runs(wgmma, ONE_BLOCK, [tf.float32, *HALVES], (True,)))
+        def test_a_block_makes_all_tiles(run):
+            with kernels.pretend_device(processors=1):
+                paths.assert_close(OP, run)
+
         RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], (True,))
         weights = _forced("mma", "wgmma")
         RUNS += paths.runs(weights, WGMMA_WEIGHTS, [tf.float32], (True,))

@@ -91,6 +91,19 @@ PLANS = {
         *(HALF, False, ((1, 9, 8, 8, 4, 4), (1, 1, 8, 8, 4, 4)), {"strides": (9, 8)}),
         *("wgmma fma mma", "mma fma mma"),
     ),
+    # What no box of a tensor map spans.
+    "far_taps": (
+        *([tf.float32], True, ((1, 1, 700, 8, 2, 4), (1, 3, 8, 8, 4, 4))),
+        *({"dilations": 300}, "wgmma wgmma mma", "mma mma mma"),
+    ),
+    "far_strides": (
+        *([tf.float32], True, ((2, 19, 19, 8, 4, 4), (10, 10, 8, 8, 4, 4))),
+        *({"strides": 9}, "wgmma fma mma", "mma fma mma"),
+    ),
+    "65_rows": (
+        *([tf.float32], True, ((1, 5, 5, 8, 65, 4), (2, 2, 8, 8, 4, 4)), {}),
+        *("wgmma wgmma mma", "mma mma mma"),
+    ),
     "beside": (
         *([tf.float32], False, ((1, 4, 4, 1, 4, 4), (2, 2, 1, 2, 4, 4)), BESIDE),
         *("fma fma fma", None),

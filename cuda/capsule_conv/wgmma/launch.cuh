@@ -15,32 +15,123 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Planes follow each other at 4 words past a multiple of 32: a warp writes many.
-inline Patch UnitPatch(const Axis& vertical, const Axis& horizontal, int rows) {
-  return MakePatch<float>(vertical, horizontal, rows, vertical.taps, horizontal.taps,
-                          4);
-}
-
 // What tensor cores multiply.
 template <typename S, Tf32 kTf32>
 using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft, __nv_bfloat16, S>;
 
+// The boxes of patches. Poses of one quad a row follow each other in a pixel, row by
+// row.
+inline MappedTensor<5> MapPatches(const Product& p) {
+  const Image& image = p.source;
+  const SortedPatch patch(p);
+  const uint64_t row = image.columns, pixel = image.pixel(), rows = pixel / row;
+  const uint64_t width = image.width, height = image.height;
+  const bool quads = image.columns == kQuad;
+  const uint32_t pose_rows = image.rows;
+  const auto reach = [](const Classes& classes, const Axis& axis) {
+    return static_cast<uint32_t>((classes.extent - 1) * axis.stride + 1);
+  };
+  const uint32_t down = p.vertical.stride, across = p.horizontal.stride;
+  MappedTensor<5> map;
+  map.size = {quads ? pixel : row, quads ? 1 : rows, width, height,
+              static_cast<uint64_t>(image.batch)};
+  map.apart = {quads ? pixel : row, pixel, width * pixel, height * width * pixel};
+  map.box = {quads ? kQuad * pose_rows : kQuad, quads ? 1 : pose_rows,
+             reach(patch.horizontal, p.horizontal), reach(patch.vertical, p.vertical),
+             1};
+  map.every = {1, 1, map.box[2] == 1 ? 1 : across, map.box[3] == 1 ? 1 : down, 1};
+  map.swizzled = false;
+  return map;
+}
+
+// A dimension of a box has up to 256 elements, up to 8 apart.
+constexpr int kMostBoxExtent = 256, kMostBoxStride = 8;
+inline bool HasBoxes(const Product& p) {
+  const auto spans = [](const Axis& axis) {
+    const int more = Classes(axis).extent - 1;
+    return more == 0 || (axis.stride <= kMostBoxStride &&
+                         int64_t{more} * axis.stride < kMostBoxExtent);
+  };
+  const int row = p.source.columns == kQuad ? kQuad : 1;
+  return p.source.rows * row <= kMostBoxExtent && spans(p.vertical) &&
+         spans(p.horizontal);
+}
+
 template <typename S, typename C>
 LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                    const S* source, const uint32_t* packed, S* target) {
-  WarpgroupProduct warpgroups;
-  warpgroups.product = plan.product;
-  warpgroups.tiles = static_cast<int>(plan.tiles);
-  warpgroups.squares = plan.squares;
-  warpgroups.row = plan.product.patch.row * plan.product.source.rows;
-  warpgroups.by_across = plan.by_across;
+  const Product& p = plan.product;
+  const WarpgroupProduct warpgroups{p,
+                                    SortedPatch(p),
+                                    static_cast<int>(plan.tiles),
+                                    plan.squares,
+                                    p.patch.row * p.source.rows,
+                                    plan.ring,
+                                    plan.by_across};
   constexpr auto kKernel = WarpgroupKernel<S, C>;
   LaunchError error = AllowShared<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
+  SourceOfPatches<S, C> from;
+  if constexpr (C::kBoxes) {
+    if (error.empty()) error = MakeTensorMap(op, source, MapPatches(p), &from);
+  } else {
+    from = source;
+  }
   if (!error.empty()) return error;
   const int64_t most = int64_t{exec.device.processors} * C::kBlocks;
   return LaunchOverlapped(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
-                          plan.shared, exec, warpgroups, source, packed, target);
+                          plan.shared, exec, warpgroups, from, packed, target);
+}
+
+// What a plan takes, fitted to five thousand plans measured on an H200: cycles of
+// products in the tensor cores' own; that times `idle` where one of two warpgroups has
+// nothing to do; cycles for each unit that is brought, chunk, byte that is stored and
+// tile; for each unit of the first chunk, for which everybody waits; and of a launch.
+struct CostFactors {
+  double multiply, idle, bring, chunk, store, tile, first, launch;
+};
+
+template <typename S, typename C>
+constexpr CostFactors FindFactors() {
+  constexpr bool kNarrow = C::kColumns == kSide;
+  if (C::kBoxes) return {kNarrow ? 0.94 : 0.99, 1.15, 0, 890, 0.046, 1430, 0.43, 8000};
+  if (!C::kLeft) return {kNarrow ? 0.86 : 0.9, 1.08, 0.31, 1870, 0.058, 1440, 2.7, 0};
+  if (!std::is_same_v<S, float>) return {0.94, 1.12, 0, 2100, 0.052, 475, 1.7, 900};
+  if (C::kParts == 1) return {0.8, 1.28, 1.45, 385, 0.017, 2670, 2.1, 0};
+  return {kNarrow ? 1.27 : 0.7, 1.17, 2.55, 1700, 0.021, 1290, 7.7, 0};
+}
+
+// Cycles that a plan of so many tiles, of so many products of rows each, takes.
+template <typename S, typename C>
+double EstimateCost(const Product& p, int64_t tiles, int processors, int products) {
+  constexpr CostFactors kFactors = FindFactors<S, C>();
+  // Blocks of a multiprocessor share its tensor cores.
+  const int64_t turns = CeilDivide(tiles, processors);
+  const int64_t block_turns = CeilDivide(turns, C::kBlocks);
+  const int rows = p.source.rows, chunks = p.order.chunks;
+  const double idle = products * C::kColumnGroups <= C::kTiles ? kFactors.idle : 1;
+  const double multiply = kFactors.multiply * idle * 4 * C::kOctets *
+                          RoundUp(products, C::kTiles) * C::kColumnGroups * C::kParts *
+                          p.order.steps * chunks;
+  const double pixels = 1.0 * p.patch.pixels * p.order.planes, units = pixels * rows;
+  const int columns = p.target.columns;
+  const bool whole = C::kLeft ? columns == kQuad : columns % kQuad == 0;
+  const double store = (whole ? 1 : 15) * kFactors.store * sizeof(S) * C::kColumns *
+                       p.vertical.tile * p.horizontal.tile * rows;
+  const double alone =
+      (kFactors.chunk + kFactors.bring * units) * chunks + store + kFactors.tile;
+  double cost = multiply * turns + alone * block_turns;
+  if (C::kBoxes) {
+    // Meanwhile a multiprocessor copies no faster than this.
+    const int together = p.source.columns == kQuad ? rows : 1;
+    cost = std::max(cost,
+                    (2 + together) * pixels * (rows / together) * chunks * block_turns);
+  }
+  cost += kFactors.first * units + kFactors.launch;
+  // A third patch pays where products do not hide what else is done with one.
+  const bool one_tap = p.vertical.taps * p.horizontal.taps == 1;
+  const bool third = C::kBoxes || (one_tap && std::is_same_v<S, float>);
+  return (p.buffers > 2) == third ? cost : 1.03 * cost;
 }
 
 // Fills in how to do `task` by tiles of y x x lattice points.
@@ -58,13 +149,14 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   const int rows = p.source.rows, taps = p.vertical.taps * p.horizontal.taps;
   const int all =
       static_cast<int>(CeilDivide(p.source.planes(), kUnitQuads<typename C::O>));
-  p.patch = UnitPatch(p.vertical, p.horizontal, rows);
-  const int row = p.patch.row * rows;
+  p.patch = UnitPatch(p, C::kBoxes);
+  if (p.patch.pixels >= kTooLarge || (C::kBoxes && !HasBoxes(p))) return plan;
+  const int row = p.patch.row * rows, down = C::kRows / kGroupRows;
   const int across = static_cast<int>(CeilDivide(x * rows, kGroupRows));
   const int64_t lattice_rows = (y - 1) * int64_t{row} + x * rows;
-  const int64_t products = squares ? CeilDivide(y, kGroupRows) * across
-                                   : CeilDivide(lattice_rows, kProductRows);
-  if (products > C::kGroups * C::kTiles || row >= 1 << 14) return plan;
+  const int64_t products =
+      squares ? CeilDivide(y, down) * across : CeilDivide(lattice_rows, C::kRows);
+  if (products > C::kProducts || row >= 1 << 14) return plan;
   plan.squares = squares;
   plan.by_across = Divisor(squares ? across : row);
 
@@ -79,41 +171,33 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
     const int64_t steps = RoundUp(p.order.steps, C::kSteps);
     shared =
         4 * (C::kBarrierWords + int64_t{buffers} * C::kParts * units * p.patch.plane +
-             C::kStages * C::kStageWords + steps + p.patch.pixels);
-    if (shared <= most && units * rows <= C::kCarriers) break;
+             C::kStages * C::kStageWords + 2 * C::kProducts * C::kRows + steps +
+             (C::kBoxes ? 0 : p.patch.pixels));
+    if (shared <= most && (C::kBoxes || units * rows <= C::kCarriers)) break;
   }
   if (units == 0) return plan;
+  plan.ring = std::min<int64_t>(kMostStages,
+                                C::kStages + (most - shared) / (4 * C::kStageWords));
+  shared += (plan.ring - C::kStages) * int64_t{4 * C::kStageWords};
   // The last product may read past its plane, but not past what is there.
-  const int64_t read =
-      squares ? (RoundUp(y, kGroupRows) - 1) * int64_t{row} + across * kGroupRows
-              : products * kProductRows;
+  const int64_t read = squares
+                           ? (RoundUp(y, down) - 1) * int64_t{row} + across * kGroupRows
+                           : products * C::kRows;
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
     return plan;
   }
   // How far apart the units of a step are; they repeat from the third unit on.
+  const SortedPatch sorted(p);
   for (int step = 0; step < taps * std::min(units, 2) / 2; ++step) {
-    const UnitStep both(p, step);
+    const UnitStep both(p, sorted, step);
     if (both.at[1] - both.at[0] >= 1 << 14) return plan;
   }
   const int64_t tiles = CountTiles(p);
   if (tiles > INT32_MAX / 2) return plan;
   plan.shared = static_cast<int>(shared);
   plan.tiles = tiles;
-  // Cycles as a fit to a thousand plans of thirty convolutions has them, on an H200:
-  // what it chooses takes 1.02 times the fastest's time on average. Blocks of a
-  // multiprocessor share its tensor cores; the rest a block does by itself.
-  const int64_t steps = int64_t{p.order.steps} * p.order.chunks;
-  const int64_t stages = CeilDivide(p.order.steps, C::kSteps) * p.order.chunks;
-  const int64_t made = RoundUp(products, C::kTiles);
-  const double idle = products <= C::kTiles ? 1.1 : 1;  // a warpgroup
-  const double multiply =
-      (C::kColumns == 64 ? 42 : 46) * made * steps * C::kParts * idle;
-  const double convert = !std::is_same_v<S, float> ? 0 : C::kParts == 1 ? 0.3 : 0.9;
-  const double bring = (0.8 + convert) * p.patch.pixels * rows * units + 670;
-  const double store = 0.065 * y * x * rows * C::kColumns * sizeof(S);
-  const double alone = bring * p.order.chunks + 57 * stages + store + 3400;
-  const int64_t turns = CeilDivide(tiles, device.processors);
-  plan.cost = multiply * turns + alone * CeilDivide(turns, C::kBlocks);
+  plan.cost =
+      EstimateCost<S, C>(p, tiles, device.processors, static_cast<int>(products));
   return plan;
 }
 
@@ -122,7 +206,7 @@ template <typename S, typename C>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   const int rows = task.source.rows;
   const int height = task.vertical.points, width = task.horizontal.points;
-  constexpr int kMost = C::kGroups * C::kTiles;
+  constexpr int kMost = C::kProducts, kDown = C::kRows / kGroupRows;
   TilePlan<S> best;
   const auto consider = [&](int y, int x, bool squares) {
     for (int buffers = 2; buffers <= kMostBuffers; ++buffers) {
@@ -135,20 +219,17 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   };
   int before = 0;
   const int fewest =
-      static_cast<int>(CeilDivide(int64_t{width} * rows, kMost * kProductRows));
+      static_cast<int>(CeilDivide(int64_t{width} * rows, kMost * C::kRows));
   for (int parts = fewest; parts <= std::min(width, fewest + 64); ++parts) {
     const int x = (width - 1) / parts + 1;
     if (x == before) continue;
     before = x;
-    // By how much patches are wider than tiles, MakePatch knows.
-    Axis horizontal = task.horizontal, vertical = task.vertical;
-    horizontal.tile = x;
-    vertical.tile = 1;
-    const int64_t row = int64_t{rows} * UnitPatch(vertical, horizontal, rows).row;
-    if (row == 0) continue;  // no room for one lattice row
+    Axis axis = task.horizontal;
+    axis.tile = x;
+    const int64_t row = int64_t{rows} * Classes(axis).extent;
     for (int products = kMost; products > 0; --products) {
-      if (products * kProductRows < x * rows) break;
-      const int64_t y = (products * kProductRows - x * rows) / row + 1;
+      if (products * C::kRows < x * rows) break;
+      const int64_t y = (products * C::kRows - x * rows) / row + 1;
       consider(even(height, static_cast<int>(std::min<int64_t>(height, y))), x, false);
     }
   }
@@ -156,7 +237,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
     const int x = std::min(across * kGroupRows / rows, width);
     if (x == 0) continue;
     for (int down = kMost / across; down > 0; --down) {
-      consider(std::min(down * kGroupRows, height), x, true);
+      consider(even(height, down * kDown), x, true);
     }
   }
   return best;
@@ -183,12 +264,17 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
     if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
   };
   if constexpr (kTf32 == Tf32::kSplitLeft) {
-    consider(FindTile<S, Warpgroups<__nv_bfloat16, 3, true, 1, 64, 2>>(task, device));
-    consider(FindTile<S, Warpgroups<__nv_bfloat16, 3, true, 1, 128, 1>>(task, device));
+    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 1, 64, 2>>(task, device));
+    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 1, 128, 1>>(task, device));
   } else if constexpr (kTf32 != Tf32::kSplit) {
-    consider(FindTile<S, Warpgroups<S, 1, false, 2, 64, 2>>(task, device));
-    consider(FindTile<S, Warpgroups<S, 1, false, 1, 128, 1>>(task, device));
-    consider(FindTile<S, Warpgroups<S, 1, false, 2, 128, 1>>(task, device));
+    consider(FindTile<S, PosesLeft<S, 1, 1, 128, 1>>(task, device));
+    consider(FindTile<S, PosesLeft<S, 1, 2, 128, 1>>(task, device));
+    consider(FindTile<S, PosesRight<S, 128, 128, 1>>(task, device));
+    consider(FindTile<S, PosesRight<S, 192, 128, 1>>(task, device));
+    consider(FindTile<S, PosesRight<S, 256, 128, 1>>(task, device));
+    consider(FindTile<S, PosesRight<S, 168, 64, 1>>(task, device));
+    consider(FindTile<S, PosesRight<S, 224, 64, 1>>(task, device));
+    consider(FindTile<S, PosesRight<S, 256, 64, 1>>(task, device));
   }
   return best;
 }

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The filter as the right operands of wgmma/product.cuh, in the order in
+// The filter as the operands of wgmma/product.cuh, in the order in
 // which its blocks read them:
 //   [depth][block of columns][chunk of units][step][unit][column] of 16 bytes.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/capsule_conv/wgmma/rows.cuh"
+#include "cuda/capsule_conv/wgmma/patch.cuh"
 #include "cuda/capsule_conv/wgmma/units.cuh"
 
 namespace capsops::capsule_conv::wgmma {
@@ -18,7 +18,8 @@ namespace capsops::capsule_conv::wgmma {
 // A block of threads makes a step, a thread a unit and a column. O is what tensor cores
 // multiply; `weights[i]` is element i of the filter in memory.
 template <typename O, typename Weights>
-__global__ void PackUnitsKernel(const Filter filter, const Product p, int columns,
+__global__ void PackUnitsKernel(const Filter filter, const Product p,
+                                const SortedPatch sorted, int columns,
                                 const Weights weights, uint4* packed) {
   LetKernelAfterBegin();
   const int which = threadIdx.x / columns, column = threadIdx.x - which * columns;
@@ -32,7 +33,7 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p, int column
   const int column_block = next(p.order.column_blocks), depth = rest;
 
   const int taps = p.vertical.taps * p.horizontal.taps;
-  const int i = UnitStep(p, step).numbers[which];
+  const int i = UnitStep(p, sorted, step).numbers[which];
   const int unit = i / taps, tap = i - unit * taps, down = tap / p.horizontal.taps;
   const int y = p.vertical.first + down * p.vertical.every;
   const int x =
@@ -73,7 +74,8 @@ LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
   const int64_t blocks = PackedSteps(filter, product.order);
   if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
   PackUnitsKernel<O><<<blocks, 2 * columns, 0, exec.stream>>>(
-      filter, product, columns, weights, reinterpret_cast<uint4*>(packed));
+      filter, product, SortedPatch(product), columns, weights,
+      reinterpret_cast<uint4*>(packed));
   return CheckLaunch(op);
 }
 

@@ -2,153 +2,268 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Where the products of wgmma/product.cuh are: their shapes, the rows of a
-// patch that they read, and the sums that they make.
+// patch that they read, the sums that they make, and where these go.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/capsule_conv/block.cuh"
 #include "cuda/capsule_conv/patch.cuh"
+#include "cuda/capsule_conv/wgmma/patch.cuh"
 #include "cuda/common/divisor.cuh"
 
 namespace capsops::capsule_conv::wgmma {
+
+constexpr int kSide = 64;  // of a product, its left operand's
 
 // Words of a step of the filter.
 constexpr int UnitStepWords(int columns) { return 2 * columns * 4; }
 
 constexpr int kGroupRows = 8;
-constexpr int kProductRows = 64;  // of a product: 8 groups
 
 // The shape of a kernel: O is what it multiplies, kParts parts of each element of the
-// left operand; kTiles tiles of 64 rows of each of two warpgroups, kColumns columns.
-// kApart: what a stage makes is added up in float, as tensor cores cut off when they
-// add.
-template <typename OperandOf, int kPartsOf, bool kApartOf, int kTilesOf, int kColumnsOf,
-          int kBlocksOf>
+// poses. Each of two warpgroups makes kTiles products of kRows rows. Where the poses
+// are the left operand, those are 64 rows by all kColumns columns; where they are the
+// right one, 64 columns by up to 256 rows: with more columns than that warpgroups share
+// the rows.
+template <typename OperandOf, int kPartsOf, bool kLeftOf, int kRowsOf, int kTilesOf,
+          int kColumnsOf, int kBlocksOf>
 struct Warpgroups {
   using O = OperandOf;
-  static constexpr int kParts = kPartsOf, kTiles = kTilesOf, kColumns = kColumnsOf;
-  static constexpr int kBlocks = kBlocksOf;
-  static constexpr bool kApart = kApartOf;
+  static constexpr int kParts = kPartsOf, kRows = kRowsOf, kTiles = kTilesOf;
+  static constexpr int kColumns = kColumnsOf, kBlocks = kBlocksOf;
+  static constexpr bool kLeft = kLeftOf;
+  // What a stage makes is added up in float, as tensor cores cut off when they add.
+  static constexpr bool kApart = kParts > 1;
+  // Patches are boxes of a tensor map; else warps carry them.
+  static constexpr bool kBoxes = !kLeft && std::is_same_v<O, float>;
+  static_assert(kLeft ? kRows == kSide : kTiles == 1);
+  static constexpr int kColumnGroups = kLeft ? 1 : kColumns / kSide;
+  static constexpr int kProducts = 2 * kTiles / kColumnGroups;  // of a tile's rows
+  static constexpr int kOctets = (kLeft ? kColumns : kRows) / 8;
   static constexpr int kGroups = 2;             // warpgroups that multiply
   static constexpr int kWarps = 4 * kGroups;    // of them
-  static constexpr int kCarriers = 3 * kLanes;  // threads that bring patches
+  static constexpr int kCarriers = 3 * kLanes;  // threads that carry patches
   static constexpr int kThreads = (kWarps + 4) * kLanes;
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
-  static constexpr int kStages = kBlocks == 1 ? 3 : 4;
+  static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // there may be more
   static constexpr int kStageWords = 4096 / kBlocks;
   static constexpr int kSteps = kStageWords / UnitStepWords(kColumns);  // of a stage
-  static constexpr int kBarrierWords = 32;
+  static constexpr int kBarrierWords = 64;
   // Registers of a thread at the launch, which a block has to share out.
   static constexpr int kRegisters = kBlocks == 1 ? 168 : 80;
   static_assert(kWarps * kLanes * kMany + 4 * kLanes * kFew <= kThreads * kRegisters);
 };
 
+template <typename O, int kParts, int kTiles, int kColumns, int kBlocks>
+using PosesLeft = Warpgroups<O, kParts, true, kSide, kTiles, kColumns, kBlocks>;
+template <typename O, int kRows, int kColumns, int kBlocks>
+using PosesRight = Warpgroups<O, 1, false, kRows, 1, kColumns, kBlocks>;
+
 // What the kernel is given.
 struct WarpgroupProduct {
   Product product;
+  SortedPatch sorted;
   int tiles;          // of the whole product; a block makes every n-th
-  bool squares;       // else 64 rows are neighbours in a plane
+  bool squares;       // else the rows of a product are neighbours in a plane
   int row;            // rows of a plane from one lattice row to the next
+  int ring;           // stages of the filter in shared memory
   Divisor by_across;  // products side by side in a lattice row; else `row`
 };
 
-// Where in a patch unit i of a chunk's contraction is, in units: units one after the
-// other, with all positions of the filter each.
-__host__ __device__ inline int UnitAt(const Product& p, int i) {
-  const int taps = p.vertical.taps * p.horizontal.taps, unit = i / taps, tap = i % taps;
-  const int y = tap / p.horizontal.taps, x = tap - y * p.horizontal.taps;
-  return unit * (p.patch.plane / 4) +
-         p.patch.Shift(p.vertical, p.horizontal, y, x) * p.source.rows;
-}
-
-// The two units of a step: their numbers, and where they are. The first is that which
-// comes first in a patch: between strides, positions of the filter need not follow each
-// other there.
-struct UnitStep {
-  int numbers[2], at[2];
-
-  // Behind the last unit there are zeros of the filter, for that unit once more.
-  __host__ __device__ UnitStep(const Product& p, int step)
-      : numbers{2 * step, 2 * step + 1} {
-    const int last = p.vertical.taps * p.horizontal.taps * p.order.planes - 1;
-    for (int n = 0; n < 2; ++n) {
-      at[n] = UnitAt(p, numbers[n] < last ? numbers[n] : last);
-    }
-    if (at[0] <= at[1]) return;
-    const UnitStep other = *this;
-    for (int n = 0; n < 2; ++n) {
-      numbers[n] = other.numbers[1 - n];
-      at[n] = other.at[1 - n];
-    }
-  }
-};
-
-// Where the products of a block's tile are, 64 rows each.
+// Where the products of a block's tile are, kRows rows each.
+template <int kRows>
 struct ProductRows {
   int all, height, width;  // products; lattice points of the tile
-  bool squares;
 
   __device__ ProductRows(const WarpgroupProduct& s, const BlockPlace& place) {
     const Product& p = s.product;
     height = min(p.vertical.tile, p.vertical.points - place.y);
     width = min(p.horizontal.tile, p.horizontal.points - place.x);
-    squares = s.squares;
     const int rows = (height - 1) * s.row + width * p.source.rows;
-    all = squares ? (height + kGroupRows - 1) / kGroupRows * s.by_across.by
-                  : (rows + kProductRows - 1) / kProductRows;
+    all = s.squares ? (height + kDown - 1) / kDown * s.by_across.by
+                    : (rows + kRows - 1) / kRows;
   }
 
   // The first row of product n, in a plane.
-  __device__ int First(const WarpgroupProduct& s, int n) const {
-    if (!squares) return n * kProductRows;
+  __device__ static int First(const WarpgroupProduct& s, int n) {
+    if (!s.squares) return n * kRows;
     int across;
     const int down = s.by_across.Split(n, &across);
-    return (down * s.row + across) * kGroupRows;
+    return down * kDown * s.row + across * kGroupRows;
   }
 
-  // The lattice point and pose row of row i of product n. Whether there is one.
-  __device__ bool Find(const WarpgroupProduct& s, int n, int i, int* y, int* x,
-                       int* pose_row) const {
-    int row;
-    if (squares) {
+  // The lattice point and pose row of a row, and whether a whole tile has it.
+  __device__ static bool Find(const WarpgroupProduct& s, int row, int* y, int* x,
+                              int* pose_row) {
+    const Product& p = s.product;
+    const int n = row / kRows, i = row % kRows;
+    int rest;
+    if (s.squares) {
       int across;
-      *y = s.by_across.Split(n, &across) * kGroupRows + i / kGroupRows;
-      row = across * kGroupRows + i % kGroupRows;
+      *y = s.by_across.Split(n, &across) * kDown + i / kGroupRows;
+      rest = across * kGroupRows + i % kGroupRows;
     } else {
-      *y = s.by_across.Split(n * kProductRows + i, &row);
+      *y = s.by_across.Split(row, &rest);
     }
-    *x = s.product.patch.by_rows.Split(row, pose_row);
-    return n < all && *y < height && *x < width;
+    *x = p.patch.by_rows.Split(rest, pose_row);
+    return *y < p.vertical.tile && *x < p.horizontal.tile;
+  }
+
+ private:
+  static constexpr int kDown = kRows / kGroupRows;  // lattice rows of squares
+};
+
+// Where a row of a tile is written: elements behind its first pixel, and the lattice
+// point, which need not be there at the lattice's edge. Two words that are read at
+// once.
+struct RowPlace {
+  uint2 words;
+
+  __device__ int at() const { return static_cast<int>(words.x); }
+  __device__ bool IsIn(int height, int width) const {
+    return static_cast<int>(words.y >> 16) < height &&
+           static_cast<int>(words.y & 0xffff) < width;
   }
 };
 
-// Writes what a warpgroup made of one product.
-template <typename S, int kProducts>
-__device__ void StoreProduct(const WarpgroupProduct& s, const BlockPlace& place,
-                             const ProductRows& rows, int n,
-                             const float (&sums)[kProducts][4], S* target) {
+template <typename C>
+__device__ void FindRows(const WarpgroupProduct& s, RowPlace* rows) {
   const Product& p = s.product;
-  const int row = threadIdx.x / kLanes % 4 * kTileRows + threadIdx.x % kLanes / 4;
-  const int column = place.column_block * kProducts * 8;
-  const auto target_row = [&](int i) -> S* {
+  for (int n = threadIdx.x; n < C::kProducts * C::kRows; n += C::kWarps * kLanes) {
     int y, x, pose_row;
-    if (!rows.Find(s, n, i, &y, &x, &pose_row)) return nullptr;
-    return TargetRow(p, place, y, x, pose_row, target);
+    const bool there = ProductRows<C::kRows>::Find(s, n, &y, &x, &pose_row);
+    const int pixel =
+        y * p.placement.stride_y * p.target.width + x * p.placement.stride_x;
+    const int at =
+        pixel * static_cast<int>(p.target.pixel()) + pose_row * p.target.columns;
+    rows[n].words = make_uint2(at, there ? y << 16 | x : ~0u);
+  }
+}
+
+// The 4 lanes of which the others are 4, 8 and 12 away exchange what they have: lane i
+// gets element i of each.
+__device__ inline void Exchange(float (&x)[4]) {
+#pragma unroll
+  for (int apart = 1; apart <= 2; ++apart) {
+    const bool upper = (threadIdx.x / 4 & apart) != 0;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float& low = x[n * (3 - apart)];
+      float& high = x[n * (3 - apart) + apart];
+      const float got = __shfl_xor_sync(0xffffffff, upper ? low : high, 4 * apart);
+      low = upper ? got : low;
+      high = upper ? high : got;
+    }
+  }
+}
+
+// Writes 4 elements if `there`, without a branch.
+__device__ inline void StoreIf(bool there, const float (&x)[4], float* to) {
+  asm volatile(
+      "{ .reg .pred there; setp.ne.b32 there, %0, 0; "
+      "@there st.global.v4.f32 [%1], {%2, %3, %4, %5}; }" ::"r"(int{there}),
+      "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+      : "memory");
+}
+template <typename S>
+__device__ void StoreIf(bool there, const float (&x)[4], S* to) {
+  Pack<S, 2> pairs[2];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
+  asm volatile(
+      "{ .reg .pred there; setp.ne.b32 there, %0, 0; "
+      "@there st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(int{there}),
+      "l"(to), "r"(*reinterpret_cast<const uint32_t*>(&pairs[0])),
+      "r"(*reinterpret_cast<const uint32_t*>(&pairs[1]))
+      : "memory");
+}
+
+// Writes 4 columns of a row; out of line, as few poses need it.
+template <typename S>
+__device__ __noinline__ void StoreColumns(int column, int columns, int channels,
+                                          int64_t stride, float4 x, S* row) {
+  const float values[] = {x.x, x.y, x.z, x.w};
+  for (int n = 0; n < 4; ++n, ++column) {
+    const int channel = column / columns;
+    if (channel >= channels) return;
+    Narrow(values[n], row + channel * stride + (column - channel * columns));
+  }
+}
+
+// Writes what a warpgroup made of one product with the poses on the right: a lane has
+// columns l / 4 and l / 4 + 8 of its warp's 16, and rows 2 (l % 4) and the next of
+// every 8. `column` is the product's first, `rows` are its rows.
+template <typename S, int kOctets>
+__device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
+                           int height, int width, const RowPlace* rows, int column,
+                           const float (&sums)[kOctets][4], S* target) {
+  const Product& p = s.product;
+  const int lane = threadIdx.x % kLanes, which = lane / 4 % 4;
+  // Of the 4 columns and the row of every 8 that are a lane's after the exchange.
+  column += threadIdx.x / kLanes % 4 * 16 + which / 2 * 8 + lane / 16 * 4;
+  rows += lane % 4 * 2 + which % 2;
+  const int columns = p.target.columns, channels = p.target.channels;
+  const int64_t stride = int64_t{p.target.depth} * p.target.pose();
+  S* to = TargetRow(p, place, 0, 0, 0, target);
+  const auto make = [&](int n, float (&x)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
+    Exchange(x);
   };
-  S* const upper = target_row(row);
-  if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums, upper);
-  S* const lower = target_row(row + 8);
-  if (lower != nullptr) StoreRow<1>(p.target, p.scale, column, sums, lower);
+  // Nothing here depends on what was stored before, nor branches: waiting for lanes and
+  // tables one after the other takes as long as a third of the products.
+  if (columns % kQuad == 0) {
+    const int channel = column / columns;
+    to += channel * stride + (column - channel * columns);
+    if (channel >= channels) height = 0;
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
+      float x[4];
+      make(n, x);
+      const RowPlace row = rows[n * kGroupRows];
+      StoreIf(row.IsIn(height, width), x, to + row.at());
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < kOctets; ++n) {
+    float x[4];
+    make(n, x);
+    const RowPlace row = rows[n * kGroupRows];
+    if (row.IsIn(height, width)) {
+      StoreColumns(column, columns, channels, stride,
+                   make_float4(x[0], x[1], x[2], x[3]), to + row.at());
+    }
+  }
+}
+
+// The same with the poses on the left: rows l / 4 and l / 4 + 8 of a warp's 16, columns
+// 2 (l % 4) and the next of every 8.
+template <typename S, int kOctets>
+__device__ void StoreLeft(const WarpgroupProduct& s, const BlockPlace& place,
+                          int height, int width, const RowPlace* rows, int column,
+                          const float (&sums)[kOctets][4], S* target) {
+  const Product& p = s.product;
+  const int first = threadIdx.x / kLanes % 4 * kTileRows + threadIdx.x % kLanes / 4;
+  S* const to = TargetRow(p, place, 0, 0, 0, target);
+  const RowPlace upper = rows[first], lower = rows[first + 8];
+  if (upper.IsIn(height, width)) {
+    StoreRow<0>(p.target, p.scale, column, sums, to + upper.at());
+  }
+  if (lower.IsIn(height, width)) {
+    StoreRow<1>(p.target, p.scale, column, sums, to + lower.at());
+  }
 }
 
 // What tensor cores add up, and what is added up of it if that is kept apart.
-template <bool kApart, int kTiles, int kProducts>
+template <bool kApart, int kTiles, int kOctets>
 struct Sums {
-  float made[kTiles][kProducts][4];
-  float apart[kApart ? kTiles : 1][kProducts][4];
+  float made[kTiles][kOctets][4];
+  float apart[kApart ? kTiles : 1][kOctets][4];
 
   __device__ void Clear() {
     ForEach([&](float& sum, float* all_before) {
@@ -178,7 +293,7 @@ struct Sums {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
+      for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           then(made[m][n][e], &apart[kApart ? m : 0][n][e]);

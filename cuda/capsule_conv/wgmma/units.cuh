@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The left operand of capsule convolution as products read it from shared memory: units
-// of 16 bytes, which are a quad of TF32 or two quads of a 16-bit type, one plane for
-// each. Elements are converted once, on their way there, and may become several parts
-// that add up to them.
+// The poses of capsule convolution as products read them from shared memory: units of
+// 16 bytes, which are a quad of TF32 or two quads of a 16-bit type, one plane for each.
+// Warps bring them, convert elements once they are there, and may make several parts of
+// one that add up to it.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
 

@@ -115,6 +115,9 @@ def _correctness_cases():
     yield _case("long_sums_of_grad", (1, 6, 6), (1, 129), 5, use)
     # More planes of a patch than a block has in shared memory, many times over.
     yield _case("many_planes", (2, 9, 9), (64, 32), 3, use)
+    for rows, channels in ((4, 15), (5, 17), (17, 33), (64, 6)):
+        sizes = (2, 7, 13), (channels, channels), (2, 3)
+        yield _case(f"planes_{rows}", *sizes, use, pose=(rows, 4, 4))
     yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
     # Filters about the sizes that a GPU's block keeps whole: of 16 KB at most.
@@ -201,9 +204,8 @@ def _boxes_cases(use):
         name = f"boxes_strides_{strides[0]}_{strides[1]}"
         moved = {"strides": strides, **pose}
         yield _case(name, (2, 19, 17), (3, 4), 2, use, **moved)
-        yield _case(
-            f"{name}_SAME", (2, 19, 17), (3, 4), 3, use, padding="SAME", **moved
-        )
+        moved["padding"] = "SAME"
+        yield _case(f"{name}_SAME", (2, 19, 17), (3, 4), 3, use, **moved)
     moved = {"strides": (2, 1), "dilations": (3, 2), "padding": "SAME"}
     yield _case("boxes_dilations", (2, 9, 11), (3, 4), 3, use, **moved, **pose)
     # Tiles that several blocks share, and blocks that share no tile.

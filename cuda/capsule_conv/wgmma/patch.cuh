@@ -1,0 +1,143 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What a block of wgmma/product.cuh has of an image: planes as in
+// capsule_conv/patch.cuh of 16 bytes a row, whose pixels are sorted. Where the filter
+// moves by strides, taps t, t + period, ... of an axis meet the same pixels, a class,
+// one after the other, and no others. A class is a dense image: lattice points side by
+// side are neighbours in it.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
+
+#include <cstdint>
+
+#include "cc/launch/round.h"
+#include "cuda/capsule_conv/block.cuh"
+
+namespace capsops::capsule_conv::wgmma {
+
+// Pixels of a patch along one axis.
+struct Classes {
+  int count, period;
+  int advance;  // pixels of a class from one tap that meets it to the next
+  int extent;   // pixels of a class
+
+  explicit Classes(const Axis& axis) {
+    const int common = static_cast<int>(CommonDivisor(axis.stride, axis.step));
+    period = axis.stride / common;
+    advance = axis.step / common;
+    count = axis.taps < period ? axis.taps : period;
+    extent = axis.tile + (axis.taps - 1) / period * advance;
+  }
+};
+
+struct SortedPatch {
+  Classes vertical, horizontal;
+  int pixels;  // of a class, with some that are there for alignment
+
+  explicit SortedPatch(const Product& p)
+      : vertical(p.vertical), horizontal(p.horizontal) {
+    // Every class begins at a multiple of 128 bytes.
+    pixels = static_cast<int>(RoundUp(vertical.extent * horizontal.extent,
+                                      8 / CommonDivisor(8, p.source.rows)));
+  }
+
+  // Pixels from lattice point (0, 0) of the tile to what tap (y, x) reads of it.
+  __host__ __device__ int Shift(int y, int x) const {
+    const int down = y / vertical.period, across = x / horizontal.period;
+    const int of_class = (y - down * vertical.period) * horizontal.count + x -
+                         across * horizontal.period;
+    return of_class * pixels + down * vertical.advance * horizontal.extent +
+           across * horizontal.advance;
+  }
+};
+
+// The patch of a product whose tile is known; `pixels` is kTooLarge where no GPU has
+// room for it. Planes that are boxes begin at multiples of 32 words; those that warps
+// carry, which write many at once, on other banks.
+inline Patch UnitPatch(const Product& p, bool boxes) {
+  const Classes down(p.vertical), across(p.horizontal);
+  const int rows = p.source.rows;
+  Patch patch{};
+  patch.pixels = kTooLarge;
+  if (1.0 * down.count * across.count * down.extent * across.extent * rows >=
+      kTooLarge / 2) {
+    return patch;
+  }
+  const SortedPatch sorted(p);
+  patch.height = sorted.vertical.extent;
+  patch.pitch = patch.row = sorted.horizontal.extent;
+  patch.pixels = sorted.vertical.count * sorted.horizontal.count * sorted.pixels;
+  const int bank = boxes ? 0 : 4;
+  patch.plane = static_cast<int>(RoundUp(patch.pixels * rows * 4 - bank, 32)) + bank;
+  patch.by_pitch = Divisor(patch.pitch);
+  patch.by_row = Divisor(sorted.pixels);
+  patch.by_rows = Divisor(rows);
+  return patch;
+}
+
+// The first pixel of a class that a block's tile meets.
+struct ClassPlace {
+  int y, x;
+
+  __device__ ClassPlace(const Product& p, const BlockPlace& place, int down, int across)
+      : y(place.y * p.vertical.stride + p.vertical.offset + down * p.vertical.step),
+        x(place.x * p.horizontal.stride + p.horizontal.offset +
+          across * p.horizontal.step) {}
+};
+
+// Writes where in the image each pixel of the patch begins, -1 where there is none.
+__device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sorted,
+                                        const BlockPlace& place, int* pixels,
+                                        int thread, int threads) {
+  const Image& image = p.source;
+  const int size = static_cast<int>(image.pixel());
+  for (int i = thread; i < p.patch.pixels; i += threads) {
+    int at, column;
+    const int of_class = p.patch.by_row.Split(i, &at);
+    const int row = p.patch.by_pitch.Split(at, &column);
+    const int across = sorted.horizontal.count;
+    const int down = across == 1 ? of_class : of_class / across;
+    const ClassPlace from(p, place, down, of_class - down * across);
+    const int y = from.y + row * p.vertical.stride;
+    const int x = from.x + column * p.horizontal.stride;
+    const bool inside =
+        0 <= y && y < image.height && 0 <= x && x < image.width && row < p.patch.height;
+    pixels[i] = inside ? (y * image.width + x) * size : -1;
+  }
+}
+
+// Where in a patch unit i of a chunk's contraction is, in units: units one after the
+// other, with all positions of the filter each.
+__host__ __device__ inline int UnitAt(const Product& p, const SortedPatch& sorted,
+                                      int i) {
+  const int taps = p.vertical.taps * p.horizontal.taps, unit = i / taps, tap = i % taps;
+  const int y = tap / p.horizontal.taps, x = tap - y * p.horizontal.taps;
+  return unit * (p.patch.plane / 4) + sorted.Shift(y, x) * p.source.rows;
+}
+
+// The two units of a step: their numbers, and where they are. The first is that which
+// comes first in a patch: between strides, positions of the filter need not follow each
+// other there.
+struct UnitStep {
+  int numbers[2], at[2];
+
+  // Behind the last unit there are zeros of the filter, for that unit once more.
+  __host__ __device__ UnitStep(const Product& p, const SortedPatch& sorted, int step)
+      : numbers{2 * step, 2 * step + 1} {
+    const int last = p.vertical.taps * p.horizontal.taps * p.order.planes - 1;
+    for (int n = 0; n < 2; ++n) {
+      at[n] = UnitAt(p, sorted, numbers[n] < last ? numbers[n] : last);
+    }
+    if (at[0] <= at[1]) return;
+    const UnitStep other = *this;
+    for (int n = 0; n < 2; ++n) {
+      numbers[n] = other.numbers[1 - n];
+      at[n] = other.at[1 - n];
+    }
+  }
+};
+
+}  // namespace capsops::capsule_conv::wgmma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
