@@ -10,7 +10,7 @@
 
 namespace capsops {
 
-// The names of all CUDA kernels in this program, and whether they were launched.
+// The names of all CUDA kernels of the library, and whether they were launched.
 std::map<std::string, bool> LaunchedKernels();
 
 }  // namespace capsops

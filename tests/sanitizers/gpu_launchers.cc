@@ -33,8 +33,9 @@ struct Item {
 // Shares of about the same time, of neighbours: a tool takes long over each new kernel.
 std::vector<Item> Share(std::vector<Path>& paths, size_t most, int64_t shard,
                         int64_t shards) {
+  // Routing launches many kernels, which take several times as long under the tools.
   const auto cost = [](const Item& item) {
-    return 1 + item.path->work(item.problem) * 1e-6;
+    return (item.path->linear() ? 1 : 5) * (1 + item.path->work(item.problem) * 1e-6);
   };
   std::vector<Item> all, share;
   double total = 0, before = 0;

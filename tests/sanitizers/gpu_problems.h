@@ -40,7 +40,7 @@ inline std::vector<Family<capsule_prediction::Problem>> FamiliesOf(
     const capsule_prediction::Problem*) {
   using P = capsule_prediction::Problem;
   return Families<P>(
-      {{5, 7, 10, 16, 8}, {3, 4, 4, 16, 16}},
+      {{5, 7, 10, 16, 8}, {3, 4, 4, 16, 16}, {4, 3, 64, 16, 5}},
       {{&P::batch, {0, 1, 2, 3, 4, 31, 32, 33, 63, 64, 65, 129}},
        {&P::in_caps, {0, 1, 2, 63, 64, 65}},
        // Some whose columns are tiles of 1, 2, 4 or 5 to a lane, and many of them.
