@@ -115,6 +115,16 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
                       {&P::pose_rows, {0, 1, 2, 3, 5, 7, 9, 16, 17}},
                       {&P::pose_inner, {0, 1, 2, 3, 5, 7, 9, 17}},
                       {&P::pose_columns, {0, 1, 2, 3, 5, 6, 7, 9, 16, 32, 33, 64}}}));
+  // For tiles of 256 rows.
+  P matrices = Convolution({8, 32, 1, 4, 4, 4}),
+    rows = Convolution({1, 16, 1, 1, 8, 8});
+  matrices.batch = rows.batch = rows.kernel_height = rows.kernel_width = 1;
+  matrices.kernel_height = 2;
+  matrices.in_height = matrices.in_width = 28;
+  rows.in_height = rows.in_width = 40;
+  Append(&families, Families<P>({matrices, rows}, {{&P::in_width, {16, 27, 41}},
+                                                   {&P::in_channels, {2, 7}},
+                                                   {&P::out_channels, {15, 31, 32}}}));
   auto gathered = WindowDimensions<P>();
   gathered.push_back({&P::in_channels, {1, 2, 7, 8, 9, 10, 11, 16, 17, 42, 43}});
   gathered.push_back({&P::out_channels, {1, 2, 4, 28, 32, 36, 64, 68, 128, 132, 260}});
@@ -225,14 +235,14 @@ P DrawAny(Source& draw, int64_t most_work) {
   }
 }
 
-// All families with each size of each dimension, and as many again drawn at random, of
-// at most that much work.
+// All families with each size of each dimension, of at most six times that much work,
+// and as many again drawn at random, of at most that much.
 template <typename P>
 std::vector<P> Edges(Source& draw, int64_t most_work) {
   std::vector<P> problems;
   const auto add = [&](P p) {
     Complete(&p);
-    if (Work(p) <= most_work) problems.push_back(p);
+    if (Work(p) <= 6 * most_work) problems.push_back(p);
   };
   for (const auto& family : FamiliesOf(static_cast<const P*>(nullptr))) {
     add(family.base);
