@@ -16,7 +16,9 @@ import pytest
 from tf_capsops.__main__ import main
 from tf_capsops.cli import checkpoints
 
+# A shell that starts tests in the background has them ignore Ctrl-C.
 _COMMAND = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
 )
 _PATIENCE = 120  # seconds
@@ -146,6 +148,7 @@ def test_what_cannot_go_on(
     shutil.copy(finished[0] / "noise.npz", tmp_path)
     monkeypatch.chdir(tmp_path)
     run = pathlib.Path("runs/noise")
+    _config(deterministic=False)(run)  # which would hold for the tests that follow
     if damage:
         damage(run)
         if "no checkpoint" not in said and checkpoints.newest(run)[1] is None:

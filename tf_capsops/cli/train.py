@@ -170,11 +170,11 @@ def _resume(args):
         why = "it is trained" if (directory / runs.MODEL).is_file() else "no checkpoint"
         raise CommandError(f"nothing to resume in {directory}: {why}")
     config = {**runs.read_training(directory), **runs.read_execution(directory)}
-    seed = config["seed"] if config["deterministic"] else None
-    runs.seed_everything(seed)
     model, dataset, _ = runs.open_model(path)
     if not model.compiled:
         raise CommandError(f"{path} was saved without its loss")
+    seed = config["seed"] if config["deterministic"] else None
+    runs.seed_everything(seed)
     use_xla(model, "on" if config["jit"] else "off", seed)
     print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
     return _train(model, dataset, directory, config, config["distortion"], epoch)
