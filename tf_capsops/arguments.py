@@ -124,15 +124,23 @@ def odd_pair(owner, name, value):
     return pair
 
 
-def padding_name(owner, value):
-    """Returns `value`, "VALID" or "SAME" in any case, in upper case.
+def window_attributes(owner, strides, padding, dilations):
+    """Returns a convolution's attributes as its op takes them, by name.
+
+    Args:
+      owner: the name to begin messages with.
+      strides: a positive integer, or two.
+      padding: "VALID" or "SAME" in any case.
+      dilations: a positive integer, or two.
 
     Raises:
-      ValueError: if it is neither; the message names owner and value.
+      ValueError: if one is something else; the message names owner, argument and value.
     """
-    if not isinstance(value, str) or value.upper() not in ("VALID", "SAME"):
-        raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {value!r}")
-    return value.upper()
+    strides = positive_pair(owner, "strides", strides)
+    if not isinstance(padding, str) or padding.upper() not in ("VALID", "SAME"):
+        raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {padding!r}")
+    dilations = positive_pair(owner, "dilations", dilations)
+    return {"strides": strides, "padding": padding.upper(), "dilations": dilations}
 
 
 def known_shape(owner, shape, axes):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_capsops import models
-from tf_capsops.cli.pipeline import Epoch, copied_ahead, distort, training_batches
+from tf_capsops.cli.pipeline import copied_ahead, distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
 
 
@@ -21,13 +21,9 @@ def _dot(size=9):
 
 def _epochs(images, batch_size, distortion, seed, numbers, changed=lambda b: b):
     """Returns the batches of some epochs, and their data set."""
-    epoch = Epoch()
-    batches = changed(
-        training_batches(
-            *(images, np.arange(len(images)), batch_size, distortion, seed),
-            epoch.number,
-        )
-    )
+    labels = np.arange(len(images))
+    batches, epoch = training_batches(images, labels, batch_size, distortion, seed)
+    batches = changed(batches)
     found = []
     for number in numbers:
         epoch.on_epoch_begin(number)

@@ -10,7 +10,7 @@ import keras
 
 from tf_capsops.cli import runs
 
-_LEAST_SHARE = 20  # times as long as saving took, until it is done again
+_PAUSE = 20  # times as long as saving took, until it is done again
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -31,8 +31,11 @@ class Checkpoints(keras.callbacks.Callback):
         self._due = 0.0
 
     def on_epoch_end(self, epoch, logs=None):
-        for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(float(value))
+        # In one step, for Ctrl-C may come in between.
+        self.history = {
+            name: [*self.history.get(name, []), float(value)]
+            for name, value in (logs or {}).items()
+        }
         partial = self._directory / f"partial-{runs.HISTORY}"
         runs.write_json(partial, self.history)
         os.replace(partial, self._directory / runs.HISTORY)
@@ -46,7 +49,7 @@ class Checkpoints(keras.callbacks.Callback):
         for path in before.values():
             path.unlink()
         now = time.monotonic()
-        self._due = now + _LEAST_SHARE * (now - began)
+        self._due = now + _PAUSE * (now - began)
 
 
 def newest(directory):
@@ -58,8 +61,8 @@ def newest(directory):
 
 
 def remove(directory):
-    """Removes a run's checkpoints."""
-    for path in _found(directory).values():
+    """Removes a run's checkpoints, and what a kill left of files in writing."""
+    for path in (*_found(directory).values(), *directory.glob("partial*")):
         path.unlink()
 
 

@@ -10,24 +10,19 @@ import tensorflow as tf
 _COPIES = 8  # batches that wait on a device
 
 
-class Epoch(keras.callbacks.Callback):
-    """Tells `training_batches` which epoch it is, in a run that was resumed too.
-
-    Attributes:
-      number: a `tf.Variable`, 0 in the first epoch.
-    """
+class _Epoch(keras.callbacks.Callback):
+    """Keeps the number of the epoch, also of a run that was resumed, in a variable."""
 
     def __init__(self):
         super().__init__()
-        with tf.device("CPU:0"):
-            self.number = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.number = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.number.assign(epoch)
 
 
-def training_batches(images, labels, batch_size, distortion, seed, epoch):
-    """Returns a `tf.data.Dataset` of an epoch's shuffled, distorted batches.
+def training_batches(images, labels, batch_size, distortion, seed):
+    """Makes the shuffled, distorted batches of an epoch.
 
     Every epoch has another order, which follows from the seed and the epoch's number
     alone. Whole batches are gathered and distorted at once, which costs far less than
@@ -39,21 +34,23 @@ def training_batches(images, labels, batch_size, distortion, seed, epoch):
       batch_size: images a batch; the last, smaller one is kept.
       distortion: a `presets.Distortion`.
       seed: an int; the same one gives the same batches.
-      epoch: a `tf.Variable` of type int64 that has the epoch's number when an epoch
-        begins, as `Epoch` has it.
+
+    Returns:
+      A `tf.data.Dataset`, and a Keras callback that tells it which epoch begins.
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
         images, labels = tf.constant(images), tf.constant(labels)
+        epoch = _Epoch()
     count = -(-len(images) // batch_size)
 
     def order(_):
         # Numbers of epochs are below zero here, and those of batches are not.
         shuffled = tf.random.experimental.stateless_shuffle(
-            tf.range(len(images)), [seed, -1 - epoch.read_value()]
+            tf.range(len(images)), [seed, -1 - epoch.number]
         )
         indices = tf.data.Dataset.from_tensor_slices(shuffled).batch(batch_size)
-        return indices.enumerate(epoch.read_value() * count)
+        return indices.enumerate(epoch.number * count)
 
     def batch(number, indices):
         chosen = distort(tf.gather(images, indices), [seed, number], distortion)
@@ -62,7 +59,7 @@ def training_batches(images, labels, batch_size, distortion, seed, epoch):
     batches = tf.data.Dataset.range(1).flat_map(order)
     batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
     known = tf.data.experimental.assert_cardinality(count)
-    return batches.apply(known).prefetch(4)
+    return batches.apply(known).prefetch(4), epoch
 
 
 def copied_ahead(batches, device):

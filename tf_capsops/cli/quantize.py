@@ -115,14 +115,8 @@ def run(args):
     verbose, shown = progress.callbacks(epochs, batches, interactive)
     log = quantization.StepLog(steps, dataset, interactive)
     tests = quantization.test_batches(dataset)
-    counter = pipeline.Epoch()
-    training = pipeline.training_batches(
-        dataset.x_train,
-        dataset.y_train,
-        batch_size,
-        distortion,
-        args.seed,
-        counter.number,
+    training, counter = pipeline.training_batches(
+        dataset.x_train, dataset.y_train, batch_size, distortion, args.seed
     )
     began = time.perf_counter()
     with reported(ValueError):

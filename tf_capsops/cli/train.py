@@ -192,14 +192,8 @@ def _train(model, dataset, directory, config, distortion, epoch):
     steps = -(-len(dataset.x_train) // batch_size)
     # Not by `compile`, whose arguments the file of the model keeps.
     model.steps_per_execution = config["steps_per_execution"]
-    counter = pipeline.Epoch()
-    batches = pipeline.training_batches(
-        dataset.x_train,
-        dataset.y_train,
-        batch_size,
-        distortion,
-        config["seed"],
-        counter.number,
+    batches, counter = pipeline.training_batches(
+        dataset.x_train, dataset.y_train, batch_size, distortion, config["seed"]
     )
     if tf.config.list_physical_devices("GPU"):
         batches = pipeline.copied_ahead(batches, "GPU:0")
@@ -235,8 +229,8 @@ def _train(model, dataset, directory, config, distortion, epoch):
         written.append("reconstructions.png")
     said = [f"trained in {seconds:.0f} s"]
     if stopped:
-        done = len(history.get("loss", []))
-        said = [f"\nstopped in epoch {done + 1} of {epochs} after {seconds:.0f} s"]
+        current = min(len(history.get("loss", [])) + 1, epochs)
+        said = [f"\nstopped in epoch {current} of {epochs} after {seconds:.0f} s"]
         if checkpoints.newest(directory)[1]:
             said[0] += f"; `tf-capsops train --resume {directory}` goes on"
     else:

@@ -5,7 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library
-from tf_capsops.arguments import float_tensors, padding_name, positive_pair
+from tf_capsops.arguments import float_tensors, window_attributes
 from tf_capsops.shapes import sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
@@ -67,9 +67,7 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     return _library.load().capsule_conv(
         input=inputs,
         weights=weights,
-        strides=positive_pair(owner, "strides", strides),
-        padding=padding_name(owner, padding),
-        dilations=positive_pair(owner, "dilations", dilations),
+        **window_attributes(owner, strides, padding, dilations),
         name=name,
     )
 
@@ -118,9 +116,7 @@ def capsule_conv2d_bias_relu(
         input=inputs,
         weights=weights,
         bias=bias,
-        strides=positive_pair(owner, "strides", strides),
-        padding=padding_name(owner, padding),
-        dilations=positive_pair(owner, "dilations", dilations),
+        **window_attributes(owner, strides, padding, dilations),
         name=name,
     )
 

@@ -9,9 +9,8 @@ from tf_capsops.arguments import (
     float_tensors,
     int_between,
     integers,
-    padding_name,
-    positive_pair,
     tensor_of,
+    window_attributes,
 )
 from tf_capsops.shapes import sizes
 
@@ -90,9 +89,7 @@ def inq_conv2d(
         codes=tensor_of(owner, "codes", codes, tf.uint8),
         top_exponent=tensor_of(owner, "top_exponent", top_exponent, tf.int32),
         bits=int_between(owner, "bits", bits, 2, 8),
-        strides=positive_pair(owner, "strides", strides),
-        padding=padding_name(owner, padding),
-        dilations=positive_pair(owner, "dilations", dilations),
+        **window_attributes(owner, strides, padding, dilations),
         name=name,
     )
 
