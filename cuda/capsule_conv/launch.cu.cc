@@ -141,40 +141,33 @@ ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& p) {
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
-  const auto by_mma = [&] {
+  // By a function of the precision, if T has any.
+  const auto in_products = [&](const auto& by) {
     if constexpr (std::is_same_v<T, double>) {
       return Plan::Refuse(kNoDouble);
     } else {
-      return WithPrecision<T>(exec, [&](auto precision) {
-        return mma::PlanWeights<T, precision.value>(kBackpropWeights, exec.device, p);
-      });
+      return WithPrecision<T>(exec, by);
     }
+  };
+  const GpuDevice& device = exec.device;
+  const auto by_tma = [&] {
+    return in_products([&](auto precision) {
+      return tma::PlanWeights<T, precision.value>(kBackpropWeights, device, p);
+    });
   };
   const auto by_gather = [&] {
-    if constexpr (std::is_same_v<T, double>) {
-      return Plan::Refuse(kNoDouble);
-    } else {
-      return WithPrecision<T>(exec, [&](auto precision) {
-        return gather::PlanWeights<T, precision.value>(kBackpropWeights, exec.device,
-                                                       p);
-      });
-    }
-  };
-  const auto in_tf32 = [&](const auto& by) {
-    if constexpr (std::is_same_v<T, float>) {
-      return WithPrecision<T>(exec, by);
-    } else {
-      return Plan::Refuse("its weight gradient is of float32");
-    }
-  };
-  const auto by_tma = [&] {
-    return in_tf32([&](auto precision) {
-      return tma::PlanWeights<precision.value>(kBackpropWeights, exec.device, p);
+    return in_products([&](auto precision) {
+      return gather::PlanWeights<T, precision.value>(kBackpropWeights, device, p);
     });
   };
   const auto by_wgmma = [&] {
-    return in_tf32([&](auto precision) {
-      return wgmma::PlanWeights<precision.value>(kBackpropWeights, exec.device, p);
+    return in_products([&](auto precision) {
+      return wgmma::PlanWeights<T, precision.value>(kBackpropWeights, device, p);
+    });
+  };
+  const auto by_mma = [&] {
+    return in_products([&](auto precision) {
+      return mma::PlanWeights<T, precision.value>(kBackpropWeights, device, p);
     });
   };
   const auto by_fma = [&] {

@@ -105,11 +105,9 @@ class Products {
   static LaunchError Pack(const GpuExec& exec, const char* op, const Step& step,
                           const Weights& weights, uint32_t* packed) {
     const TilePlan<S>& plan = step.plan;
-    if constexpr (kTf32 != Tf32::kSplit) {
-      if (plan.by_wgmma) {
-        return wgmma::PackUnits<wgmma::OperandOf<S, kTf32>>(
-            exec, op, step.task.filter, plan.product, plan.columns, weights, packed);
-      }
+    if (plan.by_wgmma) {
+      return wgmma::PackUnits<wgmma::OperandOf<S, kTf32>, wgmma::kFilterParts<kTf32>>(
+          exec, op, step.task.filter, plan.product, plan.columns, weights, packed);
     }
     return mma::PackFilter<S, kTf32>(exec, op, step.task.filter, plan.product,
                                      plan.columns, weights, packed);

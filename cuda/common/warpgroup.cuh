@@ -90,13 +90,20 @@ __device__ inline uint64_t DescribeSwizzled(uint32_t address) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (1 << 16 | address);
 }
 
+// The same of an operand whose terms are such lines of 128 bytes, with 64 rows or
+// columns each of a 16-bit type; `more` is the distance to those of the next 64.
+__device__ inline uint64_t DescribeLinesOfTerms(uint32_t address, uint32_t more) {
+  return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (more << 16 | address);
+}
+
 __device__ inline uint32_t UnitAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }
 
 // Begins c += a b, or c = a b, of kProducts times 8 columns: of float in TF32, 8 terms;
-// of a 16-bit type, 16.
-template <typename O, int kProducts>
+// of a 16-bit type, 16. Of these, kAcross says that not the terms of a row or column,
+// but the rows or columns of a term are next to each other.
+template <typename O, int kProducts, bool kAcross = false>
 struct AsyncProduct;
 
 #define CAPSOPS_SUM(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -134,87 +141,98 @@ struct AsyncProduct;
   ", "                                                                       \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
   "%124, %125, %126, %127"
-#define CAPSOPS_ASYNC_PRODUCT(O, KIND, PRODUCTS, N, A, B, ADD, REGISTERS, ...)      \
-  template <>                                                                       \
-  struct AsyncProduct<O, PRODUCTS> {                                                \
-    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[PRODUCTS][4],   \
-                                 bool add) {                                        \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                       \
-                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(REGISTERS, A, B) \
-                   : __VA_ARGS__                                                    \
-                   : "l"(a), "l"(b), "r"(int{add}));                                \
-    }                                                                               \
+#define CAPSOPS_ASYNC_PRODUCT(O, ACROSS, KIND, PRODUCTS, N, A, B, ADD, REGISTERS, ...) \
+  template <>                                                                          \
+  struct AsyncProduct<O, PRODUCTS, ACROSS> {                                           \
+    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[PRODUCTS][4],      \
+                                 bool add) {                                           \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                          \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(REGISTERS, A, B)    \
+                   : __VA_ARGS__                                                       \
+                   : "l"(a), "l"(b), "r"(int{add}));                                   \
+    }                                                                                  \
   };
-#define CAPSOPS_ASYNC_PRODUCTS(O, KIND)                                              \
-  CAPSOPS_ASYNC_PRODUCT(O, KIND, 8, "64", "32", "33", "34", CAPSOPS_REGISTERS_32,    \
-                        CAPSOPS_SUMS_8(0))                                           \
-  CAPSOPS_ASYNC_PRODUCT(O, KIND, 16, "128", "64", "65", "66", CAPSOPS_REGISTERS_64,  \
-                        CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))                        \
-  CAPSOPS_ASYNC_PRODUCT(O, KIND, 21, "168", "84", "85", "86", CAPSOPS_REGISTERS_84,  \
-                        CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_4(16),    \
-                        CAPSOPS_SUM(20))                                             \
-  CAPSOPS_ASYNC_PRODUCT(O, KIND, 24, "192", "96", "97", "98", CAPSOPS_REGISTERS_96,  \
-                        CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16))    \
-  CAPSOPS_ASYNC_PRODUCT(O, KIND, 28, "224", "112", "113", "114",                     \
-                        CAPSOPS_REGISTERS_112, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
-                        CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_4(24))                      \
-  CAPSOPS_ASYNC_PRODUCT(O, KIND, 32, "256", "128", "129", "130",                     \
+#define CAPSOPS_ASYNC_PRODUCT_128(O, ACROSS, KIND)                    \
+  CAPSOPS_ASYNC_PRODUCT(O, ACROSS, KIND, 16, "128", "64", "65", "66", \
+                        CAPSOPS_REGISTERS_64, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))
+#define CAPSOPS_ASYNC_PRODUCT_256(O, ACROSS, KIND)                                   \
+  CAPSOPS_ASYNC_PRODUCT(O, ACROSS, KIND, 32, "256", "128", "129", "130",             \
                         CAPSOPS_REGISTERS_128, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
                         CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
+#define CAPSOPS_ASYNC_PRODUCTS(O, KIND)                                              \
+  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 8, "64", "32", "33", "34",                   \
+                        CAPSOPS_REGISTERS_32, CAPSOPS_SUMS_8(0))                     \
+  CAPSOPS_ASYNC_PRODUCT_128(O, false, KIND)                                          \
+  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 21, "168", "84", "85", "86",                 \
+                        CAPSOPS_REGISTERS_84, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8),  \
+                        CAPSOPS_SUMS_4(16), CAPSOPS_SUM(20))                         \
+  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 24, "192", "96", "97", "98",                 \
+                        CAPSOPS_REGISTERS_96, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8),  \
+                        CAPSOPS_SUMS_8(16))                                          \
+  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 28, "224", "112", "113", "114",              \
+                        CAPSOPS_REGISTERS_112, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
+                        CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_4(24))                      \
+  CAPSOPS_ASYNC_PRODUCT_256(O, false, KIND)
 #define CAPSOPS_TF32(REGISTERS, A, B) \
   "k8.f32.tf32.tf32 {" REGISTERS "}, %" A ", %" B ", add, 1, 1; }"
 #define CAPSOPS_HALF(REGISTERS, A, B) \
   "k16.f32.f16.f16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 0, 0; }"
 #define CAPSOPS_BFLOAT(REGISTERS, A, B) \
   "k16.f32.bf16.bf16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 0, 0; }"
+#define CAPSOPS_HALF_ACROSS(REGISTERS, A, B) \
+  "k16.f32.f16.f16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 1, 1; }"
+#define CAPSOPS_BFLOAT_ACROSS(REGISTERS, A, B) \
+  "k16.f32.bf16.bf16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 1, 1; }"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 CAPSOPS_ASYNC_PRODUCTS(float, CAPSOPS_TF32)
 CAPSOPS_ASYNC_PRODUCTS(__half, CAPSOPS_HALF)
 CAPSOPS_ASYNC_PRODUCTS(__nv_bfloat16, CAPSOPS_BFLOAT)
+CAPSOPS_ASYNC_PRODUCT_128(__half, true, CAPSOPS_HALF_ACROSS)
+CAPSOPS_ASYNC_PRODUCT_256(__half, true, CAPSOPS_HALF_ACROSS)
+CAPSOPS_ASYNC_PRODUCT_128(__nv_bfloat16, true, CAPSOPS_BFLOAT_ACROSS)
+CAPSOPS_ASYNC_PRODUCT_256(__nv_bfloat16, true, CAPSOPS_BFLOAT_ACROSS)
 #endif
 
-// The same in TF32 with a in registers, laid out as in m16n8k8 products. They must keep
-// their values until the product is done.
-template <int kProducts>
+// The same with a in registers, laid out as in m16n8k8 products of TF32 or m16n8k16
+// products of a 16-bit type; columns of b's terms are next to each other then.
+// Registers must keep their values until the product is done.
+template <typename O, int kProducts>
 struct AsyncProductOfRegisters;
 
+#define CAPSOPS_PRODUCT_OF_REGISTERS(O, KIND, PRODUCTS, N, A0, A1, A2, A3, B, ADD, \
+                                     REGISTERS, ...)                               \
+  template <>                                                                      \
+  struct AsyncProductOfRegisters<O, PRODUCTS> {                                    \
+    __device__ static void Begin(const uint32_t (&a)[4], uint64_t b,               \
+                                 float (&c)[PRODUCTS][4], bool add) {              \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                      \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(                \
+                       REGISTERS, "{%" A0 ", %" A1 ", %" A2 ", %" A3 "}", B)       \
+                   : __VA_ARGS__                                                   \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),           \
+                     "r"(int{add}));                                               \
+    }                                                                              \
+  };
+#define CAPSOPS_PRODUCT_OF_REGISTERS_64(O, KIND)                                     \
+  CAPSOPS_PRODUCT_OF_REGISTERS(O, KIND, 8, "64", "32", "33", "34", "35", "36", "37", \
+                               CAPSOPS_REGISTERS_32, CAPSOPS_SUMS_8(0))
+#define CAPSOPS_TF32_OF_REGISTERS(REGISTERS, A, B) \
+  "k8.f32.tf32.tf32 {" REGISTERS "}, " A ", %" B ", add, 1, 1; }"
+#define CAPSOPS_HALF_OF_REGISTERS(REGISTERS, A, B) \
+  "k16.f32.f16.f16 {" REGISTERS "}, " A ", %" B ", add, 1, 1, 1; }"
+#define CAPSOPS_BFLOAT_OF_REGISTERS(REGISTERS, A, B) \
+  "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", %" B ", add, 1, 1, 1; }"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-template <>
-struct AsyncProductOfRegisters<8> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[8][4],
-                               bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" CAPSOPS_REGISTERS_32
-        "}, {%32, %33, %34, %35}, %36, add, 1, 1; }"
-        : CAPSOPS_SUMS_8(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProductOfRegisters<16> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[16][4],
-                               bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" CAPSOPS_REGISTERS_64
-        "}, {%64, %65, %66, %67}, %68, add, 1, 1; }"
-        : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
-template <>
-struct AsyncProductOfRegisters<32> {
-  __device__ static void Begin(const uint32_t (&a)[4], uint64_t b, float (&c)[32][4],
-                               bool add) {
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %133, 0; "
-        "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 {" CAPSOPS_REGISTERS_128
-        "}, {%128, %129, %130, %131}, %132, add, 1, 1; }"
-        : CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{add}));
-  }
-};
+CAPSOPS_PRODUCT_OF_REGISTERS_64(float, CAPSOPS_TF32_OF_REGISTERS)
+CAPSOPS_PRODUCT_OF_REGISTERS_64(__half, CAPSOPS_HALF_OF_REGISTERS)
+CAPSOPS_PRODUCT_OF_REGISTERS_64(__nv_bfloat16, CAPSOPS_BFLOAT_OF_REGISTERS)
+CAPSOPS_PRODUCT_OF_REGISTERS(float, CAPSOPS_TF32_OF_REGISTERS, 16, "128", "64", "65",
+                             "66", "67", "68", "69", CAPSOPS_REGISTERS_64,
+                             CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))
+CAPSOPS_PRODUCT_OF_REGISTERS(float, CAPSOPS_TF32_OF_REGISTERS, 32, "256", "128", "129",
+                             "130", "131", "132", "133", CAPSOPS_REGISTERS_128,
+                             CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16),
+                             CAPSOPS_SUMS_8(24))
 #endif
 
 }  // namespace capsops

@@ -28,14 +28,15 @@ WGMMA = (
     *("boxes_strides_2_3", "boxes_strides_2_3_SAME", "boxes_strides_8_8"),
     *("boxes_strides_8_8_SAME", "boxes_pose_8_64"),
 )
+# Strides across, which the weight gradient of 16-bit types has not.
+STRIDES = "strides_2_2_SAME", "gaps", "dilations_3_2_by_2_SAME", "pixels_left_out_16"
 WGMMA_WEIGHTS = (
     *(f"in_channels_{channels}" for channels in (2, 8, 16, 32)),
     *(f"channels_{channels}" for channels in (2, 8, 16, 32)),
-    *("strides_1_1_SAME", "strides_2_2_SAME", "strides_3_1_VALID", "gaps"),
-    *("dilations_2_2_by_1_SAME", "dilations_1_3_by_1_SAME", "dilations_3_2_by_2_SAME"),
+    *("strides_1_1_SAME", "strides_3_1_VALID"),
+    *("dilations_2_2_by_1_SAME", "dilations_1_3_by_1_SAME"),
     *("kernel_1_5", "kernel_4_2", "kernel_7_7_SAME", "wide", "wide_SAME"),
-    *("pixels_left_out_16", "pixels_left_out_32_wide", "pose_4_4_16_moved"),
-    *("many_planes",),
+    *("pixels_left_out_32_wide", "many_planes"),
 )
 GATHER = (
     *(f"one_row_columns_{columns}" for columns in (4, 28, 36, 64, 68, 132, 260)),
@@ -79,7 +80,6 @@ REFUSALS = [
     ),
     ("tma", "one_row_terms_64", tf.float16, "12 columns are too few"),
     ("tma", "primes", tf.float64, "it has no products of double"),
-    ("wgmma", "primes", tf.float32, "TF32 is not allowed"),
     ("wgmma", "out_channels_3", tf.float16, "12 columns are too few"),
     (
         *("wgmma", "pose_3_3_3", tf.float16),
@@ -102,7 +102,15 @@ WEIGHT_REFUSALS = [
         "the number of input channels, 33, is odd",
     ),
     ("wgmma", "channels_16", tf.float32, "TF32 is not allowed"),
-    ("wgmma", "primes", tf.float64, "its weight gradient is of float32"),
+    ("wgmma", "primes", tf.float64, "it has no products of double"),
+    (
+        *("wgmma", "strides_2_2_SAME", tf.bfloat16),
+        "the stride across, 2, is not 1",
+    ),
+    (
+        *("tma", "row_in_channels_32", tf.float16),
+        "8 does not divide 17, the numbers of a pixel of the gradient",
+    ),
 ]
 
 
@@ -128,16 +136,17 @@ if paths.WITH_GPU:
         wgmma = _forced("wgmma", "mma")
         ONE_BLOCK = ["planes_17", "boxes_strides_2_3"]
 
-        @paths.every(paths.runs(wgmma, ONE_BLOCK, [tf.float32, *HALVES], (True,)))
+        @paths.every(paths.runs(wgmma, ONE_BLOCK, [tf.float32, *HALVES], BOTH))
         def test_a_block_makes_all_tiles(run):
             with kernels.pretend_device(processors=1):
                 paths.assert_close(OP, run)
 
-        RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], (True,))
+        RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], BOTH)
         weights = _forced("mma", "wgmma")
-        RUNS += paths.runs(weights, WGMMA_WEIGHTS, [tf.float32], (True,))
-        RUNS += paths.runs(_forced("tma"), TMA, [tf.float32], (True,))
-        RUNS += paths.runs(_forced("tma", "mma"), TMA, HALVES)
+        STRIDED = [*STRIDES, "pose_4_4_16_moved"]
+        RUNS += paths.runs(weights, STRIDED, [tf.float32], (True,))
+        RUNS += paths.runs(weights, WGMMA_WEIGHTS, [tf.float32, *HALVES], (True,))
+        RUNS += paths.runs(_forced("tma"), TMA, [tf.float32, *HALVES], (True,))
 
     @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *GATHER_RUNS])])
     def test_forced(run):

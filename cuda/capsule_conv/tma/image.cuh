@@ -72,6 +72,8 @@ struct ImagePlace {
 
 struct ImageWork {
   using Place = ImagePlace;
+  static constexpr Left kLeft = Left::kTerms;
+  static constexpr int kColumnRank = 3;
   // Of the tiles before each: the taps of all, and how many have any.
   struct Table {
     int counts[kMostAxisTiles], taps[kMostAxisTiles + 1], tiles[kMostAxisTiles + 1];

@@ -25,13 +25,14 @@ inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
 
 template <typename S, typename Work>
 struct ProductPlan {
-  // Follows the packing of the right operand on the stream.
+  // Follows what marks all parts as not there on the stream, and packs the right
+  // operand if that is packed.
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const ProductPlan& plan, const S* source,
-                                 const S* packed, const Parts& parts, S* target);
+                                 const S* right, const Parts& parts, S* target);
   Work work;
   MappedTensor<4> rows;
-  MappedTensor<3> columns;
+  MappedTensor<Work::kColumnRank> columns;
   int64_t packed_bytes = 0, part_bytes = 0;
   Launch launch = nullptr;
 
@@ -49,11 +50,11 @@ struct ProductPlan {
 
 template <typename S, typename Work, typename Shape>
 LaunchError Launch(const GpuExec& exec, const char* op,
-                   const ProductPlan<S, Work>& plan, const S* source, const S* packed,
+                   const ProductPlan<S, Work>& plan, const S* source, const S* right,
                    const Parts& parts, S* target) {
   CUtensorMap rows, columns;
   LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
-  if (error.empty()) error = MakeTensorMap(op, packed, plan.columns, &columns);
+  if (error.empty()) error = MakeTensorMap(op, right, plan.columns, &columns);
   constexpr auto kKernel = ProductKernel<Work, S, Shape>;
   if (error.empty()) error = AllowShared<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
@@ -73,8 +74,10 @@ void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) 
       std::min<int64_t>(device.processors, CeilDivide(steps, kFewestSteps));
   plan->work.stretches = {static_cast<int>(steps), static_cast<int>(blocks)};
   plan->part_bytes = blocks * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
-  plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
-  plan->columns.every = {1, 1, 1};
+  if constexpr (Work::kColumnRank == 3) {
+    plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
+    plan->columns.every = {1, 1, 1};
+  }
   plan->launch = Launch<S, Work, Shape>;
 }
 

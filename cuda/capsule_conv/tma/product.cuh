@@ -135,6 +135,18 @@ __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
   }
 }
 
+// An operand of the k-th of a step's four products.
+template <typename Work, typename Shape>
+__device__ uint64_t DescribeTerms(uint32_t operand, int k) {
+  if constexpr (Work::kLeft == Left::kRows) {
+    constexpr int kUnits = kBoxBytes / 16;
+    return DescribeLinesOfTerms(operand + k * (Shape::kDepth / 4 * kUnits),
+                                Shape::kDepth * kUnits);
+  } else {
+    return DescribeSwizzled(operand + 2 * k);
+  }
+}
+
 // Parts of tiles in memory, one for each block, and which of them are there.
 struct Parts {
   int* there;
@@ -253,13 +265,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         const char* const stage = shared.stages[at.at];
         shared.full[at.at].Wait(at.parity);
         const uint32_t right = UnitAddress(stage + Shape::kRowBytes);
-        if constexpr (std::is_same_v<Work, WeightWork>) {
+        if constexpr (Work::kLeft == Left::kRegisters) {
           uint32_t left[4][4];
           ReadChannels(stage, left);
           BeginProducts();
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            AsyncProductOfRegisters<Shape::kProducts>::Begin(
+            AsyncProductOfRegisters<S, Shape::kProducts>::Begin(
                 left[k], DescribeSwizzled(right + 2 * k), sums, true);
           }
           CommitProducts();
@@ -271,9 +283,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           BeginProducts();
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            AsyncProduct<S, Shape::kProducts>::Begin(DescribeSwizzled(left + 2 * k),
-                                                     DescribeSwizzled(right + 2 * k),
-                                                     sums, true);
+            AsyncProduct<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
+                DescribeTerms<Work, Shape>(left, k),
+                DescribeTerms<Work, Shape>(right, k), sums, true);
           }
           CommitProducts();
           WaitForProducts<1>();

@@ -24,6 +24,10 @@ constexpr int kThreads = 128 * (kGroups + 1);
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
 static_assert(kGroups * kMany + kFew <= (kGroups + 1) * kRegisters);
 
+// How the left operand of a step lies in shared memory: as rows of terms; as terms of
+// rows, and the right one alike; or such that warps take it to registers.
+enum class Left { kTerms, kRows, kRegisters };
+
 // What storing a tile costs, in steps: nothing is done in these, the last of the tile.
 constexpr int kStoreSteps = 8;
 

@@ -3,10 +3,14 @@
 
 // The weight gradient, for the kernel of product.cuh. Rows of a tile are 128 channels
 // of the input by one tap, and a step contracts a box of images and output pixels.
+// Products of 16-bit types take both operands as they lie in memory. Those of TF32 want
+// terms next to each other, so there the rows come from registers, and `grad` is
+// packed.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/capsule_conv/tma/steps.cuh"
 #include "cuda/common/tensor_map.cuh"
@@ -25,9 +29,14 @@ struct WeightPlace {
   TileSteps steps;
 };
 
+template <typename S>
 struct WeightWork {
   using Place = WeightPlace;
   struct Tables {};
+
+  static constexpr bool kPacked = std::is_same_v<S, float>;
+  static constexpr Left kLeft = kPacked ? Left::kRegisters : Left::kRows;
+  static constexpr int kColumnRank = kPacked ? 3 : 4;  // of `grad` as it is read
 
   static constexpr bool empty = false;  // no tile is
   static constexpr int tiles = 0;       // as `empty` says, nobody asks
@@ -91,22 +100,31 @@ struct WeightWork {
                 at_y * boxes.y * work.stride_y + y, image * boxes.batch, barrier,
                 stage + n * Shape::kDepth * kBoxBytes);
       }
-      CopyBox(columns, 0, column, step, barrier, stage + Shape::kRowBytes);
+      char* const right = stage + Shape::kRowBytes;
+      if constexpr (kPacked) {
+        CopyBox(columns, 0, column, step, barrier, right);
+      } else {
+#pragma unroll
+        for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
+          CopyBox(columns, column + n, at_x * boxes.x, at_y * boxes.y,
+                  image * boxes.batch, barrier, right + n * kBoxBytes);
+        }
+      }
       ++step;
     }
   };
 
-  template <typename S>
+  template <typename To>
   struct Target {
     const WeightWork& work;
-    S* to;
+    To* to;
     int first;
 
-    __device__ Target(const WeightWork& work, const Place& place, S* to)
+    __device__ Target(const WeightWork& work, const Place& place, To* to)
         : work(work),
           to(to + int64_t{place.tap} * work.tap),
           first(place.channel * kRows) {}
-    __device__ S* Row(int row) const {
+    __device__ To* Row(int row) const {
       const int at = first + row;
       if (at >= work.channels) return nullptr;
       int inner;
@@ -115,8 +133,11 @@ struct WeightWork {
     }
   };
 
-  __device__ static int Upper(int lane) { return lane / 4 * 2; }
-  __device__ static int Lower(int lane) { return lane / 4 * 2 + 1; }
+  // Which rows of its 16 a lane has: see ReadChannels.
+  __device__ static int Upper(int lane) { return kPacked ? lane / 4 * 2 : lane / 4; }
+  __device__ static int Lower(int lane) {
+    return kPacked ? lane / 4 * 2 + 1 : lane / 4 + 8;
+  }
 };
 
 // The left operand of a step: [32 channels][pixel][channel], swizzled. A lane reads,

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the weight gradient of tma/product.cuh, of float in TF32.
+// Plans and launches the weight gradient of tma/product.cuh.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
 
@@ -13,17 +13,17 @@
 
 namespace capsops::capsule_conv::tma {
 
-// The boxes of kStepPixels pixels that are fewest.
-inline PixelBoxes FindPixelBoxes(const Problem& p, int64_t* steps) {
+// The boxes of `pixels` pixels that are fewest.
+inline PixelBoxes FindPixelBoxes(const Problem& p, int pixels, int64_t* steps) {
   PixelBoxes best{};
   *steps = 0;
-  for (int y = 1; y <= kStepPixels; y *= 2) {
-    for (int x = 1; x * y <= kStepPixels; x *= 2) {
+  for (int y = 1; y <= pixels; y *= 2) {
+    for (int x = 1; x * y <= pixels; x *= 2) {
       if (!HasBox(y, static_cast<int>(p.stride_height)) ||
           !HasBox(x, static_cast<int>(p.stride_width))) {
         continue;
       }
-      const int n = kStepPixels / (y * x);
+      const int n = pixels / (y * x);
       const int64_t down = CeilDivide(p.out_height, y);
       const int64_t across = CeilDivide(p.out_width, x);
       const int64_t count = CeilDivide(p.batch, n) * down * across;
@@ -41,22 +41,25 @@ inline PixelBoxes FindPixelBoxes(const Problem& p, int64_t* steps) {
   return best;
 }
 
-inline ProductPlan<float, WeightWork> PlanWeightProduct(const GpuDevice& device,
-                                                        const Problem& p,
-                                                        PackedGrad* packed) {
-  ProductPlan<float, WeightWork> plan;
+template <typename S>
+ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
+                                                const Problem& p, PackedGrad* packed) {
+  using Work = WeightWork<S>;
+  constexpr uint32_t kPixels = kBoxBytes / sizeof(S);  // that a step contracts
+  static_assert(!Work::kPacked || kPixels == kStepPixels);
+  ProductPlan<S, Work> plan;
   const int out = static_cast<int>(p.out_channels * p.pose_columns);
   const int inner = static_cast<int>(p.pose_columns);
   const int matrix = static_cast<int>(p.pose_inner) * inner;
   int64_t steps;
-  const PixelBoxes boxes = FindPixelBoxes(p, &steps);
+  const PixelBoxes boxes = FindPixelBoxes(p, kPixels, &steps);
   *packed = {boxes,
              static_cast<int>(p.batch),
              static_cast<int>(p.out_height),
              static_cast<int>(p.out_width),
              out,
              static_cast<int>(CeilDivide(out, kGradColumns))};
-  WeightWork& work = plan.work;
+  Work& work = plan.work;
   work.boxes = boxes;
   work.channels = static_cast<int>(p.in_channels * p.pose_inner);
   work.channel_blocks = static_cast<int>(CeilDivide(work.channels, kRows));
@@ -79,16 +82,24 @@ inline ProductPlan<float, WeightWork> PlanWeightProduct(const GpuDevice& device,
                     even ? kExchanged / inner * matrix : 0};
   }
   MapImage(p.batch, p.in_height, p.in_width, work.channels, &plan.rows);
-  plan.rows.box = {kStepPixels, BoxExtent(boxes.x, work.stride_x),
+  plan.rows.box = {kPixels, BoxExtent(boxes.x, work.stride_x),
                    BoxExtent(boxes.y, work.stride_y),
                    static_cast<uint32_t>(boxes.batch)};
   plan.rows.every = {1, BoxStride(boxes.x, work.stride_x),
                      BoxStride(boxes.y, work.stride_y), 1};
-  const uint64_t columns = out, all_steps = steps;
-  plan.columns.size = {kStepPixels, columns, all_steps};
-  plan.columns.apart = {kStepPixels, columns * kStepPixels};
-  plan.packed_bytes = AlignedBytes(all_steps * columns * kStepPixels * sizeof(float));
-  WithShape<float>(out, [&](auto shape) {
+  if constexpr (Work::kPacked) {
+    const uint64_t columns = out, all_steps = steps;
+    plan.columns.size = {kPixels, columns, all_steps};
+    plan.columns.apart = {kPixels, columns * kPixels};
+    plan.packed_bytes = AlignedBytes(all_steps * columns * kPixels * sizeof(S));
+  } else {
+    MapImage(p.batch, p.out_height, p.out_width, out, &plan.columns);
+    plan.columns.box = {kPixels, static_cast<uint32_t>(boxes.x),
+                        static_cast<uint32_t>(boxes.y),
+                        static_cast<uint32_t>(boxes.batch)};
+    plan.columns.every = {1, 1, 1, 1};
+  }
+  WithShape<S>(out, [&](auto shape) {
     using Shape = decltype(shape);
     work.column_blocks = static_cast<int>(CeilDivide(out, Shape::kColumns));
     const int64_t tiles = p.kernel_height * p.kernel_width * work.channel_blocks *
@@ -103,37 +114,59 @@ inline ProductPlan<float, WeightWork> PlanWeightProduct(const GpuDevice& device,
   return plan;
 }
 
-template <Tf32 kTf32>
-ConvPlan<GpuExec, float> PlanWeights(const char* op, const GpuDevice& device,
-                                     const Problem& p) {
-  using Plan = ConvPlan<GpuExec, float>;
-  std::string refusal = Refusal<WeightWork, float, kTf32>(
-      p, p.in_channels * p.pose_inner, p.out_channels * p.pose_columns, device);
-  if (refusal.empty() && p.kernel_height * p.kernel_width * p.in_channels *
-                                 p.pose_inner * p.out_channels * p.pose_columns >
-                             1 << 30) {
+// Tensor cores cut off what they add up of 16-bit types: of so many pixels, no more
+// than about a unit in the last place of float16.
+constexpr int64_t kMostPixels = int64_t{1} << 20;
+
+template <typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
+                                 const Problem& p) {
+  using Plan = ConvPlan<GpuExec, T>;
+  using S = CudaType<T>;
+  using Work = WeightWork<S>;
+  const int64_t in = p.in_channels * p.pose_inner;
+  const int64_t out = p.out_channels * p.pose_columns;
+  std::string refusal = Refusal<Work, S, kTf32>(p, in, out, device);
+  if (refusal.empty() && p.kernel_height * p.kernel_width * in * out > 1 << 30) {
     refusal = "32 bits do not count the weights";
+  }
+  if (!Work::kPacked && refusal.empty()) {
+    if (out % 8 != 0) {
+      refusal = "8 does not divide " + std::to_string(out) +
+                ", the numbers of a pixel of the gradient";
+    } else if (p.batch * p.out_height * p.out_width > kMostPixels) {
+      refusal = "sums of so many pixels would be inexact";
+    }
   }
   if (!refusal.empty()) return Plan::Refuse(refusal);
   PackedGrad packed;
-  const auto plan = PlanWeightProduct(device, p, &packed);
+  const auto plan = PlanWeightProduct<S>(device, p, &packed);
   if (plan.launch == nullptr) return Plan::Refuse("there are too many tiles");
-  return Plan::Make(
-      plan.workspace(),
-      [op, plan, packed](const GpuExec& exec, const float* input, const float* grad,
-                         float* grad_weights, void* workspace) {
-        float* const right = static_cast<float*>(workspace);
-        const Parts parts = plan.PartsIn(workspace);
-        const int64_t blocks =
-            int64_t{packed.column_blocks} * static_cast<int64_t>(plan.columns.size[2]);
-        LaunchError error = CheckGrid(op, blocks);
-        if (!error.empty()) return error;
-        PackGradKernel<<<blocks, kPackThreads, 0, exec.stream>>>(
-            packed, grad, right, {parts.there, plan.work.stretches.blocks});
-        error = CheckLaunch(op);
-        if (!error.empty()) return error;
-        return plan.launch(exec, op, plan, input, right, parts, grad_weights);
-      });
+  return Plan::Make(plan.workspace(), [op, plan, packed](const GpuExec& exec,
+                                                         const T* input, const T* grad,
+                                                         T* grad_weights,
+                                                         void* workspace) {
+    const S* right = Native(grad);
+    const Parts parts = plan.PartsIn(workspace);
+    LaunchError error;
+    if constexpr (Work::kPacked) {
+      const int64_t blocks =
+          int64_t{packed.column_blocks} * static_cast<int64_t>(plan.columns.size[2]);
+      error = CheckGrid(op, blocks);
+      if (!error.empty()) return error;
+      S* const to = static_cast<S*>(workspace);
+      PackGradKernel<<<blocks, kPackThreads, 0, exec.stream>>>(
+          packed, right, to, {parts.there, plan.work.stretches.blocks});
+      error = CheckLaunch(op);
+      right = to;
+    } else {
+      error = CheckLaunch(
+          op, cudaMemsetAsync(parts.there, 0, plan.FlagBytes(), exec.stream));
+    }
+    if (!error.empty()) return error;
+    return plan.launch(exec, op, plan, Native(input), right, parts,
+                       Native(grad_weights));
+  });
 }
 
 }  // namespace capsops::capsule_conv::tma

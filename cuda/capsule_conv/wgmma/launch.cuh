@@ -15,9 +15,12 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// What tensor cores multiply.
+// What tensor cores multiply: what is split becomes three parts of bfloat16.
 template <typename S, Tf32 kTf32>
-using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft, __nv_bfloat16, S>;
+using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft || kTf32 == Tf32::kSplit,
+                                     __nv_bfloat16, S>;
+template <Tf32 kTf32>
+constexpr int kFilterParts = kTf32 == Tf32::kSplit ? 3 : 1;
 
 // The boxes of patches. Poses of one quad a row follow each other in a pixel, row by
 // row.
@@ -83,7 +86,7 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                           plan.shared, exec, warpgroups, from, packed, target);
 }
 
-// What a plan takes, fitted to five thousand plans measured on an H200: cycles of
+// What a plan takes, fitted to six thousand plans measured on an H200: cycles of
 // products in the tensor cores' own; that times `idle` where one of two warpgroups has
 // nothing to do; cycles for each unit that is brought, chunk, byte that is stored and
 // tile; for each unit of the first chunk, for which everybody waits; and of a launch.
@@ -94,6 +97,9 @@ struct CostFactors {
 template <typename S, typename C>
 constexpr CostFactors FindFactors() {
   constexpr bool kNarrow = C::kColumns == kSide;
+  if (C::kFilterParts > 1 && C::kLeft)
+    return {1.02, 1.19, 1.6, 940, 0, 3300, 0.33, 8800};
+  if (C::kFilterParts > 1) return {0.87, 1.1, 3.2, 1180, 0.02, 2000, 1.8, 6600};
   if (C::kBoxes) return {kNarrow ? 0.94 : 0.99, 1.15, 0, 890, 0.046, 1430, 0.43, 8000};
   if (!C::kLeft) return {kNarrow ? 0.86 : 0.9, 1.08, 0.31, 1870, 0.058, 1440, 2.7, 0};
   if (!std::is_same_v<S, float>) return {0.94, 1.12, 0, 2100, 0.052, 475, 1.7, 900};
@@ -111,7 +117,7 @@ double EstimateCost(const Product& p, int64_t tiles, int processors, int product
   const int rows = p.source.rows, chunks = p.order.chunks;
   const double idle = products * C::kColumnGroups <= C::kTiles ? kFactors.idle : 1;
   const double multiply = kFactors.multiply * idle * 4 * C::kOctets *
-                          RoundUp(products, C::kTiles) * C::kColumnGroups * C::kParts *
+                          RoundUp(products, C::kTiles) * C::kColumnGroups * C::kPairs *
                           p.order.steps * chunks;
   const double pixels = 1.0 * p.patch.pixels * p.order.planes, units = pixels * rows;
   const int columns = p.target.columns;
@@ -141,7 +147,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   TilePlan<S> plan;
   plan.by_wgmma = true;
   plan.columns = C::kColumns;
-  plan.step_words = UnitStepWords(C::kColumns);
+  plan.step_words = C::kStepWords;
   plan.launch = Launch<S, C>;
   Product& p = plan.product;
   p = TiledProduct(task, y, x, C::kColumns);
@@ -247,7 +253,6 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
 template <typename S, Tf32 kTf32>
 std::string Refusal(const Task& task, const GpuDevice& device) {
   const int columns = task.target.channels * task.target.columns;
-  if (kTf32 == Tf32::kSplit) return "TF32 is not allowed";
   if (task.source.columns % kQuad != 0) {
     return "4 does not divide " + std::to_string(task.source.columns) +
            ", the columns of the poses that are read";
@@ -264,17 +269,21 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
     if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
   };
   if constexpr (kTf32 == Tf32::kSplitLeft) {
-    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 1, 64, 2>>(task, device));
-    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 1, 128, 1>>(task, device));
-  } else if constexpr (kTf32 != Tf32::kSplit) {
-    consider(FindTile<S, PosesLeft<S, 1, 1, 128, 1>>(task, device));
-    consider(FindTile<S, PosesLeft<S, 1, 2, 128, 1>>(task, device));
-    consider(FindTile<S, PosesRight<S, 128, 128, 1>>(task, device));
-    consider(FindTile<S, PosesRight<S, 192, 128, 1>>(task, device));
-    consider(FindTile<S, PosesRight<S, 256, 128, 1>>(task, device));
-    consider(FindTile<S, PosesRight<S, 168, 64, 1>>(task, device));
-    consider(FindTile<S, PosesRight<S, 224, 64, 1>>(task, device));
-    consider(FindTile<S, PosesRight<S, 256, 64, 1>>(task, device));
+    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 1, 1, 64, 2>>(task, device));
+    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 1, 1, 128>>(task, device));
+  } else if constexpr (kTf32 == Tf32::kSplit) {
+    consider(FindTile<S, PosesLeft<__nv_bfloat16, 3, 3, 1, 128>>(task, device));
+    consider(FindTile<S, PosesRight<__nv_bfloat16, 3, 128, 64>>(task, device));
+    consider(FindTile<S, PosesRight<__nv_bfloat16, 3, 168, 64>>(task, device));
+  } else {
+    consider(FindTile<S, PosesLeft<S, 1, 1, 1, 128>>(task, device));
+    consider(FindTile<S, PosesLeft<S, 1, 1, 2, 128>>(task, device));
+    consider(FindTile<S, PosesRight<S, 1, 128, 128>>(task, device));
+    consider(FindTile<S, PosesRight<S, 1, 192, 128>>(task, device));
+    consider(FindTile<S, PosesRight<S, 1, 256, 128>>(task, device));
+    consider(FindTile<S, PosesRight<S, 1, 168, 64>>(task, device));
+    consider(FindTile<S, PosesRight<S, 1, 224, 64>>(task, device));
+    consider(FindTile<S, PosesRight<S, 1, 256, 64>>(task, device));
   }
   return best;
 }

@@ -3,7 +3,7 @@
 
 // The filter as the operands of wgmma/product.cuh, in the order in
 // which its blocks read them:
-//   [depth][block of columns][chunk of units][step][unit][column] of 16 bytes.
+//   [depth][block of columns][chunk of units][step][part][unit][column] of 16 bytes.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
 
@@ -16,8 +16,9 @@
 namespace capsops::capsule_conv::wgmma {
 
 // A block of threads makes a step, a thread a unit and a column. O is what tensor cores
-// multiply; `weights[i]` is element i of the filter in memory.
-template <typename O, typename Weights>
+// multiply, kParts parts of each element; `weights[i]` is element i of the filter in
+// memory.
+template <typename O, int kParts, typename Weights>
 __global__ void PackUnitsKernel(const Filter filter, const Product p,
                                 const SortedPatch sorted, int columns,
                                 const Weights weights, uint4* packed) {
@@ -44,7 +45,8 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
                        depth * filter.depth_stride + out_channel * filter.out_channel +
                        (n - out_channel * filter.out_inner) * filter.out_element;
   const int quads = (filter.inner + kQuad - 1) / kQuad;
-  Pack<O, kUnitQuads<O> * kQuad> to{};
+  constexpr int kElements = kUnitQuads<O> * kQuad;
+  float elements[kElements]{};
 #pragma unroll
   for (int q = 0; q < kUnitQuads<O>; ++q) {
     const int plane = (chunk * p.order.planes + unit) * kUnitQuads<O> + q;
@@ -56,24 +58,38 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
 #pragma unroll
     for (int e = 0; e < kQuad; ++e) {
       if (first + e >= filter.inner) continue;
-      const float weight = Widen(
+      elements[q * kQuad + e] = Widen(
           weights[from + channel * filter.channel + (first + e) * filter.element]);
-      Narrow(std::is_same_v<O, float> ? Prepare<Tf32::kRounded>(weight) : weight,
-             &to.at[q * kQuad + e]);
     }
   }
-  packed[int64_t{blockIdx.x} * blockDim.x + threadIdx.x] =
-      *reinterpret_cast<const uint4*>(&to);
+  uint4 parts[kParts];
+  if constexpr (kParts > 1) {
+    SplitUnit(elements, parts);
+  } else {
+    Pack<O, kElements> to;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      Narrow(
+          std::is_same_v<O, float> ? Prepare<Tf32::kRounded>(elements[e]) : elements[e],
+          &to.at[e]);
+    }
+    parts[0] = *reinterpret_cast<const uint4*>(&to);
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    packed[(int64_t{blockIdx.x} * kParts + part) * blockDim.x + threadIdx.x] =
+        parts[part];
+  }
 }
 
 // For blocks of so many columns.
-template <typename O, typename Weights>
+template <typename O, int kParts, typename Weights>
 LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
                       const Product& product, int columns, const Weights& weights,
                       uint32_t* packed) {
   const int64_t blocks = PackedSteps(filter, product.order);
   if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
-  PackUnitsKernel<O><<<blocks, 2 * columns, 0, exec.stream>>>(
+  PackUnitsKernel<O, kParts><<<blocks, 2 * columns, 0, exec.stream>>>(
       filter, product, SortedPatch(product), columns, weights,
       reinterpret_cast<uint4*>(packed));
   return CheckLaunch(op);

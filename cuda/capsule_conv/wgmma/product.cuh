@@ -51,7 +51,6 @@ struct Turn {
 // What lies in a block's shared memory.
 template <typename C>
 struct WarpgroupShared {
-  static constexpr int kStep = UnitStepWords(C::kColumns);
   static_assert(sizeof(Barriers) <= 4 * C::kBarrierWords);
 
   int part_words, patch_words;
@@ -107,7 +106,7 @@ struct WarpgroupShared {
 template <typename C>
 __device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>& shared,
                             const uint32_t* packed) {
-  constexpr int kStep = WarpgroupShared<C>::kStep;
+  constexpr int kStep = C::kStepWords;
   const Product& p = s.product;
   // The first phase of what nobody has used yet counts as over.
   Turn slot{0, 1};
@@ -223,7 +222,6 @@ __device__ void WithCount(int count, const Then& then) {
 template <typename S, typename C>
 __device__ void MultiplyTiles(const WarpgroupProduct& s,
                               const WarpgroupShared<C>& shared, int group, S* target) {
-  constexpr int kStep = WarpgroupShared<C>::kStep;
   const Product& p = s.product;
   Barriers& barriers = shared.barriers;
   const auto pass = [&](Barrier& barrier) {
@@ -264,23 +262,34 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
         if (busy) {
           const uint32_t filter =
               UnitAddress(shared.ring + slot.at * C::kStageWords) + column;
+          // Step n of tile m: parts of the poses and the filter that add up to `least`.
+          const auto multiply = [&](int n, int m, int least) {
+#pragma unroll
+            for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
+                 ++of_filter) {
+              const uint64_t columns =
+                  DescribeOperand(filter + n * (C::kStepWords / 4) +
+                                      of_filter * (UnitStepWords(C::kColumns) / 4),
+                                  C::kColumns, kGroupRows);
+              const int part = (least - of_filter) * (shared.part_words / 4);
+              const uint64_t poses = DescribeOperand(at[n] + first[m] + part, 0, apart);
+              AsyncProduct<typename C::O, C::kOctets>::Begin(
+                  C::kLeft ? poses : columns, C::kLeft ? columns : poses, sums.made[m],
+                  !C::kApart || n > 0 || of_filter > 0 || least < C::kParts - 1);
+            }
+          };
           // All products of a stage are begun together, without a loop: one at a time
           // they take three times as long.
           WithCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
             BeginProducts();
+            // The least parts first.
 #pragma unroll
-            for (int n = 0; n < count.value; ++n) {
-              const uint64_t columns =
-                  DescribeOperand(filter + n * (kStep / 4), C::kColumns, kGroupRows);
+            for (int least = C::kParts - 1; least >= 0; --least) {
 #pragma unroll
-              for (int m = 0; m < C::kTiles; ++m) {
+              for (int n = 0; n < count.value; ++n) {
 #pragma unroll
-                for (int k = C::kParts - 1; k >= 0; --k) {
-                  const uint64_t poses = DescribeOperand(
-                      at[n] + first[m] + k * (shared.part_words / 4), 0, apart);
-                  AsyncProduct<typename C::O, C::kOctets>::Begin(
-                      C::kLeft ? poses : columns, C::kLeft ? columns : poses,
-                      sums.made[m], !C::kApart || n > 0 || k < C::kParts - 1);
+                for (int m = 0; m < C::kTiles; ++m) {
+                  multiply(n, m, least);
                 }
               }
             }

@@ -18,25 +18,30 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kSide = 64;  // of a product, its left operand's
 
-// Words of a step of the filter.
+// Words of a part of a step of the filter.
 constexpr int UnitStepWords(int columns) { return 2 * columns * 4; }
 
 constexpr int kGroupRows = 8;
 
 // The shape of a kernel: O is what it multiplies, kParts parts of each element of the
-// poses. Each of two warpgroups makes kTiles products of kRows rows. Where the poses
-// are the left operand, those are 64 rows by all kColumns columns; where they are the
-// right one, 64 columns by up to 256 rows: with more columns than that warpgroups share
-// the rows.
-template <typename OperandOf, int kPartsOf, bool kLeftOf, int kRowsOf, int kTilesOf,
-          int kColumnsOf, int kBlocksOf>
+// poses with kFilterParts of the filter. Each of two warpgroups makes kTiles products
+// of kRows rows. Where the poses are the left operand, those are 64 rows by all
+// kColumns columns; where they are the right one, 64 columns by up to 256 rows: with
+// more columns than that warpgroups share the rows.
+template <typename OperandOf, int kPartsOf, int kFilterPartsOf, bool kLeftOf,
+          int kRowsOf, int kTilesOf, int kColumnsOf, int kBlocksOf>
 struct Warpgroups {
   using O = OperandOf;
-  static constexpr int kParts = kPartsOf, kRows = kRowsOf, kTiles = kTilesOf;
+  static constexpr int kParts = kPartsOf, kFilterParts = kFilterPartsOf;
+  static constexpr int kRows = kRowsOf, kTiles = kTilesOf;
   static constexpr int kColumns = kColumnsOf, kBlocks = kBlocksOf;
   static constexpr bool kLeft = kLeftOf;
   // What a stage makes is added up in float, as tensor cores cut off when they add.
   static constexpr bool kApart = kParts > 1;
+  // What is multiplied of part i of the poses and part j of the filter: i + j < kParts.
+  // The rest is less than what is lost in adding up.
+  static_assert(kFilterParts == 1 || kFilterParts == kParts);
+  static constexpr int kPairs = kFilterParts == 1 ? kParts : kParts * (kParts + 1) / 2;
   // Patches are boxes of a tensor map; else warps carry them.
   static constexpr bool kBoxes = !kLeft && std::is_same_v<O, float>;
   static_assert(kLeft ? kRows == kSide : kTiles == 1);
@@ -50,18 +55,21 @@ struct Warpgroups {
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
   static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // there may be more
-  static constexpr int kStageWords = 4096 / kBlocks;
-  static constexpr int kSteps = kStageWords / UnitStepWords(kColumns);  // of a stage
+  static constexpr int kStageWords = (kFilterParts == 1 ? 4096 : 6144) / kBlocks;
+  static constexpr int kStepWords = kFilterParts * UnitStepWords(kColumns);
+  static constexpr int kSteps = kStageWords / kStepWords;  // of a stage
   static constexpr int kBarrierWords = 64;
   // Registers of a thread at the launch, which a block has to share out.
   static constexpr int kRegisters = kBlocks == 1 ? 168 : 80;
   static_assert(kWarps * kLanes * kMany + 4 * kLanes * kFew <= kThreads * kRegisters);
 };
 
-template <typename O, int kParts, int kTiles, int kColumns, int kBlocks>
-using PosesLeft = Warpgroups<O, kParts, true, kSide, kTiles, kColumns, kBlocks>;
-template <typename O, int kRows, int kColumns, int kBlocks>
-using PosesRight = Warpgroups<O, 1, false, kRows, 1, kColumns, kBlocks>;
+template <typename O, int kParts, int kFilterParts, int kTiles, int kColumns,
+          int kBlocks = 1>
+using PosesLeft =
+    Warpgroups<O, kParts, kFilterParts, true, kSide, kTiles, kColumns, kBlocks>;
+template <typename O, int kParts, int kRows, int kColumns>
+using PosesRight = Warpgroups<O, kParts, kParts, false, kRows, 1, kColumns, 1>;
 
 // What the kernel is given.
 struct WarpgroupProduct {

@@ -1,13 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient of 4x4 poses in TF32. Rows of the product are (output channel,
-// column), 64 for each warpgroup that multiplies. Its columns are units of 64, (inner,
-// channel) of one tap, and 8 terms are the pose rows of 2 neighboring output pixels.
+// The weight gradient of 4x4 poses in TF32 or a 16-bit type. Rows of the product are
+// (output channel, column), 64 for each warpgroup that multiplies. Its columns are
+// units of 64, (inner, channel) of one tap, and its terms the pose rows of 2
+// neighboring output pixels, or of 4 of a 16-bit type.
 //
-// Tensor cores want 4 terms of a column next to each other in shared memory. So three
-// warps transpose the poses of the input there, once for all taps that read them. The
-// rows come from registers, to which they are read as they are.
+// Tensor cores want 4 terms of a column of TF32 next to each other in shared memory, or
+// 8 columns of a term of a 16-bit type. So three warps transpose the poses of the input
+// there, once for all taps that read them. The rows come from registers, to which they
+// are read as they are.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 
@@ -24,7 +26,8 @@ struct WeightUnit {
   int y_tap, x_tap, block;
   bool there;
 
-  __device__ WeightUnit(const WeightSums& w, const WeightPlace& place, int group,
+  template <typename S>
+  __device__ WeightUnit(const WeightSums<S>& w, const WeightPlace& place, int group,
                         int n) {
     const int unit = w.halves ? n : kWeightGroups * n + group;
     const int tap = unit / w.blocks;
@@ -37,44 +40,80 @@ struct WeightUnit {
   }
 };
 
-// Adds up kPairs products of 8 terms for each unit, from `grad` on.
-template <int kPairs, int kUnits, int kProducts>
-__device__ void MultiplyPairs(const char* grad, const uint32_t (&at)[kUnits],
-                              uint32_t apart, float (&sums)[kUnits][kProducts][4]) {
-  uint32_t rows[kPairs][4];
-#pragma unroll
-  for (int k = 0; k < kPairs; ++k) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint2 pair =
-          *reinterpret_cast<const uint2*>(grad + (2 * k + e) * kPixelBytes);
-      rows[k][2 * e] = pair.x;
-      rows[k][2 * e + 1] = pair.y;
+// How a unit lies in shared memory, in units of 16 bytes: from one product to the next,
+// and as DescribeOperand has it.
+template <typename S>
+struct UnitSteps {
+  uint32_t product, unit, group;
+
+  __device__ explicit UnitSteps(const WeightSums<S>& w) {
+    if constexpr (std::is_same_v<S, float>) {
+      unit = w.stride_x * (kPixelBytes<S> / 16);
+      group = 8;
+    } else {
+      unit = 8;
+      group = w.box_width * (kPairBytes / 16);
     }
+    product = 2 * unit;
+  }
+};
+
+// Reads two rows of `grad` for a product, columns of a pose that follow each other. A
+// lane has of each pose row `lane % 4` of two pixels, or two pose rows of each of two
+// pixels, `below` bytes apart: 0 and 2 of a pixel, or 1 and 3.
+template <typename S>
+__device__ void ReadGrad(const char* grad, int below, uint32_t (&rows)[4]) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const char* const from = grad + e * (kProductPixels<S> / 2) * kPixelBytes<S>;
+    if constexpr (std::is_same_v<S, float>) {
+      const uint2 pair = *reinterpret_cast<const uint2*>(from);
+      rows[2 * e] = pair.x;
+      rows[2 * e + 1] = pair.y;
+    } else {
+      const uint32_t upper = *reinterpret_cast<const uint32_t*>(from);
+      const uint32_t lower = *reinterpret_cast<const uint32_t*>(from + below);
+      rows[2 * e] = __byte_perm(upper, lower, 0x5410);
+      rows[2 * e + 1] = __byte_perm(upper, lower, 0x7632);
+    }
+  }
+}
+
+// Adds up kCount products for each unit, from `grad` on.
+template <typename S, int kCount, int kUnits, int kProducts>
+__device__ void MultiplyPixels(const char* grad, int below,
+                               const uint32_t (&at)[kUnits], const UnitSteps<S>& steps,
+                               float (&sums)[kUnits][kProducts][4]) {
+  uint32_t rows[kCount][4];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    ReadGrad<S>(grad + k * kProductPixels<S> * kPixelBytes<S>, below, rows[k]);
   }
   BeginProducts();
 #pragma unroll
-  for (int k = 0; k < kPairs; ++k) {
+  for (int k = 0; k < kCount; ++k) {
 #pragma unroll
     for (int n = 0; n < kUnits; ++n) {
-      AsyncProductOfRegisters<kProducts>::Begin(
-          rows[k], DescribeOperand(at[n] + k * 2 * apart, apart, 8), sums[n], true);
+      AsyncProductOfRegisters<S, kProducts>::Begin(
+          rows[k], DescribeOperand(at[n] + k * steps.product, steps.unit, steps.group),
+          sums[n], true);
     }
   }
   CommitProducts();
   WaitForProducts<0>();  // registers may be overwritten only now
 }
 
-// How many pairs of pixels are multiplied before a warpgroup waits for its products,
-// while those of the other go on.
+// How many products a warpgroup makes of each unit before it waits for them, while
+// those of the other go on.
 template <int kUnits>
-constexpr int kWeightPairs = kUnits > 3 ? 4 : 6;
+constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
 // What one warpgroup of a block multiplies.
-template <int kUnits>
-__device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int group,
-                              WeightBarriers& barriers, char* row_slots,
+template <typename S, int kUnits>
+__device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
+                              int group, WeightBarriers& barriers, char* row_slots,
                               const char* grad_slots, float* parts) {
+  constexpr bool kFloat = std::is_same_v<S, float>;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   float sums[kUnits][8][4];
   uint32_t offset[kUnits];
@@ -82,8 +121,9 @@ __device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int
 #pragma unroll
   for (int n = 0; n < kUnits; ++n) {
     const WeightUnit unit(w, place, group, n);
-    offset[n] =
-        (unit.block * w.box_width + unit.x_tap * w.dilation_x) * (kPixelBytes / 16);
+    constexpr int kPixel = kFloat ? kPixelBytes<S> : kPairBytes;
+    offset[n] = unit.block * w.box_width * (kPixelBytes<S> / 16) +
+                unit.x_tap * w.dilation_x * (kPixel / 16);
     tap[n] = unit.y_tap;
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
@@ -97,11 +137,13 @@ __device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int
   const int row = 16 * warp + lane / 4 * 2;
   const int channel = row / w.columns, column = row - channel * w.columns;
   // Of pose row 0, which a lane's two columns of `grad` and of the result follow.
-  const int place_of_row = (channel * 4 * w.columns + column) * int{sizeof(float)};
-  const int pose_row = w.columns * int{sizeof(float)};
-  const char* const rows = grad_slots + (w.halves ? group * w.strip * kPixelBytes : 0) +
-                           place_of_row + lane % 4 * pose_row;
-  const uint32_t apart = w.stride_x * (kPixelBytes / 16);
+  const int place_of_row = channel * 4 * w.columns + column;
+  const int t = lane % 4, pose_row = kFloat ? t : t % 2, pixel = kFloat ? 0 : t / 2;
+  const char* const rows =
+      grad_slots + (w.halves ? group * w.strip * kPixelBytes<S> : 0) +
+      pixel * kPixelBytes<S> + (place_of_row + pose_row * w.columns) * int{sizeof(S)};
+  const int below = 2 * w.columns * int{sizeof(S)};
+  const UnitSteps<S> steps(w);
   const uint32_t slots_at = UnitAddress(row_slots);
   const uint32_t slot_units = w.RowBytes() / 16;
   WeightSlot newest, other;
@@ -120,20 +162,21 @@ __device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int
     }
     barriers.grad_full[other.at].Wait(other.parity);
     const char* from = rows + other.at * w.GradBytes();
-    const auto multiply = [&](auto pairs) {
-      MultiplyPairs<pairs.value>(from, at, apart, sums);
-      from += pairs.value * 2 * kPixelBytes;
+    const auto multiply = [&](auto count) {
+      MultiplyPixels<S, count.value>(from, below, at, steps, sums);
+      from += count.value * kProductPixels<S> * kPixelBytes<S>;
 #pragma unroll
-      for (int n = 0; n < kUnits; ++n) at[n] += pairs.value * 2 * apart;
+      for (int n = 0; n < kUnits; ++n) at[n] += count.value * steps.product;
     };
-    int pairs = (min(w.strip, w.width - line.strip * w.strip) + 1) / 2;
+    const int pixels = min(w.strip, w.width - line.strip * w.strip);
+    int products = (pixels + kProductPixels<S> - 1) / kProductPixels<S>;
 #pragma unroll 1
-    for (; pairs >= kWeightPairs<kUnits>; pairs -= kWeightPairs<kUnits>) {
-      multiply(std::integral_constant<int, kWeightPairs<kUnits>>());
+    for (; products >= kWeightProducts<kUnits>; products -= kWeightProducts<kUnits>) {
+      multiply(std::integral_constant<int, kWeightProducts<kUnits>>());
     }
 #pragma unroll 1
-    for (; pairs >= 2; pairs -= 2) multiply(std::integral_constant<int, 2>());
-    if (pairs > 0) multiply(std::integral_constant<int, 1>());
+    for (; products >= 2; products -= 2) multiply(std::integral_constant<int, 2>());
+    if (products > 0) multiply(std::integral_constant<int, 1>());
     __syncwarp();
     if (lane == 0) barriers.grad_free[other.at].Arrive();
     other.Next(w.grad_slots);
@@ -151,9 +194,12 @@ __device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int
     for (int m = 0; m < 8; ++m) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int in = m / 4 * 8 + lane % 4 * 2 + e;
-        char* const to = staged + n * kUnitBytes + in * kSumsBytes;
-        *reinterpret_cast<float2*>(to + place_of_row + m % 4 * pose_row) =
+        const int of_octet = t * 2 + e;
+        const int in = kFloat ? m / 4 * 8 + of_octet : m * 2 + of_octet / 4;
+        const int inner = kFloat ? m % 4 : of_octet % 4;
+        float* const to =
+            reinterpret_cast<float*>(staged + n * kUnitBytes + in * kSumsBytes);
+        *reinterpret_cast<float2*>(to + place_of_row + inner * w.columns) =
             make_float2(sums[n][m][e], sums[n][m][2 + e]);
       }
     }
@@ -181,10 +227,10 @@ __device__ void MultiplyLines(const WeightSums& w, const WeightPlace& place, int
 }
 
 // kUnits is how many units a warpgroup has.
-template <int kUnits>
+template <typename S, int kUnits>
 __global__ void __launch_bounds__(kWeightThreads, 1)
     WeightKernel(const __grid_constant__ CUtensorMap input,
-                 const __grid_constant__ CUtensorMap grad, const WeightSums w,
+                 const __grid_constant__ CUtensorMap grad, const WeightSums<S> w,
                  float* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
@@ -218,10 +264,10 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
     // Of an odd number of units one warpgroup has fewer.
     const int fewer = !w.halves && group == 1 ? w.Units() % 2 : 0;
     if (fewer == 0 || kUnits == 1) {
-      MultiplyLines<kUnits>(w, place, group, barriers, row_slots, grad_slots, parts);
+      MultiplyLines<S, kUnits>(w, place, group, barriers, row_slots, grad_slots, parts);
     } else {
-      MultiplyLines<kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
-                                           grad_slots, parts);
+      MultiplyLines<S, kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
+                                              grad_slots, parts);
     }
   }
 #else

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <iterator>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/parts.cuh"
@@ -19,12 +21,13 @@
 namespace capsops::capsule_conv::wgmma {
 
 // The gradient as a kernel does it; no blocks where it does not fit.
+template <typename S>
 struct WeightPlan {
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
-                                 const WeightPlan& plan, const float* input,
-                                 const float* grad, float* parts);
+                                 const WeightPlan& plan, const S* input, const S* grad,
+                                 float* parts);
 
-  WeightSums sums{};
+  WeightSums<S> sums{};
   MappedTensor<4> input;
   MappedTensor<3> grad;
   int64_t blocks = 0;
@@ -33,10 +36,11 @@ struct WeightPlan {
   Launch launch = nullptr;
 };
 
-template <int kUnits>
-LaunchError LaunchWeights(const GpuExec& exec, const char* op, const WeightPlan& plan,
-                          const float* input, const float* grad, float* parts) {
-  constexpr auto kKernel = WeightKernel<kUnits>;
+template <typename S, int kUnits>
+LaunchError LaunchWeights(const GpuExec& exec, const char* op,
+                          const WeightPlan<S>& plan, const S* input, const S* grad,
+                          float* parts) {
+  constexpr auto kKernel = WeightKernel<S, kUnits>;
   CUtensorMap input_map, grad_map;
   LaunchError error = CheckGrid(op, plan.blocks);
   if (error.empty()) error = MakeTensorMap(op, input, plan.input, &input_map);
@@ -48,10 +52,15 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op, const WeightPlan&
                           exec, input_map, grad_map, plan.sums, parts);
 }
 
+// Tensor cores cut off what they add up of 16-bit types: of so many pixels, no more
+// than about a unit in the last place of float16.
+constexpr int64_t kMostPixels = 1 << 18;
+
 // Fills in the slots and how many blocks share the lines, and keeps the plan if it is
 // the cheapest so far.
-inline void Consider(const GpuDevice& device, WeightPlan plan, WeightPlan* best) {
-  WeightSums& w = plan.sums;
+template <typename S>
+void Consider(const GpuDevice& device, WeightPlan<S> plan, WeightPlan<S>* best) {
+  WeightSums<S>& w = plan.sums;
   w.box_width = (w.strip - 1) * w.stride_x + (w.x_taps - 1) * w.dilation_x + 1;
   if (w.box_width > 256) return;
   // Barriers, and what aligns them, are before the slots or the staged sums.
@@ -73,9 +82,10 @@ inline void Consider(const GpuDevice& device, WeightPlan plan, WeightPlan* best)
   plan.shared = static_cast<int>(shared());
   // A line takes 32 cycles for each product; one for 128 bytes of shared memory that
   // are read or written, rows three times; or one for 28 bytes of the second cache.
-  const double products =
-      (w.width + w.strips) / 2.0 / w.strips * w.Units() * w.Halves();
-  const double bytes = products * 2048 + w.width * 4096.0 / w.strips + w.GradBytes() +
+  constexpr int kPixels = kProductPixels<S>;
+  const double pixels = 1.0 * w.width / w.strips;  // of a line
+  const double products = (pixels + kPixels - 1) / kPixels * w.Units() * w.Halves();
+  const double bytes = products * 2048 + pixels * 4 * kPixelBytes<S> + w.GradBytes() +
                        3.0 * w.RowBytes();
   const double line = 200 + std::max({32 * products, bytes / 128,
                                       (w.RowBytes() + w.GradBytes()) / 28.0});
@@ -85,8 +95,9 @@ inline void Consider(const GpuDevice& device, WeightPlan plan, WeightPlan* best)
   constexpr int64_t kMostBytes = int64_t{64} << 20;
   for (int64_t splits = 1; splits <= most; ++splits) {
     if (splits > 1 && splits * w.weights > kMostBytes / 4) break;
-    plan.cost = CeilDivide(tiles * splits, device.processors) *
-                    (CeilDivide(w.lines, splits) * line + 5000) +
+    const int64_t lines = CeilDivide(w.lines, splits);
+    if (!std::is_same_v<S, float> && lines * w.strip > kMostPixels) continue;
+    plan.cost = CeilDivide(tiles * splits, device.processors) * (lines * line + 5000) +
                 1.0 * splits * w.weights / device.processors;
     if (best->blocks > 0 && plan.cost >= best->cost) continue;
     *best = plan;
@@ -96,9 +107,10 @@ inline void Consider(const GpuDevice& device, WeightPlan plan, WeightPlan* best)
 }
 
 // Considers all tiles of 64 rows, or of 128.
-inline void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan plan,
-                      WeightPlan* best) {
-  WeightSums& w = plan.sums;
+template <typename S>
+void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<S> plan,
+               WeightPlan<S>* best) {
+  WeightSums<S>& w = plan.sums;
   const auto parts = [](int64_t whole, int64_t part) {
     return static_cast<int>(CeilDivide(whole, part));
   };
@@ -115,7 +127,8 @@ inline void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan plan
       for (w.y_taps = 1; w.y_taps <= std::min(w.kernel_height, rest); ++w.y_taps) {
         w.y_tiles = parts(w.kernel_height, w.y_taps);
         for (int strips = 1; strips <= 32; ++strips) {
-          w.strip = parts(parts(w.width, strips), 2) * 2;
+          w.strip =
+              static_cast<int>(RoundUp(parts(w.width, strips), kProductPixels<S>));
           w.strips = parts(w.width, w.strip);
           const int64_t lines = p.batch * w.strips * w.height;
           if (w.strips < strips || lines > INT32_MAX) continue;
@@ -127,10 +140,44 @@ inline void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan plan
   }
 }
 
+// Boxes of `width` pixels of a row of the input and 16 channels, two of which are 128
+// bytes of float. Pixels of two channels follow each other if `by_pairs`, which are of
+// a 16-bit type; else channels of a pixel.
+inline MappedTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
+  const uint64_t pairs = p.in_channels / 2, in_width = p.in_width;
+  const uint64_t rows = p.batch * p.in_height;
+  MappedTensor<4> map;
+  map.size = {32, pairs, in_width, rows};
+  map.apart = {32, pairs * 32, in_width * pairs * 32};
+  map.box = {32, kChannelPairs, static_cast<uint32_t>(width), 1};
+  map.every = {1, 1, 1, 1};
+  map.swizzled = !by_pairs;
+  if (by_pairs) {
+    std::swap(map.size[1], map.size[2]);
+    std::swap(map.apart[0], map.apart[1]);
+    std::swap(map.box[1], map.box[2]);
+  }
+  return map;
+}
+
+// Boxes of `strip` pixels of a row of `grad`, and of 64 rows of the product.
+inline MappedTensor<3> MapGrad(const Problem& p, int strip) {
+  const uint64_t pixel = p.out_channels * 4 * p.pose_columns, width = p.out_width;
+  const uint64_t rows = p.batch * p.out_height;
+  MappedTensor<3> map;
+  map.size = {pixel, width, rows};
+  map.apart = {pixel, width * pixel};
+  map.box = {kWeightRows * 4, static_cast<uint32_t>(strip), 1};
+  map.every = {1, 1, 1};
+  map.swizzled = false;
+  return map;
+}
+
 // The cheapest plan.
-inline WeightPlan FindWeightPlan(const GpuDevice& device, const Problem& p) {
-  WeightPlan plan, best;
-  WeightSums& w = plan.sums;
+template <typename S>
+WeightPlan<S> FindWeightPlan(const GpuDevice& device, const Problem& p) {
+  WeightPlan<S> plan, best;
+  WeightSums<S>& w = plan.sums;
   w.width = static_cast<int>(p.out_width);
   w.height = static_cast<int>(p.out_height);
   w.kernel_height = static_cast<int>(p.kernel_height);
@@ -153,32 +200,20 @@ inline WeightPlan FindWeightPlan(const GpuDevice& device, const Problem& p) {
     FindTiles(device, p, plan, &best);
   }
   if (best.blocks == 0) return best;
-  const WeightSums& found = best.sums;
-  constexpr WeightPlan::Launch kLaunches[] = {LaunchWeights<1>, LaunchWeights<2>,
-                                              LaunchWeights<3>, LaunchWeights<4>,
-                                              LaunchWeights<5>};
+  const WeightSums<S>& found = best.sums;
+  constexpr typename WeightPlan<S>::Launch kLaunches[] = {
+      LaunchWeights<S, 1>, LaunchWeights<S, 2>, LaunchWeights<S, 3>,
+      LaunchWeights<S, 4>, LaunchWeights<S, 5>};
   static_assert(std::size(kLaunches) == kWeightUnits);
   best.launch =
       kLaunches[CeilDivide(found.Units(), found.halves ? 1 : kWeightGroups) - 1];
-  // Two channels are 128 bytes.
-  const uint64_t pairs = p.in_channels / 2, in_width = p.in_width;
-  const uint64_t in_rows = p.batch * p.in_height;
-  best.input.size = {32, pairs, in_width, in_rows};
-  best.input.apart = {32, pairs * 32, in_width * pairs * 32};
-  best.input.box = {32, kWeightChannels / 2, static_cast<uint32_t>(found.box_width), 1};
-  best.input.every = {1, 1, 1, 1};
-  const uint64_t pixel = p.out_channels * 4 * p.pose_columns, out_width = p.out_width;
-  const uint64_t out_rows = p.batch * p.out_height;
-  best.grad.size = {pixel, out_width, out_rows};
-  best.grad.apart = {pixel, out_width * pixel};
-  best.grad.box = {kWeightRows * 4, static_cast<uint32_t>(found.strip), 1};
-  best.grad.every = {1, 1, 1};
-  best.grad.swizzled = false;
+  best.input = MapLines(p, found.box_width, !std::is_same_v<S, float>);
+  best.grad = MapGrad(p, found.strip);
   return best;
 }
 
 // Why there is no such product; else empty.
-template <Tf32 kTf32>
+template <typename S, Tf32 kTf32>
 std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   const std::string refusal = RefuseSizes(p);
   if (!refusal.empty()) return refusal;
@@ -194,6 +229,9 @@ std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
            ", is odd";
   }
   if (kTf32 == Tf32::kSplit) return "TF32 is not allowed";
+  if (!std::is_same_v<S, float> && p.stride_width != 1) {
+    return "the stride across, " + std::to_string(p.stride_width) + ", is not 1";
+  }
   constexpr int64_t kMost = int64_t{1} << 30;
   if (p.in_channels * p.out_channels * 4 * p.pose_columns >
       kMost / (p.kernel_height * p.kernel_width)) {
@@ -213,15 +251,16 @@ inline bool FillsBlocks(const Problem& p) {
 }
 
 // The gradient by partial sums in the workspace.
-template <Tf32 kTf32>
-ConvPlan<GpuExec, float> PlanWeights(const char* op, const GpuDevice& device,
-                                     const Problem& p) {
-  using Plan = ConvPlan<GpuExec, float>;
-  const std::string refusal = RefuseWeights<kTf32>(p, device);
+template <typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
+                                 const Problem& p) {
+  using Plan = ConvPlan<GpuExec, T>;
+  using S = CudaType<T>;
+  const std::string refusal = RefuseWeights<S, kTf32>(p, device);
   if (!refusal.empty()) return Plan::Refuse(refusal);
-  const WeightPlan plan = FindWeightPlan(device, p);
+  const WeightPlan<S> plan = FindWeightPlan<S>(device, p);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
-  return PlanByParts<float>(op, plan, plan.sums.weights, plan.sums.splits);
+  return PlanByParts<T>(op, plan, plan.sums.weights, plan.sums.splits);
 }
 
 }  // namespace capsops::capsule_conv::wgmma

@@ -7,6 +7,7 @@
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/common/barrier.cuh"
 #include "cuda/common/tensor_map.cuh"
@@ -26,7 +27,13 @@ static_assert(kWeightGroups * kWeightMany + kWeightFew <=
               (kWeightGroups + 1) * kWeightRegisters);
 constexpr int kMostSlots = 16;
 // What shared memory holds of a pixel: 16 poses of the input, or those of 64 rows.
-constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(float);
+template <typename S>
+constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
+// Output pixels whose pose rows are the terms of one product.
+template <typename S>
+constexpr int kProductPixels = 8 / sizeof(S);
+// A unit of 16-bit poses is pairs of channels.
+constexpr int kChannelPairs = kWeightChannels / 2, kPairBytes = 64;
 // A unit's sums as they lie before they are stored: of each channel 1024 bytes, and 16
 // more lest many lanes write to the same bank.
 constexpr int kSumsBytes = kWeightRows * 4 * sizeof(float) + 16;
@@ -35,8 +42,10 @@ constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
 // A block makes a tile for one share of the lines: units of y_taps x x_taps taps and
 // `blocks` blocks of 16 channels, and 64 rows. Or 128 rows, if `halves`: then both
 // warpgroups have the same units, and different rows.
+template <typename S>
 struct WeightSums {
-  // A line is up to `strip` output pixels of a row, an even number. Those below follow.
+  // A line is up to `strip` output pixels of a row, those of whole products. Those
+  // below follow.
   int lines, splits;
   int strips, strip, width, height;
   int y_taps, x_taps, blocks;
@@ -51,9 +60,13 @@ struct WeightSums {
   int weights;
 
   __host__ __device__ int Units() const { return y_taps * x_taps * blocks; }
-  __host__ __device__ int RowBytes() const { return blocks * box_width * kPixelBytes; }
+  __host__ __device__ int RowBytes() const {
+    return blocks * box_width * kPixelBytes<S>;
+  }
   __host__ __device__ int Halves() const { return halves ? kWeightGroups : 1; }
-  __host__ __device__ int GradBytes() const { return Halves() * strip * kPixelBytes; }
+  __host__ __device__ int GradBytes() const {
+    return Halves() * strip * kPixelBytes<S>;
+  }
 };
 
 // What lies in shared memory before the slots, which begin 1024 bytes on.
@@ -68,7 +81,8 @@ struct WeightPlace {
   int split, y_tap, x_tap, block;
   int rows;  // blocks of 64
 
-  __device__ explicit WeightPlace(const WeightSums& w) {
+  template <typename S>
+  __device__ explicit WeightPlace(const WeightSums<S>& w) {
     int rest = blockIdx.x;
     const auto next = [&](int size) {
       const int quotient = rest / size, at = rest - quotient * size;
@@ -90,7 +104,8 @@ struct WeightLines {
   int y, strip, image;
   bool first = true;  // of those that follow each other
 
-  __device__ WeightLines(const WeightSums& w, int split)
+  template <typename S>
+  __device__ WeightLines(const WeightSums<S>& w, int split)
       : height(w.height), strips(w.strips) {
     const int begin = static_cast<int>(int64_t{w.lines} * split / w.splits);
     left = static_cast<int>(int64_t{w.lines} * (split + 1) / w.splits) - begin;
@@ -123,11 +138,14 @@ struct WeightSlot {
   }
 };
 
-// Brings the lines of a block; one thread. Rows beside the image are zeros.
-__device__ inline void BringLines(const WeightSums& w, const WeightPlace& place,
-                                  const CUtensorMap& input, const CUtensorMap& grad,
-                                  WeightBarriers& barriers, char* row_slots,
-                                  char* grad_slots) {
+// Brings the lines of a block; one thread. Rows beside the image are zeros. Of float,
+// the channels of a pixel follow each other; of 16-bit types, the pixels of a pair of
+// channels.
+template <typename S>
+__device__ void BringLines(const WeightSums<S>& w, const WeightPlace& place,
+                           const CUtensorMap& input, const CUtensorMap& grad,
+                           WeightBarriers& barriers, char* row_slots,
+                           char* grad_slots) {
   WeightSlot row, other;
   row.parity = other.parity = 1;  // what nobody has used yet counts as free
   for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
@@ -139,10 +157,12 @@ __device__ inline void BringLines(const WeightSums& w, const WeightPlace& place,
       barriers.row_free[row.at].Wait(row.parity);
       barriers.row_full[row.at].ArriveAndExpect(w.RowBytes());
       for (int n = 0; n < w.blocks; ++n) {
-        CopyBox(input, 0, (place.block + n) * (kWeightChannels / 2), x,
+        constexpr bool kFloat = std::is_same_v<S, float>;
+        const int pairs = (place.block + n) * kChannelPairs;
+        CopyBox(input, 0, kFloat ? pairs : x, kFloat ? x : pairs,
                 inside ? line.image * w.in_height + y : w.in_rows,
                 barriers.row_full[row.at],
-                row_slots + row.at * w.RowBytes() + n * w.box_width * kPixelBytes);
+                row_slots + row.at * w.RowBytes() + n * w.box_width * kPixelBytes<S>);
       }
       row.Next(w.row_slots);
     }
@@ -151,45 +171,67 @@ __device__ inline void BringLines(const WeightSums& w, const WeightPlace& place,
     for (int half = 0; half < w.Halves(); ++half) {
       CopyBox(grad, (place.rows + half) * (kWeightRows * 4), strip,
               line.image * w.height + line.y, barriers.grad_full[other.at],
-              grad_slots + other.at * w.GradBytes() + half * w.strip * kPixelBytes);
+              grad_slots + other.at * w.GradBytes() + half * w.strip * kPixelBytes<S>);
     }
     other.Next(w.grad_slots);
   }
 }
 
-// Transposes the poses of all rows that are brought; kWeightCarriers warps. Of 8
-// channels, [channel][pose row] of 16 bytes, swizzled, become [inner][channel].
-__device__ inline void TransposeRows(const WeightSums& w, const WeightPlace& place,
-                                     WeightBarriers& barriers, char* row_slots,
-                                     int warp) {
-  const int lane = threadIdx.x % 32;
-  const int poses = w.RowBytes() / 64;
+// Transposes the poses of float in a slot; kWeightCarriers warps. Of 8 channels,
+// [channel][pose row] of 16 bytes, swizzled, become [inner][channel].
+__device__ inline void TransposePoses(char* slot, int bytes, int warp, float) {
+  const int lane = threadIdx.x % 32, poses = bytes / 64;
+  for (int first = warp * 32; first < poses; first += kWeightCarriers * 32) {
+    const int pose = first + lane;
+    const bool there = pose < poses;
+    float4 rows[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int at = (pose % 2 * 4 + n) ^ (pose / 2 % 8);
+      if (!there) continue;
+      rows[n] = *reinterpret_cast<const float4*>(slot + pose / 2 * 128 + at * 16);
+    }
+    __syncwarp();
+    if (!there) continue;
+    float4* const to = reinterpret_cast<float4*>(slot + pose / 8 * 512) + pose % 8;
+    to[0] = {rows[0].x, rows[1].x, rows[2].x, rows[3].x};
+    to[8] = {rows[0].y, rows[1].y, rows[2].y, rows[3].y};
+    to[16] = {rows[0].z, rows[1].z, rows[2].z, rows[3].z};
+    to[24] = {rows[0].w, rows[1].w, rows[2].w, rows[3].w};
+  }
+}
+
+// The same of a 16-bit type. Of 2 channels, [channel][pose row] of 8 bytes become [pose
+// row 0, 2, 1, 3][channel] if the second and the fifth change places, and the fourth
+// and the seventh.
+template <typename S>
+__device__ void TransposePoses(char* slot, int bytes, int warp, S) {
+#pragma unroll 2
+  for (int n = warp * 32 + threadIdx.x % 32; n < bytes / (kPairBytes / 2);
+       n += kWeightCarriers * 32) {
+    const int pair = n / 2;
+    char* const at = slot + pair * kPairBytes + 8 + n % 2 * 16;
+    const int first = pair / 2 % 2 * 24;  // or lanes would meet in few banks
+    uint2& one = *reinterpret_cast<uint2*>(at + first);
+    uint2& other = *reinterpret_cast<uint2*>(at + 24 - first);
+    const uint2 value = one;
+    one = other;
+    other = value;
+  }
+}
+
+// Transposes the poses of all rows that are brought; kWeightCarriers warps.
+template <typename S>
+__device__ void TransposeRows(const WeightSums<S>& w, const WeightPlace& place,
+                              WeightBarriers& barriers, char* row_slots, int warp) {
   WeightSlot row;
   for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
     for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
       barriers.row_full[row.at].Wait(row.parity);
-      char* const slot = row_slots + row.at * w.RowBytes();
-      for (int first = warp * 32; first < poses; first += kWeightCarriers * 32) {
-        const int pose = first + lane;
-        const bool there = pose < poses;
-        float4 rows[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const int at = (pose % 2 * 4 + n) ^ (pose / 2 % 8);
-          if (!there) continue;
-          rows[n] = *reinterpret_cast<const float4*>(slot + pose / 2 * 128 + at * 16);
-        }
-        __syncwarp();
-        if (!there) continue;
-        float4* const to = reinterpret_cast<float4*>(slot + pose / 8 * 512) + pose % 8;
-        to[0] = {rows[0].x, rows[1].x, rows[2].x, rows[3].x};
-        to[8] = {rows[0].y, rows[1].y, rows[2].y, rows[3].y};
-        to[16] = {rows[0].z, rows[1].z, rows[2].z, rows[3].z};
-        to[24] = {rows[0].w, rows[1].w, rows[2].w, rows[3].w};
-      }
+      TransposePoses(row_slots + row.at * w.RowBytes(), w.RowBytes(), warp, S{});
       ShareWithProducts();
       __syncwarp();
-      if (lane == 0) barriers.row_ready[row.at].Arrive();
+      if (threadIdx.x % 32 == 0) barriers.row_ready[row.at].Arrive();
       row.Next(w.row_slots);
     }
   }
