@@ -190,6 +190,23 @@ inline Tasks InputGradientTasks(const Problem& p) {
   return all;
 }
 
+// How taps move over the input, for kernels that count in 32 bits.
+struct TapMoves {
+  int kernel_height, kernel_width;
+  int stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
+
+  TapMoves() = default;
+  explicit TapMoves(const Problem& p)
+      : kernel_height(static_cast<int>(p.kernel_height)),
+        kernel_width(static_cast<int>(p.kernel_width)),
+        stride_y(static_cast<int>(p.stride_height)),
+        stride_x(static_cast<int>(p.stride_width)),
+        dilation_y(static_cast<int>(p.dilation_height)),
+        dilation_x(static_cast<int>(p.dilation_width)),
+        pad_y(static_cast<int>(p.pad_top)),
+        pad_x(static_cast<int>(p.pad_left)) {}
+};
+
 // How a kernel does a task of S, by tiles; there are none where it cannot.
 template <typename S>
 struct TilePlan {

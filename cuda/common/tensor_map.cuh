@@ -34,6 +34,7 @@ struct MappedTensor {
   std::array<uint64_t, kRank - 1> apart;
   std::array<uint32_t, kRank> box, every;
   bool swizzled = true;
+  bool rounded = true;  // floats, to TF32
 };
 
 // The driver's function, without a need to link the driver.
@@ -54,7 +55,7 @@ inline EncodeTensorMap FindEncodeTensorMap() {
              : nullptr;
 }
 
-// Describes `tensor` at `data`. Floats are rounded to TF32 on their way, to nearest.
+// Describes `tensor` at `data`. What is rounded is rounded to nearest on its way.
 template <typename S, int kRank>
 LaunchError MakeTensorMap(const char* op, const S* data,
                           const MappedTensor<kRank>& tensor, CUtensorMap* map) {
@@ -62,7 +63,9 @@ LaunchError MakeTensorMap(const char* op, const S* data,
   if (encode == nullptr) {
     return std::string(op) + ": the CUDA driver has no cuTensorMapEncodeTiled";
   }
-  const auto type = std::is_same_v<S, float>    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+  const auto floats = tensor.rounded ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const auto type = std::is_same_v<S, float>    ? floats
                     : std::is_same_v<S, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   std::array<uint64_t, kRank - 1> bytes;

@@ -101,7 +101,7 @@ WEIGHT_REFUSALS = [
         *("wgmma", "channels_33", tf.float32),
         "the number of input channels, 33, is odd",
     ),
-    ("wgmma", "channels_16", tf.float32, "TF32 is not allowed"),
+    ("tma", "boxes_terms", tf.float32, "TF32 is not allowed"),
     ("wgmma", "primes", tf.float64, "it has no products of double"),
     (
         *("wgmma", "strides_2_2_SAME", tf.bfloat16),
@@ -144,8 +144,8 @@ if paths.WITH_GPU:
         RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], BOTH)
         weights = _forced("mma", "wgmma")
         STRIDED = [*STRIDES, "pose_4_4_16_moved"]
-        RUNS += paths.runs(weights, STRIDED, [tf.float32], (True,))
-        RUNS += paths.runs(weights, WGMMA_WEIGHTS, [tf.float32, *HALVES], (True,))
+        RUNS += paths.runs(weights, STRIDED, [tf.float32], BOTH)
+        RUNS += paths.runs(weights, WGMMA_WEIGHTS, [tf.float32, *HALVES], BOTH)
         RUNS += paths.runs(_forced("tma"), TMA, [tf.float32, *HALVES], (True,))
 
     @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *GATHER_RUNS])])

@@ -22,12 +22,20 @@ HALF = tf.float16, tf.bfloat16
 # The types, whether TF32 is allowed, the shapes, the attributes, and the kernels of
 # OPS where there is wgmma and elsewhere.
 PLANS = {
-    "float": ([tf.float32], False, WIDE, {}, "mma mma mma", None),
+    "float": ([tf.float32], False, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
     "tf32": ([tf.float32], True, WIDE, {}, "wgmma wgmma mma", "mma mma mma"),
     # From 2^29 products on, in full tiles, the weight gradient is by wgmma too.
     "many_products": (
-        *([tf.float32], True, ((8, 14, 14, 32, 4, 4), WIDE[1]), {}),
+        *([tf.float32, *HALF], True, ((8, 14, 14, 32, 4, 4), WIDE[1]), {}),
         *("wgmma wgmma wgmma", "mma mma mma"),
+    ),
+    "many_products_exact": (
+        *([tf.float32], False, ((8, 14, 14, 32, 4, 4), WIDE[1]), {}),
+        *("wgmma wgmma wgmma", "mma mma mma"),
+    ),
+    "many_products_strides": (
+        *(HALF, False, ((32, 15, 15, 32, 4, 4), WIDE[1]), {"strides": 2}),
+        *("wgmma wgmma mma", "mma mma mma"),
     ),
     "fewer_products": (
         *([tf.float32], True, ((6, 14, 14, 32, 4, 4), WIDE[1]), {}),
@@ -59,7 +67,7 @@ PLANS = {
     ),
     "one_row_of_quads": (
         *([tf.float32], False, ((2, 9, 9, 3, 1, 4), (3, 3, 3, 16, 4, 4)), {}),
-        *("mma mma mma", None),
+        *("wgmma mma mma", "mma mma mma"),
     ),
     "boxes": (
         *([tf.float32], True, ((2, 6, 6, 32, 1, 1), (3, 3, 32, 32, 1, 1)), {}),
@@ -67,7 +75,12 @@ PLANS = {
     ),
     "boxes_of_half": (
         *(HALF, False, ((2, 6, 6, 32, 1, 1), (3, 3, 32, 32, 1, 1)), {}),
-        *("tma tma mma", "mma mma mma"),
+        *("tma tma tma", "mma mma mma"),
+    ),
+    # Tensor cores would add up too many pixels of 16 bits.
+    "boxes_of_many_pixels": (
+        *(HALF, False, ((1, 1025, 1024, 32, 1, 1), (1, 1, 32, 24, 1, 1)), {}),
+        *("tma tma gather", "gather mma gather"),
     ),
     # Of whole quads; a gradient with several phases.
     "few_products": (

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/capsule_conv/tasks.cuh"
 #include "cuda/capsule_conv/tma/steps.cuh"
 #include "cuda/common/tensor_map.cuh"
 
@@ -47,8 +48,7 @@ struct WeightWork {
   int channels;  // of the input, with the poses' columns
   int channel_blocks;
   int column_blocks;
-  int kernel_width;
-  int stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
+  TapMoves moves;
   // Elements of the target: of a tap, of a channel, of a row of a pose.
   int tap, channel, row;
   Divisor by_inner;
@@ -83,10 +83,10 @@ struct WeightWork {
           channel(place.channel * kRows),
           column(place.column_block * Shape::kColumns),
           step(step) {
-      y = place.tap / work.kernel_width;
-      x = place.tap - y * work.kernel_width;
-      y = y * work.dilation_y - work.pad_y;
-      x = x * work.dilation_x - work.pad_x;
+      y = place.tap / work.moves.kernel_width;
+      x = place.tap - y * work.moves.kernel_width;
+      y = y * work.moves.dilation_y - work.moves.pad_y;
+      x = x * work.moves.dilation_x - work.moves.pad_x;
     }
 
     __device__ void Bring(const CUtensorMap& rows, const CUtensorMap& columns,
@@ -96,8 +96,9 @@ struct WeightWork {
       const int image = line / boxes.height, at_y = line - image * boxes.height;
 #pragma unroll
       for (int n = 0; n < kRows / Shape::kDepth; ++n) {
-        CopyBox(rows, channel + n * Shape::kDepth, at_x * boxes.x * work.stride_x + x,
-                at_y * boxes.y * work.stride_y + y, image * boxes.batch, barrier,
+        CopyBox(rows, channel + n * Shape::kDepth,
+                at_x * boxes.x * work.moves.stride_x + x,
+                at_y * boxes.y * work.moves.stride_y + y, image * boxes.batch, barrier,
                 stage + n * Shape::kDepth * kBoxBytes);
       }
       char* const right = stage + Shape::kRowBytes;

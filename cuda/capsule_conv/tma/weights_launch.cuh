@@ -61,15 +61,9 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
              static_cast<int>(CeilDivide(out, kGradColumns))};
   Work& work = plan.work;
   work.boxes = boxes;
+  work.moves = TapMoves(p);
   work.channels = static_cast<int>(p.in_channels * p.pose_inner);
   work.channel_blocks = static_cast<int>(CeilDivide(work.channels, kRows));
-  work.kernel_width = static_cast<int>(p.kernel_width);
-  work.stride_y = static_cast<int>(p.stride_height);
-  work.stride_x = static_cast<int>(p.stride_width);
-  work.dilation_y = static_cast<int>(p.dilation_height);
-  work.dilation_x = static_cast<int>(p.dilation_width);
-  work.pad_y = static_cast<int>(p.pad_top);
-  work.pad_x = static_cast<int>(p.pad_left);
   work.channel = p.out_channels * matrix;
   work.tap = p.in_channels * work.channel;
   work.row = inner;
@@ -82,11 +76,11 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                     even ? kExchanged / inner * matrix : 0};
   }
   MapImage(p.batch, p.in_height, p.in_width, work.channels, &plan.rows);
-  plan.rows.box = {kPixels, BoxExtent(boxes.x, work.stride_x),
-                   BoxExtent(boxes.y, work.stride_y),
+  plan.rows.box = {kPixels, BoxExtent(boxes.x, work.moves.stride_x),
+                   BoxExtent(boxes.y, work.moves.stride_y),
                    static_cast<uint32_t>(boxes.batch)};
-  plan.rows.every = {1, BoxStride(boxes.x, work.stride_x),
-                     BoxStride(boxes.y, work.stride_y), 1};
+  plan.rows.every = {1, BoxStride(boxes.x, work.moves.stride_x),
+                     BoxStride(boxes.y, work.moves.stride_y), 1};
   if constexpr (Work::kPacked) {
     const uint64_t columns = out, all_steps = steps;
     plan.columns.size = {kPixels, columns, all_steps};

@@ -9,13 +9,15 @@
 // Tensor cores want 4 terms of a column of TF32 next to each other in shared memory, or
 // 8 columns of a term of a 16-bit type. So three warps transpose the poses of the input
 // there, once for all taps that read them. The rows come from registers, to which they
-// are read as they are.
+// are read as they are. Exact float32 is split in two parts of TF32, of which three
+// products are made, and these are added up in float: tensor cores cut off.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/capsule_conv/wgmma/rows.cuh"
 #include "cuda/capsule_conv/wgmma/weights_lines.cuh"
 #include "cuda/common/launch.cuh"
 
@@ -26,35 +28,36 @@ struct WeightUnit {
   int y_tap, x_tap, block;
   bool there;
 
-  template <typename S>
-  __device__ WeightUnit(const WeightSums<S>& w, const WeightPlace& place, int group,
-                        int n) {
+  template <typename W>
+  __device__ WeightUnit(const W& w, const WeightPlace& place, int group, int n) {
     const int unit = w.halves ? n : kWeightGroups * n + group;
     const int tap = unit / w.blocks;
     block = unit - tap * w.blocks;
     y_tap = tap / w.x_taps;
     x_tap = tap - y_tap * w.x_taps;
-    there = unit < w.Units() && place.y_tap + y_tap < w.kernel_height &&
-            place.x_tap + x_tap < w.kernel_width &&
+    there = unit < w.Units() && place.y_tap + y_tap < w.moves.kernel_height &&
+            place.x_tap + x_tap < w.moves.kernel_width &&
             (place.block + block) * kWeightChannels < w.channels;
   }
 };
 
 // How a unit lies in shared memory, in units of 16 bytes: from one product to the next,
-// and as DescribeOperand has it.
-template <typename S>
+// as DescribeOperand has it, and to the second part.
 struct UnitSteps {
-  uint32_t product, unit, group;
+  uint32_t product, unit, group, part;
 
-  __device__ explicit UnitSteps(const WeightSums<S>& w) {
+  template <typename W>
+  __device__ explicit UnitSteps(const W& w) {
+    using S = typename W::S;
     if constexpr (std::is_same_v<S, float>) {
-      unit = w.stride_x * (kPixelBytes<S> / 16);
+      unit = w.moves.stride_x * (kPixelBytes<S> / 16);
       group = 8;
     } else {
       unit = 8;
       group = w.box_width * (kPairBytes / 16);
     }
     product = 2 * unit;
+    part = w.PartBytes() / 16;
   }
 };
 
@@ -80,27 +83,47 @@ __device__ void ReadGrad(const char* grad, int below, uint32_t (&rows)[4]) {
 }
 
 // Adds up kCount products for each unit, from `grad` on.
-template <typename S, int kCount, int kUnits, int kProducts>
+template <typename W, int kCount, int kUnits, typename SumsOfUnits>
 __device__ void MultiplyPixels(const char* grad, int below,
-                               const uint32_t (&at)[kUnits], const UnitSteps<S>& steps,
-                               float (&sums)[kUnits][kProducts][4]) {
-  uint32_t rows[kCount][4];
+                               const uint32_t (&at)[kUnits], const UnitSteps& steps,
+                               SumsOfUnits& sums) {
+  using S = typename W::S;
+  constexpr int kParts = W::kParts;
+  uint32_t rows[kParts][kCount][4];
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    ReadGrad<S>(grad + k * kProductPixels<S> * kPixelBytes<S>, below, rows[k]);
+    ReadGrad<S>(grad + k * kProductPixels<S> * kPixelBytes<S>, below, rows[0][k]);
+    if constexpr (kParts > 1) {
+      Operand<4, Tf32::kSplit> split;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        split.SetLarge(e, __uint_as_float(rows[0][k][e]));
+        rows[0][k][e] = split.high[e];
+        rows[1][k][e] = split.low[e];
+      }
+    }
   }
   BeginProducts();
+  // The least parts first.
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
+  for (int least = kParts - 1; least >= 0; --least) {
 #pragma unroll
-    for (int n = 0; n < kUnits; ++n) {
-      AsyncProductOfRegisters<S, kProducts>::Begin(
-          rows[k], DescribeOperand(at[n] + k * steps.product, steps.unit, steps.group),
-          sums[n], true);
+    for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+      for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+        for (int part = least; part >= 0; --part) {
+          const uint32_t from = at[n] + k * steps.product + (least - part) * steps.part;
+          AsyncProductOfRegisters<S, 8>::Begin(
+              rows[part][k], DescribeOperand(from, steps.unit, steps.group),
+              sums.made[n], kParts == 1 || k > 0 || part < kParts - 1);
+        }
+      }
     }
   }
   CommitProducts();
   WaitForProducts<0>();  // registers may be overwritten only now
+  if constexpr (kParts > 1) sums.AddUp();
 }
 
 // How many products a warpgroup makes of each unit before it waits for them, while
@@ -109,13 +132,15 @@ template <int kUnits>
 constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
 // What one warpgroup of a block multiplies.
-template <typename S, int kUnits>
-__device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
-                              int group, WeightBarriers& barriers, char* row_slots,
+template <typename W, int kUnits>
+__device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
+                              WeightBarriers& barriers, char* row_slots,
                               const char* grad_slots, float* parts) {
+  using S = typename W::S;
   constexpr bool kFloat = std::is_same_v<S, float>;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  float sums[kUnits][8][4];
+  Sums<(W::kParts > 1), kUnits, 8> sums;
+  sums.Clear();
   uint32_t offset[kUnits];
   int tap[kUnits];
 #pragma unroll
@@ -123,16 +148,8 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
     const WeightUnit unit(w, place, group, n);
     constexpr int kPixel = kFloat ? kPixelBytes<S> : kPairBytes;
     offset[n] = unit.block * w.box_width * (kPixelBytes<S> / 16) +
-                unit.x_tap * w.dilation_x * (kPixel / 16);
+                unit.x_tap * w.moves.dilation_x * (kPixel / 16);
     tap[n] = unit.y_tap;
-#pragma unroll
-    for (int m = 0; m < 8; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sums[n][m][e] = 0;
-        asm volatile("" : "+f"(sums[n][m][e]));  // before products begin
-      }
-    }
   }
   const int row = 16 * warp + lane / 4 * 2;
   const int channel = row / w.columns, column = row - channel * w.columns;
@@ -143,7 +160,7 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
       grad_slots + (w.halves ? group * w.strip * kPixelBytes<S> : 0) +
       pixel * kPixelBytes<S> + (place_of_row + pose_row * w.columns) * int{sizeof(S)};
   const int below = 2 * w.columns * int{sizeof(S)};
-  const UnitSteps<S> steps(w);
+  const UnitSteps steps(w);
   const uint32_t slots_at = UnitAddress(row_slots);
   const uint32_t slot_units = w.RowBytes() / 16;
   WeightSlot newest, other;
@@ -163,7 +180,7 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
     barriers.grad_full[other.at].Wait(other.parity);
     const char* from = rows + other.at * w.GradBytes();
     const auto multiply = [&](auto count) {
-      MultiplyPixels<S, count.value>(from, below, at, steps, sums);
+      MultiplyPixels<W, count.value>(from, below, at, steps, sums);
       from += count.value * kProductPixels<S> * kPixelBytes<S>;
 #pragma unroll
       for (int n = 0; n < kUnits; ++n) at[n] += count.value * steps.product;
@@ -185,9 +202,10 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
       if (++oldest == w.row_slots) oldest = 0;
     }
   }
+  if constexpr (W::kParts == 1) sums.AddUp();
   LetKernelAfterBegin();
   SynchronizeSome<128 * kWeightGroups>();  // the slots are not needed any more
-  char* const staged = row_slots + group * kWeightUnits * kUnitBytes;
+  char* const staged = row_slots + group * kWeightUnits<W::kParts> * kUnitBytes;
 #pragma unroll
   for (int n = 0; n < kUnits; ++n) {
 #pragma unroll
@@ -200,7 +218,7 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
         float* const to =
             reinterpret_cast<float*>(staged + n * kUnitBytes + in * kSumsBytes);
         *reinterpret_cast<float2*>(to + place_of_row + inner * w.columns) =
-            make_float2(sums[n][m][e], sums[n][m][2 + e]);
+            make_float2(sums.all()[n][m][e], sums.all()[n][m][2 + e]);
       }
     }
   }
@@ -217,7 +235,7 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
     const int from = (place.block + unit.block) * kWeightChannels + in;
     if (!unit.there || from >= w.channels || outs <= 0) continue;
     const int at_tap =
-        (place.y_tap + unit.y_tap) * w.kernel_width + place.x_tap + unit.x_tap;
+        (place.y_tap + unit.y_tap) * w.moves.kernel_width + place.x_tap + unit.x_tap;
     const int64_t matrix = (at_tap * w.channels + from) * w.out_channels + out;
     BeginStore(staged + n * kUnitBytes + in * kSumsBytes,
                outs * 4 * w.columns * sizeof(float),
@@ -227,11 +245,10 @@ __device__ void MultiplyLines(const WeightSums<S>& w, const WeightPlace& place,
 }
 
 // kUnits is how many units a warpgroup has.
-template <typename S, int kUnits>
+template <typename W, int kUnits>
 __global__ void __launch_bounds__(kWeightThreads, 1)
     WeightKernel(const __grid_constant__ CUtensorMap input,
-                 const __grid_constant__ CUtensorMap grad, const WeightSums<S> w,
-                 float* parts) {
+                 const __grid_constant__ CUtensorMap grad, const W w, float* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
   char* const aligned =
@@ -264,9 +281,9 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
     // Of an odd number of units one warpgroup has fewer.
     const int fewer = !w.halves && group == 1 ? w.Units() % 2 : 0;
     if (fewer == 0 || kUnits == 1) {
-      MultiplyLines<S, kUnits>(w, place, group, barriers, row_slots, grad_slots, parts);
+      MultiplyLines<W, kUnits>(w, place, group, barriers, row_slots, grad_slots, parts);
     } else {
-      MultiplyLines<S, kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
+      MultiplyLines<W, kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
                                               grad_slots, parts);
     }
   }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -21,13 +20,14 @@
 namespace capsops::capsule_conv::wgmma {
 
 // The gradient as a kernel does it; no blocks where it does not fit.
-template <typename S>
+template <typename W>
 struct WeightPlan {
+  using S = typename W::S;
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const WeightPlan& plan, const S* input, const S* grad,
                                  float* parts);
 
-  WeightSums<S> sums{};
+  W sums{};
   MappedTensor<4> input;
   MappedTensor<3> grad;
   int64_t blocks = 0;
@@ -36,11 +36,11 @@ struct WeightPlan {
   Launch launch = nullptr;
 };
 
-template <typename S, int kUnits>
+template <typename W, int kUnits, typename S = typename W::S>
 LaunchError LaunchWeights(const GpuExec& exec, const char* op,
-                          const WeightPlan<S>& plan, const S* input, const S* grad,
+                          const WeightPlan<W>& plan, const S* input, const S* grad,
                           float* parts) {
-  constexpr auto kKernel = WeightKernel<S, kUnits>;
+  constexpr auto kKernel = WeightKernel<W, kUnits>;
   CUtensorMap input_map, grad_map;
   LaunchError error = CheckGrid(op, plan.blocks);
   if (error.empty()) error = MakeTensorMap(op, input, plan.input, &input_map);
@@ -58,16 +58,19 @@ constexpr int64_t kMostPixels = 1 << 18;
 
 // Fills in the slots and how many blocks share the lines, and keeps the plan if it is
 // the cheapest so far.
-template <typename S>
-void Consider(const GpuDevice& device, WeightPlan<S> plan, WeightPlan<S>* best) {
-  WeightSums<S>& w = plan.sums;
-  w.box_width = (w.strip - 1) * w.stride_x + (w.x_taps - 1) * w.dilation_x + 1;
+template <typename W>
+void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) {
+  using S = typename W::S;
+  W& w = plan.sums;
+  w.box_width =
+      (w.strip - 1) * w.moves.stride_x + (w.x_taps - 1) * w.moves.dilation_x + 1;
   if (w.box_width > 256) return;
   // Barriers, and what aligns them, are before the slots or the staged sums.
   const auto shared = [&] {
-    return 2048 + std::max(int64_t{w.row_slots} * w.RowBytes() +
-                               int64_t{w.grad_slots} * w.GradBytes(),
-                           int64_t{kWeightGroups} * kWeightUnits * kUnitBytes);
+    return 2048 +
+           std::max(int64_t{w.row_slots} * w.RowBytes() +
+                        int64_t{w.grad_slots} * w.GradBytes(),
+                    int64_t{kWeightGroups} * kWeightUnits<W::kParts> * kUnitBytes);
   };
   w.row_slots = w.y_taps + 1;
   w.grad_slots = 2;
@@ -81,14 +84,15 @@ void Consider(const GpuDevice& device, WeightPlan<S> plan, WeightPlan<S>* best) 
   }
   plan.shared = static_cast<int>(shared());
   // A line takes 32 cycles for each product; one for 128 bytes of shared memory that
-  // are read or written, rows three times; or one for 28 bytes of the second cache.
-  constexpr int kPixels = kProductPixels<S>;
+  // are read or written, rows thrice or more; or one for 28 bytes of the second cache.
+  constexpr int kPixels = kProductPixels<S>, kParts = W::kParts;
   const double pixels = 1.0 * w.width / w.strips;  // of a line
-  const double products = (pixels + kPixels - 1) / kPixels * w.Units() * w.Halves();
+  const double products =
+      (pixels + kPixels - 1) / kPixels * w.Units() * w.Halves() * (kParts > 1 ? 3 : 1);
   const double bytes = products * 2048 + pixels * 4 * kPixelBytes<S> + w.GradBytes() +
-                       3.0 * w.RowBytes();
+                       (2.0 + kParts) * w.PartBytes();
   const double line = 200 + std::max({32 * products, bytes / 128,
-                                      (w.RowBytes() + w.GradBytes()) / 28.0});
+                                      (w.PartBytes() + w.GradBytes()) / 28.0});
   const int64_t tiles = int64_t{w.x_tiles} * w.y_tiles * w.block_tiles * w.row_tiles;
   const int64_t most =
       std::min<int64_t>(CeilDivide(4 * device.processors, tiles), w.lines);
@@ -107,28 +111,29 @@ void Consider(const GpuDevice& device, WeightPlan<S> plan, WeightPlan<S>* best) 
 }
 
 // Considers all tiles of 64 rows, or of 128.
-template <typename S>
-void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<S> plan,
-               WeightPlan<S>* best) {
-  WeightSums<S>& w = plan.sums;
+template <typename W>
+void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
+               WeightPlan<W>* best) {
+  W& w = plan.sums;
   const auto parts = [](int64_t whole, int64_t part) {
     return static_cast<int>(CeilDivide(whole, part));
   };
   const int channel_blocks = parts(w.channels, kWeightChannels);
-  const int units = kWeightUnits * (w.halves ? 1 : kWeightGroups);
-  const bool neighbors = w.stride_y == 1 && w.dilation_y == 1;
+  const int units = kWeightUnits<W::kParts> * (w.halves ? 1 : kWeightGroups);
+  const bool neighbors = w.moves.stride_y == 1 && w.moves.dilation_y == 1;
   w.row_tiles = parts(w.out_channels * w.columns, w.Halves() * kWeightRows);
   for (w.blocks = 1; w.blocks <= std::min(channel_blocks, units); ++w.blocks) {
     w.block_tiles = parts(channel_blocks, w.blocks);
-    const int most_x = std::min(w.kernel_width, units / w.blocks);
+    const int most_x = std::min(w.moves.kernel_width, units / w.blocks);
     for (w.x_taps = 1; w.x_taps <= most_x; ++w.x_taps) {
-      w.x_tiles = parts(w.kernel_width, w.x_taps);
+      w.x_tiles = parts(w.moves.kernel_width, w.x_taps);
       const int rest = neighbors ? units / (w.blocks * w.x_taps) : 1;
-      for (w.y_taps = 1; w.y_taps <= std::min(w.kernel_height, rest); ++w.y_taps) {
-        w.y_tiles = parts(w.kernel_height, w.y_taps);
+      for (w.y_taps = 1; w.y_taps <= std::min(w.moves.kernel_height, rest);
+           ++w.y_taps) {
+        w.y_tiles = parts(w.moves.kernel_height, w.y_taps);
         for (int strips = 1; strips <= 32; ++strips) {
-          w.strip =
-              static_cast<int>(RoundUp(parts(w.width, strips), kProductPixels<S>));
+          w.strip = static_cast<int>(
+              RoundUp(parts(w.width, strips), kProductPixels<typename W::S>));
           w.strips = parts(w.width, w.strip);
           const int64_t lines = p.batch * w.strips * w.height;
           if (w.strips < strips || lines > INT32_MAX) continue;
@@ -173,23 +178,25 @@ inline MappedTensor<3> MapGrad(const Problem& p, int strip) {
   return map;
 }
 
+// The launch for so many units of a warpgroup.
+template <typename W, int kUnits = kWeightUnits<W::kParts>>
+typename WeightPlan<W>::Launch LaunchOf(int units) {
+  if constexpr (kUnits > 1) {
+    if (units < kUnits) return LaunchOf<W, kUnits - 1>(units);
+  }
+  return LaunchWeights<W, kUnits>;
+}
+
 // The cheapest plan.
-template <typename S>
-WeightPlan<S> FindWeightPlan(const GpuDevice& device, const Problem& p) {
-  WeightPlan<S> plan, best;
-  WeightSums<S>& w = plan.sums;
+template <typename W>
+WeightPlan<W> FindWeightPlan(const GpuDevice& device, const Problem& p) {
+  WeightPlan<W> plan, best;
+  W& w = plan.sums;
   w.width = static_cast<int>(p.out_width);
   w.height = static_cast<int>(p.out_height);
-  w.kernel_height = static_cast<int>(p.kernel_height);
-  w.kernel_width = static_cast<int>(p.kernel_width);
+  w.moves = TapMoves(p);
   w.in_height = static_cast<int>(p.in_height);
   w.in_rows = static_cast<int>(p.batch * p.in_height);
-  w.stride_y = static_cast<int>(p.stride_height);
-  w.stride_x = static_cast<int>(p.stride_width);
-  w.dilation_y = static_cast<int>(p.dilation_height);
-  w.dilation_x = static_cast<int>(p.dilation_width);
-  w.pad_y = static_cast<int>(p.pad_top);
-  w.pad_x = static_cast<int>(p.pad_left);
   w.channels = static_cast<int>(p.in_channels);
   w.out_channels = static_cast<int>(p.out_channels);
   w.columns = static_cast<int>(p.pose_columns);
@@ -200,20 +207,18 @@ WeightPlan<S> FindWeightPlan(const GpuDevice& device, const Problem& p) {
     FindTiles(device, p, plan, &best);
   }
   if (best.blocks == 0) return best;
-  const WeightSums<S>& found = best.sums;
-  constexpr typename WeightPlan<S>::Launch kLaunches[] = {
-      LaunchWeights<S, 1>, LaunchWeights<S, 2>, LaunchWeights<S, 3>,
-      LaunchWeights<S, 4>, LaunchWeights<S, 5>};
-  static_assert(std::size(kLaunches) == kWeightUnits);
-  best.launch =
-      kLaunches[CeilDivide(found.Units(), found.halves ? 1 : kWeightGroups) - 1];
-  best.input = MapLines(p, found.box_width, !std::is_same_v<S, float>);
+  const W& found = best.sums;
+  const int of_group =
+      static_cast<int>(CeilDivide(found.Units(), found.halves ? 1 : kWeightGroups));
+  best.launch = LaunchOf<W>(of_group);
+  best.input = MapLines(p, found.box_width, !std::is_same_v<typename W::S, float>);
   best.grad = MapGrad(p, found.strip);
+  best.input.rounded = best.grad.rounded = W::kParts == 1;
   return best;
 }
 
 // Why there is no such product; else empty.
-template <typename S, Tf32 kTf32>
+template <typename S>
 std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   const std::string refusal = RefuseSizes(p);
   if (!refusal.empty()) return refusal;
@@ -228,7 +233,6 @@ std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
     return "the number of input channels, " + std::to_string(p.in_channels) +
            ", is odd";
   }
-  if (kTf32 == Tf32::kSplit) return "TF32 is not allowed";
   if (!std::is_same_v<S, float> && p.stride_width != 1) {
     return "the stride across, " + std::to_string(p.stride_width) + ", is not 1";
   }
@@ -256,9 +260,10 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
                                  const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
-  const std::string refusal = RefuseWeights<S, kTf32>(p, device);
+  const std::string refusal = RefuseWeights<S>(p, device);
   if (!refusal.empty()) return Plan::Refuse(refusal);
-  const WeightPlan<S> plan = FindWeightPlan<S>(device, p);
+  using Sums = WeightSums<S, kTf32 == Tf32::kSplit ? 2 : 1>;
+  const WeightPlan<Sums> plan = FindWeightPlan<Sums>(device, p);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   return PlanByParts<T>(op, plan, plan.sums.weights, plan.sums.splits);
 }

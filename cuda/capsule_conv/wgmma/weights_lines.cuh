@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/capsule_conv/tasks.cuh"
 #include "cuda/common/barrier.cuh"
+#include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/tensor_map.cuh"
 #include "cuda/common/warpgroup.cuh"
 
@@ -17,8 +19,10 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kWeightRows = 64;      // of a warpgroup
 constexpr int kWeightChannels = 16;  // of the input, in a unit
-constexpr int kWeightUnits = 5;      // that a warpgroup adds up, at most
-constexpr int kWeightGroups = 2;     // warpgroups that multiply
+// Units that a warpgroup adds up, at most: of split float, sums take registers twice.
+template <int kParts>
+constexpr int kWeightUnits = kParts > 1 ? 2 : 5;
+constexpr int kWeightGroups = 2;  // warpgroups that multiply
 // A warpgroup more has the warps that transpose, and one that brings boxes.
 constexpr int kWeightThreads = 128 * (kWeightGroups + 1);
 constexpr int kWeightCarriers = 3;
@@ -41,9 +45,13 @@ constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
 
 // A block makes a tile for one share of the lines: units of y_taps x x_taps taps and
 // `blocks` blocks of 16 channels, and 64 rows. Or 128 rows, if `halves`: then both
-// warpgroups have the same units, and different rows.
-template <typename S>
+// warpgroups have the same units, and different rows. Floats may be split in two parts
+// of TF32, with those of a line of the input one after the other in its slot.
+template <typename Element, int kPartsOf>
 struct WeightSums {
+  using S = Element;
+  static constexpr int kParts = kPartsOf;
+
   // A line is up to `strip` output pixels of a row, those of whole products. Those
   // below follow.
   int lines, splits;
@@ -51,18 +59,18 @@ struct WeightSums {
   int y_taps, x_taps, blocks;
   bool halves;
   int y_tiles, x_tiles, block_tiles, row_tiles;
-  int kernel_height, kernel_width;
+  TapMoves moves;
   int in_height, in_rows;  // of an image, and of all
   int box_width;           // input pixels of a line
   int row_slots, grad_slots;
-  int stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
   int channels, out_channels, columns;  // of capsules and of a pose
   int weights;
 
   __host__ __device__ int Units() const { return y_taps * x_taps * blocks; }
-  __host__ __device__ int RowBytes() const {
+  __host__ __device__ int PartBytes() const {
     return blocks * box_width * kPixelBytes<S>;
   }
+  __host__ __device__ int RowBytes() const { return kParts * PartBytes(); }
   __host__ __device__ int Halves() const { return halves ? kWeightGroups : 1; }
   __host__ __device__ int GradBytes() const {
     return Halves() * strip * kPixelBytes<S>;
@@ -81,8 +89,8 @@ struct WeightPlace {
   int split, y_tap, x_tap, block;
   int rows;  // blocks of 64
 
-  template <typename S>
-  __device__ explicit WeightPlace(const WeightSums<S>& w) {
+  template <typename W>
+  __device__ explicit WeightPlace(const W& w) {
     int rest = blockIdx.x;
     const auto next = [&](int size) {
       const int quotient = rest / size, at = rest - quotient * size;
@@ -104,9 +112,8 @@ struct WeightLines {
   int y, strip, image;
   bool first = true;  // of those that follow each other
 
-  template <typename S>
-  __device__ WeightLines(const WeightSums<S>& w, int split)
-      : height(w.height), strips(w.strips) {
+  template <typename W>
+  __device__ WeightLines(const W& w, int split) : height(w.height), strips(w.strips) {
     const int begin = static_cast<int>(int64_t{w.lines} * split / w.splits);
     left = static_cast<int>(int64_t{w.lines} * (split + 1) / w.splits) - begin;
     const int above = begin / height;
@@ -141,21 +148,24 @@ struct WeightSlot {
 // Brings the lines of a block; one thread. Rows beside the image are zeros. Of float,
 // the channels of a pixel follow each other; of 16-bit types, the pixels of a pair of
 // channels.
-template <typename S>
-__device__ void BringLines(const WeightSums<S>& w, const WeightPlace& place,
+template <typename W>
+__device__ void BringLines(const W& w, const WeightPlace& place,
                            const CUtensorMap& input, const CUtensorMap& grad,
                            WeightBarriers& barriers, char* row_slots,
                            char* grad_slots) {
+  using S = typename W::S;
   WeightSlot row, other;
   row.parity = other.parity = 1;  // what nobody has used yet counts as free
   for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
-    const int x = strip * w.stride_x - w.pad_x + place.x_tap * w.dilation_x;
+    const int x =
+        strip * w.moves.stride_x - w.moves.pad_x + place.x_tap * w.moves.dilation_x;
     for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
-      const int y = line.y * w.stride_y - w.pad_y + (place.y_tap + tap) * w.dilation_y;
+      const int y = line.y * w.moves.stride_y - w.moves.pad_y +
+                    (place.y_tap + tap) * w.moves.dilation_y;
       const bool inside = y >= 0 && y < w.in_height;
       barriers.row_free[row.at].Wait(row.parity);
-      barriers.row_full[row.at].ArriveAndExpect(w.RowBytes());
+      barriers.row_full[row.at].ArriveAndExpect(w.PartBytes());
       for (int n = 0; n < w.blocks; ++n) {
         constexpr bool kFloat = std::is_same_v<S, float>;
         const int pairs = (place.block + n) * kChannelPairs;
@@ -178,8 +188,10 @@ __device__ void BringLines(const WeightSums<S>& w, const WeightPlace& place,
 }
 
 // Transposes the poses of float in a slot; kWeightCarriers warps. Of 8 channels,
-// [channel][pose row] of 16 bytes, swizzled, become [inner][channel].
-__device__ inline void TransposePoses(char* slot, int bytes, int warp, float) {
+// [channel][pose row] of 16 bytes, swizzled, become [inner][channel]. Of what is split,
+// the second part follows the `bytes` bytes of the first.
+template <int kParts>
+__device__ void TransposePoses(char* slot, int bytes, int warp, float) {
   const int lane = threadIdx.x % 32, poses = bytes / 64;
   for (int first = warp * 32; first < poses; first += kWeightCarriers * 32) {
     const int pose = first + lane;
@@ -194,17 +206,34 @@ __device__ inline void TransposePoses(char* slot, int bytes, int warp, float) {
     __syncwarp();
     if (!there) continue;
     float4* const to = reinterpret_cast<float4*>(slot + pose / 8 * 512) + pose % 8;
-    to[0] = {rows[0].x, rows[1].x, rows[2].x, rows[3].x};
-    to[8] = {rows[0].y, rows[1].y, rows[2].y, rows[3].y};
-    to[16] = {rows[0].z, rows[1].z, rows[2].z, rows[3].z};
-    to[24] = {rows[0].w, rows[1].w, rows[2].w, rows[3].w};
+    const float4 columns[] = {{rows[0].x, rows[1].x, rows[2].x, rows[3].x},
+                              {rows[0].y, rows[1].y, rows[2].y, rows[3].y},
+                              {rows[0].z, rows[1].z, rows[2].z, rows[3].z},
+                              {rows[0].w, rows[1].w, rows[2].w, rows[3].w}};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if constexpr (kParts == 1) {
+        to[n * 8] = columns[n];
+      } else {
+        Operand<4, Tf32::kSplit> parts;
+        parts.SetLarge(0, columns[n].x);
+        parts.SetLarge(1, columns[n].y);
+        parts.SetLarge(2, columns[n].z);
+        parts.SetLarge(3, columns[n].w);
+        const auto store = [&](const uint32_t (&of)[4], float4* at) {
+          *reinterpret_cast<uint4*>(at) = make_uint4(of[0], of[1], of[2], of[3]);
+        };
+        store(parts.high, to + n * 8);
+        store(parts.low, to + bytes / 16 + n * 8);
+      }
+    }
   }
 }
 
 // The same of a 16-bit type. Of 2 channels, [channel][pose row] of 8 bytes become [pose
 // row 0, 2, 1, 3][channel] if the second and the fifth change places, and the fourth
 // and the seventh.
-template <typename S>
+template <int kParts, typename S>
 __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 #pragma unroll 2
   for (int n = warp * 32 + threadIdx.x % 32; n < bytes / (kPairBytes / 2);
@@ -221,14 +250,15 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 }
 
 // Transposes the poses of all rows that are brought; kWeightCarriers warps.
-template <typename S>
-__device__ void TransposeRows(const WeightSums<S>& w, const WeightPlace& place,
+template <typename W>
+__device__ void TransposeRows(const W& w, const WeightPlace& place,
                               WeightBarriers& barriers, char* row_slots, int warp) {
   WeightSlot row;
   for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
     for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
       barriers.row_full[row.at].Wait(row.parity);
-      TransposePoses(row_slots + row.at * w.RowBytes(), w.RowBytes(), warp, S{});
+      TransposePoses<W::kParts>(row_slots + row.at * w.RowBytes(), w.PartBytes(), warp,
+                                typename W::S{});
       ShareWithProducts();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barriers.row_ready[row.at].Arrive();
