@@ -13,6 +13,7 @@ from tf_capsops import (
     models,
 )
 from tf_capsops._library import library_path
+from tf_capsops._portable import portable
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 from tf_capsops.ops.capsule_prediction import capsule_prediction
@@ -34,6 +35,7 @@ __all__ = [
     "library_path",
     "losses",
     "models",
+    "portable",
     "routing_coefficients",
     "squash",
 ]

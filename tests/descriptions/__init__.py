@@ -37,21 +37,6 @@ def exact(tensors):
     ]
 
 
-def widened(compute):
-    """Makes a yardstick compute half types in float32 and round once, as ops do."""
-
-    def rounded_once(*inputs, **attributes):
-        dtype = inputs[0].dtype
-        if dtype.size < 4:
-            inputs = [
-                tf.cast(tensor, tf.float32) if tensor.dtype == dtype else tensor
-                for tensor in inputs
-            ]
-        return tf.cast(compute(*inputs, **attributes), dtype)
-
-    return rounded_once
-
-
 def rounded_to_tf32(tensors):
     """Rounds float32 tensors to the 11 significant bits of TensorFloat-32."""
     return [

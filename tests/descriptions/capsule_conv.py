@@ -4,7 +4,8 @@
 
 from reference import capsule_conv as reference
 
-from descriptions import Description, widened
+from descriptions import Description
+from tf_capsops._portable import widened
 from tf_capsops.bench import cases
 
 

@@ -5,6 +5,7 @@
 from reference import capsule_prediction as reference
 
 from descriptions import Description
+from tf_capsops._portable import widened
 from tf_capsops.bench import cases
 
 
@@ -21,4 +22,4 @@ _FRAMES = {
     "long_sums": ("long_rows", "columns_513", "batch_129"),
     "unknown_shapes": ("primes",),
 }
-OP = Description(_SUITE, _SUITE.rivals["einsum"], _reference, frames=_FRAMES)
+OP = Description(_SUITE, widened(_SUITE.rivals["einsum"]), _reference, frames=_FRAMES)

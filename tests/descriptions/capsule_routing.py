@@ -3,11 +3,12 @@
 """CapsuleRouting, as the tests that all ops share see it."""
 
 import numpy as np
-import tensorflow as tf
 from reference import capsule_routing as reference
 
-from descriptions import Description, widened
+from descriptions import Description
+from tf_capsops._portable import widened
 from tf_capsops.bench import cases
+from tf_capsops.ops import capsule_routing
 
 
 def _reference(grad, *inputs, **attributes):
@@ -27,15 +28,6 @@ def _magnitude(grad, *inputs, **attributes):
 
 _SUITE = cases.suites()["CapsuleRouting"]
 _FRAMES = {"unknown_shapes": ("primes", "iterations_1")}
-_PLAIN = widened(_SUITE.rivals["einsum"])
+_PLAIN = widened(capsule_routing.plain)
 OP = Description(_SUITE, _PLAIN, _reference, _magnitude, _FRAMES)
-
-
-def plain_coefficients(inputs, weights, logits, iterations, **attributes):
-    """Returns what `routing_coefficients` would, in plain TensorFlow."""
-    predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
-    total = tf.zeros_like(predictions[:, 0])
-    for done in range(1, iterations):
-        total += OP.plain(inputs, weights, logits, iterations=done, **attributes)
-    agreement = tf.einsum("bijd,bjd->bij", predictions, total)
-    return tf.nn.softmax(logits + agreement)
+plain_coefficients = widened(capsule_routing.plain_coefficients)

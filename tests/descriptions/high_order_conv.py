@@ -5,7 +5,8 @@
 import numpy as np
 from reference import high_order_conv as reference
 
-from descriptions import Description, widened
+from descriptions import Description
+from tf_capsops._portable import widened
 from tf_capsops.bench import cases
 
 

@@ -2,21 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """InqConv, as the tests that all ops share see it."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 from reference import inq_conv as reference
 
-from descriptions import Description, widened
-from tf_capsops.bench import cases, window
+from descriptions import Description
+from tf_capsops._portable import widened
+from tf_capsops.bench import cases
+from tf_capsops.ops.conv2d import product_of_patches
+from tf_capsops.ops.inq_conv import plain
 
 _SUITE = cases.suites()["InqConv"]
-
-
-def _plain(inputs, codes, top_exponent, bits, **moved):
-    inputs, weights = _SUITE.prepare(inputs, codes, top_exponent, bits)
-    patches = window.patches(inputs, weights.shape[:2], **moved)
-    flat = tf.reshape(weights, (patches.shape[3], weights.shape[3]))
-    return tf.einsum("nyxc,co->nyxo", patches, flat)
 
 
 def _reference(grad, inputs, codes, top_exponent, **attributes):
@@ -46,4 +44,5 @@ _FRAMES = {
     ),
     "unknown_shapes": ("primes", "strides_3_1_SAME_large", "dilations_1_3_by_2_SAME"),
 }
-OP = Description(_SUITE, widened(_plain), _reference, _magnitude, _FRAMES, _positive)
+_PLAIN = widened(functools.partial(plain, convolve=product_of_patches))
+OP = Description(_SUITE, _PLAIN, _reference, _magnitude, _FRAMES, _positive)

@@ -165,7 +165,7 @@ def test_coefficients(name, iterations, dtype, device):
     ours = call(tf_capsops.routing_coefficients, *inputs, iterations=iterations)
     assert ours.device.endswith(device)
     truth = reference.coefficients(*exact(inputs), iterations)
-    plain = plain_coefficients(*inputs, iterations)
+    plain = plain_coefficients(*inputs, iterations=iterations)
     assert_close(ours.numpy(), truth, plain.numpy(), np.ones_like(truth))
     totals = [exact([shares])[0].sum(axis=-1) for shares in (ours, plain)]
     total, plain = (total.astype(dtype.as_numpy_dtype) for total in totals)

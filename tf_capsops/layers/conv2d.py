@@ -7,6 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 
 # Numbers of a window, KH * KW * C.
@@ -22,7 +23,8 @@ class Conv2D(keras.layers.Conv2D):
     Arguments, weights, saved weights and results are those of `keras.layers.Conv2D`,
     but for rounding. Which shapes our kernels take depends on the devices that are
     visible, the type and whether TF32 is allowed: docs/conv2d.md has the measurements.
-    Groups and `"channels_first"` always run on TensorFlow's convolution.
+    Groups and `"channels_first"` always run on TensorFlow's convolution, and so does
+    everything under `tf_capsops.portable`.
 
     >>> import numpy as np
     >>> from tf_capsops.layers import Conv2D
@@ -48,8 +50,9 @@ class Conv2D(keras.layers.Conv2D):
         return self.use_bias and self.activation is keras.activations.relu
 
     def _is_ours(self, inputs, kernel):
-        last = self.data_format == "channels_last" and self.groups == 1
-        return last and ours_is_faster(kernel.shape, inputs.dtype)
+        if self.data_format != "channels_last" or self.groups != 1:
+            return False
+        return not _portable.is_on() and ours_is_faster(kernel.shape, inputs.dtype)
 
     def _convolved(self, op, *tensors):
         outputs = op(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.inq_layer import InqLayer
-from tf_capsops.shapes import joined, sizes
+from tf_capsops.shapes import dimensions
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -53,12 +53,11 @@ class InqDense(InqLayer):
 
     def call(self, inputs):
         (inputs,) = float_tensors("InqDense", inputs=inputs)
-        before, channels = sizes(inputs)[:-1], inputs.shape[-1]
+        *before, channels = dimensions(inputs)
         # All rows side by side are one image of height 1, in the same order in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
         outputs = self._convolve(row, padding="SAME")
-        outputs = tf.reshape(outputs, joined(before, [self.units]))
-        return tf.ensure_shape(outputs, [*inputs.shape[:-1], self.units])
+        return tf.reshape(outputs, [*before, self.units])
 
     def compute_output_shape(self, input_shape):
         shape = tuple(input_shape)

@@ -3,12 +3,12 @@
 """The depthwise convolution whose weights are zero or powers of two."""
 
 import keras
-import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.ops.inq_conv import decoded
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -81,7 +81,7 @@ class InqDepthwiseConv2D(InqLayer):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
         outputs = keras.ops.depthwise_conv(
             images,
-            _decoded(self.codes, self.top_exponent, self.bits, self.compute_dtype),
+            decoded(self.codes, self.top_exponent, self.bits, self.compute_dtype),
             strides=self.strides,
             padding=self.padding,
             data_format="channels_last",
@@ -105,21 +105,3 @@ class InqDepthwiseConv2D(InqLayer):
             "depth_multiplier": self.depth_multiplier,
             "dilation_rate": self.dilation_rate,
         }
-
-
-def _decoded(codes, top_exponent, bits, dtype):
-    """The weights that codes stand for, a tensor.
-
-    They are exact, but for powers of two outside of the normal range of `dtype`, which
-    may become infinite or zero. A code past the book is an InvalidArgumentError on a
-    CPU, and zero on a GPU.
-    """
-    steps = tf.range(2 ** (bits - 2), dtype="int64")
-    exponents = tf.convert_to_tensor(top_exponent) - steps
-    # A float64 with no bits but those of its biased exponent is a power of two, with 0
-    # for zero and 2047 for infinity.
-    biased = tf.clip_by_value(exponents + 1023, 0, 2047)
-    powers = tf.bitcast(biased * 2**52, "float64")
-    signed = tf.reshape(tf.stack([powers, -powers], axis=1), [-1])
-    book = tf.cast(tf.concat([[0.0], signed], axis=0), dtype)
-    return tf.gather(book, tf.cast(codes, "int32"))

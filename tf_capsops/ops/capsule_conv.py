@@ -4,11 +4,13 @@
 
 import tensorflow as tf
 
-from tf_capsops import _library
+from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, window_attributes
-from tf_capsops.shapes import sizes
+from tf_capsops.ops.conv2d import conv2d, require_window
+from tf_capsops.shapes import ShapeRule, dimensions, shape_text, sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
+_DEPTH = ("pose_depth",)
 
 
 def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
@@ -63,13 +65,11 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     array([48.], dtype=float32)
     """
     owner = "capsule_conv2d"
-    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
-    return _library.load().capsule_conv(
-        input=inputs,
-        weights=weights,
-        **window_attributes(owner, strides, padding, dilations),
-        name=name,
-    )
+    operands = float_tensors(owner, inputs=inputs, weights=weights)
+    attributes = window_attributes(owner, strides, padding, dilations)
+    if _portable.is_on():
+        return _portable.compute(plain, *operands, **attributes, name=name or owner)
+    return _library.load().capsule_conv(*operands, **attributes, name=name)
 
 
 def capsule_conv2d_bias_relu(
@@ -109,16 +109,86 @@ def capsule_conv2d_bias_relu(
     array([0., 0., 9.], dtype=float32)
     """
     owner = "capsule_conv2d_bias_relu"
-    inputs, weights, bias = float_tensors(
-        owner, inputs=inputs, weights=weights, bias=bias
+    operands = float_tensors(owner, inputs=inputs, weights=weights, bias=bias)
+    attributes = window_attributes(owner, strides, padding, dilations)
+    if _portable.is_on():
+        return _portable.compute(
+            plain_bias_relu, *operands, **attributes, name=name or owner
+        )
+    return _library.load().capsule_conv_bias_relu(*operands, **attributes, name=name)
+
+
+def plain(inputs, weights, strides, padding, dilations, convolve=conv2d):
+    """The definition of `capsule_conv2d` in TensorFlow's own ops.
+
+    Turns pose rows into samples, and the poses' inner dimension into channels.
+
+    Args:
+      inputs, weights: As for `capsule_conv2d`; the rank of one must be known.
+      strides, padding, dilations: As `window_attributes` returns them.
+      convolve: How images of numbers are convolved.
+    """
+    rule = ShapeRule("CapsuleConv")
+    return _plain(rule, inputs, weights, strides, padding, dilations, convolve)
+
+
+def plain_bias_relu(inputs, weights, bias, strides, padding, dilations):
+    """The definition of `capsule_conv2d_bias_relu` in TensorFlow's own ops."""
+    rule = ShapeRule("CapsuleConvBiasRelu")
+    outputs = _plain(rule, inputs, weights, strides, padding, dilations, conv2d)
+    depth = _DEPTH[: outputs.shape.rank - 6]
+    axes = ("out_channels", *depth, "pose_rows", "pose_columns")
+    return tf.nn.relu(outputs + rule.bind("bias", bias, axes))
+
+
+def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
+    operands = {"input": inputs, "weights": weights}
+    ranked = (name for name in operands if operands[name].shape.rank is not None)
+    first = next(ranked, "input")
+    shape = operands[first].shape
+    rank_2, rank_3 = (
+        f"{6 + len(depth)} [{', '.join(_axes(depth)[first])}]" for depth in ((), _DEPTH)
     )
-    return _library.load().capsule_conv_bias_relu(
-        input=inputs,
-        weights=weights,
-        bias=bias,
-        **window_attributes(owner, strides, padding, dilations),
-        name=name,
+    rule.require(
+        shape.rank in (6, 7),
+        f"{first} must have rank {rank_2} or {rank_3}, got {shape_text(shape)}",
     )
+    axes = _axes(_DEPTH[: shape.rank - 6])
+    inputs, weights = (rule.bind(name, operands[name], axes[name]) for name in operands)
+    require_window(rule, "weights", weights, inputs.shape[1:3], padding, dilations)
+    moved = {"strides": strides, "padding": padding, "dilations": dilations}
+    if shape.rank == 6:
+        return _folded(inputs, weights, convolve, moved)
+    depth = rule.sizes["pose_depth"]
+    if depth == 0:  # TensorFlow stacks no empty list
+        one = [[0, 0]] * 4 + [[0, 1]] + [[0, 0]] * 2
+        inputs, weights = tf.pad(inputs, one), tf.pad(weights, one)
+    of_depth = {"num": depth or 1, "axis": 4}
+    matrices = zip(tf.unstack(inputs, **of_depth), tf.unstack(weights, **of_depth))
+    outputs = tf.stack([_folded(*each, convolve, moved) for each in matrices], axis=4)
+    return outputs[:, :, :, :, :0] if depth == 0 else outputs
+
+
+def _axes(depth):
+    image = ("batch", "in_height", "in_width", "in_channels")
+    kernel = ("kernel_height", "kernel_width", "in_channels", "out_channels")
+    return {
+        "input": (*image, *depth, "pose_rows", "pose_inner"),
+        "weights": (*kernel, *depth, "pose_inner", "pose_columns"),
+    }
+
+
+def _folded(inputs, weights, convolve, moved):
+    batch, height, width, channels, rows, inner = dimensions(inputs)
+    *kernel, _, out_channels, _, columns = dimensions(weights)
+    images = tf.transpose(inputs, (0, 4, 1, 2, 3, 5))
+    images = tf.reshape(images, [batch * rows, height, width, channels * inner])
+    filters = tf.transpose(weights, (0, 1, 2, 4, 3, 5))
+    filters = tf.reshape(filters, [*kernel, channels * inner, out_channels * columns])
+    outputs = convolve(images, filters, **moved)
+    size = dimensions(outputs)[1:3]
+    outputs = tf.reshape(outputs, [batch, rows, *size, out_channels, columns])
+    return tf.transpose(outputs, (0, 2, 3, 4, 1, 5))
 
 
 # The convolution is linear in input and in weights. So the three ops are derivatives of

@@ -4,8 +4,9 @@
 
 import tensorflow as tf
 
-from tf_capsops import _library
+from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors
+from tf_capsops.shapes import ShapeRule
 
 
 def capsule_prediction(inputs, weights, name=None):
@@ -40,10 +41,20 @@ def capsule_prediction(inputs, weights, name=None):
     >>> tf_capsops.capsule_prediction(u, w).numpy()
     array([[[[1., 2., 3.]]]], dtype=float32)
     """
-    inputs, weights = float_tensors(
-        "capsule_prediction", inputs=inputs, weights=weights
-    )
+    owner = "capsule_prediction"
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+    if _portable.is_on():
+        return _portable.compute(plain, inputs, weights, name=name or owner)
     return _library.load().capsule_prediction(input=inputs, weights=weights, name=name)
+
+
+def plain(inputs, weights):
+    """The definition in TensorFlow's own ops."""
+    rule = ShapeRule("CapsulePrediction")
+    inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
+    axes = ("in_caps", "out_caps", "out_dim", "in_dim")
+    weights = rule.bind("weights", weights, axes)
+    return tf.einsum("bik,ijdk->bijd", inputs, weights)
 
 
 @tf.RegisterGradient("CapsulePrediction")

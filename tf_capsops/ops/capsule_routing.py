@@ -4,11 +4,12 @@
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
-from tf_capsops import _library
+from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, int_between, positive_float32
-from tf_capsops.shapes import joined, sizes
+from tf_capsops.shapes import ShapeRule, dimensions, joined, sizes
 
 MOST_ITERATIONS = 2**31 - 1
 
@@ -72,9 +73,12 @@ def capsule_routing(
     >>> tf_capsops.capsule_routing(u, w, iterations=2).shape
     TensorShape([1, 3, 4])
     """
-    iterations, epsilon = _attributes("capsule_routing", iterations, epsilon)
-    operands = _operands("capsule_routing", inputs, weights, logits)
-    return _with_sums(*operands, iterations, epsilon, name).output
+    owner = "capsule_routing"
+    attributes = _attributes(owner, iterations, epsilon)
+    operands = _operands(owner, inputs, weights, logits)
+    if _portable.is_on():
+        return _portable.compute(plain, *operands, name=name or owner, **attributes)
+    return _with_sums(*operands, **attributes, name=name).output
 
 
 def routing_coefficients(
@@ -107,11 +111,19 @@ def routing_coefficients(
     array([[[0.25, 0.25, 0.25, 0.25],
             [0.25, 0.25, 0.25, 0.25]]], dtype=float32)
     """
-    iterations, epsilon = _attributes("routing_coefficients", iterations, epsilon)
-    operands = _operands("routing_coefficients", inputs, weights, logits)
-    inputs, weights, logits = operands
-    if iterations > 1:
-        sums = _with_sums(inputs, weights, logits, iterations - 1, epsilon).sums
+    owner = "routing_coefficients"
+    attributes = _attributes(owner, iterations, epsilon)
+    inputs, weights, logits = operands = _operands(owner, inputs, weights, logits)
+    if _portable.is_on():
+        return tf.stop_gradient(
+            _portable.compute(
+                plain_coefficients, *operands, name=name or owner, **attributes
+            )
+        )
+    iterations = attributes["iterations"] - 1
+    epsilon = attributes["epsilon"]
+    if iterations:
+        sums = _with_sums(inputs, weights, logits, iterations, epsilon).sums
     else:
         shape = joined([0], sizes(inputs)[:1], sizes(weights)[1:3])
         sums = tf.zeros(shape, _sum_type(inputs))
@@ -120,11 +132,60 @@ def routing_coefficients(
     )
 
 
+def plain(inputs, weights, logits, iterations, epsilon=1e-7):
+    """The definition of `capsule_routing` in TensorFlow's own ops.
+
+    It stores `u_hat`, transposed once so that both sums are products of matrices.
+    """
+    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon)
+    return tf.squeeze(outputs, axis=2)
+
+
+def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7):
+    """The definition of `routing_coefficients` in TensorFlow's own ops."""
+    _, coefficients = _routed(inputs, weights, logits, iterations, epsilon)
+    batch = dimensions(inputs)[0]
+    coefficients = tf.transpose(tf.squeeze(coefficients, axis=2), (0, 2, 1))
+    return tf.broadcast_to(coefficients, [batch, *dimensions(coefficients)[1:]])
+
+
+def _routed(inputs, weights, logits, iterations, epsilon):
+    """Returns outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`.
+
+    The coefficients of the first iteration are those of every sample, `[1, J, 1, I]`.
+    """
+    rule = ShapeRule("CapsuleRouting")
+    inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
+    axes = ("in_caps", "out_caps", "out_dim", "in_dim")
+    weights = rule.bind("weights", weights, axes)
+    logits = rule.bind("logits", logits, ("in_caps", "out_caps"))
+    in_caps, out_caps, out_dim, in_dim = dimensions(weights)
+    flat = tf.reshape(weights, [in_caps, out_caps * out_dim, in_dim])
+    predictions = tf.matmul(flat, tf.transpose(inputs, (1, 2, 0)))
+    batch = dimensions(inputs)[0]
+    predictions = tf.reshape(predictions, [in_caps, out_caps, out_dim, batch])
+    predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
+    epsilon = float(np.float32(epsilon))  # as the op's attribute holds it
+    logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
+    for iteration in range(iterations):
+        coefficients = tf.nn.softmax(logits, axis=1)
+        outputs = plain_squash(tf.matmul(coefficients, predictions), epsilon)
+        if iteration + 1 < iterations:
+            logits += tf.matmul(outputs, predictions, transpose_b=True)
+    return outputs, coefficients
+
+
+def plain_squash(sums, epsilon):
+    """`tf_capsops.squash` for sums whose squared length is finite."""
+    squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
+    return sums * squared / (1 + squared) / tf.sqrt(squared + epsilon)
+
+
 def _attributes(owner, iterations, epsilon):
-    return (
-        int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
-        positive_float32(owner, "epsilon", epsilon),
-    )
+    return {
+        "iterations": int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
+        "epsilon": positive_float32(owner, "epsilon", epsilon),
+    }
 
 
 def _operands(owner, inputs, weights, logits):

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolution with a different filter at every pixel."""
 
+import math
+
 import tensorflow as tf
 
-from tf_capsops import _library
+from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, odd_pair, positive_int, positive_pair
+from tf_capsops.shapes import ShapeRule, dimensions, shape_text
 
 _ATTRIBUTES = ("kernel_size", "dilations", "groups", "data_format")
 
@@ -69,16 +72,84 @@ def high_order_conv2d(
         raise ValueError(
             f"{owner}: data_format must be 'NHWC' or 'NCHW', got {data_format!r}"
         )
-    inputs, filters = float_tensors(owner, inputs=inputs, filters=filters)
-    return _library.load().high_order_conv(
-        input=inputs,
-        filters=filters,
-        kernel_size=odd_pair(owner, "kernel_size", kernel_size),
-        dilations=positive_pair(owner, "dilations", dilations),
-        groups=positive_int(owner, "groups", groups),
-        data_format=data_format,
-        name=name,
+    operands = float_tensors(owner, inputs=inputs, filters=filters)
+    attributes = {
+        "kernel_size": odd_pair(owner, "kernel_size", kernel_size),
+        "dilations": positive_pair(owner, "dilations", dilations),
+        "groups": positive_int(owner, "groups", groups),
+        "data_format": data_format,
+    }
+    if _portable.is_on():
+        return _portable.compute(plain, *operands, **attributes, name=name or owner)
+    return _library.load().high_order_conv(*operands, **attributes, name=name)
+
+
+def plain(inputs, filters, kernel_size, groups, dilations, data_format):
+    """The definition of `high_order_conv2d` in TensorFlow's own ops.
+
+    Takes the steps of the paper: pads, slices, multiplies by filters, and sums. Filter
+    entries for pixels outside are multiplied by zero.
+    """
+    inputs, filters = _bound(inputs, filters, kernel_size, groups, data_format)
+    first, axis = (2, 1) if data_format == "NCHW" else (1, 3)
+    shape = dimensions(inputs)
+    height, width = shape[first : first + 2]
+    down, across = map(offsets, (height, width), kernel_size, dilations)
+    top, left = down[-1][1], across[-1][1]
+    padding = [[0, 0]] * 4
+    padding[first : first + 2] = [top, top], [left, left]
+    padded = tf.pad(inputs, padding)
+
+    def in_groups(tensor):
+        sizes = dimensions(tensor)
+        if groups > 1:
+            sizes[axis : axis + 1] = groups, sizes[axis] // groups
+        return tf.reshape(tensor, sizes)
+
+    taps = tf.split(in_groups(filters), math.prod(kernel_size), axis + (groups > 1))
+    output = None
+    for kh, i in down:
+        for kw, j in across:
+            window = [slice(None)] * 4
+            window[first] = slice(top + i, top + i + height)
+            window[first + 1] = slice(left + j, left + j + width)
+            read = in_groups(padded[tuple(window)])
+            term = read * taps[kh * kernel_size[1] + kw]
+            output = term if output is None else output + term
+    return tf.reshape(output, shape)
+
+
+def offsets(size, kernel, dilation):
+    """Returns (number, displacement) of the taps that reach an image of a size.
+
+    The center is among them even without any pixel, so that gradients exist. Of a size
+    that is unknown, a tensor, all do.
+    """
+    far = center = kernel // 2
+    if not tf.is_tensor(size):
+        far = min(center, max(size - 1, 0) // dilation)
+    return [(center + k, k * dilation) for k in range(-far, far + 1)]
+
+
+def _bound(inputs, filters, kernel_size, groups, data_format):
+    """Returns the operands, of ranks that are known, if they fit each other."""
+
+    def axes(last):
+        image = ("batch", "height", "width", last)
+        return (image[0], last, *image[1:3]) if data_format == "NCHW" else image
+
+    rule = ShapeRule("HighOrderConv")
+    inputs = rule.bind("input", inputs, axes("channels"))
+    axis = axes("channels").index("channels")
+    channels, got = inputs.shape[axis], shape_text(inputs.shape)
+    rule.require(
+        channels is None or channels % groups == 0,
+        f"input dim {axis} (channels) must be a multiple of {groups} (groups), got "
+        f"{got}",
     )
+    depth = "groups * kernel_height * kernel_width"
+    rule.sizes[depth] = groups * math.prod(kernel_size)
+    return inputs, rule.bind("filters", filters, axes(depth))
 
 
 def _attributes(op):

@@ -4,7 +4,7 @@
 
 import tensorflow as tf
 
-from tf_capsops import _library
+from tf_capsops import _library, _portable
 from tf_capsops.arguments import (
     float_tensors,
     int_between,
@@ -12,7 +12,8 @@ from tf_capsops.arguments import (
     tensor_of,
     window_attributes,
 )
-from tf_capsops.shapes import sizes
+from tf_capsops.ops.conv2d import conv2d, require_window
+from tf_capsops.shapes import ShapeRule, sizes
 
 _ATTRIBUTES = ("bits", "strides", "padding", "dilations")
 
@@ -84,14 +85,57 @@ def inq_conv2d(
     codes = integers(owner, "codes", codes, 0, 2**8 - 1)
     top_exponent = integers(owner, "top_exponent", top_exponent, -(2**31), 2**31 - 1)
     (inputs,) = float_tensors(owner, inputs=inputs)
-    return _library.load().inq_conv(
-        input=inputs,
-        codes=tensor_of(owner, "codes", codes, tf.uint8),
-        top_exponent=tensor_of(owner, "top_exponent", top_exponent, tf.int32),
-        bits=int_between(owner, "bits", bits, 2, 8),
-        **window_attributes(owner, strides, padding, dilations),
-        name=name,
+    operands = (
+        inputs,
+        tensor_of(owner, "codes", codes, tf.uint8),
+        tensor_of(owner, "top_exponent", top_exponent, tf.int32),
     )
+    attributes = {
+        "bits": int_between(owner, "bits", bits, 2, 8),
+        **window_attributes(owner, strides, padding, dilations),
+    }
+    if _portable.is_on():
+        return _portable.compute(plain, *operands, **attributes, name=name or owner)
+    return _library.load().inq_conv(*operands, **attributes, name=name)
+
+
+def plain(
+    inputs, codes, top_exponent, bits, strides, padding, dilations, convolve=conv2d
+):
+    """The definition of `inq_conv2d` in TensorFlow's own ops."""
+    rule = ShapeRule("InqConv")
+    image = ("batch", "in_height", "in_width", "in_channels")
+    inputs = rule.bind("input", inputs, image)
+    kernel = ("kernel_height", "kernel_width", "in_channels", "out_channels")
+    codes = rule.bind("codes", codes, kernel)
+    top_exponent = rule.bind("top_exponent", top_exponent, ())
+    require_window(rule, "codes", codes, inputs.shape[1:3], padding, dilations)
+    weights = decoded(codes, top_exponent, bits, inputs.dtype)
+    return convolve(inputs, weights, strides, padding, dilations)
+
+
+def decoded(codes, top_exponent, bits, dtype):
+    """Returns the weights that codes stand for, a tensor.
+
+    They are exact, but for powers of two outside of the normal range of `dtype`, which
+    may become infinite or zero. A code past the book is an InvalidArgumentError on a
+    CPU, and zero on a GPU.
+
+    Args:
+      codes: As for `inq_conv2d`.
+      top_exponent: A scalar of any type of integers.
+      bits: As for `inq_conv2d`.
+      dtype: A floating-point type.
+    """
+    steps = tf.range(2 ** (bits - 2), dtype=tf.int64)
+    exponents = tf.cast(top_exponent, tf.int64) - steps
+    # A float64 with no bits but those of its biased exponent is a power of two, with 0
+    # for zero and 2047 for infinity.
+    biased = tf.clip_by_value(exponents + 1023, 0, 2047)
+    powers = tf.bitcast(biased * 2**52, tf.float64)
+    signed = tf.reshape(tf.stack([powers, -powers], axis=1), [-1])
+    book = tf.cast(tf.concat([[0.0], signed], axis=0), dtype)
+    return tf.gather(book, tf.cast(codes, tf.int32))
 
 
 # The convolution is linear in input, and codes have no derivative. So the two ops are

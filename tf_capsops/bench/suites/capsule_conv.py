@@ -10,6 +10,7 @@ and more of everything than one dimension of a CUDA grid holds.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -18,6 +19,8 @@ import tensorflow as tf
 import tf_capsops
 from tf_capsops.bench import cases, window
 from tf_capsops.bench.cases import Case, Cost
+from tf_capsops.ops.capsule_conv import plain
+from tf_capsops.ops.conv2d import conv2d, product_of_patches, steps_of_axes
 
 _IMAGE = ("batch", "in_height", "in_width")
 _CHANNELS = ("in_channels", "out_channels")
@@ -298,7 +301,7 @@ def _plain_cases(use):
 
 def _case_steps(case):
     image, kernel = ([case.sizes[name] for name in d] for d in (_IMAGE[1:], _KERNEL))
-    return window.steps_of_axes(image, kernel, **case.attributes)
+    return steps_of_axes(image, kernel, **case.attributes)
 
 
 def _shapes(case):
@@ -327,40 +330,12 @@ def _output_shape(case):
     return _shapes(case)[2]
 
 
-def _patches(inputs, weights, **attributes):
-    """Gathers what each output pixel reads, then multiplies two matrices."""
-    patches = window.patches(inputs, weights.shape[:2], **attributes)
-    flat = tf.reshape(weights, (patches.shape[3], *weights.shape[3:]))
-    g = "g" if inputs.shape.rank == 7 else ""
-    return tf.einsum(f"nyxc{g}pq,co{g}qr->nyxo{g}pr", patches, flat)
-
-
-def _conv2d(inputs, weights, strides, padding, dilations):
-    return tf.nn.conv2d(inputs, weights, strides, padding, dilations=dilations)
-
-
-def _fold(inputs, weights, **attributes):
-    """Turns pose rows into samples, and the poses' inner dimension into channels."""
-    if inputs.shape.rank == 7:
-        depths = zip(tf.unstack(inputs, axis=4), tf.unstack(weights, axis=4))
-        return tf.stack([_fold(*pair, **attributes) for pair in depths], axis=4)
-    _, height, width, in_channels, rows, inner = inputs.shape
-    *kernel, _, out_channels, _, columns = weights.shape
-    images = tf.transpose(inputs, (0, 4, 1, 2, 3, 5))
-    images = tf.reshape(images, (-1, height, width, in_channels * inner))
-    filters = tf.transpose(weights, (0, 1, 2, 4, 3, 5))
-    filters = tf.reshape(filters, (*kernel, in_channels * inner, -1))
-    output = _conv2d(images, filters, **attributes)
-    output = tf.reshape(output, (-1, rows, *output.shape[1:3], out_channels, columns))
-    return tf.transpose(output, (0, 2, 3, 4, 1, 5))
-
-
 def _convolution_of_the_fold(inputs, weights, **attributes):
     """Convolves the numbers as if they were folded, without any transpose."""
     batch, height, width, in_channels, *depth, rows, inner = inputs.shape
     *kernel, _, out_channels, columns = (*weights.shape[:4], weights.shape[-1])
     images = math.prod((batch, *depth, rows))
-    output = _conv2d(
+    output = conv2d(
         tf.reshape(inputs, (images, height, width, in_channels * inner)),
         tf.reshape(weights, (*kernel, in_channels * inner, out_channels * columns)),
         **attributes,
@@ -393,7 +368,10 @@ SUITE = cases.OpSuite(
     draw=_draw,
     output_shape=_output_shape,
     ours=tf_capsops.capsule_conv2d,
-    rivals={"fold": _fold, "patches": _patches},
+    rivals={
+        "fold": plain,
+        "patches": functools.partial(plain, convolve=product_of_patches),
+    },
     parts={"fold: conv alone": _convolution_of_the_fold},
     forward_cost=_forward_cost,
     training_cost=_training_cost,

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
+from tf_capsops.ops.capsule_prediction import plain
 
 _DIMS = ("batch", "in_caps", "out_caps", "out_dim", "in_dim")
 
@@ -104,10 +105,6 @@ def _output_shape(case):
     return tuple(case.sizes[d] for d in ("batch", "in_caps", "out_caps", "out_dim"))
 
 
-def _einsum(inputs, weights):
-    return tf.einsum("bik,ijdk->bijd", inputs, weights)
-
-
 def _matmul(inputs, weights):
     """Multiplies as van de Wolfshaar's `digit_caps` does without the op."""
     in_caps, out_caps, out_dim, in_dim = weights.shape
@@ -143,7 +140,7 @@ SUITE = cases.OpSuite(
     draw=_draw,
     output_shape=_output_shape,
     ours=tf_capsops.capsule_prediction,
-    rivals={"einsum": _einsum, "matmul": _matmul},
+    rivals={"einsum": plain, "matmul": _matmul},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
 )

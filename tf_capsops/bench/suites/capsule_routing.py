@@ -16,6 +16,7 @@ import tensorflow as tf
 import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
+from tf_capsops.ops.capsule_routing import plain, plain_squash
 
 _DIMS = ("batch", "in_caps", "out_caps", "out_dim", "in_dim")
 _EPSILON = float(np.float32(1e-7))  # as the op's attribute holds it
@@ -108,11 +109,6 @@ def _output_shape(case):
     return tuple(case.sizes[d] for d in ("batch", "out_caps", "out_dim"))
 
 
-def _squash(sums, epsilon):
-    squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
-    return sums * squared / (1 + squared) / tf.sqrt(squared + epsilon)
-
-
 def _einsum(inputs, weights, logits, iterations, epsilon=_EPSILON):
     """Routes by procedure 1 of Sabour et al. (2017), as it stands."""
     predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
@@ -120,26 +116,10 @@ def _einsum(inputs, weights, logits, iterations, epsilon=_EPSILON):
     for iteration in range(iterations):
         coefficients = tf.nn.softmax(logits, axis=2)
         sums = tf.einsum("bij,bijd->bjd", coefficients, predictions)
-        outputs = _squash(sums, epsilon)
+        outputs = plain_squash(sums, epsilon)
         if iteration + 1 < iterations:
             logits += tf.einsum("bijd,bjd->bij", predictions, outputs)
     return outputs
-
-
-def _matmul(inputs, weights, logits, iterations, epsilon=_EPSILON):
-    """Transposes the predictions once, so that both sums are matrix products."""
-    in_caps, out_caps, out_dim, in_dim = weights.shape
-    flat = tf.reshape(weights, (in_caps, out_caps * out_dim, in_dim))
-    predictions = tf.matmul(flat, tf.transpose(inputs, (1, 2, 0)))
-    predictions = tf.reshape(predictions, (in_caps, out_caps, out_dim, -1))
-    predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
-    logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
-    for iteration in range(iterations):
-        coefficients = tf.nn.softmax(logits, axis=1)
-        outputs = _squash(tf.matmul(coefficients, predictions), epsilon)
-        if iteration + 1 < iterations:
-            logits += tf.matmul(outputs, predictions, transpose_b=True)
-    return tf.squeeze(outputs, axis=2)
 
 
 def _operands(case):
@@ -192,7 +172,7 @@ SUITE = cases.OpSuite(
     draw=_draw,
     output_shape=_output_shape,
     ours=tf_capsops.capsule_routing,
-    rivals={"einsum": _einsum, "matmul": _matmul},
+    rivals={"einsum": _einsum, "matmul": plain},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
 )

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
+from tf_capsops.ops.high_order_conv import offsets, plain
 
 _IMAGE = ("batch", "height", "width", "channels")
 _PATCHES_BYTES = 1 << 33  # what the rival of this name may gather
@@ -209,47 +210,6 @@ def _output_shape(case):
     return _shapes(case)[0]
 
 
-def _offsets(size, kernel, dilation):
-    """Returns (number, displacement) of the taps that reach an image of a size.
-
-    The center is among them even without any pixel, so that gradients exist.
-    """
-    centre = kernel // 2
-    far = min(centre, max(size - 1, 0) // dilation)
-    return [(centre + k, k * dilation) for k in range(-far, far + 1)]
-
-
-def _slices(inputs, filters, kernel_size, groups, dilations, data_format):
-    """Takes the paper's own steps: pads, slices, multiplies by filters, and sums."""
-    first, axis = (2, 1) if data_format == "NCHW" else (1, 3)
-    height, width = inputs.shape[first : first + 2]
-    down, across = (
-        _offsets(*each) for each in zip((height, width), kernel_size, dilations)
-    )
-    top, left = down[-1][1], across[-1][1]
-    padding = [[0, 0]] * inputs.shape.rank
-    padding[first : first + 2] = [top, top], [left, left]
-    padded = tf.pad(inputs, padding)
-
-    def in_groups(tensor):
-        shape = list(tensor.shape)
-        if groups > 1:
-            shape[axis : axis + 1] = groups, shape[axis] // groups
-        return tf.reshape(tensor, shape)
-
-    taps = tf.split(in_groups(filters), math.prod(kernel_size), axis + (groups > 1))
-    output = None
-    for kh, i in down:
-        for kw, j in across:
-            window = [slice(None)] * inputs.shape.rank
-            window[first] = slice(top + i, top + i + height)
-            window[first + 1] = slice(left + j, left + j + width)
-            read = in_groups(padded[tuple(window)])
-            term = read * taps[kh * kernel_size[1] + kw]
-            output = term if output is None else output + term
-    return tf.reshape(output, inputs.shape)
-
-
 def _patches(inputs, filters, kernel_size, groups, dilations, data_format):
     """Gathers what each pixel reads, and reduces it with the filters."""
     gathered = inputs.shape.num_elements() * math.prod(kernel_size) * inputs.dtype.size
@@ -273,9 +233,7 @@ def _patches(inputs, filters, kernel_size, groups, dilations, data_format):
 def _forward_cost(case):
     """Counts two FLOPs for each product of numbers inside the image."""
     reads = math.prod(
-        sum(
-            max(0, size - abs(offset)) for _, offset in _offsets(size, kernel, dilation)
-        )
+        sum(max(0, size - abs(offset)) for _, offset in offsets(size, kernel, dilation))
         for size, kernel, dilation in zip(
             (case.sizes["height"], case.sizes["width"]),
             case.attributes["kernel_size"],
@@ -303,7 +261,7 @@ SUITE = cases.OpSuite(
     draw=_draw,
     output_shape=_output_shape,
     ours=tf_capsops.high_order_conv2d,
-    rivals={"slices": _slices, "patches": _patches},
+    rivals={"slices": plain, "patches": _patches},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
 )

@@ -13,11 +13,12 @@ import itertools
 import math
 
 import numpy as np
-import tensorflow as tf
 
 import tf_capsops
 from tf_capsops.bench import cases, window
 from tf_capsops.bench.cases import Case, Cost
+from tf_capsops.ops.conv2d import conv2d, steps_of_axes
+from tf_capsops.ops.inq_conv import decoded
 
 _IMAGE = ("batch", "in_height", "in_width")
 _CHANNELS = ("in_channels", "out_channels")
@@ -186,7 +187,7 @@ def _moved(attributes):
 
 def _case_steps(case):
     image, kernel = ([case.sizes[name] for name in d] for d in (_IMAGE[1:], _KERNEL))
-    return window.steps_of_axes(image, kernel, **_moved(case.attributes))
+    return steps_of_axes(image, kernel, **_moved(case.attributes))
 
 
 def _draw(case, rng):
@@ -206,14 +207,11 @@ def _output_shape(case):
 
 def _decoded(inputs, codes, top_exponent, bits, **_):
     """Returns input and decoded weights, as any other convolution takes them."""
-    sizes = np.ldexp(1.0, int(top_exponent) - np.arange(2 ** (bits - 2)))
-    book = [0.0, *np.stack([sizes, -sizes], axis=1).flat]
-    weights = tf.gather(tf.constant(book, inputs.dtype), tf.cast(codes, tf.int32))
-    return inputs, weights
+    return inputs, decoded(codes, top_exponent, bits, inputs.dtype)
 
 
-def _conv2d(inputs, weights, bits, strides, padding, dilations):
-    return tf.nn.conv2d(inputs, weights, strides, padding, dilations=dilations)
+def _conv2d(inputs, weights, bits, **moved):
+    return conv2d(inputs, weights, **moved)
 
 
 def _forward_cost(case):

@@ -1,0 +1,125 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`tf.nn.conv2d` for every size and type, which portable definitions are made of."""
+
+import itertools
+
+import tensorflow as tf
+
+from tf_capsops.shapes import dimensions, shape_text
+
+
+def conv2d(images, filters, strides, padding, dilations):
+    """Convolves by `tf.nn.conv2d`, or by its definition where TensorFlow has no kernel.
+
+    TensorFlow refuses filters without elements and, on a CPU, gradients of dilated
+    convolutions, but for what oneDNN does.
+
+    Args:
+      images: `[batch, height, width, channels]`.
+      filters: `[kernel_height, kernel_width, channels, out_channels]`.
+      strides, padding, dilations: As `window_attributes` returns them.
+    """
+    is_empty = 0 in images.shape or 0 in filters.shape
+    if is_empty or (dilations != (1, 1) and None not in filters.shape[:2]):
+        return product_of_patches(images, filters, strides, padding, dilations)
+    return tf.nn.conv2d(images, filters, strides, padding, dilations=dilations)
+
+
+def product_of_patches(images, filters, strides, padding, dilations):
+    """Convolves by one product of matrices, of what each output pixel reads."""
+    *kernel, channels, out_channels = dimensions(filters)
+    gathered = patches(images, kernel, strides, padding, dilations)
+    rows = kernel[0] * kernel[1] * channels
+    return tf.einsum(
+        "nyxc,co->nyxo", gathered, tf.reshape(filters, [rows, out_channels])
+    )
+
+
+def patches(images, kernel, strides, padding, dilations):
+    """Gathers the pixels that each output reads, side by side along the channels.
+
+    Args:
+      images: `[batch, height, width, channels]`; only the rank must be known.
+      kernel: Its height and width, ints.
+      strides, padding, dilations: As `window_attributes` returns them.
+    """
+    image = dimensions(images)[1:3]
+    axes = steps_of_axes(image, kernel, strides, padding, dilations)
+    (height, down), (width, across) = axes
+    taps = []
+    for (y, rows, top), (x, columns, left) in itertools.product(down, across):
+        read = images[:, _span(top, rows, strides[0]), _span(left, columns, strides[1])]
+        outside = [y, height - y - rows], [x, width - x - columns]
+        taps.append(tf.pad(read, [[0, 0], *outside, [0, 0]]))
+    return tf.concat(taps, axis=3)
+
+
+def steps_of_axes(image, kernel, strides, padding, dilations):
+    """Returns `(output size, steps)` down and across; a step is a row of the kernel.
+
+    A step holds the first output whose pixel is inside the image, the number of
+    outputs, and the first one's pixel. Sizes of the image are ints, or scalar tensors
+    and then so are the results.
+    """
+    return [
+        _steps(image[a], kernel[a], strides[a], dilations[a], padding) for a in (0, 1)
+    ]
+
+
+def _steps(size, kernel, stride, dilation, padding):
+    span = (kernel - 1) * dilation + 1
+    if padding == "SAME":
+        out = -(-size // stride)
+        before = _largest((out - 1) * stride + span - size, 0) // 2
+    else:
+        out, before = _largest(-(-(size - span + 1) // stride), 0), 0
+    steps = []
+    for row in range(kernel):
+        offset = row * dilation - before
+        first = _least(out, _largest(-(offset // stride), 0))
+        end = _largest(first, _least(out, -((offset - size) // stride)))
+        steps.append((first, end - first, first * stride + offset))
+    return out, steps
+
+
+def _span(first, count, stride):
+    """Returns a slice of `count` pixels; without any, the first may not exist."""
+    begin = _largest(first, 0)
+    return slice(begin, _largest(begin + (count - 1) * stride + 1, 0), stride)
+
+
+def _largest(a, b):
+    return tf.maximum(a, b) if tf.is_tensor(a) or tf.is_tensor(b) else max(a, b)
+
+
+def _least(a, b):
+    return tf.minimum(a, b) if tf.is_tensor(a) or tf.is_tensor(b) else min(a, b)
+
+
+def require_window(rule, operand, weights, image, padding, dilations):
+    """Checks that a kernel has pixels, and under "VALID" lies inside the image.
+
+    Args:
+      rule: A `ShapeRule`.
+      operand: The name of the weights in messages.
+      weights: A tensor `[kernel_height, kernel_width, ...]`.
+      image: The height and the width of the image; None where unknown.
+      padding, dilations: As `window_attributes` returns them.
+
+    Raises:
+      tf.errors.InvalidArgumentError: It does not (a `ValueError` while a graph is
+        built).
+    """
+    for axis, name in enumerate(("height", "width")):
+        kernel, size, dilation = weights.shape[axis], image[axis], dilations[axis]
+        must = f"{operand} dim {axis} (kernel_{name}) must be"
+        got = f"got {shape_text(weights.shape)}"
+        rule.require(kernel != 0, f"{must} at least 1, {got}")
+        if padding == "VALID" and kernel and size:
+            most = (size - 1) // dilation + 1
+            rule.require(
+                kernel <= most,
+                f"{must} at most {most} (in_{name} {size}, dilation {dilation}, "
+                f"padding VALID), {got}",
+            )
