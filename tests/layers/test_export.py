@@ -1,0 +1,174 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is exported under `tf_capsops.portable` runs where nothing of ours is."""
+
+import functools
+
+import fresh
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops import kernels, layers, models
+
+# Runs SavedModels as a server does that has never heard of this package.
+_SERVE = """
+import pathlib
+import sys
+
+sys.modules["tf_capsops"] = None
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+for path in map(pathlib.Path, sys.argv[1:]):
+    served = tf.saved_model.load(path)
+    outputs = served.serve(np.load(path / "inputs.npy"))
+    np.savez(path / "outputs.npz", *tf.nest.flatten(outputs))
+assert op_def_registry.get("CapsuleConv") is None
+"""
+
+
+def _of_layers(shape, *stack):
+    return keras.Sequential([keras.Input(shape), *stack])
+
+
+_NETWORKS = {
+    "capsnet": lambda: models.capsnet(
+        *((9, 8, 1), 10),
+        filters=4,
+        kernel_size=3,
+        primary_channels=2,
+        primary_kernel_size=3,
+        decoder_units=(8,),
+    ),
+    "p_capsnet": lambda: models.p_capsnet((24, 24, 1), 4),
+    "capsule_conv": lambda: _of_layers(
+        (9, 8, 2, 4, 3),
+        layers.CapsuleConv2D(3, (4, 4), 3, strides=(2, 1), padding="same"),
+        layers.CapsuleConv2D(2, (4, 2), 2, dilation_rate=2),
+    ),
+    "capsules_of_rank_3": lambda: _of_layers(
+        (9, 8, 2, 3, 2, 4), layers.CapsuleConv2D(3, (3, 2, 4), 3)
+    ),
+    "convolution": lambda: _of_layers(
+        (9, 9, 1), layers.Conv2D(16, 3, activation="relu"), layers.Conv2D(2, 2)
+    ),
+    "high_order": lambda: _of_layers(
+        (9, 8, 4),
+        layers.HighOrderConv2D(3, groups=2, dilation_rate=2),
+        layers.HighOrderConv2D((1, 3), filter_activation="softmax"),
+    ),
+    "powers_of_two": lambda: _of_layers(
+        (9, 8, 3),
+        layers.InqConv2D(8, 3, strides=2),
+        layers.InqDepthwiseConv2D(3),
+        layers.InqDense(5),
+    ),
+}
+every_network = pytest.mark.parametrize("name", _NETWORKS)
+
+
+def _assert_close(results, expected):
+    for result, truth in zip(results, expected, strict=True):
+        assert result.shape == truth.shape
+        np.testing.assert_allclose(
+            result, truth, rtol=0, atol=1e-5 * np.abs(truth).max()
+        )
+
+
+def _outputs(model, inputs):
+    return tf.nest.flatten(model(inputs))
+
+
+@functools.cache
+def _network(name):
+    """Returns a network, its inputs, and its outputs by our ops, in order."""
+    keras.utils.set_random_seed(3)
+    model = _NETWORKS[name]()
+    shape = model.input_shape[1:] if name != "capsnet" else (9, 8, 1)
+    inputs = np.random.default_rng(4).random((5, *shape), np.float32)
+    return model, inputs, [each.numpy() for each in _outputs(model, inputs)]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    """Returns a function that exports a network, once, and returns the directory."""
+    folder = tmp_path_factory.mktemp("exported")
+
+    @functools.cache
+    def exported(name):
+        model, inputs, _ = _network(name)
+        with tf_capsops.portable():
+            model.export(folder / name, verbose=False)
+        np.save(folder / name / "inputs.npy", inputs)
+        return folder / name
+
+    return exported
+
+
+@every_network
+def test_layers_compute_the_same_within_a_block(name):
+    model, inputs, expected = _network(name)
+    with tf_capsops.portable(), kernels.recorded() as calls:
+        _assert_close(_outputs(model, inputs), expected)
+    assert not calls
+
+
+def test_saved_models_need_nothing_of_ours(export):
+    fresh.run(_SERVE, *map(export, _NETWORKS))
+    for name in _NETWORKS:
+        with np.load(export(name) / "outputs.npz") as outputs:
+            _assert_close(outputs.values(), _network(name)[2])
+
+
+@every_network
+def test_tflite_needs_its_own_operators_alone(export, name):
+    _, inputs, expected = _network(name)
+    converted = tf.lite.TFLiteConverter.from_saved_model(str(export(name))).convert()
+    interpreter = tf.lite.Interpreter(model_content=converted)
+    (given,) = interpreter.get_input_details()
+    interpreter.resize_tensor_input(given["index"], inputs.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], inputs)
+    interpreter.invoke()
+    found = [
+        interpreter.get_tensor(o["index"]) for o in interpreter.get_output_details()
+    ]
+    # TFLite has an order of its own.
+    found.sort(key=lambda array: array.ndim)
+    _assert_close(found, expected)
+
+
+@every_network
+def test_onnx(tmp_path, name):
+    model, inputs, expected = _network(name)
+    path = tmp_path / "model.onnx"
+    with tf_capsops.portable():
+        model.export(path, format="onnx", verbose=False)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    (given,) = session.get_inputs()
+    _assert_close(session.run(None, {given.name: inputs}), expected)
+
+
+def test_graphs_of_predict_are_kept_until_they_are_made_again():
+    model, inputs, _ = _network("capsule_conv")
+
+    def calls_of_predict():
+        with kernels.recorded() as calls:
+            model.predict(inputs, verbose=0)
+        return calls
+
+    assert calls_of_predict()
+    with tf_capsops.portable():
+        assert calls_of_predict()
+        model.make_predict_function(force=True)
+        assert not calls_of_predict()
+    assert not calls_of_predict()
+    model.make_predict_function(force=True)
+    assert calls_of_predict()
