@@ -47,8 +47,15 @@ ifneq ($(filter-out $(MEMORY) thread,$(SANITIZE))$(filter-out 0 1,$(words $(SANI
 $(error SANITIZE must be $(MEMORY) or thread, got '$(SANITIZE)')
 endif
 comma := ,
-BUILD := build$(if $(SANITIZE),/sanitize-$(subst $(comma),-,$(SANITIZE)))
-OPTIMIZE := $(if $(SANITIZE),-O1 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=undefined,-O3)
+
+# ---- Tests of the tests ------------------------------------------------------------
+# `make coverage` and `make faults` share a build that counts the lines that run, and has
+# the faults of cc/launch/faults.h.
+FAULTS := $(filter coverage faults,$(MAKECMDGOALS))
+DEFINE_FAULTS := $(if $(FAULTS),-DCAPSOPS_FAULTS=1)
+
+BUILD := build$(if $(SANITIZE),/sanitize-$(subst $(comma),-,$(SANITIZE)),$(if $(FAULTS),/faults))
+OPTIMIZE := $(if $(SANITIZE),-O1 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=undefined,$(if $(FAULTS),-O1 --coverage,-O3))
 
 # ---- CUDA --------------------------------------------------------------------------
 # CUDA=auto builds for the GPUs that nvidia-smi sees, and for the CPU only where it sees
@@ -93,7 +100,7 @@ endif
 endif
 
 # ---- The library -------------------------------------------------------------------
-LIBRARY := $(if $(SANITIZE),$(BUILD),tf_capsops)/libtf_capsops.so
+LIBRARY := $(if $(SANITIZE)$(FAULTS),$(BUILD),tf_capsops)/libtf_capsops.so
 STUDIES := $(BUILD)/libtf_capsops_studies.so
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
 
@@ -103,7 +110,7 @@ MARCH_v2 := -march=x86-64-v2
 MARCH_v3 := -march=x86-64-v3
 MARCH_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 
-COMMON := -std=c++17 $(OPTIMIZE) -DNDEBUG -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra -I.
+COMMON := -std=c++17 $(OPTIMIZE) -DNDEBUG -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -Wall -Wextra $(DEFINE_FAULTS) -I.
 DEPS = -MMD -MP -MF $(@:.o=.d)
 FLAGS_cpu := $(COMMON) -ffp-contract=fast -Wno-psabi $(CXXFLAGS)
 FLAGS_tensorflow := $(COMMON) -Wno-unused-parameter $(if $(WITH_CUDA),-DTF_CAPSOPS_CUDA=1) \
@@ -114,7 +121,7 @@ FLAGS_tensorflow := $(COMMON) -Wno-unused-parameter $(if $(WITH_CUDA),-DTF_CAPSO
 ifdef SANITIZE
 FLAGS_tensorflow += -fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute
 endif
-FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
+FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG $(DEFINE_FAULTS) --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
   -Xcompiler -fPIC,-fvisibility=hidden -Xfatbin -compress-all --threads 0 -I. \
   $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
   -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST) $(NVCCFLAGS)
@@ -125,6 +132,10 @@ OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
 OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/common/*.cu.cc cuda/*/launch.cu.cc)))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
+ifdef FAULTS
+OBJECTS_dispatch += $(BUILD)/tests/faults/faults.o
+OBJECTS_cuda += $(if $(WITH_CUDA),$(BUILD)/tests/faults/faults.cu.o)
+endif
 OBJECTS := $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_cpu)
 
 # The studies share the shape rules of the ops they are named after.
@@ -152,7 +163,7 @@ endif
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow.
-LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a -Wl,--no-undefined $(if $(SANITIZE),-fsanitize=$(SANITIZE),-s) \
+LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a:libgcov.a -Wl,--no-undefined $(if $(SANITIZE),-fsanitize=$(SANITIZE),$(if $(FAULTS),--coverage,-s)) \
   $(1) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
 
 # A file for each kind of command line, rewritten only when the command line changes;
@@ -239,9 +250,14 @@ UNDER_SANITIZERS = LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell $(CXX) -pri
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY))
 # Every op and every path of its kernels, those of older processors included.
 SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_faults.py test_threads.py) -k "not xla"
+ON_FAULTS := TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY)) COVERAGE_FILE=$(abspath $(BUILD))/coverage/python
+# Those that reach lines which others do not, without those that take long for what they
+# reach, and without the one that only the library of users can pass.
+COVERING_TESTS := tests --ignore=tests/adversarial --ignore=tests/studies --ignore-glob='*_memory.py' --ignore-glob='*_large.py' \
+  -k "not same_bits and not threads_do and not no_faults_on_purpose and not without_a_gpu and not losses_are_the_same and not same_history"
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
-.PHONY: help demo test gpu-checks test-all build studies bench papers wheel format lint requirements clean FORCE
+.PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel format lint requirements clean FORCE
 FORCE:
 
 demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
@@ -265,6 +281,16 @@ gpu-checks: $(if $(WITH_CUDA),$(GPU_LAUNCHERS))  ## run every GPU kernel under c
 test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, other papers' kernels, ops under XLA
 	$(call PYTEST,2) --all $(ARGS)
 	$(call PYTEST,1) --jit $(or $(ARGS),tests/ops)
+
+coverage: build  ## fail where the tests leave out over 5% of the lines of tf_capsops/ or of cc/
+	@rm -rf $(BUILD)/coverage && mkdir $(BUILD)/coverage && find $(BUILD) -name '*.gcda' -delete
+	$(ON_FAULTS) $(subst -m pytest,-m coverage run -m pytest,$(call PYTEST,1)) $(or $(ARGS),$(COVERING_TESTS))
+	$(ON_FAULTS) $(PY) -m coverage combine --quiet
+	@status=0; $(ON_FAULTS) $(PY) -m coverage report || status=1; $(PY) -m gcovr $(BUILD) || status=1; exit $$status
+
+faults: build  ## show which test notices each wrong kernel and each rule left out; ARGS="--device GPU"
+	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py kernels $(ARGS)
+	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py rules
 
 build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
 

@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import tensorflow as tf
 from hypothesis.internal.conjecture import providers
+from xdist.workermanage import NodeManager
 
 from tf_capsops.bench import cases
 
@@ -29,6 +30,9 @@ tf.config.experimental.enable_tensor_float_32_execution(False)
 _DEVICES = sorted({f"{d.device_type}:0" for d in tf.config.list_logical_devices()})
 # Each process takes up to 2 GB, and as much of a GPU.
 _MOST_PROCESSES = 4 if _GPUS else 16
+# At their ends processes write down which lines ran (`make coverage`), which may take
+# longer than the seconds after which others are killed.
+NodeManager.EXIT_TIMEOUT = 300
 
 
 def pytest_addoption(parser):

@@ -47,8 +47,9 @@ class KernelInputs final : public OpInputs {
 template <typename Problem>
 class KernelArguments {
  public:
-  KernelArguments(tensorflow::OpKernelContext* ctx, const Call<Problem>& call)
-      : ctx_(ctx), call_(call), unreturned_(call.results.size()) {}
+  KernelArguments(const char* op, tensorflow::OpKernelContext* ctx,
+                  const Call<Problem>& call)
+      : op_(op), ctx_(ctx), call_(call), unreturned_(call.results.size()) {}
 
   template <typename P>
   P Next() {
@@ -64,6 +65,8 @@ class KernelArguments {
     status_.Update(AllocateWorkspace(ctx_, bytes, &workspace_));
     return bytes > 0 ? workspace_.data() : nullptr;
   }
+  const char* op() const { return op_; }
+  int64_t Elements(int result) const { return call_.results[result].num_elements(); }
   bool failed() const { return !status_.ok(); }
   const absl::Status& status() const { return status_; }
 
@@ -82,6 +85,7 @@ class KernelArguments {
     return status_.ok() ? tensor->data() : nullptr;
   }
 
+  const char* op_;
   tensorflow::OpKernelContext* ctx_;
   const Call<Problem>& call_;
   int operand_ = 0, result_ = 0, value_ = 0;
@@ -110,7 +114,7 @@ class PlannedOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     const auto plan = plans_.Find(exec, call->problem);
     if (!plan->run) return ToStatus(plan->error);
-    KernelArguments arguments(ctx, *call);
+    KernelArguments arguments(Op::kName, ctx, *call);
     if (RecordsKernels()) {
       RecordKernel(Op::kName, plan->kernel, plan->workspace);
 #if TF_CAPSOPS_CUDA
@@ -121,17 +125,17 @@ class PlannedOp : public tensorflow::OpKernel {
     return NamingShapes(ctx, arguments.failed() ? arguments.status() : ToStatus(error));
   }
 
-  // Where memory is short, says what was asked for: TensorFlow names only the tensor
-  // that did not fit, which may be a workspace.
+  // Where memory is short or a launch failed, says what was asked for: TensorFlow names
+  // only the tensor that did not fit, which may be a workspace, and launchers their op.
   static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
                                    const absl::Status& status) {
-    if (!absl::IsResourceExhausted(status)) return status;
+    if (!absl::IsResourceExhausted(status) && !absl::IsInternal(status)) return status;
     std::string shapes;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       shapes += (i > 0 ? ", " : "") + ctx->input(i).shape().DebugString();
     }
-    return absl::ResourceExhaustedError(std::string(Op::kOp) + " of inputs " + shapes +
-                                        ": " + std::string(status.message()));
+    return absl::Status(status.code(), std::string(Op::kOp) + " of inputs " + shapes +
+                                           ": " + std::string(status.message()));
   }
 
 #if TF_CAPSOPS_CUDA

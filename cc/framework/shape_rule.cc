@@ -16,7 +16,9 @@ using tensorflow::shape_inference::ShapeHandle;
 ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
                            absl::Span<const Axis> axes) {
   if (!status_.ok() || shape.unknown_rank()) return *this;
+  const bool any_rank = RuleDropped(op_, tensor, "rank");
   if (shape.dims() != static_cast<int>(axes.size())) {
+    if (any_rank) return *this;
     const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
     status_ = absl::InvalidArgumentError(
         absl::StrCat(op_, ": ", tensor, " must have rank ", axes.size(), " [",
@@ -26,7 +28,8 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
   int index = 0;
   for (const Axis& axis : axes) {
     const int64_t size = shape.dim_size(index);
-    if (*axis.dim >= 0 && size >= 0 && *axis.dim != size) {
+    if (*axis.dim >= 0 && size >= 0 && !RuleDropped(op_, tensor, axis.name) &&
+        *axis.dim != size) {
       status_ = absl::InvalidArgumentError(
           absl::StrCat(op_, ": ", tensor, " dim ", index, " (", axis.name, ") must be ",
                        *axis.dim, ", got ", shape.DebugString()));

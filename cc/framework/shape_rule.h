@@ -18,6 +18,8 @@
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
+#include "cc/launch/faults.h"
+
 namespace capsops {
 
 // One axis of a tensor: its name for messages, and the dimension it binds.
@@ -38,10 +40,12 @@ class ShapeRule {
                   absl::Span<const Axis> axes);
 
   // Requires what `text`, the message after the op's name, says must be. A message that
-  // takes time to make is a function that returns it.
+  // takes time to make is a function that returns it. The place of the call names the
+  // rule to faults.h.
   template <typename Text>
-  ShapeRule& Require(bool holds, const Text& text) {
-    if (holds || !status_.ok()) return *this;
+  ShapeRule& Require(bool holds, const Text& text, const char* file = __builtin_FILE(),
+                     int line = __builtin_LINE()) {
+    if (!status_.ok() || RuleDropped(op_, file, line) || holds) return *this;
     if constexpr (std::is_invocable_v<const Text&>) {
       Fail(text());
     } else {

@@ -70,9 +70,6 @@ void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
   SetPair(rule, "strides", attributes.strides, down.stride, across.stride);
   SetPair(rule, "dilations", attributes.dilations, down.dilation, across.dilation);
   const bool same = attributes.padding == "SAME";
-  rule.Require(same || attributes.padding == "VALID", [&] {
-    return absl::StrCat("padding must be VALID or SAME, got ", attributes.padding);
-  });
   SlideAlong(rule, down, same, weights_name, weights, 0);
   SlideAlong(rule, across, same, weights_name, weights, 1);
 }

@@ -23,7 +23,7 @@ namespace capsops {
 struct WindowAttributes {
   std::vector<int32_t> strides;  // down, across
   std::vector<int32_t> dilations;
-  std::string padding;  // VALID or SAME
+  std::string padding;  // VALID or SAME, as the op's registration has it
 };
 
 // From a kernel's construction or a shape function.

@@ -23,6 +23,7 @@
 
 #include "cc/launch/choice.h"
 #include "cc/launch/exec.h"
+#include "cc/launch/faults.h"
 #include "cc/launch/plan.h"
 
 namespace capsops {
@@ -52,7 +53,8 @@ void VisitArguments(const Plan<Exec, Pointers...>*, const Visit& visit) {
 
 // Runs `plan` on what `source` finds: Next<P>() is the next argument of the plan, and
 // Workspace(bytes) comes after the last. Where source.failed(), which knows why,
-// nothing is run.
+// nothing is run. For faults.h a source also has op(), which is the plan's, and
+// Elements(i), how many result `i` has.
 template <typename Exec, typename... Pointers, typename Source>
 LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
                     const Exec& exec) {
@@ -61,7 +63,10 @@ LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
   void* const workspace = source.Workspace(plan.workspace);
   if (source.failed()) return {};
   const auto run = [&](Pointers... pointers) {
-    return plan.run(exec, pointers..., workspace);
+    LaunchError error = MaybeFailLaunch(exec, source, plan.kernel);
+    if (error.empty()) error = plan.run(exec, pointers..., workspace);
+    if (error.empty()) error = MaybeSpoil(exec, source, plan.kernel, pointers...);
+    return error;
   };
   return std::apply(run, arguments);
 }

@@ -78,9 +78,6 @@ absl::StatusOr<Call<Problem>> ForwardWithSumsOp::Resolve(const OpInputs& inputs)
   Problem p;
   ShapeRule rule(kName);
   BindOperands(rule, p, inputs, 0);
-  rule.Require(iterations >= 1, [&] {
-    return absl::StrCat("iterations must be at least 1, got ", iterations);
-  });
   p.iterations = iterations;
   CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);

@@ -53,10 +53,6 @@ void SetAttributes(ShapeRule& rule, Problem& p, const Attributes& attributes) {
   });
   p.groups = attributes.groups;
   p.channels_first = attributes.data_format == "NCHW";
-  rule.Require(p.channels_first || attributes.data_format == "NHWC", [&] {
-    return absl::StrCat("data_format must be NHWC or NCHW, got ",
-                        attributes.data_format);
-  });
   if (!rule.status().ok()) return;
   const int64_t positions = p.kernel_height * p.kernel_width;  // 2^62 at most
   rule.Require(positions <= std::numeric_limits<int64_t>::max() / p.groups, [&] {

@@ -78,8 +78,33 @@ class CallArguments {
     }
     return (*buffer)->untyped_data();
   }
+  const char* op() const { return op_; }
+  int64_t Elements(int result) const {
+    auto buffer = results_.get<ffi::AnyBuffer>(result);
+    return buffer.has_value() ? (*buffer)->element_count() : 0;
+  }
   bool failed() const { return !error_.empty(); }
   const LaunchError& error() const { return error_; }
+
+  // Where memory is short or a launch failed, says what was asked for.
+  LaunchError NamingShapes(const LaunchError& error) const {
+    if (error.empty() ||
+        (error.fault() != Fault::kOutOfMemory && error.fault() != Fault::kInternal)) {
+      return error;
+    }
+    std::string shapes;
+    for (size_t i = 0; i < operands_.size(); ++i) {
+      const auto buffer = operands_.get<ffi::AnyBuffer>(i);
+      if (!buffer.has_value()) continue;
+      std::string dims;
+      for (const int64_t dim : buffer->dimensions()) {
+        dims += (dims.empty() ? "" : ",") + std::to_string(dim);
+      }
+      shapes += (shapes.empty() ? "[" : ", [") + dims + "]";
+    }
+    return {std::string(op_) + " of inputs " + shapes + ": " + error.text(),
+            error.fault()};
+  }
 
  private:
   void* Data(const ffi::ErrorOr<ffi::AnyBuffer>& buffer) {
@@ -123,7 +148,8 @@ ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
   if (RecordsKernels()) RecordKernel(Op::kName, plan->kernel, plan->workspace);
   CallArguments arguments(Op::kName, operands, results, words.begin() + kWords);
   const LaunchError error = RunFrom(arguments, *plan, exec);
-  return ToError(arguments.failed() ? arguments.error() : error);
+  return ToError(arguments.failed() ? arguments.error()
+                                    : arguments.NamingShapes(error));
 }
 
 // Runs `body` on blocks of [0, count) in XLA's threads and this one. Whoever is free

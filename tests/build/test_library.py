@@ -243,6 +243,11 @@ def test_exported_symbols():
     assert not [name for _, name in symbols if ours.search(name)]
 
 
+def test_the_library_has_no_faults_on_purpose(library_bytes):
+    """Those are for the library that tests the tests (cc/launch/faults.h)."""
+    assert b"TF_CAPSOPS_FAULT" not in library_bytes
+
+
 def test_library_runs_without_the_cuda_runtime_installed():
     """CUDA, where it is built in, is part of the file: nothing more is needed."""
     needed = subprocess.run(

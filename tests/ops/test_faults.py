@@ -1,9 +1,14 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results that no memory can hold are errors, and the process goes on.
+"""Results that no memory can hold are errors, and so are launches that fail.
 
-`tests/sanitizers/launchers.cc` does the same to the working space of CPU kernels.
+The process goes on. `tests/sanitizers/launchers.cc` takes memory from the working space
+of CPU kernels. Launches fail where the library is that of `make coverage`.
 """
+
+import functools
+import pathlib
+import re
 
 import descriptions
 import numpy as np
@@ -11,8 +16,11 @@ import pytest
 import tensorflow as tf
 
 import tf_capsops
+from tf_capsops import kernels
 from tf_capsops.bench import cases
 
+_FAULT = "TF_CAPSOPS_FAULT"
+_LIBRARY = pathlib.Path(tf_capsops.library_path()).read_bytes()
 _MANY, _ROOT = 2**24, 2**12
 
 
@@ -20,9 +28,17 @@ def _zeros(*shape, dtype=tf.float32):
     return tf.zeros(shape, dtype)
 
 
-def _results_of(op):
+def _results_of(op, jit_compile=False):
     case = op.suite.select(cases.GRADIENT)[0]
-    return op.results(case.bind(op.suite.ours), *op.draw(case, tf.float32))
+    compute = functools.partial(op.results, case.bind(op.suite.ours))
+    if jit_compile:
+        compute = tf.function(compute, autograph=False, jit_compile=True)
+    return compute(*op.draw(case, tf.float32))
+
+
+def _assert_same(before, after):
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -68,5 +84,24 @@ def test_too_large_a_result_names_op_and_shapes(name, compute, shapes):
         after = [_results_of(op) for op in descriptions.every()]
     assert f"{name} of inputs {shapes}: " in caught.value.message
     for one, other in zip(before, after):
-        for first, second in zip(one, other, strict=True):
-            np.testing.assert_array_equal(first, second)
+        _assert_same(one, other)
+
+
+if _FAULT.encode() in _LIBRARY:
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    @pytest.mark.parametrize("op", descriptions.every(), ids=lambda op: op.name)
+    def test_a_failed_launch_names_op_and_shapes(op, jit_compile, device, monkeypatch):
+        """Of output and gradients, one after the other."""
+        with kernels.recorded() as calls:
+            before = _results_of(op, jit_compile)
+        assert len(calls) > 1
+        for name, kernel, _ in calls:
+            monkeypatch.setenv(_FAULT, f"launch {name} {kernel}")
+            with pytest.raises(tf.errors.InternalError) as caught:
+                _results_of(op, jit_compile)
+            monkeypatch.delenv(_FAULT)
+            why = r"launch failed on purpose|CUDA launch failed: invalid \w+ argument"
+            text = rf"{name}\w* of inputs (\[[\d,]*\](, )?){{2,}}: {name}: ({why})"
+            assert re.search(text, caught.value.message)
+            _assert_same(before, _results_of(op, jit_compile))
