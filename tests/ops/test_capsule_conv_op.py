@@ -13,6 +13,7 @@ from refusals import (
     at_once_or_by_shape,
     bad_gradients,
     bad_kernels,
+    by_kernel,
     every_way,
     mismatch,
     resized,
@@ -23,6 +24,7 @@ from registrations import bare, refusal
 import tf_capsops
 
 CONV = "CapsuleConv"
+WITH_BIAS = "CapsuleConvBiasRelu"
 IN_INPUT = "CapsuleConvBackpropInput"
 IN_WEIGHTS = "CapsuleConvBackpropWeights"
 SAME = {"padding": "SAME"}
@@ -32,6 +34,7 @@ INPUT, WEIGHTS, GRAD = (2, 5, 6, 3, 4, 7), (3, 2, 3, 8, 7, 9), (2, 3, 5, 8, 4, 9
 DEEP_INPUT, DEEP_WEIGHTS, DEEP_GRAD = (
     (*shape[:4], 11, *shape[4:]) for shape in (INPUT, WEIGHTS, GRAD)
 )
+BIAS, DEEP_BIAS = GRAD[3:], DEEP_GRAD[3:]
 
 
 def _rank(name, axes, depth_before):
@@ -101,6 +104,7 @@ def _bad_backward():
 def _call(op, *tensors, **attributes):
     function = {
         CONV: bare().capsule_conv,
+        WITH_BIAS: bare().capsule_conv_bias_relu,
         IN_INPUT: bare().capsule_conv_backprop_input,
         IN_WEIGHTS: bare().capsule_conv_backprop_weights,
     }[op]
@@ -111,6 +115,11 @@ def _bad():
     """Yields op, operands, attributes and message; a list stands for sizes."""
     for inputs, weights, attributes, text in _bad_forward():
         yield CONV, (inputs, weights), attributes, text
+        bias = DEEP_BIAS if len(inputs) == 7 else BIAS
+        yield WITH_BIAS, (inputs, weights, bias), attributes, text
+    shape = resized(DEEP_BIAS, 1, 12)
+    text = mismatch("bias", 1, "pose_depth", 11, shape)
+    yield WITH_BIAS, (DEEP_INPUT, DEEP_WEIGHTS, shape), {}, text
     forward = (
         (inputs, weights, DEEP_GRAD if len(inputs) == 7 else GRAD, attributes, text)
         for inputs, weights, attributes, text in _bad_forward()
@@ -140,10 +149,36 @@ def test_bad_operands(case, assert_refused, device):
 
 GOOD = {
     CONV: (INPUT, WEIGHTS),
+    WITH_BIAS: (INPUT, WEIGHTS, BIAS),
     IN_INPUT: ([*INPUT], WEIGHTS, GRAD),
     IN_WEIGHTS: (INPUT, [*WEIGHTS], GRAD),
 }
 every_op = pytest.mark.parametrize("op", GOOD)
+
+
+def test_gradients_of_weights_of_another_depth(device):
+    """A shape function that does not know sizes yet finds another mistake."""
+    shape = resized(DEEP_WEIGHTS, 4, 12)
+    for op, name, operands in (
+        (IN_INPUT, "weights", ([*DEEP_INPUT], shape, DEEP_GRAD)),
+        (IN_WEIGHTS, "weight_sizes", (DEEP_INPUT, [*shape], DEEP_GRAD)),
+    ):
+        message = f"{op}: {mismatch(name, 4, 'pose_depth', 11, shape)}"
+        compute = functools.partial(_call, op)
+        by_kernel(compute, [*map(_tensor, operands)], message)
+
+
+@pytest.mark.parametrize("op", [CONV, WITH_BIAS, IN_INPUT])
+@at_once_or_by_shape
+def test_kernels_that_32_bits_do_not_count(op, assert_refused, device):
+    """Without input channels they take no memory."""
+    kernel = (2**31, 2, 0, 8, 7, 9)
+    operands = list(GOOD[op])
+    operands[:2] = type(operands[0])(resized(INPUT, 3, 0)), kernel
+    text = "weights dim 0 (kernel_height) must be at most 2147483647, got "
+    message = f"{op}: {text}{shape_text(kernel)}"
+    compute = functools.partial(_call, op)
+    assert_refused(compute, [*map(_tensor, operands)], message)
 
 
 @every_op

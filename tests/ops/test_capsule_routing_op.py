@@ -52,6 +52,7 @@ BAD_OPERANDS = [
     ),
     (INPUT, (3, 4, 5, 9), LOGITS, "weights dim 3 (in_dim) must be 6, got [3,4,5,9]"),
     (INPUT, WEIGHTS, (9, 4), "logits dim 0 (in_caps) must be 3, got [9,4]"),
+    (INPUT, WEIGHTS, (3, 9), "logits dim 1 (out_caps) must be 4, got [3,9]"),
     (
         (2, 1152, 8),
         (1152, 10, 16, 8),
@@ -62,7 +63,8 @@ BAD_OPERANDS = [
 ]
 # Shapes of (input, weights, logits, sums), likewise.
 BAD_SUMS = [
-    (*shapes, SUMS, text) for *shapes, text in (BAD_OPERANDS[i] for i in (0, 2, 3))
+    (*shapes, SUMS, text)
+    for *shapes, text in BAD_OPERANDS[:9]  # the others do not fit these sums
 ] + [
     (INPUT, WEIGHTS, LOGITS, (2, 4, 5), RANKS["sums"] + "[2,4,5]"),
     (

@@ -112,6 +112,19 @@ every_op = pytest.mark.parametrize("op", [CONV, IN_INPUT])
 
 
 @every_op
+@at_once_or_by_shape
+def test_kernels_that_32_bits_do_not_count(op, assert_refused, device):
+    """Without input channels they take no memory."""
+    kernel, image = (2**31, 2, 0, 8), resized(INPUT, 3, 0)
+    forward = op == CONV
+    make = _forward_operands if forward else _backward_operands
+    operands = make(image, kernel, TOP, *([] if forward else [GRAD]))
+    text = "codes dim 0 (kernel_height) must be at most 2147483647, got "
+    compute = functools.partial(_call, op, padding="VALID")
+    assert_refused(compute, operands, f"{op}: {text}{shape_text(kernel)}")
+
+
+@every_op
 @pytest.mark.parametrize("name", ["strides", "dilations"])
 @pytest.mark.parametrize("pair", BAD_PAIRS, ids=str)
 @at_once_or_by_shape
