@@ -254,7 +254,7 @@ ON_FAULTS := TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY)) COVERAGE_FILE=$(abspath $(
 # Those that reach lines which others do not, without those that take long for what they
 # reach, and without the one that only the library of users can pass.
 COVERING_TESTS := tests --ignore=tests/adversarial --ignore=tests/studies --ignore-glob='*_memory.py' --ignore-glob='*_large.py' \
-  -k "not float64 and not bfloat16 and not same_bits and not threads_do and not no_faults_on_purpose and not without_a_gpu and not losses_are_the_same and not same_history"
+  -k "not same_bits and not threads_do and not no_faults_on_purpose and not without_a_gpu and not losses_are_the_same and not same_history"
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
 .PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel format lint requirements clean FORCE

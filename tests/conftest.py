@@ -7,19 +7,21 @@ Without `--all`, what takes a `case` and a `dtype` runs for every case in float3
 for a quarter of the cases, each time another one, in each of the other types.
 """
 
+import ctypes
 import os
 
 # Read when NumPy and TensorFlow are imported. The references' products are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import coverage
 import frames
 import hypothesis
 import pytest
 import tensorflow as tf
 from hypothesis.internal.conjecture import providers
-from xdist.workermanage import NodeManager
 
+import tf_capsops
 from tf_capsops.bench import cases
 
 _GPUS = tf.config.list_physical_devices("GPU")
@@ -30,9 +32,6 @@ tf.config.experimental.enable_tensor_float_32_execution(False)
 _DEVICES = sorted({f"{d.device_type}:0" for d in tf.config.list_logical_devices()})
 # Each process takes up to 2 GB, and as much of a GPU.
 _MOST_PROCESSES = 4 if _GPUS else 16
-# At their ends processes write down which lines ran (`make coverage`), which may take
-# longer than the seconds after which others are killed.
-NodeManager.EXIT_TIMEOUT = 300
 
 
 def pytest_addoption(parser):
@@ -106,6 +105,16 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("all"):
         config.hook.pytest_deselected(items=[i for i in items if not _selected(i)])
         items[:] = filter(_selected, items)
+
+
+def pytest_sessionfinish(session):
+    """Writes down which lines ran (`make coverage`).
+
+    At its end a process of xdist's may be killed, if that takes more than seconds.
+    """
+    if running := coverage.Coverage.current():
+        running.save()
+        ctypes.CDLL(tf_capsops.library_path()).WriteCoverage()
 
 
 @pytest.fixture
