@@ -257,7 +257,7 @@ COVERING_TESTS := tests --ignore=tests/adversarial --ignore=tests/studies --igno
   -k "not same_bits and not threads_do and not no_faults_on_purpose and not without_a_gpu and not losses_are_the_same and not same_history"
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
-.PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel format lint requirements clean FORCE
+.PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel docs format lint requirements clean FORCE
 FORCE:
 
 demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
@@ -303,8 +303,19 @@ bench: build  ## time the ops against plain TensorFlow
 papers: build $(if $(WITH_CUDA),studies)  ## time the ops against other papers' kernels
 	$(PY) -m benchmarks.papers $(ARGS)
 
+# Its tag names the oldest glibc that the library runs with; a package index admits no other
+# wheels, and none over 100 MB. TensorFlow's own libraries are TensorFlow's to bring.
 wheel: build  ## pack the wheel, for all architectures, and the source distribution into dist/
-	CUDA=$(CUDA) PY="$(abspath $(PY))" $(PY) -m build --no-isolation --sdist --wheel $(ARGS)
+	@rm -rf $(BUILD)/wheel
+	$(PY) -m build --no-isolation --sdist --outdir dist
+	CUDA=$(CUDA) PY="$(abspath $(PY))" TF_CAPSOPS_LOCAL=$(if $(WITH_CUDA),,+cpu) \
+	  $(PY) -m build --no-isolation --wheel --outdir $(BUILD)/wheel
+	PATH="$(abspath $(dir $(PY))):$$PATH" $(PY) -m auditwheel repair --exclude 'libtensorflow*' \
+	  --wheel-dir dist $(BUILD)/wheel/*.whl
+	$(Q)! find dist -name '*.whl' -size +99999999c | grep . || { echo "A wheel must be smaller than 100 MB" >&2; exit 1; }
+
+docs: $(ENVIRONMENT)  ## make the documentation's site, build/site
+	$(PY) -m sphinx -W --keep-going -q -j auto docs $(BUILD)/site
 
 format: $(ENVIRONMENT)  ## format the sources
 	$(PY) -m ruff format .

@@ -52,8 +52,9 @@ class CapsuleConv2D(keras.layers.Layer):
       use_bias: whether there is a bias.
       kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
         plain convolution with the same fans, and once for each of the G matrices.
-      bias_initializer, kernel_regularizer, bias_regularizer, kernel_constraint,
-      bias_constraint: as for `keras.layers.Conv2D`.
+      bias_initializer: as for `keras.layers.Conv2D`.
+      kernel_regularizer, bias_regularizer: likewise.
+      kernel_constraint, bias_constraint: likewise.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

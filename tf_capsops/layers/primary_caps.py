@@ -35,8 +35,9 @@ class PrimaryCaps(keras.layers.Layer):
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
       use_bias: whether the convolution has a bias.
-      kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer,
-      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
+      kernel_regularizer, bias_regularizer: likewise.
+      kernel_constraint, bias_constraint: likewise.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
 
     Raises:
