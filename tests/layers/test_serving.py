@@ -21,6 +21,10 @@ uvicorn.run("serve:app", port=0)
 """
 
 
+def _page():
+    return (fresh.ROOT / "docs" / "serving.md").read_text()
+
+
 @pytest.fixture(scope="module")
 def model():
     return models.capsnet(
@@ -37,8 +41,7 @@ def model():
 def address(model, tmp_path_factory):
     """Returns the URL of the model in a service that runs while there are tests."""
     folder = tmp_path_factory.mktemp("service")
-    page = (fresh.ROOT / "docs" / "serving.md").read_text()
-    code = re.search(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1]
+    code = re.search(r"^```python\n(.*?)^```$", _page(), re.DOTALL | re.MULTILINE)[1]
     (folder / "serve.py").write_text(code)
     model.inference_model().export(folder / "capsnet", verbose=False)
     server = fresh.start(_SERVER, cwd=folder, MODEL=str(folder / "capsnet"))
@@ -102,3 +105,11 @@ def test_bad_requests_are_told_why(address, body, text):
         _asked(f"{address}:predict", body)
     assert caught.value.code == 400
     assert text in json.load(caught.value)["error"]
+
+
+def test_the_rule_for_tensorflow_serving_has_all_sources():
+    """All that make no kernels for GPUs and XLA, nor those of other papers."""
+    sources = (fresh.ROOT / "cc").rglob("*.cc")
+    places = {str(path.parent.relative_to(fresh.ROOT)) for path in sources}
+    named = set(re.findall(r'"(cc/[\w/]*)/\*\.cc"', _page()))
+    assert named == places - {"cc/studies", "cc/xla"}
