@@ -4,7 +4,6 @@
 
 import functools
 
-import frames
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -49,21 +48,6 @@ def test_nothing_reaches_the_inputs_through_the_sums(way, device):
         assert gradient is None or not gradient.numpy().any()
 
 
-@both_ways
-def test_second_derivatives_are_refused(way, device):
-    inputs = _draw()
-
-    @way
-    def second():
-        with tf.GradientTape() as outer:
-            outer.watch(inputs)
-            gradients = _gradients(tf_capsops.capsule_routing, *inputs)
-        return outer.gradient(gradients, inputs)
-
-    with pytest.raises(LookupError, match="CapsuleRoutingGrad"):
-        second()
-
-
 def _first_derivative(inputs):
     """A traced function's output, its gradient and the coefficients."""
 
@@ -88,21 +72,6 @@ def test_an_outer_tape_may_watch_a_traced_training_step(persistent, device):
         output, _, _ = step()
     for gradient, truth in zip(outer.gradient(output, inputs), expected, strict=True):
         np.testing.assert_array_equal(gradient, truth)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_second_derivatives_of_a_traced_function_are_refused(persistent, device):
-    inputs = _draw()
-    step = _first_derivative(inputs)
-    with tf.GradientTape(persistent=persistent) as outer:
-        outer.watch(inputs)
-        _, gradients, _ = step()
-    if frames.compiled():  # XLA leaves assertions out
-        for gradient in outer.gradient(gradients, inputs):
-            assert np.all(np.isnan(gradient))
-        return
-    with pytest.raises(tf.errors.InvalidArgumentError, match="CapsuleRoutingGrad has"):
-        outer.gradient(gradients, inputs)
 
 
 @both_ways

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routing by agreement between two layers of capsules."""
 
-import math
-
 import numpy as np
 import tensorflow as tf
 
 from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, int_between, positive_float32
+from tf_capsops.ops import capsule_routing_second
 from tf_capsops.shapes import ShapeRule, dimensions, joined, sizes
 
 MOST_ITERATIONS = 2**31 - 1
@@ -38,10 +37,10 @@ def capsule_routing(
     which is contracted with weights and inputs at once.
 
     So memory beside inputs, outputs and gradients is `iterations` times the output,
-    kept for the gradient, and a small workspace. The op is differentiable once in
-    inputs, weights and logits, through every iteration. A second derivative is a
-    `LookupError`, or an `InvalidArgumentError` where it is asked of a traced function
-    that took the first. Half types are computed in float32.
+    kept for the gradient, and a small workspace. The op is differentiable twice in
+    inputs, weights and logits, through every iteration. Second derivatives are
+    computed by TensorFlow's own ops over blocks of input capsules, and do not store
+    `u_hat` either. Half types are computed in float32.
 
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
@@ -230,24 +229,11 @@ def _capsule_routing_grad(op, grad):
 
 @tf.RegisterGradient("CapsuleRoutingGrad")
 def _capsule_routing_second_grad(op, *grads):
-    """Refuses second derivatives, but only those that somebody asks for.
-
-    A tape that asks gives no `tf.Operation`, and the op's own graph is where nested
-    `tf.gradients` ask. Any other graph is the backward pass of a traced function, which
-    TensorFlow builds whenever a tape records a call of it: there the gradient is zero
-    as long as what comes in is zero, and an error at run time otherwise.
-    """
-    message = (
-        "CapsuleRoutingGrad has no gradient: capsule_routing is differentiable once, "
-        "and a second derivative of it was asked for"
-    )
-    if not isinstance(op, tf.Operation) or op.graph is tf.compat.v1.get_default_graph():
-        raise LookupError(message)
-    unused = tf.reduce_all([tf.reduce_all(grad == 0) for grad in grads])
-    with tf.control_dependencies([tf.debugging.Assert(unused, [message])]):
-        # Compiled by XLA there is no error: NaN says it there.
-        value = tf.where(unused, 0.0, math.nan)
-        return [tf.fill(tf.shape(of), tf.cast(value, of.dtype)) for of in op.inputs]
+    # The sums follow from the other inputs, so they have no gradient of their own.
+    *operands, sums = op.inputs
+    epsilon = op.get_attr("epsilon")
+    found = capsule_routing_second.gradients(*operands, grads, sums.shape[0], epsilon)
+    return [*found, None]
 
 
 tf.no_gradient("CapsuleRoutingCoefficients")
