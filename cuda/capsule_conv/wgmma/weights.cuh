@@ -131,16 +131,24 @@ __device__ void MultiplyPixels(const char* grad, int below,
 template <int kUnits>
 constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
-// What one warpgroup of a block multiplies.
-template <typename W, int kUnits>
+// Where a lane's two rows of the product begin, which are columns of a pose that follow
+// each other: in pose row 0 of a pixel of `grad`, and in a matrix of the result.
+template <typename W>
+__device__ int PlaceOfRows(const W& w) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int row = 16 * warp + lane / 4 * 2;
+  const int channel = row / w.columns, column = row - channel * w.columns;
+  return channel * 4 * w.columns + column;
+}
+
+// Adds up what one warpgroup of a block multiplies, the first kUnits of its units.
+template <int kUnits, typename W, typename SumsOfUnits>
 __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
-                              WeightBarriers& barriers, char* row_slots,
-                              const char* grad_slots, float* parts) {
+                              WeightBarriers& barriers, const char* row_slots,
+                              const char* grad_slots, SumsOfUnits& sums) {
   using S = typename W::S;
   constexpr bool kFloat = std::is_same_v<S, float>;
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  Sums<(W::kParts > 1), kUnits, 8> sums;
-  sums.Clear();
+  const int lane = threadIdx.x % 32;
   uint32_t offset[kUnits];
   int tap[kUnits];
 #pragma unroll
@@ -151,14 +159,10 @@ __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
                 unit.x_tap * w.moves.dilation_x * (kPixel / 16);
     tap[n] = unit.y_tap;
   }
-  const int row = 16 * warp + lane / 4 * 2;
-  const int channel = row / w.columns, column = row - channel * w.columns;
-  // Of pose row 0, which a lane's two columns of `grad` and of the result follow.
-  const int place_of_row = channel * 4 * w.columns + column;
   const int t = lane % 4, pose_row = kFloat ? t : t % 2, pixel = kFloat ? 0 : t / 2;
   const char* const rows =
       grad_slots + (w.halves ? group * w.strip * kPixelBytes<S> : 0) +
-      pixel * kPixelBytes<S> + (place_of_row + pose_row * w.columns) * int{sizeof(S)};
+      pixel * kPixelBytes<S> + (PlaceOfRows(w) + pose_row * w.columns) * int{sizeof(S)};
   const int below = 2 * w.columns * int{sizeof(S)};
   const UnitSteps steps(w);
   const uint32_t slots_at = UnitAddress(row_slots);
@@ -203,7 +207,14 @@ __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
     }
   }
   if constexpr (W::kParts == 1) sums.AddUp();
-  LetKernelAfterBegin();
+}
+
+// Stores the sums of a warpgroup's units, by way of the slots of rows.
+template <int kUnits, typename W, typename SumsOfUnits>
+__device__ void StoreUnits(const W& w, const WeightPlace& place, int group,
+                           const SumsOfUnits& sums, char* row_slots, float* parts) {
+  constexpr bool kFloat = std::is_same_v<typename W::S, float>;
+  const int place_of_rows = PlaceOfRows(w), t = threadIdx.x % 4;
   SynchronizeSome<128 * kWeightGroups>();  // the slots are not needed any more
   char* const staged = row_slots + group * kWeightUnits<W::kParts> * kUnitBytes;
 #pragma unroll
@@ -217,7 +228,7 @@ __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
         const int inner = kFloat ? m % 4 : of_octet % 4;
         float* const to =
             reinterpret_cast<float*>(staged + n * kUnitBytes + in * kSumsBytes);
-        *reinterpret_cast<float2*>(to + place_of_row + inner * w.columns) =
+        *reinterpret_cast<float2*>(to + place_of_rows + inner * w.columns) =
             make_float2(sums.all()[n][m][e], sums.all()[n][m][2 + e]);
       }
     }
@@ -278,14 +289,18 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
     }
   } else {
     TakeRegisters<kWeightMany, true>();
+    Sums<(W::kParts > 1), kUnits, 8> sums;
+    sums.Clear();
     // Of an odd number of units one warpgroup has fewer.
     const int fewer = !w.halves && group == 1 ? w.Units() % 2 : 0;
     if (fewer == 0 || kUnits == 1) {
-      MultiplyLines<W, kUnits>(w, place, group, barriers, row_slots, grad_slots, parts);
+      MultiplyLines<kUnits>(w, place, group, barriers, row_slots, grad_slots, sums);
     } else {
-      MultiplyLines<W, kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
-                                              grad_slots, parts);
+      MultiplyLines<kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
+                                           grad_slots, sums);
     }
+    LetKernelAfterBegin();
+    StoreUnits<kUnits>(w, place, group, sums, row_slots, parts);
   }
 #else
   __trap();  // launched on other GPUs by mistake
