@@ -16,7 +16,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from tf_capsops import kernels
-from tf_capsops.bench import cases, chart, measure, report, training
+from tf_capsops.bench import against, cases, chart, measure, report, training
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
 from tf_capsops.cli import arguments
@@ -86,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         help="ops at the sizes of the speed claims, of layers of published networks, "
         "or at tiny ones that only show that the benchmark works; whole training steps "
         "of networks, or of tiny ones",
+    )
+    parser.add_argument(
+        "--against",
+        type=pathlib.Path,
+        metavar="BENCH_JSON",
+        help="compare with an earlier bench.json, and mark what has become slower",
     )
     training.add_arguments(parser)
     return parser
@@ -195,6 +201,7 @@ def main(argv: Sequence[str]) -> int:
         0, or 1 where one of our own ops or networks could not be run.
     """
     options = _parser().parse_args(argv)
+    earlier = options.against and against.read(options.against)
     with reported(OSError):
         options.output.mkdir(parents=True, exist_ok=True)
     console = prepare(options)
@@ -210,6 +217,8 @@ def main(argv: Sequence[str]) -> int:
     data, picture = options.output / "bench.json", options.output / "bench.png"
     data.write_text(json.dumps(made, indent=2) + "\n")
     chart.save(made, picture)
+    if earlier:
+        console.print(against.table(earlier, made))
     console.print(f"Wrote {data} and {picture}.")
     ours = (
         method

@@ -1,0 +1,119 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a report of the benchmark with an earlier one.
+
+Times of two runs differ by the machine, too. The rivals tell by how much: their code is
+the same, so the median of what they changed by is taken for what the machine did.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping
+
+from rich import box
+from rich.table import Table
+
+from tf_capsops.bench import report
+from tf_capsops.cli.errors import CommandError
+
+_ROW = "op", "case", "direction", "device", "dtype"
+_HEADINGS = "before, us", "now, us", "now / before", "rivals", "without the machine"
+
+
+def read(path: pathlib.Path) -> dict:
+    """Returns the report in a file.
+
+    Raises:
+        CommandError: It cannot be read, or is not what the benchmark wrote.
+    """
+    try:
+        made = json.loads(path.read_text())
+        for result in made["results"]:
+            _key(result)
+            for method in result["methods"].values():
+                if "median_us" in method:
+                    _times(method)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(
+            f"{path} is no report of tf-capsops bench: {error!r}"
+        ) from None
+    return made
+
+
+def _key(result: Mapping) -> tuple:
+    return tuple(result[name] for name in _ROW)
+
+
+def _times(method: Mapping) -> tuple[float, float, float]:
+    """Returns lower quartile, median and upper quartile."""
+    lower, upper = method["quartiles_us"]
+    return float(lower), float(method["median_us"]), float(upper)
+
+
+def table(earlier: Mapping, made: Mapping) -> Table:
+    """Returns a table of our times, for the terminal.
+
+    A row is marked as slower or faster where the quartiles of the two runs lie apart,
+    once the machine's share is taken away.
+    """
+    before = {_key(result): result for result in earlier["results"]}
+    shown = Table(title=_title(earlier), title_justify="left", box=box.SIMPLE_HEAD)
+    shown.add_column("method")
+    for heading in _HEADINGS:
+        shown.add_column(heading, justify="right")
+    shown.add_column("")
+    missing = 0
+    for result in made["results"]:
+        old = before.get(_key(result), {"methods": {}})["methods"]
+        rows = list(_rows(old, result["methods"]))
+        if rows:
+            shown.add_section()
+            shown.add_row(f"{' '.join(map(str, _key(result)))}", style="dim")
+        else:
+            missing += 1
+        for row in rows:
+            shown.add_row(*row, style={"slower": "red", "faster": "green"}.get(row[-1]))
+    notes = [f"{missing} results have nothing to compare with"] if missing else []
+    notes += _differences(earlier, made)
+    shown.caption, shown.caption_justify = "\n".join(notes), "left"
+    return shown
+
+
+def _rows(old: Mapping, new: Mapping):
+    """Yields a row for each method of ours that both reports have."""
+    both = [n for n in new if "median_us" in new[n] and "median_us" in old.get(n, {})]
+    ours = [name for name in both if name.startswith(report.OURS)]
+    rivals = [new[n]["median_us"] / old[n]["median_us"] for n in both if n not in ours]
+    machine = statistics.median(rivals) if rivals else 1.0
+    for name in ours:
+        low, median, high = _times(old[name])
+        now_low, now, now_high = (time / machine for time in _times(new[name]))
+        mark = "slower" if now_low > high else "faster" if now_high < low else ""
+        yield (
+            name,
+            f"{median:.1f}",
+            f"{now * machine:.1f}",
+            f"{now * machine / median:.2f}",
+            f"{machine:.2f}" if rivals else "",
+            f"{now / median:.2f}",
+            mark,
+        )
+
+
+def _title(earlier: Mapping) -> str:
+    commit, date = earlier.get("commit", "unknown"), earlier.get("date", "?")
+    return f"Against commit {commit[:12]} of {date}"
+
+
+def _differences(earlier: Mapping, made: Mapping) -> list[str]:
+    """Names what the two runs do not have in common."""
+    labels = {"cpu": "processor", "cores": "cores", "gpus": "GPUs", "tf32": "TF32"}
+    labels["versions"] = "versions"
+    return [
+        f"another run's {label}: {earlier.get(field)}, now {made.get(field)}"
+        for field, label in labels.items()
+        if earlier.get(field) != made.get(field)
+    ]
