@@ -9,12 +9,12 @@ for a quarter of the cases, each time another one, in each of the other types.
 
 import ctypes
 import os
+import sys
 
 # Read when NumPy and TensorFlow are imported. The references' products are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import coverage
 import frames
 import hypothesis
 import pytest
@@ -112,7 +112,8 @@ def pytest_sessionfinish(session):
 
     At its end a process of xdist's may be killed, if that takes more than seconds.
     """
-    if running := coverage.Coverage.current():
+    coverage = sys.modules.get("coverage")
+    if coverage and (running := coverage.Coverage.current()):
         running.save()
         ctypes.CDLL(tf_capsops.library_path()).WriteCoverage()
 
