@@ -204,8 +204,7 @@ def run_linear(op, inputs, pixel, rng, device):
 
 
 def run_routing(rng, device):
-    """Returns what is wrong, and the shapes. TF32 rounds more than sums do."""
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    """Returns what is wrong, and the shapes."""
     capsules, inner = int(rng.choice([96, 1152])), int(rng.choice([8, 16]))
     outs, depth = int(rng.choice([3, 10])), int(rng.choice([4, 16]))
     batch = MORE // (capsules * inner) + int(rng.integers(1, 99))

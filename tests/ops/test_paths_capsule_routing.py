@@ -25,9 +25,6 @@ ONCE = ("tiles_16_5_4_16_8",)
 LARGE = ("tiles_48_300_13_16_8", "tiles_65_30_9_8_8", "tiles_18_7_32_16_16")
 FORWARD = ("tiles_19_29_48_16_16",)
 FMA = (*MMA, *ONCE, *LARGE, *FORWARD, "large_primes", "all_long")
-# Parts of out_dim, steps of in_dim, and groups of output capsules, each full and not.
-PHASES = (*MMA, *ONCE, *LARGE, *FORWARD, "large_primes", "out_dim_64", "in_dim_64")
-PHASES += ("out_caps_100", "all_long")
 REFUSALS = [
     ("mnist_layer", tf.float64, "T is double"),
     ("empty_batch", tf.float32, "a dimension is 0"),
@@ -41,8 +38,7 @@ REFUSALS = [
 
 def _runs(kernels_of_ops, names):
     forced = dict(zip(OPS, kernels_of_ops, strict=True))
-    only_fma = set(kernels_of_ops) == {"fma"}
-    dtypes = [d for d in DTYPES if d != tf.float64 or only_fma]
+    dtypes = [d for d in DTYPES if d != tf.float64 or "mma" not in kernels_of_ops]
     return [
         run
         for run in paths.runs(forced, names, dtypes, (False, True))
@@ -55,7 +51,6 @@ def _runs(kernels_of_ops, names):
 if paths.WITH_GPU:
     MMA_RUNS = [*_runs(("mma",) * 3, MMA), *_runs(("mma", "mma", "fma"), ONCE)]
     RUNS = [*MMA_RUNS, *_runs(("fma",) * 3, FMA)]
-    RUNS += _runs(("phases", "fma", "fma"), PHASES)
     if paths.capability() in (90, 100):
         RUNS += _runs(("mma",) * 3, LARGE)
         RUNS += _runs(("mma", "fma", "mma"), FORWARD)
@@ -67,7 +62,7 @@ if paths.WITH_GPU:
         with paths.running(run):
             results = OP.ours(case, tensors)
             look = call(case.bind(tf_capsops.routing_coefficients), *tensors[1:])
-        rounded = run.tf32 and {"mma", "phases"} & {*run.forced.values()}
+        rounded = run.tf32 and "mma" in run.forced.values()
         numbers = rounded_to_tf32(tensors) if rounded else tensors
         with tf.device("GPU:0"):
             OP.assert_close_to_reference(case, tensors, numbers, results)
@@ -78,10 +73,6 @@ if paths.WITH_GPU:
     @pytest.mark.parametrize("refused", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(refused):
         paths.assert_refused(OP, "CapsuleRouting", "mma", *refused)
-
-    @pytest.mark.parametrize("refused", REFUSALS[:2])
-    def test_phases_say_why_they_cannot(refused):
-        paths.assert_refused(OP, "CapsuleRouting", "phases", *refused)
 
     def test_matrices_that_32_bits_do_not_count_are_refused():
         rows, columns = 2**15, 2**15 + 1

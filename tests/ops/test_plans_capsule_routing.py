@@ -68,31 +68,6 @@ if _library.build_info()["cuda"]:
         found = planned(capability, lambda: _compute(dtype, *sizes))
         assert found == dict(zip(OPS, expected.split(), strict=True))
 
-    @pytest.mark.parametrize("capability", GPUS)
-    @pytest.mark.parametrize(
-        "dtype, tf32, sizes, expected",
-        [
-            (FLOAT, True, (64, 512, 10, 16, 8), "phases"),
-            (FLOAT, False, (64, 512, 10, 16, 8), "mma"),
-            (FLOAT, False, (64, 512, 10, 13, 8), "phases"),
-            (HALF, True, (64, 512, 10, 16, 8), "mma"),
-            (HALF, True, (64, 512, 25, 16, 8), "phases"),
-            (FLOAT, True, (16, 2048, 10, 16, 8), "mma"),
-            (FLOAT, True, (16, 1024, 64, 5, 7), "phases"),
-            (FLOAT, True, (64, 51, 10, 16, 8), "mma"),
-            (tf.float64, True, (64, 512, 10, 16, 8), "fma"),
-        ],
-    )
-    def test_large_problems_come_in_phases(capability, dtype, tf32, sizes, expected):
-        batch, in_caps, out_caps, out_dim, in_dim = sizes
-        tensors = [
-            tf.zeros((batch, in_caps, in_dim), dtype),
-            tf.zeros((in_caps, out_caps, out_dim, in_dim), dtype),
-        ]
-        tf.config.experimental.enable_tensor_float_32_execution(tf32)
-        found = planned(capability, lambda: tf_capsops.capsule_routing(*tensors))
-        assert found == {"CapsuleRouting": expected}
-
     def test_a_kernel_that_cannot_is_not_planned():
         with kernels.force(CapsuleRouting="mma", CapsuleRoutingGrad="fma"):
             found = planned(90, lambda: _compute(tf.float64, 10, 16, 8, 3))
