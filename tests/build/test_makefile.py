@@ -10,6 +10,8 @@ import sys
 import fresh
 import pytest
 
+import tf_capsops
+
 _NVCC = """#!/bin/sh
 case "$1" in
   --version) echo "Cuda compilation tools, release 13.0, V13.0.1" ;;
@@ -122,3 +124,16 @@ def test_a_build_for_the_cpu_leaves_no_older_studies(tmp_path):
     result = _make(str(library), *names, "CUDA=0", path=tmp_path)
     assert result.returncode == 0, result.stderr
     assert library.exists() and not studies.exists()
+
+
+@pytest.mark.parametrize("local", ["", "+cpu"])
+def test_a_wheel_without_cuda_has_a_version_of_its_own(local):
+    printed = subprocess.run(
+        [sys.executable, "-m", "hatchling", "version"],
+        cwd=fresh.ROOT,
+        env={**os.environ, "TF_CAPSOPS_LOCAL": local},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() == tf_capsops.__version__ + local

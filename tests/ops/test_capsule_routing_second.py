@@ -70,9 +70,11 @@ def _assert_close(found, operands, tangents, **options):
     def cast(dtype):
         return [[tf.cast(t, dtype) for t in each] for each in (operands, tangents)]
 
-    # In another order, or plain TensorFlow's results in float64 would be the truth.
-    drawn = map(_backwards, cast(found[0].dtype))
-    yardstick, truth = _backwards(plain(*drawn)), plain(*cast(tf.float64))
+    # In another order, or plain TensorFlow's results in float64 would be the truth, and
+    # this on a CPU, or both would round alike on a GPU.
+    yardstick = _backwards(plain(*map(_backwards, cast(found[0].dtype))))
+    with tf.device("CPU:0"):
+        truth = plain(*cast(tf.float64))
     for ours, theirs, exact in zip(found, yardstick, truth, strict=True):
         largest = np.full(exact.shape, np.abs(exact).max(initial=0))
         tolerances.assert_close(ours, exact.numpy(), theirs, largest)
