@@ -252,9 +252,9 @@ UNDER_SANITIZERS = LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell $(CXX) -pri
 SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_faults.py test_threads.py) -k "not xla"
 ON_FAULTS := TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY)) COVERAGE_FILE=$(abspath $(BUILD))/coverage/python
 # Those that reach lines which others do not, without those that take long for what they
-# reach, and without the one that only the library of users can pass.
+# reach, and without those that only the library of users can pass.
 COVERING_TESTS := tests --ignore=tests/adversarial --ignore=tests/studies --ignore-glob='*_memory.py' --ignore-glob='*_large.py' \
-  -k "not same_bits and not threads_do and not no_faults_on_purpose and not without_a_gpu and not losses_are_the_same and not same_history"
+  -k "not same_bits and not threads_do and not no_faults_on_purpose and not exported_symbols and not without_a_gpu and not losses_are_the_same and not same_history"
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
 .PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel docs format lint requirements clean FORCE
@@ -290,7 +290,7 @@ coverage: build  ## fail where the tests leave out over 5% of the lines of tf_ca
 
 faults: build  ## show which test notices each wrong kernel and each rule left out; ARGS="--device GPU"
 	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py kernels $(ARGS)
-	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py rules
+	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py rules $(ARGS)
 
 build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
 

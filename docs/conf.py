@@ -22,7 +22,7 @@ exclude_patterns = ["measured"]
 html_theme = "furo"
 html_show_sourcelink = False
 myst_heading_anchors = 3
-# Blocks of plain text are not guessed at.
+# Do not guess the language of a block.
 highlight_language = "text"
 autodoc_default_options = {"exclude-members": "__init__, __new__"}
 napoleon_use_rtype = False
@@ -38,11 +38,18 @@ PAGES = {
     "THIRD_PARTY_LICENSES.md": "licenses.md",
     "LICENSE": "license.md",
 }
-_LINK = re.compile(r"\]\((?:docs/|\.\./(?!inq))?([^)#:]+)")
+_LINK = re.compile(r"\]\((docs/|\.\./)?([^)#:]+)")
+
+
+def _link(match):
+    folder, target = match.groups(default="")
+    if target in PAGES:
+        return f"]({PAGES[target]}"
+    return f"]({folder.removeprefix('docs/')}{target}"
 
 
 def _as_on_the_site(text):
-    return _LINK.sub(lambda m: f"]({PAGES.get(m[1], m[1])}", text)
+    return _LINK.sub(_link, text)
 
 
 def _read(app, docname, content):

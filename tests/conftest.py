@@ -110,12 +110,14 @@ def pytest_collection_modifyitems(config, items):
 def pytest_sessionfinish(session):
     """Writes down which lines ran (`make coverage`).
 
-    At its end a process of xdist's may be killed, if that takes more than seconds.
+    xdist kills a worker that takes more than a few seconds to exit.
     """
     coverage = sys.modules.get("coverage")
     if coverage and (running := coverage.Coverage.current()):
         running.save()
-        ctypes.CDLL(tf_capsops.library_path()).WriteCoverage()
+        library = ctypes.CDLL(tf_capsops.library_path())
+        if hasattr(library, "WriteCoverage"):  # that of tests/faults alone
+            library.WriteCoverage()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ _IS_ON = contextvars.ContextVar("tf_capsops.portable", default=False)
 
 @contextlib.contextmanager
 def portable():
-    """Makes every function and layer of TensorFlow's own ops within a `with` block.
+    """Builds every function and layer from TensorFlow's own ops within a `with` block.
 
     A model that is exported or traced there runs where our library is not: in
     TensorFlow Serving, TFLite or ONNX, and wherever it was not built for. Arguments,

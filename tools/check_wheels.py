@@ -28,14 +28,14 @@ for op in bare.capsule_prediction, tf_capsops.capsule_prediction:
 
 
 def _pythons():
-    """Names the interpreters that are here. Some names only tell of other versions."""
+    """Names the interpreters that are here and can make environments."""
     names = [f"python3.{minor}" for minor in VERSIONS]
-    return [
-        name
-        for name in names
-        if shutil.which(name)
-        and not subprocess.run([name, "-c", ""], stderr=subprocess.DEVNULL).returncode
-    ]
+    return [name for name in names if shutil.which(name) and _makes_environments(name)]
+
+
+def _makes_environments(python):
+    command = [python, "-c", "import ensurepip, venv"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def _run(*command, folder):

@@ -54,9 +54,12 @@ def test_says_what_is_not_the_same():
     other["case"] = "y"
     now["results"].append(other)
     now["results"][0]["methods"]["TF 0"] = {"error": "no memory"}
+    assert "failed" not in _printed(_report(100, 300), now)
+    now["results"][0]["methods"]["tf_capsops"] = {"error": "no memory"}
     printed = _printed(_report(100, 300), now)
+    assert "failed" in printed
     assert "1 results have nothing to compare with" in printed
-    assert "another run's cores: 2, now 4" in printed
+    assert "cores: 2 before, 4 now" in printed
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": [{"op": "x"}]}'])

@@ -20,6 +20,7 @@ from tf_capsops.bench import report
 from tf_capsops.cli.errors import CommandError
 
 _ROW = "op", "case", "direction", "device", "dtype"
+_STYLES = {"slower": "red", "failed": "red", "faster": "green"}
 _HEADINGS = "before, us", "now, us", "now / before", "rivals", "without the machine"
 
 
@@ -50,6 +51,8 @@ def _key(result: Mapping) -> tuple:
 def _times(method: Mapping) -> tuple[float, float, float]:
     """Returns lower quartile, median and upper quartile."""
     lower, upper = method["quartiles_us"]
+    if not method["median_us"] > 0:
+        raise ValueError(f"median_us is {method['median_us']}")
     return float(lower), float(method["median_us"]), float(upper)
 
 
@@ -75,7 +78,7 @@ def table(earlier: Mapping, made: Mapping) -> Table:
         else:
             missing += 1
         for row in rows:
-            shown.add_row(*row, style={"slower": "red", "faster": "green"}.get(row[-1]))
+            shown.add_row(*row, style=_STYLES.get(row[-1]))
     notes = [f"{missing} results have nothing to compare with"] if missing else []
     notes += _differences(earlier, made)
     shown.caption, shown.caption_justify = "\n".join(notes), "left"
@@ -84,6 +87,11 @@ def table(earlier: Mapping, made: Mapping) -> Table:
 
 def _rows(old: Mapping, new: Mapping):
     """Yields a row for each method of ours that both reports have."""
+    for name, method in new.items():
+        worked = "median_us" in old.get(name, {})
+        if name.startswith(report.OURS) and worked and "error" in method:
+            before = f"{old[name]['median_us']:.1f}"
+            yield name, before, *[""] * (len(_HEADINGS) - 1), "failed"
     both = [n for n in new if "median_us" in new[n] and "median_us" in old.get(n, {})]
     ours = [name for name in both if name.startswith(report.OURS)]
     rivals = [new[n]["median_us"] / old[n]["median_us"] for n in both if n not in ours]
@@ -113,7 +121,7 @@ def _differences(earlier: Mapping, made: Mapping) -> list[str]:
     labels = {"cpu": "processor", "cores": "cores", "gpus": "GPUs", "tf32": "TF32"}
     labels["versions"] = "versions"
     return [
-        f"another run's {label}: {earlier.get(field)}, now {made.get(field)}"
+        f"{label}: {earlier.get(field)} before, {made.get(field)} now"
         for field, label in labels.items()
         if earlier.get(field) != made.get(field)
     ]

@@ -10,6 +10,8 @@ import keras
 
 from tf_capsops.cli import runs
 
+# Files in writing.
+_PARTIAL_MODEL, _PARTIAL_HISTORY = "partial.keras", f"partial-{runs.HISTORY}"
 _PAUSE = 20  # times as long as saving took, until it is done again
 
 
@@ -36,13 +38,13 @@ class Checkpoints(keras.callbacks.Callback):
             name: [*self.history.get(name, []), float(value)]
             for name, value in (logs or {}).items()
         }
-        partial = self._directory / f"partial-{runs.HISTORY}"
+        partial = self._directory / _PARTIAL_HISTORY
         runs.write_json(partial, self.history)
         os.replace(partial, self._directory / runs.HISTORY)
         began = time.monotonic()
         if began < self._due:
             return
-        partial = self._directory / "partial.keras"
+        partial = self._directory / _PARTIAL_MODEL
         self.model.save(partial)
         before = _found(self._directory)
         os.replace(partial, self._directory / f"checkpoint-{epoch + 1}.keras")
@@ -62,8 +64,9 @@ def newest(directory):
 
 def remove(directory):
     """Removes a run's checkpoints, and what a kill left of files in writing."""
-    for path in (*_found(directory).values(), *directory.glob("partial*")):
-        path.unlink()
+    names = _PARTIAL_HISTORY, _PARTIAL_MODEL
+    for path in (*_found(directory).values(), *(directory / name for name in names)):
+        path.unlink(missing_ok=True)
 
 
 def _found(directory):

@@ -160,6 +160,7 @@ def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
     if shape.rank == 6:
         return _folded(inputs, weights, convolve, moved)
     depth = rule.sizes["pose_depth"]
+    rule.require(depth is not None, "pose_depth must be known under portable()")
     if depth == 0:  # TensorFlow stacks no empty list
         one = [[0, 0]] * 4 + [[0, 1]] + [[0, 0]] * 2
         inputs, weights = tf.pad(inputs, one), tf.pad(weights, one)

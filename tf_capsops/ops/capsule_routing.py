@@ -177,7 +177,7 @@ def _routed(inputs, weights, logits, iterations, epsilon):
 def plain_squash(sums, epsilon):
     """`tf_capsops.squash` for sums whose squared length is finite."""
     squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
-    return sums * squared / (1 + squared) / tf.sqrt(squared + epsilon)
+    return sums * (squared / (1 + squared) / tf.sqrt(squared + epsilon))
 
 
 def _attributes(owner, iterations, epsilon):

@@ -48,6 +48,9 @@ def _traced(iterations, epsilon):
 
 
 def _gradients(grad, primals, tangents, iterations, epsilon):
+    primals = [
+        tf.ensure_shape(each, [None] * rank) for each, rank in zip(primals, (3, 4, 2))
+    ]
     kind = tf.float64 if grad.dtype == tf.float64 else tf.float32
     values = [tf.cast(each, kind) for each in primals]
     with tf.GradientTape() as tape:
