@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolution of images whose pixels are capsules."""
 
+import math
+
 import tensorflow as tf
 
 from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, window_attributes
-from tf_capsops.ops.conv2d import conv2d, require_window
+from tf_capsops.ops.conv2d import conv2d, patches, require_window
 from tf_capsops.shapes import ShapeRule, dimensions, shape_text, sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
 _DEPTH = ("pose_depth",)
+_MOST_CONVOLUTIONS = 16  # that the plain definition makes of matrices of rank 3
 
 
 def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
@@ -164,6 +167,8 @@ def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
     if depth == 0:  # TensorFlow stacks no empty list
         one = [[0, 0]] * 4 + [[0, 1]] + [[0, 0]] * 2
         inputs, weights = tf.pad(inputs, one), tf.pad(weights, one)
+    if depth > _MOST_CONVOLUTIONS:
+        return _product_of_matrices(inputs, weights, moved)
     of_depth = {"num": depth or 1, "axis": 4}
     matrices = zip(tf.unstack(inputs, **of_depth), tf.unstack(weights, **of_depth))
     outputs = tf.stack([_folded(*each, convolve, moved) for each in matrices], axis=4)
@@ -190,6 +195,17 @@ def _folded(inputs, weights, convolve, moved):
     size = dimensions(outputs)[1:3]
     outputs = tf.reshape(outputs, [batch, rows, *size, out_channels, columns])
     return tf.transpose(outputs, (0, 2, 3, 4, 1, 5))
+
+
+def _product_of_matrices(inputs, weights, moved):
+    batch, height, width, channels, *poses = dimensions(inputs)
+    *kernel, _, out_channels, depth, inner, columns = dimensions(weights)
+    images = tf.reshape(inputs, [batch, height, width, channels * math.prod(poses)])
+    gathered = patches(images, kernel, **moved)
+    terms = kernel[0] * kernel[1] * channels
+    gathered = tf.reshape(gathered, [*dimensions(gathered)[:3], terms, *poses])
+    matrices = tf.reshape(weights, [terms, out_channels, depth, inner, columns])
+    return tf.einsum("nyxcgpq,cogqr->nyxogpr", gathered, matrices)
 
 
 # The convolution is linear in input and in weights. So the three ops are derivatives of
