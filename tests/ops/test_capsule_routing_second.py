@@ -122,10 +122,14 @@ def test_ones_and_empty_sizes(batch, in_caps, in_dim, device):
     _assert_close(found, *drawn)
 
 
-def test_unknown_sizes(device):
+@pytest.mark.parametrize("ranked", [True, False])
+def test_unknown_sizes(ranked, device):
     drawn = _draw(SHAPES, tf.float64)
     signature = [
-        [tf.TensorSpec([None] * each.shape.rank, each.dtype) for each in group]
+        [
+            tf.TensorSpec([None] * each.shape.rank if ranked else None, each.dtype)
+            for each in group
+        ]
         for group in drawn
     ]
     found = traced(lambda *drawn: _second(_ours, *drawn), signature)(*drawn)

@@ -14,6 +14,7 @@ import functools
 
 import tensorflow as tf
 
+from tf_capsops.ops.squash import at_least_float32
 from tf_capsops.shapes import sizes
 
 # Predictions of a block. Some twenty tensors of this size exist at a time.
@@ -48,16 +49,18 @@ def _traced(iterations, epsilon):
 
 
 def _gradients(grad, primals, tangents, iterations, epsilon):
-    primals = [
-        tf.ensure_shape(each, [None] * rank) for each, rank in zip(primals, (3, 4, 2))
-    ]
-    kind = tf.float64 if grad.dtype == tf.float64 else tf.float32
-    values = [tf.cast(each, kind) for each in primals]
+    def widened(tensors):
+        ranks = 3, 4, 2
+        return [
+            tf.ensure_shape(at_least_float32(tensor), [None] * rank)
+            for tensor, rank in zip(tensors, ranks, strict=True)
+        ]
+
+    values = widened(primals)
     with tf.GradientTape() as tape:
         tape.watch(values)
-        along = [tf.cast(each, kind) for each in tangents]
-        tangent = _output_tangent(values, along, iterations, epsilon)
-    found = tape.gradient(tangent, values, tf.cast(grad, kind))
+        tangent = _output_tangent(values, widened(tangents), iterations, epsilon)
+    found = tape.gradient(tangent, values, at_least_float32(grad))
     return [tf.cast(each, grad.dtype) for each in (tangent, *found)]
 
 
