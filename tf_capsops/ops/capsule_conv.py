@@ -164,15 +164,11 @@ def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
         return _folded(inputs, weights, convolve, moved)
     depth = rule.sizes["pose_depth"]
     rule.require(depth is not None, "pose_depth must be known under portable()")
-    if depth == 0:  # TensorFlow stacks no empty list
-        one = [[0, 0]] * 4 + [[0, 1]] + [[0, 0]] * 2
-        inputs, weights = tf.pad(inputs, one), tf.pad(weights, one)
-    if depth > _MOST_CONVOLUTIONS:
+    if not 0 < depth <= _MOST_CONVOLUTIONS:  # TensorFlow stacks no empty list
         return _product_of_matrices(inputs, weights, moved)
-    of_depth = {"num": depth or 1, "axis": 4}
+    of_depth = {"num": depth, "axis": 4}
     matrices = zip(tf.unstack(inputs, **of_depth), tf.unstack(weights, **of_depth))
-    outputs = tf.stack([_folded(*each, convolve, moved) for each in matrices], axis=4)
-    return outputs[:, :, :, :, :0] if depth == 0 else outputs
+    return tf.stack([_folded(*each, convolve, moved) for each in matrices], axis=4)
 
 
 def _axes(depth):
