@@ -24,6 +24,10 @@ struct Filter {
   int depth, kernel_width;
   int64_t tap, channel, element, out_channel, out_element, depth_stride;
   int64_t elements;  // of all of it
+  // Where the taps across are columns, too: channels of one, and how far apart they
+  // are.
+  int tap_channels = INT32_MAX;
+  int64_t out_tap = 0;
 };
 
 // How the contraction is cut up.

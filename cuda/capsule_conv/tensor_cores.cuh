@@ -14,6 +14,7 @@
 
 #include "cuda/capsule_conv/mma/launch.cuh"
 #include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/capsule_conv/wgmma/across.cuh"
 #include "cuda/capsule_conv/wgmma/launch.cuh"
 #include "cuda/capsule_conv/wgmma/pack.cuh"
 
@@ -26,10 +27,14 @@ class Products {
  public:
   static Products ByWgmma(const Tasks& tasks, const GpuDevice& device) {
     std::string refusal = tasks.refusal;
+    bool spread = false;
     if (refusal.empty()) {
-      refusal = wgmma::Refusal<S, kTf32>(tasks.tasks.front(), device);
+      const Task& task = tasks.tasks.front();
+      spread = kSpreads && wgmma::SpreadsTaps(task);
+      refusal =
+          wgmma::Refusal<S, kTf32>(spread ? wgmma::SpreadTaps(task) : task, device);
     }
-    return Products(tasks, device, refusal, wgmma::PlanTask<S, kTf32>);
+    return Products(tasks, device, refusal, wgmma::PlanTask<S, kTf32>, spread);
   }
   static Products ByMma(const Tasks& tasks, const GpuDevice& device) {
     return Products(
@@ -42,7 +47,7 @@ class Products {
 
   // Why there are none; else empty.
   const std::string& refusal() const { return refusal_; }
-  // Bytes, for the packed filter.
+  // Bytes, for the packed filter and the products whose taps are added up.
   int64_t workspace() const { return workspace_; }
 
   // Results are multiplied by `scale`.
@@ -67,6 +72,15 @@ class Products {
       }
       error = Pack(exec, op, step, weights, packed);
       if (!error.empty()) return error;
+      if constexpr (kSpreads) {
+        if (spread_) {
+          float* const products = reinterpret_cast<float*>(packed + packed_words_);
+          error = plan.launch(exec, op, plan, source, packed, products);
+          if (!error.empty()) return error;
+          error = wgmma::AddTaps(exec, op, step.whole, products, target);
+          continue;
+        }
+      }
       error = plan.launch(exec, op, plan, source, packed, target);
     }
     return error;
@@ -74,22 +88,28 @@ class Products {
 
  private:
   static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
+  // Sums of taps in a 16-bit type would be rounded once more.
+  static constexpr bool kSpreads = kPlain && std::is_same_v<S, float>;
 
   struct Step {
-    Task task;
+    Task task;  // with its taps across as columns if these are spread
     TilePlan<S> plan;
+    Task whole;
   };
 
   template <typename PlanTask>
   Products(const Tasks& tasks, const GpuDevice& device, const std::string& refusal,
-           const PlanTask& plan_task)
-      : zeros_(tasks.zeros), refusal_(refusal) {
+           const PlanTask& plan_task, bool spread = false)
+      : zeros_(tasks.zeros), spread_(spread), refusal_(refusal) {
     if (!refusal_.empty()) return;
-    for (const Task& task : tasks.tasks) {
+    int64_t products = 0;
+    for (const Task& whole : tasks.tasks) {
+      const Task task = spread ? wgmma::SpreadTaps(whole) : whole;
       const auto alike =
           std::find_if(steps_.begin(), steps_.end(),
-                       [&](const Step& step) { return SameSizes(step.task, task); });
-      Step step{task, alike != steps_.end() ? alike->plan : plan_task(task, device)};
+                       [&](const Step& step) { return SameSizes(step.whole, whole); });
+      Step step{task, alike != steps_.end() ? alike->plan : plan_task(task, device),
+                whole};
       if (step.plan.tiles == 0) {
         refusal_ = "no tile of it fits in shared memory";
         return;
@@ -97,9 +117,11 @@ class Products {
       MoveTo(task, &step.plan.product);
       const int64_t words =
           PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
-      workspace_ = std::max(workspace_, 4 * words);
+      packed_words_ = std::max(packed_words_, RoundUp(words, 4));
+      if (spread) products = std::max(products, wgmma::SpreadElements(task));
       steps_.push_back(step);
     }
+    workspace_ = 4 * (packed_words_ + products);
   }
 
   static LaunchError Pack(const GpuExec& exec, const char* op, const Step& step,
@@ -114,7 +136,8 @@ class Products {
   }
 
   std::vector<Step> steps_;
-  int64_t zeros_, workspace_ = 0;
+  int64_t zeros_, packed_words_ = 0, workspace_ = 0;
+  bool spread_;
   std::string refusal_;
 };
 

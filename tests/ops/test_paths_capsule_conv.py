@@ -30,6 +30,11 @@ WGMMA = (
 )
 # Strides across, which the weight gradient of 16-bit types has not.
 STRIDES = "strides_2_2_SAME", "gaps", "dilations_3_2_by_2_SAME", "pixels_left_out_16"
+# At most 16 columns, in float32.
+FEW_COLUMNS = (
+    *("few_columns", "few_columns_moved", "few_columns_of_input"),
+    *("few_columns_of_input_moved", "few_columns_of_input_deep"),
+)
 WGMMA_WEIGHTS = (
     *(f"in_channels_{channels}" for channels in (2, 8, 16, 32)),
     *(f"channels_{channels}" for channels in (2, 8, 16, 32)),
@@ -142,6 +147,9 @@ if paths.WITH_GPU:
                 paths.assert_close(OP, run)
 
         RUNS += paths.runs(wgmma, WGMMA, [tf.float32, *HALVES], BOTH)
+        RUNS += paths.runs(wgmma, FEW_COLUMNS, [tf.float32], BOTH)
+        one_way = wgmma | {"CapsuleConvBackpropInput": "mma"}
+        RUNS += paths.runs(one_way, ["few_columns_odd"], [tf.float32], BOTH)
         weights = _forced("mma", "wgmma")
         STRIDED = [*STRIDES, "pose_4_4_16_moved"]
         RUNS += paths.runs(weights, STRIDED, [tf.float32], BOTH)

@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/capsule_conv/wgmma/across.cuh"
 #include "cuda/capsule_conv/wgmma/product.cuh"
 
 namespace capsops::capsule_conv::wgmma {
@@ -252,12 +252,12 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
 // Why there are no such products of any task of a convolution; else empty.
 template <typename S, Tf32 kTf32>
 std::string Refusal(const Task& task, const GpuDevice& device) {
-  const int columns = task.target.channels * task.target.columns;
+  const int columns = Columns(task);
   if (task.source.columns % kQuad != 0) {
     return "4 does not divide " + std::to_string(task.source.columns) +
            ", the columns of the poses that are read";
   }
-  if (columns <= 16) return std::to_string(columns) + " columns are too few";
+  if (columns <= kFewColumns) return std::to_string(columns) + " columns are too few";
   return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
 }
 

@@ -41,9 +41,12 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
       p.horizontal.first + (tap - down * p.horizontal.taps) * p.horizontal.every;
   const int n = column_block * columns + column;
   const int out_channel = n / filter.out_inner;
-  const int64_t from = (int64_t{y} * filter.kernel_width + x) * filter.tap +
-                       depth * filter.depth_stride + out_channel * filter.out_channel +
-                       (n - out_channel * filter.out_inner) * filter.out_element;
+  const int out_tap = out_channel / filter.tap_channels;
+  const int64_t from =
+      (int64_t{y} * filter.kernel_width + x) * filter.tap +
+      depth * filter.depth_stride + out_tap * filter.out_tap +
+      (out_channel - out_tap * int64_t{filter.tap_channels}) * filter.out_channel +
+      (n - out_channel * filter.out_inner) * filter.out_element;
   const int quads = (filter.inner + kQuad - 1) / kQuad;
   constexpr int kElements = kUnitQuads<O> * kQuad;
   float elements[kElements]{};
