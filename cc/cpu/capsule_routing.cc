@@ -4,6 +4,7 @@
 #include "cc/cpu/capsule_routing.h"
 
 #include "cc/cpu/capsule_routing_common.h"
+#include "cc/cpu/capsule_routing_few_tasks.h"
 #include "cc/cpu/capsule_routing_grad.h"
 #include "cc/cpu/capsule_routing_squash.h"
 #include "cc/cpu/capsule_routing_sums.h"
@@ -35,18 +36,26 @@ Division Divide(const Problem& p) {
   d.grad_caps = grad.caps;
   d.grad_tasks = CeilDivide(p.in_caps, grad.caps);
   d.grad_scratch = grad.size * sizeof(A);
+  if (IsFew<T>(p)) {
+    d.sum_scratch = FewLayout<T>(p, 2).size * sizeof(A);
+    d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kFewGradCaps), 1);
+    d.grad_tasks = CeilDivide(p.in_caps, d.grad_caps);
+    d.grad_scratch = FewLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);
+  }
   return d;
 }
 
 // Calls a kernel with in_dim as a constant where it is 8, as in most capsule networks,
 // so that the compiler unrolls loops over it.
-#define CAPSOPS_WITH_IN_DIM(Kernel)                   \
-  [](const Problem& p, auto... arguments) {           \
-    if (p.in_dim == 8) {                              \
-      Kernel<T>(InDim<8>{p.in_dim}, p, arguments...); \
-    } else {                                          \
-      Kernel<T>(InDim<0>{p.in_dim}, p, arguments...); \
-    }                                                 \
+#define CAPSOPS_WITH_IN_DIM(Kernel)                                   \
+  [](const Problem& p, auto... arguments) {                           \
+    if (IsFew<T>(p)) {                                                \
+      p.in_dim == 8 ? Few##Kernel<T, 8>(p, arguments...)              \
+                    : Few##Kernel<T, 0>(p, arguments...);             \
+    } else {                                                          \
+      p.in_dim == 8 ? Kernel<T>(InDim<8>{8}, p, arguments...)         \
+                    : Kernel<T>(InDim<0>{p.in_dim}, p, arguments...); \
+    }                                                                 \
   }
 
 }  // namespace

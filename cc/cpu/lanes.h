@@ -122,6 +122,29 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   }
 }
 
+// Return the largest lane and the sum of the lanes, in a fixed order, in every lane.
+template <typename A, int kBit = kLanes<A> / 2>
+CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
+  constexpr typename IndicesTo<kLanes<A>>::type lanes;
+  const Vector<A> a = Without<A, kBit>(v, v, lanes), b = With<A, kBit>(v, v, lanes);
+  const Vector<A> larger = a > b ? a : b;
+  if constexpr (kBit > 1) {
+    return LargestLane<A, kBit / 2>(larger);
+  } else {
+    return larger;
+  }
+}
+template <typename A, int kBit = kLanes<A> / 2>
+CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
+  constexpr typename IndicesTo<kLanes<A>>::type lanes;
+  const Vector<A> sum = Without<A, kBit>(v, v, lanes) + With<A, kBit>(v, v, lanes);
+  if constexpr (kBit > 1) {
+    return SumOfLanes<A, kBit / 2>(sum);
+  } else {
+    return sum;
+  }
+}
+
 // Returns v in the first `count` lanes, and zero in the others even where v is not
 // finite.
 template <typename A>

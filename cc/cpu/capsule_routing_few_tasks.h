@@ -1,0 +1,74 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The tasks of capsule routing of few samples.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
+#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_routing.h"
+#include "cc/cpu/capsule_routing_common.h"
+#include "cc/cpu/capsule_routing_few.h"
+#include "cc/cpu/capsule_routing_sums.h"
+
+namespace capsops::capsule_routing::CAPSOPS_ISA {
+
+// These do as the functions of the same names, less `Few`, in capsule_routing_sums.h
+// and capsule_routing_grad.h. kDepth is in_dim or 0.
+template <typename T, int kDepth>
+void FewAddTask(const Problem& p, const Division& d, int64_t task, const T* input,
+                const T* weights, const T* logits, const Accumulator<T>* totals,
+                const Accumulator<T>* sum_grads, Accumulator<T>* parts, void* scratch) {
+  const SumTask t(p, d, task);
+  const int64_t count = (totals != nullptr) + (sum_grads != nullptr);
+  FewSamples<T, kDepth> few(p, count, scratch);
+  if (totals != nullptr) few.Take(0, totals);
+  if (sum_grads != nullptr) few.Take(1, sum_grads);
+  Accumulator<T>* const part = parts + t.chunk * d.tile;
+  std::memset(part, 0, d.tile * sizeof(*part));
+  for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += kBlockCaps) {
+    for (int64_t i = i0; i < Min(i0 + kBlockCaps, t.caps_end); ++i) {
+      few.Begin(i, input, weights, logits);
+      for (int64_t s = 0; s < p.batch; ++s) few.Add(s, few.Agree(s));
+    }
+    few.Flush(part);
+  }
+}
+
+template <typename T, int kDepth>
+void FewCoefficientsTask(const Problem& p, const Division& d, int64_t task,
+                         const T* input, const T* weights, const T* logits,
+                         const Accumulator<T>* totals, T* coefficients, void* scratch) {
+  const SumTask t(p, d, task);
+  FewSamples<T, kDepth> few(p, totals != nullptr, scratch);
+  if (totals != nullptr) few.Take(0, totals);
+  for (int64_t i = t.caps_begin; i < t.caps_end; ++i) {
+    few.Begin(i, input, weights, logits);
+    for (int64_t s = 0; s < p.batch; ++s) {
+      const Accumulator<T>* const c = few.Agree(s);
+      for (int64_t j = 0; j < p.out_caps; ++j) {
+        Narrow(c[j], coefficients + (s * p.in_caps + i) * p.out_caps + j);
+      }
+    }
+  }
+}
+
+template <typename T, int kDepth>
+void FewGradTask(const Problem& p, const Division& d, int64_t task, const T* input,
+                 const T* weights, const T* logits, const Accumulator<T>* tiles,
+                 T* grad_input, T* grad_weights, T* grad_logits, void* scratch) {
+  const int64_t count = 2 * p.iterations - 1;
+  FewSamples<T, kDepth> few(p, count, scratch);
+  for (int64_t m = 0; m < count; ++m) few.Take(m, tiles + m * d.tile);
+  const int64_t end = Min((task + 1) * d.grad_caps, p.in_caps);
+  for (int64_t i = task * d.grad_caps; i < end; ++i) {
+    few.Begin(i, input, weights, logits);
+    few.Differentiate(i, weights, grad_input, grad_weights, grad_logits);
+  }
+}
+
+}  // namespace capsops::capsule_routing::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
