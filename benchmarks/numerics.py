@@ -32,7 +32,8 @@ import descriptions  # noqa: E402
 import tolerances  # noqa: E402
 
 from tf_capsops import kernels  # noqa: E402
-from tf_capsops.bench import cases, report  # noqa: E402
+from tf_capsops.bench import cases  # noqa: E402
+from tf_capsops.machine import machine  # noqa: E402
 
 _SCALES = {"all times 1e-40": 1e-40, "all times 1e30": 1e30}
 _PLANTED = {"an infinity": np.inf, "a negative infinity": -np.inf, "a NaN": np.nan}
@@ -167,7 +168,7 @@ def main() -> None:
     special = [row for _, found, _ in measured for row in found]
     tried = sum(number for _, _, number in measured)
     name = options.device.lower()
-    here = report.machine()
+    here = machine()
     run = {
         **here,
         "cpu": options.processor or here["cpu"],

@@ -10,7 +10,7 @@ from tensorflow.core.framework import types_pb2
 
 import tf_capsops
 
-# The types of all ops, and those in which routing keeps sums.
+# The types of all ops, and those in which routing keeps sums and statistics.
 SUMS_OF = {
     types_pb2.DT_FLOAT: types_pb2.DT_FLOAT,
     types_pb2.DT_DOUBLE: types_pb2.DT_DOUBLE,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
 from tf_capsops.bench import command, report
+from tf_capsops.machine import machine
 
 PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
 _OPS = sorted({paper.OP for paper in PAPERS})
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(reason)
     console = command.prepare(options)
     line = shlex.join(["python", "-m", "benchmarks.papers", *argv])
-    made = {"command": line, "tf32": options.tf32, **report.machine()}
+    made = {"command": line, "tf32": options.tf32, **machine()}
     options.output.mkdir(parents=True, exist_ok=True)
     failed, written = False, [options.output / "papers.json"]
     for paper in _selected(getattr(options, "op", _OPS), options.device):

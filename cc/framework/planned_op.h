@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
@@ -109,7 +110,12 @@ class PlannedOp : public tensorflow::OpKernel {
  private:
   absl::Status Run(tensorflow::OpKernelContext* ctx) {
     const auto call = op_.Resolve(KernelInputs(ctx));
-    if (!call.ok()) return call.status();
+    if (!call.ok()) {
+      // Rules name their op. TensorFlow's own words, of more elements than it can
+      // count, do not.
+      const bool named = absl::StrContains(call.status().message(), Op::kName);
+      return named ? call.status() : NamingShapes(ctx, call.status());
+    }
     Exec exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     const auto plan = plans_.Find(exec, call->problem);
@@ -122,14 +128,17 @@ class PlannedOp : public tensorflow::OpKernel {
 #endif
     }
     const LaunchError error = RunFrom(arguments, *plan, exec);
-    return NamingShapes(ctx, arguments.failed() ? arguments.status() : ToStatus(error));
+    if (arguments.failed()) return NamingShapes(ctx, arguments.status());
+    const absl::Status status = ToStatus(error);
+    const bool device = absl::IsInternal(status) || absl::IsResourceExhausted(status);
+    return device ? NamingShapes(ctx, status) : status;
   }
 
-  // Where memory is short or a launch failed, says what was asked for: TensorFlow names
-  // only the tensor that did not fit, which may be a workspace, and launchers their op.
+  // Where a result has too many elements, memory is short or a launch failed, says what
+  // was asked for: TensorFlow names only the tensor that did not fit, which may be a
+  // workspace, and launchers their op.
   static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
                                    const absl::Status& status) {
-    if (!absl::IsResourceExhausted(status) && !absl::IsInternal(status)) return status;
     std::string shapes;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       shapes += (i > 0 ? ", " : "") + ctx->input(i).shape().DebugString();

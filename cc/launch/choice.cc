@@ -58,12 +58,22 @@ bool Split(const std::string& text, std::map<std::string, std::string>* pairs) {
   return true;
 }
 
-constexpr const char* kOps[] = {
-    "CapsulePrediction",   "CapsulePredictionGrad",      "CapsuleRouting",
-    "CapsuleRoutingGrad",  "CapsuleRoutingCoefficients", "CapsuleConv",
-    "CapsuleConvBiasRelu", "CapsuleConvBackpropInput",   "CapsuleConvBackpropWeights",
-    "HighOrderConv",       "HighOrderConvGrad",          "InqConv",
-    "InqConvBackpropInput"};
+constexpr const char* kOps[] = {"CapsulePrediction",
+                                "CapsulePredictionGrad",
+                                "CapsuleRouting",
+                                "CapsuleRoutingGrad",
+                                "CapsuleRoutingCoefficients",
+                                "CapsuleConv",
+                                "CapsuleConvBiasRelu",
+                                "CapsuleConvBackpropInput",
+                                "CapsuleConvBackpropWeights",
+                                "HighOrderConv",
+                                "HighOrderConvGrad",
+                                "InqConv",
+                                "InqConvBackpropInput",
+                                "CapsuleMoments",
+                                "CapsuleMomentsGrad",
+                                "CapsuleMomentShares"};
 
 LaunchError Unreadable(const char* op, const std::string& variable,
                        const std::string& text, const std::string& wanted) {

@@ -49,8 +49,9 @@ LaunchError MaybeFailLaunch(const Exec& exec, const Source& source,
   return asked ? FailLaunch(exec, source.op()) : LaunchError();
 }
 
-// Spoils the first number of the result that is asked for, if any. `source` knows how
-// many elements each has.
+// Spoils one number of the result that is asked for, if any. It is not the first: where
+// that is the gradient of a tap outside the image it is zero, and so is twice that.
+// `source` knows how many elements each result has.
 template <typename Exec, typename Source, typename... Pointers>
 LaunchError MaybeSpoil(const Exec& exec, const Source& source,
                        const std::string& kernel, Pointers... pointers) {
@@ -61,9 +62,11 @@ LaunchError MaybeSpoil(const Exec& exec, const Source& source,
     using T = std::remove_pointer_t<decltype(pointer)>;
     if constexpr (std::is_pointer_v<decltype(pointer)> && !std::is_const_v<T>) {
       const int result = results++;
-      if (source.Elements(result) > 0 && FaultAsked(name + std::to_string(result))) {
+      const int64_t elements = source.Elements(result);
+      if (elements > 0 && FaultAsked(name + std::to_string(result))) {
         constexpr int kBit = kExponentBit<T>;
-        error = FlipBits(exec, reinterpret_cast<uint8_t*>(pointer) + kBit / 8,
+        T* const spoiled = pointer + elements * 7 / 11;
+        error = FlipBits(exec, reinterpret_cast<uint8_t*>(spoiled) + kBit / 8,
                          1 << kBit % 8);
       }
     }

@@ -25,6 +25,7 @@
 #include "cc/launch/choice.h"
 #include "cc/launch/op.h"
 #include "cc/shapes/capsule_conv.h"
+#include "cc/shapes/capsule_moments.h"
 #include "cc/shapes/capsule_prediction.h"
 #include "cc/shapes/capsule_routing.h"
 #include "cc/shapes/high_order_conv.h"
@@ -200,11 +201,13 @@ bool RegisterAll() {
 [[maybe_unused]] const bool kRegistered =
     RegisterAll<capsule_conv::ForwardOp, capsule_conv::ForwardBiasReluOp,
                 capsule_conv::BackpropInputOp, capsule_conv::BackpropWeightsOp,
-                capsule_prediction::ForwardOp, capsule_prediction::BackwardOp,
-                capsule_routing::ForwardOp, capsule_routing::ForwardWithSumsOp,
-                capsule_routing::BackwardOp, capsule_routing::CoefficientsOp,
-                high_order_conv::ForwardOp, high_order_conv::BackwardOp,
-                inq_conv::ForwardOp, inq_conv::BackpropInputOp>();
+                capsule_moments::ForwardOp, capsule_moments::BackwardOp,
+                capsule_moments::SharesOp, capsule_prediction::ForwardOp,
+                capsule_prediction::BackwardOp, capsule_routing::ForwardOp,
+                capsule_routing::ForwardWithSumsOp, capsule_routing::BackwardOp,
+                capsule_routing::CoefficientsOp, high_order_conv::ForwardOp,
+                high_order_conv::BackwardOp, inq_conv::ForwardOp,
+                inq_conv::BackpropInputOp>();
 
 }  // namespace
 }  // namespace capsops

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_moments.h"
 #include "cc/launch/capsule_prediction.h"
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/exec.h"

@@ -32,6 +32,8 @@ _STRANGE = {
     "data_format": ("NHWC", "NCHW", "NHWC ", "", "NCDHW", 3),
     "groups": (2, 3, 0, -1, 2**31, 2**40, 2**62, 2**63 - 1),
     "bits": (2, 4, 8, 1, 9, 0, -5, 2**31, 2**40, "5"),
+    "order": (0, 1, 2, 3, -1, 2**31, 2**40, "1"),
+    "normalize": ("parents", "all", "none", "both", "", 3),
     "iterations": (2, 0, -1, 2**31 - 1, 2**31, 2**40, 2**63 - 1),
     "epsilon": (2**-10, 0.0, -1.0, 1e-46, 1e-40, 1e38, 1e39, math.inf, math.nan, "0"),
 }
@@ -87,7 +89,9 @@ class Call:
 
     @property
     def results(self):
-        return signatures.result_shapes(self.op, self.form, self.dims)
+        return signatures.result_shapes(
+            self.op, self.form, self.dims, self.shapes, self.attributes
+        )
 
     def feasible(self):
         """Tells whether inputs can exist, and results can or cannot beyond doubt."""
@@ -167,15 +171,18 @@ def _valid(draw, op):
             types[name] = tf.int32
         elif name == "codes":
             types[name] = tf.uint8
-        elif name == "sums":
+        elif signatures.is_wide(op, name):
             types[name] = sums_type(dtype)
+        optional = signatures.is_optional(op, name) and pick(True, False)
+        if optional or signatures.is_left_out(name, attributes):
+            shapes[name] = (0,)
     call = Call(op, shapes, types, attributes, sums_type(dtype), pick(0, 1, -3))
     call.form, call.dims = form, dims
     return call
 
 
 def sums_type(dtype):
-    """Returns the type of the sums of routing."""
+    """Returns the type of the sums of routing, and of statistics."""
     return tf.float64 if dtype == tf.float64 else tf.float32
 
 
@@ -196,6 +203,10 @@ def _attributes(op, pick):
             "groups": pick(1, 2, 3),
             "data_format": pick("NHWC", "NCHW"),
         }
+    if signatures.is_moments(op):
+        normalize = {"normalize": pick("parents", "all", "none")}
+        order = {} if op == "CapsuleMomentShares" else {"order": pick(0, 1, 2)}
+        return {**order, **normalize, **window}
     if op in ("CapsuleRouting", "CapsuleRoutingWithSums"):
         return {
             "iterations": pick(1, 2, 3, 4),
@@ -216,6 +227,8 @@ def _mutations(draw, call):
         axis = pick(*sorted(call.dims))
         size = pick(0, 0, 1, 2, 5, *HUGE)
         for other, text in signatures.INPUTS[call.op].items():
+            if call.shapes[other] == (0,):
+                continue
             axes = signatures.axes_of(text, call.form)
             call.shapes[other] = tuple(
                 size if axis == each else old

@@ -31,6 +31,16 @@ _PAIRS = {"input": "b i k", "weights": "i j d k", "grad": "b i j d"}
 _ROUTED = {"input": "b i k", "weights": "i j d k", "logits": "i j"}
 _FILTERED = {"grad": "n h w c", "input": "n h w c", "filters": "n h w f"}
 _SUMS = {"sums": "t b j d"}
+_WINDOW = dict.fromkeys(("linear", "precision", "center"), "n H W o r s")
+STATISTICS = {"bias": "n H W o", **_WINDOW, "prior": "y x c o"}
+_VOTES = {
+    "poses": "n h w c r q",
+    "activations": "n h w c",
+    "weights": "y x c o q s",
+    **STATISTICS,
+}
+_MOMENTS = {"mass": "n H W o", "first": "n H W o r s", "second": "n H W o r s"}
+_MOMENT_GRADS = {f"grad_{name}": axes for name, axes in _MOMENTS.items()}
 
 
 def _some(axes, *names):
@@ -55,6 +65,13 @@ INPUTS = {
         "weight_sizes": f"sizes:{_POSES['weights']}",
         **_some(_POSES, "grad"),
     },
+    "CapsuleMoments": _VOTES,
+    "CapsuleMomentsGrad": {
+        **_MOMENT_GRADS,
+        **_VOTES,
+        **_some(_MOMENTS, "mass", "first"),
+    },
+    "CapsuleMomentShares": _VOTES,
     "HighOrderConv": _some(_FILTERED, "input", "filters"),
     "HighOrderConvGrad": _FILTERED,
     "InqConv": {**_some(_IMAGES, "input", "codes"), "top_exponent": ""},
@@ -76,6 +93,9 @@ RESULTS = {
     "CapsuleConvBiasRelu": [_POSES["grad"]],
     "CapsuleConvBackpropInput": [_POSES["input"]],
     "CapsuleConvBackpropWeights": [_POSES["weights"]],
+    "CapsuleMoments": list(_MOMENTS.values()),
+    "CapsuleMomentsGrad": list(_VOTES.values()),
+    "CapsuleMomentShares": ["n H W y x c o"],
     "HighOrderConv": ["n h w c"],
     "HighOrderConvGrad": ["n h w c", "n h w f"],
     "InqConv": [_IMAGES["grad"]],
@@ -105,6 +125,26 @@ def forms_of(op, attributes):
     return [attributes.get("data_format", "NHWC")]
 
 
+def is_moments(op):
+    return op.startswith("CapsuleMoment")
+
+
+def is_wide(op, name):
+    """Tells whether an input is of the type of sums, not of the type of the poses."""
+    wide = (*STATISTICS, *_MOMENTS, *_MOMENT_GRADS) if is_moments(op) else ("sums",)
+    return name in wide
+
+
+def is_optional(op, name):
+    return is_moments(op) and name in ("activations", *STATISTICS)
+
+
+def is_left_out(name, attributes):
+    """Tells whether the order says that a moment, or its gradient, is not there."""
+    least = {"first": 1, "second": 2}.get(name.removeprefix("grad_"), 0)
+    return attributes.get("order", 2) < least
+
+
 def is_routing(op):
     return op.startswith("CapsuleRouting")
 
@@ -124,6 +164,8 @@ def _attributes_hold(attributes):
         "groups": lambda number: 0 < number < 2**63,
         "bits": lambda number: 2 <= number <= 8,
         "iterations": lambda number: 1 <= number <= _INT32_MAX,
+        "order": lambda number: 0 <= number <= 2,
+        "normalize": lambda text: text in ("parents", "all", "none"),
         "epsilon": lambda number: 2**-126 <= number <= float(np.finfo(np.float32).max),
     }
     return all(rules[name](value) for name, value in attributes.items())
@@ -172,7 +214,12 @@ def accepts(op, shapes, attributes):
         return None
     for form in forms_of(op, attributes):
         given, good = {}, True
-        for text, shape in zip(INPUTS[op].values(), shapes, strict=True):
+        for (name, text), shape in zip(INPUTS[op].items(), shapes, strict=True):
+            if is_left_out(name, attributes):
+                good &= shape == (0,)
+                continue
+            if is_optional(op, name) and shape == (0,):
+                continue
             axes = axes_of(text, form)
             good &= (
                 shape is not None
@@ -189,8 +236,16 @@ def accepts(op, shapes, attributes):
     return None
 
 
-def result_shapes(op, form, dims):
-    return [tuple(dims[a] for a in axes_of(text, form)) for text in RESULTS[op]]
+def result_shapes(op, form, dims, shapes, attributes):
+    """Returns the shapes of the results; an empty vector for what is left out."""
+    results = [tuple(dims[a] for a in axes_of(text, form)) for text in RESULTS[op]]
+    if op == "CapsuleMoments":
+        absent = [is_left_out(name, attributes) for name in _MOMENTS]
+    elif op == "CapsuleMomentsGrad":
+        absent = [is_optional(op, name) and shapes[name] == (0,) for name in _VOTES]
+    else:
+        absent = [False] * len(results)
+    return [(0,) if out else shape for out, shape in zip(absent, results, strict=True)]
 
 
 def _conv_bias_relu(inputs, weights, bias, **attributes):

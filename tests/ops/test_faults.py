@@ -87,6 +87,15 @@ def test_too_large_a_result_names_op_and_shapes(name, compute, shapes):
         _assert_same(one, other)
 
 
+def test_more_elements_than_can_be_counted_name_op_and_shapes(device):
+    """TensorFlow counts those of a shape with a 0 as if it were 1."""
+    weights = tf.zeros(tf.constant([1, 2**62, 0, 1], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf_capsops.capsule_prediction(tf.zeros((2, 1, 1)), weights)
+    text = f"CapsulePrediction of inputs [2,1,1], [1,{2**62},0,1]: "
+    assert text in caught.value.message
+
+
 if _FAULT.encode() in _LIBRARY:
 
     @pytest.mark.parametrize("jit_compile", [False, True])

@@ -122,7 +122,8 @@ def test_unknown_shapes_change_nothing(op, name, is_rank_known, device):
     unknown = traced(functools.partial(op.results, compute), signature)
     known = op.results(compute, grad, inputs, *others)
     for one, other in zip(unknown(grad, inputs, *others), known, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+        scale = max(1.0, np.abs(other).max(initial=0))  # moments are large sums
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13 * scale)
 
 
 @pytest.mark.parametrize("op", _OPS.values(), ids=_OPS)

@@ -25,6 +25,9 @@ HOST_MEMORY = {
     "CapsuleConvBackpropWeights": ["weight_sizes"],
     "HighOrderConv": [],
     "HighOrderConvGrad": [],
+    "CapsuleMoments": [],
+    "CapsuleMomentsGrad": [],
+    "CapsuleMomentShares": [],
     "InqConv": ["top_exponent"],
     "InqConvBackpropInput": ["input_sizes", "top_exponent"],
 }
@@ -48,8 +51,9 @@ def test_kernels_are_those_of_the_dtype_list(op):
         types = {c.name: tuple(c.allowed_values.list.type) for c in kernel.constraint}
         assert list(kernel.host_memory_arg) == HOST_MEMORY[op]
         registered.setdefault(kernel.device_type, []).append(types)
+    wide = [name for name in ("U", "S") if name in attributes]
     listed = [
-        {"T": (dtype,)} | ({"U": (sums,)} if "U" in attributes else {})
+        {"T": (dtype,), **dict.fromkeys(wide, (sums,))}
         for dtype, sums in SUMS_OF.items()
     ]
     devices = ["CPU", "GPU"] if _library.build_info()["cuda"] else ["CPU"]
@@ -85,7 +89,7 @@ def test_op_is_documented(op):
         for argument in _definition(op).input_arg
     ]
     for attr in _definition(op).attr:
-        if attr.name not in ("T", "U"):
+        if attr.name not in ("T", "U", "S"):
             start = "An optional" if attr.HasField("default_value") else "An?"
             patterns.append(rf"^ *{attr.name}: {start} .*\n? *[A-Z].*\.$")
     for pattern in patterns:

@@ -37,7 +37,10 @@ struct Path {
   std::string name() const {
     return op + "\t" + type + (tf32 ? " tf32" : "") + "\t" + kernel;
   }
-  bool linear() const { return op.find("Routing") == std::string::npos; }
+  bool linear() const {
+    return op.find("Routing") == std::string::npos &&
+           op.find("Moment") == std::string::npos;
+  }
   // Whether it writes the workspace by asynchronous bulk stores, which initcheck does
   // not see.
   bool stores_bulks() const {
@@ -53,7 +56,8 @@ inline const char* TypeName(const Float16*) { return "float16"; }
 inline const char* TypeName(const BFloat16*) { return "bfloat16"; }
 
 // How far a result may be from that of double: for what is linear in each operand, in
-// parts of the sum of the terms' magnitudes; for routing, of the largest result.
+// parts of the sum of the terms' magnitudes; for routing and moments, of the largest
+// result.
 inline double Tolerance(const Path& path) {
   const bool rounded = path.tf32 && path.kernel != "fma";
   if (!path.linear()) {
@@ -94,6 +98,7 @@ inline std::vector<std::string> ListedKernels(const std::string& error) {
 // Whether the results of an op depend on GpuExec::tf32.
 template <typename Problem>
 constexpr bool kReadsTf32 = !std::is_same_v<Problem, capsule_prediction::Problem> &&
+                            !std::is_same_v<Problem, capsule_moments::Problem> &&
                             !std::is_same_v<Problem, high_order_conv::Problem>;
 
 template <typename Op>
@@ -174,6 +179,7 @@ inline std::vector<Path> AllPaths(const GpuExec& exec, uint32_t seed,
   std::vector<Path> paths;
   AddPathsOf<capsule_prediction::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<capsule_routing::Problem>(exec, draw, most_work, &paths);
+  AddPathsOf<capsule_moments::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<capsule_conv::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<high_order_conv::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<inq_conv::Problem>(exec, draw, most_work, &paths);

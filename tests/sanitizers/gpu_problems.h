@@ -125,6 +125,16 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
   Append(&families, Families<P>({matrices, rows}, {{&P::in_width, {16, 27, 41}},
                                                    {&P::in_channels, {2, 7}},
                                                    {&P::out_channels, {15, 31, 32}}}));
+  // For few columns, whose taps are added up.
+  auto few = WindowDimensions<P>();
+  few.push_back({&P::in_channels, {1, 2, 3, 4}});
+  few.push_back({&P::out_channels, {1, 2, 3, 4}});
+  few.push_back({&P::pose_depth, {2}});
+  few.push_back({&P::pose_rows, {1, 3}});
+  few.push_back({&P::pose_columns, {1, 3}});
+  Append(&families, Families<P>({Convolution({2, 33, 1, 4, 4, 4}),
+                                 Convolution({33, 2, 1, 4, 4, 4})},
+                                few));
   auto gathered = WindowDimensions<P>();
   gathered.push_back({&P::in_channels, {1, 2, 7, 8, 9, 10, 11, 16, 17, 42, 43}});
   gathered.push_back({&P::out_channels, {1, 2, 4, 28, 32, 36, 64, 68, 128, 132, 260}});
@@ -176,6 +186,36 @@ inline std::vector<Family<high_order_conv::Problem>> FamiliesOf(
               {&P::dilation_width, {2, 3, 11}}});
 }
 
+inline std::vector<Family<capsule_moments::Problem>> FamiliesOf(
+    const capsule_moments::Problem*) {
+  using P = capsule_moments::Problem;
+  // Everything, over parents; what EM has, over all; shares that are equal.
+  P all;
+  static_cast<capsule_conv::WindowProblem&>(all) = Convolution({3, 5});
+  all.pose_rows = all.pose_inner = all.pose_columns = 4;
+  all.order = 2;
+  all.has_activations = all.has_bias = all.has_linear = 1;
+  all.has_precision = all.has_center = all.has_prior = 1;
+  P em = all;
+  em.normalize = capsule_moments::kAll;
+  em.has_linear = em.has_prior = 0;
+  P equal = em;
+  equal.normalize = capsule_moments::kParents;
+  equal.has_bias = equal.has_precision = 0;
+  auto dimensions = WindowDimensions<P>();
+  Append(&dimensions, {{&P::in_channels, {0, 1, 2, 4, 7, 8, 9, 17}},
+                       {&P::out_channels, {1, 2, 15, 16, 17, 31, 32, 33, 65}},
+                       {&P::pose_rows, {0, 1, 3, 5}},
+                       {&P::pose_inner, {0, 3, 5, 6}},
+                       {&P::pose_columns, {0, 1, 3, 5}},
+                       {&P::order, {0, 1}},
+                       {&P::normalize, {capsule_moments::kNone}},
+                       {&P::has_activations, {0}},
+                       {&P::has_linear, {0}},
+                       {&P::has_center, {0}}});
+  return Families<P>({all, em, equal}, dimensions);
+}
+
 inline std::vector<Family<inq_conv::Problem>> FamiliesOf(const inq_conv::Problem*) {
   using P = inq_conv::Problem;
   const std::vector<int64_t> channels = {0,  1,  2,  3,  4,  5,  7,  8,  9,  15,
@@ -210,8 +250,8 @@ P DrawFrom(const Family<P>& family, Source& draw) {
         p.*dimension = draw.Pick(sizes);
         break;
       case 1:
-        p.*dimension = 1 + draw.Below(std::min<int64_t>(
-                               *std::max_element(sizes.begin(), sizes.end()), 70));
+        p.*dimension = 1 + draw.Below(std::clamp<int64_t>(
+                               *std::max_element(sizes.begin(), sizes.end()), 1, 70));
     }
   }
   // The kernels of high-order convolutions are odd.

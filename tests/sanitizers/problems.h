@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_moments.h"
 #include "cc/launch/capsule_prediction.h"
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/high_order_conv.h"
@@ -73,6 +74,9 @@ inline int64_t Work(const high_order_conv::Problem& p) {
   return p.batch * p.height * p.width * p.channels * p.kernel_height * p.kernel_width;
 }
 inline int64_t Work(const inq_conv::Problem& p) { return OutPixels(p) * Pairs(p); }
+inline int64_t Work(const capsule_moments::Problem& p) {
+  return OutPixels(p) * Pairs(p) * p.pose_rows * p.pose_inner * p.pose_columns;
+}
 
 // Calls visit(Op(), counts) for each op on the problem.
 template <typename Visit>
@@ -131,6 +135,34 @@ void ForEachOp(const inq_conv::Problem& p, const Visit& visit) {
   const int64_t output = OutPixels(p) * p.out_channels;
   visit(Forward(), Counts{input, Pairs(p), output});
   visit(BackpropInput(), Counts{output, Pairs(p), input});
+}
+
+template <typename Visit>
+void ForEachOp(const capsule_moments::Problem& p, const Visit& visit) {
+  using namespace capsule_moments;
+  const int64_t children = InPixels(p) * p.in_channels;
+  const int64_t poses = children * p.pose_rows * p.pose_inner;
+  const int64_t activations = p.has_activations * children;
+  const int64_t weights = Pairs(p) * p.pose_inner * p.pose_columns;
+  const int64_t parents = Positions(p) * p.out_channels;
+  const int64_t votes = parents * VoteSize(p);
+  const int64_t bias = p.has_bias * parents, prior = p.has_prior * Pairs(p);
+  const int64_t linear = p.has_linear * votes, precision = p.has_precision * votes;
+  const int64_t center = p.has_center * votes;
+  const int64_t first = p.order >= 1 ? votes : 0, second = p.order == 2 ? votes : 0;
+  const Counts inputs{poses,  activations, weights, bias,
+                      linear, precision,   center,  prior};
+  const auto call = [&](auto op, const Counts& before, const Counts& after) {
+    Counts counts = before;
+    counts.insert(counts.end(), inputs.begin(), inputs.end());
+    counts.insert(counts.end(), after.begin(), after.end());
+    visit(op, counts);
+  };
+  call(Forward(), {}, {parents, first, second});
+  Counts results{parents, first};
+  results.insert(results.end(), inputs.begin(), inputs.end());
+  call(Backward(), {parents, first, second}, results);
+  call(Shares(), {}, {Positions(p) * Pairs(p)});
 }
 
 // How many pixels of the output an axis has, whose image ends `after` pixels of padding
@@ -211,6 +243,22 @@ inline void Draw(Source& draw, inq_conv::Problem* p) {
   p->in_channels = draw.Pick({0, 1, 3, 8, 16, 33});
   p->out_channels = draw.Pick({1, 3, 8, 16, 33});
   p->bits = draw.Pick({2, 5, 8});
+}
+
+inline void Draw(Source& draw, capsule_moments::Problem* p) {
+  DrawWindow(draw, p);
+  p->in_channels = draw.Pick({0, 1, 2, 3, 8, 17});
+  p->out_channels = draw.Pick({1, 2, 3, 8, 17});
+  p->pose_rows = draw.Pick({0, 1, 1, 2, 4, 5});
+  p->pose_inner = draw.Pick({0, 1, 3, 4, 5});
+  p->pose_columns = draw.Pick({0, 1, 3, 4, 9});
+  p->order = draw.Pick({0, 1, 2});
+  p->normalize = draw.Pick(
+      {capsule_moments::kParents, capsule_moments::kAll, capsule_moments::kNone});
+  for (int64_t* const has : {&p->has_activations, &p->has_bias, &p->has_linear,
+                             &p->has_precision, &p->has_center, &p->has_prior}) {
+    *has = draw.Pick({0, 1});
+  }
 }
 
 // Draws a problem of at most that much work.

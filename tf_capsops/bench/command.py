@@ -21,6 +21,7 @@ from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
 from tf_capsops.cli import arguments
 from tf_capsops.cli.errors import reported
+from tf_capsops.machine import machine
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
@@ -205,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
     with reported(OSError):
         options.output.mkdir(parents=True, exist_ok=True)
     console = prepare(options)
-    made = {"command": report.command(argv), "tf32": options.tf32, **report.machine()}
+    made = {"command": report.command(argv), "tf32": options.tf32, **machine()}
     made |= {"ceilings": [], "results": []}
     for ceilings, results in _run(options, console):
         made["ceilings"].append(ceilings)

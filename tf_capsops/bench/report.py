@@ -10,82 +10,19 @@ the kernel that ran is known, the entry of our own method has it as `kernel`.
 
 from __future__ import annotations
 
-import datetime
-import os
-import pathlib
-import platform
 import shlex
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-import keras
-import numpy as np
 import tensorflow as tf
 from rich import box
 from rich.table import Table
 
-import tf_capsops
-from tf_capsops import _library
 from tf_capsops.bench.cases import Case, Cost, OpSuite
 from tf_capsops.bench.floor import Ceilings
 from tf_capsops.bench.measure import Timing
 
 OURS = "tf_capsops"
 _HEADINGS = ("median us", "spread", "x ours", "GB/s", "GFLOP/s", "of floor", "extra MB")
-
-
-def _commit() -> dict:
-    """Returns the commit of the checkout that this package is in, if it is in one."""
-    package = pathlib.Path(tf_capsops.__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        if pathlib.Path(git("rev-parse", "--show-toplevel")) != package.parent:
-            return {"commit": "unknown"}
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": "unknown"}
-
-
-def _processor() -> str:
-    """Names the processor, with its widest instructions for vectors and matrices."""
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    facts = {}
-    for key, _, value in (line.partition(":") for line in lines):
-        facts.setdefault(key.strip(), value.strip())
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    flags = facts.get("flags", "").split()
-    for flag, label in (("amx_tile", "AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2")):
-        if flag in flags:
-            return f"{name} ({label})"
-    return name
-
-
-def machine() -> dict:
-    """Describes the machine, the commit and the versions everything ran with."""
-    gpus = tf.config.list_physical_devices("GPU")
-    return {
-        **_commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "cpu": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
-        "system": platform.platform(),
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "tf_capsops": tf_capsops.__version__,
-        },
-        "library": _library.build_info(),
-    }
 
 
 def command(argv: Sequence[str]) -> str:

@@ -134,6 +134,7 @@ def _correctness_cases():
     yield from _one_row_cases(use)
     yield from _row_cases(use)
     yield from _boxes_cases(use)
+    yield from _few_columns_cases(use)
     yield from _grid_cases(use)
     yield from _empty_cases(use)
 
@@ -190,6 +191,20 @@ def _row_cases(use):
         sizes[place] = 0
         image, channels = tuple(sizes[:3]), tuple(sizes[3:])
         yield _case(f"row_no_{name}", image, channels, 2, use, padding="SAME", **one)
+
+
+def _few_columns_cases(use):
+    """Yields long sums over taps down and channels, to 16 columns at most."""
+    one_way = {"pose": (3, 4, 3)}
+    moved = {"strides": (2, 3), "dilations": (2, 1), "padding": "SAME"}
+    halved = {"strides": (2, 2), "padding": "SAME"}
+    deep = {"pose": (2, 3, 4, 4)}
+    yield _case("few_columns", (2, 7, 11), (32, 2), 3, use)
+    yield _case("few_columns_moved", (2, 9, 13), (32, 3), (3, 4), use, **moved)
+    yield _case("few_columns_odd", (2, 6, 7), (33, 3), (3, 2), use, **one_way)
+    yield _case("few_columns_of_input", (2, 8, 9), (2, 32), 3, use)
+    yield _case("few_columns_of_input_moved", (1, 9, 12), (3, 32), 5, use, **halved)
+    yield _case("few_columns_of_input_deep", (2, 6, 5), (3, 35), (4, 3), use, **deep)
 
 
 def _boxes_cases(use):

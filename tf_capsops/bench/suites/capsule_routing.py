@@ -48,6 +48,15 @@ def _correctness_cases():
         yield _case(f"out_dim_{out_dim}", (3, 7, 5, out_dim, 4), use)
     for in_dim in (1, 2, 7, 8, 9, 16, 17, 64):
         yield _case(f"in_dim_{in_dim}", (5, 7, 3, 6, in_dim), use)
+    # So few samples that other numbers are in the lanes of a CPU's vectors.
+    for sizes in (
+        (1, 37, 5, 17, 8),
+        (1, 9, 2, 3, 64),
+        (2, 19, 18, 16, 16),
+        (3, 7, 49, 6, 5),
+        (3, 21, 10, 16, 8),
+    ):
+        yield _case("few_" + "_".join(map(str, sizes)), sizes, use)
     yield _case("all_long", (19, 35, 13, 33, 17), use, iterations=2)
     # What tensor cores take: tiles of 16 samples in pairs, groups of 4 output capsules
     # (12 at most; in the gradient of 16 elements 8), input capsules in pairs, 3

@@ -1,0 +1,164 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The boundary between frameworks and kernels: moments of capsules' votes, which is one
+// pass of any routing. Child k = (kh, kw, c) of the window at (y, x) is the pose and
+// the activation at pixel (y*stride_height - pad_top + kh*dilation_height,
+// x*stride_width - pad_left + kw*dilation_width), channel c; a child outside of the
+// image does not exist.
+//   vote[k,o]  = pose[k] @ weights[k,o], u = vote - center[o]
+//   logit[k,o] = prior[k,o] + bias[o] + <linear[o], vote> - 1/2 <precision[o], u^2>
+//   share      = the softmax of logit over o                         kParents
+//                the softmax over all (y,x,kh,kw,o) that see the
+//                same pose                                           kAll
+//                logit                                               kNone
+//   mass   = sum over k of activation[k] share[k,o]
+//   first  = sum over k of activation[k] share[k,o] u
+//   second = sum over k of activation[k] share[k,o] u^2
+// Votes are computed again wherever they are needed and never stored. An optional
+// tensor that is absent is zero (activations: one), and its pointer is not read.
+//
+// T is float, double, Float16 or BFloat16; Statistic<T> is what kernels compute in.
+// Every output element is written, also when a sum is empty. On a GPU all tensors are
+// aligned to 16 bytes.
+#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
+#define CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
+
+#include <cstdint>
+
+#include "cc/launch/capsule_conv.h"
+#include "cc/launch/exec.h"
+#include "cc/launch/op.h"
+#include "cc/launch/plan.h"
+
+namespace capsops::capsule_moments {
+
+// What shares are normalized over: Problem::normalize.
+inline constexpr int64_t kParents = 0, kAll = 1, kNone = 2;
+
+// -1 is an unknown dimension, and an optional tensor of which it is not known whether
+// it is there; planners want them all known.
+struct Problem : capsule_conv::WindowProblem {
+  int64_t pose_rows = -1;     // P
+  int64_t pose_inner = -1;    // Q
+  int64_t pose_columns = -1;  // R
+  int64_t order = 0;          // 0: mass; 1: and first; 2: and second
+  int64_t normalize = kParents;
+  // 1 where the optional tensor is there, else 0.
+  int64_t has_activations = -1;
+  int64_t has_bias = -1;
+  int64_t has_linear = -1;
+  int64_t has_precision = -1;
+  int64_t has_center = -1;
+  int64_t has_prior = -1;
+};
+
+// The type of the statistics, of the moments and of the prior.
+template <typename T>
+using Statistic = Accumulator<T>;
+
+// Windows, children of a window (also those that do not exist), elements of a vote.
+constexpr int64_t Positions(const Problem& p) {
+  return p.batch * p.out_height * p.out_width;
+}
+constexpr int64_t Children(const Problem& p) {
+  return p.kernel_height * p.kernel_width * p.in_channels;
+}
+constexpr int64_t VoteSize(const Problem& p) { return p.pose_rows * p.pose_columns; }
+
+// poses [batch, in_height, in_width, in_channels, pose_rows, pose_inner], activations
+// [batch, in_height, in_width, in_channels], weights [kernel_height, kernel_width,
+// in_channels, out_channels, pose_inner, pose_columns], bias [batch, out_height,
+// out_width, out_channels], linear, precision and center [batch, out_height, out_width,
+// out_channels, pose_rows, pose_columns], prior [kernel_height, kernel_width,
+// in_channels, out_channels] -> mass, shaped like bias, first and second, shaped like
+// center; first is written only where order >= 1 and second where order == 2.
+template <typename Exec, typename T>
+using ForwardPlan =
+    Plan<Exec, const T* /*poses*/, const T* /*activations*/, const T* /*weights*/,
+         const Statistic<T>* /*bias*/, const Statistic<T>* /*linear*/,
+         const Statistic<T>* /*precision*/, const Statistic<T>* /*center*/,
+         const Statistic<T>* /*prior*/, Statistic<T>* /*mass*/, Statistic<T>* /*first*/,
+         Statistic<T>* /*second*/>;
+
+template <typename T>
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+
+// The gradients of the moments, which the order says are read, and the inputs and the
+// moments mass and first (where order >= 1) of the forward plan -> the gradients of all
+// inputs that are there. With q = activation * share:
+//   dq      = grad_mass + <grad_first, u> + <grad_second, u^2>
+//   dr      = activation dq
+//   dz      = share (dr - the sum of share dr over the softmax's own set); kNone: dr
+//   d vote  = q (grad_first + 2 grad_second u) + dz (linear - precision u)
+//   grad_activations = sum over all (y,x,kh,kw,o) of share dq
+//   grad_poses       = sum over all (y,x,kh,kw,o) of d vote @ transpose(weights)
+//   grad_weights     = sum over n, y, x of transpose(pose) @ d vote
+//   grad_prior       = sum over n, y, x of dz
+//   grad_bias        = sum over k of dz
+//   grad_linear      = sum over k of dz vote
+//   grad_precision   = -1/2 sum over k of dz u^2
+//   grad_center      = precision sum over k of dz u - mass grad_first
+//                      - 2 first grad_second
+template <typename Exec, typename T>
+using BackwardPlan =
+    Plan<Exec, const Statistic<T>* /*grad_mass*/, const Statistic<T>* /*grad_first*/,
+         const Statistic<T>* /*grad_second*/, const T* /*poses*/,
+         const T* /*activations*/, const T* /*weights*/, const Statistic<T>* /*bias*/,
+         const Statistic<T>* /*linear*/, const Statistic<T>* /*precision*/,
+         const Statistic<T>* /*center*/, const Statistic<T>* /*prior*/,
+         const Statistic<T>* /*mass*/, const Statistic<T>* /*first*/, T* /*grad_poses*/,
+         T* /*grad_activations*/, T* /*grad_weights*/, Statistic<T>* /*grad_bias*/,
+         Statistic<T>* /*grad_linear*/, Statistic<T>* /*grad_precision*/,
+         Statistic<T>* /*grad_center*/, Statistic<T>* /*grad_prior*/>;
+
+template <typename T>
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+
+// The inputs of the forward plan, for any order -> shares [batch, out_height,
+// out_width, kernel_height, kernel_width, in_channels, out_channels], which are 0 for
+// children that do not exist.
+template <typename Exec, typename T>
+using SharesPlan =
+    Plan<Exec, const T* /*poses*/, const T* /*activations*/, const T* /*weights*/,
+         const Statistic<T>* /*bias*/, const Statistic<T>* /*linear*/,
+         const Statistic<T>* /*precision*/, const Statistic<T>* /*center*/,
+         const Statistic<T>* /*prior*/, Statistic<T>* /*shares*/>;
+
+template <typename T>
+SharesPlan<CpuExec, T> PlanShares(const CpuExec& exec, const Problem& problem);
+template <typename T>
+SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
+
+// The ops, as frameworks plan them (op.h).
+struct Forward : OpOn<Problem> {
+  static constexpr const char* kName = "CapsuleMoments";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanForward<T>(exec, problem);
+  }
+};
+
+struct Backward : OpOn<Problem> {
+  static constexpr const char* kName = "CapsuleMomentsGrad";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanBackward<T>(exec, problem);
+  }
+};
+
+struct Shares : OpOn<Problem> {
+  static constexpr const char* kName = "CapsuleMomentShares";
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec& exec, const Problem& problem) {
+    return PlanShares<T>(exec, problem);
+  }
+};
+
+}  // namespace capsops::capsule_moments
+
+#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_

@@ -1,0 +1,334 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// A pass over the children of windows. A thread keeps the statistics and the sums of
+// one parent in registers. A block has the windows of a group, brings the weights and
+// the poses of kChunk children at a time to shared memory, and all its threads use the
+// same weights. The work is the list of all chunks of the first group, then of the
+// second and so on, and each block has an equal part of it: a group may begin in one
+// block and end in another. Such blocks leave their sums in the workspace, where
+// FinishKernel adds them up in order.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
+
+#include <cstdint>
+
+#include "cuda/capsule_moments/fma/tile.cuh"
+
+namespace capsops::capsule_moments::fma {
+
+enum class Kind {
+  kFirst,       // mass and first
+  kSecond,      // and second
+  kScales,      // of each row [position, k], most and scale of its logits
+  kDots,        // of each row, the sum of share dr
+  kStatistics,  // sums of dz, dz u, dz u^2; of each row, its facts and sum of share dq
+};
+constexpr bool kIsGradient(Kind kind) {
+  return kind == Kind::kDots || kind == Kind::kStatistics;
+}
+
+constexpr int kThreads = 256;
+constexpr int kChunk = 8;
+
+// How the windows and the children are divided.
+struct Division {
+  int lanes;    // threads of a window
+  int windows;  // of a group
+  int positions;
+  int children;
+  int outs;
+  int groups, chunks, blocks;
+
+  __host__ __device__ int64_t Units() const { return int64_t{groups} * chunks; }
+  // The first unit of a block, and the block that has a unit.
+  __host__ __device__ int64_t First(int64_t block) const {
+    return block * Units() / blocks;
+  }
+  __host__ __device__ int BlockOf(int64_t unit) const {
+    return static_cast<int>(((unit + 1) * blocks - 1) / Units());
+  }
+};
+
+// Sums of a thread: one of its own, and two of each number of a vote.
+constexpr int kSums = 1 + 2 * kSize;
+
+// What a pass writes. `partial` is [2 blocks][kSums][kThreads].
+struct Results {
+  Kind kind;
+  float *mass, *first, *second;               // kFirst, kSecond
+  float *bias, *linear, *precision, *center;  // kStatistics
+  const float *given_mass, *given_first;      // the moments, for center
+  float2* scales;
+  float* dots;
+  Facts* facts;
+  float* activations;
+  float* partial;
+};
+
+struct Gradient {
+  const float *mass, *first, *second;
+};
+
+__device__ inline float At(const float* tensor, int64_t at) {
+  return tensor == nullptr ? 0 : tensor[at];
+}
+
+// Writes number `h` of a parent's results, of its sums; with number 0 also what it has
+// one of.
+__device__ inline void Finish(const Inputs& in, const Gradient& grad,
+                              const Results& out, int64_t parent, int h, float sum,
+                              float first, float second) {
+  const int64_t at = parent * kSize + h;
+  if (out.kind == Kind::kStatistics) {
+    if (h == 0 && out.bias != nullptr) out.bias[parent] = sum;
+    if (out.linear != nullptr) out.linear[at] = first + At(in.center, at) * sum;
+    if (out.precision != nullptr) out.precision[at] = -0.5f * second;
+    if (out.center != nullptr) {
+      out.center[at] = At(in.precision, at) * first -
+                       out.given_mass[parent] * At(grad.first, at) -
+                       2 * At(out.given_first, at) * At(grad.second, at);
+    }
+  } else {
+    if (h == 0) out.mass[parent] = sum;
+    if (out.first != nullptr) out.first[at] = first;
+    if (out.second != nullptr) out.second[at] = second;
+  }
+}
+
+template <int Q>
+struct Stage {
+  float* weights;  // [kChunk][outs][kWeightStep]
+  float* poses;    // [kChunk][windows][kPoseStep]
+  Facts* facts;    // [kChunk][windows]
+
+  __device__ Stage(const Division& d, float* from)
+      : weights(from),
+        poses(weights + kChunk * d.outs * kWeightStep<Q>),
+        facts(reinterpret_cast<Facts*>(poses + kChunk * d.windows * kPoseStep<Q>)) {}
+};
+// Floats of a stage.
+template <int Q>
+__host__ __device__ int StageSize(const Division& d) {
+  return kChunk * (d.outs * kWeightStep<Q> + d.windows * (kPoseStep<Q> + 4));
+}
+
+// Begins to fill a stage. Items of poses are [child][window][row], so that all of a
+// thread are of one window, whose corner it knows.
+template <int Q>
+__device__ void FillStage(const Inputs& in, const Division& d, int group, int chunk,
+                          const Corner<int>& corner, const Stage<Q>& stage) {
+  const int k0 = chunk * kChunk, rows = min(kChunk, d.children - k0) * d.outs * Q;
+  const int64_t first = int64_t{k0} * d.outs * Q;
+  for (int row = threadIdx.x; row < rows; row += kThreads) {
+    StageRow<kSide>(in.element, in.weights, first + row,
+                    stage.weights + row / Q * kWeightStep<Q> + row % Q * kSide);
+  }
+  for (int i = threadIdx.x; i < kChunk * d.windows * kSide; i += kThreads) {
+    const int e = i / kSide, row = i % kSide, k = k0 + e / d.windows;
+    const int position = group * d.windows + e % d.windows;
+    const bool any = k < d.children && position < d.positions;
+    const int capsule = any ? corner.Child(in.p, k) : -1;
+    if (row == 0) StageFacts(in, capsule, stage.facts + e);
+    StagePoseRow<Q>(in, capsule, row,
+                    stage.poses + e * kPoseStep<Q> + row * kPoseRow<Q>);
+  }
+}
+static_assert(kThreads / kSide % kLanes == 0, "a thread's items are of one window");
+
+// Loads numbers of a parent's tensor, zeros where it is absent.
+__device__ inline void LoadParent(const float* tensor, int64_t parent,
+                                  float (&to)[kSize]) {
+  if (tensor != nullptr) {
+    LoadWords(tensor + parent * kSize, to);
+  } else {
+#pragma unroll
+    for (float& x : to) x = 0;
+  }
+}
+
+template <Kind kKind, bool kLinear, bool kPrecision, int Q>
+__global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 2)
+    PassKernel(Inputs in, Division d, Gradient grad, Results out) {
+  extern __shared__ float4 shared[];
+  float* const memory = reinterpret_cast<float*>(shared);
+  const int window = threadIdx.x / d.lanes, o = threadIdx.x % d.lanes;
+  const bool parent_exists = o < d.outs;
+  const int64_t begin = d.First(blockIdx.x), end = d.First(blockIdx.x + 1);
+  for (int64_t unit = begin; unit < end;) {
+    const int group = static_cast<int>(unit / d.chunks);
+    const int chunk0 = static_cast<int>(unit % d.chunks);
+    const int chunk1 = static_cast<int>(min(int64_t{d.chunks}, chunk0 + (end - unit)));
+    const int position = group * d.windows + window;
+    const bool mine = parent_exists && position < d.positions;
+    const int64_t parent = mine ? int64_t{position} * d.outs + o : 0;
+    // Where there is no parent there are no votes either, and any statistics will do.
+    float center[kSize], linear[kSize], half[kSize], first_grad[kSize],
+        second_grad[kSize];
+    LoadParent(in.center, parent, center);
+    float bias = At(in.bias, parent), mass_grad = 0;
+    if constexpr (kLinear) {
+      LoadParent(in.linear, parent, linear);
+      // <linear, vote> = <linear, u> + <linear, center>
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) bias += linear[h] * center[h];
+    }
+    if constexpr (kPrecision) {
+      LoadParent(in.precision, parent, half);
+#pragma unroll
+      for (float& x : half) x *= -0.5f;
+    }
+    if constexpr (kIsGradient(kKind)) {
+      mass_grad = grad.mass[parent];
+      LoadParent(grad.first, parent, first_grad);
+      LoadParent(grad.second, parent, second_grad);
+    }
+    float sum = 0, first[kSize] = {}, second[kSize] = {};
+    const Corner<int> corner(in.p, group * d.windows + threadIdx.x / kSide % d.windows);
+    FillStage<Q>(in, d, group, chunk0, corner, Stage<Q>(d, memory));
+    __pipeline_commit();
+    for (int chunk = chunk0; chunk < chunk1; ++chunk) {
+      const int turn = (chunk - chunk0) % 2;
+      if (chunk + 1 < chunk1) {
+        FillStage<Q>(in, d, group, chunk + 1, corner,
+                     Stage<Q>(d, memory + (1 - turn) * StageSize<Q>(d)));
+      }
+      __pipeline_commit();
+      __pipeline_wait_prior(1);
+      __syncthreads();
+      const Stage<Q> stage(d, memory + turn * StageSize<Q>(d));
+      const int k0 = chunk * kChunk, count = min(kChunk, d.children - k0);
+      for (int j = 0; j < count; ++j) {
+        Facts facts = stage.facts[j * d.windows + window];
+        float weights[Q * kSide], u[kSize];
+        LoadWords(stage.weights + (j * d.outs + min(o, d.outs - 1)) * kWeightStep<Q>,
+                  weights);
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) u[h] = -center[h];
+        AddVote<Q>(stage.poses + (j * d.windows + window) * kPoseStep<Q>, weights, u);
+        float logits[kSide] = {bias, 0, 0, 0}, dqs[kSide] = {mass_grad, 0, 0, 0};
+        if (in.prior != nullptr && parent_exists) {
+          logits[0] += in.prior[int64_t{k0 + j} * d.outs + o];
+        }
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) {
+          if constexpr (kLinear && kPrecision) {
+            logits[h % kSide] += u[h] * (linear[h] + half[h] * u[h]);
+          } else if constexpr (kPrecision) {
+            logits[h % kSide] += half[h] * (u[h] * u[h]);
+          }
+          if constexpr (kIsGradient(kKind)) {
+            dqs[h % kSide] += u[h] * (first_grad[h] + second_grad[h] * u[h]);
+          }
+        }
+        const float z = (logits[0] + logits[1]) + (logits[2] + logits[3]);
+        const float dq = (dqs[0] + dqs[1]) + (dqs[2] + dqs[3]);
+        const bool child_exists = facts.scale != 0;
+        const float share = ShareOf(in.rule, d.lanes, z, parent_exists, &facts);
+        float factor = facts.activation * share;  // of u in `first`
+        const int64_t row = int64_t{position} * d.children + k0 + j;
+        const bool writes = o == 0 && position < d.positions;
+        if constexpr (kKind == Kind::kScales) {
+          if (writes) out.scales[row] = {facts.most, child_exists ? facts.scale : 0};
+        } else if constexpr (kIsGradient(kKind)) {
+          const float mean =
+              SumOverGroup(child_exists && parent_exists ? share * dq : 0, d.lanes);
+          if constexpr (kKind == Kind::kDots) {
+            if (writes) out.dots[row] = facts.activation * mean;
+          } else {
+            if (in.rule == Rule::kLogit) {
+              factor = facts.activation * dq;
+            } else {
+              if (in.dots == nullptr) facts.dot = facts.activation * mean;
+              factor = share * (facts.activation * dq - facts.dot);
+            }
+            if (writes) {
+              out.facts[row] = facts;
+              if (out.activations != nullptr) out.activations[row] = mean;
+            }
+          }
+        }
+        if constexpr (kKind == Kind::kScales || kKind == Kind::kDots) continue;
+        // A vote of what is not there may be infinite.
+        if (!child_exists) continue;
+        sum += factor;
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) {
+          first[h] += factor * u[h];
+          if constexpr (kKind != Kind::kFirst) second[h] += factor * (u[h] * u[h]);
+        }
+      }
+      __syncthreads();
+    }
+    unit += chunk1 - chunk0;
+    if constexpr (kKind == Kind::kScales || kKind == Kind::kDots) continue;
+    if (chunk0 == 0 && chunk1 == d.chunks) {
+      if (!mine) continue;
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) {
+        Finish(in, grad, out, parent, h, sum, first[h], second[h]);
+      }
+    } else {
+      const int64_t slot =
+          int64_t{2} * blockIdx.x + (begin / d.chunks == group ? 0 : 1);
+      float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
+      partial[0] = sum;
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) {
+        partial[(1 + h) * kThreads] = first[h];
+        if (kKind != Kind::kFirst) partial[(1 + kSize + h) * kThreads] = second[h];
+      }
+    }
+  }
+}
+
+// Adds up the sums of each group that several blocks have. A block has number
+// blockIdx.y of the parents of a group.
+__global__ void __launch_bounds__(kThreads)
+    FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
+  const int group = blockIdx.x, h = blockIdx.y;
+  const int block0 = d.BlockOf(int64_t{group} * d.chunks);
+  const int block1 = d.BlockOf(int64_t{group + 1} * d.chunks - 1);
+  const int position = group * d.windows + threadIdx.x / d.lanes;
+  const int o = threadIdx.x % d.lanes;
+  if (block0 == block1 || position >= d.positions || o >= d.outs) return;
+  float sum = 0, first = 0, second = 0;
+  for (int block = block0; block <= block1; ++block) {
+    const int64_t slot =
+        int64_t{2} * block + (d.First(block) / d.chunks == group ? 0 : 1);
+    const float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
+    sum += partial[0];
+    first += partial[(1 + h) * kThreads];
+    if (out.kind != Kind::kFirst) second += partial[(1 + kSize + h) * kThreads];
+  }
+  Finish(in, grad, out, int64_t{position} * d.outs + o, h, sum, first, second);
+}
+
+// Makes {most, scale} of each capsule of those of its rows, or the sum of its dots.
+__global__ void __launch_bounds__(kThreads)
+    MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
+                float2* scales, float* dots) {
+  const int64_t capsules = Capsules(p), children = Children(p);
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= capsules) return;
+  float most = -INFINITY, sum = 0;
+  if (dots != nullptr) {
+    VisitWindows(p, i, [&](int64_t position, int64_t k) {
+      sum += row_dots[position * children + k];
+    });
+    dots[i] = sum;
+    return;
+  }
+  VisitWindows(p, i, [&](int64_t position, int64_t k) {
+    most = fmaxf(most, row_scales[position * children + k].x);
+  });
+  VisitWindows(p, i, [&](int64_t position, int64_t k) {
+    const float2 row = row_scales[position * children + k];
+    sum += ExpOf(row.x, most) / row.y;
+  });
+  scales[i] = {most, 1 / sum};
+}
+
+}  // namespace capsops::capsule_moments::fma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_

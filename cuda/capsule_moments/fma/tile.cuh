@@ -1,0 +1,227 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the kernels of 4 x Q poses and Q x 4 weights share. A thread has one parent of
+// one window, `lanes` threads of a warp are the parents of that window, and everything
+// is float; 16-bit elements are widened on their way to shared memory.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "cuda/capsule_moments/window.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_moments::fma {
+
+constexpr int kSide = 4;              // rows of poses, and columns of weights
+constexpr int kSize = kSide * kSide;  // numbers of a vote
+
+// Elements of shared memory from one matrix of weights or pose to the next: an odd
+// number of 16-byte words, so that eight threads that read one each meet no bank twice.
+template <int Q>
+constexpr int kWeightStep = kSide * (Q | 1);
+// A row of a pose begins a 16-byte word.
+template <int Q>
+constexpr int kPoseRow = (Q + 3) / 4 * 4;
+template <int Q>
+constexpr int kPoseStep = kSide * kPoseRow<Q> + 4;
+
+enum class Element { kFloat, kHalf, kBfloat16 };
+
+// How a share follows from a logit z.
+enum class Rule {
+  kSoftmax,  // over the threads of this window
+  kGiven,    // exp(z - most) * scale, with two numbers of the child's
+  kLogit,    // z
+};
+
+// The inputs of a pass. `poses`, `activations` and `weights` are of `element`.
+struct Inputs {
+  Problem p;
+  Element element;
+  Rule rule;
+  int lanes;
+  const void *poses, *activations, *weights;
+  const float *bias, *linear, *precision, *center, *prior;
+  // Of each capsule {most, scale} for kGiven, or null where no logit is given, so that
+  // all shares of a child are equal; and the sums of share dr.
+  const float2* scales;
+  const float* dots;
+};
+
+// What a vote needs to know of its child. Of a child that does not exist all are 0, and
+// otherwise `scale` is not.
+struct Facts {
+  float activation, most, scale, dot;
+};
+
+// Calls visit(pointer of the elements' type).
+template <typename Visit>
+__device__ void WithElements(Element element, const void* from, const Visit& visit) {
+  if (element == Element::kFloat) {
+    visit(static_cast<const float*>(from));
+  } else if (element == Element::kHalf) {
+    visit(static_cast<const __half*>(from));
+  } else {
+    visit(static_cast<const __nv_bfloat16*>(from));
+  }
+}
+
+// Begins to copy a row of Q elements, the `row`-th of a tensor, to shared memory.
+template <int Q>
+__device__ void StageRow(Element element, const void* tensor, int64_t row, float* to) {
+  if (element == Element::kFloat) {
+    const float* const from = static_cast<const float*>(tensor) + row * Q;
+    constexpr int kStep = Q % 4 == 0 ? 4 : 1;
+#pragma unroll
+    for (int q = 0; q < Q; q += kStep) {
+      __pipeline_memcpy_async(to + q, from + q, kStep * sizeof(float));
+    }
+  } else {
+    WithElements(element, tensor, [&](const auto* from) {
+#pragma unroll
+      for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
+    });
+  }
+}
+
+// Returns how many windows see a capsule.
+__device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
+  int count = 0;
+  VisitWindows(p, static_cast<int>(capsule), [&](int, int) { ++count; });
+  return count;
+}
+
+// Begins to write the facts of a child, which may not exist.
+__device__ inline void StageFacts(const Inputs& in, int64_t capsule, Facts* to) {
+  if (capsule < 0) {
+    *to = {0, 0, 0, 0};
+    return;
+  }
+  float2 scale{0, 1};
+  if (in.rule == Rule::kGiven && in.scales != nullptr) {
+    scale = in.scales[capsule];
+  } else if (in.rule == Rule::kGiven) {
+    const int windows = in.p.normalize == kAll ? WindowsOf(in.p, capsule) : 1;
+    scale.y = 1.0f / (static_cast<float>(windows) * in.p.out_channels);
+  }
+  to->most = scale.x;
+  to->scale = scale.y;
+  to->dot = in.dots != nullptr ? in.dots[capsule] : 0;
+  if (in.activations != nullptr) {
+    StageRow<1>(in.element, in.activations, capsule, &to->activation);
+  } else {
+    to->activation = 1;
+  }
+}
+
+// Begins to copy a row of the pose of a child, which may not exist.
+template <int Q>
+__device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* to) {
+  if (capsule >= 0) {
+    StageRow<Q>(in.element, in.poses, capsule * kSide + row, to);
+  } else {
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[q] = 0;
+  }
+}
+
+template <int N>
+__device__ void LoadWords(const float* from, float (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 word = *reinterpret_cast<const float4*>(from + i);
+    to[i] = word.x, to[i + 1] = word.y, to[i + 2] = word.z, to[i + 3] = word.w;
+  }
+}
+
+// u += pose @ weights
+template <int Q>
+__device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
+                        float (&u)[kSize]) {
+#pragma unroll
+  for (int row = 0; row < kSide; ++row) {
+    float left[kPoseRow<Q>];
+    LoadWords(pose + row * kPoseRow<Q>, left);
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+#pragma unroll
+      for (int r = 0; r < kSide; ++r) {
+        u[row * kSide + r] += left[q] * weights[q * kSide + r];
+      }
+    }
+  }
+}
+
+// exp2 of numbers up to 0, in one instruction.
+__device__ inline float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+constexpr float kLog2E = 1.4426950408889634f;
+__device__ inline float ExpOf(float z, float most) { return Exp2((z - most) * kLog2E); }
+
+// Sums over the 16 or 32 threads of a window.
+__device__ inline float SumOverGroup(float value, int lanes) {
+#pragma unroll
+  for (int offset = kLanes / 4; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
+  if (lanes == kLanes) value += __shfl_xor_sync(~0u, value, kLanes / 2);
+  return value;
+}
+
+// The largest of a group's values, none of which is NaN.
+__device__ inline float MaxOverGroup(float value, int lanes) {
+#if __CUDA_ARCH__ >= 800
+  if (lanes == kLanes) {
+    // Floats order as integers do, once the bits of those below 0 are turned around.
+    const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+    const int most = __reduce_max_sync(~0u, turned(__float_as_int(value)));
+    return __int_as_float(turned(most));
+  }
+#endif
+#pragma unroll
+  for (int offset = kLanes / 4; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  if (lanes < kLanes) return value;
+  return fmaxf(value, __shfl_xor_sync(~0u, value, kLanes / 2));
+}
+
+// 1 / the sum of a group's values, which are from 0 to 1, and of which one is 1.
+__device__ inline float ScaleOfGroup(float value, int lanes) {
+#if __CUDA_ARCH__ >= 800
+  if (lanes == kLanes) {
+    // In units of 2^-26 all sums fit in 32 bits, and are exact.
+    constexpr float kUnits = 1 << 26;
+    const unsigned sum = __reduce_add_sync(~0u, __float2uint_rn(value * kUnits));
+    return __fdividef(kUnits, __uint2float_rn(sum));
+  }
+#endif
+  return __fdividef(1.0f, SumOverGroup(value, lanes));
+}
+
+// Returns the share of a logit, 0 where there is no child or no `parent`. For kSoftmax
+// it sets the child's `most` and `scale`.
+__device__ inline float ShareOf(Rule rule, int lanes, float z, bool parent,
+                                Facts* child) {
+  const bool any = parent && child->scale != 0;
+  if (rule == Rule::kLogit) return any ? z : 0;
+  if (rule == Rule::kSoftmax) {
+    const float most = MaxOverGroup(parent ? z : -INFINITY, lanes);
+    const float e = parent ? ExpOf(z, most) : 0;
+    const float scale = ScaleOfGroup(e, lanes);
+    if (child->scale != 0) child->most = most, child->scale = scale;
+    return any ? e * scale : 0;
+  }
+  return any ? ExpOf(z, child->most) * child->scale : 0;
+}
+
+}  // namespace capsops::capsule_moments::fma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_

@@ -1,0 +1,287 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Gradients of poses and weights. Here a thread has one child k and one parent type: it
+// keeps their weights, and the gradient of those, in registers, and walks over windows,
+// whose statistics all its block's children use. PassKernel has left the facts of each
+// row [position, k], so that no softmax crosses threads.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
+
+#include <cstdint>
+
+#include "cuda/capsule_moments/fma/pass.cuh"
+
+namespace capsops::capsule_moments::fma {
+
+constexpr int kTogether = 4;  // windows of a stage
+
+// Elements of shared memory from one parent to the next, an odd number of 16-byte
+// words: center, precision, first and second gradient, linear, {bias, mass gradient}.
+template <bool kLinear>
+constexpr int kParentStep = (kLinear ? 5 : 4) * kSize + 4;
+
+template <bool kLinear, int Q>
+struct WindowStage {
+  float* parents;  // [kTogether][outs][kParentStep]
+  float* poses;    // [kTogether][slots][kPoseStep]
+  Facts* facts;    // [kTogether][slots]
+
+  __device__ WindowStage(const Division& d, float* from)
+      : parents(from),
+        poses(parents + kTogether * d.outs * kParentStep<kLinear>),
+        facts(reinterpret_cast<Facts*>(poses + kTogether * d.windows * kPoseStep<Q>)) {}
+};
+template <bool kLinear, int Q>
+__host__ __device__ int WindowStageSize(const Division& d) {
+  return kTogether * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
+}
+
+// What VoteKernel reads beside the inputs, and writes: of rows the gradients of their
+// poses, and of each part of the windows the sums of the gradients of weights and
+// prior. Where not `begins`, the sums go on from what they are.
+struct VoteSums {
+  const Facts* facts;
+  float *poses, *weights, *prior;
+  bool begins;
+};
+
+// The windows of a division are here the children that a block has.
+template <bool kLinear, int Q>
+__device__ void FillWindows(const Inputs& in, const Division& d, const Gradient& grad,
+                            const Facts* facts, int first, int end,
+                            const WindowStage<kLinear, Q>& stage) {
+  const float* const tensors[] = {in.center, in.precision, grad.first, grad.second,
+                                  in.linear};
+  const int words = d.outs * kSize / 4;
+  for (int i = 0; i < kTogether && first + i < end; ++i) {
+    const int64_t from = int64_t{first + i} * d.outs;
+    float* const to = stage.parents + i * d.outs * kParentStep<kLinear>;
+#pragma unroll
+    for (int t = 0; t < (kLinear ? 5 : 4); ++t) {
+      for (int w = threadIdx.x; w < words; w += kThreads) {
+        float* const at = to + w / 4 * kParentStep<kLinear> + t * kSize + w % 4 * 4;
+        if (tensors[t] != nullptr) {
+          __pipeline_memcpy_async(at, tensors[t] + from * kSize + w * 4, 16);
+        } else {
+          *reinterpret_cast<float4*>(at) = {0, 0, 0, 0};
+        }
+      }
+    }
+    for (int o = threadIdx.x; o < d.outs; o += kThreads) {
+      float* const at = to + (o + 1) * kParentStep<kLinear> - 4;
+      if (in.bias != nullptr) {
+        __pipeline_memcpy_async(at, in.bias + from + o, sizeof(float));
+      } else {
+        at[0] = 0;
+      }
+      __pipeline_memcpy_async(at + 1, grad.mass + from + o, sizeof(float));
+    }
+  }
+  for (int i = threadIdx.x; i < kTogether * d.windows * kSide; i += kThreads) {
+    const int e = i / kSide, row = i % kSide, position = first + e / d.windows;
+    const int k = blockIdx.x * d.windows + e % d.windows;
+    const bool any = k < d.children && position < end;
+    const int capsule = any ? ChildOf<int>(in.p, position, k) : -1;
+    if (row == 0 && any) {
+      __pipeline_memcpy_async(stage.facts + e,
+                              facts + int64_t{position} * d.children + k, 16);
+    } else if (row == 0) {
+      stage.facts[e] = {0, 0, 0, 0};
+    }
+    StagePoseRow<Q>(in, capsule, row,
+                    stage.poses + e * kPoseStep<Q> + row * kPoseRow<Q>);
+  }
+}
+
+// Adds up `row` over the kGroup lanes of a child, and writes its N sums.
+template <int kGroup, int N>
+__device__ void SumAndWrite(const float (&row)[N], bool writes, float* to) {
+  constexpr int kPiece = kGroup < 16 ? kGroup : 16;
+  const int lane = threadIdx.x % kGroup;
+#pragma unroll
+  for (int i = 0; i < N; i += kPiece) {
+    constexpr int kLast = N % kPiece == 0 ? kPiece : N % kPiece;
+    if (i + kPiece <= N) {
+      float piece[kPiece];
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) piece[e] = row[i + e];
+      const float sum = SumOverLanes<kGroup / 2>(piece);
+      constexpr int kEach = kGroup / kPiece;
+      if (writes && lane % kEach == 0) to[i + lane / kEach] = sum;
+    } else {
+      float piece[kLast];
+#pragma unroll
+      for (int e = 0; e < kLast; ++e) piece[e] = row[N - kLast + e];
+      const float sum = SumOverLanes<kGroup / 2>(piece);
+      constexpr int kEach = kGroup / kLast;
+      if (writes && lane % kEach == 0) to[i + lane / kEach] = sum;
+    }
+  }
+}
+
+template <bool kLinear, int Q>
+__global__ void __launch_bounds__(kThreads, 2)
+    VoteKernel(Inputs in, Division d, Gradient grad, VoteSums out) {
+  extern __shared__ float4 shared[];
+  float* const memory = reinterpret_cast<float*>(shared);
+  const int slot = threadIdx.x / d.lanes, o = threadIdx.x % d.lanes;
+  const int k = blockIdx.x * d.windows + slot;
+  const bool mine = k < d.children && o < d.outs;
+  const int64_t matrix = mine ? int64_t{k} * d.outs + o : 0;
+  const int parent = min(o, d.outs - 1);
+  const int64_t begin = int64_t{blockIdx.y} * d.positions / gridDim.y;
+  const int64_t end = int64_t{blockIdx.y + 1} * d.positions / gridDim.y;
+  const int64_t part = int64_t{blockIdx.y} * d.children * d.outs + matrix;
+  float weights[Q * kSide], sums[Q * kSide] = {}, prior_sum = 0;
+  WithElements(in.element, in.weights, [&](const auto* from) {
+#pragma unroll
+    for (int e = 0; e < Q * kSide; ++e) {
+      weights[e] = mine ? Widen(from[matrix * Q * kSide + e]) : 0;
+    }
+  });
+  if (!out.begins && mine) {
+    LoadWords(out.weights + part * Q * kSide, sums);
+    prior_sum = out.prior[part];
+  }
+  const float prior = mine ? At(in.prior, matrix) : 0;
+  const int stage_size = WindowStageSize<kLinear, Q>(d);
+  FillWindows<kLinear, Q>(in, d, grad, out.facts, begin, end,
+                          WindowStage<kLinear, Q>(d, memory));
+  __pipeline_commit();
+  int turn = 0;
+  for (int first = begin; first < end; first += kTogether, turn = 1 - turn) {
+    if (first + kTogether < end) {
+      FillWindows<kLinear, Q>(
+          in, d, grad, out.facts, first + kTogether, end,
+          WindowStage<kLinear, Q>(d, memory + (1 - turn) * stage_size));
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(1);
+    __syncthreads();
+    const WindowStage<kLinear, Q> stage(d, memory + turn * stage_size);
+    for (int i = 0; i < kTogether && first + i < end; ++i) {
+      const Facts facts = stage.facts[i * d.windows + slot];
+      const float* const pose = stage.poses + (i * d.windows + slot) * kPoseStep<Q>;
+      const float* const statistics =
+          stage.parents + (i * d.outs + parent) * kParentStep<kLinear>;
+      float u[kSize], precision[kSize], linear[kSize] = {};
+      float first_grad[kSize], second_grad[kSize];
+      LoadWords(statistics, u);
+      float ones[4];
+      LoadWords(statistics + kParentStep<kLinear> - 4, ones);
+      float z = ones[0] + prior, dq = ones[1];
+      if constexpr (kLinear) {
+        LoadWords(statistics + 4 * kSize, linear);
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) z += linear[h] * u[h];
+      }
+#pragma unroll
+      for (float& x : u) x = -x;
+      AddVote<Q>(pose, weights, u);
+      LoadWords(statistics + kSize, precision);
+      LoadWords(statistics + 2 * kSize, first_grad);
+      LoadWords(statistics + 3 * kSize, second_grad);
+      float squares[kSide] = {}, dqs[kSide] = {dq, 0, 0, 0};
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) {
+        squares[h % kSide] += precision[h] * u[h] * u[h];
+        if constexpr (kLinear) z += linear[h] * u[h];
+        dqs[h % kSide] += u[h] * (first_grad[h] + second_grad[h] * u[h]);
+      }
+      z -= 0.5f * ((squares[0] + squares[1]) + (squares[2] + squares[3]));
+      dq = (dqs[0] + dqs[1]) + (dqs[2] + dqs[3]);
+      const bool exists = facts.scale != 0 && mine;
+      float q = 0, dz = 0;
+      if (exists) {
+        const float share =
+            in.rule == Rule::kLogit ? z : ExpOf(z, facts.most) * facts.scale;
+        q = facts.activation * share;
+        const float dr = facts.activation * dq;
+        dz = in.rule == Rule::kLogit ? dr : share * (dr - facts.dot);
+      }
+      prior_sum += dz;
+      float pose_grad[kSide * Q];
+#pragma unroll
+      for (int row = 0; row < kSide; ++row) {
+        float dv[kSide], left[kPoseRow<Q>];
+        LoadWords(pose + row * kPoseRow<Q>, left);
+#pragma unroll
+        for (int r = 0; r < kSide; ++r) {
+          const int h = row * kSide + r;
+          dv[r] =
+              q * first_grad[h] + (2 * q * second_grad[h] - dz * precision[h]) * u[h];
+          if constexpr (kLinear) dv[r] += dz * linear[h];
+          if (!exists) dv[r] = 0;
+        }
+#pragma unroll
+        for (int c = 0; c < Q; ++c) {
+          float sum = 0;
+#pragma unroll
+          for (int r = 0; r < kSide; ++r) {
+            sum += dv[r] * weights[c * kSide + r];
+            sums[c * kSide + r] += left[c] * dv[r];
+          }
+          pose_grad[row * Q + c] = sum;
+        }
+      }
+      float* const to = out.poses + (int64_t{first + i} * d.children + k) * kSide * Q;
+      const bool writes = k < d.children && facts.scale != 0;
+      if (d.lanes == kLanes) {
+        SumAndWrite<kLanes>(pose_grad, writes, to);
+      } else {
+        SumAndWrite<kLanes / 2>(pose_grad, writes, to);
+      }
+    }
+    __syncthreads();
+  }
+  if (!mine) return;
+#pragma unroll
+  for (int e = 0; e < Q * kSide; ++e) out.weights[part * Q * kSide + e] = sums[e];
+  out.prior[part] = prior_sum;
+}
+
+// Adds up the parts of the gradients of weights and prior.
+template <typename N>
+__global__ void __launch_bounds__(kThreads)
+    PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
+                const float* prior_parts, N* grad_weights, float* grad_prior) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < weights) {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += weight_parts[part * weights + i];
+    Narrow(sum, grad_weights + i);
+  }
+  if (i < priors && grad_prior != nullptr) {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += prior_parts[part * priors + i];
+    grad_prior[i] = sum;
+  }
+}
+
+// Adds up the gradients of capsules from their rows. A thread has a row of a pose.
+template <int Q, typename N>
+__global__ void __launch_bounds__(kThreads)
+    CapsuleKernel(Problem p, const float* poses, const float* activations,
+                  N* grad_poses, N* grad_activations) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  const int capsule = i / kSide, children = static_cast<int>(Children(p));
+  if (capsule >= Capsules(p)) return;
+  float sums[Q] = {}, sum = 0;
+  VisitWindows(p, capsule, [&](int64_t position, int k) {
+    const int64_t row = position * children + k;
+    const float* const from = poses + row * kSide * Q + i % kSide * Q;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) sums[q] += from[q];
+    if (grad_activations != nullptr && i % kSide == 0) sum += activations[row];
+  });
+#pragma unroll
+  for (int q = 0; q < Q; ++q) Narrow(sums[q], grad_poses + int64_t{i} * Q + q);
+  if (grad_activations != nullptr && i % kSide == 0) {
+    Narrow(sum, grad_activations + capsule);
+  }
+}
+
+}  // namespace capsops::capsule_moments::fma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_

@@ -1,0 +1,173 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Capsule moments of any sizes: shares are stored, votes are not. Samples are taken as
+// many at a time as the workspace has room for.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_LAUNCH_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cuda/capsule_moments/general/shares.cuh"
+#include "cuda/capsule_moments/general/sums.cuh"
+#include "cuda/capsule_moments/samples.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_moments::general {
+
+// Bytes of shares that are stored at a time, unless one sample has more.
+constexpr int64_t kStoredBytes = int64_t{16} << 20;
+
+// Blocks for `items` threads or more; kernels step over what is beyond.
+inline int64_t Blocks(int64_t items) {
+  return std::clamp<int64_t>(CeilDivide(items, kThreads), 1, 1 << 20);
+}
+
+// Votes of one sample.
+inline int64_t SampleVotes(const Problem& p) {
+  return p.out_height * p.out_width * Children(p) * p.out_channels;
+}
+
+// Samples taken at a time, where a vote needs `bytes`.
+inline int64_t SamplesAtATime(const Problem& p, int64_t bytes) {
+  const int64_t sample = std::max<int64_t>(1, SampleVotes(p) * bytes);
+  return std::clamp<int64_t>(kStoredBytes / sample, 1, std::max<int64_t>(1, p.batch));
+}
+
+// Writes the shares of all votes of `p`, and where `dq` is not null the gradients of
+// activation * share.
+template <typename T, typename S = Statistic<T>>
+LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
+                  const Operands<T>& in, const Moments<const S>& grad, S* shares,
+                  S* dq) {
+  const int64_t votes = p.batch * SampleVotes(p);
+  LogitKernel<T><<<Blocks(votes), kThreads, 0, exec.stream>>>(p, in, grad, shares, dq);
+  const LaunchError error = CheckLaunch(name);
+  if (!error.empty() || p.normalize == kNone) return error;
+  SoftmaxKernel<S><<<Blocks(Sets(p) * kLanes), kThreads, 0, exec.stream>>>(p, shares);
+  return CheckLaunch(name);
+}
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+  using S = Statistic<T>;
+  const int64_t samples = SamplesAtATime(p, sizeof(S));
+  return ForwardPlan<GpuExec, T>::Make(
+      samples * SampleVotes(p) * sizeof(S),
+      [p, samples](const GpuExec& exec, const T* poses, const T* activations,
+                   const T* weights, const S* bias, const S* linear, const S* precision,
+                   const S* center, const S* prior, S* mass, S* first, S* second,
+                   void* workspace) {
+        const Operands<T> all(p, poses, activations, weights, bias, linear, precision,
+                              center, prior);
+        const Moments<S> out(p, mass, first, second);
+        S* const shares = static_cast<S*>(workspace);
+        return ForSamples(
+            p, samples, [&](const Problem& part, int64_t from, bool) -> LaunchError {
+              const Operands<T> in = all.From(p, from);
+              const Moments<const S> none(p, nullptr, nullptr, nullptr);
+              const LaunchError error = Share<T>(exec, Forward::kName, part, in, none,
+                                                 shares, static_cast<S*>(nullptr));
+              if (!error.empty()) return error;
+              MomentKernel<T>
+                  <<<Blocks(ParentNumbers(part)), kThreads, 0, exec.stream>>>(
+                      part, in, shares, out.From(p, from));
+              return CheckLaunch(Forward::kName);
+            });
+      });
+}
+
+template <typename T>
+SharesPlan<GpuExec, T> PlanShares(const Problem& p) {
+  using S = Statistic<T>;
+  return SharesPlan<GpuExec, T>::Make(
+      0, [p](const GpuExec& exec, const T* poses, const T* activations,
+             const T* weights, const S* bias, const S* linear, const S* precision,
+             const S* center, const S* prior, S* shares, void*) {
+        const Operands<T> in(p, poses, activations, weights, bias, linear, precision,
+                             center, prior);
+        const Moments<const S> none(p, nullptr, nullptr, nullptr);
+        return Share<T>(exec, Shares::kName, p, in, none, shares,
+                        static_cast<S*>(nullptr));
+      });
+}
+
+// The gradients of the samples `p`, which are the first or the last of the batch, or
+// neither.
+template <typename T, typename S = Statistic<T>>
+LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, bool last,
+                          const Operands<T>& in, const Moments<const S>& grad,
+                          const Moments<const S>& moments, const Gradients<T>& out,
+                          S* shares, S* dz, S* sums) {
+  const char* const name = Backward::kName;
+  const int64_t capsules = Capsules(p), poses = capsules * p.pose_rows * p.pose_inner;
+  const auto stream = exec.stream;
+  LaunchError error = Share<T>(exec, name, p, in, grad, shares, dz);
+  if (!error.empty()) return error;
+  if (out.activations != nullptr) {
+    ActivationKernel<S><<<Blocks(capsules * kLanes), kThreads, 0, stream>>>(
+        p, shares, dz, out.activations);
+    error = CheckLaunch(name);
+    if (!error.empty()) return error;
+  }
+  LogitGradientKernel<T>
+      <<<Blocks(Sets(p) * kLanes), kThreads, 0, stream>>>(p, in, shares, dz);
+  error = CheckLaunch(name);
+  if (!error.empty()) return error;
+  StatisticKernel<T><<<Blocks(ParentNumbers(p)), kThreads, 0, stream>>>(
+      p, in, grad, moments, dz, out.statistics);
+  error = CheckLaunch(name);
+  if (!error.empty()) return error;
+  PoseKernel<T>
+      <<<Blocks(poses), kThreads, 0, stream>>>(p, in, grad, shares, dz, out.poses);
+  error = CheckLaunch(name);
+  if (!error.empty()) return error;
+  const int64_t rows = Children(p) * p.out_channels;
+  WeightKernel<T>
+      <<<Blocks(rows * p.pose_inner * p.pose_columns), kThreads, 0, stream>>>(
+          p, in, grad, shares, dz, first, last, sums, out.weights);
+  error = CheckLaunch(name);
+  if (!error.empty() || out.prior == nullptr) return error;
+  PriorKernel<S><<<Blocks(rows), kThreads, 0, stream>>>(p, dz, first, out.prior);
+  return CheckLaunch(name);
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+  using S = Statistic<T>;
+  const int64_t samples = SamplesAtATime(p, 2 * sizeof(S));
+  const int64_t votes = samples * SampleVotes(p);
+  const int64_t weights =
+      samples < p.batch ? Children(p) * p.out_channels * p.pose_inner * p.pose_columns
+                        : 0;
+  return BackwardPlan<GpuExec, T>::Make(
+      (2 * votes + weights) * sizeof(S),
+      [p, samples, votes](
+          const GpuExec& exec, const S* grad_mass, const S* grad_first,
+          const S* grad_second, const T* poses, const T* activations, const T* weights,
+          const S* bias, const S* linear, const S* precision, const S* center,
+          const S* prior, const S* mass, const S* first, T* grad_poses,
+          T* grad_activations, T* grad_weights, S* grad_bias, S* grad_linear,
+          S* grad_precision, S* grad_center, S* grad_prior, void* workspace) {
+        const Operands<T> in(p, poses, activations, weights, bias, linear, precision,
+                             center, prior);
+        const Moments<const S> grad(p, grad_mass, grad_first, grad_second);
+        const Moments<const S> moments(p, mass, first, nullptr);
+        const Gradients<T> out(p, grad_poses, grad_activations, grad_weights, grad_bias,
+                               grad_linear, grad_precision, grad_center, grad_prior);
+        S* const shares = static_cast<S*>(workspace);
+        return ForSamples(
+            p, samples, [&](const Problem& part, int64_t from, bool last) {
+              return Differentiate<T>(exec, part, from == 0, last, in.From(p, from),
+                                      grad.From(p, from), moments.From(p, from),
+                                      out.From(p, from), shares, shares + votes,
+                                      shares + 2 * votes);
+            });
+      });
+}
+
+}  // namespace capsops::capsule_moments::general
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_LAUNCH_CUH_

@@ -1,0 +1,188 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Shares of any sizes, and the gradients of the logits, one number a vote [position, k,
+// o]. Children that do not exist have zeros.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_
+
+#include <cstdint>
+
+#include "cuda/capsule_moments/window.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_moments::general {
+
+constexpr int kThreads = 256;
+
+__device__ inline int64_t FirstItem() {
+  return int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+__device__ inline int64_t ItemStep() { return int64_t{gridDim.x} * blockDim.x; }
+
+__device__ inline float Exp(float x) { return expf(x); }
+__device__ inline double Exp(double x) { return exp(x); }
+
+template <typename S>
+__device__ S SumOfWarp(S value) {
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
+  return value;
+}
+template <typename S>
+__device__ S MaxOfWarp(S value) {
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value = max(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  return value;
+}
+
+// One number of a vote: of `pose` from its row on, and of `weights` from its column on.
+template <typename S, typename N>
+__device__ S Vote(const Problem& p, const N* pose, const N* weights) {
+  S vote = 0;
+  for (int64_t q = 0; q < p.pose_inner; ++q) {
+    vote += Widen(pose[q]) * Widen(weights[q * p.pose_columns]);
+  }
+  return vote;
+}
+
+// An optional tensor's number.
+template <typename S>
+__device__ S Of(const S* tensor, int64_t at) {
+  return tensor == nullptr ? S{0} : tensor[at];
+}
+
+template <typename T>
+__device__ Statistic<T> Activation(const Operands<T>& in, int64_t capsule) {
+  if (in.activations == nullptr) return 1;
+  return Widen(in.activations[capsule]);
+}
+
+// Writes logits, and where `dq` is not null the gradients of activation * share.
+template <typename T, typename S = Statistic<T>>
+__global__ void __launch_bounds__(kThreads)
+    LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {
+  const int64_t children = Children(p), outs = p.out_channels, size = VoteSize(p);
+  const int64_t count = Positions(p) * children * outs;
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+    Digits<int64_t> d(i);
+    const int64_t o = d.Next(outs), k = d.Next(children), position = d.rest;
+    const int64_t parent = position * outs + o, capsule = ChildOf(p, position, k);
+    S logit = 0, gradient = 0;
+    if (capsule >= 0) {
+      const auto* pose = in.poses + capsule * p.pose_rows * p.pose_inner;
+      const auto* weights = in.weights + (k * outs + o) * p.pose_inner * p.pose_columns;
+      logit = Of(in.prior, k * outs + o) + Of(in.bias, parent);
+      if (dq != nullptr) gradient = grad.mass[parent];
+      for (int64_t h = 0; h < size; ++h) {
+        const int64_t row = h / p.pose_columns, column = h - row * p.pose_columns;
+        const int64_t at = parent * size + h;
+        const S vote = Vote<S>(p, pose + row * p.pose_inner, weights + column);
+        const S u = vote - Of(in.center, at);
+        logit += Of(in.linear, at) * vote - S{0.5} * Of(in.precision, at) * u * u;
+        if (dq != nullptr) {
+          gradient += Of(grad.first, at) * u + Of(grad.second, at) * u * u;
+        }
+      }
+    }
+    logits[i] = logit;
+    if (dq != nullptr) dq[i] = gradient;
+  }
+}
+
+// Calls visit(row), all lanes alike, for each row [position, k] of a softmax's own set;
+// those of kParents are rows, and those of kAll are capsules.
+template <typename Visit>
+__device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
+  const int64_t children = Children(p);
+  if (p.normalize == kAll) {
+    VisitWindows(p, set,
+                 [&](int64_t position, int64_t k) { visit(position * children + k); });
+  } else if (ChildOf(p, set / children, set % children) >= 0) {
+    visit(set);
+  }
+}
+
+constexpr int64_t Sets(const Problem& p) {
+  return p.normalize == kAll ? Capsules(p) : Positions(p) * Children(p);
+}
+
+// Replaces logits with their shares, a warp a set.
+template <typename S>
+__global__ void __launch_bounds__(kThreads) SoftmaxKernel(Problem p, S* logits) {
+  const int64_t sets = Sets(p), outs = p.out_channels, lane = threadIdx.x % kLanes;
+  for (int64_t set = FirstItem() / kLanes; set < sets; set += ItemStep() / kLanes) {
+    S most = -INFINITY, sum = 0;
+    VisitSet(p, set, [&](int64_t row) {
+      for (int64_t o = lane; o < outs; o += kLanes) {
+        most = max(most, logits[row * outs + o]);
+      }
+    });
+    most = MaxOfWarp(most);
+    VisitSet(p, set, [&](int64_t row) {
+      for (int64_t o = lane; o < outs; o += kLanes) {
+        sum += Exp(logits[row * outs + o] - most);
+      }
+    });
+    sum = SumOfWarp(sum);
+    VisitSet(p, set, [&](int64_t row) {
+      for (int64_t o = lane; o < outs; o += kLanes) {
+        logits[row * outs + o] = Exp(logits[row * outs + o] - most) / sum;
+      }
+    });
+  }
+}
+
+// Writes the gradients of activations, a warp a capsule.
+template <typename S, typename N>
+__global__ void __launch_bounds__(kThreads)
+    ActivationKernel(Problem p, const S* shares, const S* dq, N* grad_activations) {
+  const int64_t capsules = Capsules(p);
+  const int64_t children = Children(p), outs = p.out_channels;
+  for (int64_t i = FirstItem() / kLanes; i < capsules; i += ItemStep() / kLanes) {
+    S sum = 0;
+    VisitWindows(p, i, [&](int64_t position, int64_t k) {
+      for (int64_t o = threadIdx.x % kLanes; o < outs; o += kLanes) {
+        const int64_t at = (position * children + k) * outs + o;
+        sum += shares[at] * dq[at];
+      }
+    });
+    sum = SumOfWarp(sum);
+    if (threadIdx.x % kLanes == 0) Narrow(sum, grad_activations + i);
+  }
+}
+
+// Replaces dq with the gradients of logits, a warp a set.
+template <typename T, typename S = Statistic<T>>
+__global__ void __launch_bounds__(kThreads)
+    LogitGradientKernel(Problem p, Operands<T> in, const S* shares, S* dq) {
+  const int64_t sets = Sets(p), children = Children(p), outs = p.out_channels;
+  for (int64_t set = FirstItem() / kLanes; set < sets; set += ItemStep() / kLanes) {
+    const int64_t capsule =
+        p.normalize == kAll ? set : ChildOf(p, set / children, set % children);
+    if (capsule < 0) continue;
+    const S activation = Activation(in, capsule);
+    const auto for_each = [&](const auto& visit) {
+      VisitSet(p, set, [&](int64_t row) {
+        for (int64_t o = threadIdx.x % kLanes; o < outs; o += kLanes) {
+          visit(row * outs + o);
+        }
+      });
+    };
+    S mean = 0;
+    if (p.normalize != kNone) {
+      for_each([&](int64_t at) { mean += shares[at] * dq[at]; });
+      mean = SumOfWarp(mean);
+    }
+    for_each([&](int64_t at) {
+      const S dr = activation * (dq[at] - mean);
+      dq[at] = p.normalize == kNone ? dr : shares[at] * dr;
+    });
+  }
+}
+
+}  // namespace capsops::capsule_moments::general
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_

@@ -1,0 +1,190 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums over votes of any sizes, from the shares and the logits' gradients dz that
+// shares.cuh has written. A thread has one number of a result.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/capsule_moments/general/shares.cuh"
+#include "cuda/capsule_moments/samples.cuh"
+
+namespace capsops::capsule_moments::general {
+
+// Calls visit(capsule, k, u, vote) for each child of `position`, where u and vote are
+// number `h` of its vote for `parent`, or 0 where votes have no numbers.
+template <typename T, typename Visit, typename S = Statistic<T>>
+__device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t parent,
+                           int64_t h, const Visit& visit) {
+  const int64_t outs = p.out_channels, size = VoteSize(p), children = Children(p);
+  const int64_t position = parent / outs, o = parent - position * outs;
+  const bool any = h < size;
+  const S center = any ? Of(in.center, parent * size + h) : S{0};
+  const int64_t row = any ? h / p.pose_columns : 0;
+  const auto* poses = in.poses + row * p.pose_inner;
+  const auto* weights = in.weights + (any ? h - row * p.pose_columns : 0);
+  for (int64_t k = 0; k < children; ++k) {
+    const int64_t capsule = ChildOf(p, position, k);
+    if (capsule < 0) continue;
+    S vote = 0;
+    if (any) {
+      vote = Vote<S>(p, poses + capsule * p.pose_rows * p.pose_inner,
+                     weights + (k * outs + o) * p.pose_inner * p.pose_columns);
+    }
+    visit(capsule, k, vote - center, vote);
+  }
+}
+
+// A thread a number of a parent, and at least one a parent.
+constexpr int64_t ParentNumbers(const Problem& p) {
+  const int64_t size = VoteSize(p);
+  return Positions(p) * p.out_channels * (size > 0 ? size : 1);
+}
+
+template <typename T, typename S = Statistic<T>>
+__global__ void __launch_bounds__(kThreads)
+    MomentKernel(Problem p, Operands<T> in, const S* shares, Moments<S> out) {
+  const int64_t size = VoteSize(p), outs = p.out_channels, children = Children(p);
+  for (int64_t i = FirstItem(); i < ParentNumbers(p); i += ItemStep()) {
+    Digits<int64_t> d(i);
+    const int64_t h = d.Next(max(size, int64_t{1})), parent = d.rest;
+    if (h > 0 && p.order == 0) continue;
+    const int64_t position = parent / outs, o = parent - position * outs;
+    S mass = 0, first = 0, second = 0;
+    VisitVotes(p, in, parent, h, [&](int64_t capsule, int64_t k, S u, S) {
+      const S q =
+          Activation(in, capsule) * shares[(position * children + k) * outs + o];
+      mass += q;
+      first += q * u;
+      second += q * u * u;
+    });
+    if (h == 0) out.mass[parent] = mass;
+    if (h < size && out.first != nullptr) out.first[i] = first;
+    if (h < size && out.second != nullptr) out.second[i] = second;
+  }
+}
+
+// `grad` is that of the moments, and `moments` are the forward plan's.
+template <typename T, typename S = Statistic<T>>
+__global__ void __launch_bounds__(kThreads)
+    StatisticKernel(Problem p, Operands<T> in, Moments<const S> grad,
+                    Moments<const S> moments, const S* dz, StatisticGradients<S> out) {
+  const int64_t size = VoteSize(p), outs = p.out_channels, children = Children(p);
+  for (int64_t i = FirstItem(); i < ParentNumbers(p); i += ItemStep()) {
+    Digits<int64_t> d(i);
+    const int64_t h = d.Next(max(size, int64_t{1})), parent = d.rest;
+    const int64_t position = parent / outs, o = parent - position * outs;
+    S sum = 0, first = 0, second = 0, votes = 0;
+    VisitVotes(p, in, parent, h, [&](int64_t, int64_t k, S u, S vote) {
+      const S z = dz[(position * children + k) * outs + o];
+      sum += z;
+      first += z * u;
+      second += z * u * u;
+      votes += z * vote;
+    });
+    if (h == 0 && out.bias != nullptr) out.bias[parent] = sum;
+    if (h >= size) continue;
+    if (out.linear != nullptr) out.linear[i] = votes;
+    if (out.precision != nullptr) out.precision[i] = S{-0.5} * second;
+    if (out.center != nullptr) {
+      out.center[i] = Of(in.precision, i) * first -
+                      moments.mass[parent] * Of(grad.first, i) -
+                      2 * Of(moments.first, i) * Of(grad.second, i);
+    }
+  }
+}
+
+// The gradient of number `at` of a parent's statistics through one vote.
+template <typename T, typename S = Statistic<T>>
+__device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
+                          int64_t at, S vote, S q, S dz) {
+  const S u = vote - Of(in.center, at);
+  return q * (Of(grad.first, at) + 2 * Of(grad.second, at) * u) +
+         dz * (Of(in.linear, at) - Of(in.precision, at) * u);
+}
+
+template <typename T, typename S = Statistic<T>>
+__global__ void __launch_bounds__(kThreads)
+    PoseKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
+               const S* dz, CudaType<T>* grad_poses) {
+  const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
+  const int64_t children = Children(p);
+  const int64_t count = Capsules(p) * p.pose_rows * inner;
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+    Digits<int64_t> d(i);
+    const int64_t q = d.Next(inner), row = d.Next(p.pose_rows), capsule = d.rest;
+    const auto* pose = in.poses + i - q;
+    const S activation = Activation(in, capsule);
+    S sum = 0;
+    VisitWindows(p, capsule, [&](int64_t position, int64_t k) {
+      for (int64_t o = 0; o < outs; ++o) {
+        const int64_t vote_at = (position * children + k) * outs + o;
+        const auto* weights = in.weights + (k * outs + o) * inner * columns;
+        const int64_t at = ((position * outs + o) * p.pose_rows + row) * columns;
+        for (int64_t r = 0; r < columns; ++r) {
+          const S vote = Vote<S>(p, pose, weights + r);
+          sum += VoteGradient(in, grad, at + r, vote, activation * shares[vote_at],
+                              dz[vote_at]) *
+                 Widen(weights[q * columns + r]);
+        }
+      }
+    });
+    Narrow(sum, grad_poses + i);
+  }
+}
+
+// Adds to what the samples before left in `sums`; with the last samples it narrows to
+// `grad_weights`.
+template <typename T, typename S = Statistic<T>>
+__global__ void __launch_bounds__(kThreads)
+    WeightKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
+                 const S* dz, bool first, bool last, S* sums,
+                 CudaType<T>* grad_weights) {
+  const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
+  const int64_t children = Children(p), positions = Positions(p);
+  const int64_t count = children * outs * inner * columns;
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+    Digits<int64_t> d(i);
+    const int64_t r = d.Next(columns), q = d.Next(inner), o = d.Next(outs);
+    const int64_t k = d.rest;
+    const auto* weights = in.weights + i - q * columns;
+    S sum = first ? S{0} : sums[i];
+    for (int64_t position = 0; position < positions; ++position) {
+      const int64_t capsule = ChildOf(p, position, k);
+      if (capsule < 0) continue;
+      const int64_t vote_at = (position * children + k) * outs + o;
+      const S mine = Activation(in, capsule) * shares[vote_at], z = dz[vote_at];
+      const auto* pose = in.poses + capsule * p.pose_rows * inner;
+      for (int64_t row = 0; row < p.pose_rows; ++row, pose += inner) {
+        const int64_t at = ((position * outs + o) * p.pose_rows + row) * columns + r;
+        sum += VoteGradient(in, grad, at, Vote<S>(p, pose, weights), mine, z) *
+               Widen(pose[q]);
+      }
+    }
+    if (last) {
+      Narrow(sum, grad_weights + i);
+    } else {
+      sums[i] = sum;
+    }
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads)
+    PriorKernel(Problem p, const S* dz, bool first, S* grad_prior) {
+  const int64_t count = Children(p) * p.out_channels, positions = Positions(p);
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+    S sum = first ? S{0} : grad_prior[i];
+    for (int64_t position = 0; position < positions; ++position) {
+      sum += dz[position * count + i];
+    }
+    grad_prior[i] = sum;
+  }
+}
+
+}  // namespace capsops::capsule_moments::general
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_

@@ -1,0 +1,70 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// A problem as a sequence of problems of fewer samples, so that the workspace does not
+// grow with the batch.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/capsule_moments/window.cuh"
+
+namespace capsops::capsule_moments {
+
+// Calls run(problem, first, last) for the samples from `first` on, `at_a_time` of them;
+// once where there are none.
+template <typename Run>
+LaunchError ForSamples(const Problem& p, int64_t at_a_time, const Run& run) {
+  for (int64_t first = 0;; first += at_a_time) {
+    Problem part = p;
+    part.batch = std::min(at_a_time, p.batch - first);
+    const bool last = first + at_a_time >= p.batch;
+    const LaunchError error = run(part, first, last);
+    if (!error.empty() || last) return error;
+  }
+}
+
+// The gradients of a parent's statistics.
+template <typename S>
+struct StatisticGradients {
+  S *bias, *linear, *precision, *center;
+};
+
+// The results of the backward plan; those that are absent are null.
+template <typename T>
+struct Gradients {
+  using S = Statistic<T>;
+  CudaType<T>*poses, *activations, *weights;
+  StatisticGradients<S> statistics;
+  S* prior;
+
+  Gradients(const Problem& p, T* poses, T* activations, T* weights, S* bias, S* linear,
+            S* precision, S* center, S* prior)
+      : poses(Native(poses)),
+        activations(p.has_activations ? Native(activations) : nullptr),
+        weights(Native(weights)),
+        statistics{p.has_bias ? bias : nullptr, p.has_linear ? linear : nullptr,
+                   p.has_precision ? precision : nullptr,
+                   p.has_center ? center : nullptr},
+        prior(p.has_prior ? prior : nullptr) {}
+
+  // Those of the samples from `sample` on.
+  Gradients From(const Problem& p, int64_t sample) const {
+    Gradients from = *this;
+    const int64_t capsules = sample * p.in_height * p.in_width * p.in_channels;
+    const int64_t parents = sample * p.out_height * p.out_width * p.out_channels;
+    Advance(&from.poses, capsules * p.pose_rows * p.pose_inner);
+    Advance(&from.activations, capsules);
+    Advance(&from.statistics.bias, parents);
+    Advance(&from.statistics.linear, parents * VoteSize(p));
+    Advance(&from.statistics.precision, parents * VoteSize(p));
+    Advance(&from.statistics.center, parents * VoteSize(p));
+    return from;
+  }
+};
+
+}  // namespace capsops::capsule_moments
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_

@@ -1,0 +1,226 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Moments of votes: one pass of any routing between capsules in windows."""
+
+import tensorflow as tf
+
+from tf_capsops import _library, _portable
+from tf_capsops.arguments import (
+    float_tensors,
+    int_between,
+    tensor_of,
+    window_attributes,
+)
+from tf_capsops.ops.capsule_moments_plain import (
+    AXES,
+    STATISTICS,
+    plain,
+    plain_shares,
+)
+from tf_capsops.shapes import ShapeRule
+
+NORMALIZATIONS = ("parents", "all", "none")
+_WINDOW = ("strides", "dilations", "padding")
+
+
+def capsule_moments(
+    poses,
+    activations,
+    weights,
+    *,
+    bias=None,
+    linear=None,
+    precision=None,
+    center=None,
+    prior=None,
+    order=1,
+    strides=1,
+    padding="VALID",
+    dilations=1,
+    normalize="parents",
+    name=None,
+):
+    """Adds up the votes of capsules in a window, by the shares that statistics give.
+
+    A parent capsule `o` at (y, x) sees the child `k = (kh, kw, c)` that
+    `capsule_conv2d` would read there, and the child votes for the parent's pose:
+
+        vote[k, o]  = pose[k] @ weights[k, o]
+        u           = vote - center[o]
+        logit[k, o] = prior[k, o] + bias[o] + <linear[o], vote>
+                      - 1/2 <precision[o], u^2>
+        share       = softmax of the logit        (see `normalize`)
+        mass[o]     = sum over k of activation[k] share[k, o]
+        first[o]    = sum over k of activation[k] share[k, o] u
+        second[o]   = sum over k of activation[k] share[k, o] u^2
+
+    The logits of routing by agreement, of EM routing, of variational Bayes and of
+    routing by attention are all quadratic in the vote, and what they need of the votes
+    are these three moments; `tf_capsops.routing` has them. With a `center`, mean and
+    variance are `center + first / mass` and `second / mass - (first / mass)^2`.
+
+    Votes are never stored: memory beside inputs and outputs is a bounded workspace (on
+    a GPU it may hold the shares of a few samples), and for "all" two numbers a child,
+    in the gradient three. Differentiable once, in everything
+    given; a second derivative is a `LookupError` that names the op.
+
+    Args:
+      poses: Children, `[batch, in_height, in_width, in_channels, pose_rows,
+        pose_inner]`, of type float32, float64, float16 or bfloat16.
+      activations: `[batch, in_height, in_width, in_channels]`, of the same type; ones
+        by default.
+      weights: `[kernel_height, kernel_width, in_channels, out_channels, pose_inner,
+        pose_columns]`, of the same type.
+      bias: `[batch, out_height, out_width, out_channels]`. This and the other four are
+        statistics: zeros by default, and of the type of `poses`, but float32 where that
+        is a half type. None of them broadcasts.
+      linear, precision, center: `[batch, out_height, out_width, out_channels,
+        pose_rows, pose_columns]`.
+      prior: `[kernel_height, kernel_width, in_channels, out_channels]`.
+      order: The highest moment to compute: 0, 1 or 2.
+      strides, padding, dilations: As for `capsule_conv2d`. Children outside of the
+        image do not exist.
+      normalize: What a child's shares add up to one over: "parents", the parents of one
+        position; "all", the parents of all positions that see the child; or "none",
+        where the share is the logit itself.
+      name: Name of the operation in a graph.
+
+    Returns:
+      A tuple of `order + 1` tensors of the statistics' type: mass, `[batch, out_height,
+      out_width, out_channels]`, then first and second, `[batch, out_height, out_width,
+      out_channels, pose_rows, pose_columns]`.
+
+    Raises:
+      ValueError: `order`, `strides`, `padding`, `dilations` or `normalize` is not as
+        above, or an operand is of another type, ragged or sparse.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
+        is larger than the image under "VALID" (a `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> poses = tf.ones([1, 5, 5, 8, 4, 4])
+    >>> weights = tf.ones([3, 3, 8, 2, 4, 4])
+    >>> mass, first = tf_capsops.capsule_moments(poses, None, weights)
+    >>> mass.shape, first.shape
+    (TensorShape([1, 3, 3, 2]), TensorShape([1, 3, 3, 2, 4, 4]))
+    >>> float(mass[0, 0, 0, 0])    # half of each of 72 children
+    36.0
+    """
+    owner = "capsule_moments"
+    order = int_between(owner, "order", order, 0, 2)
+    attributes = _attributes(owner, strides, padding, dilations, normalize)
+    statistics = (bias, linear, precision, center, prior)
+    operands = _operands(owner, poses, activations, weights, statistics)
+    if _portable.is_on():
+        with tf.name_scope(name or owner):
+            return plain(*operands, order=order, **attributes)
+    op = _library.load().capsule_moments
+    return op(*_without_nones(operands), order=order, **attributes, name=name)[
+        : order + 1
+    ]
+
+
+def moment_shares(
+    poses,
+    activations,
+    weights,
+    *,
+    bias=None,
+    linear=None,
+    precision=None,
+    center=None,
+    prior=None,
+    order=1,
+    strides=1,
+    padding="VALID",
+    dilations=1,
+    normalize="parents",
+    name=None,
+):
+    """Returns how `capsule_moments` divides children among parents, to look at.
+
+    No gradient flows through the shares: a tape gives None. All arguments are those of
+    `capsule_moments`; activations and order are checked, but change nothing.
+
+    Returns:
+      Shares, `[batch, out_height, out_width, kernel_height, kernel_width, in_channels,
+      out_channels]`, of the statistics' type; zero for children outside of the image.
+
+    Raises:
+      ValueError: An argument is not as `capsule_moments` takes it.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
+        `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> poses = tf.ones([1, 3, 3, 1, 4, 4])
+    >>> weights = tf.ones([2, 2, 1, 5, 4, 4])
+    >>> shares = tf_capsops.moment_shares(poses, None, weights, normalize="all")
+    >>> round(1 / float(shares[0, 0, 0, 1, 1, 0, 0]))    # four windows of five parents
+    20
+    """
+    owner = "moment_shares"
+    int_between(owner, "order", order, 0, 2)
+    attributes = _attributes(owner, strides, padding, dilations, normalize)
+    statistics = (bias, linear, precision, center, prior)
+    operands = _operands(owner, poses, activations, weights, statistics)
+    if _portable.is_on():
+        with tf.name_scope(name or owner):
+            return tf.stop_gradient(plain_shares(*operands, **attributes))
+    op = _library.load().capsule_moment_shares
+    return op(*_without_nones(operands), **attributes, name=name)
+
+
+def _attributes(owner, strides, padding, dilations, normalize):
+    if normalize not in NORMALIZATIONS:
+        raise ValueError(
+            f"{owner}: normalize must be 'parents', 'all' or 'none', got {normalize!r}"
+        )
+    return {
+        "normalize": normalize,
+        **window_attributes(owner, strides, padding, dilations),
+    }
+
+
+def _operands(owner, poses, activations, weights, statistics):
+    """Returns the eight as tensors, None where not given."""
+    given = {"poses": poses, "activations": activations, "weights": weights}
+    given = {name: each for name, each in given.items() if each is not None}
+    tensors = dict(zip(given, float_tensors(owner, **given), strict=True))
+    dtype = tensors["poses"].dtype
+    dtype = tf.float64 if dtype == tf.float64 else tf.float32
+    statistics = [
+        None if each is None else tensor_of(owner, name, each, dtype)
+        for name, each in zip(STATISTICS, statistics, strict=True)
+    ]
+    first = (tensors.get(name) for name in ("poses", "activations", "weights"))
+    operands = (*first, *statistics)
+    for each, (name, axes) in zip(operands, AXES.items(), strict=True):
+        if each is not None and each.shape == [0]:  # which the op would take for None
+            ShapeRule(owner).bind(name, each, axes)
+    return operands
+
+
+def _without_nones(operands):
+    """Returns the operands as the op takes them: an empty vector stands for None."""
+    dtype = operands[0].dtype
+    statistics = tf.float64 if dtype == tf.float64 else tf.float32
+    types = [dtype] * 3 + [statistics] * len(STATISTICS)
+    return [
+        tf.zeros([0], dtype) if each is None else each
+        for each, dtype in zip(operands, types, strict=True)
+    ]
+
+
+@tf.RegisterGradient("CapsuleMoments")
+def _capsule_moments_grad(op, *grads):
+    attributes = {name: op.get_attr(name) for name in ("order", "normalize", *_WINDOW)}
+    mass, first, _ = op.outputs
+    return _library.load().capsule_moments_grad(
+        *grads, *op.inputs, mass, first, **attributes
+    )
+
+
+tf.no_gradient("CapsuleMomentShares")
