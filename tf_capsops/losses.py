@@ -7,6 +7,8 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops import arguments
+
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class MarginLoss(keras.losses.Loss):
@@ -75,6 +77,85 @@ class MarginLoss(keras.losses.Loss):
             "m_plus": self.m_plus,
             "m_minus": self.m_minus,
             "down_weight": self.down_weight,
+        }
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class SpreadLoss(keras.losses.Loss):
+    """Computes the spread loss on the activations of the class capsules.
+
+    `max(0, m - (a_t - a_i))^2`, summed over the classes i other than the true one t:
+    equation 3 of Hinton, Sabour and Frosst, "Matrix Capsules" (2018). The margin m
+    grows linearly, from `start` to `end` over the first `steps` steps of training, lest
+    capsules die early. Batches are averaged, unless `reduction` says otherwise.
+
+    The steps are those of an optimizer, so that a run that is resumed goes on where it
+    stopped. `tf_capsops.models.matrix_capsnet` sees to it; of any other model call
+    `loss.follow(model.optimizer)` after `compile`, and after loading it from a file.
+    Until then the margin is `start`.
+
+    Call arguments: `y_pred`, activations `[..., classes]`; `y_true` as for
+    `MarginLoss`.
+
+    Args:
+      steps: how many steps it takes the margin to grow.
+      start, end: the first and the last margin.
+      reduction, name, dtype: as for every Keras loss.
+
+    Raises:
+      ValueError: if `steps` is not a positive integer, or the margins are not `0 <
+        start <= end <= 1`.
+
+    >>> loss = tf_capsops.losses.SpreadLoss(steps=1000, start=0.5)
+    >>> float(loss([1], [[0.25, 0.5, 0.75]]))    # 0.25^2 + 0.75^2
+    0.625
+    """
+
+    def __init__(
+        self,
+        steps,
+        start=0.2,
+        end=0.9,
+        reduction="sum_over_batch_size",
+        name="spread_loss",
+        dtype=None,
+    ):
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        self.steps = arguments.positive_int("SpreadLoss", "steps", steps)
+        if not 0 < start <= end <= 1:
+            raise ValueError(
+                "SpreadLoss: the margins must be 0 < start <= end <= 1, got "
+                f"start={start}, end={end}"
+            )
+        self.start = start
+        self.end = end
+        self._optimizer = None
+
+    def follow(self, optimizer):
+        """Takes the steps of a Keras optimizer for those of the margin."""
+        self._optimizer = optimizer
+
+    def call(self, y_true, y_pred):
+        activations = tf.convert_to_tensor(y_pred)
+        labels = one_hot_labels(y_true, activations)
+        true = tf.reduce_sum(labels * activations, axis=-1, keepdims=True)
+        margin = tf.cast(self._margin(), activations.dtype)
+        excess = tf.square(tf.maximum(margin - (true - activations), 0.0))
+        return tf.reduce_sum((1.0 - labels) * excess, axis=-1)
+
+    def _margin(self):
+        if self._optimizer is None:
+            return self.start
+        steps = tf.cast(tf.convert_to_tensor(self._optimizer.iterations), tf.float32)
+        grown = tf.minimum(steps / self.steps, 1.0)
+        return self.start + (self.end - self.start) * grown
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "steps": self.steps,
+            "start": self.start,
+            "end": self.end,
         }
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tf_capsops
-from tf_capsops import kernels, layers, models
+from tf_capsops import kernels, layers, models, routing
 
 # Runs SavedModels as a server does that has never heard of this package.
 _SERVE = """
@@ -34,6 +34,14 @@ assert op_def_registry.get("CapsuleConv") is None
 
 def _of_layers(shape, *stack):
     return keras.Sequential([keras.Input(shape), *stack])
+
+
+def _routed(rule):
+    """Two layers of a rule, padded, so that places of windows lie outside."""
+    images = keras.Input((5, 4, 3))
+    capsules = layers.PoseCaps(3)(images)
+    capsules = layers.ConvCaps2D(4, 2, 2, "same", routing=rule)(capsules)
+    return keras.Model(images, layers.ClassCaps(5, routing=rule)(capsules)[0])
 
 
 _NETWORKS = {
@@ -68,6 +76,11 @@ _NETWORKS = {
         layers.InqDepthwiseConv2D(3),
         layers.InqDense(5),
     ),
+    "em": lambda: _routed(routing.EM(iterations=2)),
+    "vb": lambda: _routed(routing.VB(iterations=2)),
+    "dynamic": lambda: _routed(routing.Dynamic(iterations=2)),
+    "inverted_attention": lambda: _routed(routing.InvertedAttention()),
+    "self_attention": lambda: _routed(routing.SelfAttention()),
 }
 every_network = pytest.mark.parametrize("name", _NETWORKS)
 

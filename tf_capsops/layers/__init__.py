@@ -3,7 +3,10 @@
 """Keras layers of capsule networks."""
 
 from tf_capsops.layers.capsule_conv2d import CapsuleConv2D
+from tf_capsops.layers.class_caps import ClassCaps
 from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.conv_caps2d import ConvCaps2D
+from tf_capsops.layers.dense_caps import DenseCaps
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
 from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
@@ -12,12 +15,16 @@ from tf_capsops.layers.inq_dense import InqDense
 from tf_capsops.layers.inq_depthwise_conv2d import InqDepthwiseConv2D
 from tf_capsops.layers.length import Length
 from tf_capsops.layers.mask import Mask
+from tf_capsops.layers.pose_caps import PoseCaps
 from tf_capsops.layers.primary_caps import PrimaryCaps
 
 __all__ = [
     "CapsuleConv2D",
     "CenterTap",
+    "ClassCaps",
     "Conv2D",
+    "ConvCaps2D",
+    "DenseCaps",
     "DigitCaps",
     "HighOrderConv2D",
     "InqConv2D",
@@ -25,6 +32,7 @@ __all__ = [
     "InqDepthwiseConv2D",
     "Length",
     "Mask",
+    "PoseCaps",
     "PrimaryCaps",
     "RoutedNormal",
     "digit_caps",

@@ -3,7 +3,22 @@
 """Whole capsule networks."""
 
 from tf_capsops.models.capsnet import CapsNet, capsnet
+from tf_capsops.models.classifier import CapsuleClassifier
+from tf_capsops.models.convnet import convnet
+from tf_capsops.models.efficient_capsnet import efficient_capsnet
+from tf_capsops.models.matrix_capsnet import matrix_capsnet
 from tf_capsops.models.p_capsnet import p_capsnet
+from tf_capsops.models.pretrained import load_pretrained
 from tf_capsops.models.unrolled import Unrolled
 
-__all__ = ["CapsNet", "Unrolled", "capsnet", "p_capsnet"]
+__all__ = [
+    "CapsNet",
+    "CapsuleClassifier",
+    "Unrolled",
+    "capsnet",
+    "convnet",
+    "efficient_capsnet",
+    "load_pretrained",
+    "matrix_capsnet",
+    "p_capsnet",
+]

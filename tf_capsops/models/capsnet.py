@@ -12,7 +12,8 @@ import tensorflow as tf
 from tf_capsops.arguments import positive_int, positive_pair, scaled_images
 from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
-from tf_capsops.models.outputs import lists_by_output, one_by_output
+from tf_capsops.models import targets
+from tf_capsops.models.outputs import metrics_by_output, one_by_output
 from tf_capsops.models.unrolled import Unrolled
 
 
@@ -25,9 +26,13 @@ class CapsNet(Unrolled, keras.Model):
     otherwise the longest.
 
     Returns a dict: `"lengths"` `[B, num_classes]` and `"reconstruction"`
-    `[B, H, W, C]`.
+    `[B, H, W, C]`. With two or more `objects` the decoder draws each by itself, of the
+    classes of the labels, or else of the longest capsules: `[B, objects, H, W, C]`, in
+    the order of the classes.
 
-    `fit` and `evaluate` take images and labels, integers or one-hot. The sub-models
+    `fit` and `evaluate` take images and labels, integers or one-hot; or images and a
+    dict of the targets `"lengths"` (labels) and `"reconstruction"` (what the decoder is
+    to draw), which more `objects` need, with a 1 in the labels for each. The sub-models
     are `encoder` (images to capsules) and `decoder` (masked, flattened capsules to
     images); `encode` and `decode` call them. `routing_coefficients` shows what routing
     makes of an image.
@@ -56,6 +61,7 @@ class CapsNet(Unrolled, keras.Model):
         routing_iterations=3,
         decoder_units=(512, 1024),
         reconstruction_weight=0.0005,
+        objects=1,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -78,9 +84,16 @@ class CapsNet(Unrolled, keras.Model):
                 "CapsNet: reconstruction_weight must not be negative, got "
                 f"{reconstruction_weight!r}"
             )
+        num_classes = positive_int("CapsNet", "num_classes", num_classes)
+        self.objects = positive_int("CapsNet", "objects", objects)
+        if self.objects > num_classes:
+            raise ValueError(
+                f"CapsNet: objects must be at most num_classes {num_classes}, got "
+                f"{objects}"
+            )
         self._arguments = {
             "input_shape": image_shape,
-            "num_classes": positive_int("CapsNet", "num_classes", num_classes),
+            "num_classes": num_classes,
             "filters": positive_int("CapsNet", "filters", filters),
             "kernel_size": kernel_size,
             "primary_channels": primary_channels,
@@ -91,6 +104,7 @@ class CapsNet(Unrolled, keras.Model):
             "routing_iterations": routing_iterations,
             "decoder_units": tuple(decoder_units),
             "reconstruction_weight": reconstruction_weight,
+            "objects": self.objects,
         }
         dtype = self.dtype_policy
         last = {"data_format": "channels_last", "dtype": dtype}
@@ -145,17 +159,25 @@ class CapsNet(Unrolled, keras.Model):
         return self._arguments["input_shape"]
 
     def call(self, inputs, training=None):
-        images, labels = _images_and_labels(inputs)
+        images, labels = targets.images_and_labels(inputs)
         capsules = self.encoder(self._checked(images), training=training)
         lengths = self.length(capsules)
-        return {
-            "lengths": lengths,
-            "reconstruction": self.decode(
-                capsules,
-                None if labels is None else one_hot_labels(labels, lengths),
-                training=training,
-            ),
-        }
+        shown = None if labels is None else one_hot_labels(labels, lengths)
+        if self.objects > 1:
+            scores = lengths if shown is None else shown
+            reconstruction = self._decode_each(capsules, scores, training)
+        else:
+            reconstruction = self.decode(capsules, shown, training=training)
+        return {"lengths": lengths, "reconstruction": reconstruction}
+
+    def _decode_each(self, capsules, scores, training):
+        """Returns an image for each of the classes of the highest scores, in order."""
+        # Of equal scores, as those of labels, top_k takes the lower classes first.
+        chosen = tf.sort(tf.math.top_k(scores, self.objects).indices, axis=-1)
+        one_hot = tf.one_hot(tf.reshape(chosen, [-1]), self.num_classes)
+        each = tf.repeat(capsules, self.objects, axis=0)
+        images = self.decode(each, one_hot, training=training)
+        return tf.reshape(images, [-1, self.objects, *self.image_shape])
 
     def encode(self, images):
         """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
@@ -219,7 +241,15 @@ class CapsNet(Unrolled, keras.Model):
 
         From images `[B, H, W, C]`, which may not be integers, to the dict that `call`
         returns without labels.
+
+        Raises:
+          ValueError: if the model has several `objects`.
         """
+        if self.objects > 1:
+            raise ValueError(
+                "CapsNet: a functional model decodes one capsule, and this model "
+                f"decodes {self.objects}"
+            )
         images = keras.Input(self.image_shape, name="images")
         capsules = self.encoder(images)
         outputs = {
@@ -244,7 +274,8 @@ class CapsNet(Unrolled, keras.Model):
           loss: the loss on the lengths, or a dict of `"lengths"` and
             `"reconstruction"`; by default `MarginLoss()` and `ReconstructionLoss()`.
           metrics: a metric of the lengths or a list of them, or a dict of these for
-            `"lengths"` and `"reconstruction"`.
+            `"lengths"` and `"reconstruction"`. With several `objects`, "accuracy" is
+            `tf_capsops.metrics.ExactMatch`.
           loss_weights: the weight of the loss on the lengths, or a dict of `"lengths"`
             and `"reconstruction"`; by default 1 and the model's
             `reconstruction_weight`.
@@ -262,9 +293,11 @@ class CapsNet(Unrolled, keras.Model):
         arguments = {
             "optimizer": keras.optimizers.get(optimizer),
             "loss": one_by_output("loss", loss, losses),
-            "metrics": lists_by_output("metrics", metrics),
             "loss_weights": one_by_output("loss_weights", loss_weights, weights),
-            "weighted_metrics": lists_by_output("weighted_metrics", weighted_metrics),
+            "metrics": metrics_by_output("metrics", metrics, self.objects),
+            "weighted_metrics": metrics_by_output(
+                "weighted_metrics", weighted_metrics, self.objects
+            ),
             **kwargs,
         }
         self._compile_arguments = keras.saving.serialize_keras_object(arguments)
@@ -275,19 +308,19 @@ class CapsNet(Unrolled, keras.Model):
     # so, and everything else about training is Keras' own.
 
     def train_step(self, data):
-        return super().train_step(_labels_as_input(data))
+        return super().train_step(targets.labels_as_input(data, self.objects))
 
     def test_step(self, data):
-        return super().test_step(_labels_as_input(data))
+        return super().test_step(targets.labels_as_input(data, self.objects))
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
     ):
-        y, sample_weight = _targets(x, y, y_pred, sample_weight)
+        y, sample_weight = targets.by_output(x, y, y_pred, sample_weight)
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        y, sample_weight = _targets(x, y, y_pred, sample_weight)
+        y, sample_weight = targets.by_output(x, y, y_pred, sample_weight)
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_config(self):
@@ -309,30 +342,6 @@ class CapsNetInference(keras.Model):
         images = keras.tree.flatten(inputs)[0]
         scaled_images("CapsNet", images, self.input_shape[1:])
         return super().call(inputs, training=training, mask=mask)
-
-
-def _images_and_labels(inputs):
-    if isinstance(inputs, dict):
-        return inputs["images"], inputs["labels"]
-    return inputs, None
-
-
-def _labels_as_input(data):
-    images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    if labels is None:
-        raise ValueError("CapsNet: fit and evaluate need labels beside the images")
-    return {"images": images, "labels": labels}, labels, sample_weight
-
-
-def _targets(x, y, y_pred, sample_weight):
-    """Returns the target of each output, and the weights of the samples for each."""
-    targets = {
-        "lengths": one_hot_labels(y, y_pred["lengths"]),
-        "reconstruction": tf.convert_to_tensor(_images_and_labels(x)[0]),
-    }
-    if sample_weight is not None:
-        sample_weight = {name: sample_weight for name in targets}
-    return targets, sample_weight
 
 
 def capsnet(*args, **kwargs):
@@ -357,6 +366,7 @@ def capsnet(*args, **kwargs):
       decoder_units: units of the decoder's hidden layers.
       reconstruction_weight: what the summed squared error of the reconstruction counts
         beside the margin loss.
+      objects: how many objects of different classes an image shows.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
     Returns:

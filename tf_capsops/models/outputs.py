@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of `compile` for a model whose outputs are lengths and a reconstruction."""
 
+from tf_capsops.metrics import ExactMatch
+
 
 def lists_by_output(argument, value, most=None):
     """Returns an argument of `compile` as a dict of lists, by output.
@@ -47,3 +49,26 @@ def one_by_output(argument, value, defaults):
     """
     lists = lists_by_output(argument, value, most=1)
     return {**defaults, **{name: each[0] for name, each in lists.items() if each}}
+
+
+def metrics_by_output(argument, value, objects):
+    """Returns metrics as `lists_by_output` does.
+
+    An accuracy is that of all classes that a sample shows; Keras knows one of a single
+    class only.
+
+    Args:
+      argument: the name of the argument.
+      value: as for `lists_by_output`.
+      objects: how many classes a sample shows.
+    """
+    metrics = lists_by_output(argument, value)
+    if objects == 1:
+        return metrics
+    return {
+        name: [
+            ExactMatch(objects, each) if each in ("accuracy", "acc") else each
+            for each in entries
+        ]
+        for name, entries in metrics.items()
+    }

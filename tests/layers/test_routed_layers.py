@@ -1,0 +1,334 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""PoseCaps, ConvCaps2D, ClassCaps and DenseCaps, as Keras layers."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_capsops
+from tf_capsops.layers import ClassCaps, ConvCaps2D, DenseCaps, PoseCaps
+from tf_capsops.routing import EM, VB, Dynamic, InvertedAttention, Rule, SelfAttention
+
+_RULES = [Dynamic(), EM(), VB(), InvertedAttention(dropout=0.25), SelfAttention()]
+_IMAGE = (3, 6, 5, 2)
+_SMALL = {"pose_shape": (2, 3)}
+
+# A layer, and the shapes of poses, activations, parents' poses and their activations.
+_LAYERS = {
+    "conv": (
+        lambda **options: ConvCaps2D(4, (3, 2), (2, 1), **_SMALL, **options),
+        [(*_IMAGE, 2, 4), _IMAGE, (3, 2, 4, 4, 2, 3), (3, 2, 4, 4)],
+    ),
+    "conv_same": (
+        lambda **options: ConvCaps2D(
+            *(3, 2), padding="same", dilation_rate=2, **_SMALL, **options
+        ),
+        [(*_IMAGE, 2, 4), _IMAGE, (3, 6, 5, 3, 2, 3), (3, 6, 5, 3)],
+    ),
+    "class": (
+        lambda **options: ClassCaps(5, **_SMALL, **options),
+        [(*_IMAGE, 2, 4), _IMAGE, (3, 5, 2, 3), (3, 5)],
+    ),
+    "class_without_coordinates": (
+        lambda **options: ClassCaps(5, coordinates=False, pose_shape=(1, 3), **options),
+        [(*_IMAGE, 1, 4), _IMAGE, (3, 5, 1, 3), (3, 5)],
+    ),
+    "dense": (
+        lambda **options: DenseCaps(4, **_SMALL, **options),
+        [(3, 6, 2, 4), (3, 6), (3, 4, 2, 3), (3, 4)],
+    ),
+}
+every_layer = pytest.mark.parametrize("name", _LAYERS)
+every_rule = pytest.mark.parametrize(
+    "rule", _RULES, ids=lambda rule: type(rule).__name__
+)
+
+
+def _drawn(name, **options):
+    """Returns a layer, its inputs and the shapes of its outputs."""
+    make, (poses, activations, *outputs) = _LAYERS[name]
+    keras.utils.set_random_seed(4)
+    random = np.random.default_rng(5)
+    inputs = random.normal(size=poses), random.uniform(size=activations)
+    return make(**options), [each.astype(np.float32) for each in inputs], outputs
+
+
+def _assert_equal(results, expected, tolerance=0.0):
+    for result, truth in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, truth, rtol=0, atol=tolerance)
+
+
+@every_rule
+@every_layer
+def test_shapes_configs_and_files(name, rule, tmp_path, device):
+    """A model of the layer is the same after it was saved, whatever its rule."""
+    layer, inputs, shapes = _drawn(name, routing=rule)
+    poses, activations = (keras.Input(each.shape[1:]) for each in inputs)
+    symbolic = layer([poses, activations])
+    assert [each.shape[1:] for each in symbolic] == [shape[1:] for shape in shapes]
+    assert layer.compute_output_shape([each.shape for each in inputs]) == tuple(shapes)
+    model = keras.Model([poses, activations], symbolic)
+    outputs = model(inputs)
+    assert [tuple(each.shape) for each in outputs] == shapes
+    saved = json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
+    revived = keras.saving.deserialize_keras_object(saved)
+    assert json.dumps(revived.get_config()) == json.dumps(layer.get_config())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    _assert_equal(loaded(inputs), outputs)
+
+
+@every_rule
+def test_exports_run_without_the_layer(rule, tmp_path, device):
+    layer, inputs, _ = _drawn("conv", routing=rule)
+    poses, activations = (keras.Input(each.shape[1:]) for each in inputs)
+    model = keras.Model([poses, activations], layer([poses, activations]))
+    model.export(tmp_path / "served", verbose=False)
+    served = tf.saved_model.load(tmp_path / "served")
+    _assert_equal(served.serve(inputs), model(inputs), 1e-5)
+
+
+@every_rule
+@every_layer
+def test_portable_and_compiled_layers_agree(name, rule, device):
+    layer, inputs, _ = _drawn(name, routing=rule)
+    expected = layer(inputs)
+    with tf_capsops.portable():
+        _assert_equal(layer(inputs), expected, 2e-4)
+    _assert_equal(tf.function(layer, jit_compile=True)(inputs), expected, 2e-4)
+
+
+@every_rule
+@every_layer
+def test_shares(name, rule, device):
+    """Each child's add up as equal shares do, and are no longer equal."""
+    layer, inputs, shapes = _drawn(name, routing=rule)
+    with pytest.raises(ValueError, match="has no weights yet: build it first"):
+        layer.shares(inputs)
+    layer(inputs)
+    children, window = layer.children(inputs)
+    normalize = "all" if isinstance(rule, EM) else "parents"
+    equal = tf_capsops.moment_shares(*children, **window, normalize=normalize)
+    shares = layer.shares(inputs)
+    expected = inputs[1].shape
+    if name.startswith("conv"):
+        expected = (*shapes[1][:3], *layer.kernel_size, 2)
+    assert shares.shape == (*expected, shapes[1][-1])
+    equal = tf.reshape(equal, shares.shape)
+    total = tf.reduce_sum(shares, -1), tf.reduce_sum(equal, -1)
+    if normalize == "parents":
+        np.testing.assert_allclose(*total, rtol=1e-5)
+    np.testing.assert_allclose(*map(tf.reduce_sum, total), rtol=1e-5)
+    assert np.abs(shares - equal).max() > 0.01
+    with tf_capsops.portable():
+        np.testing.assert_allclose(layer.shares(inputs), shares, rtol=0, atol=1e-4)
+
+
+def test_shares_of_dynamic_routing_are_its_coefficients(device):
+    _, (poses, activations), _ = _drawn("dense", routing=Dynamic())
+    rows = DenseCaps(4, (1, 3), routing=Dynamic())
+    vectors = poses[:, :, :1]
+    rows([vectors, activations])
+    weights = tf.transpose(rows.kernel, (0, 1, 3, 2))
+    expected = tf_capsops.routing_coefficients(vectors[:, :, 0], weights)
+    found = rows.shares([vectors, activations])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@every_rule
+@pytest.mark.parametrize("name", ["conv", "class", "dense"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_types(name, rule, policy, device):
+    layer, inputs, _ = _drawn(name, routing=rule, dtype=policy)
+    outputs = layer(inputs, training=True)
+    assert {each.dtype.name for each in outputs} == {layer.compute_dtype}
+    kept = {each.dtype for each in layer.trainable_weights}
+    assert kept == {"float64" if policy == "float64" else "float32"}
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_same"])
+def test_images_of_unknown_size(name, device):
+    layer, inputs, shapes = _drawn(name)
+    expected = layer(inputs)
+    poses = keras.Input((None, None, *inputs[0].shape[3:]))
+    activations = keras.Input((None, None, *inputs[1].shape[3:]))
+    symbolic = layer([poses, activations])
+    assert symbolic[0].shape == (None, None, None, *shapes[0][3:])
+    _assert_equal(keras.Model([poses, activations], symbolic)(inputs), expected)
+
+
+@every_rule
+@every_layer
+def test_training_changes_every_weight(name, rule, device):
+    """But for betas of VB, which batch normalization takes out again."""
+    layer, inputs, _ = _drawn(name, routing=rule, kernel_regularizer="l2")
+    with tf.GradientTape() as tape:
+        outputs = layer(inputs, training=True)
+        loss = sum(tf.reduce_sum(tf.square(each + 0.1)) for each in outputs)
+    assert len(layer.losses) == 1
+    variables = layer.trainable_weights
+    for variable, grad in zip(variables, tape.gradient(loss, variables), strict=True):
+        assert grad is not None and np.all(np.isfinite(grad))
+        if not isinstance(rule, VB) or variable.name == "kernel":
+            assert np.any(grad != 0) or variable.name == "scale", variable.name
+
+
+def test_moving_statistics_are_used_outside_of_training(device):
+    layer, inputs, _ = _drawn("class", routing=VB())
+    first = layer(inputs, training=False)
+    trained = layer(inputs, training=True)
+    after = layer(inputs, training=False)
+    assert np.abs(first[0] - trained[0]).max() > 1e-3
+    assert np.abs(first[0] - after[0]).max() > 1e-3
+    assert len(layer.non_trainable_weights) == 4
+
+
+def test_dropout_is_of_training_only(device):
+    layer, inputs, _ = _drawn("conv", routing=InvertedAttention(dropout=0.5))
+    _assert_equal(layer(inputs), layer(inputs))
+    assert np.abs(layer(inputs)[0] - layer(inputs, training=True)[0]).max() > 0.1
+
+
+def test_a_rule_may_be_given_to_several_layers(device):
+    rule = EM()
+    one, inputs, _ = _drawn("conv", routing=rule)
+    other, _, _ = _drawn("conv", routing=rule)
+    one(inputs), other(inputs)
+    assert one.routing is not other.routing
+    assert one.routing.beta_a is not other.routing.beta_a
+    assert not hasattr(rule, "beta_a")
+
+
+def test_class_capsules_add_positions_to_votes(device):
+    """Poses of zeros vote for nothing but where they are."""
+    layer = ClassCaps(2, routing=EM(iterations=1))
+    poses, activations = np.zeros([1, 2, 4, 1, 4, 4]), np.zeros([1, 2, 4, 1])
+    activations[0, 1, 0, 0] = (
+        1  # the third quarter of the rows, the first eighth across
+    )
+    outputs, _ = layer([poses, activations])
+    expected = np.zeros([1, 2, 4, 4])
+    expected[..., 0, 3], expected[..., 1, 3] = 0.75, 0.125
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+
+
+def test_pose_caps_are_a_convolution(device):
+    layer = PoseCaps(3, (2, 4), kernel_size=2, strides=2, bias_initializer="normal")
+    images = np.random.default_rng(2).normal(size=[2, 6, 5, 3]).astype(np.float32)
+    poses, activations = layer(images)
+    assert layer.compute_output_shape(images.shape) == (
+        (2, 3, 2, 3, 2, 4),
+        (2, 3, 2, 3),
+    )
+    features = layer.conv(images)
+    np.testing.assert_allclose(
+        poses, tf.reshape(features[..., :24], poses.shape), rtol=1e-6
+    )
+    np.testing.assert_allclose(activations, tf.sigmoid(features[..., 24:]), rtol=1e-6)
+    revived = PoseCaps.from_config(layer.get_config())
+    assert json.dumps(revived.get_config()) == json.dumps(layer.get_config())
+    assert PoseCaps(2, dtype="mixed_float16")(images)[0].dtype == tf.float16
+
+
+def test_dense_capsules_of_dynamic_routing_are_digit_capsules(device):
+    _, (poses, activations), _ = _drawn("dense", routing=Dynamic())
+    rows = DenseCaps(4, (1, 3), routing=Dynamic())
+    vectors = poses[:, :, :1]
+    results, lengths = rows([vectors, activations])
+    weights = tf.transpose(rows.kernel, (0, 1, 3, 2))
+    expected = tf_capsops.capsule_routing(vectors[:, :, 0], weights)
+    np.testing.assert_allclose(results[:, :, 0], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(lengths, tf.norm(expected, axis=-1), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: ConvCaps2D(0, 3), "ConvCaps2D: filters must be an integer >= 1"),
+        (lambda: ConvCaps2D(2, 3, padding="full"), "padding must be 'valid' or"),
+        (lambda: ConvCaps2D(2, 3, pose_shape=4), "pose_shape must be (rows, columns)"),
+        (lambda: ClassCaps(2, pose_shape=(1, 4)), "must have at least two rows"),
+        (lambda: ClassCaps(2.5), "ClassCaps: num_classes must be an integer >= 1"),
+        (lambda: DenseCaps(-1, (1, 2)), "DenseCaps: num_capsules must be an integer"),
+        (lambda: PoseCaps(2, (4, 0)), "PoseCaps: pose_shape must be an integer >= 1"),
+        (lambda: ConvCaps2D(2, 3)(np.ones([1, 3, 3, 2, 4, 4])), "[poses, activations]"),
+        (
+            lambda: ConvCaps2D(2, 3).build([(1, 3, 3, 2, 4, 4), (1, 3, 3, 1)]),
+            "activations must have the shape of poses but for the last two axes",
+        ),
+        (
+            lambda: ConvCaps2D(2, 3).build([(1, 3, 3, 2, 3, 4), (1, 3, 3, 2)]),
+            "pose_shape must be (3, 4) for poses of shape",
+        ),
+        (
+            lambda: ConvCaps2D(2, 4).build([(1, 3, 3, 2, 4, 4), (1, 3, 3, 2)]),
+            "the input's height is smaller than kernel_size",
+        ),
+        (
+            lambda: ClassCaps(2).build([(1, None, 3, 2, 4, 4), (1, None, 3, 2)]),
+            "only batch may be unknown",
+        ),
+        (lambda: DenseCaps(2, (4, 4)).build([(1, 3, 4), (1, 3)]), "poses must be"),
+        (lambda: ConvCaps2D(2, 3, routing=EM), "routing must be a rule"),
+        (
+            lambda: ConvCaps2D(2, 3, pose_shape=None),
+            "pose_shape must be (rows, columns)",
+        ),
+        (
+            lambda: ClassCaps(2).build([(1, 3, 3, 2, 1, 4), (1, 3, 3, 2)]),
+            "must have at least two rows",
+        ),
+    ],
+)
+def test_errors_say_what_is_wrong(make, text):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert text in str(error.value)
+
+
+@keras.saving.register_keras_serializable("tests")
+class _Mean(Rule):
+    def route(self, moments, training=False):
+        mass, first = moments()
+        return first / (mass[..., None, None] + 1e-7), tf.sigmoid(mass)
+
+
+def test_a_rule_of_ones_own(tmp_path, device):
+    layer, inputs, shapes = _drawn("conv", routing=_Mean())
+    outputs = layer(inputs)
+    assert [tuple(each.shape) for each in outputs] == shapes
+    revived = ConvCaps2D.from_config(layer.get_config())
+    assert isinstance(revived.routing, _Mean)
+
+
+def test_arguments_by_position():
+    layer = ConvCaps2D(8, 3, 2, "same", (2, 3), EM(2))
+    assert layer.pose_shape == (2, 3) and layer.routing.iterations == 2
+
+
+def test_class_poses_have_the_shape_of_the_children_unless_told_otherwise():
+    layer = ClassCaps(5)
+    poses, _ = layer([tf.ones([2, 3, 3, 4, 3, 6]), tf.ones([2, 3, 3, 4])])
+    assert poses.shape == (2, 5, 3, 6)
+    again = ClassCaps.from_config(layer.get_config())
+    assert again.pose_shape is None
+
+
+class _Average:
+    """A rule without base class, variables and configuration; it cannot be saved."""
+
+    def route(self, moments, training=False):
+        mass, first = moments(order=1)
+        return first / mass[..., None, None], tf.ones_like(mass)
+
+
+def test_a_rule_needs_no_base_class():
+    children = [tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])]
+    layer = ConvCaps2D(2, 3, routing=_Average())
+    poses, _ = layer(children)
+    mean = tf.reduce_mean(tf.reduce_sum(layer.kernel, axis=-2), axis=(0, 1, 2))
+    np.testing.assert_allclose(poses[0, 0, 0, :, 0], mean, rtol=1e-5)

@@ -1,0 +1,125 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One capsule for each class, from capsules at all positions."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_int
+from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
+from tf_capsops.shapes import dimensions
+
+_AXES = ("batch", "height", "width", "channels")
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class ClassCaps(Routed):
+    """Routes the capsules of a whole map to one capsule for each class.
+
+    The last layer of Hinton, Sabour and Frosst (2018). All positions share the weights,
+    and to tell them apart each vote is added its child's position ("coordinate
+    addition"): row and column of its center, in a map from 0 to 1, to the first two
+    numbers of the vote's last column.
+
+    Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`, of which
+    only the batch may be unknown. Output: poses `[B, num_classes, P, R]` and
+    activations `[B, num_classes]`.
+
+    Weights: `kernel` `[C, num_classes, Q, R]`, and those of the rule.
+
+    Args:
+      num_classes: how many classes.
+      routing: a rule of `tf_capsops.routing`; None for `EM()`.
+      coordinates: whether positions are added, for which P must be at least 2.
+      pose_shape: (P, R) of the parents' poses; P is the children's. None for the
+        children's (P, Q).
+      kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> layer = tf_capsops.layers.ClassCaps(10)
+    >>> layer.compute_output_shape([(None, 5, 5, 32, 4, 4), (None, 5, 5, 32)])
+    ((None, 10, 4, 4), (None, 10))
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        routing=None,
+        coordinates=True,
+        pose_shape=None,
+        kernel_initializer="lecun_normal",
+        kernel_regularizer=None,
+        kernel_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(
+            (2, 1) if pose_shape is None else pose_shape,
+            routing,
+            kernel_initializer,
+            kernel_regularizer,
+            kernel_constraint,
+            **kwargs,
+        )
+        self.num_classes = positive_int("ClassCaps", "num_classes", num_classes)
+        self.coordinates = bool(coordinates)
+        self._require_rows(self.pose_shape)
+        if pose_shape is None:
+            self.pose_shape = None
+
+    def build(self, input_shape):
+        parents, _ = self.compute_output_shape(input_shape)
+        (_, height, width, channels, _, inner), _ = input_shape
+        columns = parents[-1]
+        self.add_kernel((channels, self.num_classes, inner, columns))
+        inner += self.coordinates
+        shape = (height, width, channels, self.num_classes, inner, columns)
+        self.build_routing(shape, (parents[0], 1, 1, *parents[1:]))
+
+    def children(self, inputs):
+        poses, activations = pair_of_tensors(self, inputs)
+        weights = tf.cast(self.kernel, poses.dtype)
+        if self.coordinates:
+            poses, weights = _with_coordinates(poses, weights)
+        weights = tf.broadcast_to(weights, [*poses.shape[1:3], *weights.shape])
+        return (poses, activations, weights), {}
+
+    def of_parents(self, values):
+        return tf.squeeze(values, [1, 2])
+
+    def compute_output_shape(self, input_shape):
+        poses, _ = pair_of_shapes(self, input_shape, _AXES)
+        capsules = (poses[0], self.num_classes)
+        pose_shape = self.pose_shape or poses[-2:]
+        self._require_rows(pose_shape)
+        return (*capsules, *pose_shape), capsules
+
+    def _require_rows(self, pose_shape):
+        if self.coordinates and pose_shape[0] < 2:
+            raise ValueError(
+                "ClassCaps: with coordinates a pose must have at least two rows, got "
+                f"pose_shape {tuple(pose_shape)}"
+            )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "coordinates": self.coordinates,
+        }
+
+
+def _with_coordinates(poses, weights):
+    """Gives poses a column, their positions, and weights the row that adds it."""
+    batch, height, width, channels, rows, _ = dimensions(poses)
+    column = np.zeros([1, height, width, 1, rows, 1])
+    column[0, :, :, 0, 0, 0] = ((np.arange(height) + 0.5) / height)[:, np.newaxis]
+    column[0, :, :, 0, 1, 0] = (np.arange(width) + 0.5) / width
+    column = tf.constant(column, poses.dtype)
+    column = tf.broadcast_to(column, [batch, height, width, channels, rows, 1])
+    *pairs, _, columns = weights.shape
+    row = tf.one_hot([columns - 1], columns, dtype=weights.dtype)
+    row = tf.broadcast_to(row, [*pairs, 1, columns])
+    return tf.concat([poses, column], -1), tf.concat([weights, row], -2)

@@ -1,0 +1,88 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Fully connected capsules, routed by a rule."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_int
+from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class DenseCaps(Routed):
+    """Fully connected capsules: a matrix for each pair of child and parent, and a rule.
+
+    `DigitCaps` is the case of poses of one row and the rule `Dynamic`.
+
+    Input: a list of poses `[B, I, P, Q]` and activations `[B, I]`, of which only the
+    batch may be unknown. Output: poses `[B, num_capsules, P, R]` and activations
+    `[B, num_capsules]`.
+
+    Weights: `kernel` `[I, num_capsules, Q, R]`, and those of the rule.
+
+    Args:
+      num_capsules: how many parents.
+      pose_shape: (P, R) of the parents' poses; P is the children's.
+      routing: a rule of `tf_capsops.routing`; None for `EM()`.
+      kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> layer = tf_capsops.layers.DenseCaps(
+    ...     10, pose_shape=(1, 16), routing=tf_capsops.routing.Dynamic())
+    >>> layer.compute_output_shape([(None, 1152, 1, 8), (None, 1152)])
+    ((None, 10, 1, 16), (None, 10))
+    """
+
+    def __init__(
+        self,
+        num_capsules,
+        pose_shape,
+        routing=None,
+        kernel_initializer="lecun_normal",
+        kernel_regularizer=None,
+        kernel_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(
+            pose_shape,
+            routing,
+            kernel_initializer,
+            kernel_regularizer,
+            kernel_constraint,
+            **kwargs,
+        )
+        self.num_capsules = positive_int("DenseCaps", "num_capsules", num_capsules)
+
+    def build(self, input_shape):
+        parents, _ = self.compute_output_shape(input_shape)
+        (_, in_caps, _, inner), _ = input_shape
+        shape = (in_caps, self.num_capsules, inner, self.pose_shape[1])
+        self.add_kernel(shape)
+        self.build_routing((1, 1, *shape), (parents[0], 1, 1, *parents[1:]))
+
+    def children(self, inputs):
+        poses, activations = pair_of_tensors(self, inputs)
+        weights = tf.cast(self.kernel, poses.dtype)
+        # A window of one pixel at one position.
+        return (
+            poses[:, tf.newaxis, tf.newaxis],
+            activations[:, tf.newaxis, tf.newaxis],
+            weights[tf.newaxis, tf.newaxis],
+        ), {}
+
+    def of_parents(self, values):
+        return tf.squeeze(values, [1, 2])
+
+    def shares(self, inputs):
+        return tf.squeeze(super().shares(inputs), [1, 2])
+
+    def compute_output_shape(self, input_shape):
+        poses, _ = pair_of_shapes(self, input_shape, ("batch", "capsules"))
+        capsules = (poses[0], self.num_capsules)
+        return (*capsules, *self.pose_shape), capsules
+
+    def get_config(self):
+        return {**super().get_config(), "num_capsules": self.num_capsules}

@@ -1,0 +1,119 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The first layer of matrix capsules, a convolution."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.data_format import checked_images
+from tf_capsops.layers.routed import checked_pose_shape
+from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.shapes import dimensions
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class PoseCaps(keras.layers.Layer):
+    """Convolves features to pose matrices and their activations.
+
+    The primary capsules of Hinton, Sabour and Frosst (2018), whose kernel is 1 x 1: a
+    pose is linear in the features, and an activation is a sigmoid of them. Its
+    convolution is `conv`, a `Conv2D` of this package, to the numbers of all poses and
+    then the activations.
+
+    Input shape: `[B, H, W, C]`. Output shapes: poses `[B, H', W', capsules, P, Q]` and
+    activations `[B, H', W', capsules]`. Batch, height and width may be unknown.
+
+    Args:
+      capsules: how many capsules each position has.
+      pose_shape: (P, Q).
+      kernel_size: one or two ints.
+      strides: one or two ints.
+      padding: `"valid"` or `"same"`.
+      use_bias: whether the convolution has a bias.
+      kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
+      kernel_regularizer, bias_regularizer: likewise.
+      kernel_constraint, bias_constraint: likewise.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> poses, activations = tf_capsops.layers.PoseCaps(8)(np.ones([2, 7, 7, 32]))
+    >>> poses.shape, activations.shape
+    (TensorShape([2, 7, 7, 8, 4, 4]), TensorShape([2, 7, 7, 8]))
+    """
+
+    def __init__(
+        self,
+        capsules,
+        pose_shape=(4, 4),
+        kernel_size=1,
+        strides=1,
+        padding="valid",
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.capsules = positive_int("PoseCaps", "capsules", capsules)
+        self.pose_shape = checked_pose_shape(self, pose_shape)
+        set_window(self, kernel_size, strides, padding)
+        self.conv = Conv2D(
+            self.capsules * (math.prod(self.pose_shape) + 1),
+            self.kernel_size,
+            strides=self.strides,
+            padding=self.padding,
+            data_format="channels_last",
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            bias_regularizer=bias_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+            dtype=self.dtype_policy,
+            name="conv",
+        )
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+        self.conv.build(input_shape)
+
+    def call(self, images):
+        (images,) = float_tensors("PoseCaps", images=images)
+        features = self.conv(images)
+        numbers = self.capsules * math.prod(self.pose_shape)
+        poses, logits = tf.split(features, [numbers, self.capsules], axis=-1)
+        shape = [*dimensions(poses)[:3], self.capsules, *self.pose_shape]
+        return tf.reshape(poses, shape), tf.sigmoid(logits)
+
+    def compute_output_shape(self, input_shape):
+        shape = checked_images(self, input_shape)
+        capsules = (shape[0], *map_size(self, shape), self.capsules)
+        return (*capsules, *self.pose_shape), capsules
+
+    def get_config(self):
+        conv = self.conv.get_config()
+        return {
+            **super().get_config(),
+            "capsules": self.capsules,
+            "pose_shape": self.pose_shape,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "use_bias": conv["use_bias"],
+            "kernel_initializer": conv["kernel_initializer"],
+            "bias_initializer": conv["bias_initializer"],
+            "kernel_regularizer": conv["kernel_regularizer"],
+            "bias_regularizer": conv["bias_regularizer"],
+            "kernel_constraint": conv["kernel_constraint"],
+            "bias_constraint": conv["bias_constraint"],
+        }

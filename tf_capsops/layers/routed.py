@@ -1,0 +1,199 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers have in common that route capsules by a rule."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.weights import require_built
+from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
+from tf_capsops.routing import EM
+from tf_capsops.routing.rule import copy_of
+
+
+class Routed(keras.layers.Layer):
+    """A layer of pose matrices and a rule; the base of `ConvCaps2D` and its like.
+
+    A subclass has `children`, which makes the first three arguments of
+    `capsule_moments`, and its window's attributes, of the layer's inputs; and
+    `of_parents`, where what it returns is not of the op's shapes.
+    """
+
+    def __init__(
+        self,
+        pose_shape,
+        routing,
+        kernel_initializer,
+        kernel_regularizer,
+        kernel_constraint,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.pose_shape = checked_pose_shape(self, pose_shape)
+        self.routing = copy_of(EM() if routing is None else routing, _name(self))
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+
+    def add_kernel(self, shape):
+        """Makes the weights, `[..., Q, R]`."""
+        *capsules, inner, columns = shape
+
+        def initialize(shape, dtype=None):
+            # Each number of a vote is a sum over the Q numbers of a pose's row. Keras'
+            # initializers would count the capsules as well, which routing averages.
+            size = (inner, math.prod(capsules) * columns)
+            flat = self.kernel_initializer(size, dtype=dtype)
+            flat = keras.ops.convert_to_tensor(flat, dtype)
+            flat = keras.ops.reshape(flat, (inner, *capsules, columns))
+            return keras.ops.moveaxis(flat, 0, -2)
+
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=shape,
+            initializer=initialize,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+
+    def build_routing(self, weights_shape, output_shape):
+        """Makes the variables of the rule, in arguments as `Rule.build` takes them."""
+        if hasattr(self.routing, "build"):
+            self.routing.build(self, weights_shape, output_shape)
+
+    def call(self, inputs, training=None):
+        (poses, *others), window = self.children(inputs)
+        results, _ = self._routed((poses, *others), window, training)
+        return tuple(self.of_parents(tf.cast(each, poses.dtype)) for each in results)
+
+    def shares(self, inputs):
+        """Returns how the rule divides the children among the parents at last.
+
+        The shares of the last pass over the votes that divides children, by
+        `tf_capsops.moment_shares`: that of the last iteration, and the second of
+        `SelfAttention`, to whose shares its priors are added. Not differentiable.
+
+        Args:
+          inputs: the layer's input, `[poses, activations]`.
+
+        Returns:
+          Of `ConvCaps2D` `[B, H', W', KH, KW, C, filters]`, for each parent the
+          children in its window; of `ClassCaps` `[B, H, W, C, num_classes]`; of
+          `DenseCaps` `[B, I, num_capsules]`.
+
+        Raises:
+          ValueError: The layer has not been built.
+        """
+        require_built(self)
+        children, window = self.children(inputs)
+        _, passes = self._routed(children, window, training=False)
+        divide = [each for each in passes if each["normalize"] != "none"]
+        found = moment_shares(*children, **(divide or passes)[-1], **window)
+        return tf.stop_gradient(self.of_parents(found))
+
+    def of_parents(self, values):
+        """Returns what the op gives for parents, or their shares, in our shape."""
+        return values
+
+    def _routed(self, children, window, training):
+        """Returns the rule's results, and the arguments of each pass over the votes."""
+        poses, activations, weights = children
+        dtype = tf.float64 if poses.dtype == tf.float64 else tf.float32
+        passes = []
+
+        def moments(
+            *, order=1, normalize="parents", use_activations=True, **statistics
+        ):
+            statistics = {
+                name: None if each is None else tf.cast(each, dtype)
+                for name, each in statistics.items()
+            }
+            passes.append({"normalize": normalize, **statistics})
+            return capsule_moments(
+                poses,
+                activations if use_activations else None,
+                weights,
+                order=order,
+                **passes[-1],
+                **window,
+            )
+
+        return self.routing.route(moments, training=training), passes
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "pose_shape": self.pose_shape,
+            "routing": keras.saving.serialize_keras_object(self.routing),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+        }
+
+
+def checked_pose_shape(layer, shape):
+    """Returns (P, R) as a tuple of ints.
+
+    Raises:
+      ValueError: if it is not; the message names layer and shape.
+    """
+    owner = _name(layer)
+    if not isinstance(shape, (list, tuple)) or len(shape) != 2:
+        raise ValueError(f"{owner}: pose_shape must be (rows, columns), got {shape!r}")
+    return tuple(positive_int(owner, "pose_shape", size) for size in shape)
+
+
+def pair_of_tensors(layer, inputs):
+    """Returns poses and activations as tensors of one type."""
+    pair = _pair(layer, inputs)
+    return float_tensors(_name(layer), **dict(zip(("poses", "activations"), pair)))
+
+
+def pair_of_shapes(layer, shapes, axes, may_be_unknown=1):
+    """Returns the shapes of poses and activations as tuples, if they fit the layer.
+
+    Args:
+      layer: has a `pose_shape`, or None for that of the children.
+      shapes: those of the two inputs.
+      axes: names of the axes before a pose's rows and columns.
+      may_be_unknown: how many of the first axes may be unknown.
+
+    Raises:
+      ValueError: if not; the message names the layer and what came.
+    """
+    owner = _name(layer)
+    poses, activations = map(tuple, _pair(layer, shapes))
+    described = f"[{', '.join(axes)}, pose rows, pose columns]"
+    if len(poses) != len(axes) + 2 or None in poses[may_be_unknown:]:
+        known = ", ".join(axes[:may_be_unknown])
+        raise ValueError(
+            f"{owner}: poses must be {described}, of which only {known} may be "
+            f"unknown, got shape {poses}"
+        )
+    if not tf.TensorShape(activations).is_compatible_with(poses[:-2]):
+        raise ValueError(
+            f"{owner}: activations must have the shape of poses but for the last two "
+            f"axes, {poses[:-2]}, got {activations}"
+        )
+    if layer.pose_shape is not None and poses[-2] != layer.pose_shape[0]:
+        raise ValueError(
+            f"{owner}: routing keeps the rows of a pose: pose_shape must be "
+            f"{(poses[-2], layer.pose_shape[1])} for poses of shape {poses}, got "
+            f"{layer.pose_shape}"
+        )
+    return poses, activations
+
+
+def _pair(layer, pair):
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        raise ValueError(
+            f"{_name(layer)}: the input must be [poses, activations], got {pair!r}"
+        )
+    return pair
+
+
+def _name(layer):
+    return type(layer).__name__

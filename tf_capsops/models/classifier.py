@@ -1,0 +1,182 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the functional models of matrix capsules have in common."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_int, scaled_images, window_attributes
+from tf_capsops.layers.routed import Routed
+from tf_capsops.losses import SpreadLoss
+from tf_capsops.models.unrolled import Unrolled
+from tf_capsops.ops.conv2d import patches
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class CapsuleClassifier(Unrolled, keras.Model):
+    """The functional model of `matrix_capsnet`, `efficient_capsnet` and `convnet`.
+
+    From images `[B, H, W, C]` to scores `[B, classes]`. It refuses integer images,
+    keeps a dtype policy of its own, and a `SpreadLoss` follows its optimizer.
+    `routing_coefficients` shows what routing makes of an image.
+
+    >>> model = tf_capsops.models.efficient_capsnet((28, 28, 1), 10)
+    >>> isinstance(model, tf_capsops.models.CapsuleClassifier)
+    True
+    """
+
+    def call(self, inputs, training=None, mask=None):
+        images = scaled_images(self.name, keras.tree.flatten(inputs)[0])
+        return super().call(images, training=training, mask=mask)
+
+    def routing_coefficients(self, images):
+        """Returns how routing divides the primary capsules among the classes.
+
+        The shares of each layer's last iteration (`shares` of the layers), multiplied
+        along the ways from a primary capsule to a class and added up, and divided by
+        their sum over the classes, for a capsule that several windows see may count
+        more than once.
+
+        Args:
+          images: `[B, H, W, C]`.
+
+        Returns:
+          `[B, H', W', capsules, num_classes]`: H' x W' positions of primary capsules,
+          which `primary_centers` gives, with as many types at each. Not negative, and
+          of sum one over the classes; zeros for capsules that no window sees.
+
+        Raises:
+          ValueError: if no layer of the model routes, as in a `convnet`.
+        """
+        images = scaled_images(self.name, tf.convert_to_tensor(images))
+        layers = self._routed_layers()
+        inputs = {layer.name: layer.input for layer in layers}
+        inputs = keras.Model(self.inputs[0], inputs)(images)
+        inputs = [inputs[layer.name] for layer in layers]
+        flow = layers[-1].shares(inputs[-1])
+        if flow.shape.rank == 3:  # of DenseCaps, which knows no positions
+            flow = flow[:, tf.newaxis, tf.newaxis]
+        for layer, children in reversed(list(zip(layers[:-1], inputs[:-1]))):
+            flow = _flow_before(layer, children, flow)
+        total = tf.reduce_sum(flow, axis=-1, keepdims=True)
+        return tf.math.divide_no_nan(flow, total)
+
+    @property
+    def primary_centers(self):
+        """Returns the centers of the primary capsules' receptive fields, in pixels.
+
+        Two arrays, `[H']` of rows and `[W']` of columns.
+
+        Raises:
+          ValueError: if no layer of the model routes, as in a `convnet`.
+        """
+        (first, *_) = self._routed_layers()
+        convolutions = [
+            layer
+            for layer in self.layers[: self.layers.index(first)]
+            if hasattr(layer, "kernel_size")
+        ]
+        poses, _ = first.input
+        sizes = poses.shape[1:3] if len(poses.shape) == 6 else (1, 1)
+        centers = []
+        for axis, size in enumerate(sizes):
+            start, step = 0.0, 1
+            for layer in convolutions:
+                start += step * (layer.kernel_size[axis] - 1) / 2
+                step *= layer.strides[axis]
+            centers.append(start + step * np.arange(size))
+        return tuple(centers)
+
+    def _routed_layers(self):
+        layers = [layer for layer in self.layers if isinstance(layer, Routed)]
+        if not layers:
+            raise ValueError(f"{self.name} has no layer that routes capsules")
+        return layers
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        for loss in keras.tree.flatten(self.loss):
+            if isinstance(loss, SpreadLoss):
+                loss.follow(self.optimizer)
+
+    def compile_from_config(self, config):
+        # Keras leaves this to models with a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def get_config(self):
+        dtype = keras.dtype_policies.serialize(self.dtype_policy)
+        return {**super().get_config(), "dtype": dtype}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        dtype = config.pop("dtype")
+        model = super().from_config(config, custom_objects)
+        model.dtype_policy = keras.dtype_policies.get(dtype)
+        return model
+
+
+def _flow_before(layer, children, flow):
+    """Returns the flow `[B, H, W, C, J]` from a layer's children to the classes.
+
+    Args:
+      layer: a `ConvCaps2D`.
+      children: its input.
+      flow: from its parents to the classes, `[B, H', W', O, J]`.
+    """
+    shares = layer.shares(children)
+    ways = tf.einsum("nyxhwco,nyxoj->nyxhwcj", shares, flow)
+    batch, height, width, channels, *_ = children[0].shape
+    classes = flow.shape[-1]
+    _, window = layer.children(children)
+    window = window_attributes("ConvCaps2D", **window)
+    # A child's part of what leaves windows is the gradient of taking windows.
+    images = tf.zeros([batch, height, width, channels * classes], ways.dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        windows = patches(images, layer.kernel_size, **window)
+    ways = tf.reshape(ways, windows.shape)
+    summed = tape.gradient(windows, images, output_gradients=ways)
+    return tf.reshape(summed, [batch, height, width, channels, classes])
+
+
+def classifier(images, scores, name, dtype):
+    """Returns a `CapsuleClassifier`; Keras scales its loss under mixed_float16."""
+    model = CapsuleClassifier(images, scores, name=name)
+    model.dtype_policy = keras.dtype_policies.get(dtype)
+    return model
+
+
+def checked_sizes(owner, input_shape, num_classes):
+    """Returns (height, width, channels) as ints, and the number of classes.
+
+    Raises:
+      ValueError: if they are not; the message names owner and argument.
+    """
+    if not isinstance(input_shape, (list, tuple)) or len(input_shape) != 3:
+        raise ValueError(
+            f"{owner}: input_shape must be (height, width, channels), got "
+            f"{input_shape!r}"
+        )
+    shape = tuple(positive_int(owner, "input_shape", size) for size in input_shape)
+    return shape, positive_int(owner, "num_classes", num_classes)
+
+
+def lists_of_one_length(owner, **lists):
+    """Checks that arguments have one entry a layer.
+
+    Raises:
+      ValueError: if they do not; the message names owner, arguments and values.
+    """
+    lengths = {
+        len(each) if isinstance(each, (list, tuple)) else 0 for each in lists.values()
+    }
+    if len(lengths) > 1 or 0 in lengths:
+        *most, last = lists
+        got = ", ".join(repr(each) for each in lists.values())
+        raise ValueError(
+            f"{owner}: {', '.join(most)} and {last} must have one entry a layer, got "
+            f"{got}"
+        )

@@ -1,0 +1,112 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trained networks, from a folder or a server."""
+
+import hashlib
+import json
+import os
+import pathlib
+
+import keras
+
+MANIFEST = "manifest.json"
+_VARIABLE = "TF_CAPSOPS_PRETRAINED"
+
+
+def load_pretrained(name, source=None):
+    """Loads a trained network, and checks that its file is what it should be.
+
+    `tf-capsops report --release FOLDER` writes such folders: `NAME.keras` with a card
+    `NAME.md` for each network, and manifest.json with their SHA-256 checksums.
+
+    Args:
+      name: the network's, which is that of the recipe that it was trained with.
+      source: the folder, or a URL that it is served at, from where files are kept in
+        Keras' cache; None for what the environment variable TF_CAPSOPS_PRETRAINED
+        says. The package itself holds no networks.
+
+    Returns:
+      A Keras model, built and not compiled.
+
+    Raises:
+      ValueError: if there is no source, the manifest is not readable or lacks the
+        name, or the file is missing or has another checksum; the message says which.
+
+    >>> import hashlib, json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> model = tf_capsops.models.p_capsnet((28, 28, 1), 10)
+    >>> model.save(folder / "mine.keras")
+    >>> checksum = hashlib.sha256((folder / "mine.keras").read_bytes()).hexdigest()
+    >>> manifest = json.dumps({"mine": {"sha256": checksum}})
+    >>> _ = (folder / "manifest.json").write_text(manifest)
+    >>> tf_capsops.models.load_pretrained("mine", folder).count_params()
+    82336
+    """
+    source = source or os.environ.get(_VARIABLE)
+    if not source:
+        raise ValueError(
+            f"load_pretrained: give a folder or URL as source, or in {_VARIABLE}"
+        )
+    source = os.fspath(source)
+    manifest = _manifest(source)
+    if name not in manifest:
+        known = ", ".join(manifest) or "nothing"
+        raise ValueError(f"load_pretrained: {source} has {known}, not {name!r}")
+    path = _file(source, f"{name}.keras", manifest[name]["sha256"])
+    return keras.saving.load_model(path)
+
+
+def _is_url(source):
+    return "://" in source
+
+
+def _manifest(source):
+    """Returns a dict from names to dicts that have a checksum as "sha256"."""
+    try:
+        path = pathlib.Path(source, MANIFEST)
+        if _is_url(source):
+            path = _download(source, MANIFEST, force_download=True)
+        content = json.loads(pathlib.Path(path).read_text())
+        if all(isinstance(entry["sha256"], str) for entry in content.values()):
+            return content
+        text = "a checksum is not text"
+    except Exception as error:
+        # Keras raises a bare Exception where a download fails.
+        text = f"{type(error).__name__}: {error}"
+    raise ValueError(f"load_pretrained: no {MANIFEST} in {source}: {text}")
+
+
+def _file(source, file, checksum):
+    """Returns the path of a file that has the checksum."""
+    path = pathlib.Path(source, file)
+    if _is_url(source):
+        try:
+            # Downloads again where what it has kept is another file.
+            path = pathlib.Path(_download(source, file, file_hash=checksum))
+        except ValueError:
+            path = pathlib.Path(_download(source, file))  # to say what it has
+        except Exception as error:
+            raise ValueError(
+                f"load_pretrained: no {file} in {source}: {error}"
+            ) from error
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"load_pretrained: no {file} in {source}: {error}") from error
+    if found != checksum:
+        raise ValueError(
+            f"load_pretrained: {file} of {source} has the SHA-256 checksum {found}, "
+            f"but its manifest says {checksum}"
+        )
+    return path
+
+
+def _download(source, file, **options):
+    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
+    return keras.utils.get_file(
+        file,
+        f"{source.rstrip('/')}/{file}",
+        hash_algorithm="sha256",
+        cache_subdir=os.path.join("tf_capsops", folder),
+        **options,
+    )

@@ -1,0 +1,136 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""EM routing."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_float32, positive_int
+from tf_capsops.routing.poses import (
+    moments_about_mean,
+    of_poses,
+    sums,
+)
+from tf_capsops.routing.rule import Rule
+
+_LEAST_MASS = 1e-7
+_DECAY = 0.95  # of the distance of lambda from its last value, in an iteration
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class EM(Rule):
+    """EM routing: Hinton, Sabour and Frosst, "Matrix Capsules" (2018), procedure 1.
+
+    A parent is a Gaussian over votes, of mean `mu` (its pose) and of a variance for
+    each number of the pose. The M-step fits it to the votes by their shares; the
+    narrower it is, the more active is the parent:
+
+        cost_h = (beta_u + ln sigma_h) mass
+        lambda = final_lambda (1 - 0.95^(t + 1)) in iteration t = 0, 1, ...
+        a      = sigmoid(lambda (beta_a - activation_scale * sum of cost_h))
+
+    The E-step divides each child by `a` and the likelihood of its votes. Gradients flow
+    through every iteration; `epsilon` keeps variances away from zero.
+
+    `beta_a` and `beta_u` are learned, one pair a parent type.
+
+    Args:
+      iterations: how often the Gaussians are fitted, at least 1.
+      normalize: what a child's shares add up to one over: "all" parents that see it, at
+        all positions, as the paper has it; or the "parents" of each position, the
+        shortcut of much public code, in which a child that nine windows see counts nine
+        times.
+      first_share: the shares of the first iteration: "uniform", one over the number of
+        parent types; or "normalize", equal ones that add up to one as `normalize` says.
+      final_lambda: the inverse temperature after many iterations.
+      epsilon: what is added to variances.
+      activation_scale: what masses are multiplied by in the costs. Public code has
+        other scales than the paper: 5000 beta_a in one, masses times 100 O / I of O
+        parents and I children in another.
+
+    Raises:
+      ValueError: if an argument is not as above.
+
+    >>> layer = tf_capsops.layers.ConvCaps2D(
+    ...     8, kernel_size=3, routing=tf_capsops.routing.EM(iterations=2))
+    """
+
+    def __init__(
+        self,
+        iterations=3,
+        normalize="all",
+        first_share="uniform",
+        final_lambda=0.01,
+        epsilon=1e-4,
+        activation_scale=1.0,
+    ):
+        self.iterations = positive_int("EM", "iterations", iterations)
+        if normalize not in ("all", "parents"):
+            raise ValueError(
+                f"EM: normalize must be 'all' or 'parents', got {normalize!r}"
+            )
+        if first_share not in ("uniform", "normalize"):
+            raise ValueError(
+                f"EM: first_share must be 'uniform' or 'normalize', got {first_share!r}"
+            )
+        self.normalize = normalize
+        self.first_share = first_share
+        self.final_lambda = positive_float32("EM", "final_lambda", final_lambda)
+        self.epsilon = positive_float32("EM", "epsilon", epsilon)
+        self.activation_scale = positive_float32(
+            "EM", "activation_scale", activation_scale
+        )
+
+    def build(self, layer, weights_shape, output_shape):
+        self._numbers = math.prod(output_shape[-2:])
+        self.beta_a, self.beta_u = (
+            layer.add_weight(
+                name=name, shape=[weights_shape[3]], initializer="zeros", autocast=False
+            )
+            for name in ("beta_a", "beta_u")
+        )
+
+    def route(self, moments, training=False):
+        uniform = self.first_share == "uniform"
+        first_normalize = "parents" if uniform else self.normalize
+        fitted = moments_about_mean(moments, _LEAST_MASS, normalize=first_normalize)
+        poses, variances, logits = self._fit(*fitted, 0)
+        for iteration in range(1, self.iterations):
+            logarithms = sums(tf.math.log(variances))
+            found = moments(
+                bias=tf.math.log_sigmoid(logits) - 0.5 * logarithms,
+                precision=1.0 / variances,
+                center=poses,
+                order=2,
+                normalize=self.normalize,
+            )
+            poses, variances, logits = self._fit(poses, *found, iteration)
+        return poses, tf.sigmoid(logits)
+
+    def _fit(self, center, mass, first, second, iteration):
+        """The M-step: returns means, variances, and the logits of activations."""
+        means = center + first / of_poses(mass + _LEAST_MASS)
+        # About the center; a parent without any mass keeps it.
+        mass_or_one = of_poses(tf.where(mass > 0, mass, 1.0))
+        shift = first / mass_or_one
+        variances = tf.maximum(second / mass_or_one - tf.square(shift), 0.0)
+        variances += self.epsilon
+        beta_a, beta_u = (
+            tf.cast(each, mass.dtype) for each in (self.beta_a, self.beta_u)
+        )
+        costs = self._numbers * beta_u + 0.5 * sums(tf.math.log(variances))
+        inverse_temperature = self.final_lambda * (1 - _DECAY ** (iteration + 1))
+        logits = beta_a - self.activation_scale * costs * mass
+        return means, variances, inverse_temperature * logits
+
+    def get_config(self):
+        return {
+            "iterations": self.iterations,
+            "normalize": self.normalize,
+            "first_share": self.first_share,
+            "final_lambda": self.final_lambda,
+            "epsilon": self.epsilon,
+            "activation_scale": self.activation_scale,
+        }

@@ -1,0 +1,86 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What every rule of routing is."""
+
+import copy
+
+import keras
+
+
+class Rule:
+    """Says how parent capsules are made of the moments of their children's votes.
+
+    The base of the rules here and of your own. A rule has `route`, and where it has
+    variables also `build`; `get_config` returns the arguments that made it, so that
+    Keras can save the layers that use it. A layer uses a copy of the rule that it is
+    given, so one rule may be given to several layers.
+
+    >>> @keras.saving.register_keras_serializable("my_rules")
+    ... class Average(tf_capsops.routing.Rule):
+    ...     def route(self, moments, training=False):
+    ...         mass, first = moments(order=1)
+    ...         poses = first / (mass[..., None, None] + 1e-7)
+    ...         return poses, tf.ones_like(mass)
+    >>> layer = tf_capsops.layers.ConvCaps2D(8, kernel_size=3, routing=Average())
+    """
+
+    def build(self, layer, weights_shape, output_shape):
+        """Makes the variables of the rule, by `layer.add_weight`.
+
+        Args:
+          layer: The Keras layer that will call `route`.
+          weights_shape: `[KH, KW, C, O, Q, R]`, ints.
+          output_shape: Of the poses that `route` returns, `[N, H', W', O, P, R]`; None
+            is unknown.
+        """
+
+    def route(self, moments, training=False):
+        """Returns the parents' poses and activations.
+
+        Args:
+          moments: `tf_capsops.capsule_moments` of the layer's children and weights, to
+            be called with any of `bias`, `linear`, `precision`, `center`, `prior`,
+            `order` and `normalize`, and with `use_activations=False` for children that
+            all count as one. It casts what it is given to the type of the moments.
+          training: As for every Keras layer.
+
+        Returns:
+          Poses `[N, H', W', O, P, R]` and activations `[N, H', W', O]`, of the type of
+          the moments, which is float32 also where the capsules' is a half type.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define route")
+
+    def get_config(self):
+        return {}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def type_of_moments(layer):
+    """Returns the type in which a layer's rule computes: float32 for half types."""
+    return "float64" if layer.compute_dtype == "float64" else "float32"
+
+
+def copy_of(rule, owner):
+    """Returns a rule's copy, which has no variables yet.
+
+    Args:
+      rule: A `Rule` or another object with its methods, or what
+        `keras.saving.serialize_keras_object` makes of one.
+      owner: The name to begin messages with.
+
+    Raises:
+      ValueError: If it is neither.
+    """
+    if isinstance(rule, dict):
+        return keras.saving.deserialize_keras_object(rule)
+    if isinstance(rule, type) or not callable(getattr(rule, "route", None)):
+        raise ValueError(
+            f"{owner}: routing must be a rule of tf_capsops.routing, such as EM(), got "
+            f"{rule!r}"
+        )
+    if hasattr(rule, "get_config") and hasattr(rule, "from_config"):
+        return type(rule).from_config(rule.get_config())
+    return copy.copy(rule)

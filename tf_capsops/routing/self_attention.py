@@ -1,0 +1,40 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Self-attention routing."""
+
+import functools
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.routing.poses import squashed_and_lengths
+from tf_capsops.routing.rule import Rule
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class SelfAttention(Rule):
+    """Self-attention routing: Mazzia, Salvetti and Chiaberge (2021), not iterative.
+
+    A child is divided among the parents by how well its votes agree with those of all
+    children: a softmax over the parents of `<vote, sum of votes> / sqrt(D)`. Learned
+    priors for each pair of child and parent, zeros at first, are added to the shares.
+    A parent's pose is the sum of the votes by both, through `exponential_squash`, and
+    its activation the length of that. The children's activations are not used.
+
+    >>> layer = tf_capsops.layers.DenseCaps(
+    ...     10, pose_shape=(1, 16), routing=tf_capsops.routing.SelfAttention())
+    """
+
+    def build(self, layer, weights_shape, output_shape):
+        self._numbers = math.prod(output_shape[-2:])
+        self.priors = layer.add_weight(
+            name="priors", shape=weights_shape[:4], initializer="zeros", autocast=False
+        )
+
+    def route(self, moments, training=False):
+        moments = functools.partial(moments, order=1, use_activations=False)
+        _, total = moments(prior=tf.ones_like(self.priors), normalize="none")
+        _, attended = moments(linear=total / math.sqrt(self._numbers))
+        _, expected = moments(prior=self.priors, normalize="none")
+        return squashed_and_lengths(attended + expected, axes=(-2, -1))

@@ -1,0 +1,115 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Variational Bayes routing."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_int
+from tf_capsops.routing.digamma import digamma
+from tf_capsops.routing.poses import (
+    means_and_scatter,
+    moments_about_mean,
+    of_poses,
+    sums,
+)
+from tf_capsops.routing.rule import Rule, type_of_moments
+
+_PRIOR_MASS = 1.0  # of the mean, kappa_0
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class VB(Rule):
+    """Variational Bayes routing: Ribeiro, Leontidis and Kollias (2020).
+
+    EM routing's Gaussians with priors on their means, precisions (diagonal here) and
+    shares, so that a parent that few children vote for does not collapse onto them.
+    Each iteration computes the posteriors (equations 9 to 15 of the paper) from the
+    moments, and the shares from the posteriors. The priors are the paper's: one for
+    the shares and the mean's weight, zero mean, unit scale, `D + 1` degrees of freedom
+    for poses of D numbers.
+
+    Poses are the posterior means, and activations the sigmoid of `beta_a - beta_u -
+    exp(E ln pi) H` with the entropy H of the parent; both through batch normalization
+    for each parent type, without affine. `beta_a` and `beta_u` are learned, one pair a
+    parent type.
+
+    The priors expect votes of a variance of `1 / (D + 1)`. Weights that make larger
+    ones divide children sharply before anything is learned, and training is slow: give
+    the layer `kernel_initializer=keras.initializers.VarianceScaling(0.01)`, for votes a
+    tenth as large as poses, as `models.matrix_capsnet` does.
+
+    Args:
+      iterations: how often the posteriors are computed, at least 1.
+
+    Raises:
+      ValueError: if `iterations` is not as above.
+
+    >>> layer = tf_capsops.layers.ConvCaps2D(
+    ...     8, kernel_size=3, routing=tf_capsops.routing.VB())
+    """
+
+    def __init__(self, iterations=3):
+        self.iterations = positive_int("VB", "iterations", iterations)
+
+    def build(self, layer, weights_shape, output_shape):
+        self.beta_a, self.beta_u = (
+            layer.add_weight(
+                name=name, shape=[weights_shape[3]], initializer="zeros", autocast=False
+            )
+            for name in ("beta_a", "beta_u")
+        )
+        self._numbers = math.prod(output_shape[-2:])
+        dtype = type_of_moments(layer)
+        plain = {"center": False, "scale": False, "momentum": 0.9, "epsilon": 1e-5}
+        # Attributes of the layer, which so keeps their moving statistics.
+        layer.pose_normalization, layer.activation_normalization = (
+            keras.layers.BatchNormalization(3, dtype=dtype, name=name, **plain)
+            for name in ("pose_normalization", "activation_normalization")
+        )
+        layer.pose_normalization.build(output_shape)
+        layer.activation_normalization.build(output_shape[:-2])
+        self._normalize_poses = layer.pose_normalization
+        self._normalize_activations = layer.activation_normalization
+
+    def route(self, moments, training=False):
+        found = moments_about_mean(moments, _PRIOR_MASS)
+        poses, shares, entropy, statistics = self._posterior(*found)
+        for _ in range(1, self.iterations):
+            found = moments(center=poses, order=2, **statistics)
+            poses, shares, entropy, statistics = self._posterior(poses, *found)
+        beta_a, beta_u = (
+            tf.cast(each, shares.dtype) for each in (self.beta_a, self.beta_u)
+        )
+        evidence = beta_a - beta_u - shares * entropy
+        evidence = self._normalize_activations(evidence, training=training)
+        return self._normalize_poses(poses, training=training), tf.sigmoid(evidence)
+
+    def _posterior(self, center, mass, first, second):
+        """Returns means, expected shares, entropies, and what the next shares need."""
+        numbers = self._numbers
+        alpha, kappa = 1.0 + mass, _PRIOR_MASS + mass
+        degrees = numbers + 1.0 + mass
+        # The scatter of the votes about the mean, and of the mean about its prior's.
+        means, scatter = means_and_scatter(center, mass, first, second, _PRIOR_MASS)
+        scale = 1.0 + scatter + tf.square(means)
+
+        total = tf.reduce_sum(alpha, axis=-1, keepdims=True)
+        log_shares = digamma(alpha) - digamma(total)
+        steps = tf.range(numbers, dtype=mass.dtype)
+        log_precision = (
+            tf.reduce_sum(digamma((degrees[..., tf.newaxis] - steps) / 2), -1)
+            + numbers * math.log(2)
+            - sums(tf.math.log(scale))
+        )
+        entropy = 0.5 * (numbers * math.log(2 * math.pi * math.e) - log_precision)
+        statistics = {
+            "bias": log_shares + 0.5 * log_precision - 0.5 * numbers / kappa,
+            "precision": of_poses(degrees) / scale,
+        }
+        return means, tf.exp(log_shares), entropy, statistics
+
+    def get_config(self):
+        return {"iterations": self.iterations}
