@@ -9,6 +9,12 @@ import sys
 
 import tf_capsops
 
+# The code of `tf-capsops`. A shell that starts tests in the background has them ignore
+# Ctrl-C.
+COMMAND = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
+)
 ROOT = pathlib.Path(tf_capsops.__file__).resolve().parents[1]
 
 

@@ -10,12 +10,15 @@ from tf_capsops import (
     inq,
     layers,
     losses,
+    metrics,
     models,
+    routing,
 )
 from tf_capsops._library import library_path
 from tf_capsops._portable import portable
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 from tf_capsops.ops.high_order_conv import high_order_conv2d
@@ -26,6 +29,7 @@ __all__ = [
     "__version__",
     "capsule_conv2d",
     "capsule_conv2d_bias_relu",
+    "capsule_moments",
     "capsule_prediction",
     "capsule_routing",
     "high_order_conv2d",
@@ -34,8 +38,11 @@ __all__ = [
     "layers",
     "library_path",
     "losses",
+    "metrics",
     "models",
+    "moment_shares",
     "portable",
+    "routing",
     "routing_coefficients",
     "squash",
 ]

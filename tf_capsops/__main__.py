@@ -6,7 +6,15 @@ import argparse
 import sys
 
 from tf_capsops._version import __version__
-from tf_capsops.cli import denoise, evaluate, info, quantize, reconstruct, train
+from tf_capsops.cli import (
+    denoise,
+    evaluate,
+    info,
+    quantize,
+    reconstruct,
+    report,
+    train,
+)
 from tf_capsops.cli.errors import INTERRUPTED, CommandError, require
 
 _COMMANDS = {
@@ -15,6 +23,7 @@ _COMMANDS = {
     "reconstruct": reconstruct,
     "denoise": denoise,
     "quantize": quantize,
+    "report": report,
     "info": info,
 }
 

@@ -23,6 +23,7 @@ _FILES = {
     "model.keras",
     "config.json",
     "history.json",
+    "result.json",
     "curves.png",
     "reconstructions.png",
     "tensorboard",
@@ -254,7 +255,22 @@ def test_other_models_are_named(work, capsys):
         ),
         (
             ["train", "--model", "p_capsnet", "--routing-iterations", "2"],
-            "p_capsnet has no routing",
+            "p_capsnet has no routing that iterates: no --routing-iterations",
+        ),
+        (
+            ["train", "--model", "efficient_capsnet", "--routing", "em"],
+            "efficient_capsnet has no choice of routing: no --routing",
+        ),
+        (
+            [
+                *("train", "--model", "matrix_capsnet", "--routing", "self-attention"),
+                *("--routing-iterations", "2"),
+            ],
+            "self-attention does not iterate: no --routing-iterations",
+        ),
+        (
+            ["train", "--model", "matrix_capsnet", "--reconstruction-weight", "1"],
+            "matrix_capsnet has no reconstructions: no --reconstruction-weight",
         ),
         (["train", "--output", "notes.txt/run"], "cannot make notes.txt/run"),
         (["evaluate"], "no run in"),

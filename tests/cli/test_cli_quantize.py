@@ -8,6 +8,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_capsops
 from tf_capsops import inq
@@ -37,6 +38,7 @@ def _evaluate(path, capsys):
 def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     run = runs / f"quantized-{name}"
     files = {"model.keras", "codes.keras", "config.json", "report.json"}
+    files |= {"history.json", "result.json"}
     assert {path.name for path in run.iterdir()} == files
     report = json.loads((run / "report.json").read_text())
     model = keras.saving.load_model(run / "model.keras")
@@ -137,6 +139,31 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
     first, _, last = converted.layers
     assert type(first) is tf_capsops.layers.InqConv2D and first.bits == 3
     assert type(last) is tf_capsops.layers.InqDense and not converted.compiled
+
+
+@pytest.mark.parametrize(
+    "options, seed, deterministic",
+    [
+        ([], 0, False),
+        (["--seed", "3"], 3, True),
+        (["--seed", "3", "--nondeterministic"], 3, False),
+    ],
+)
+def test_a_seed_selects_deterministic_kernels(
+    tmp_path, monkeypatch, options, seed, deterministic
+):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    selected = []
+    monkeypatch.setattr(
+        tf.config.experimental, "enable_op_determinism", lambda: selected.append(True)
+    )
+    given = ["--data", "images.npz", "--steps", "1", "--epochs-per-step", "1"]
+    assert main(["quantize", "model.keras", *given, *options]) == 0
+    config = json.loads((tmp_path / "runs/quantize-images/config.json").read_text())
+    assert (config["seed"], config["deterministic"]) == (seed, deterministic)
+    assert selected == [True] * deterministic
 
 
 @pytest.mark.parametrize(

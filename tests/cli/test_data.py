@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """data.load: the digits, files, and what is said about bad ones."""
 
+import gzip
 import io
 import zipfile
 
@@ -171,22 +172,95 @@ def test_other_files_are_explained(tmp_path):
     path.write_text("no archive")
     with pytest.raises(ValueError, match=r"notes.txt is not an .npz file"):
         data.load(path)
-    with pytest.raises(FileNotFoundError, match="must be 'digits', 'mnist' or an"):
-        data.load("elsewhere")
+    for source in ("elsewhere", "multimnist:elsewhere"):
+        with pytest.raises(FileNotFoundError, match=r"'elsewhere': .* 'digits', 'm"):
+            data.load(source)
 
 
-def test_mnist_without_a_network_names_the_way_out(monkeypatch):
+@pytest.mark.parametrize(
+    "source, module, wanted",
+    [
+        ("mnist", "mnist", "FILE.npz"),
+        ("fashion_mnist", "fashion_mnist", "FILE.npz"),
+        ("cifar10", "cifar10", "FILE.npz"),
+        ("multimnist", "mnist", "multimnist:FILE.npz"),
+        ("affine_mnist:fashion_mnist", "fashion_mnist", "affine_mnist:FILE.npz"),
+    ],
+)
+def test_downloads(monkeypatch, source, module, wanted):
+    module = getattr(keras.datasets, module)
+
     def fail():
         raise Exception("URL fetch failure")
 
-    monkeypatch.setattr(keras.datasets.mnist, "load_data", fail)
-    with pytest.raises(ValueError, match=r"URL fetch failure.*--data FILE.npz"):
-        data.load("mnist")
-
-
-def test_mnist_through_keras(monkeypatch):
+    monkeypatch.setattr(module, "load_data", fail)
+    with pytest.raises(ValueError, match=rf"URL fetch failure.*--data {wanted} with"):
+        data.load(source)
     arrays = [_GOOD[name] for name in ("x_train", "y_train", "x_test", "y_test")]
-    monkeypatch.setattr(
-        keras.datasets.mnist, "load_data", lambda: (arrays[:2], arrays[2:])
-    )
-    assert data.load("mnist").x_test.shape == (3, 4, 4, 1)
+    arrays[1] = arrays[1][:, np.newaxis]  # as those of CIFAR-10 are
+    monkeypatch.setattr(module, "load_data", lambda: (arrays[:2], arrays[2:]))
+    loaded = data.load(source)
+    assert loaded.name == source.partition(":")[0]
+    assert (len(loaded.train), len(loaded.test), loaded.num_classes) == (6, 3, 3)
+
+
+def _idx_files(folder, packed=lambda content: content, suffix=""):
+    """Writes the arrays as MNIST's authors do."""
+    folder.mkdir(exist_ok=True)
+    for part, name in (("train", "train"), ("t10k", "test")):
+        for kind, letter in (("images-idx3", "x"), ("labels-idx1", "y")):
+            array = _GOOD[f"{letter}_{name}"]
+            header = bytes([0, 0, 8, array.ndim])
+            header += np.array(array.shape, ">u4").tobytes()
+            content = packed(header + array.tobytes())
+            (folder / f"{part}-{kind}-ubyte{suffix}").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_folders_of_idx_files(tmp_path, suffix):
+    packed = gzip.compress if suffix else bytes
+    folder = _idx_files(tmp_path / "shapes", packed, suffix)
+    for source in (folder, f"{folder}/"):
+        loaded, expected = data.load(source), data.load(_file(tmp_path))
+        assert loaded.name == "shapes"
+        for name in _GOOD:
+            wanted = getattr(expected, name)
+            np.testing.assert_array_equal(getattr(loaded, name), wanted)
+
+
+@pytest.mark.parametrize(
+    "changed, text",
+    [
+        (None, r"shapes: the folder has no t10k-labels-idx1-ubyte or .*\.gz"),
+        (b"", r"t10k-labels-idx1-ubyte is not an idx file of bytes in 1 axes"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 4, 1, 2, 3]), "is not an idx file of bytes"),
+        (bytes([0, 0, 9, 1, 0, 0, 0, 3, 1, 2, 3]), "is not an idx file of bytes"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), r"one label an image, \[3\], got"),
+    ],
+)
+def test_bad_folders_are_explained(tmp_path, changed, text):
+    folder = _idx_files(tmp_path / "shapes")
+    path = folder / "t10k-labels-idx1-ubyte"
+    path.unlink()
+    if changed is not None:
+        path.write_bytes(changed)
+    with pytest.raises(ValueError, match=text):
+        data.load(folder)
+
+
+def test_damaged_gzip_is_explained(tmp_path):
+    folder = _idx_files(tmp_path / "shapes", gzip.compress, ".gz")
+    path = folder / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"idx3-ubyte.gz cannot be read: Compressed"):
+        data.load(folder)
+
+
+def test_sources_mean_the_same_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "cifar10", "multimnist", "affine_mnist:fashion_mnist"):
+        assert data.absolute(name) == name
+    assert data.absolute("a.npz") == str(tmp_path / "a.npz")
+    assert data.absolute("multimnist:a.npz") == f"multimnist:{tmp_path / 'a.npz'}"
+    assert data.absolute("other:a.npz") == str(tmp_path / "other:a.npz")

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_capsops import models
 from tf_capsops.cli.pipeline import copied_ahead, distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
+from tf_capsops.data.samples import ArraySamples
 
 
 def _dot(size=9):
@@ -21,8 +22,8 @@ def _dot(size=9):
 
 def _epochs(images, batch_size, distortion, seed, numbers, changed=lambda b: b):
     """Returns the batches of some epochs, and their data set."""
-    labels = np.arange(len(images))
-    batches, epoch = training_batches(images, labels, batch_size, distortion, seed)
+    samples = ArraySamples(images, np.arange(len(images)))
+    batches, epoch = training_batches(samples, batch_size, distortion, seed)
     batches = changed(batches)
     found = []
     for number in numbers:
@@ -90,6 +91,10 @@ def test_turning_and_zooming_keep_the_middle():
         ("capsnet", "sabour", (28, 28, 1), 8227088),
         ("p_capsnet", "small", (8, 8, 1), 67488),
         ("p_capsnet", "compact", (28, 28, 1), 82336),
+        ("matrix_capsnet", "small", (8, 8, 1), 19452),
+        ("matrix_capsnet", "compact", (28, 28, 1), 318964),
+        ("efficient_capsnet", "small", (8, 8, 1), 39216),
+        ("efficient_capsnet", "compact", (28, 28, 1), 162400),
     ],
 )
 def test_presets_make_networks_for_their_images(network, preset, shape, parameters):

@@ -16,11 +16,6 @@ import pytest
 from tf_capsops.__main__ import main
 from tf_capsops.cli import checkpoints
 
-# A shell that starts tests in the background has them ignore Ctrl-C.
-_COMMAND = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
-)
 _PATIENCE = 120  # seconds
 
 
@@ -36,7 +31,7 @@ def finished(tmp_path_factory):
     np.savez(folder / "noise.npz", **arrays)
     arguments = ["train", "--data", "noise.npz", "--batch-size", "4"]
     arguments += ["--epochs", "4", "--seed", "7", "--reconstruction-weight", "0.1"]
-    fresh.finish(fresh.start(_COMMAND, *arguments, cwd=folder))
+    fresh.finish(fresh.start(fresh.COMMAND, *arguments, cwd=folder))
     return folder, arguments
 
 
@@ -52,7 +47,7 @@ def stopped(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def stop(number):
-        process = fresh.start(_COMMAND, *arguments, cwd=tmp_path)
+        process = fresh.start(fresh.COMMAND, *arguments, cwd=tmp_path)
         run = tmp_path / "runs" / "noise"
         latest = time.monotonic() + _PATIENCE
         while checkpoints.newest(run)[1] is None and process.poll() is None:
@@ -76,7 +71,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     assert 1 <= done <= len(_history(run)["loss"])
     assert keras.saving.load_model(path).name == "caps_net"
     (run / "partial.keras").write_bytes(b"what a kill leaves while a file is written")
-    printed = fresh.finish(fresh.start(_COMMAND, "train", "--resume", "runs/noise"))
+    printed = fresh.finish(
+        fresh.start(fresh.COMMAND, "train", "--resume", "runs/noise")
+    )
     assert f"on from epoch {done} of 4" in printed and "test accuracy" in printed
     whole = finished[0] / "runs" / "noise"
     assert _history(run) == _history(whole)
@@ -84,6 +81,26 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     for ours, theirs in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert {path.name for path in run.iterdir()} == {p.name for p in whole.iterdir()}
+
+
+def test_a_run_killed_after_its_last_checkpoint_is_finished(
+    finished, tmp_path, monkeypatch
+):
+    shutil.copytree(finished[0] / "runs", tmp_path / "runs")
+    shutil.copy(finished[0] / "noise.npz", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = pathlib.Path("runs/noise")
+    _config(deterministic=False)(run)  # which would hold for the tests that follow
+    (run / "model.keras").rename(run / "checkpoint-4.keras")
+    before = json.loads((run / "result.json").read_text())
+    (run / "result.json").unlink()
+    assert main(["train", "--resume", "runs/noise"]) == 0
+    after = json.loads((run / "result.json").read_text())
+    assert before["seconds_per_epoch"] > 0 and after["seconds_per_epoch"] is None
+    for name in ("images", "wrong", "parameters"):
+        assert after[name] == before[name]
+    assert checkpoints.newest(run)[1] is None
+    assert keras.saving.load_model(run / "model.keras").name == "caps_net"
 
 
 def test_ctrl_c_saves_everything_and_ends(stopped):

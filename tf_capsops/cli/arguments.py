@@ -28,6 +28,13 @@ def _type(convert, is_good, form):
 positive_int = int_from(1)
 seed = int_from(0, 2**31)
 positive_float = _type(float, lambda value: 0 < value < math.inf, "a number > 0")
+share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
+
+
+DATA = (
+    "digits, mnist, fashion_mnist, cifar10, an .npz file or a folder of idx files; or "
+    "multimnist or affine_mnist, made from mnist, or with :FILE.npz from that"
+)
 
 
 def add_run(parser, use):
@@ -40,8 +47,8 @@ def add_run(parser, use):
     )
     parser.add_argument(
         "--data",
-        metavar="digits|mnist|FILE.npz",
-        help=f"{use} (default: the data of the run)",
+        metavar="NAME|FILE.npz",
+        help=f"{use}: {DATA} (default: the data of the run)",
     )
 
 
@@ -53,6 +60,17 @@ def add_seed(parser):
         help="seed of every random choice; giving one also selects deterministic "
         "kernels, so that the run can be repeated exactly (default: 0, and the "
         "fastest kernels)",
+    )
+
+
+def add_nondeterministic(parser):
+    """Adds the option that a seed selects no deterministic kernels."""
+    parser.add_argument(
+        "--nondeterministic",
+        action="store_const",
+        const=True,
+        help="with a seed the fastest kernels all the same, and XLA where there is a "
+        "GPU: a run then repeats but for rounding",
     )
 
 

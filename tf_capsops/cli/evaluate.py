@@ -3,6 +3,7 @@
 """Prints the test accuracy of a trained model and its confusion matrix."""
 
 import json
+import math
 
 import numpy as np
 
@@ -21,23 +22,26 @@ def run(args):
     from tf_capsops.cli import runs
 
     model, dataset, _ = runs.open_model(args.model, args.data)
-    outputs = model.predict(dataset.x_test, batch_size=args.batch_size, verbose=0)
-    lengths = _scores(outputs)
-    labels = lengths.argmax(axis=1)
-    confusion = confusion_matrix(dataset.y_test, labels, lengths.shape[1])
-    images = len(dataset.y_test)
-    wrong = images - int(np.trace(confusion))
+    scores, shown, rmse = measure(model, dataset.test, args.batch_size)
+    if dataset.objects > 1:
+        found = shown * multi_hot(scores, dataset.objects)
+        wrong = int(np.count_nonzero(found.sum(axis=1) < dataset.objects))
+        counted = {"classes": np.stack([shown.sum(0), found.sum(0)], 1)}
+    else:
+        predicted = scores.argmax(axis=1)
+        wrong = int(np.count_nonzero(predicted != shown))
+        counted = {"confusion": confusion_matrix(shown, predicted, scores.shape[1])}
+    images = len(dataset.test)
     result = {
         "data": dataset.name,
         "images": images,
         "wrong": wrong,
         "accuracy": 1 - wrong / images,
         "error": wrong / images,
-        "confusion": confusion.tolist(),
+        **{name: counts.astype(int).tolist() for name, counts in counted.items()},
     }
-    if isinstance(outputs, dict):
-        squares = np.square(outputs["reconstruction"] - dataset.x_test)
-        result["reconstruction_rmse"] = float(np.sqrt(squares.mean()))
+    if rmse is not None:
+        result["reconstruction_rmse"] = rmse
     if args.json:
         print(json.dumps(result))
     else:
@@ -45,13 +49,46 @@ def run(args):
     return 0
 
 
-def scores(model, images, batch_size=256):
+def scores(model, samples, batch_size=256):
     """Returns the scores that a classifier gives images, `[images, classes]`."""
-    return _scores(model.predict(images, batch_size=batch_size, verbose=0))
+    return measure(model, samples, batch_size)[0]
 
 
-def _scores(outputs):
-    return outputs["lengths"] if isinstance(outputs, dict) else outputs
+def measure(model, samples, batch_size=256):
+    """Has a classifier classify, and reconstruct if it can, a batch at a time.
+
+    Args:
+      model: a Keras model from images to scores, or to a dict of `"lengths"` and
+        `"reconstruction"`.
+      samples: a `data.Samples`.
+      batch_size: images a batch.
+
+    Returns:
+      The scores, `[images, classes]`; the labels, `[images]`, or `[images, classes]`
+      with a 1 for each class that is there; and the root of the reconstructions' mean
+      square error, which is None for a model without any.
+    """
+    scores, labels, squares, pixels = [], [], 0.0, 0
+    for images, targets in samples.batches(batch_size):
+        outputs = model.predict_on_batch(images)
+        wanted = images
+        if isinstance(targets, dict):
+            targets, wanted = targets["lengths"], targets["reconstruction"]
+        if isinstance(outputs, dict):
+            errors = outputs["reconstruction"] - wanted.numpy()
+            squares += float(np.square(errors, dtype=np.float64).sum())
+            pixels += errors.size
+            outputs = outputs["lengths"]
+        scores.append(outputs)
+        labels.append(targets)
+    rmse = math.sqrt(squares / pixels) if pixels else None
+    return np.concatenate(scores), np.concatenate(labels), rmse
+
+
+def multi_hot(scores, objects):
+    """Returns a 1 for each of so many highest scores of a row, and 0 for the others."""
+    highest = np.argsort(-scores, axis=1, kind="stable")[:, :objects]
+    return np.eye(scores.shape[1])[highest].sum(axis=1)
 
 
 def confusion_matrix(labels, predictions, classes):
@@ -67,6 +104,11 @@ def _print(result):
     if "reconstruction_rmse" in result:
         rmse = result["reconstruction_rmse"]
         print(f"reconstruction, root mean square error: {rmse:.4f}")
+    if "classes" in result:
+        print("class  images  found")
+        for name, (images, found) in enumerate(result["classes"]):
+            print(f"{name:5}{images:8}{found:7}")
+        return
     print("confusion matrix (rows: label, columns: prediction)")
     confusion = result["confusion"]
     width = max(len(str(count)) for row in confusion for count in row) + 1

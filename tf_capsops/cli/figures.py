@@ -20,8 +20,14 @@ _BLUE, _ORANGE, _RED, _GREY = "#2a6fbb", "#d9772b", "#c0262d", "#666666"
 _INK = LinearSegmentedColormap.from_list("ink", ["#f1f1ee", "#14202e"])
 
 
-def curves(history, path):
-    """Draws loss and error over the epochs of a Keras `History.history` to `path`."""
+def curves(history, path, part="test"):
+    """Draws loss and error over the epochs of a Keras `History.history` to `path`.
+
+    Args:
+      history: lists of a number an epoch, by name.
+      path: where the picture goes.
+      part: what the images are called that were not trained on.
+    """
     figure = _figure(9, 3.4)
     left, right = figure.subplots(1, 2)
     epochs = np.arange(1, len(history["loss"]) + 1)
@@ -30,21 +36,43 @@ def curves(history, path):
             both = history["loss"], history["val_loss"]
         else:
             both = [100 * (1 - np.asarray(each)) for each in accuracies(history)]
-        names = ("training, distorted", _BLUE), ("test", _ORANGE)
+        names = ("training, distorted", _BLUE), (part, _ORANGE)
         for values, (label, color) in zip(both, names, strict=True):
             axes.plot(epochs, values, color=color, label=label, marker=_marker(epochs))
         axes.set_title(title)
         axes.set_xlabel("epoch")
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
         if title == "loss":
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
             axes.set_yscale("log")
         else:
-            axes.set_yscale("symlog", linthresh=1.0)
-            axes.set_yticks([0, 0.5, 1, 2, 5, 10, 20, 50, 100])
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.set_ylim(bottom=0)
+            _error_axis(axes)
     left.legend(frameon=False)
+    _save(figure, path)
+
+
+def learning_curves(runs, path):
+    """Draws the test error of every recipe over its epochs to `path`.
+
+    Args:
+      runs: lists of runs by recipe, each with "images" and "wrong_by_epoch".
+      path: where the picture goes.
+    """
+    columns = min(4, max(1, len(runs)))
+    rows = max(1, -(-len(runs) // columns))
+    figure = _figure(2.9 * columns, 2.3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (name, seeds) in zip(panels, runs.items()):
+        for run in seeds:
+            errors = 100 * np.asarray(run["wrong_by_epoch"]) / run["images"]
+            epochs = np.arange(1, len(errors) + 1)
+            axes.plot(epochs, errors, linewidth=0.8, marker=_marker(epochs))
+        axes.set_title(name, fontsize=9)
+        _error_axis(axes)
+    for axes in list(figure.axes)[len(runs) :]:
+        axes.remove()
+    figure.supxlabel("epoch", fontsize=9)
+    figure.supylabel("test error (%), a line each seed", fontsize=9)
     _save(figure, path)
 
 
@@ -54,8 +82,8 @@ def reconstructions(model, dataset, path, count=40, columns=10):
     The images are the first ones of each class, `count` in all. A wrong prediction is
     named in red.
     """
-    chosen = _by_class(dataset.y_test, count)
-    images = dataset.x_test[chosen]
+    chosen = _by_class(dataset.test.labels, count)
+    images, labels = (each.numpy() for each in dataset.test.take(chosen))
     outputs = model.predict(images, verbose=0)
     predictions = outputs["lengths"].argmax(axis=1)
     columns = min(columns, len(chosen))
@@ -67,8 +95,7 @@ def reconstructions(model, dataset, path, count=40, columns=10):
         pairs = np.stack([images[part], outputs["reconstruction"][part]])
         centers, _ = _tiles(axes, pairs, columns)
         for place, center in enumerate(centers[: len(chosen[part])]):
-            label = dataset.y_test[chosen[part][place]]
-            _name(axes, center, label, predictions[part][place])
+            _name(axes, center, labels[part][place], predictions[part][place])
     figure.suptitle("test images, and below each its reconstruction", fontsize=10)
     _save(figure, path)
 
@@ -80,8 +107,10 @@ def perturbations(model, dataset, path):
     `OFFSETS` added to it: figure 4 of Sabour et al. (2017). There is one block for each
     class.
     """
-    chosen = _by_class(dataset.y_test, len(np.unique(dataset.y_test)))
-    capsules = np.asarray(model.encode(dataset.x_test[chosen]))
+    labels = dataset.test.labels
+    chosen = _by_class(labels, len(np.unique(labels)))
+    images, _ = dataset.test.take(chosen)
+    capsules = np.asarray(model.encode(images))
     dimensions = capsules.shape[-1]
     across = min(len(chosen), 5)
     down = -(-len(chosen) // across)
@@ -90,7 +119,7 @@ def perturbations(model, dataset, path):
     for axes in blocks.flat[len(chosen) :]:
         axes.remove()
     for axes, index, sample in zip(blocks.flat, chosen, capsules):
-        label = dataset.y_test[index]
+        label = labels[index]
         columns, rows = _tiles(axes, _perturbed(model, sample, label), len(OFFSETS))
         axes.set_xticks(columns, [f"{offset:+.2f}" for offset in OFFSETS], fontsize=6)
         axes.set_yticks(rows, range(1, dimensions + 1), fontsize=7)
@@ -106,19 +135,23 @@ def coefficients(model, dataset, path, count=10):
 
     The images are the first ones of each class, `count` in all, with a frame around the
     centers of what the primary capsules see. Below each, that frame with coefficients
-    of the last iteration (equation 3 of Sabour et al., 2017): for the predicted class,
-    the mean over the types of primary capsule at each position; for the same class,
-    every primary capsule; and the same for the class that comes second. Colours show
-    ratios to 1 / classes, with which routing begins, on logarithmic scales.
+    of the last iteration, by the model's `routing_coefficients`: for the predicted
+    class, the mean over the types of primary capsule at each position; for the same
+    class, every primary capsule; and the same for the class that comes second. Colours
+    show ratios to 1 / classes, with which routing begins, on logarithmic scales.
     """
-    chosen = _by_class(dataset.y_test, count)
-    images, labels = dataset.x_test[chosen], dataset.y_test[chosen]
-    lengths = model.predict(images, verbose=0)["lengths"]
+    chosen = _by_class(dataset.test.labels, count)
+    images, targets = dataset.test.take(chosen)
+    images, labels = images.numpy(), class_names(targets, dataset.objects)
+    scores = model.predict(images, verbose=0)
+    scores = scores["lengths"] if isinstance(scores, dict) else scores
+    predicted = class_names({"lengths": scores}, dataset.objects)
     everything = np.asarray(model.routing_coefficients(images))
-    ranked = np.argsort(-lengths, axis=1)[:, :2]
+    ranked = np.argsort(-scores, axis=1)[:, :2]
     each = [everything[np.arange(len(chosen)), ..., j] for j in ranked.T]
     means = each[0].mean(axis=-1)
-    uniform = 1 / model.num_classes
+    classes = everything.shape[-1]
+    uniform = 1 / classes
     scales = _around(uniform, means), _around(uniform, each[0])
 
     names = ["", "predicted class,\nmean over types", "predicted class,\neach capsule"]
@@ -129,7 +162,7 @@ def coefficients(model, dataset, path, count=10):
         axes.set_ylabel(name, fontsize=8)
     for sample, column in enumerate(rows.T):
         middles, _ = _tiles(column[0], images[np.newaxis, sample : sample + 1], 1)
-        _name(column[0], middles[0], labels[sample], ranked[sample, 0])
+        _name(column[0], middles[0], labels[sample], predicted[sample])
         frame = _frame(column[0], images[sample], model.primary_centers)
         _under_ink(column[1], means[sample], images[sample], frame, scales[0])
         for axes, values in zip(column[2:], each, strict=True):
@@ -141,15 +174,29 @@ def coefficients(model, dataset, path, count=10):
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
         bar.ax.tick_params(labelsize=7)
-        bar.set_label(f"coefficient\n(uniform: 1/{model.num_classes})", fontsize=8)
+        bar.set_label(f"coefficient\n(uniform: 1/{classes})", fontsize=8)
     figure.suptitle(
         f"routing coefficients of {everything[0, ..., 0].size} primary capsules\n"
         f"{np.mean(each[0] > 0.5):.1%} give the predicted class more than half of "
-        f"themselves\nmean |coefficient - 1/{model.num_classes}| over all classes: "
+        f"themselves\nmean |coefficient - 1/{classes}| over all classes: "
         f"{np.abs(everything - uniform).mean():.2g}",
         fontsize=9,
     )
     _save(figure, path)
+
+
+def class_names(targets, objects):
+    """Returns the classes of targets, as text: "3", or "3, 8" of several.
+
+    Args:
+      targets: labels `[B]`, or a dict of `"lengths"` `[B, classes]`, of which the
+        highest ones count.
+      objects: how many.
+    """
+    if not isinstance(targets, dict):
+        return [str(label) for label in np.asarray(targets)]
+    ranked = np.argsort(-np.asarray(targets["lengths"]), axis=1, kind="stable")
+    return [", ".join(map(str, np.sort(each))) for each in ranked[:, :objects]]
 
 
 def denoised(images, results, path, size=160):
@@ -297,6 +344,16 @@ def _shade(axes, values, scale, extent=None):
     axes.imshow(values, extent=extent, **options)
     axes.set_facecolor("#d0d0d0")
     _bare(axes)
+
+
+def _error_axis(axes):
+    """Scales an axis of errors in percent, which fall from 90 to fractions of 1."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_yticks([0, 0.5, 1, 2, 5, 10, 20, 50, 100])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(bottom=0)
 
 
 def _marker(epochs):

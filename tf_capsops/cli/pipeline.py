@@ -7,6 +7,8 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops.data.samples import warp
+
 _COPIES = 8  # batches that wait on a device
 
 
@@ -21,7 +23,7 @@ class _Epoch(keras.callbacks.Callback):
         self.number.assign(epoch)
 
 
-def training_batches(images, labels, batch_size, distortion, seed):
+def training_batches(samples, batch_size, distortion, seed):
     """Makes the shuffled, distorted batches of an epoch.
 
     Every epoch has another order, which follows from the seed and the epoch's number
@@ -29,32 +31,32 @@ def training_batches(images, labels, batch_size, distortion, seed):
     one element at a time.
 
     Args:
-      images: `[N, H, W, C]`, float32.
-      labels: `[N]`.
+      samples: a `data.Samples`.
       batch_size: images a batch; the last, smaller one is kept.
-      distortion: a `presets.Distortion`.
+      distortion: a `presets.Distortion` of the images alone, not of their targets.
       seed: an int; the same one gives the same batches.
 
     Returns:
-      A `tf.data.Dataset`, and a Keras callback that tells it which epoch begins.
+      A `tf.data.Dataset` of images and targets, and a Keras callback that tells it
+      which epoch begins.
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
-        images, labels = tf.constant(images), tf.constant(labels)
         epoch = _Epoch()
-    count = -(-len(images) // batch_size)
+    count = -(-len(samples) // batch_size)
 
     def order(_):
         # Numbers of epochs are below zero here, and those of batches are not.
         shuffled = tf.random.experimental.stateless_shuffle(
-            tf.range(len(images)), [seed, -1 - epoch.number]
+            tf.range(len(samples)), [seed, -1 - epoch.number]
         )
-        indices = tf.data.Dataset.from_tensor_slices(shuffled).batch(batch_size)
-        return indices.enumerate(epoch.number * count)
+        draws = tf.gather(samples.draws(epoch.number), shuffled)
+        chosen = tf.data.Dataset.from_tensor_slices((shuffled, draws))
+        return chosen.batch(batch_size).enumerate(epoch.number * count)
 
-    def batch(number, indices):
-        chosen = distort(tf.gather(images, indices), [seed, number], distortion)
-        return chosen, tf.gather(labels, indices)
+    def batch(number, chosen):
+        images, targets = samples.make(*chosen)
+        return distort(images, [seed, number], distortion), targets
 
     batches = tf.data.Dataset.range(1).flat_map(order)
     batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
@@ -95,7 +97,7 @@ def distort(images, seed, distortion):
     if not (largest.shift or largest.degrees or largest.zoom):
         return images
     count = tf.shape(images)[0]
-    height, width = images.shape[1], images.shape[2]
+    height, width = images.shape[1:3]
     draws = tf.random.stateless_uniform([count, 4], tf.cast(seed, tf.int64), -1.0, 1.0)
     angle = draws[:, 0] * math.radians(largest.degrees)
     scale = tf.exp(draws[:, 1] * math.log1p(largest.zoom))
@@ -106,30 +108,12 @@ def distort(images, seed, distortion):
         shift = tf.round(draws[:, 2:] * (largest.shift + 0.4999))
     cos, sin = scale * tf.cos(angle), scale * tf.sin(angle)
     middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
-    # The matrix takes a pixel of the result to where it comes from; its last entry
-    # is 1 and is left out, as are the two zeros of a map without perspective.
-    transforms = tf.stack(
-        [
-            cos,
-            -sin,
-            middle_x - cos * middle_x + sin * middle_y + shift[:, 0],
-            sin,
-            cos,
-            middle_y - sin * middle_x - cos * middle_y + shift[:, 1],
-            tf.zeros_like(cos),
-            tf.zeros_like(cos),
-        ],
-        axis=1,
+    rows = (
+        [cos, -sin, middle_x - cos * middle_x + sin * middle_y + shift[:, 0]],
+        [sin, cos, middle_y - sin * middle_x - cos * middle_y + shift[:, 1]],
     )
-    distorted = tf.raw_ops.ImageProjectiveTransformV3(
-        images=images,
-        transforms=transforms,
-        output_shape=[height, width],
-        fill_value=0.0,
-        interpolation="BILINEAR",
-        fill_mode="CONSTANT",
-    )
-    return tf.ensure_shape(distorted, images.shape)
+    transforms = tf.stack([tf.stack(row, axis=1) for row in rows], axis=1)
+    return warp(images, transforms, (height, width))
 
 
 def noisy_patches(image, size, batch_size, stddev, seed):

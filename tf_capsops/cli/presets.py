@@ -25,6 +25,13 @@ class Preset:
     distortion: Distortion
 
 
+# How all networks for images of 8 to 15 pixels are trained.
+_SMALL = {
+    "batch_size": 32,
+    "learning_rate": 0.003,
+    "distortion": Distortion(shift=0.5, degrees=7.0, zoom=0.1),
+}
+
 # By network and name. Each network has those that `fitting` names.
 PRESETS = {
     "capsnet": {
@@ -43,9 +50,7 @@ PRESETS = {
                 "reconstruction_weight": 0.02,
             },
             epochs=100,
-            batch_size=32,
-            learning_rate=0.003,
-            distortion=Distortion(shift=0.5, degrees=7.0, zoom=0.1),
+            **_SMALL,
         ),
         # For images of about 28 pixels on a processor: a thirtieth of the paper's
         # network.
@@ -76,15 +81,81 @@ PRESETS = {
         "small": Preset(
             network={"kernel_sizes": (3, 3, 3), "strides": (1, 1, 1)},
             epochs=60,
-            batch_size=32,
-            learning_rate=0.003,
-            distortion=Distortion(shift=0.5, degrees=7.0, zoom=0.1),
+            **_SMALL,
         ),
         "compact": Preset(
             network={},
             epochs=20,
             batch_size=128,
             learning_rate=0.003,
+            distortion=Distortion(shift=2.0),
+        ),
+    },
+    "matrix_capsnet": {
+        "small": Preset(
+            network={
+                "filters": 32,
+                "kernel_size": 3,
+                "strides": 1,
+                "primary_capsules": 8,
+                "capsules": (8, 8),
+                "capsule_kernel_sizes": (3, 2),
+            },
+            epochs=60,
+            **_SMALL,
+        ),
+        # The network of Hinton et al. (2018).
+        "compact": Preset(
+            network={},
+            epochs=20,
+            batch_size=64,
+            learning_rate=0.003,
+            distortion=Distortion(shift=2.0),
+        ),
+    },
+    "efficient_capsnet": {
+        "small": Preset(
+            network={
+                "filters": (32, 32, 64),
+                "kernel_sizes": (3, 3, 3),
+                "strides": (1, 1, 1),
+            },
+            epochs=60,
+            **_SMALL,
+        ),
+        # The network of Mazzia et al. (2021), without its decoder.
+        "compact": Preset(
+            network={},
+            epochs=30,
+            batch_size=128,
+            learning_rate=0.003,
+            distortion=Distortion(shift=2.0),
+        ),
+    },
+    "convnet": {
+        "small": Preset(
+            network={
+                "filters": (32, 32),
+                "kernel_size": 3,
+                "pool_size": 2,
+                "units": (128,),
+            },
+            epochs=60,
+            **_SMALL,
+        ),
+        "compact": Preset(
+            network={"filters": (32, 64), "pool_size": 2, "units": (128,)},
+            epochs=20,
+            batch_size=128,
+            learning_rate=0.001,
+            distortion=Distortion(shift=2.0),
+        ),
+        # The baseline of Sabour et al. (2017).
+        "sabour": Preset(
+            network={},
+            epochs=50,
+            batch_size=128,
+            learning_rate=0.001,
             distortion=Distortion(shift=2.0),
         ),
     },

@@ -15,7 +15,7 @@ _LABELS = {
 
 
 def accuracies(history):
-    """The accuracies in a Keras `History.history`: in training, and on test images.
+    """The accuracies in a Keras `History.history`: in training, and on other images.
 
     A model of several outputs puts the name of one before that of the metric.
     """
@@ -42,47 +42,57 @@ class StepBar(keras.callbacks.ProgbarLogger):
 class EpochBar(keras.callbacks.Callback):
     """One progress bar over all epochs, for epochs too short for bars of their own."""
 
+    def __init__(self, part="test"):
+        super().__init__()
+        self._part = part
+
     def on_train_begin(self, logs=None):
+        names = [_label(key, self._part) for key in _LABELS]
         self._bar = keras.utils.Progbar(
-            self.params["epochs"],
-            stateful_metrics=list(_LABELS.values()),
-            unit_name="epoch",
+            self.params["epochs"], stateful_metrics=names, unit_name="epoch"
         )
 
     def on_epoch_end(self, epoch, logs=None):
         logs = logs or {}
-        values = [(label, logs[key]) for key, label in _LABELS.items() if key in logs]
+        keys = [key for key in _LABELS if key in logs]
+        values = [(_label(key, self._part), logs[key]) for key in keys]
         self._bar.update(epoch + 1, values)
 
 
 class EpochLine(keras.callbacks.Callback):
     """Prints one line every few epochs, for output that is not a terminal."""
 
-    def __init__(self, every):
+    def __init__(self, every, part="test"):
         super().__init__()
         self._every = every
+        self._part = part
 
     def on_epoch_end(self, epoch, logs=None):
         epochs = self.params["epochs"]
         if (epoch + 1) % self._every and epoch + 1 < epochs:
             return
         values = [f"epoch {epoch + 1}/{epochs}"]
-        for key, label in _LABELS.items():
+        for key in _LABELS:
             if key in (logs or {}):
-                values.append(f"{label} {logs[key]:.4f}")
+                values.append(f"{_label(key, self._part)} {logs[key]:.4f}")
         print("  ".join(values), flush=True)
 
 
-def callbacks(epochs, steps, interactive):
+def _label(key, part):
+    return _LABELS[key].replace("test", part)
+
+
+def callbacks(epochs, steps, interactive, part="test"):
     """Returns a Keras `verbose` value and the callbacks that show the progress.
 
     Args:
       epochs: how many there will be.
       steps: batches an epoch.
       interactive: whether the output is a terminal.
+      part: what the images are called that are not trained on.
     """
     if not interactive:
-        return 0, [EpochLine(max(1, epochs // 20))]
+        return 0, [EpochLine(max(1, epochs // 20), part)]
     if steps < 100:
-        return 0, [EpochBar()]
+        return 0, [EpochBar(part)]
     return 0, [StepBar()]

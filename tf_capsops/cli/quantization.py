@@ -7,7 +7,6 @@ import pathlib
 import tempfile
 
 import keras
-import tensorflow as tf
 
 from tf_capsops import inq
 from tf_capsops.cli import evaluate
@@ -23,8 +22,8 @@ class Accuracy:
 
     @classmethod
     def of(cls, model, dataset):
-        labels = evaluate.scores(model, dataset.x_test).argmax(axis=1)
-        return cls(int((labels != dataset.y_test).sum()), len(labels))
+        labels = evaluate.scores(model, dataset.test).argmax(axis=1)
+        return cls(int((labels != dataset.test.labels).sum()), len(labels))
 
     def __str__(self):
         return f"{1 - self.wrong / self.images:.2%} ({self.wrong} wrong)"
@@ -100,12 +99,6 @@ def file_size(model):
         path = pathlib.Path(folder) / "model.keras"
         model.save(path)
         return path.stat().st_size
-
-
-def test_batches(dataset):
-    """The test images and labels, in batches."""
-    images_and_labels = dataset.x_test, dataset.y_test
-    return tf.data.Dataset.from_tensor_slices(images_and_labels).batch(256)
 
 
 def sizes(report):

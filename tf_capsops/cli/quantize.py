@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizes a trained model to weights of few bits, in steps with training between."""
 
+import argparse
 import dataclasses
+import pathlib
 import sys
 import time
 import warnings
 
-from tf_capsops.cli import arguments
+from tf_capsops.cli import arguments, recipes, settings
+from tf_capsops.cli.errors import CommandError, reported
 
 CODES = "codes.keras"
 REPORT = "report.json"
@@ -28,7 +31,7 @@ def add_arguments(parser):
         "--steps",
         type=arguments.positive_float,
         nargs="+",
-        default=[0.5, 0.75, 0.875, 1.0],
+        default=recipes.QUANTIZATION_STEPS,
         metavar="FRACTION",
         help="the part of the weights that is fixed after each step, ending with 1 "
         "(default: 0.5 0.75 0.875 1)",
@@ -49,21 +52,23 @@ def add_arguments(parser):
         help="of Adam at the start of each step, from where it falls to zero (default: "
         "as the run was trained, or 0.001)",
     )
-    parser.add_argument(
-        "--seed", type=arguments.seed, default=0, help="default: %(default)s"
-    )
+    arguments.add_seed(parser)
+    arguments.add_nondeterministic(parser)
     arguments.add_output(parser, "quantize-DATA")
+    parser.set_defaults(recipe=None)
 
 
 def run(args):
     """Quantizes, saves and reports. Returns the exit status."""
-    import keras
-
-    from tf_capsops import inq
-    from tf_capsops.cli import pipeline, progress, quantization, runs
-    from tf_capsops.cli.errors import CommandError, reported
+    from tf_capsops import data, inq
+    from tf_capsops.cli import outcome, pipeline, progress, quantization, runs
 
     model, dataset, source = runs.open_model(args.model, args.data)
+    if dataset.objects > 1:
+        raise CommandError(
+            f"quantize takes no models that read {dataset.objects} classes from an "
+            "image"
+        )
     if not model.compiled:
         raise CommandError(
             f"the {model.name} in {source} was saved without its loss: compile it "
@@ -72,7 +77,8 @@ def run(args):
     if args.steps[-1] != 1:
         raise CommandError(f"--steps must end with 1, got {args.steps[-1]:g}")
     trained = runs.read_training(source)
-    epochs_per_step = args.epochs_per_step or max(1, trained["epochs"] // 10)
+    epochs_per_step = args.epochs_per_step
+    epochs_per_step = epochs_per_step or recipes.epochs_per_step(trained["epochs"])
     learning_rate = args.learning_rate or trained["learning_rate"]
     batch_size = args.batch_size or trained["batch_size"]
     distortion = trained["distortion"]
@@ -80,14 +86,18 @@ def run(args):
         steps = inq.IncrementalQuantization(
             model, args.bits, args.steps, epochs_per_step
         )
-    batches = -(-len(dataset.x_train) // batch_size)
+    batches = -(-len(dataset.train) // batch_size)
     epochs = epochs_per_step * len(steps.steps)
-    keras.utils.set_random_seed(args.seed)
+    deterministic = args.seed is not None and not args.nondeterministic
+    repeatable = runs.seed_everything(args.seed, deterministic)
     quantization.recompile(model, learning_rate, epochs_per_step * batches)
 
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     config = {
-        "data": runs.data_name(args.data or runs.remembered_data(source)),
+        "data": data.absolute(args.data or runs.remembered_data(source)),
+        "recipe": args.recipe,
+        "changed": args.recipe and [],
+        "trained": args.recipe and settings.of_recipe(args.recipe)["trained"],
         "source": str(source.resolve()),
         "bits": args.bits,
         "steps": args.steps,
@@ -96,14 +106,14 @@ def run(args):
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "distortion": dataclasses.asdict(distortion),
-        "seed": args.seed,
+        **repeatable,
     }
     runs.write_json(directory / runs.CONFIG, config)
     before = quantization.Accuracy.of(model, dataset)
     at_once = quantization.rounded_at_once(model, dataset, args.bits)
     print(
-        f"{dataset.name}: {len(dataset.x_train)} images for training, "
-        f"{len(dataset.x_test)} for testing\n"
+        f"{dataset.name}: {len(dataset.train)} images for training, "
+        f"{len(dataset.test)} for testing\n"
         f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
         f"{epochs_per_step} epochs of {batches} batches\n"
         f"before: test accuracy {before}\n"
@@ -114,25 +124,27 @@ def run(args):
     interactive = sys.stdout.isatty()
     verbose, shown = progress.callbacks(epochs, batches, interactive)
     log = quantization.StepLog(steps, dataset, interactive)
-    tests = quantization.test_batches(dataset)
+    tests = dataset.test.batches(256)
     training, counter = pipeline.training_batches(
-        dataset.x_train, dataset.y_train, batch_size, distortion, args.seed
+        dataset.train, batch_size, distortion, repeatable["seed"]
     )
+    clock = outcome.Clock()
     began = time.perf_counter()
     with reported(ValueError):
-        model.fit(
+        history = model.fit(
             training,
             epochs=epochs,
             # The test images steer nothing: they are there for the progress.
             validation_data=tests,
             shuffle=False,
             verbose=verbose,
-            callbacks=[counter, *shown, steps, log],
+            callbacks=[clock, counter, *shown, steps, log],
         )
     seconds = time.perf_counter() - began
 
     after = quantization.Accuracy.of(model, dataset)
     model.save(directory / runs.MODEL)
+    runs.write_json(directory / runs.HISTORY, history.history)
     bare = quantization.bare_copy(model)
     layers = inq.report(bare, args.bits)
     with warnings.catch_warnings():
@@ -144,7 +156,7 @@ def run(args):
     kernels = sum(each.mask.size for each in steps.kernels)
     report = {
         "data": dataset.name,
-        "images": len(dataset.x_test),
+        "images": len(dataset.test),
         "bits": args.bits,
         "seconds": seconds,
         "wrong_before": before.wrong,
@@ -166,11 +178,66 @@ def run(args):
         "layers": [dataclasses.asdict(each) for each in layers],
     }
     runs.write_json(directory / REPORT, report)
+    accuracy = {"part": "test", "images": after.images, "wrong": after.wrong}
+    outcome.write(directory, model, clock, accuracy)
     print(
         f"quantized in {seconds:.0f} s\n"
         f"after: test accuracy {after}; it was {before}\n"
         f"{layers}\n"
         f"{quantization.sizes(report)}\n"
-        f"wrote {directory}: {runs.MODEL}, {CODES}, {runs.CONFIG}, {REPORT}"
+        f"wrote {directory}: {runs.MODEL}, {CODES}, {runs.CONFIG}, {runs.HISTORY}, "
+        f"{REPORT}, {outcome.RESULT}"
     )
     return 0
+
+
+def run_recipe(args, train):
+    """Quantizes as a recipe has it, after the network's own training.
+
+    A training that was stopped goes on; the quantization itself always starts again.
+
+    Args:
+      args: the options of `train`.
+      train: trains or resumes by such options and returns the exit status.
+
+    Raises:
+      CommandError: if there are other options than data, seed and output.
+    """
+    from tf_capsops.cli import results, runs
+
+    recipe = recipes.find(args.recipe)
+    taken = {"command", "recipe", "data", "seed", "output", "nondeterministic"}
+    for name, value in vars(args).items():
+        if name not in taken and value is not None:
+            raise CommandError(
+                f"{args.recipe} quantizes {recipe.trained}: no "
+                f"--{name.replace('_', '-')}, which `tf-capsops quantize` may have"
+            )
+    seed = args.seed or 0
+    root = runs.ROOT if args.output is None else pathlib.Path(args.output).parent
+    source = results.finished(root, recipe.trained, seed)
+    if source is None:
+        stopped = results.stopped(root, recipe.trained, seed)
+        output = None if args.output is None else f"{args.output}-before"
+        options = {**vars(args), "recipe": recipe.trained, "output": output}
+        if stopped is not None:
+            options = {"resume": stopped}
+        status = train(argparse.Namespace(**options))
+        if status:
+            return status
+        source = results.finished(root, recipe.trained, seed)
+    return run(
+        argparse.Namespace(
+            model=source,
+            recipe=args.recipe,
+            data=None,
+            bits=recipe.bits,
+            steps=recipes.QUANTIZATION_STEPS,
+            epochs_per_step=None,
+            batch_size=None,
+            learning_rate=None,
+            seed=args.seed,
+            nondeterministic=args.nondeterministic,
+            output=args.output or runs.ROOT / args.recipe,
+        )
+    )

@@ -1,9 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws pictures of a capsnet as PNG files.
+"""Draws pictures of a network's routing as PNG files, and of what a capsnet decodes.
 
-They show reconstructions, perturbations of each dimension of a capsule, and routing
-coefficients.
+They show routing coefficients, and for a capsnet reconstructions and perturbations of
+each dimension of a capsule.
 """
 
 import functools
@@ -25,31 +25,40 @@ def add_arguments(parser):
         "--images",
         type=arguments.positive_int,
         default=40,
-        help="test images in reconstructions.png (default: %(default)s)",
+        help="test images in reconstructions.png, for capsnet (default: %(default)s)",
     )
 
 
 def run(args):
     """Draws the figures. Returns the exit status."""
     require("matplotlib")
-    from tf_capsops.cli import figures, runs
-    from tf_capsops.models import CapsNet
+    from tf_capsops.cli import figures, pair_figures, runs
+    from tf_capsops.layers.routed import Routed
+    from tf_capsops.models import CapsNet, CapsuleClassifier
 
     model, dataset, directory = runs.open_model(args.model, args.data)
-    if not isinstance(model, CapsNet):
+    routes = isinstance(model, CapsuleClassifier) and any(
+        isinstance(layer, Routed) for layer in model.layers
+    )
+    if not (routes or isinstance(model, CapsNet)):
         raise CommandError(
-            f"the {model.name} in {directory} has no decoder to reconstruct images: "
-            "give a capsnet"
+            f"the {model.name} in {directory} has no decoder to reconstruct images, "
+            "and no routing to draw: give another network"
         )
     output = pathlib.Path(args.output) if args.output else directory
-    reconstructions = functools.partial(figures.reconstructions, count=args.images)
+    pictures = {"coefficients": figures.coefficients}
+    if isinstance(model, CapsNet):
+        module = pair_figures if dataset.objects > 1 else figures
+        pictures = {
+            "reconstructions": functools.partial(
+                module.reconstructions, count=args.images
+            ),
+            "perturbations": figures.perturbations,
+            **pictures,
+        }
     with reported(OSError):
         output.mkdir(parents=True, exist_ok=True)
-        for stem, draw in (
-            ("reconstructions", reconstructions),
-            ("perturbations", figures.perturbations),
-            ("coefficients", figures.coefficients),
-        ):
+        for stem, draw in pictures.items():
             partial = output / f"partial-{stem}.png"
             draw(model, dataset, partial)
             print(_keep(partial, output, stem))

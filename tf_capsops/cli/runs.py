@@ -4,7 +4,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 
@@ -44,17 +43,22 @@ def create(wanted):
             raise CommandError(f"cannot make {path}: {error.strerror}") from error
 
 
-def seed_everything(seed):
+def seed_everything(seed, deterministic=None):
     """Seeds every random choice, and returns what `config.json` says of repeating it.
 
-    A seed also selects deterministic kernels; None stands for 0, and the fastest ones.
+    Args:
+      seed: an int; None stands for 0.
+      deterministic: whether to select deterministic kernels instead of the fastest
+        ones; by default where there is a seed.
     """
+    if deterministic is None:
+        deterministic = seed is not None
     keras.utils.set_random_seed(seed or 0)
-    if seed is not None:
+    if deterministic:
         tf.config.experimental.enable_op_determinism()
     return {
         "seed": seed or 0,
-        "deterministic": seed is not None,
+        "deterministic": deterministic,
         "tf_capsops": __version__,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
@@ -66,18 +70,13 @@ def write_json(path, content):
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def data_name(source):
-    """Returns `--data` as `config.json` keeps it: a name, or an absolute path."""
-    return source if source in ("digits", "mnist") else os.path.abspath(source)
-
-
 def open_data(source):
     """Loads a data set.
 
     Raises:
       CommandError: if that fails.
     """
-    if source == "digits":
+    if source.rpartition(":")[2] == "digits":
         require("sklearn")
     with reported(ValueError, OSError):
         return data.load(source)
@@ -133,6 +132,17 @@ def open_model(target, source=None):
         raise CommandError(
             f"the model knows {classes} classes, but {dataset.name} has "
             f"{dataset.num_classes}"
+        )
+    objects = getattr(model, "objects", 1)
+    if dataset.objects != objects:
+        raise CommandError(
+            f"the model reads {objects} of the classes from an image, but images of "
+            f"{dataset.name} show {dataset.objects}"
+        )
+    if objects > 1 and dataset.num_classes != classes:
+        raise CommandError(
+            f"the model reads {objects} of {classes} classes from an image, and "
+            f"{dataset.name} must have as many, not {dataset.num_classes}"
         )
     return model, dataset, path.parent
 
@@ -207,7 +217,9 @@ def read_training(directory):
 
 
 def read_execution(directory):
-    """Returns a run's seed, deterministic, jit and steps_per_execution.
+    """Returns how a run was executed, and what of its images was held out.
+
+    That is seed, deterministic, jit, steps_per_execution, distribute and validation.
 
     Raises:
       CommandError: if `config.json` does not say, or an entry is of another type.
@@ -221,7 +233,19 @@ def read_execution(directory):
             raise CommandError(
                 f"{path}: {name} must be {wanted.__name__}, got {value!r}"
             )
-    return {name: config[name] for name in types}
+    distribute = config.get("distribute")  # earlier releases had none
+    if distribute not in (None, "mirrored", "multiworker"):
+        raise CommandError(
+            f"{path}: distribute must be mirrored, multiworker or null, got "
+            f"{distribute!r}"
+        )
+    share = config.get("validation")
+    if share is not None and not (type(share) is float and 0 < share < 1):
+        raise CommandError(
+            f"{path}: validation must be between 0 and 1 or null, got {share!r}"
+        )
+    others = {"distribute": distribute, "validation": share}
+    return {**{name: config[name] for name in types}, **others}
 
 
 def read_history(directory, epochs):

@@ -2,34 +2,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a capsule network; writes model, history and pictures to a directory."""
 
-import dataclasses
 import pathlib
 import sys
 import time
 import warnings
 
-from tf_capsops.cli import arguments, presets
+from tf_capsops.cli import arguments, presets, quantize, recipes, settings
 from tf_capsops.cli.errors import INTERRUPTED, CommandError, reported, require
 
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops train`."""
     parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="everything that a result is trained with, options of one's own aside: "
+        f"{', '.join(recipes.RECIPES)}",
+    )
+    parser.add_argument(
         "--data",
-        metavar="digits|mnist|FILE.npz",
-        help="what to train on (default: digits)",
+        metavar="NAME|FILE.npz",
+        help=f"what to train on: {arguments.DATA} (default: that of the recipe, or "
+        "digits)",
+    )
+    parser.add_argument(
+        "--validation",
+        type=arguments.share,
+        metavar="SHARE",
+        help="hold out this share of the training images, the same ones in every run, "
+        "and judge by them instead of the test images; for choosing options (default: "
+        "train on all, and test)",
     )
     parser.add_argument(
         "--model",
         choices=list(presets.PRESETS),
-        help="capsnet, with routing and a decoder, or p_capsnet, of capsule "
-        "convolutions only (default: capsnet)",
+        help="capsnet, with routing and a decoder; p_capsnet, of capsule convolutions "
+        "only; matrix_capsnet, with any --routing; efficient_capsnet, with "
+        "self-attention routing; or convnet, without capsules (default: capsnet)",
+    )
+    parser.add_argument(
+        "--routing",
+        choices=["em", "vb", "dynamic", "inverted-attention", "self-attention"],
+        help="the rule by which matrix_capsnet routes (default: em)",
     )
     parser.add_argument(
         "--preset",
         choices=sorted({name for each in presets.PRESETS.values() for name in each}),
-        help="sizes and schedule; sabour is capsnet's only (default: small or compact, "
-        "by the images' size)",
+        help="sizes and schedule; sabour for capsnet and convnet only (default: small "
+        "or compact, by the images' size)",
     )
     parser.add_argument("--epochs", type=arguments.positive_int)
     parser.add_argument("--batch-size", type=arguments.positive_int)
@@ -37,7 +57,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--routing-iterations",
         type=arguments.positive_int,
-        help="how often routing computes the class capsules, for capsnet (default: 3)",
+        help="how often routing computes the parents, for capsnet (default: 3) and "
+        "matrix_capsnet (default: 2)",
     )
     parser.add_argument(
         "--reconstruction-weight",
@@ -64,8 +85,16 @@ def add_arguments(parser):
         help="batches from one look at the training to the next; more cost less time "
         "where batches are quick (default: 20 where there is a GPU, else 1)",
     )
+    parser.add_argument(
+        "--distribute",
+        choices=["mirrored", "multiworker"],
+        help="divide every batch among all GPUs, or where there is none all logical "
+        "CPUs, of this process or of all processes that TF_CONFIG names (default: "
+        "one device)",
+    )
     arguments.add_seed(parser)
-    arguments.add_output(parser, "DATA")
+    arguments.add_nondeterministic(parser)
+    arguments.add_output(parser, "RECIPE or runs/DATA")
     parser.add_argument(
         "--resume",
         metavar="RUN",
@@ -77,7 +106,11 @@ def add_arguments(parser):
 def run(args):
     """Trains, saves and reports. Returns the exit status."""
     require("matplotlib", "tensorboard")
-    return _resume(args) if args.resume else _begin(args)
+    if args.resume:
+        return _resume(args)
+    if args.recipe and recipes.find(args.recipe).bits:
+        return quantize.run_recipe(args, run)
+    return _begin(args)
 
 
 def _begin(args):
@@ -85,77 +118,82 @@ def _begin(args):
     import keras
     import tensorflow as tf
 
-    from tf_capsops import models
-    from tf_capsops.cli import runs
-    from tf_capsops.losses import MarginLoss
+    from tf_capsops import data
+    from tf_capsops.cli import distribution, rules, runs, validation
 
-    name, source = args.model or "capsnet", args.data or "digits"
-    for option in ("routing_iterations", "reconstruction_weight"):
-        if name != "capsnet" and getattr(args, option):
-            without = {"routing_iterations": "routing"}.get(option, "reconstructions")
-            raise CommandError(
-                f"{name} has no {without}: no --{option.replace('_', '-')}"
-            )
+    source = args.data or "digits"
+    if args.recipe:
+        source = recipes.source(args.recipe, args.data)
+    settings.check(args)
     dataset = runs.open_data(source)
+    if args.recipe:
+        recipes.check_data(args.recipe, dataset)
     runs.require_library()
-    preset_name = args.preset or presets.fitting(dataset.image_shape)
-    preset = presets.PRESETS[name].get(preset_name)
-    if preset is None:
-        known = ", ".join(sorted(presets.PRESETS[name]))
-        raise CommandError(f"{name} has the presets {known}, not {preset_name}")
-    network = preset.network
-    if name == "capsnet":
-        network = {**network, "routing_iterations": args.routing_iterations or 3}
-    if args.reconstruction_weight:
-        network["reconstruction_weight"] = args.reconstruction_weight
-    epochs = args.epochs or preset.epochs
-    batch_size = args.batch_size or preset.batch_size
-    learning_rate = args.learning_rate or preset.learning_rate
-    repeatable = runs.seed_everything(args.seed)
+    trained = settings.of(args, dataset)
+    epochs, batch_size = trained["epochs"], trained["batch_size"]
+    dataset = validation.held_out(dataset, args.validation)
+    strategy = distribution.strategy(args.distribute)
+    distribution.check_shares(strategy, len(dataset.train), batch_size)
+    seed = None if args.nondeterministic else args.seed
+    repeatable = runs.seed_everything(args.seed, seed is not None)
     gpu = bool(tf.config.list_physical_devices("GPU"))
 
-    with reported(ValueError):
-        model = getattr(models, name)(
-            dataset.image_shape,
-            dataset.num_classes,
-            dtype=args.mixed_precision and f"mixed_{args.mixed_precision}",
-            **network,
-        )
-    steps = -(-len(dataset.x_train) // batch_size)
-    optimizer = keras.optimizers.Adam(schedule(learning_rate, epochs * steps))
-    model.compile(optimizer, loss=MarginLoss(), metrics=["accuracy"])
-    use_xla(model, args.jit or "auto", args.seed)
+    steps = -(-len(dataset.train) // batch_size)
+    with strategy.scope():
+        with reported(ValueError):
+            model = rules.model(trained, dataset.image_shape, dataset.num_classes)
+        rate = schedule(trained["learning_rate"], epochs * steps)
+        optimizer = keras.optimizers.Adam(rate)
+        loss = rules.loss(trained, epochs * steps)
+        model.compile(optimizer, loss=loss, metrics=["accuracy"])
+    use_xla(model, args.jit or "auto", seed)
     config = {
-        "data": runs.data_name(source),
-        "model": name,
-        "preset": preset_name,
-        "network": network,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "distortion": dataclasses.asdict(preset.distortion),
-        "mixed_precision": args.mixed_precision,
+        "data": data.absolute(source),
+        "recipe": args.recipe,
+        "changed": _changed(args.recipe, trained),
+        **trained,
         "jit": model.jit_compile,
         "steps_per_execution": min(
             steps, args.steps_per_execution or (20 if gpu else 1)
         ),
+        "distribute": args.distribute,
         **repeatable,
     }
-    directory = runs.create(args.output or runs.ROOT / dataset.name)
-    runs.write_json(directory / runs.CONFIG, config)
-    print(
-        f"{dataset.name}: {len(dataset.x_train)} images for training, "
-        f"{len(dataset.x_test)} for testing, {dataset.num_classes} classes\n"
-        f"{preset_name} {name}: {model.count_params():,} parameters, "
-        f"{epochs} epochs of {steps} batches{_manner(config)}",
-        flush=True,
-    )
-    return _train(model, dataset, directory, config, preset.distortion, 0)
+
+    def create():
+        return runs.create(args.output or runs.ROOT / (args.recipe or dataset.name))
+
+    with distribution.writing(strategy, create) as directory:
+        runs.write_json(directory / runs.CONFIG, config)
+        print(
+            f"{dataset.name}: {len(dataset.train)} images for training, "
+            f"{len(dataset.test)} for {validation.purpose(args.validation)}, "
+            f"{dataset.num_classes} classes\n"
+            f"{_title(config)}: {model.count_params():,} parameters, "
+            f"{epochs} epochs of {steps} batches{_manner(config, strategy)}",
+            flush=True,
+        )
+        distortion = presets.Distortion(**trained["distortion"])
+        return _train(model, dataset, directory, config, distortion, 0, {})
+
+
+def _changed(recipe, trained):
+    """Names what is not as the recipe has it; None where there is no recipe."""
+    return recipe and recipes.changes(trained, settings.of_recipe(recipe))
+
+
+def _title(config):
+    """Says which network is trained, and whether as a recipe has it."""
+    recipe, network = config["recipe"], f"{config['preset']} {config['model']}"
+    if not recipe:
+        return network
+    changed = f" but for {', '.join(config['changed'])}" if config["changed"] else ""
+    return f"recipe {recipe}{changed}, {network}"
 
 
 def _resume(args):
     """Goes on with a run."""
-    from tf_capsops.cli import checkpoints, runs
+    from tf_capsops.cli import checkpoints, distribution, runs, validation
 
     others = {**vars(args), "command": None, "resume": None}
     given = [name for name, value in others.items() if value is not None]
@@ -170,37 +208,62 @@ def _resume(args):
         why = "it is trained" if (directory / runs.MODEL).is_file() else "no checkpoint"
         raise CommandError(f"nothing to resume in {directory}: {why}")
     config = {**runs.read_training(directory), **runs.read_execution(directory)}
-    model, dataset, _ = runs.open_model(path)
+    history = runs.read_history(directory, epoch)
+    runs.require_library()
+    strategy = distribution.strategy(config["distribute"])
+    with strategy.scope():
+        model, dataset, _ = runs.open_model(path)
     if not model.compiled:
         raise CommandError(f"{path} was saved without its loss")
+    dataset = validation.held_out(dataset, config["validation"])
+    distribution.check_shares(strategy, len(dataset.train), config["batch_size"])
     seed = config["seed"] if config["deterministic"] else None
-    runs.seed_everything(seed)
+    runs.seed_everything(config["seed"], config["deterministic"])
     use_xla(model, "on" if config["jit"] else "off", seed)
-    print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
-    return _train(model, dataset, directory, config, config["distortion"], epoch)
+    with distribution.writing(strategy, lambda: directory) as place:
+        print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
+        distortion = config["distortion"]
+        return _train(model, dataset, place, config, distortion, epoch, history)
 
 
-def _train(model, dataset, directory, config, distortion, epoch):
+def _train(model, dataset, directory, config, distortion, epoch, history):
     """Trains from an epoch on, saves and reports. Returns the exit status."""
     import keras
     import tensorflow as tf
 
     from tf_capsops import models
-    from tf_capsops.cli import checkpoints, figures, pipeline, progress, runs
+    from tf_capsops.cli import (
+        checkpoints,
+        distribution,
+        figures,
+        outcome,
+        pair_figures,
+        pipeline,
+        progress,
+        runs,
+        validation,
+    )
 
+    strategy = model.distribute_strategy
     epochs, batch_size = config["epochs"], config["batch_size"]
-    steps = -(-len(dataset.x_train) // batch_size)
+    steps = -(-len(dataset.train) // batch_size)
     # Not by `compile`, whose arguments the file of the model keeps.
     model.steps_per_execution = config["steps_per_execution"]
     batches, counter = pipeline.training_batches(
-        dataset.x_train, dataset.y_train, batch_size, distortion, config["seed"]
+        dataset.train, batch_size, distortion, config["seed"]
     )
-    if tf.config.list_physical_devices("GPU"):
+    tests = dataset.test.batches(
+        distribution.test_batch_size(strategy, len(dataset.test))
+    )
+    if config["distribute"]:
+        batches, tests = (distribution.shared(strategy, d) for d in (batches, tests))
+    elif tf.config.list_physical_devices("GPU"):
         batches = pipeline.copied_ahead(batches, "GPU:0")
-    tests = tf.data.Dataset.from_tensor_slices((dataset.x_test, dataset.y_test))
-    verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty())
+    part = validation.part(config["validation"])
+    verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty(), part)
+    clock = outcome.Clock()
     boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
-    saved = checkpoints.Checkpoints(directory, runs.read_history(directory, epoch))
+    saved = checkpoints.Checkpoints(directory, history)
     began = time.perf_counter()
     stopped = False
     try:
@@ -208,24 +271,32 @@ def _train(model, dataset, directory, config, distortion, epoch):
             batches,
             epochs=epochs,
             initial_epoch=epoch,
-            # The test images steer nothing: they are there for the curves.
-            validation_data=tests.batch(256).cache(),
+            # They steer nothing: they are there for the curves.
+            validation_data=tests,
             shuffle=False,
             verbose=verbose,
-            callbacks=[counter, *shown, boards, saved],
+            callbacks=[clock, counter, *shown, boards, saved],
         )
     except KeyboardInterrupt:
         stopped = True
+    except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+        raise CommandError(
+            "another worker has ended, and with it the run: start all of them again, "
+            "with --resume, to go on from the last checkpoint"
+        ) from error
     seconds = time.perf_counter() - began
 
     model.save(directory / runs.MODEL)
+    if config["distribute"]:  # pictures are drawn by one device
+        model = keras.saving.load_model(directory / runs.MODEL)
     history = saved.history
     written = [runs.MODEL, runs.CONFIG]
     if history:
-        figures.curves(history, directory / "curves.png")
+        figures.curves(history, directory / "curves.png", part)
         written += [runs.HISTORY, "curves.png"]
     if isinstance(model, models.CapsNet):
-        figures.reconstructions(model, dataset, directory / "reconstructions.png")
+        draw = pair_figures if dataset.objects > 1 else figures
+        draw.reconstructions(model, dataset, directory / "reconstructions.png")
         written.append("reconstructions.png")
     said = [f"trained in {seconds:.0f} s"]
     if stopped:
@@ -233,15 +304,18 @@ def _train(model, dataset, directory, config, distortion, epoch):
         said = [f"\nstopped in epoch {current} of {epochs} after {seconds:.0f} s"]
         if checkpoints.newest(directory)[1]:
             said[0] += f"; `tf-capsops train --resume {directory}` goes on"
-    else:
-        checkpoints.remove(directory)
     if history:
         accuracy = progress.accuracies(history)[1][-1]
-        wrong = round((1 - accuracy) * len(dataset.x_test))
+        wrong = round((1 - accuracy) * len(dataset.test))
         said.append(
-            f"test accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
-            f"({wrong} of {len(dataset.x_test)} wrong)"
+            f"{part} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
+            f"({wrong} of {len(dataset.test)} wrong)"
         )
+        if not stopped:
+            of = {"part": part, "images": len(dataset.test), "wrong": wrong}
+            outcome.write(directory, model, clock, of)
+            checkpoints.remove(directory)
+            written.append(outcome.RESULT)
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
     print("\n".join(said))
     return INTERRUPTED if stopped else 0
@@ -249,11 +323,17 @@ def _train(model, dataset, directory, config, distortion, epoch):
 
 def use_xla(model, jit, seed):
     """Switches XLA "on" or "off", unless "auto" leaves that to Keras."""
+    import tensorflow as tf
+
+    wanted = jit == "on"
     if jit == "auto":
-        return
+        if model.distribute_strategy.num_replicas_in_sync == 1:
+            return
+        # Keras then uses none, for it would compile all replicas together.
+        wanted = bool(tf.config.list_physical_devices("GPU"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras goes on without XLA
-        model.jit_compile = jit == "on"
+        model.jit_compile = wanted
     if jit == "on" and not model.jit_compile:
         text = f"Keras does not compile this {model.name} with XLA"
         if seed is not None:
@@ -261,12 +341,14 @@ def use_xla(model, jit, seed):
         raise CommandError(f"{text}: no --jit on")
 
 
-def _manner(config):
+def _manner(config, strategy):
     """Says how the model is trained, where it is not plainly."""
     said = [f", {config['mixed_precision']}"] if config["mixed_precision"] else []
     said += [", with XLA"] if config["jit"] else []
     if config["steps_per_execution"] > 1:
         said.append(f", {config['steps_per_execution']} at a time")
+    if config["distribute"]:
+        said.append(f", on {strategy.num_replicas_in_sync} devices")
     return "".join(said)
 
 

@@ -1,0 +1,99 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-capsops` on matrix_capsnet, by every rule of routing, and efficient_capsnet."""
+
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops.__main__ import main
+from tf_capsops.cli import rules
+from tf_capsops.losses import SpreadLoss
+
+_RULES = {
+    "em": "EM",
+    "vb": "VB",
+    "dynamic": "Dynamic",
+    "inverted-attention": "InvertedAttention",
+    "self-attention": "SelfAttention",
+}
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """The arguments of `train` for a small file, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    arrays = {}
+    for part, count in (("train", 12), ("test", 4)):
+        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
+        arrays[f"y_{part}"] = np.arange(count) % 2
+    np.savez("noise.npz", **arrays)
+    return ["train", "--data", "noise.npz", "--epochs", "1", "--batch-size", "6"]
+
+
+@pytest.mark.parametrize("name", _RULES)
+def test_every_rule_trains_and_is_evaluated(images, name, capsys):
+    assert list(rules.RULES) == list(_RULES)
+    assert main([*images, "--model", "matrix_capsnet", "--routing", name]) == 0
+    config = json.loads(pathlib.Path("runs/noise/config.json").read_text())
+    assert (config["model"], config["routing"]) == ("matrix_capsnet", name)
+    model = keras.saving.load_model("runs/noise/model.keras")
+    routing = model.get_layer("conv_caps_2").routing
+    assert type(routing).__name__ == _RULES[name]
+    assert getattr(routing, "iterations", 2) == 2
+    assert main(["evaluate", "--json"]) == 0
+    assert main(["reconstruct"]) == 0
+    assert capsys.readouterr().out.endswith("wrote runs/noise/coefficients.png\n")
+    assert pathlib.Path("runs/noise/coefficients.png").stat().st_size > 10_000
+
+
+def test_a_network_without_routing_is_not_drawn(images, capsys):
+    assert main([*images, "--model", "convnet"]) == 0
+    assert main(["reconstruct", "--output", "pictures"]) == 2
+    said = "the convnet in runs/noise has no decoder to reconstruct images, and no"
+    assert said in capsys.readouterr().err
+    assert not pathlib.Path("pictures").exists()
+
+
+def test_em_is_the_default_and_iterates_as_often_as_asked(images):
+    arguments = ["--model", "matrix_capsnet", "--routing-iterations", "3"]
+    assert main([*images, *arguments]) == 0
+    model = keras.saving.load_model("runs/noise/model.keras")
+    routing = model.get_layer("class_caps").routing
+    assert (type(routing).__name__, routing.iterations) == ("EM", 3)
+    assert isinstance(model.loss, SpreadLoss)
+
+
+@pytest.mark.parametrize("name", ["matrix_capsnet", "efficient_capsnet"])
+def test_quantizes(images, name):
+    assert main([*images, "--model", name]) == 0
+    assert main(["quantize", "--bits", "4", "--steps", "1"]) == 0
+    assert pathlib.Path("runs/quantize-noise/report.json").is_file()
+
+
+def test_a_killed_run_goes_on_with_its_margin(images, monkeypatch):
+    """Its second epoch begins with the steps that the first one took."""
+    # This would last until the process ends, and keep other tests from XLA.
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    wanted = [*images, "--model", "matrix_capsnet", "--seed", "3"]
+    wanted[wanted.index("--epochs") + 1] = "2"
+
+    def stop(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.callbacks.TensorBoard, "on_epoch_begin", stop)
+        assert main(wanted) == 130
+    assert main(["train", "--resume", "runs/noise"]) == 0
+    model = keras.saving.load_model("runs/noise/model.keras")
+    assert int(model.optimizer.iterations) == 4
+    assert main([*wanted, "--output", "runs/whole"]) == 0
+    whole = keras.saving.load_model("runs/whole/model.keras")
+    for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)

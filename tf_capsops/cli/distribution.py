@@ -1,0 +1,167 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on several devices at a time, of one process or of several."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import tempfile
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.cli import pipeline
+from tf_capsops.cli.errors import CommandError
+
+_MOST_TESTS = 256  # test images a batch
+_FORM = (
+    '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", '
+    '"index": 0}}'
+)
+
+
+def strategy(name):
+    """Returns the strategy that `--distribute` names; TensorFlow's default for None.
+
+    A process that has computed before cannot become a worker.
+
+    Raises:
+      CommandError: if there are fewer than two devices, or TF_CONFIG is not as it must
+        be.
+    """
+    if name is None:
+        return tf.distribute.get_strategy()
+    if name == "mirrored":
+        devices = _devices()
+        if len(devices) < 2:
+            raise CommandError(
+                f"--distribute mirrored needs two devices of a kind or more, but there "
+                f"is only {devices[0].name.removeprefix('/device:')}"
+            )
+        mirrored = tf.distribute.MirroredStrategy([device.name for device in devices])
+        # Every device gets a share of every batch, and need not be asked for it.
+        mirrored.extended.experimental_enable_get_next_as_optional = False
+        return mirrored
+    _check_workers(os.environ.get("TF_CONFIG"))
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def _devices():
+    return tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices()
+
+
+def _check_workers(text):
+    """Checks the TF_CONFIG of a cluster of workers."""
+    if not text:
+        raise CommandError(
+            "--distribute multiworker needs the environment variable TF_CONFIG, in "
+            f"each process with its own index: {_FORM}"
+        )
+    try:
+        content = json.loads(text)
+        workers, task = content["cluster"]["worker"], content["task"]
+        good = (
+            isinstance(workers, list)
+            and len(workers) >= 2
+            and all(isinstance(each, str) and ":" in each for each in workers)
+            and set(content["cluster"]) == {"worker"}
+            and task["type"] == "worker"
+            and type(task["index"]) is int
+            and 0 <= task["index"] < len(workers)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise CommandError(
+            f"TF_CONFIG must name two workers or more and the index of this one, as "
+            f"{_FORM}, got {text}"
+        )
+
+
+def is_multiworker(strategy):
+    """Whether the devices belong to several processes."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+@contextlib.contextmanager
+def writing(strategy, make):
+    """Gives the directory to write to: `make()`, or a temporary one.
+
+    Of several processes only the first writes what remains, and prints.
+    """
+    if not is_multiworker(strategy) or strategy.cluster_resolver.task_id == 0:
+        yield make()
+        return
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
+        yield pathlib.Path(directory)
+
+
+def check_shares(strategy, images, batch_size):
+    """Checks that every device has a share of every batch.
+
+    Raises:
+      CommandError: if one has none.
+    """
+    devices = strategy.num_replicas_in_sync
+    if batch_size < devices:
+        raise CommandError(
+            f"a batch of {batch_size} is too small for {devices} devices: give "
+            f"--batch-size {devices} or more"
+        )
+    last = images % batch_size
+    if 0 < last < devices:
+        raise CommandError(
+            f"the last batch of {images} images has {last} of them, too few for "
+            f"{devices} devices: give another --batch-size than {batch_size}"
+        )
+
+
+def test_batch_size(strategy, images):
+    """Returns a size of batches of test images that gives every device a share.
+
+    Raises:
+      CommandError: if there are fewer images than devices.
+    """
+    devices = strategy.num_replicas_in_sync
+    for size in range(_MOST_TESTS, devices - 1, -1):
+        if not 0 < images % size < devices:
+            return size
+    raise CommandError(f"{images} test images are too few for {devices} devices")
+
+
+def shared(strategy, batches):
+    """Returns batches of which each device gets a share, copied there ahead."""
+    if is_multiworker(strategy):
+        options = tf.data.Options()
+        policy = tf.data.experimental.AutoShardPolicy
+        options.experimental_distribute.auto_shard_policy = policy.DATA
+        return strategy.experimental_distribute_dataset(batches.with_options(options))
+
+    # By default one thread deals the shares to all devices, which then wait for it.
+    def share(context):
+        index, count = context.input_pipeline_id, context.num_input_pipelines
+        with tf.device("CPU:0"):
+            own = batches.map(functools.partial(_slices, index, count))
+        kind = tf.DeviceSpec.from_string(strategy.extended.worker_devices[index])
+        return pipeline.copied_ahead(own, f"{kind.device_type}:{kind.device_index}")
+
+    return strategy.distribute_datasets_from_function(
+        share,
+        tf.distribute.InputOptions(
+            experimental_fetch_to_device=False,
+            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+            experimental_place_dataset_on_device=True,
+        ),
+    )
+
+
+def _slices(index, count, *batch):
+    size = tf.shape(batch[0])[0]
+    begin, end = index * size // count, (index + 1) * size // count
+    return keras.tree.map_structure(lambda each: each[begin:end], batch)

@@ -1,0 +1,58 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a finished run came to: result.json, beside its model."""
+
+import resource
+import statistics
+import time
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.cli import runs
+from tf_capsops.machine import machine
+
+RESULT = "result.json"
+
+
+class Clock(keras.callbacks.Callback):
+    """Takes the time of every epoch, with what is done at its end.
+
+    Attributes:
+      seconds: of each epoch that this process trained.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds.append(time.perf_counter() - self._began)
+
+
+def write(directory, model, clock, accuracy):
+    """Writes result.json: accuracy, size, time, memory and machine of a run.
+
+    Args:
+      directory: the run's.
+      model: as it was trained.
+      clock: the `Clock` that saw it.
+      accuracy: a dict of "part", "images" and "wrong".
+    """
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if tf.config.list_physical_devices("GPU"):
+        peak["gpu"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    # The first epoch also traces and compiles.
+    seconds = clock.seconds[1:] or clock.seconds
+    content = {
+        **accuracy,
+        "parameters": model.count_params(),
+        # None where a resumed run had no epoch left to train.
+        "seconds_per_epoch": statistics.median(seconds) if seconds else None,
+        "peak_bytes": peak,
+        "machine": machine(),
+    }
+    runs.write_json(directory / RESULT, content)

@@ -1,0 +1,231 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: everything that a published result is trained with, under one name.
+
+A name says what is trained and on what. The first part is a `--model`; `em` or `vb`,
+the rules by which matrix_capsnet routes; or `inq` and a number of bits, for a capsnet
+that is quantized after its training. The second part is a `--data`.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+from tf_capsops.cli import presets
+from tf_capsops.cli.errors import CommandError
+
+_SABOUR = "Sabour et al. 2017"
+
+# The shares of the weights that `quantize` fixes, step by step.
+QUANTIZATION_STEPS = [0.5, 0.75, 0.875, 1.0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """A published test error, such as "0.25%", and where it stands."""
+
+    error: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A preset, what it is trained on, and what the recipe changes in the preset.
+
+    Attributes:
+      data: a name that `--data` takes.
+      model: a network of `presets.PRESETS`, and `preset` one of its presets.
+      routing: the rule of matrix_capsnet.
+      changes: fields of the preset; entries of `network` are added to those it has.
+      paper: the error of one network; `ensemble` that of several which vote.
+      bits: of a weight, where another recipe's network, `trained`, is quantized.
+    """
+
+    data: str
+    model: str
+    preset: str
+    routing: str | None = None
+    changes: dict = dataclasses.field(default_factory=dict)
+    paper: Paper | None = None
+    ensemble: Paper | None = None
+    votes: bool = False
+    bits: int | None = None
+    trained: str | None = None
+
+    def settings(self):
+        """Returns the `Preset` with the recipe's changes."""
+        preset = presets.PRESETS[self.model][self.preset]
+        network = {**preset.network, **self.changes.get("network", {})}
+        return dataclasses.replace(preset, **{**self.changes, "network": network})
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a data set must be like, by which a file of another one is told."""
+
+    image_shape: tuple
+    classes: int
+    training: int
+    tests: int
+    license: str
+    generated: bool = False
+
+
+_MNIST_LICENSE = "CC BY-SA 3.0"
+DATA = {
+    "digits": Data((8, 8, 1), 10, 1437, 360, "CC BY 4.0"),
+    "mnist": Data((28, 28, 1), 10, 60_000, 10_000, _MNIST_LICENSE),
+    "fashion_mnist": Data((28, 28, 1), 10, 60_000, 10_000, "MIT"),
+    "multimnist": Data((36, 36, 1), 10, 60_000, 10_000, _MNIST_LICENSE, True),
+    "affine_mnist": Data((40, 40, 1), 10, 60_000, 10_000, _MNIST_LICENSE, True),
+}
+
+# Generated images are shifted as their data set says, and no further.
+_GENERATED = {"distortion": presets.Distortion()}
+# With pooling, and units for as many parameters as the capsnet has.
+_PLAIN = {"pool_size": 2, "units": (3258, 192)}
+
+
+def _quantized(data, preset, bits):
+    return Recipe(data, "capsnet", preset, bits=bits, trained=f"capsnet-{data}")
+
+
+RECIPES = {
+    "capsnet-digits": Recipe("digits", "capsnet", "small"),
+    "p_capsnet-digits": Recipe("digits", "p_capsnet", "small"),
+    "efficient_capsnet-digits": Recipe(
+        "digits", "efficient_capsnet", "small", votes=True
+    ),
+    "em-digits": Recipe("digits", "matrix_capsnet", "small", routing="em"),
+    "vb-digits": Recipe("digits", "matrix_capsnet", "small", routing="vb"),
+    "inq5-digits": _quantized("digits", "small", 5),
+    "capsnet-mnist": Recipe(
+        "mnist",
+        "capsnet",
+        "sabour",
+        paper=Paper("0.25%", f"{_SABOUR}, table 1"),
+    ),
+    "capsnet-fashion_mnist": Recipe("fashion_mnist", "capsnet", "sabour"),
+    "p_capsnet-mnist": Recipe(
+        "mnist",
+        "p_capsnet",
+        "compact",
+        paper=Paper("below 1%", "Chen et al. 2019, abstract, with 3,888 parameters"),
+    ),
+    "efficient_capsnet-mnist": Recipe(
+        "mnist",
+        "efficient_capsnet",
+        "compact",
+        paper=Paper("0.26%", "Mazzia et al. 2021"),
+        ensemble=Paper("0.16%", "Mazzia et al. 2021"),
+        votes=True,
+    ),
+    "efficient_capsnet-fashion_mnist": Recipe(
+        "fashion_mnist", "efficient_capsnet", "compact"
+    ),
+    "em-mnist": Recipe(
+        "mnist",
+        "matrix_capsnet",
+        "compact",
+        routing="em",
+        paper=Paper("0.44%", "Hinton et al. 2018, section 5"),
+    ),
+    "vb-mnist": Recipe("mnist", "matrix_capsnet", "compact", routing="vb"),
+    "capsnet-multimnist": Recipe(
+        "multimnist",
+        "capsnet",
+        "sabour",
+        changes={**_GENERATED, "network": {"objects": 2}},
+        paper=Paper("5.2%", f"{_SABOUR}, table 1"),
+    ),
+    "capsnet-affine_mnist": Recipe(
+        "affine_mnist",
+        "capsnet",
+        "sabour",
+        changes=_GENERATED,
+        paper=Paper("21% on affNIST", f"{_SABOUR}, section 5.2"),
+    ),
+    "convnet-affine_mnist": Recipe(
+        "affine_mnist",
+        "convnet",
+        "sabour",
+        changes={**_GENERATED, "network": _PLAIN},
+        paper=Paper("34% on affNIST", f"{_SABOUR}, section 5.2"),
+    ),
+    "em-affine_mnist": Recipe(
+        "affine_mnist",
+        "matrix_capsnet",
+        "compact",
+        routing="em",
+        changes=_GENERATED,
+    ),
+    "inq5-mnist": _quantized("mnist", "sabour", 5),
+    "inq4-mnist": _quantized("mnist", "sabour", 4),
+    "inq3-mnist": _quantized("mnist", "sabour", 3),
+}
+
+
+def find(name):
+    """Returns the recipe of a name.
+
+    Raises:
+      CommandError: if there is none.
+    """
+    if name not in RECIPES:
+        raise CommandError(
+            f"--recipe must be one of {', '.join(RECIPES)}, got {name!r}"
+        )
+    return RECIPES[name]
+
+
+def source(name, given):
+    """Returns the data that a recipe is trained on, as `data.load` takes it.
+
+    Args:
+      name: the recipe's.
+      given: what `--data` gave: None, the name of the data, or a file or folder that
+        holds it, or holds what it is generated from.
+
+    Raises:
+      CommandError: if it is a name of other data, or there is no such file.
+    """
+    wanted = find(name).data
+    generated = DATA[wanted].generated
+    if given in (None, wanted) or (generated and given.startswith(f"{wanted}:")):
+        return given or wanted
+    is_path = given.endswith(".npz") or pathlib.Path(given).exists()
+    if is_path and given not in DATA and wanted != "digits":
+        return f"{wanted}:{given}" if generated else given
+    raise CommandError(f"{name} is trained on {wanted}, not on {given}")
+
+
+def check_data(name, dataset):
+    """Checks that a data set is that of a recipe, as far as sizes tell.
+
+    Raises:
+      CommandError: if it is another one; the message says what differs.
+    """
+    recipe = find(name)
+    wanted = DATA[recipe.data]
+    for what, ours, theirs in (
+        ("images of shape", wanted.image_shape, tuple(dataset.image_shape)),
+        ("classes:", wanted.classes, dataset.num_classes),
+        ("images for training:", wanted.training, len(dataset.train)),
+        ("images for testing:", wanted.tests, len(dataset.test)),
+    ):
+        if ours != theirs:
+            raise CommandError(
+                f"{name} is trained on {recipe.data}, which has {what} {ours}; "
+                f"{dataset.name} has {theirs}"
+            )
+
+
+def epochs_per_step(epochs):
+    """Returns how long `quantize` trains in a step, after so many epochs before."""
+    return max(1, epochs // 10)
+
+
+def changes(settings, fixed):
+    """Names the entries of a run's settings that are not those that a recipe fixes."""
+    settings, fixed = (json.loads(json.dumps(each)) for each in (settings, fixed))
+    return [key for key, value in fixed.items() if settings.get(key) != value]

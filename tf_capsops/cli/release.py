@@ -1,0 +1,90 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes trained networks as `models.load_pretrained` reads them, with a card each."""
+
+import hashlib
+import json
+import shutil
+
+import keras
+
+from tf_capsops.cli import quantization, quantize, recipes, results, runs
+from tf_capsops.cli.errors import reported
+from tf_capsops.models.pretrained import MANIFEST
+
+_CARD = """# {name}
+
+| | |
+|---|---|
+| network | {network}, {parameters:,} parameters |
+| images | {shape}, values from 0 to 1 |
+| trained on | {data}, {training:,} images |
+| test error | {error:.2%}: {wrong} of {images:,} images wrong |
+| made by | `{command}` with tf_capsops at {commit}, on {machine} |
+| license | of the weights Apache-2.0, of the data {license} |
+
+```
+model = tf_capsops.models.load_pretrained("{name}", source)
+```
+
+The network is that of seed {seed}, the first one found, not the best of several.
+"""
+
+
+def write(folder, entries, names, root):
+    """Writes networks, cards and the manifest of their checksums.
+
+    Args:
+      folder: where to; what it has of other recipes stays.
+      entries: as `results.read` returns them.
+      names: of recipes; those without a finished run below `root` are passed over.
+      root: where the runs are.
+    """
+    with reported(OSError, ValueError):
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = folder / MANIFEST
+        content = json.loads(manifest.read_text()) if manifest.is_file() else {}
+        for name in names:
+            for entry in entries.get(name, {"runs": []})["runs"]:
+                run = results.finished(root, name, entry["seed"])
+                if run is not None:
+                    content[name] = _write(folder, name, entry, run)
+                    break
+        runs.write_json(manifest, content)
+
+
+def _write(folder, name, entry, run):
+    """Writes a network and its card; returns its entry of the manifest."""
+    recipe = recipes.find(name)
+    path = folder / f"{name}.keras"
+    if recipe.bits:
+        shutil.copy(run / quantize.CODES, path)
+    else:
+        model = keras.saving.load_model(run / runs.MODEL)
+        quantization.bare_copy(model).save(path)
+    data = recipes.DATA[recipe.data]
+    card = {
+        "name": name,
+        "network": f"{recipe.model} in {recipe.bits} bits"
+        if recipe.bits
+        else recipe.model,
+        "parameters": entry["parameters"],
+        "shape": list(data.image_shape),
+        "data": recipe.data,
+        "training": data.training,
+        "images": entry["images"],
+        "wrong": entry["wrong"],
+        "error": entry["wrong"] / entry["images"],
+        "command": f"tf-capsops train --recipe {name} --seed {entry['seed']}",
+        "seed": entry["seed"],
+        "commit": entry["commit"][:12],
+        "machine": entry["machine"],
+        "license": data.license,
+    }
+    runs.write_json(path.with_suffix(".json"), card)
+    shape = " x ".join(map(str, data.image_shape))
+    path.with_suffix(".md").write_text(_CARD.format(**{**card, "shape": shape}))
+    return {
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "bytes": path.stat().st_size,
+    }

@@ -1,0 +1,174 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains recipes with several seeds, and reports what they come to beside papers."""
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from tf_capsops.cli import arguments, recipes
+from tf_capsops.cli.errors import reported, require
+
+CURVES = "learning_curves.png"
+
+
+def add_arguments(parser):
+    """Adds the arguments of `tf-capsops report`."""
+    parser.add_argument(
+        "recipes",
+        metavar="RECIPE",
+        nargs="*",
+        help=f"default: all, which are {', '.join(recipes.RECIPES)}",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=seeds,
+        default=range(1, 6),
+        metavar="1..5",
+        help="the first and the last, or one (default: 1..5)",
+    )
+    parser.add_argument(
+        "--runs",
+        default="runs",
+        metavar="DIRECTORY",
+        help="where runs are, at any depth, and new ones are made; finished ones are "
+        "read, and stopped ones resumed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--results",
+        default="runs/results.json",
+        metavar="FILE.json",
+        help="what to write, with learning curves beside it; what it has already of "
+        "recipes that are as they were is kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data",
+        type=named_file,
+        nargs="+",
+        default=[],
+        metavar="NAME:FILE.npz",
+        help="files or folders of idx files that hold data sets, such as "
+        "mnist:mnist.npz, of which multimnist and affine_mnist are made too",
+    )
+    parser.add_argument("--read-only", action="store_true", help="train nothing")
+    arguments.add_nondeterministic(parser)
+    parser.add_argument(
+        "--release",
+        metavar="DIRECTORY",
+        help="also write the network of each recipe's first seed there, with a card "
+        "each, for `tf_capsops.models.load_pretrained`",
+    )
+
+
+def seeds(text):
+    """The type of `--seeds`."""
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    if match:
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first <= last < 2**31:
+            return range(first, last + 1)
+    raise argparse.ArgumentTypeError(f"must be such as 1..5, got {text!r}")
+
+
+def named_file(text):
+    """The type of `--data`: a name and a file or folder."""
+    name, _, path = text.partition(":")
+    names = [each for each in recipes.DATA if each != "digits"]  # of scikit-learn
+    if name in names and path:
+        return name, path
+    raise argparse.ArgumentTypeError(
+        f"must be NAME:FILE.npz with a name of {', '.join(names)}, got {text!r}"
+    )
+
+
+def run(args):
+    """Trains, reads and reports. Returns the exit status."""
+    require("matplotlib", "tensorboard")
+    for name in args.recipes:
+        recipes.find(name)
+    from tf_capsops.cli import figures, release, results, votes
+
+    names = args.recipes or list(recipes.RECIPES)
+    root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
+    entries = results.read(path)
+    failed = []
+    # The first seed of every recipe, then the second: a table of one seed each is
+    # worth more than one recipe with all.
+    for seed in args.seeds:
+        for name in names:
+            found = results.finished(root, name, seed)
+            if found is None and not (
+                args.read_only or results.has(entries, name, seed)
+            ):
+                status = _train(name, seed, root, args)
+                found = results.finished(root, name, seed)
+                if status or found is None:
+                    failed.append(f"{name} with seed {seed}")
+            if found is not None:
+                results.add(entries, name, seed, found)
+                _write(path, entries)
+    for name in names:
+        votes.add(entries, name, root, args.seeds)
+    _write(path, entries)
+    curves = {name: entries[name]["runs"] for name in entries}
+    figures.learning_curves(curves, path.with_name(CURVES))
+    print(results.text(entries))
+    print(f"wrote {path} and {path.with_name(CURVES)}")
+    if args.release:
+        release.write(pathlib.Path(args.release), entries, names, root)
+        print(f"wrote {args.release}")
+    if failed:
+        print(f"not trained: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _train(name, seed, root, args):
+    """Trains a recipe, or goes on with it, in a process of its own.
+
+    Memory and determinism are those of a process. Returns its exit status.
+    """
+    from tf_capsops.cli import results
+
+    files, recipe = dict(args.data), recipes.find(name)
+    stopped = results.stopped(root, name, seed)
+    if stopped is not None:
+        options = ["--resume", stopped]
+    else:
+        options = ["--recipe", name, "--seed", seed]
+        options += ["--output", root / f"{name}-seed-{seed}"]
+        if args.nondeterministic:
+            options += ["--nondeterministic"]
+        made_of = "mnist" if recipes.DATA[recipe.data].generated else recipe.data
+        file = files.get(recipe.data, files.get(made_of))
+        if file is not None:
+            options += ["--data", file]
+    command = [sys.executable, "-m", "tf_capsops", "train", *map(str, options)]
+    package = pathlib.Path(__file__).resolve().parents[2]
+    paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    paths = os.pathsep.join(filter(None, paths))
+    print(f"{name}, seed {seed}", flush=True)
+    return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
+
+
+def _write(path, entries):
+    from tf_capsops.cli import results, runs
+    from tf_capsops.machine import machine
+
+    content = {
+        "command": "tf-capsops report",
+        **{key: value for key, value in machine().items() if key != "library"},
+        "recipes": entries,
+        # As tools/measured.py takes a table.
+        "tables": {
+            "results": {
+                **results.table(entries),
+                **{"op": None, "device": "CPU", "right": False, "source": False},
+            }
+        },
+    }
+    with reported(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runs.write_json(path, content)

@@ -1,0 +1,59 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the networks that `train` names, with their rules of routing and losses."""
+
+import keras
+
+from tf_capsops import losses, models, routing
+from tf_capsops.cli.errors import CommandError
+
+# The paper's inverse temperature, 0.01, leaves the activations of a network of few
+# capsules so close to each other that the spread loss never falls.
+_FINAL_LAMBDA = 0.05
+
+RULES = {
+    "em": lambda iterations: routing.EM(iterations, final_lambda=_FINAL_LAMBDA),
+    "vb": routing.VB,
+    "dynamic": routing.Dynamic,
+    "inverted-attention": routing.InvertedAttention,
+    "self-attention": routing.SelfAttention,
+}
+
+
+def rule(name, iterations):
+    """Returns a rule of so many iterations.
+
+    Raises:
+      CommandError: if the rule does not iterate, and a number is given.
+    """
+    if name != "self-attention":
+        return RULES[name](iterations or 2)
+    if iterations:
+        raise CommandError("self-attention does not iterate: no --routing-iterations")
+    return routing.SelfAttention()
+
+
+def model(trained, image_shape, num_classes):
+    """Returns the network that `settings.of` describes, not compiled.
+
+    Raises:
+      ValueError: if the images do not suit it.
+      CommandError: if its rule does not suit the options.
+    """
+    options = dict(trained["network"])
+    if trained["routing"]:
+        iterations = trained["routing_iterations"]
+        options["routing"] = rule(trained["routing"], iterations)
+    precision = trained["mixed_precision"]
+    make = getattr(models, trained["model"])
+    dtype = precision and f"mixed_{precision}"
+    return make(image_shape, num_classes, dtype=dtype, **options)
+
+
+def loss(trained, steps):
+    """Returns the loss that suits the scores of a network, in a training of `steps`."""
+    if trained["routing"] in ("em", "vb"):
+        return losses.SpreadLoss(max(1, steps // 2))
+    if trained["model"] == "convnet" or trained["routing"] == "inverted-attention":
+        return keras.losses.SparseCategoricalCrossentropy()
+    return losses.MarginLoss()
