@@ -3,6 +3,7 @@
 """Runs of `train` that are stopped or killed: nothing is lost, and they go on."""
 
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from tf_capsops.__main__ import main
-from tf_capsops.cli import checkpoints
+from tf_capsops.cli import checkpoints, interruption
 
 _PATIENCE = 120  # seconds
 
@@ -114,6 +115,39 @@ def test_ctrl_c_saves_everything_and_ends(stopped):
     for name in ("model.keras", "curves.png", "reconstructions.png", "config.json"):
         assert (run / name).stat().st_size > 0, name
     assert main(["evaluate", str(run)]) == 0
+
+
+def _press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_waits_for_the_end_of_a_batch_or_of_the_block(capsys):
+    done = []
+    with pytest.raises(KeyboardInterrupt), interruption.Hold():
+        _press_ctrl_c()
+        done.append("block")
+    with pytest.raises(KeyboardInterrupt), interruption.Hold() as hold:
+        _press_ctrl_c()
+        done.append("batch")
+        hold.on_train_batch_end(0)
+        done.append("another batch")
+    with pytest.raises(KeyboardInterrupt), interruption.Hold():
+        _press_ctrl_c()
+        _press_ctrl_c()
+        done.append("what may never end")
+    assert done == ["block", "batch"]
+    assert capsys.readouterr().err.count("Ctrl-C again stops at once") == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_left_to_who_handles_it():
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruption.Hold():
+            _press_ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_weights_of_reconstructions(finished):

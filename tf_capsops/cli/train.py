@@ -231,16 +231,13 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
     import keras
     import tensorflow as tf
 
-    from tf_capsops import models
     from tf_capsops.cli import (
         checkpoints,
         distribution,
-        figures,
+        interruption,
         outcome,
-        pair_figures,
         pipeline,
         progress,
-        runs,
         validation,
     )
 
@@ -264,32 +261,52 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
     clock = outcome.Clock()
     boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
     saved = checkpoints.Checkpoints(directory, history)
-    began = time.perf_counter()
-    stopped = False
-    try:
-        model.fit(
-            batches,
-            epochs=epochs,
-            initial_epoch=epoch,
-            # They steer nothing: they are there for the curves.
-            validation_data=tests,
-            shuffle=False,
-            verbose=verbose,
-            callbacks=[clock, counter, *shown, boards, saved],
-        )
-    except KeyboardInterrupt:
-        stopped = True
-    except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
-        raise CommandError(
-            "another worker has ended, and with it the run: start all of them again, "
-            "with --resume, to go on from the last checkpoint"
-        ) from error
-    seconds = time.perf_counter() - began
+    with interruption.Hold() as hold:
+        began = time.perf_counter()
+        stopped = False
+        try:
+            model.fit(
+                batches,
+                epochs=epochs,
+                initial_epoch=epoch,
+                # They steer nothing: they are there for the curves.
+                validation_data=tests,
+                shuffle=False,
+                verbose=verbose,
+                callbacks=[clock, counter, *shown, boards, saved, hold],
+            )
+        except KeyboardInterrupt:
+            stopped = True
+        except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+            raise CommandError(
+                "another worker has ended, and with it the run: start all of them "
+                "again, with --resume, to go on from the last checkpoint"
+            ) from error
+        seconds = time.perf_counter() - began
+        _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
+    return INTERRUPTED if stopped else 0
 
+
+def _save(model, dataset, directory, config, history, clock, seconds, stopped):
+    """Writes what a training has made, as far as it came, and says so."""
+    import keras
+
+    from tf_capsops import models
+    from tf_capsops.cli import (
+        checkpoints,
+        figures,
+        outcome,
+        pair_figures,
+        progress,
+        runs,
+        validation,
+    )
+
+    epochs = config["epochs"]
+    part = validation.part(config["validation"])
     model.save(directory / runs.MODEL)
     if config["distribute"]:  # pictures are drawn by one device
         model = keras.saving.load_model(directory / runs.MODEL)
-    history = saved.history
     written = [runs.MODEL, runs.CONFIG]
     if history:
         figures.curves(history, directory / "curves.png", part)
@@ -318,7 +335,6 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
             written.append(outcome.RESULT)
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
     print("\n".join(said))
-    return INTERRUPTED if stopped else 0
 
 
 def use_xla(model, jit, seed):

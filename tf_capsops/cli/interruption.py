@@ -1,0 +1,56 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C that waits until nothing is half done."""
+
+import signal
+import sys
+import threading
+
+import keras
+
+
+class Hold(keras.callbacks.Callback):
+    """In its `with` block Ctrl-C waits for the end of a batch or of the block.
+
+    Python raises KeyboardInterrupt wherever it happens to be. That may be inside of a
+    file's writing: HDF5 then swallowed it, or left memory in disorder and the process
+    crashed a second later. As a callback of `fit`, this raises it after the batch
+    in work. Ctrl-C pressed a second time does not wait.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._asked = False
+        self._before = None
+
+    def __enter__(self):
+        # Somebody else's handler, or none as under nohup, stays.
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self._before:
+            signal.signal(signal.SIGINT, self._before)
+        if kind is None:
+            self._raise_if_asked()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._raise_if_asked()
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._raise_if_asked()
+
+    def _ask(self, number, frame):
+        if self._asked:
+            signal.default_int_handler(number, frame)
+        self._asked = True
+        print("\nstopping; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def _raise_if_asked(self):
+        if self._asked:
+            self._asked = False
+            raise KeyboardInterrupt
