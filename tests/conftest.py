@@ -41,6 +41,11 @@ def pytest_addoption(parser):
         help="run every case in every type, and tests marked slow",
     )
     parser.addoption(
+        "--slow",
+        action="store_true",
+        help="run tests marked slow, too",
+    )
+    parser.addoption(
         "--jit",
         action="store_true",
         help="run the ops inside tf.function(jit_compile=True)",
@@ -90,7 +95,7 @@ def pytest_generate_tests(metafunc):
 
 
 def _selected(item):
-    if item.get_closest_marker("slow"):
+    if item.get_closest_marker("slow") and not item.config.getoption("slow"):
         return False
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if not isinstance(given.get("case"), cases.Case):

@@ -8,6 +8,7 @@ import fresh
 import h5py
 import keras
 import numpy as np
+import pytest
 from reference import capsule_routing
 
 import tf_capsops
@@ -31,6 +32,7 @@ _OF_CAPSNET_KERAS = "docs/migrating.md"
 _ELSEWHERE = {_OF_CAPSNET_KERAS, "docs/serving.md"}  # tests/layers/test_serving.py
 
 
+@pytest.mark.slow
 def test_blocks_run_as_they_stand(tmp_path):
     # One process, since importing TensorFlow takes longer than most pages.
     pages = {page: _CODE[page] for page in _CODE.keys() - _ELSEWHERE}

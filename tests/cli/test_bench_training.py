@@ -64,6 +64,7 @@ def _samples_are_short(monkeypatch):
     monkeypatch.setitem(training._SAMPLE_SECONDS, "CPU", 0.01)
 
 
+@pytest.mark.slow
 def test_report(tmp_path, capsys):
     arguments = ["--suite", "training-smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--model", "p_capsnet", "--steps-per-execution", "3"]

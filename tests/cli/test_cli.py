@@ -100,6 +100,7 @@ def test_reconstruct_overwrites_nothing(work, capsys):
     assert (work / "pictures" / "coefficients.png").exists()
 
 
+@pytest.mark.slow
 def test_train_keeps_older_runs_and_repeats_a_seed(tmp_path):
     command = "from tf_capsops.__main__ import main; import sys; main(sys.argv[1:])"
     arguments = ["train", "--epochs", "1", "--seed", "5", "--routing-iterations", "2"]

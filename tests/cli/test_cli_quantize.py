@@ -34,7 +34,9 @@ def _evaluate(path, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", ["capsnet", "p_capsnet"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("capsnet", marks=pytest.mark.slow), "p_capsnet"]
+)
 def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     run = runs / f"quantized-{name}"
     files = {"model.keras", "codes.keras", "config.json", "report.json"}

@@ -76,6 +76,7 @@ def test_quantizes(images, name):
     assert pathlib.Path("runs/quantize-noise/report.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_margin(images, monkeypatch):
     """Its second epoch begins with the steps that the first one took."""
     # This would last until the process ends, and keep other tests from XLA.

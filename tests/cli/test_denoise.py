@@ -56,6 +56,7 @@ def test_denoise_writes_everything(small, capsys):
     np.testing.assert_allclose(picture, np.clip(result, 0, 1), rtol=0, atol=1 / 255)
 
 
+@pytest.mark.slow
 def test_denoise_keeps_older_runs_and_repeats_a_seed(tmp_path):
     command = "\n".join(
         [

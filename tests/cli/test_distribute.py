@@ -88,7 +88,9 @@ def _assert_same_training(run, expected):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=8 * EPOCHS * rounding)
 
 
-@pytest.mark.parametrize("jit, steps", [("off", "1"), ("on", "2")])
+@pytest.mark.parametrize(
+    "jit, steps", [("off", "1"), pytest.param("on", "2", marks=pytest.mark.slow)]
+)
 def test_two_devices_train_as_one(folder, alone, jit, steps):
     options = ["--distribute", "mirrored", "--jit", jit, "--steps-per-execution", steps]
     printed = fresh.finish(_start(folder, f"jit-{jit}", *options, code=_TWO_CPUS))
@@ -98,6 +100,7 @@ def test_two_devices_train_as_one(folder, alone, jit, steps):
     assert {each.name for each in run.iterdir()} == {p.name for p in alone.iterdir()}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(folder, alone):
     options = ["--jit", "on", "--steps-per-execution", "3"]
     ports = _free_ports()
@@ -118,6 +121,7 @@ def _wait_for_a_checkpoint(run, process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_two_devices_goes_on(folder, alone):
     process = _start(folder, "resumed", "--distribute", "mirrored", code=_TWO_CPUS)
     run = folder / "runs" / "resumed"
@@ -135,6 +139,7 @@ def test_a_stopped_run_of_two_devices_goes_on(folder, alone):
     _assert_same_training(run, alone)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_was_killed_goes_on(folder, alone):
     ports = _free_ports()
     chief, other = (_worker(folder, "killed", i, ports) for i in range(2))

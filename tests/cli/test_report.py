@@ -88,6 +88,7 @@ def _results(path="runs/results.json"):
     return json.loads(pathlib.Path(path).read_text())
 
 
+@pytest.mark.slow
 def test_every_seed_is_trained_once(reported):
     options = [
         ["--recipe", _EFFICIENT, "--seed", "1", "--output"],

@@ -64,6 +64,7 @@ def _history(run):
     return json.loads((run / "history.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     process, run = stopped(signal.SIGKILL)
     process.communicate()

@@ -56,6 +56,7 @@ def test_mixed_precision(images, model, dtype, capsys):
     assert main(["reconstruct"]) == (0 if model == "capsnet" else 2)
 
 
+@pytest.mark.slow
 def test_several_steps_at_a_time_are_the_same_training(images, capsys):
     for steps in ("1", "4", "100"):
         assert main([*images, "--steps-per-execution", steps]) == 0

@@ -131,6 +131,7 @@ def test_layers_compute_the_same_within_a_block(name):
     assert not calls
 
 
+@pytest.mark.slow
 def test_saved_models_need_nothing_of_ours(export):
     fresh.run(_SERVE, *map(export, _NETWORKS))
     for name in _NETWORKS:

@@ -41,7 +41,8 @@ def history(model, **fitting):
 
 
 @pytest.mark.parametrize(  # six batches are two executions, two with a rest, or one
-    "steps, jit_compile", [(3, False), (4, False), (4, True), (8, False)]
+    "steps, jit_compile",
+    [(3, False), (4, False), pytest.param(4, True, marks=pytest.mark.slow), (8, False)],
 )
 def test_same_history(device, steps, jit_compile):
     expected = history(compiled(KerasLoop, steps, jit_compile=jit_compile))

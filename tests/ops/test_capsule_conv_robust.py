@@ -66,10 +66,12 @@ def test_every_run_gives_the_same_bits(image, kernel, dtype, device):
     robustness.same_bits_every_time(_results, _draw(dtype, image, kernel))
 
 
+@pytest.mark.slow
 def test_threads_do_not_change_the_bits():
     robustness.threads_do_not_change_the_bits(of_several_sizes)
 
 
+@pytest.mark.slow
 def test_kernels_of_older_processors():
     fresh.pass_on_older_processors(
         *("test_every_op.py", "-k"),

@@ -34,6 +34,7 @@ def test_every_run_gives_the_same_bits(dtype, device):
     robustness.same_bits_every_time(_results, robustness.draw(dtype, *shapes))
 
 
+@pytest.mark.slow
 def test_threads_do_not_change_the_bits():
     robustness.threads_do_not_change_the_bits(of_several_sizes)
 
@@ -49,6 +50,7 @@ def test_an_infinite_weight_gives_an_infinite_gradient(device):
     assert np.isposinf(result.grad_input.numpy()).all()
 
 
+@pytest.mark.slow
 def test_kernels_of_older_processors():
     fresh.pass_on_older_processors(
         *("test_every_op.py", "test_capsule_prediction.py", "-k", "capsule_prediction")

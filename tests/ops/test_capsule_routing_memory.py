@@ -62,7 +62,11 @@ with tf.device(device):
 
 @pytest.mark.parametrize(
     "op, dtype, order",
-    [("public", "float32", 1), ("bare", "bfloat16", 1), ("public", "float32", 2)],
+    [
+        ("public", "float32", 1),
+        ("bare", "bfloat16", 1),
+        pytest.param("public", "float32", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_predictions_are_never_stored(op, dtype, order, device):
     hidden = {} if device.startswith("GPU") else {"CUDA_VISIBLE_DEVICES": "-1"}

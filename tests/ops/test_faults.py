@@ -41,6 +41,7 @@ def _assert_same(before, after):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow  # TensorFlow waits ten seconds for memory to come free
 @pytest.mark.parametrize(
     "name, compute, shapes",
     [

@@ -81,10 +81,12 @@ def test_every_run_gives_the_same_bits(
     robustness.same_bits_every_time(compute, tensors)
 
 
+@pytest.mark.slow
 def test_threads_do_not_change_the_bits():
     robustness.threads_do_not_change_the_bits(of_several_sizes)
 
 
+@pytest.mark.slow
 def test_kernels_of_older_processors():
     fresh.pass_on_older_processors(
         *("test_every_op.py", "-k"),
