@@ -46,15 +46,17 @@ Division Divide(const Problem& p) {
 }
 
 // Calls a kernel with in_dim as a constant where it is 8, as in most capsule networks,
-// so that the compiler unrolls loops over it.
+// so that the compiler unrolls loops over it, or that of few samples with its depth.
 #define CAPSOPS_WITH_IN_DIM(Kernel)                                   \
   [](const Problem& p, auto... arguments) {                           \
-    if (IsFew<T>(p)) {                                                \
-      p.in_dim == 8 ? Few##Kernel<T, 8>(p, arguments...)              \
-                    : Few##Kernel<T, 0>(p, arguments...);             \
-    } else {                                                          \
+    if (!IsFew<T>(p)) {                                               \
       p.in_dim == 8 ? Kernel<T>(InDim<8>{8}, p, arguments...)         \
                     : Kernel<T>(InDim<0>{p.in_dim}, p, arguments...); \
+    } else if (p.in_dim <= 4) {                                       \
+      Few##Kernel<T, 4>(p, arguments...);                             \
+    } else {                                                          \
+      p.in_dim <= 8 ? Few##Kernel<T, 8>(p, arguments...)              \
+                    : Few##Kernel<T, 16>(p, arguments...);            \
     }                                                                 \
   }
 

@@ -19,36 +19,41 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
 constexpr int64_t kFewScratchBytes = 1 << 20;  // of a task, at most
+constexpr int64_t kFewCaps = 4;                // input capsules of a group
+constexpr int64_t kFewFlushed = 16;            // whose sum is added at once
 constexpr int64_t kFewGradCaps = 32;           // of a task, at most
 
 // Sizes of arrays, and the layout of the scratch for `tiles` tiles: the offset of each
-// array in numbers. A block is kLanes output dimensions of an output capsule, and its
-// weights are vectors [in_dim], with in_dim padded to a power of two.
+// array in numbers. A block is kLanes output dimensions of an output capsule. Its
+// weights are `depth` vectors for each part of in_dim: a part has `depth` numbers, the
+// last one padded with zeros. A row has a number for each output dimension.
 template <typename T>
 struct FewLayout {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
-  int64_t depth, blocks, row, caps;  // a row has a number for each output dimension
-  int64_t x, u, weights, terms, tiles, sums, weights_grad, first, logits, logits_grad,
-      dots, size;
+  int64_t depth, parts, blocks, row, caps;
+  int64_t x, tiles, sums, weights, weights_grad, u, logits, logits_grad, first, dots,
+      size;
 
-  FewLayout(const Problem& p, int64_t count) : depth(1) {
-    while (depth < p.in_dim) depth *= 2;
-    blocks = p.out_caps * CeilDivide(p.out_dim, kL);
-    row = blocks * kL;
-    caps = RoundUp(p.out_caps, kL);
+  FewLayout(const Problem& p, int64_t count)
+      : depth(p.in_dim > 8   ? 16
+              : p.in_dim > 4 ? 8
+                             : 4),
+        parts(CeilDivide(p.in_dim, depth)),
+        blocks(p.out_caps * CeilDivide(p.out_dim, kL)),
+        row(blocks * kL),
+        caps(RoundUp(p.out_caps, kL)) {
     x = 0;
-    u = x + p.batch * depth * kL;
-    weights = u + p.batch * row;
-    terms = weights + depth * kL;
-    tiles = terms + 2 * depth * kL;
+    tiles = x + kFewCaps * p.batch * parts * RoundUp(depth, kL);
     sums = tiles + count * p.batch * row;
-    weights_grad = sums + p.batch * row;
-    first = weights_grad + depth * row;
-    logits = first + caps;
-    logits_grad = logits + caps;
-    dots = logits_grad + caps;
-    size = dots + (count + 1) * caps;
+    weights = sums + p.batch * row;
+    weights_grad = weights + kFewCaps * parts * depth * row;
+    u = weights_grad + parts * depth * row;
+    logits = u + kFewCaps * p.batch * row;
+    logits_grad = logits + kFewCaps * caps;
+    first = logits_grad + caps;
+    dots = first + kFewCaps * caps;
+    size = dots + kFewCaps * p.batch * (count + 1) * caps;
   }
 };
 
@@ -99,52 +104,24 @@ inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   }
 }
 
-// Returns the sums of runs of `depth` numbers, of as many vectors, which it overwrites.
-template <typename A, typename Depth>
-CAPSOPS_INLINE Vector<A> SumRuns(Depth depth, A* vectors) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  for (int64_t n = depth / 2; n > 0; n /= 2) {
-    for (int64_t v = 0; v < n; ++v) {
-      const Vector<A> a = Load(vectors + 2 * v * kLanes<A>);
-      const Vector<A> b = Load(vectors + (2 * v + 1) * kLanes<A>);
-      Store(vectors + v * kLanes<A>,
-            EverySecond<A, 0>(a, b, lanes) + EverySecond<A, 1>(a, b, lanes));
-    }
-  }
-  return Load(vectors);
-}
-
-// Stores each lane of `v` as a run of `depth` numbers, to as many vectors.
-template <typename A, typename Depth>
-CAPSOPS_INLINE void SpreadRuns(Depth depth, Vector<A> v, A* vectors) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  Store(vectors, v);
-  for (int64_t n = 1; n < depth; n *= 2) {
-    for (int64_t from = n - 1; from >= 0; --from) {
-      const Vector<A> a = Load(vectors + from * kLanes<A>);
-      Store(vectors + 2 * from * kLanes<A>, InTurn<A, 0>(a, a, lanes));
-      Store(vectors + (2 * from + 1) * kLanes<A>, InTurn<A, 1>(a, a, lanes));
-    }
-  }
-}
-
-// What a task does with one input capsule after the other, and all samples. kDepth is
-// the padded in_dim, or 0 where that is not a constant.
+// What a task does with groups of input capsules, and all samples. kDepth is the
+// layout's depth.
 template <typename T, int kDepth>
 class FewSamples {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
+  // Vectors after which an input, repeated beside its weights, begins again.
+  static constexpr int kPeriod = kDepth > kL ? kDepth / kL : 1;
+  static constexpr int64_t kAhead = (8 << 10) / sizeof(A);  // of what is prefetched
 
  public:
   FewSamples(const Problem& p, int64_t count, void* scratch)
-      : p_(p),
-        at_(p, count),
-        depth_{at_.depth},
-        count_(count),
-        numbers_(static_cast<A*>(scratch)) {
-    std::memset(numbers_, 0, at_.size * sizeof(A));
-    for (int64_t j = p.out_caps; j < at_.caps; ++j) {
-      numbers_[at_.logits + j] = -A(__builtin_inf());
+      : p_(p), at_(p, count), count_(count), numbers_(static_cast<A*>(scratch)) {
+    // What is padded, and the sums.
+    std::memset(numbers_, 0, (InPlace() ? at_.weights : at_.weights_grad) * sizeof(A));
+    for (int64_t c = 0; c < kFewCaps; ++c) {
+      for (int64_t j = p.out_caps; j < at_.caps; ++j)
+        logits(c)[j] = -A(__builtin_inf());
     }
   }
 
@@ -152,7 +129,7 @@ class FewSamples {
   void Take(int64_t m, const A* tile) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       for (int64_t j = 0; j < p_.out_caps; ++j) {
-        A* const to = row(at_.tiles, m * p_.batch + s) + j * (at_.row / p_.out_caps);
+        A* const to = this->tile(m, s) + j * Each();
         for (int64_t d = 0; d < p_.out_dim; ++d) {
           to[d] = tile[(j * p_.out_dim + d) * kL + s];
         }
@@ -160,69 +137,70 @@ class FewSamples {
     }
   }
 
-  // Goes to input capsule i: computes u_hat of all samples, and c of the first
-  // iteration.
-  void Begin(int64_t i, const T* input, const T* weights, const T* logits) {
-    for (int64_t s = 0; s < p_.batch; ++s) {
-      // The inputs are repeated, so that each number is beside its weights.
-      const T* const from = input + (s * p_.in_caps + i) * p_.in_dim;
-      A* const to = x(s);
-      for (int64_t k = 0; k < p_.in_dim; ++k) to[k] = Widen(from[k]);
-      for (int64_t n = depth_; n < depth_ * kL; n += depth_) {
-        std::memcpy(to + n, to, depth_ * sizeof(A));
-      }
-    }
-    A* const terms = numbers_ + at_.terms;
-    for (int64_t block = 0; block < at_.blocks; ++block) {
-      const A* const w = Weights(i, block, weights);
+  // Goes to `caps` input capsules from i on: computes u_hat of all samples.
+  void Begin(int64_t i, int64_t caps, const T* input, const T* weights,
+             const T* logits) {
+    for (int64_t c = 0; c < caps; ++c) {
       for (int64_t s = 0; s < p_.batch; ++s) {
-        for (int64_t n = 0; n < depth_ * kL; n += kL) {
-          Store(terms + n, Load(w + n) * Load(x(s) + n));
-        }
-        Store(u(s) + block * kL, SumRuns<A>(depth_, terms));
+        Repeat(input + (s * p_.in_caps + i + c) * p_.in_dim, x(c, s));
+      }
+      weights_[c] = Weights(c, weights + (i + c) * Matrix(p_));
+      for (int64_t j = 0; j < p_.out_caps; ++j) {
+        this->logits(c)[j] = Widen(logits[(i + c) * p_.out_caps + j]);
       }
     }
-    for (int64_t j = 0; j < p_.out_caps; ++j) {
-      numbers_[at_.logits + j] = Widen(logits[i * p_.out_caps + j]);
+    for (int64_t c = 0; c < caps; ++c) {
+      for (int64_t s = 0; s < p_.batch; ++s) {
+        for (int64_t block = 0; block < at_.blocks; ++block) {
+          const A* w = weights_[c] + block * at_.parts * kDepth * kL;
+          Vector<A> terms[kDepth] = {};
+          for (int64_t part = 0; part < at_.parts; ++part, w += kDepth * kL) {
+            Vector<A> xs[kPeriod];
+            LoadInput(c, s, part, xs);
+            for (int n = 0; n < kDepth; ++n) {
+              __builtin_prefetch(w + n * kL + kAhead);
+              terms[n] += Load(w + n * kL) * xs[n % kPeriod];
+            }
+          }
+          Store(u(c, s) + block * kL, SumRuns<A>(terms));
+        }
+      }
     }
-    std::memset(numbers_ + at_.first, 0, at_.caps * sizeof(A));
-    SoftmaxInLanes(at_.caps, numbers_ + at_.logits, numbers_ + at_.first);
   }
 
-  // Computes the dot products of u_hat of a sample with all tiles.
-  void Dots(int64_t s) {
-    const int64_t each = at_.row / p_.out_caps;
-    for (int64_t m = 0; m < count_; ++m) {
-      const A* const tile = row(at_.tiles, m * p_.batch + s);
-      for (int64_t j0 = 0; j0 < p_.out_caps; j0 += kL) {
-        Vector<A> sums[kL] = {};
-        for (int64_t j = j0; j < Min(j0 + kL, p_.out_caps); ++j) {
+  // Computes c or, with two tiles, db of the first, V, whose gradient is the second,
+  // ds, of all in the group. Agreed returns it.
+  void Agree(int64_t caps) {
+    for (int64_t c = 0; c < caps; ++c) {
+      if (count_ == 0) First(c);
+      for (int64_t s = 0; s < p_.batch && count_ > 0; ++s) Dots(c, s);
+    }
+    for (int64_t c = 0; c < caps; ++c) {
+      for (int64_t s = 0; s < p_.batch && count_ > 0; ++s) {
+        SoftmaxInLanes(at_.caps, logits(c), dots(c, s, 1));
+        if (count_ == 2) {
+          SoftmaxGradInLanes<A>(at_.caps, dots(c, s, 1), dots(c, s, 2), nullptr);
+        }
+      }
+    }
+  }
+  const A* Agreed(int64_t c, int64_t s) const {
+    return count_ == 0 ? first(c) : dots(c, s, 1);
+  }
+
+  // Adds Agreed times u_hat of the group to the sums.
+  void Add(int64_t caps) {
+    const int64_t each = Each();
+    for (int64_t s = 0; s < p_.batch; ++s) {
+      A* const sums = numbers_ + at_.sums + s * at_.row;
+      for (int64_t c = 0; c < caps; ++c) {
+        const A *const b = Agreed(c, s), *const terms = u(c, s);
+        for (int64_t j = 0; j < p_.out_caps; ++j) {
+          const Vector<A> factor = Vector<A>{} + b[j];
           for (int64_t n = j * each; n < (j + 1) * each; n += kL) {
-            sums[j - j0] += Load(u(s) + n) * Load(tile + n);
+            Store(sums + n, Load(sums + n) + factor * Load(terms + n));
           }
         }
-        Store(dots(m + 1) + j0, SumLanes<A>(sums));
-      }
-    }
-  }
-
-  // Returns c or, with two tiles, db of the first, V, whose gradient is the second, ds.
-  const A* Agree(int64_t s) {
-    if (count_ == 0) return numbers_ + at_.first;
-    Dots(s);
-    SoftmaxInLanes(at_.caps, numbers_ + at_.logits, dots(1));
-    if (count_ == 2) SoftmaxGradInLanes<A>(at_.caps, dots(1), dots(2), nullptr);
-    return dots(1);
-  }
-
-  // Adds b u_hat of a sample to its sums.
-  void Add(int64_t s, const A* b) {
-    const int64_t each = at_.row / p_.out_caps;
-    A* const sums = row(at_.sums, s);
-    for (int64_t j = 0; j < p_.out_caps; ++j) {
-      const Vector<A> factor = Vector<A>{} + b[j];
-      for (int64_t n = j * each; n < (j + 1) * each; n += kL) {
-        Store(sums + n, Load(sums + n) + factor * Load(u(s) + n));
       }
     }
   }
@@ -230,119 +208,178 @@ class FewSamples {
   // Adds the sums to those of `part`, which has samples in lanes, and clears them.
   void Flush(A* part) {
     for (int64_t s = 0; s < p_.batch; ++s) {
+      A* const sums = numbers_ + at_.sums + s * at_.row;
       for (int64_t j = 0; j < p_.out_caps; ++j) {
-        const A* const from = row(at_.sums, s) + j * (at_.row / p_.out_caps);
         for (int64_t d = 0; d < p_.out_dim; ++d) {
-          part[(j * p_.out_dim + d) * kL + s] += from[d];
+          part[(j * p_.out_dim + d) * kL + s] += sums[j * Each() + d];
         }
       }
+      std::memset(sums, 0, at_.row * sizeof(A));
     }
-    std::memset(row(at_.sums, 0), 0, p_.batch * at_.row * sizeof(A));
   }
 
-  // Computes the gradients of an input capsule, of its weights and of its logits. The
-  // tiles are V_2, V_3, ..., and then ds_1, ds_2, ...
-  void Differentiate(int64_t i, const T* weights, T* grad_input, T* grad_weights,
+  // Computes the gradients of input capsule i, which is number c of the group, of its
+  // weights and of its logits. The tiles are V_2, V_3, ..., and then ds_1, ds_2, ...
+  void Differentiate(int64_t i, int64_t c, T* grad_input, T* grad_weights,
                      T* grad_logits) {
     A* const logits_grad = numbers_ + at_.logits_grad;
     std::memset(logits_grad, 0, at_.caps * sizeof(A));
-    std::memset(numbers_ + at_.weights_grad, 0, depth_ * at_.row * sizeof(A));
+    First(c);
+    T* const to = grad_weights + i * Matrix(p_);
+    A* const dw = WeightsGrad(to);
     for (int64_t s = 0; s < p_.batch; ++s) {
-      Dots(s);
-      std::memcpy(dots(0), numbers_ + at_.first, at_.caps * sizeof(A));
+      Dots(c, s);
+      std::memcpy(dots(c, s, 0), first(c), at_.caps * sizeof(A));
       for (int64_t r = 0; r < p_.iterations; ++r) {
-        if (r > 0) SoftmaxInLanes(at_.caps, numbers_ + at_.logits, dots(r));
-        SoftmaxGradInLanes(at_.caps, dots(r), dots(r + p_.iterations), logits_grad);
+        if (r > 0) SoftmaxInLanes(at_.caps, logits(c), dots(c, s, r));
+        SoftmaxGradInLanes(at_.caps, dots(c, s, r), dots(c, s, r + p_.iterations),
+                           logits_grad);
       }
-      AddGradients(i, s, weights, grad_input + (s * p_.in_caps + i) * p_.in_dim);
+      AddGradients(c, s, grad_input + (s * p_.in_caps + i) * p_.in_dim, dw);
     }
     for (int64_t j = 0; j < p_.out_caps; ++j) {
       Narrow(logits_grad[j], grad_logits + i * p_.out_caps + j);
     }
-    ForRows(i, [&](int64_t from, int64_t to) {
-      const A* const row = numbers_ + at_.weights_grad + from;
-      for (int64_t k = 0; k < p_.in_dim; ++k) Narrow(row[k], grad_weights + to + k);
-    });
+    if (static_cast<const void*>(dw) != to) {
+      ForRuns([&](int64_t from, int64_t at, int64_t count) {
+        for (int64_t k = 0; k < count; ++k) Narrow(dw[from + k], to + at + k);
+      });
+    }
   }
 
  private:
-  // The padded in_dim.
-  struct Depth {
-    int64_t value;
-    constexpr operator int64_t() const { return kDepth > 0 ? kDepth : value; }
-  };
+  int64_t Each() const { return at_.row / p_.out_caps; }  // of a row
+  A* x(int64_t c, int64_t s) const {
+    return numbers_ + at_.x + (c * p_.batch + s) * at_.parts * kPeriod * kL;
+  }
+  A* u(int64_t c, int64_t s) const {
+    return numbers_ + at_.u + (c * p_.batch + s) * at_.row;
+  }
+  A* tile(int64_t m, int64_t s) const {
+    return numbers_ + at_.tiles + (m * p_.batch + s) * at_.row;
+  }
+  A* logits(int64_t c) const { return numbers_ + at_.logits + c * at_.caps; }
+  A* first(int64_t c) const { return numbers_ + at_.first + c * at_.caps; }
+  A* dots(int64_t c, int64_t s, int64_t m) const {
+    return numbers_ + at_.dots + ((c * p_.batch + s) * (count_ + 1) + m) * at_.caps;
+  }
+  // Whether weights lie in the tensor as in blocks.
+  bool InPlace() const { return p_.in_dim == kDepth && p_.out_dim % kL == 0; }
 
-  A* row(int64_t array, int64_t n) const { return numbers_ + array + n * at_.row; }
-  A* dots(int64_t m) const { return numbers_ + at_.dots + m * at_.caps; }
-  A* x(int64_t s) const { return numbers_ + at_.x + s * depth_ * kL; }
-  A* u(int64_t s) const { return numbers_ + at_.u + s * at_.row; }
+  CAPSOPS_INLINE void LoadInput(int64_t c, int64_t s, int64_t part,
+                                Vector<A> (&xs)[kPeriod]) const {
+    for (int n = 0; n < kPeriod; ++n) xs[n] = Load(x(c, s) + (part * kPeriod + n) * kL);
+  }
 
-  // Calls run(from, to) for the offsets of each of the rows of in_dim weights, in
-  // blocks and in the tensor.
+  // Stores each part of an input capsule as often as fills its vectors.
+  void Repeat(const T* from, A* to) const {
+    for (int64_t k = 0; k < p_.in_dim; ++k) {
+      A* const first = to + k / kDepth * kPeriod * kL + k % kDepth;
+      for (int64_t n = 0; n < kPeriod * kL; n += kDepth) first[n] = Widen(from[k]);
+    }
+  }
+
+  // Calls run(from, to, count) for runs of weights, in blocks and in the tensor.
   template <typename Run>
-  void ForRows(int64_t i, const Run& run) const {
+  void ForRuns(const Run& run) const {
     for (int64_t j = 0; j < p_.out_caps; ++j) {
-      const int64_t from = j * (at_.row / p_.out_caps) * depth_;
-      const int64_t to = i * Matrix(p_) + j * p_.out_dim * p_.in_dim;
       for (int64_t d = 0; d < p_.out_dim; ++d) {
-        run(from + d * depth_, to + d * p_.in_dim);
+        const int64_t block = (j * Each() + d) / kL;
+        for (int64_t part = 0; part < at_.parts; ++part) {
+          run(((block * at_.parts + part) * kL + d % kL) * kDepth,
+              (j * p_.out_dim + d) * p_.in_dim + part * kDepth,
+              Min(p_.in_dim - part * kDepth, kDepth));
+        }
       }
     }
   }
 
-  // Returns the weights of a block: where they lie if they lie so, and else as a copy.
-  const A* Weights(int64_t i, int64_t block, const T* weights) const {
-    const int64_t each = at_.blocks / p_.out_caps, d = block % each * kL;
-    const int64_t rows = Min(p_.out_dim - d, kL);
-    const T* const from =
-        weights + i * Matrix(p_) + (block / each * p_.out_dim + d) * p_.in_dim;
+  // Returns the weights of an input capsule in blocks: where they lie if they lie so,
+  // and else as a copy.
+  const A* Weights(int64_t c, const T* from) const {
     if constexpr (std::is_same_v<T, A>) {
-      if (rows == kL && p_.in_dim == depth_) return from;
+      if (InPlace()) return from;
     }
-    A* const copy = numbers_ + at_.weights;
-    std::memset(copy, 0, depth_ * kL * sizeof(A));
-    for (int64_t n = 0; n < rows; ++n) {
-      for (int64_t k = 0; k < p_.in_dim; ++k) {
-        copy[n * depth_ + k] = Widen(from[n * p_.in_dim + k]);
+    A* const copy = numbers_ + at_.weights + c * at_.parts * kDepth * at_.row;
+    ForRuns([&](int64_t to, int64_t of, int64_t count) {
+      for (int64_t k = 0; k < count; ++k) copy[to + k] = Widen(from[of + k]);
+    });
+    return copy;
+  }
+
+  // Returns where to add up the gradient of weights, which is `to` where they lie so.
+  A* WeightsGrad(T* to) const {
+    if constexpr (std::is_same_v<T, A>) {
+      if (InPlace()) return to;
+    }
+    return numbers_ + at_.weights_grad;
+  }
+
+  // Computes c of the first iteration.
+  void First(int64_t c) {
+    std::memset(first(c), 0, at_.caps * sizeof(A));
+    SoftmaxInLanes(at_.caps, logits(c), first(c));
+  }
+
+  // Computes the dot products of u_hat of a sample with all tiles.
+  void Dots(int64_t c, int64_t s) {
+    const int64_t each = Each();
+    const A* const terms = u(c, s);
+    for (int64_t m = 0; m < count_; ++m) {
+      const A* const factors = tile(m, s);
+      for (int64_t j0 = 0; j0 < p_.out_caps; j0 += kL) {
+        Vector<A> sums[kL] = {};
+#pragma GCC unroll 16
+        for (int n = 0; n < kL; ++n) {
+          if (j0 + n == p_.out_caps) break;
+          const A *const a = terms + (j0 + n) * each, *const b =
+                                                          factors + (j0 + n) * each;
+          sums[n] = Load(a) * Load(b);
+          for (int64_t d = kL; d < each; d += kL) sums[n] += Load(a + d) * Load(b + d);
+        }
+        Store(dots(c, s, m + 1) + j0, SumLanes<A>(sums));
       }
     }
-    return copy;
   }
 
   // Computes du_hat of a sample, adds du_hat x to the gradient of the weights, and
   // computes the gradient of the input, which is weights^T du_hat.
-  void AddGradients(int64_t i, int64_t s, const T* weights, T* grad_input) {
-    A* const spread = numbers_ + at_.terms;
-    A* const dx = spread + depth_ * kL;
-    std::memset(dx, 0, depth_ * kL * sizeof(A));
+  void AddGradients(int64_t c, int64_t s, T* grad_input, A* weights_grad) {
     const int64_t each = at_.blocks / p_.out_caps;
-    for (int64_t block = 0; block < at_.blocks; ++block) {
-      Vector<A> du = {};
-      for (int64_t m = 0; m < count_; ++m) {
-        const A* const tile = row(at_.tiles, m * p_.batch + s) + block * kL;
-        du += dots(m + 1)[block / each] * Load(tile);
+    for (int64_t part = 0; part < at_.parts; ++part) {
+      Vector<A> xs[kPeriod], dx[kPeriod] = {};
+      LoadInput(c, s, part, xs);
+      for (int64_t block = 0; block < at_.blocks; ++block) {
+        const A* const factors = dots(c, s, 1) + block / each;
+        Vector<A> du[kDepth] = {};
+        for (int64_t m = 0; m < count_; ++m) {
+          du[0] += factors[m * at_.caps] * Load(tile(m, s) + block * kL);
+        }
+        SpreadRuns<A>(du);
+        const int64_t at = (block * at_.parts + part) * kDepth * kL;
+        const A* const w = weights_[c] + at;
+        A* const dw = weights_grad + at;
+        for (int n = 0; n < kDepth; ++n) {
+          const Vector<A> grad = du[n] * xs[n % kPeriod];
+          Store(dw + n * kL, s == 0 ? grad : Load(dw + n * kL) + grad);
+          dx[n % kPeriod] += du[n] * Load(w + n * kL);
+        }
       }
-      SpreadRuns<A>(depth_, du, spread);
-      const A* const w = Weights(i, block, weights);
-      A* const dw = numbers_ + at_.weights_grad + block * depth_ * kL;
-      for (int64_t n = 0; n < depth_ * kL; n += kL) {
-        const Vector<A> grad = Load(spread + n);
-        Store(dw + n, Load(dw + n) + grad * Load(x(s) + n));
-        Store(dx + n, Load(dx + n) + grad * Load(w + n));
+      A sums[kPeriod * kL];
+      for (int n = 0; n < kPeriod; ++n) Store(sums + n * kL, dx[n]);
+      for (int64_t k = 0; k < Min(p_.in_dim - part * kDepth, kDepth); ++k) {
+        A sum = 0;
+        for (int64_t n = k; n < kPeriod * kL; n += kDepth) sum += sums[n];
+        Narrow(sum, grad_input + part * kDepth + k);
       }
-    }
-    for (int64_t k = 0; k < p_.in_dim; ++k) {
-      A sum = 0;
-      for (int64_t n = k; n < depth_ * kL; n += depth_) sum += dx[n];
-      Narrow(sum, grad_input + k);
     }
   }
 
   const Problem& p_;
   const FewLayout<T> at_;
-  const Depth depth_;
   const int64_t count_;  // of tiles
   A* const numbers_;
+  const A* weights_[kFewCaps] = {};
 };
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

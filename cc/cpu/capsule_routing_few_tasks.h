@@ -16,7 +16,7 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
 // These do as the functions of the same names, less `Few`, in capsule_routing_sums.h
-// and capsule_routing_grad.h. kDepth is in_dim or 0.
+// and capsule_routing_grad.h.
 template <typename T, int kDepth>
 void FewAddTask(const Problem& p, const Division& d, int64_t task, const T* input,
                 const T* weights, const T* logits, const Accumulator<T>* totals,
@@ -28,10 +28,13 @@ void FewAddTask(const Problem& p, const Division& d, int64_t task, const T* inpu
   if (sum_grads != nullptr) few.Take(1, sum_grads);
   Accumulator<T>* const part = parts + t.chunk * d.tile;
   std::memset(part, 0, d.tile * sizeof(*part));
-  for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += kBlockCaps) {
-    for (int64_t i = i0; i < Min(i0 + kBlockCaps, t.caps_end); ++i) {
-      few.Begin(i, input, weights, logits);
-      for (int64_t s = 0; s < p.batch; ++s) few.Add(s, few.Agree(s));
+  for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += kFewFlushed) {
+    const int64_t end = Min(i0 + kFewFlushed, t.caps_end);
+    for (int64_t i = i0; i < end; i += kFewCaps) {
+      const int64_t caps = Min(kFewCaps, end - i);
+      few.Begin(i, caps, input, weights, logits);
+      few.Agree(caps);
+      few.Add(caps);
     }
     few.Flush(part);
   }
@@ -44,12 +47,16 @@ void FewCoefficientsTask(const Problem& p, const Division& d, int64_t task,
   const SumTask t(p, d, task);
   FewSamples<T, kDepth> few(p, totals != nullptr, scratch);
   if (totals != nullptr) few.Take(0, totals);
-  for (int64_t i = t.caps_begin; i < t.caps_end; ++i) {
-    few.Begin(i, input, weights, logits);
-    for (int64_t s = 0; s < p.batch; ++s) {
-      const Accumulator<T>* const c = few.Agree(s);
-      for (int64_t j = 0; j < p.out_caps; ++j) {
-        Narrow(c[j], coefficients + (s * p.in_caps + i) * p.out_caps + j);
+  for (int64_t i = t.caps_begin; i < t.caps_end; i += kFewCaps) {
+    const int64_t caps = Min(kFewCaps, t.caps_end - i);
+    few.Begin(i, caps, input, weights, logits);
+    few.Agree(caps);
+    for (int64_t c = 0; c < caps; ++c) {
+      for (int64_t s = 0; s < p.batch; ++s) {
+        for (int64_t j = 0; j < p.out_caps; ++j) {
+          Narrow(few.Agreed(c, s)[j],
+                 coefficients + (s * p.in_caps + i + c) * p.out_caps + j);
+        }
       }
     }
   }
@@ -63,9 +70,12 @@ void FewGradTask(const Problem& p, const Division& d, int64_t task, const T* inp
   FewSamples<T, kDepth> few(p, count, scratch);
   for (int64_t m = 0; m < count; ++m) few.Take(m, tiles + m * d.tile);
   const int64_t end = Min((task + 1) * d.grad_caps, p.in_caps);
-  for (int64_t i = task * d.grad_caps; i < end; ++i) {
-    few.Begin(i, input, weights, logits);
-    few.Differentiate(i, weights, grad_input, grad_weights, grad_logits);
+  for (int64_t i = task * d.grad_caps; i < end; i += kFewCaps) {
+    const int64_t caps = Min(kFewCaps, end - i);
+    few.Begin(i, caps, input, weights, logits);
+    for (int64_t c = 0; c < caps; ++c) {
+      few.Differentiate(i + c, c, grad_input, grad_weights, grad_logits);
+    }
   }
 }
 

@@ -93,6 +93,36 @@ CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
   v[3] = InTurn<A, 1>(even1, odd1, lanes);
 }
 
+// Returns the sums of runs of kCount numbers, of as many vectors.
+template <typename A, int kCount>
+CAPSOPS_INLINE Vector<A> SumRuns(const Vector<A> (&v)[kCount]) {
+  if constexpr (kCount == 1) {
+    return v[0];
+  } else {
+    constexpr typename IndicesTo<kLanes<A>>::type lanes;
+    Vector<A> half[kCount / 2];
+    for (int n = 0; n < kCount / 2; ++n) {
+      half[n] = EverySecond<A, 0>(v[2 * n], v[2 * n + 1], lanes) +
+                EverySecond<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+    }
+    return SumRuns<A>(half);
+  }
+}
+
+// Sets v to as many vectors in which each lane of v[0] is a run of kCount numbers.
+template <typename A, int kCount, int kFrom = 1>
+CAPSOPS_INLINE void SpreadRuns(Vector<A> (&v)[kCount]) {
+  if constexpr (kFrom < kCount) {
+    constexpr typename IndicesTo<kLanes<A>>::type lanes;
+    for (int n = kFrom - 1; n >= 0; --n) {
+      const Vector<A> a = v[n];
+      v[2 * n] = InTurn<A, 0>(a, a, lanes);
+      v[2 * n + 1] = InTurn<A, 1>(a, a, lanes);
+    }
+    SpreadRuns<A, kCount, 2 * kFrom>(v);
+  }
+}
+
 // Transposes a square of vectors, so that lane n of row m becomes lane m of row n.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
