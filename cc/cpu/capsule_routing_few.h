@@ -26,12 +26,14 @@ constexpr int64_t kFewGradCaps = 32;           // of a task, at most
 // Sizes of arrays, and the layout of the scratch for `tiles` tiles: the offset of each
 // array in numbers. A block is kLanes output dimensions of an output capsule. Its
 // weights are `depth` vectors for each part of in_dim: a part has `depth` numbers, the
-// last one padded with zeros. A row has a number for each output dimension.
+// last one padded with zeros. A row has a number for each output dimension. Weights
+// that lie so in their tensor are not copied.
 template <typename T>
 struct FewLayout {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
   int64_t depth, parts, blocks, row, caps;
+  bool in_place;
   int64_t x, tiles, sums, weights, weights_grad, u, logits, logits_grad, first, dots,
       size;
 
@@ -42,13 +44,15 @@ struct FewLayout {
         parts(CeilDivide(p.in_dim, depth)),
         blocks(p.out_caps * CeilDivide(p.out_dim, kL)),
         row(blocks * kL),
-        caps(RoundUp(p.out_caps, kL)) {
+        caps(RoundUp(p.out_caps, kL)),
+        in_place(std::is_same_v<T, A> && p.in_dim == depth && p.out_dim % kL == 0) {
+    const int64_t copy = in_place ? 0 : parts * depth * row;
     x = 0;
     tiles = x + kFewCaps * p.batch * parts * RoundUp(depth, kL);
     sums = tiles + count * p.batch * row;
     weights = sums + p.batch * row;
-    weights_grad = weights + kFewCaps * parts * depth * row;
-    u = weights_grad + parts * depth * row;
+    weights_grad = weights + kFewCaps * copy;
+    u = weights_grad + copy;
     logits = u + kFewCaps * p.batch * row;
     logits_grad = logits + kFewCaps * caps;
     first = logits_grad + caps;
@@ -118,7 +122,7 @@ class FewSamples {
   FewSamples(const Problem& p, int64_t count, void* scratch)
       : p_(p), at_(p, count), count_(count), numbers_(static_cast<A*>(scratch)) {
     // What is padded, and the sums.
-    std::memset(numbers_, 0, (InPlace() ? at_.weights : at_.weights_grad) * sizeof(A));
+    std::memset(numbers_, 0, at_.weights_grad * sizeof(A));
     for (int64_t c = 0; c < kFewCaps; ++c) {
       for (int64_t j = p.out_caps; j < at_.caps; ++j)
         logits(c)[j] = -A(__builtin_inf());
@@ -263,8 +267,6 @@ class FewSamples {
   A* dots(int64_t c, int64_t s, int64_t m) const {
     return numbers_ + at_.dots + ((c * p_.batch + s) * (count_ + 1) + m) * at_.caps;
   }
-  // Whether weights lie in the tensor as in blocks.
-  bool InPlace() const { return p_.in_dim == kDepth && p_.out_dim % kL == 0; }
 
   CAPSOPS_INLINE void LoadInput(int64_t c, int64_t s, int64_t part,
                                 Vector<A> (&xs)[kPeriod]) const {
@@ -298,7 +300,7 @@ class FewSamples {
   // and else as a copy.
   const A* Weights(int64_t c, const T* from) const {
     if constexpr (std::is_same_v<T, A>) {
-      if (InPlace()) return from;
+      if (at_.in_place) return from;
     }
     A* const copy = numbers_ + at_.weights + c * at_.parts * kDepth * at_.row;
     ForRuns([&](int64_t to, int64_t of, int64_t count) {
@@ -310,7 +312,7 @@ class FewSamples {
   // Returns where to add up the gradient of weights, which is `to` where they lie so.
   A* WeightsGrad(T* to) const {
     if constexpr (std::is_same_v<T, A>) {
-      if (InPlace()) return to;
+      if (at_.in_place) return to;
     }
     return numbers_ + at_.weights_grad;
   }
