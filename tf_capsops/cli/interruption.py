@@ -12,10 +12,10 @@ import keras
 class Hold(keras.callbacks.Callback):
     """In its `with` block Ctrl-C waits for the end of a batch or of the block.
 
-    Python raises KeyboardInterrupt wherever it happens to be. That may be inside of a
-    file's writing: HDF5 then swallowed it, or left memory in disorder and the process
-    crashed a second later. As a callback of `fit`, this raises it after the batch
-    in work. Ctrl-C pressed a second time does not wait.
+    Python raises KeyboardInterrupt wherever it happens to be, also while a model is
+    being written. There it was sometimes lost, and once the process crashed soon
+    after. As a callback of `fit`, this raises it after the current batch. A second
+    Ctrl-C does not wait.
     """
 
     def __init__(self):
