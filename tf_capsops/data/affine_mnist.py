@@ -3,12 +3,11 @@
 """Digits for testing under affine maps that training has not shown."""
 
 import dataclasses
-import functools
 import math
 
 import tensorflow as tf
 
-from tf_capsops.data.dataset import Dataset
+from tf_capsops.data.generated import Generated
 from tf_capsops.data.samples import Samples, on_processor, place, uniform, warp
 
 MARGIN = 6  # pixels around a digit in the middle
@@ -16,7 +15,7 @@ DEGREES, SHEAR, SCALE = 20.0, 0.2, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class AffineMnist:
+class AffineMnist(Generated):
     """Digits shifted for training and mapped affinely for testing, like affNIST.
 
     This is not affNIST, but made in its manner, for the experiment of Sabour et al.
@@ -39,32 +38,16 @@ class AffineMnist:
     ((20, 20, 1), 1437, 360)
     """
 
-    base: Dataset
-    seed: int = 0
-
     name = "affine_mnist"
-    generated = True
     objects = 1
+    margin = MARGIN
 
-    @property
-    def num_classes(self):
-        return self.base.num_classes
-
-    @property
-    def image_shape(self):
-        height, width, channels = self.base.image_shape
-        return height + 2 * MARGIN, width + 2 * MARGIN, channels
-
-    @functools.cached_property
-    def train(self):
-        return _Shifted(self, self.base.x_train, self.base.y_train, 0)
-
-    @functools.cached_property
-    def test(self):
-        return _Mapped(self, self.base.x_test, self.base.y_test, 1)
+    def _samples(self, images, labels, testing):
+        kind = _Mapped if testing else _Shifted
+        return kind(self, images, labels, testing)
 
 
-class _Generated(Samples):
+class _Changed(Samples):
     """One part, with so many random numbers a sample."""
 
     random_numbers = None
@@ -84,14 +67,14 @@ class _Generated(Samples):
         return images, tf.gather(self._labels, indices)
 
 
-class _Shifted(_Generated):
+class _Shifted(_Changed):
     random_numbers = 2
 
     def _changed(self, images, draws):
         return place(images, tf.floor(draws * (2 * MARGIN + 1)), self._size)
 
 
-class _Mapped(_Generated):
+class _Mapped(_Changed):
     random_numbers = 6
 
     def _changed(self, images, draws):

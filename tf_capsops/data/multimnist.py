@@ -3,19 +3,18 @@
 """MultiMNIST: pairs of overlapping digits, made as they are asked for."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.data.dataset import Dataset
+from tf_capsops.data.generated import Generated
 from tf_capsops.data.samples import Samples, on_processor, place, uniform
 
 SHIFT = 4  # pixels, up, down, left and right
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiMnist:
+class MultiMnist(Generated):
     """MultiMNIST of Sabour et al. (2017), section 6, generated from digits.
 
     An image is the sum of two digits of different classes, clipped to 1. Each digit is
@@ -45,12 +44,9 @@ class MultiMnist:
     [2.0, 2.0, 2.0]
     """
 
-    base: Dataset
-    seed: int = 0
-
     name = "multimnist"
-    generated = True
     objects = 2
+    margin = SHIFT
 
     def __post_init__(self):
         for labels in (self.base.y_train, self.base.y_test):
@@ -60,22 +56,8 @@ class MultiMnist:
                     "must have two or more, for training and for testing"
                 )
 
-    @property
-    def num_classes(self):
-        return self.base.num_classes
-
-    @property
-    def image_shape(self):
-        height, width, channels = self.base.image_shape
-        return height + 2 * SHIFT, width + 2 * SHIFT, channels
-
-    @functools.cached_property
-    def train(self):
-        return _Pairs(self, self.base.x_train, self.base.y_train, 0)
-
-    @functools.cached_property
-    def test(self):
-        return _Pairs(self, self.base.x_test, self.base.y_test, 1)
+    def _samples(self, images, labels, testing):
+        return _Pairs(self, images, labels, testing)
 
 
 class _Pairs(Samples):

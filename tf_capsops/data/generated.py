@@ -1,0 +1,46 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What data sets have in common whose samples are generated from digits."""
+
+import abc
+import dataclasses
+import functools
+
+from tf_capsops.data.dataset import Dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated(abc.ABC):
+    """Samples on a canvas that is larger than the digits by `margin` on each side.
+
+    Args:
+      base: the `Dataset` of digits.
+      seed: an int, from which all samples follow.
+    """
+
+    base: Dataset
+    seed: int = 0
+
+    generated = True
+    margin = 0  # pixels
+
+    @abc.abstractmethod
+    def _samples(self, images, labels, testing):
+        """Returns the `Samples` that are made of those digits."""
+
+    @property
+    def num_classes(self):
+        return self.base.num_classes
+
+    @property
+    def image_shape(self):
+        height, width, channels = self.base.image_shape
+        return height + 2 * self.margin, width + 2 * self.margin, channels
+
+    @functools.cached_property
+    def train(self):
+        return self._samples(self.base.x_train, self.base.y_train, testing=0)
+
+    @functools.cached_property
+    def test(self):
+        return self._samples(self.base.x_test, self.base.y_test, testing=1)
