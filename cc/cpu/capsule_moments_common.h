@@ -161,17 +161,6 @@ void SetPair(const Problem& p, const Division& d, const Sizes<A>& s, const A* pa
   run->prior = prior ? packed + d.pairs * s.matrix + pair * s.parents : nullptr;
 }
 
-// Returns the numbers as A: where they lie if T is A, and otherwise as a copy.
-template <typename T, typename A>
-const A* Widened(const T* from, int64_t count, A* copy) {
-  if constexpr (std::is_same_v<T, A>) {
-    return from;
-  } else {
-    for (int64_t n = 0; n < count; ++n) copy[n] = Widen(from[n]);
-    return copy;
-  }
-}
-
 // Calls visit(slot, run) for all children of windows `begin` to `end`, in runs. `copy`
 // has room for the poses of a run.
 template <typename T, typename A, typename Visit>

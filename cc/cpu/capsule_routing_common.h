@@ -40,18 +40,6 @@ int64_t Block(const Problem& p, int64_t bytes, int64_t most) {
   return Max(Min(Min(fit, most), p.in_caps), 1);
 }
 
-// Returns the numbers as A: where they lie if T is A, and otherwise as a copy in
-// `copy`.
-template <typename T, typename A>
-const A* Widened(const T* from, int64_t count, A* copy) {
-  if constexpr (std::is_same_v<T, A>) {
-    return from;
-  } else {
-    for (int64_t n = 0; n < count; ++n) copy[n] = Widen(from[n]);
-    return copy;
-  }
-}
-
 // Returns how many numbers Widened copies for the weights of `caps` input capsules.
 template <typename T>
 int64_t WeightsCopy(const Problem& p, int64_t caps) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cc/launch/exec.h"
 
@@ -65,6 +66,18 @@ inline void Narrow(float x, Float16* to) {
                         : magnitude < 0x38800000  ? subnormal  // under 2^-14
                                                   : normal;
   to->bits = static_cast<uint16_t>(sign | half);
+}
+
+// Returns the numbers as A: where they lie if T is A, and otherwise as a copy in
+// `copy`.
+template <typename T, typename A>
+const A* Widened(const T* from, int64_t count, A* copy) {
+  if constexpr (std::is_same_v<T, A>) {
+    return from;
+  } else {
+    for (int64_t n = 0; n < count; ++n) copy[n] = Widen(from[n]);
+    return copy;
+  }
 }
 
 }  // namespace capsops::CAPSOPS_ISA
