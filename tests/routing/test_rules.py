@@ -106,6 +106,14 @@ def test_values_and_gradients_are_those_of_the_equations(name, device):
 
 
 @pytest.mark.parametrize("name", _RULES)
+def test_a_graph_gives_the_same(name):
+    """In float64, for which a graph would not take a Python number by itself."""
+    layer, *inputs = _drawn(_RULES[name])
+    for ours, eager in zip(tf.function(layer)(inputs), layer(inputs), strict=True):
+        np.testing.assert_allclose(ours, eager, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", _RULES)
 def test_configs_make_the_same_rule(name):
     rule = _RULES[name]
     saved = keras.saving.serialize_keras_object(rule)

@@ -35,11 +35,11 @@ def squashed_and_lengths(poses, axes):
       axes: The last axes, which run over a pose.
     """
     norm = norms(poses, axes)
-    zero = norm == 0
+    zero, one = norm == 0, tf.ones([], norm.dtype)
     # 1 - exp(-norm) to full precision, and of ops that ONNX has, unlike expm1.
     tangent = tf.tanh(0.5 * norm)
     length = 2.0 * tangent / (1.0 + tangent)
-    factor = tf.where(zero, 1.0, length / tf.where(zero, 1.0, norm))
+    factor = tf.where(zero, one, length / tf.where(zero, one, norm))
     for _ in axes:
         factor = factor[..., tf.newaxis]
     return poses * factor, length
@@ -49,8 +49,9 @@ def norms(poses, axes=(-2, -1)):
     """Returns the lengths of poses; the gradient of one that is zero is zero."""
     squared = tf.reduce_sum(tf.square(poses), axis=axes)
     # The root's derivative is infinite at zero: keep zeros away from it.
-    zero = squared == 0
-    return tf.where(zero, 0.0, tf.sqrt(tf.where(zero, 1.0, squared)))
+    # A graph would take a Python number that comes before a tensor for float32.
+    zero, one = squared == 0, tf.ones([], squared.dtype)
+    return tf.where(zero, 0 * one, tf.sqrt(tf.where(zero, one, squared)))
 
 
 def of_poses(values):
