@@ -4,6 +4,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,14 @@ COMMAND = (
     "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
 )
 ROOT = pathlib.Path(tf_capsops.__file__).resolve().parents[1]
+
+
+def code_of(page):
+    """Returns the Python of a page, block after block."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return "\n".join(blocks)
 
 
 def start(code, *arguments, cwd=None, **environment):
