@@ -46,6 +46,11 @@ def _correctness_cases():
     yield from _normalized("dilations", primes, use, **three, dilations=(2, 1))
     yield from _normalized("matrices", (2, 5, 5, 9, 17, 4, 4, 4), use, kernel=(3, 3))
     yield from _normalized("coordinates", (2, 3, 3, 5, 10, 4, 5, 4), use)
+    # All lanes of a warp, and more windows than a block has.
+    rows = (3, 4, 5, 8, 32, 4, 4, 4)
+    yield from _normalized("rows_of_warps", rows, use, kernel=(2, 2))
+    equal = ("activations", "center")
+    yield from _normalized("equal_shares", rows, use, kernel=(2, 2), given=equal)
     yield from _normalized("capsules", (5, 1, 1, 37, 10, 1, 8, 16), use)
     for order in (0, 1):
         yield from _normalized(f"order_{order}", primes, use, **three, order=order)
