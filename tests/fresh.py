@@ -5,6 +5,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -38,6 +39,22 @@ def start(code, *arguments, cwd=None, **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def interrupt(process, text):
+    """Presses Ctrl-C once the process has printed a line with `text`.
+
+    Returns:
+      What it printed after that line; fails if Ctrl-C did not end it.
+    """
+    for line in process.stdout:
+        if text in line:
+            process.send_signal(signal.SIGINT)
+            break
+    printed, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    return printed
 
 
 def finish(process):

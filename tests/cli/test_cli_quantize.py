@@ -5,6 +5,7 @@
 import json
 import re
 
+import fresh
 import keras
 import numpy as np
 import pytest
@@ -141,6 +142,26 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
     first, _, last = converted.layers
     assert type(first) is tf_capsops.layers.InqConv2D and first.bits == 3
     assert type(last) is tf_capsops.layers.InqDense and not converted.compiled
+
+
+def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):
+    _classifier(tmp_path / "model.keras")
+    _data(tmp_path / "images.npz")
+    options = ["--data", "images.npz", "--steps", "0.5", "1", "--bits", "3"]
+    options += ["--epochs-per-step", "200", "--batch-size", "10"]
+    command = [fresh.COMMAND, "quantize", "model.keras", *options]
+    printed = fresh.interrupt(fresh.start(*command, cwd=tmp_path), "epoch 20/")
+    said = r"stopped in epoch (\d+) of 400 after \d+ s, with 50.0% of the weights"
+    epoch = int(re.search(said, printed)[1])
+    run = tmp_path / "runs/quantize-images"
+    files = {"model.keras", "config.json", "history.json"}
+    assert {each.name for each in run.iterdir()} == files
+    history = json.loads((run / "history.json").read_text())
+    assert len(history["loss"]) == epoch - 1 >= 20
+    kernels = layers_and_kernels(keras.saving.load_model(run / "model.keras"))
+    for _, kernel in kernels:
+        mantissas = np.abs(np.frexp(kernel.numpy())[0])
+        assert 0.5 <= np.isin(mantissas, [0, 0.5]).mean() < 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 """The denoising example: its filters and networks, and the command on small images."""
 
 import json
+import re
 
 import fresh
 import keras
@@ -13,6 +14,13 @@ import tensorflow as tf
 
 from tf_capsops.__main__ import main
 from tf_capsops.cli import denoise, denoisers, pipeline
+
+# The command in a process of its own, as small as the fixture makes it here.
+_SMALL_COMMAND = f"""
+from tf_capsops.cli import denoise, denoisers
+whole, denoise._STEPS = denoisers.photograph, 2
+denoisers.photograph = lambda name: whole(name)[200:270, 300:372]
+{fresh.COMMAND}"""
 
 
 @pytest.fixture
@@ -56,20 +64,32 @@ def test_denoise_writes_everything(small, capsys):
     np.testing.assert_allclose(picture, np.clip(result, 0, 1), rtol=0, atol=1 / 255)
 
 
+@pytest.mark.parametrize(
+    "text, networks",
+    [
+        ("epoch 4/40", ["plain"]),
+        ("averaging network: ", ["plain", "averaging"]),
+    ],
+)
+def test_ctrl_c_saves_what_there_is_and_ends(tmp_path, text, networks):
+    command = [_SMALL_COMMAND, "denoise", "--epochs", "40"]
+    printed = fresh.interrupt(fresh.start(*command, cwd=tmp_path), text)
+    network = networks[-1]
+    note = rf"{network} network .* dB  \(stopped in epoch (\d+) of 40 after \d+ s\)"
+    epoch = int(re.search(note, printed)[1])
+    run = tmp_path / "runs" / "denoise"
+    history = json.loads((run / "history.json").read_text())
+    assert list(history) == [*networks, "test_psnr"]
+    assert len(history[network].get("loss", [])) == epoch - 1
+    assert keras.saving.load_model(run / "denoiser.keras").name == network
+    for name in ("config.json", "comparison.png", "noisy.png", "denoised.png"):
+        assert (run / name).stat().st_size > 0, name
+
+
 @pytest.mark.slow
 def test_denoise_keeps_older_runs_and_repeats_a_seed(tmp_path):
-    command = "\n".join(
-        [
-            "import sys",
-            "from tf_capsops.__main__ import main",
-            "from tf_capsops.cli import denoise, denoisers",
-            "whole, denoise._STEPS = denoisers.photograph, 2",
-            "denoisers.photograph = lambda name: whole(name)[200:270, 300:372]",
-            "sys.exit(main(sys.argv[1:]))",
-        ]
-    )
-    arguments = ["denoise", "--epochs", "1", "--seed", "5"]
-    for process in [fresh.start(command, *arguments, cwd=tmp_path) for _ in range(2)]:
+    command = [_SMALL_COMMAND, "denoise", "--epochs", "1", "--seed", "5"]
+    for process in [fresh.start(*command, cwd=tmp_path) for _ in range(2)]:
         assert "PSNR on flower" in fresh.finish(process)
     runs = [tmp_path / "runs" / name for name in ("denoise", "denoise-2")]
     histories = [(run / "history.json").read_text() for run in runs]

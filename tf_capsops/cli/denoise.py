@@ -7,10 +7,9 @@ parameters and classic filters at their best.
 """
 
 import sys
-import time
 
 from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import require
+from tf_capsops.cli.errors import INTERRUPTED, require
 
 # Not the name of a classifier's model, among which `evaluate` looks for the newest.
 MODEL = "denoiser.keras"
@@ -47,7 +46,7 @@ def run(args):
     import matplotlib.image
     import numpy as np
 
-    from tf_capsops.cli import denoisers, figures, runs
+    from tf_capsops.cli import denoisers, figures, interruption, pipeline, runs
 
     runs.require_library()
     (tested,) = set(PHOTOGRAPHS) - {args.train}
@@ -70,64 +69,77 @@ def run(args):
     )
     noise = np.random.default_rng(seed).normal(0, stddev, clean.shape)
     noisy = clean + noise.astype(np.float32)
-    images, history, seconds = {"noisy": noisy}, {}, {}
-    images["Gaussian blur"], blur = denoisers.best_gaussian(noisy, clean)
-    images["bilateral"], smoothing = denoisers.best_bilateral(noisy, clean)
-    for build in (denoisers.plain_network, denoisers.averaging_network):
-        model = build()
-        name = f"{model.name} network"
-        history[model.name], seconds[name] = _train(model, image, stddev, seed, args)
-        images[name] = model.predict(noisy[np.newaxis], verbose=0)[0]
-    # Without optimizer and metric, which nobody needs to denoise.
-    keras.Model(model.input, model.output, name=model.name).save(directory / MODEL)
+    images, notes, history = {"noisy": noisy}, {}, {}
+    for name, best in (
+        ("Gaussian blur", denoisers.best_gaussian),
+        ("bilateral", denoisers.best_bilateral),
+    ):
+        images[name], tried = best(noisy, clean)
+        notes[name] = f"best: {tried}"
+    with interruption.Hold() as hold:
+        for build in (denoisers.plain_network, denoisers.averaging_network):
+            model = build()
+            name = f"{model.name} network"
+            batches = pipeline.noisy_patches(image, _SIZE, _BATCH, stddev, seed)
+            history[model.name], notes[name], stopped = _train(
+                model, batches, args.epochs, hold
+            )
+            images[name] = model.predict(noisy[np.newaxis], verbose=0)[0]
+            if stopped:
+                break
+        # Without optimizer and metric, which nobody needs to denoise.
+        keras.Model(model.input, model.output, name=model.name).save(directory / MODEL)
+        results = {name: denoisers.psnr(clean, each) for name, each in images.items()}
+        runs.write_json(directory / "history.json", {**history, "test_psnr": results})
+        for each, file in ((noisy, "noisy.png"), (images[name], "denoised.png")):
+            matplotlib.image.imsave(directory / file, np.clip(each, 0, 1))
+        pictures = {**images, f"{tested}, clean": clean}
+        figures.denoised(pictures, results, directory / "comparison.png")
+        print(f"PSNR on {tested}")
+        for each, result in results.items():
+            note = f"  ({notes[each]})" if each in notes else ""
+            print(f"  {each:<18}{result:6.2f} dB{note}")
+        print(
+            f"wrote {directory}: {MODEL} (the {name}), {runs.CONFIG}, history.json, "
+            "comparison.png, noisy.png, denoised.png"
+        )
+    return INTERRUPTED if stopped else 0
 
-    results = {name: denoisers.psnr(clean, each) for name, each in images.items()}
-    runs.write_json(directory / "history.json", {**history, "test_psnr": results})
-    for each, file in ((noisy, "noisy.png"), (images[name], "denoised.png")):
-        matplotlib.image.imsave(directory / file, np.clip(each, 0, 1))
-    pictures = {**images, f"{tested}, clean": clean}
-    figures.denoised(pictures, results, directory / "comparison.png")
-    notes = {"Gaussian blur": f"best: {blur}", "bilateral": f"best: {smoothing}"}
-    notes.update({name: f"trained in {each:.0f} s" for name, each in seconds.items()})
-    print(f"PSNR on {tested}")
-    for name, result in results.items():
-        note = f"  ({notes[name]})" if name in notes else ""
-        print(f"  {name:<18}{result:6.2f} dB{note}")
-    print(
-        f"wrote {directory}: {MODEL}, {runs.CONFIG}, history.json, comparison.png, "
-        "noisy.png, denoised.png"
-    )
-    return 0
 
+def _train(model, batches, epochs, hold):
+    """Trains a network.
 
-def _train(model, image, stddev, seed, args):
-    """Trains a network on squares of `image`. Returns its history, and the seconds."""
+    Returns:
+      Its history, a note of how that went, and whether Ctrl-C stopped it.
+    """
     import keras
 
-    from tf_capsops.cli import pipeline, progress, train
+    from tf_capsops.cli import interruption, progress, train
 
-    steps = args.epochs * _STEPS
     psnr = keras.metrics.MeanMetricWrapper(_psnr, name="psnr")
-    optimizer = keras.optimizers.Adam(train.schedule(_LEARNING_RATE, steps))
-    model.compile(optimizer, loss="mse", metrics=[psnr])
+    rate = train.schedule(_LEARNING_RATE, epochs * _STEPS)
+    model.compile(keras.optimizers.Adam(rate), loss="mse", metrics=[psnr])
     print(
-        f"{model.name} network: {model.count_params():,} parameters, {args.epochs} "
-        f"epochs of {_STEPS} batches",
+        f"{model.name} network: {model.count_params():,} parameters, {epochs} epochs "
+        f"of {_STEPS} batches",
         flush=True,
     )
-    verbose, shown = progress.callbacks(args.epochs, _STEPS, sys.stdout.isatty())
-    began = time.perf_counter()
-    history = model.fit(
-        pipeline.noisy_patches(image, _SIZE, _BATCH, stddev, seed),
-        epochs=args.epochs,
+    verbose, shown = progress.callbacks(epochs, _STEPS, sys.stdout.isatty())
+    kept = keras.callbacks.History()
+    seconds, stopped = hold.fit(
+        model,
+        batches,
+        epochs=epochs,
         steps_per_epoch=_STEPS,
         shuffle=False,
         verbose=verbose,
-        callbacks=shown,
+        callbacks=[kept, *shown],
     )
-    seconds = time.perf_counter() - began
-    values = {name: [float(v) for v in each] for name, each in history.history.items()}
-    return values, seconds
+    history = {name: [float(v) for v in each] for name, each in kept.history.items()}
+    note = f"trained in {seconds:.0f} s"
+    if stopped:
+        note = interruption.where(history, epochs, seconds)
+    return history, note, stopped
 
 
 def _psnr(clean, image):

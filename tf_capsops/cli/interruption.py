@@ -5,6 +5,7 @@
 import signal
 import sys
 import threading
+import time
 
 import keras
 
@@ -14,8 +15,7 @@ class Hold(keras.callbacks.Callback):
 
     Python raises KeyboardInterrupt wherever it happens to be, also while a model is
     being written. There it was sometimes lost, and once the process crashed soon
-    after. As a callback of `fit`, this raises it after the current batch. A second
-    Ctrl-C does not wait.
+    after. `fit` ends after the current batch. A second Ctrl-C does not wait.
     """
 
     def __init__(self):
@@ -38,6 +38,20 @@ class Hold(keras.callbacks.Callback):
         if kind is None:
             self._raise_if_asked()
 
+    def fit(self, model, *args, callbacks, **kwargs):
+        """Calls `model.fit`, until it or Ctrl-C ends it.
+
+        Returns:
+          The seconds that it took, and whether it was stopped.
+        """
+        began = time.perf_counter()
+        stopped = False
+        try:
+            model.fit(*args, callbacks=[*callbacks, self], **kwargs)
+        except KeyboardInterrupt:
+            stopped = True
+        return time.perf_counter() - began, stopped
+
     def on_train_batch_end(self, batch, logs=None):
         self._raise_if_asked()
 
@@ -54,3 +68,15 @@ class Hold(keras.callbacks.Callback):
         if self._asked:
             self._asked = False
             raise KeyboardInterrupt
+
+
+def where(history, epochs, seconds):
+    """Says how far a training came that was stopped.
+
+    Args:
+      history: of its epochs, as a Keras `History` has it.
+      epochs: how many there should have been.
+      seconds: what it took.
+    """
+    current = min(len(history.get("loss", [])) + 1, epochs)
+    return f"stopped in epoch {current} of {epochs} after {seconds:.0f} s"

@@ -6,11 +6,10 @@ import argparse
 import dataclasses
 import pathlib
 import sys
-import time
 import warnings
 
 from tf_capsops.cli import arguments, recipes, settings
-from tf_capsops.cli.errors import CommandError, reported
+from tf_capsops.cli.errors import INTERRUPTED, CommandError, reported
 
 CODES = "codes.keras"
 REPORT = "report.json"
@@ -60,8 +59,17 @@ def add_arguments(parser):
 
 def run(args):
     """Quantizes, saves and reports. Returns the exit status."""
+    import keras
+
     from tf_capsops import data, inq
-    from tf_capsops.cli import outcome, pipeline, progress, quantization, runs
+    from tf_capsops.cli import (
+        interruption,
+        outcome,
+        pipeline,
+        progress,
+        quantization,
+        runs,
+    )
 
     model, dataset, source = runs.open_model(args.model, args.data)
     if dataset.objects > 1:
@@ -128,67 +136,77 @@ def run(args):
     training, counter = pipeline.training_batches(
         dataset.train, batch_size, distortion, repeatable["seed"]
     )
-    clock = outcome.Clock()
-    began = time.perf_counter()
-    with reported(ValueError):
-        history = model.fit(
-            training,
-            epochs=epochs,
-            # The test images steer nothing: they are there for the progress.
-            validation_data=tests,
-            shuffle=False,
-            verbose=verbose,
-            callbacks=[clock, counter, *shown, steps, log],
-        )
-    seconds = time.perf_counter() - began
+    clock, history = outcome.Clock(), keras.callbacks.History()
+    with interruption.Hold() as hold:
+        with reported(ValueError):
+            seconds, stopped = hold.fit(
+                model,
+                training,
+                epochs=epochs,
+                # The test images steer nothing: they are there for the progress.
+                validation_data=tests,
+                shuffle=False,
+                verbose=verbose,
+                callbacks=[history, clock, counter, *shown, steps, log],
+            )
+        model.save(directory / runs.MODEL)
+        runs.write_json(directory / runs.HISTORY, history.history)
+        if stopped:
+            fixed = (0, *steps.steps)[steps.steps_taken]
+            print(
+                f"\n{interruption.where(history.history, epochs, seconds)}, with "
+                f"{fixed:.1%} of the weights fixed\n"
+                f"wrote {directory}: {runs.MODEL}, {runs.CONFIG}, {runs.HISTORY}"
+            )
+            return INTERRUPTED
+        report = {
+            "data": dataset.name,
+            "images": len(dataset.test),
+            "bits": args.bits,
+            "seconds": seconds,
+            "wrong_before": before.wrong,
+            "wrong_quantized_at_once": at_once.wrong,
+            "steps": log.records,
+            "bytes_of_file": {"float": float_bytes},
+        }
+        _finish(model, dataset, directory, steps, clock, before, report)
+    return 0
+
+
+def _finish(model, dataset, directory, steps, clock, before, report):
+    """Converts the quantized model, measures, adds to the report, and prints it."""
+    from tf_capsops import inq
+    from tf_capsops.cli import outcome, quantization, runs
 
     after = quantization.Accuracy.of(model, dataset)
-    model.save(directory / runs.MODEL)
-    runs.write_json(directory / runs.HISTORY, history.history)
     bare = quantization.bare_copy(model)
-    layers = inq.report(bare, args.bits)
+    layers = inq.report(bare, steps.bits)
     with warnings.catch_warnings():
         # The table of layers, which is printed below, says all that it warns of.
         warnings.filterwarnings("ignore", "convert: ")
-        converted = inq.convert(bare, args.bits)
+        converted = inq.convert(bare, steps.bits)
     converted.save(directory / CODES)
-    in_codes = quantization.Accuracy.of(converted, dataset)
-    kernels = sum(each.mask.size for each in steps.kernels)
-    report = {
-        "data": dataset.name,
-        "images": len(dataset.test),
-        "bits": args.bits,
-        "seconds": seconds,
-        "wrong_before": before.wrong,
-        "wrong_quantized_at_once": at_once.wrong,
-        "steps": log.records,
-        "wrong_after": after.wrong,
-        "wrong_with_codes": in_codes.wrong,
-        "weights": kernels,
-        "bytes_of_weights": {
-            "float32": 4 * kernels,
-            "packed": sum(
-                -(-each.mask.size * args.bits // 8) for each in steps.kernels
-            ),
-        },
-        "bytes_of_file": {
-            "float": float_bytes,
-            "codes": (directory / CODES).stat().st_size,
-        },
-        "layers": [dataclasses.asdict(each) for each in layers],
+    sizes = [each.mask.size for each in steps.kernels]
+    report["wrong_after"] = after.wrong
+    report["wrong_with_codes"] = quantization.Accuracy.of(converted, dataset).wrong
+    report["weights"] = sum(sizes)
+    report["bytes_of_weights"] = {
+        "float32": 4 * sum(sizes),
+        "packed": sum(-(-size * steps.bits // 8) for size in sizes),
     }
+    report["bytes_of_file"]["codes"] = (directory / CODES).stat().st_size
+    report["layers"] = [dataclasses.asdict(each) for each in layers]
     runs.write_json(directory / REPORT, report)
     accuracy = {"part": "test", "images": after.images, "wrong": after.wrong}
     outcome.write(directory, model, clock, accuracy)
     print(
-        f"quantized in {seconds:.0f} s\n"
+        f"quantized in {report['seconds']:.0f} s\n"
         f"after: test accuracy {after}; it was {before}\n"
         f"{layers}\n"
         f"{quantization.sizes(report)}\n"
         f"wrote {directory}: {runs.MODEL}, {CODES}, {runs.CONFIG}, {runs.HISTORY}, "
         f"{REPORT}, {outcome.RESULT}"
     )
-    return 0
 
 
 def run_recipe(args, train):

@@ -4,7 +4,6 @@
 
 import pathlib
 import sys
-import time
 import warnings
 
 from tf_capsops.cli import arguments, presets, quantize, recipes, settings
@@ -262,10 +261,9 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
     boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
     saved = checkpoints.Checkpoints(directory, history)
     with interruption.Hold() as hold:
-        began = time.perf_counter()
-        stopped = False
         try:
-            model.fit(
+            seconds, stopped = hold.fit(
+                model,
                 batches,
                 epochs=epochs,
                 initial_epoch=epoch,
@@ -273,16 +271,13 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
                 validation_data=tests,
                 shuffle=False,
                 verbose=verbose,
-                callbacks=[clock, counter, *shown, boards, saved, hold],
+                callbacks=[clock, counter, *shown, boards, saved],
             )
-        except KeyboardInterrupt:
-            stopped = True
         except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
             raise CommandError(
                 "another worker has ended, and with it the run: start all of them "
                 "again, with --resume, to go on from the last checkpoint"
             ) from error
-        seconds = time.perf_counter() - began
         _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
     return INTERRUPTED if stopped else 0
 
@@ -295,6 +290,7 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
     from tf_capsops.cli import (
         checkpoints,
         figures,
+        interruption,
         outcome,
         pair_figures,
         progress,
@@ -317,8 +313,7 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
         written.append("reconstructions.png")
     said = [f"trained in {seconds:.0f} s"]
     if stopped:
-        current = min(len(history.get("loss", [])) + 1, epochs)
-        said = [f"\nstopped in epoch {current} of {epochs} after {seconds:.0f} s"]
+        said = [f"\n{interruption.where(history, epochs, seconds)}"]
         if checkpoints.newest(directory)[1]:
             said[0] += f"; `tf-capsops train --resume {directory}` goes on"
     if history:
