@@ -41,15 +41,19 @@ def start(code, *arguments, cwd=None, **environment):
     )
 
 
-def interrupt(process, text):
+def interrupt(process, text, group=False):
     """Presses Ctrl-C once the process has printed a line with `text`.
+
+    Args:
+      group: whether all processes of the group that it leads get it, as in a terminal.
 
     Returns:
       What it printed after that line; fails if Ctrl-C did not end it.
     """
     for line in process.stdout:
         if text in line:
-            process.send_signal(signal.SIGINT)
+            send = os.killpg if group else os.kill
+            send(process.pid, signal.SIGINT)
             break
     printed, errors = process.communicate()
     assert process.returncode == 130, errors

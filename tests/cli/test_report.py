@@ -192,6 +192,40 @@ def test_a_stopped_run_is_resumed_and_a_failure_told(work, monkeypatch, capsys):
     assert f"not trained: {_CAPSNET} with seed 1" in capsys.readouterr().err
 
 
+def test_a_run_in_training_is_left_alone(work, monkeypatch, capsys):
+    run = work / "runs" / f"{_CAPSNET}-seed-1"
+    (run / "result.json").unlink()
+    (run / "model.keras").rename(run / "checkpoint-1.keras")
+    (work / "runs" / "results.json").unlink()
+    monkeypatch.setattr(subprocess, "call", _here([]))
+    # Another process has the lock, and Ctrl-C does not reach it.
+    hold = "from tf_capsops.cli import runs\nimport sys, time\n"
+    hold += "with runs.in_use(sys.argv[1]): print('held', flush=True); time.sleep(600)"
+    process = fresh.start(hold, run)
+    assert process.stdout.readline() == "held\n"
+    told = f"another process is training runs/{_CAPSNET}-seed-1"
+    assert main(["report", _CAPSNET, "--seeds", "1"]) == 1
+    assert told in capsys.readouterr().err
+    assert main(["train", "--resume", f"runs/{_CAPSNET}-seed-1"]) == 2
+    assert told in capsys.readouterr().err
+    assert [each.name for each in work.glob("runs/capsnet*")] == [run.name]
+    process.kill()
+    process.communicate()
+    assert main(["report", _CAPSNET, "--seeds", "1"]) == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_training_save_first(tmp_path):
+    # A terminal's Ctrl-C goes to all processes of a group.
+    command = f"import os; os.setpgrp(); {fresh.COMMAND}"
+    process = fresh.start(*(command, "report", _CAPSNET, "--seeds", "1"), cwd=tmp_path)
+    printed = fresh.interrupt(process, "epoch 5/100", group=True)
+    assert "stopped in epoch" in printed
+    run = tmp_path / "runs" / f"{_CAPSNET}-seed-1"
+    assert (run / "reconstructions.png").stat().st_size > 0
+    assert results.stopped(tmp_path, _CAPSNET, 1) == run
+
+
 def test_a_stopped_training_is_resumed_for_its_quantization(work, monkeypatch, capsys):
     before = results.finished(work, _CAPSNET, 1)
     result = json.loads((before / "result.json").read_text())

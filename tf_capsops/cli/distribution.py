@@ -12,7 +12,7 @@ import tempfile
 import keras
 import tensorflow as tf
 
-from tf_capsops.cli import pipeline
+from tf_capsops.cli import pipeline, runs
 from tf_capsops.cli.errors import CommandError
 
 _MOST_TESTS = 256  # test images a batch
@@ -90,9 +90,14 @@ def writing(strategy, make):
     """Gives the directory to write to: `make()`, or a temporary one.
 
     Of several processes only the first writes what remains, and prints.
+
+    Raises:
+      CommandError: if another training writes there.
     """
     if not is_multiworker(strategy) or strategy.cluster_resolver.task_id == 0:
-        yield make()
+        directory = make()
+        with runs.in_use(directory):
+            yield directory
         return
     with (
         tempfile.TemporaryDirectory() as directory,

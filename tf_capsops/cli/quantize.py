@@ -137,7 +137,7 @@ def run(args):
         dataset.train, batch_size, distortion, repeatable["seed"]
     )
     clock, history = outcome.Clock(), keras.callbacks.History()
-    with interruption.Hold() as hold:
+    with runs.in_use(directory), interruption.Hold() as hold:
         with reported(ValueError):
             seconds, stopped = hold.fit(
                 model,

@@ -128,10 +128,15 @@ def run(args):
 def _train(name, seed, root, args):
     """Trains a recipe, or goes on with it, in a process of its own.
 
-    Memory and determinism are those of a process. Returns its exit status.
+    Memory and determinism are those of a process. Returns its exit status, or 2 where
+    another process is at it.
     """
-    from tf_capsops.cli import results
+    from tf_capsops.cli import interruption, results
 
+    running = results.running(root, name, seed)
+    if running is not None:
+        print(f"another process is training {running}", file=sys.stderr)
+        return 2
     files, recipe = dict(args.data), recipes.find(name)
     stopped = results.stopped(root, name, seed)
     if stopped is not None:
@@ -150,7 +155,8 @@ def _train(name, seed, root, args):
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     paths = os.pathsep.join(filter(None, paths))
     print(f"{name}, seed {seed}", flush=True)
-    return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
+    with interruption.Hold():  # which gives the process time to save what it has
+        return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
 
 
 def _write(path, entries):

@@ -32,6 +32,11 @@ def stopped(root, name, seed):
     return _first(root, name, seed, lambda run: checkpoints.newest(run)[1])
 
 
+def running(root, name, seed):
+    """Returns the directory of a run below `root` that is being trained, or None."""
+    return _first(root, name, seed, runs.is_in_use)
+
+
 def _first(root, name, seed, is_good):
     fixed = settings.of_recipe(name)
     for path in sorted(root.glob(f"**/{runs.CONFIG}")):

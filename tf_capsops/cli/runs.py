@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes directories of training runs, and reads them again."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import os
 import pathlib
 import sys
 
@@ -41,6 +44,36 @@ def create(wanted):
             number += 1
         except OSError as error:
             raise CommandError(f"cannot make {path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def in_use(directory):
+    """Marks a run as being trained, until the block or the process ends.
+
+    Raises:
+      CommandError: if another process trains it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise CommandError(f"another process is training {directory}") from error
+    except OSError:
+        pass  # some file systems of networks have no locks
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_in_use(directory):
+    """Whether a process is training a run."""
+    try:
+        with in_use(directory):
+            return False
+    except CommandError:
+        return True
 
 
 def seed_everything(seed, deterministic=None):
