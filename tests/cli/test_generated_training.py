@@ -12,7 +12,7 @@ import pytest
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import figures, pair_figures, settings
+from tf_capsops.cli import canvas, pair_figures, settings
 from tf_capsops.cli.evaluate import multi_hot
 
 
@@ -113,7 +113,7 @@ def test_the_picture_has_each_digit_in_its_colour(digits, tmp_path):
     path = tmp_path / "picture.png"
     pair_figures.reconstructions(_Perfect(dataset), dataset, path, count=12)
     pixels = matplotlib.image.imread(path)[..., :3].reshape(-1, 3)
-    paper = figures._INK(0.0)[:3]
+    paper = canvas.INK(0.0)[:3]
     for color in pair_figures._COLORS * paper:
         assert np.sum(np.abs(pixels - color).max(axis=1) < 1 / 255) > 100
 

@@ -5,19 +5,15 @@
 import math
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
-from matplotlib.figure import Figure
+from matplotlib.colors import LogNorm
 from matplotlib.patches import Rectangle
 
+from tf_capsops.cli import canvas
 from tf_capsops.cli.progress import accuracies
 
 # What is added to one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
-_BLUE, _ORANGE, _RED, _GREY = "#2a6fbb", "#d9772b", "#c0262d", "#666666"
-# Paper is a shade off white, so that an image's edge shows against the gaps.
-_INK = LinearSegmentedColormap.from_list("ink", ["#f1f1ee", "#14202e"])
 
 
 def curves(history, path, part="test"):
@@ -28,7 +24,7 @@ def curves(history, path, part="test"):
       path: where the picture goes.
       part: what the images are called that were not trained on.
     """
-    figure = _figure(9, 3.4)
+    figure = canvas.figure(9, 3.4)
     left, right = figure.subplots(1, 2)
     epochs = np.arange(1, len(history["loss"]) + 1)
     for axes, title in ((left, "loss"), (right, "error (%)")):
@@ -36,7 +32,7 @@ def curves(history, path, part="test"):
             both = history["loss"], history["val_loss"]
         else:
             both = [100 * (1 - np.asarray(each)) for each in accuracies(history)]
-        names = ("training, distorted", _BLUE), (part, _ORANGE)
+        names = ("training, distorted", canvas.BLUE), (part, canvas.ORANGE)
         for values, (label, color) in zip(both, names, strict=True):
             axes.plot(epochs, values, color=color, label=label, marker=_marker(epochs))
         axes.set_title(title)
@@ -48,7 +44,7 @@ def curves(history, path, part="test"):
         else:
             _error_axis(axes)
     left.legend(frameon=False)
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def learning_curves(runs, path):
@@ -60,7 +56,7 @@ def learning_curves(runs, path):
     """
     columns = min(4, max(1, len(runs)))
     rows = max(1, -(-len(runs) // columns))
-    figure = _figure(2.9 * columns, 2.3 * rows)
+    figure = canvas.figure(2.9 * columns, 2.3 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (name, seeds) in zip(panels, runs.items()):
         for run in seeds:
@@ -73,7 +69,7 @@ def learning_curves(runs, path):
         axes.remove()
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("test error (%), a line each seed", fontsize=9)
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def reconstructions(model, dataset, path, count=40, columns=10):
@@ -88,16 +84,16 @@ def reconstructions(model, dataset, path, count=40, columns=10):
     predictions = outputs["lengths"].argmax(axis=1)
     columns = min(columns, len(chosen))
     rows = -(-len(chosen) // columns)
-    figure = _figure(columns * 0.8, rows * 1.8 + 0.3)
+    figure = canvas.figure(columns * 0.8, rows * 1.8 + 0.3)
     lines = figure.subplots(rows, 1, squeeze=False)[:, 0]
     for row, axes in enumerate(lines):
         part = slice(row * columns, (row + 1) * columns)
         pairs = np.stack([images[part], outputs["reconstruction"][part]])
-        centers, _ = _tiles(axes, pairs, columns)
+        centers, _ = canvas.tiles(axes, pairs, columns)
         for place, center in enumerate(centers[: len(chosen[part])]):
             _name(axes, center, labels[part][place], predictions[part][place])
     figure.suptitle("test images, and below each its reconstruction", fontsize=10)
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def perturbations(model, dataset, path):
@@ -114,20 +110,22 @@ def perturbations(model, dataset, path):
     dimensions = capsules.shape[-1]
     across = min(len(chosen), 5)
     down = -(-len(chosen) // across)
-    figure = _figure(across * 4.2, down * (dimensions * 0.36 + 0.9))
+    figure = canvas.figure(across * 4.2, down * (dimensions * 0.36 + 0.9))
     blocks = figure.subplots(down, across, squeeze=False)
     for axes in blocks.flat[len(chosen) :]:
         axes.remove()
     for axes, index, sample in zip(blocks.flat, chosen, capsules):
         label = labels[index]
-        columns, rows = _tiles(axes, _perturbed(model, sample, label), len(OFFSETS))
+        columns, rows = canvas.tiles(
+            axes, _perturbed(model, sample, label), len(OFFSETS)
+        )
         axes.set_xticks(columns, [f"{offset:+.2f}" for offset in OFFSETS], fontsize=6)
         axes.set_yticks(rows, range(1, dimensions + 1), fontsize=7)
         axes.set_title(f"class {label}", fontsize=10)
         axes.set_xlabel("added to the dimension", fontsize=8)
     for axes in blocks[:, 0]:
         axes.set_ylabel("dimension of the capsule", fontsize=8)
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def coefficients(model, dataset, path, count=10):
@@ -156,12 +154,12 @@ def coefficients(model, dataset, path, count=10):
 
     names = ["", "predicted class,\nmean over types", "predicted class,\neach capsule"]
     names += ["second class,\neach capsule"][: len(each) - 1]
-    figure = _figure(max(len(chosen) * 1.05 + 1.7, 6), len(names) * 1.2 + 0.8)
+    figure = canvas.figure(max(len(chosen) * 1.05 + 1.7, 6), len(names) * 1.2 + 0.8)
     rows = figure.subplots(len(names), len(chosen), squeeze=False)
     for axes, name in zip(rows[:, 0], names, strict=True):
         axes.set_ylabel(name, fontsize=8)
     for sample, column in enumerate(rows.T):
-        middles, _ = _tiles(column[0], images[np.newaxis, sample : sample + 1], 1)
+        middles, _ = canvas.tiles(column[0], images[np.newaxis, sample : sample + 1], 1)
         _name(column[0], middles[0], labels[sample], predicted[sample])
         frame = _frame(column[0], images[sample], model.primary_centers)
         _under_ink(column[1], means[sample], images[sample], frame, scales[0])
@@ -182,7 +180,7 @@ def coefficients(model, dataset, path, count=10):
         f"{np.abs(everything - uniform).mean():.2g}",
         fontsize=9,
     )
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def class_names(targets, objects):
@@ -209,17 +207,17 @@ def denoised(images, results, path, size=160):
       size: pixels shown of each image, down and across.
     """
     columns = 3
-    figure = _figure(columns * 2.1, -(-len(images) // columns) * 2.3)
+    figure = canvas.figure(columns * 2.1, -(-len(images) // columns) * 2.3)
     everything = figure.subplots(-(-len(images) // columns), columns, squeeze=False)
     for axes in everything.flat:
-        _bare(axes)
+        canvas.bare(axes)
     for axes, (name, image) in zip(everything.flat, images.items()):
         top, left = ((length - size) // 2 for length in image.shape[:2])
         shown = image[max(top, 0) :, max(left, 0) :][:size, :size]
         axes.imshow(np.clip(shown, 0, 1), interpolation="nearest")
         noted = f", {results[name]:.1f} dB" if name in results else ""
         axes.set_title(name + noted, fontsize=8, pad=3)
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def _perturbed(model, capsules, label):
@@ -242,34 +240,6 @@ def _by_class(labels, count):
     return np.lexsort((labels, rank))[:count]
 
 
-def _tiles(axes, images, columns):
-    """Shows images `[rows, up to columns, H, W, C]`, with gaps between them.
-
-    Three channels are shown in colour; of others the first, dark on light.
-
-    Returns:
-      The centers of the columns and those of the rows, in data coordinates.
-    """
-    rows, filled, height, width, channels = images.shape
-    gap = max(1, height // 14)
-    sheet = np.full(
-        (rows * (height + gap) - gap, columns * (width + gap) - gap, channels), np.nan
-    )
-    for row in range(rows):
-        for column in range(filled):
-            top, left = row * (height + gap), column * (width + gap)
-            sheet[top : top + height, left : left + width] = images[row, column]
-    if channels == 3:
-        axes.imshow(np.nan_to_num(sheet, nan=1.0), vmin=0, vmax=1)
-    else:
-        axes.imshow(sheet[..., 0], vmin=0, vmax=1, cmap=_INK, interpolation="nearest")
-    _bare(axes)
-    return (
-        np.arange(columns) * (width + gap) + (width - 1) / 2,
-        np.arange(rows) * (height + gap) + (height - 1) / 2,
-    )
-
-
 def _name(axes, center, label, predicted):
     """Writes the class above an image; a wrong prediction in red beside it."""
     right = label == predicted
@@ -279,16 +249,8 @@ def _name(axes, center, label, predicted):
         xycoords=("data", "axes fraction"),
         ha="center",
         fontsize=8,
-        color=_GREY if right else _RED,
+        color=canvas.GREY if right else canvas.RED,
     )
-
-
-def _bare(axes):
-    """Removes ticks and frame around the picture."""
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xticks([])
-    axes.set_yticks([])
 
 
 def _around(uniform, values):
@@ -309,7 +271,9 @@ def _frame(axes, image, centers):
         bounds.append((places[0] - step / 2, places[-1] + step / 2))
     (top, bottom), (left, right) = bounds
     corner, width, height = (left, top), right - left, bottom - top
-    axes.add_patch(Rectangle(corner, width, height, edgecolor=_ORANGE, fill=False))
+    axes.add_patch(
+        Rectangle(corner, width, height, edgecolor=canvas.ORANGE, fill=False)
+    )
     return left, right, bottom, top
 
 
@@ -334,16 +298,16 @@ def _blocks(axes, values, scale):
     cells = cells.reshape(height, width, lines, columns).transpose(0, 2, 1, 3)
     _shade(axes, cells.reshape(height * lines, width * columns), scale)
     for row in range(1, height):
-        axes.axhline(row * lines - 0.5, color=_GREY, linewidth=0.4)
+        axes.axhline(row * lines - 0.5, color=canvas.GREY, linewidth=0.4)
     for column in range(1, width):
-        axes.axvline(column * columns - 0.5, color=_GREY, linewidth=0.4)
+        axes.axvline(column * columns - 0.5, color=canvas.GREY, linewidth=0.4)
 
 
 def _shade(axes, values, scale, extent=None):
     options = {"norm": scale.norm, "cmap": scale.cmap, "interpolation": "nearest"}
     axes.imshow(values, extent=extent, **options)
     axes.set_facecolor("#d0d0d0")
-    _bare(axes)
+    canvas.bare(axes)
 
 
 def _error_axis(axes):
@@ -359,13 +323,3 @@ def _error_axis(axes):
 def _marker(epochs):
     """Returns a marker if there are too few points for a line."""
     return "o" if len(epochs) < 5 else None
-
-
-def _figure(width, height):
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure, path):
-    figure.savefig(path, dpi=130, facecolor="white")

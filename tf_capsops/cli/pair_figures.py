@@ -5,20 +5,11 @@
 import numpy as np
 from matplotlib.colors import to_rgb
 
+from tf_capsops.cli import canvas
 from tf_capsops.cli.evaluate import multi_hot
-from tf_capsops.cli.figures import (
-    _BLUE,
-    _GREY,
-    _INK,
-    _ORANGE,
-    _RED,
-    _figure,
-    _save,
-    _tiles,
-)
 
 _SEARCHED = 1000  # test images among which wrong predictions are looked for
-_COLORS = np.array([to_rgb(_BLUE), to_rgb(_ORANGE)], np.float32)
+_COLORS = np.array([to_rgb(canvas.BLUE), to_rgb(canvas.ORANGE)], np.float32)
 
 
 def reconstructions(model, dataset, path, count=40, columns=10):
@@ -32,17 +23,17 @@ def reconstructions(model, dataset, path, count=40, columns=10):
     images, shown, decoded, wrong = _chosen(model, dataset, count)
     outputs = model({"images": images, "labels": decoded})
     overlaid = _overlaid(np.asarray(outputs["reconstruction"]))
-    grey = _INK(images.mean(axis=-1))[..., :3]
+    grey = canvas.INK(images.mean(axis=-1))[..., :3]
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
-    figure = _figure(columns * 0.9, rows * 2.2 + 0.3)
+    figure = canvas.figure(columns * 0.9, rows * 2.2 + 0.3)
     for row, axes in enumerate(figure.subplots(rows, 1, squeeze=False)[:, 0]):
         part = slice(row * columns, (row + 1) * columns)
-        centers, _ = _tiles(axes, np.stack([grey[part], overlaid[part]]), columns)
+        centers, _ = canvas.tiles(axes, np.stack([grey[part], overlaid[part]]), columns)
         for center, *sample in zip(centers, shown[part], decoded[part], wrong[part]):
             _caption(axes, center, *sample)
     figure.suptitle("test images, and below each its reconstructions", fontsize=10)
-    _save(figure, path)
+    canvas.save(figure, path)
 
 
 def _chosen(model, dataset, count):
@@ -71,7 +62,7 @@ def _overlaid(pairs):
     Where both have ink, their colours mix to a dark one.
     """
     ink = np.einsum("nphwc,pk->nhwk", pairs, 1 - _COLORS) / pairs.shape[-1]
-    return np.clip(1 - ink, 0, 1) * _INK(0.0)[:3]
+    return np.clip(1 - ink, 0, 1) * canvas.INK(0.0)[:3]
 
 
 def _caption(axes, center, shown, decoded, wrong):
@@ -84,5 +75,5 @@ def _caption(axes, center, shown, decoded, wrong):
         xycoords=("data", "axes fraction"),
         ha="center",
         fontsize=7,
-        color=_RED if wrong else _GREY,
+        color=canvas.RED if wrong else canvas.GREY,
     )

@@ -16,13 +16,16 @@ class Distortion:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Arguments of the function in `models`, and the defaults of `train`."""
+    """Arguments of the function in `models`, and the defaults of `train`.
+
+    Batch and distortion are those of images of about 28 pixels unless it says others.
+    """
 
     network: dict
     epochs: int
-    batch_size: int
     learning_rate: float
-    distortion: Distortion
+    batch_size: int = 128
+    distortion: Distortion = Distortion(shift=2.0)
 
 
 # How all networks for images of 8 to 15 pixels are trained.
@@ -64,17 +67,13 @@ PRESETS = {
                 "decoder_units": (256, 512),
             },
             epochs=10,
-            batch_size=128,
             learning_rate=0.002,
-            distortion=Distortion(shift=2.0),
         ),
         # The network of Sabour et al. (2017) and their shifts by up to two pixels.
         "sabour": Preset(
             network={},
             epochs=50,
-            batch_size=128,
             learning_rate=0.001,
-            distortion=Distortion(shift=2.0),
         ),
     },
     "p_capsnet": {
@@ -86,9 +85,7 @@ PRESETS = {
         "compact": Preset(
             network={},
             epochs=20,
-            batch_size=128,
             learning_rate=0.003,
-            distortion=Distortion(shift=2.0),
         ),
     },
     "matrix_capsnet": {
@@ -110,7 +107,6 @@ PRESETS = {
             epochs=20,
             batch_size=64,
             learning_rate=0.003,
-            distortion=Distortion(shift=2.0),
         ),
     },
     "efficient_capsnet": {
@@ -127,9 +123,7 @@ PRESETS = {
         "compact": Preset(
             network={},
             epochs=30,
-            batch_size=128,
             learning_rate=0.003,
-            distortion=Distortion(shift=2.0),
         ),
     },
     "convnet": {
@@ -146,17 +140,13 @@ PRESETS = {
         "compact": Preset(
             network={"filters": (32, 64), "pool_size": 2, "units": (128,)},
             epochs=20,
-            batch_size=128,
             learning_rate=0.001,
-            distortion=Distortion(shift=2.0),
         ),
         # The baseline of Sabour et al. (2017).
         "sabour": Preset(
             network={},
             epochs=50,
-            batch_size=128,
             learning_rate=0.001,
-            distortion=Distortion(shift=2.0),
         ),
     },
 }
