@@ -8,11 +8,12 @@ from tf_capsops import losses, models, routing
 from tf_capsops.cli.errors import CommandError
 
 # The paper's inverse temperature, 0.01, leaves the activations of a network of few
-# capsules so close to each other that the spread loss never falls.
-_FINAL_LAMBDA = 0.05
+# capsules so close to each other that the spread loss never falls; and with this one all
+# activations of the paper's network are 1 from the start, and it falls neither.
+_FINAL_LAMBDA_OF_SMALL = 0.05
 
 RULES = {
-    "em": lambda iterations: routing.EM(iterations, final_lambda=_FINAL_LAMBDA),
+    "em": routing.EM,
     "vb": routing.VB,
     "dynamic": routing.Dynamic,
     "inverted-attention": routing.InvertedAttention,
@@ -20,12 +21,14 @@ RULES = {
 }
 
 
-def rule(name, iterations):
-    """Returns a rule of so many iterations.
+def rule(name, iterations, preset):
+    """Returns a rule of so many iterations, for a preset of matrix_capsnet.
 
     Raises:
       CommandError: if the rule does not iterate, and a number is given.
     """
+    if name == "em" and preset == "small":
+        return routing.EM(iterations or 2, final_lambda=_FINAL_LAMBDA_OF_SMALL)
     if name != "self-attention":
         return RULES[name](iterations or 2)
     if iterations:
@@ -43,7 +46,7 @@ def model(trained, image_shape, num_classes):
     options = dict(trained["network"])
     if trained["routing"]:
         iterations = trained["routing_iterations"]
-        options["routing"] = rule(trained["routing"], iterations)
+        options["routing"] = rule(trained["routing"], iterations, trained["preset"])
     precision = trained["mixed_precision"]
     make = getattr(models, trained["model"])
     dtype = precision and f"mixed_{precision}"
