@@ -69,3 +69,16 @@ def test_parents_of_no_chance_at_all_are_nan(device):
     named["bias"] = tf.fill(named["bias"].shape, -np.inf)
     (mass,) = tf_capsops.capsule_moments(**named, order=0)
     assert np.isnan(mass).all()
+
+
+def test_sizes_without_elements_cost_no_memory(device):
+    """Where there are no children, their poses may be of any size."""
+    poses = tf.zeros([1, 1, 1, 0, 2**31 - 1, 1])
+    weights, bias = tf.zeros([1, 1, 0, 3, 1, 1]), tf.ones([1, 1, 1, 3])
+    with tf.GradientTape() as tape:
+        tape.watch([poses, weights, bias])
+        (mass,) = tf_capsops.capsule_moments(poses, None, weights, bias=bias, order=0)
+    grads = tape.gradient(mass, [poses, weights, bias])
+    np.testing.assert_array_equal(mass, np.zeros([1, 1, 1, 3]))
+    assert [grad.shape for grad in grads] == [poses.shape, weights.shape, bias.shape]
+    np.testing.assert_array_equal(grads[2], np.zeros([1, 1, 1, 3]))

@@ -45,8 +45,13 @@ int64_t WindowsCost(const Problem& p, const Division& d) {
   return Cost(p, d.windows * Children(p));
 }
 
-// Where there are neither windows nor parents, there is nothing to add up.
-bool HasVotes(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
+// Where there are no windows or no parents, moments are empty.
+bool HasMoments(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
+
+template <typename E>
+void Clear(E* first, int64_t count) {
+  if (first != nullptr && count > 0) std::memset(first, 0, count * sizeof(E));
+}
 
 int64_t Poses(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
@@ -106,7 +111,14 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                        const Division& d, const Operands<T>& in,
                        const Moments<Statistic<T>>& to, Statistic<T>* shares,
                        void* workspace) {
-  if (!HasVotes(p)) return {};
+  if (!HasMoments(p)) return {};
+  if (p.in_channels == 0) {  // Poses may have a size without bounds, and no elements.
+    const int64_t parents = Positions(p) * p.out_channels;
+    Clear(to.mass, parents);
+    Clear(to.first, p.order >= 1 ? parents * VoteSize(p) : 0);
+    Clear(to.second, p.order == 2 ? parents * VoteSize(p) : 0);
+    return {};
+  }
   const Workspace<T> space(p, d, kForwardPerPose, workspace);
   const LaunchError error = Prepare(exec, op, p, d, in, {}, space);
   if (!error.empty()) return error;
@@ -120,14 +132,11 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
 // Sets the gradients to zero that no window reaches.
 template <typename T>
 void ClearGradients(const Problem& p, const Gradients<T>& to) {
-  const auto clear = [](auto* first, int64_t count) {
-    if (first != nullptr && count > 0) std::memset(first, 0, count * sizeof(*first));
-  };
   const int64_t pairs = p.out_channels == 0 ? 0 : Children(p) * p.out_channels;
-  clear(to.poses, Poses(p) * p.pose_rows * p.pose_inner);
-  clear(to.activations, Poses(p));
-  clear(to.weights, pairs * p.pose_inner * p.pose_columns);
-  clear(to.prior, pairs);
+  Clear(to.poses, Poses(p) * p.pose_rows * p.pose_inner);
+  Clear(to.activations, Poses(p));
+  Clear(to.weights, pairs * p.pose_inner * p.pose_columns);
+  Clear(to.prior, pairs);
 }
 
 }  // namespace
@@ -159,9 +168,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
       [p, d](const CpuExec& exec, const T* poses, const T* activations,
              const T* weights, const S* bias, const S* linear, const S* precision,
-             const S* center, const S* prior, S* shares,
-             void* workspace) -> LaunchError {
-        if (p.in_channels == 0) return {};
+             const S* center, const S* prior, S* shares, void* workspace) {
         const Operands<T> in = Given<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         return RunForward<T>(exec, Shares::kName, p, d, in, {}, shares, workspace);
@@ -192,24 +199,29 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
                               If(p.has_precision, grad_precision),
                               If(p.has_center, grad_center),
                               If(p.has_prior, grad_prior)};
-        if (!HasVotes(p) || p.in_channels == 0) ClearGradients(p, to);
-        if (!HasVotes(p)) return {};
+        const bool no_children = p.in_channels == 0;
+        if (!HasMoments(p) || no_children) ClearGradients(p, to);
+        if (!HasMoments(p)) return {};
         const Moments<const S> grads{grad_mass, If(p.order >= 1, grad_first),
                                      If(p.order == 2, grad_second)};
         const Moments<const S> moments{mass, If(p.order >= 1, first), nullptr};
         const CpuKernels<T>& kernels = Selected<T>();
         const Workspace<T> space(p, d, kBackwardPerPose, workspace);
-        LaunchError error = Prepare(exec, op, p, d, in, grads, space);
+        LaunchError error;
+        if (!no_children) error = Prepare(exec, op, p, d, in, grads, space);
         if (!error.empty()) return error;
-        if (p.has_bias + p.has_linear + p.has_precision + p.has_center > 0) {
+        const bool of_votes = p.has_linear + p.has_precision + p.has_center > 0;
+        if (no_children && !of_votes) {
+          Clear(to.bias, Positions(p) * p.out_channels);
+        } else if (p.has_bias || of_votes) {
           error = ForTasks(exec, op, d.window_tasks, 2 * WindowsCost(p, d),
                            d.statistics_scratch, [&](int64_t task, void* scratch) {
                              kernels.statistics(p, d, task, in, space.packed,
                                                 space.normalizers, grads, moments, to,
                                                 scratch);
                            });
-          if (!error.empty()) return error;
         }
+        if (!error.empty() || no_children) return error;
         error = ForTasks(
             exec, op, d.children_tasks,
             3 * Cost(p, Positions(p) * Children(p)) / (d.children_tasks + 1) + 1,
