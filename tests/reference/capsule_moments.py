@@ -184,6 +184,8 @@ def backward(
     wide, q = dz[..., None, None], passed.q[..., None, None]
     by_u = q * (first + 2 * second * u) + minus * wide * passed.precision * u
     by_vote = by_u + wide * passed.linear
+    # The op has u alone, and adds the center to it again.
+    votes = passed.votes if of is np.positive else u
     children = (3, 4, 5)
     return {
         "poses": passed.window.scatter(
@@ -192,7 +194,7 @@ def backward(
         "activations": passed.window.scatter((shares * dq).sum(axis=-1)),
         "weights": np.einsum("nyxhwcpq,nyxhwcopr->hwcoqr", of(passed.poses), by_vote),
         "bias": dz.sum(axis=children),
-        "linear": (wide * passed.votes).sum(axis=children),
+        "linear": (wide * votes).sum(axis=children),
         "precision": minus * 0.5 * (wide * u**2).sum(axis=children),
         "center": minus * by_u.sum(axis=children),
         "prior": dz.sum(axis=(0, 1, 2)),
