@@ -7,9 +7,10 @@ import keras
 from tf_capsops import losses, models, routing
 from tf_capsops.cli.errors import CommandError
 
-# With the paper's inverse temperature, 0.01, the activations of a network of few capsules
-# are so close to each other that the spread loss never falls. With this one, all
-# activations of the paper's network are 1 from the start, and it does not fall either.
+# With the paper's inverse temperature, 0.01, the activations of a network of few
+# capsules are so close to each other that the spread loss never falls. With this one,
+# all activations of the paper's network are 1 from the start, and it does not fall
+# either.
 _FINAL_LAMBDA_OF_SMALL = 0.05
 
 RULES = {
