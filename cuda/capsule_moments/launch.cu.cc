@@ -4,27 +4,31 @@
 // Capsule moments read little and compute much: a vote of 4x4 poses costs 64 FMAs, its
 // logit and its moments 64 more, and nothing of it is kept.
 //
-// Poses of 4x4 numbers, and of 4x5 with coordinates, are done in FMA with everything in
-// registers (fma): all of a parent's statistics and sums are one thread's, so the
-// softmax over parents is one of a warp. Everything else stores shares (general).
+// Poses of 4x4 numbers, and of 4x5 with coordinates, are done with everything in
+// registers: all of a parent's statistics and sums are one thread's. Tensor cores make
+// the votes where TF32 is exact or allowed (mma), and FMA elsewhere (fma). Everything
+// else stores shares (general).
 #include "cuda/capsule_moments/fma/launch.cuh"
 
 #include "cc/launch/capsule_moments.h"
 #include "cuda/capsule_moments/general/launch.cuh"
+#include "cuda/capsule_moments/mma/launch.cuh"
 
 namespace capsops::capsule_moments {
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
-      Forward::kName, {{"fma", [&] { return fma::PlanForward<T>(exec, p); }},
+      Forward::kName, {{"mma", [&] { return mma::PlanForward<T>(exec, p); }},
+                       {"fma", [&] { return fma::PlanForward<T>(exec, p); }},
                        {"general", [&] { return general::PlanForward<T>(p); }}});
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
-      Backward::kName, {{"fma", [&] { return fma::PlanBackward<T>(exec, p); }},
+      Backward::kName, {{"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
+                        {"fma", [&] { return fma::PlanBackward<T>(exec, p); }},
                         {"general", [&] { return general::PlanBackward<T>(p); }}});
 }
 

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products of small matrices on tensor cores, accumulated in float: m16n8k8 of TF32,
-// m16n8k16 of the 16-bit types.
+// Products of small matrices on tensor cores, accumulated in float: m16n8k4 and m16n8k8
+// of TF32, m16n8k16 of the 16-bit types.
 #ifndef CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
 
@@ -23,6 +23,15 @@ __device__ inline void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2],
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same of half as many columns of a.
+__device__ inline void Multiply(const uint32_t (&a)[2], const uint32_t (&b)[1],
+                                float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 }
 
 // The same in float16 and bfloat16, whose operands hold pairs.

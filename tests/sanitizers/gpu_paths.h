@@ -98,7 +98,6 @@ inline std::vector<std::string> ListedKernels(const std::string& error) {
 // Whether the results of an op depend on GpuExec::tf32.
 template <typename Problem>
 constexpr bool kReadsTf32 = !std::is_same_v<Problem, capsule_prediction::Problem> &&
-                            !std::is_same_v<Problem, capsule_moments::Problem> &&
                             !std::is_same_v<Problem, high_order_conv::Problem>;
 
 template <typename Op>

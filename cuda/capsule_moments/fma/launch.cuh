@@ -136,7 +136,7 @@ struct Workspace {
     const int64_t rows = samples * sample, capsules = Capsules(part);
     const int64_t merged = merges ? rows : 0, seen = merges ? capsules : 0;
     const int64_t mine = backward ? rows : 0;
-    const int blocks = Divide(part, exec, 2).blocks;
+    const int blocks = Divide(part, exec, backward ? 1 : 2).blocks;
     Room room;
     row_scales = room.Take(merged * sizeof(float2));
     row_dots = room.Take(backward ? merged * sizeof(float) : 0);

@@ -1,0 +1,263 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the kernels of 4 x Q poses and Q x 4 weights share. A warp has the votes of 32
+// pairs of a window and a parent, and each thread one of them, whole: four products of
+// 16 x Q by Q x 8 matrices, of which one operand's rows are the thread's group of four,
+// and the other's columns its number in the group. Everything is float in shared
+// memory; 16-bit elements are widened on their way there.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "cuda/capsule_moments/window.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_moments::mma {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kLanes;
+constexpr int kSide = 4;              // rows of poses, and columns of weights
+constexpr int kSize = kSide * kSide;  // numbers of a vote
+constexpr int kEight = 8, kFour = 4;  // pairs of a warp: of these, by those
+
+enum class Element { kFloat, kHalf, kBfloat16 };
+
+// How a share follows from a logit z.
+enum class Rule {
+  kSoftmax,  // over the parents of this window
+  kGiven,    // exp(z - most) * scale, with two numbers of the child's
+  kLogit,    // z
+};
+
+// The inputs of a pass. `poses`, `activations` and `weights` are of `element`.
+struct Inputs {
+  Problem p;
+  Element element;
+  Rule rule;
+  const void *poses, *activations, *weights;
+  const float *bias, *linear, *precision, *center, *prior;
+  // Of each capsule {most, scale} for kGiven, or null where no logit is given, so that
+  // all shares of a child are equal; and the sums of share dr.
+  const float2* scales;
+  const float* dots;
+};
+
+struct Gradient {
+  const float *mass, *first, *second;
+};
+
+// What a vote needs to know of its child. Of a child that does not exist all are 0, and
+// otherwise `scale` is not.
+struct Facts {
+  float activation, most, scale, dot;
+};
+
+__device__ inline float At(const float* tensor, int64_t at) {
+  return tensor == nullptr ? 0 : tensor[at];
+}
+
+// Calls visit(N{}) for the elements' type N.
+template <typename Visit>
+__device__ void WithElements(Element element, const Visit& visit) {
+  if (element == Element::kFloat) {
+    visit(0.0f);
+  } else if (element == Element::kHalf) {
+    visit(__half{});
+  } else {
+    visit(__nv_bfloat16{});
+  }
+}
+
+template <int N>
+__device__ void LoadWords(const float* from, float (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 word = *reinterpret_cast<const float4*>(from + i);
+    to[i] = word.x, to[i + 1] = word.y, to[i + 2] = word.z, to[i + 3] = word.w;
+  }
+}
+
+template <int N>
+__device__ void StoreWords(const float (&from)[N], float* to) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2],
+                                          from[i + 3]};
+  }
+}
+
+// A row of a pose; those of four numbers are aligned.
+template <int Q>
+__device__ void LoadRow(const float* from, float (&to)[Q]) {
+  if constexpr (Q == 4) {
+    LoadWords(from, to);
+  } else {
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[q] = from[q];
+  }
+}
+template <int Q>
+__device__ void StoreRow(const float (&from)[Q], float* to) {
+  if constexpr (Q == 4) {
+    StoreWords(from, to);
+  } else {
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[q] = from[q];
+  }
+}
+
+// Numbers of a parent's tensor times `factor`, zeros where it is absent.
+__device__ inline void LoadParent(const float* from, float factor, float (&to)[kSize]) {
+  if (from != nullptr) {
+    LoadWords(from, to);
+#pragma unroll
+    for (float& x : to) x *= factor;
+  } else {
+#pragma unroll
+    for (float& x : to) x = 0;
+  }
+}
+
+// Begins to copy a row of elements to words of shared memory kStep apart. 16-bit
+// elements are there at once.
+template <int kCount, int kStep>
+__device__ void Stage(const float* from, float* to) {
+  constexpr int kWide = kCount % 4 == 0 && kStep == 1 ? 4 : 1;
+#pragma unroll
+  for (int n = 0; n < kCount; n += kWide) {
+    __pipeline_memcpy_async(to + n * kStep, from + n, kWide * sizeof(float));
+  }
+}
+template <int kCount, int kStep, typename N>
+__device__ void Stage(const N* from, float* to) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) to[n * kStep] = Widen(from[n]);
+}
+
+// Begins to copy rows of weights, this thread each kThreads-th.
+template <typename N>
+__device__ void StageWeights(const N* from, int rows, float* to) {
+  for (int row = threadIdx.x; row < rows; row += kThreads) {
+    Stage<kSide, 1>(from + row * kSide, to + row * kSide);
+  }
+}
+
+// Rounds rows that this thread has staged to TF32, once they are there.
+__device__ inline void PrepareWeights(int rows, float* weights) {
+  for (int row = threadIdx.x; row < rows; row += kThreads) {
+    float words[kSide];
+    LoadWords(weights + row * kSide, words);
+#pragma unroll
+    for (float& x : words) x = Prepare<Tf32::kRounded>(x);
+    StoreWords(words, weights + row * kSide);
+  }
+}
+
+// Stages row `row` of the pose of a child, which may not exist. In shared memory a pose
+// is transposed, Q x 4.
+template <int Q, typename N>
+__device__ void StagePoseRow(const N* poses, int capsule, int row, float* to) {
+  if (capsule >= 0) {
+    Stage<Q, kSide>(poses + (int64_t{capsule} * kSide + row) * Q, to + row);
+  } else {
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[row + q * kSide] = 0;
+  }
+}
+template <int Q>
+__device__ void PreparePoseRow(int row, float* pose) {
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
+    pose[row + q * kSide] = Prepare<Tf32::kRounded>(pose[row + q * kSide]);
+  }
+}
+
+// Where number (row, column) of a product's tiles is in a vote.
+template <bool kTransposed>
+constexpr int Place(int row, int column) {
+  return kTransposed ? column * kSide + row : row * kSide + column;
+}
+
+// A thread's vote - center, from {-center}. Its operands are Q x 4 matrices in shared
+// memory, of which the left one's columns become rows of the vote, or columns where
+// kTransposed: `left` is at row `t` of the matrix of pair g, `right` at row t, column
+// 2 (g % 2), of that of pair g / 2, where g is the thread's group of four in its warp,
+// and t its number there. What the operands have beyond TF32 is cut off.
+template <bool kTransposed, int Q>
+__device__ void MakeVote(const float* left, const float* right,
+                         const float (&minus_center)[kSize], float (&u)[kSize]) {
+  constexpr int kSteps = (Q + 3) / 4;
+  uint32_t a[2][2 * kSteps], b[2][kSteps];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const bool any = s == 0 || threadIdx.x % kFour + 4 * s < Q;
+    float4 rows{0, 0, 0, 0};
+    float2 columns{0, 0};
+    if (any) {
+      rows = *reinterpret_cast<const float4*>(left + 4 * s * kSide);
+      columns = *reinterpret_cast<const float2*>(right + 4 * s * kSide);
+    }
+    a[0][2 * s] = __float_as_uint(rows.x), a[0][2 * s + 1] = __float_as_uint(rows.y);
+    a[1][2 * s] = __float_as_uint(rows.z), a[1][2 * s + 1] = __float_as_uint(rows.w);
+    b[0][s] = __float_as_uint(columns.x), b[1][s] = __float_as_uint(columns.y);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int at[] = {Place<kTransposed>(2 * i, j), Place<kTransposed>(2 * i, 2 + j),
+                        Place<kTransposed>(2 * i + 1, j),
+                        Place<kTransposed>(2 * i + 1, 2 + j)};
+      float c[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
+      Multiply(a[i], b[j], c);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) u[at[e]] = c[e];
+    }
+  }
+}
+
+// sums += the gradient of votes, of which each thread has one, times Q x 4 matrices in
+// shared memory: the sum is over the four pairs of a group and the columns of the
+// gradient, or its rows where kTransposed. `right` is at row g of the matrix of pair t.
+// sums[i] are {row 2i; column 2t, 2t + 1}, {row 2i + 1; the same}, for pair g.
+template <bool kTransposed>
+__device__ void Contract(const float (&gradient)[kSize], const float* right,
+                         float (&sums)[2][4]) {
+  float matrix[kSide];
+  LoadWords(right, matrix);
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    const uint32_t b[] = {__float_as_uint(matrix[2 * s]),
+                          __float_as_uint(matrix[2 * s + 1])};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t a[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        a[e] =
+            __float_as_uint(gradient[Place<kTransposed>(2 * i + e % 2, 2 * s + e / 2)]);
+      }
+      Multiply(a, b, sums[i]);
+    }
+  }
+}
+
+// exp2 of numbers up to 0, in one instruction.
+__device__ inline float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+constexpr float kLog2E = 1.4426950408889634f;
+__device__ inline float ExpOf(float z, float most) { return Exp2((z - most) * kLog2E); }
+
+}  // namespace capsops::capsule_moments::mma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
