@@ -19,16 +19,16 @@ namespace capsops::capsule_moments {
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
-      Forward::kName, {{"mma", [&] { return mma::PlanForward<T>(exec, p); }},
-                       {"fma", [&] { return fma::PlanForward<T>(exec, p); }},
+      Forward::kName, {{"mma", [&] { return PlanForwardBy<mma::Path, T>(exec, p); }},
+                       {"fma", [&] { return PlanForwardBy<fma::Path, T>(exec, p); }},
                        {"general", [&] { return general::PlanForward<T>(p); }}});
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
-      Backward::kName, {{"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
-                        {"fma", [&] { return fma::PlanBackward<T>(exec, p); }},
+      Backward::kName, {{"mma", [&] { return PlanBackwardBy<mma::Path, T>(exec, p); }},
+                        {"fma", [&] { return PlanBackwardBy<fma::Path, T>(exec, p); }},
                         {"general", [&] { return general::PlanBackward<T>(p); }}});
 }
 

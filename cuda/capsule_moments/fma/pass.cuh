@@ -28,7 +28,6 @@ constexpr bool kIsGradient(Kind kind) {
   return kind == Kind::kDots || kind == Kind::kStatistics;
 }
 
-constexpr int kThreads = 256;
 constexpr int kChunk = 8;
 
 // How the windows and the children are divided.
@@ -50,9 +49,6 @@ struct Division {
   }
 };
 
-// Sums of a thread: one of its own, and two of each number of a vote.
-constexpr int kSums = 1 + 2 * kSize;
-
 // What a pass writes. `partial` is [2 blocks][kSums][kThreads].
 struct Results {
   Kind kind;
@@ -65,14 +61,6 @@ struct Results {
   float* activations;
   float* partial;
 };
-
-struct Gradient {
-  const float *mass, *first, *second;
-};
-
-__device__ inline float At(const float* tensor, int64_t at) {
-  return tensor == nullptr ? 0 : tensor[at];
-}
 
 // Writes number `h` of a parent's results, of its sums; with number 0 also what it has
 // one of.
@@ -302,31 +290,6 @@ __global__ void __launch_bounds__(kThreads)
     if (out.kind != Kind::kFirst) second += partial[(1 + kSize + h) * kThreads];
   }
   Finish(in, grad, out, int64_t{position} * d.outs + o, h, sum, first, second);
-}
-
-// Makes {most, scale} of each capsule of those of its rows, or the sum of its dots.
-__global__ void __launch_bounds__(kThreads)
-    MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
-                float2* scales, float* dots) {
-  const int64_t capsules = Capsules(p), children = Children(p);
-  const int i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= capsules) return;
-  float most = -INFINITY, sum = 0;
-  if (dots != nullptr) {
-    VisitWindows(p, i, [&](int64_t position, int64_t k) {
-      sum += row_dots[position * children + k];
-    });
-    dots[i] = sum;
-    return;
-  }
-  VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    most = fmaxf(most, row_scales[position * children + k].x);
-  });
-  VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    const float2 row = row_scales[position * children + k];
-    sum += ExpOf(row.x, most) / row.y;
-  });
-  scales[i] = {most, 1 / sum};
 }
 
 }  // namespace capsops::capsule_moments::fma

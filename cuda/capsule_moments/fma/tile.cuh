@@ -11,13 +11,10 @@
 
 #include <cstdint>
 
-#include "cuda/capsule_moments/window.cuh"
+#include "cuda/capsule_moments/inputs.cuh"
 #include "cuda/common/warp.cuh"
 
 namespace capsops::capsule_moments::fma {
-
-constexpr int kSide = 4;              // rows of poses, and columns of weights
-constexpr int kSize = kSide * kSide;  // numbers of a vote
 
 // Elements of shared memory from one matrix of weights or pose to the next: an odd
 // number of 16-byte words, so that eight threads that read one each meet no bank twice.
@@ -28,35 +25,6 @@ template <int Q>
 constexpr int kPoseRow = (Q + 3) / 4 * 4;
 template <int Q>
 constexpr int kPoseStep = kSide * kPoseRow<Q> + 4;
-
-enum class Element { kFloat, kHalf, kBfloat16 };
-
-// How a share follows from a logit z.
-enum class Rule {
-  kSoftmax,  // over the threads of this window
-  kGiven,    // exp(z - most) * scale, with two numbers of the child's
-  kLogit,    // z
-};
-
-// The inputs of a pass. `poses`, `activations` and `weights` are of `element`.
-struct Inputs {
-  Problem p;
-  Element element;
-  Rule rule;
-  int lanes;
-  const void *poses, *activations, *weights;
-  const float *bias, *linear, *precision, *center, *prior;
-  // Of each capsule {most, scale} for kGiven, or null where no logit is given, so that
-  // all shares of a child are equal; and the sums of share dr.
-  const float2* scales;
-  const float* dots;
-};
-
-// What a vote needs to know of its child. Of a child that does not exist all are 0, and
-// otherwise `scale` is not.
-struct Facts {
-  float activation, most, scale, dot;
-};
 
 // Calls visit(pointer of the elements' type).
 template <typename Visit>
@@ -86,13 +54,6 @@ __device__ void StageRow(Element element, const void* tensor, int64_t row, float
       for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
     });
   }
-}
-
-// Returns how many windows see a capsule.
-__device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
-  int count = 0;
-  VisitWindows(p, static_cast<int>(capsule), [&](int, int) { ++count; });
-  return count;
 }
 
 // Begins to write the facts of a child, which may not exist.
@@ -129,15 +90,6 @@ __device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* 
   }
 }
 
-template <int N>
-__device__ void LoadWords(const float* from, float (&to)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 word = *reinterpret_cast<const float4*>(from + i);
-    to[i] = word.x, to[i + 1] = word.y, to[i + 2] = word.z, to[i + 3] = word.w;
-  }
-}
-
 // u += pose @ weights
 template <int Q>
 __device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
@@ -155,15 +107,6 @@ __device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
     }
   }
 }
-
-// exp2 of numbers up to 0, in one instruction.
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-constexpr float kLog2E = 1.4426950408889634f;
-__device__ inline float ExpOf(float z, float most) { return Exp2((z - most) * kLog2E); }
 
 // Sums over the 16 or 32 threads of a window.
 __device__ inline float SumOverGroup(float value, int lanes) {

@@ -241,47 +241,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   out.prior[part] = prior_sum;
 }
 
-// Adds up the parts of the gradients of weights and prior.
-template <typename N>
-__global__ void __launch_bounds__(kThreads)
-    PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
-                const float* prior_parts, N* grad_weights, float* grad_prior) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < weights) {
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) sum += weight_parts[part * weights + i];
-    Narrow(sum, grad_weights + i);
-  }
-  if (i < priors && grad_prior != nullptr) {
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) sum += prior_parts[part * priors + i];
-    grad_prior[i] = sum;
-  }
-}
-
-// Adds up the gradients of capsules from their rows. A thread has a row of a pose.
-template <int Q, typename N>
-__global__ void __launch_bounds__(kThreads)
-    CapsuleKernel(Problem p, const float* poses, const float* activations,
-                  N* grad_poses, N* grad_activations) {
-  const int i = blockIdx.x * kThreads + threadIdx.x;
-  const int capsule = i / kSide, children = static_cast<int>(Children(p));
-  if (capsule >= Capsules(p)) return;
-  float sums[Q] = {}, sum = 0;
-  VisitWindows(p, capsule, [&](int64_t position, int k) {
-    const int64_t row = position * children + k;
-    const float* const from = poses + row * kSide * Q + i % kSide * Q;
-#pragma unroll
-    for (int q = 0; q < Q; ++q) sums[q] += from[q];
-    if (grad_activations != nullptr && i % kSide == 0) sum += activations[row];
-  });
-#pragma unroll
-  for (int q = 0; q < Q; ++q) Narrow(sums[q], grad_poses + int64_t{i} * Q + q);
-  if (grad_activations != nullptr && i % kSide == 0) {
-    Narrow(sum, grad_activations + capsule);
-  }
-}
-
 }  // namespace capsops::capsule_moments::fma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_

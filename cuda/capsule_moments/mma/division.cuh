@@ -52,9 +52,6 @@ struct Seat {
   }
 };
 
-// Sums of a thread: one of its own, and two of each number of a vote.
-constexpr int kSums = 1 + 2 * kSize;
-
 // What a pass writes; null is what it does not. Where it writes scales, or dots, it
 // writes nothing else. `partial` is [2 blocks][kSums][kThreads].
 struct Results {
@@ -126,13 +123,6 @@ template <bool kGradient, int Q>
 int SharedSize(const Division& d) {
   return 2 * StageSize<Q>(d) +
          (kGradient ? 2 * VotesSize(d) + kRowsSize<Q> : VotesSize(d));
-}
-
-// Returns how many windows see a capsule.
-__device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
-  int count = 0;
-  VisitWindows(p, static_cast<int>(capsule), [&](int, int) { ++count; });
-  return count;
 }
 
 // Begins to write the facts of a child, which may not exist.

@@ -239,31 +239,6 @@ __global__ void __launch_bounds__(kThreads)
          second);
 }
 
-// Makes {most, scale} of each capsule of those of its rows, or the sum of its dots.
-__global__ void __launch_bounds__(kThreads)
-    MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
-                float2* scales, float* dots) {
-  const int64_t capsules = Capsules(p), children = Children(p);
-  const int i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= capsules) return;
-  float most = -INFINITY, sum = 0;
-  if (dots != nullptr) {
-    VisitWindows(p, i, [&](int64_t position, int64_t k) {
-      sum += row_dots[position * children + k];
-    });
-    dots[i] = sum;
-    return;
-  }
-  VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    most = fmaxf(most, row_scales[position * children + k].x);
-  });
-  VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    const float2 row = row_scales[position * children + k];
-    sum += ExpOf(row.x, most) / row.y;
-  });
-  scales[i] = {most, 1 / sum};
-}
-
 }  // namespace capsops::capsule_moments::mma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_

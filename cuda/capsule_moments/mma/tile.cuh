@@ -13,53 +13,14 @@
 
 #include <cstdint>
 
-#include "cuda/capsule_moments/window.cuh"
+#include "cuda/capsule_moments/inputs.cuh"
 #include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/warp.cuh"
 
 namespace capsops::capsule_moments::mma {
 
-constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
-constexpr int kSide = 4;              // rows of poses, and columns of weights
-constexpr int kSize = kSide * kSide;  // numbers of a vote
 constexpr int kEight = 8, kFour = 4;  // pairs of a warp: of these, by those
-
-enum class Element { kFloat, kHalf, kBfloat16 };
-
-// How a share follows from a logit z.
-enum class Rule {
-  kSoftmax,  // over the parents of this window
-  kGiven,    // exp(z - most) * scale, with two numbers of the child's
-  kLogit,    // z
-};
-
-// The inputs of a pass. `poses`, `activations` and `weights` are of `element`.
-struct Inputs {
-  Problem p;
-  Element element;
-  Rule rule;
-  const void *poses, *activations, *weights;
-  const float *bias, *linear, *precision, *center, *prior;
-  // Of each capsule {most, scale} for kGiven, or null where no logit is given, so that
-  // all shares of a child are equal; and the sums of share dr.
-  const float2* scales;
-  const float* dots;
-};
-
-struct Gradient {
-  const float *mass, *first, *second;
-};
-
-// What a vote needs to know of its child. Of a child that does not exist all are 0, and
-// otherwise `scale` is not.
-struct Facts {
-  float activation, most, scale, dot;
-};
-
-__device__ inline float At(const float* tensor, int64_t at) {
-  return tensor == nullptr ? 0 : tensor[at];
-}
 
 // Calls visit(N{}) for the elements' type N.
 template <typename Visit>
@@ -70,44 +31,6 @@ __device__ void WithElements(Element element, const Visit& visit) {
     visit(__half{});
   } else {
     visit(__nv_bfloat16{});
-  }
-}
-
-template <int N>
-__device__ void LoadWords(const float* from, float (&to)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 word = *reinterpret_cast<const float4*>(from + i);
-    to[i] = word.x, to[i + 1] = word.y, to[i + 2] = word.z, to[i + 3] = word.w;
-  }
-}
-
-template <int N>
-__device__ void StoreWords(const float (&from)[N], float* to) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2],
-                                          from[i + 3]};
-  }
-}
-
-// A row of a pose; those of four numbers are aligned.
-template <int Q>
-__device__ void LoadRow(const float* from, float (&to)[Q]) {
-  if constexpr (Q == 4) {
-    LoadWords(from, to);
-  } else {
-#pragma unroll
-    for (int q = 0; q < Q; ++q) to[q] = from[q];
-  }
-}
-template <int Q>
-__device__ void StoreRow(const float (&from)[Q], float* to) {
-  if constexpr (Q == 4) {
-    StoreWords(from, to);
-  } else {
-#pragma unroll
-    for (int q = 0; q < Q; ++q) to[q] = from[q];
   }
 }
 
@@ -248,15 +171,6 @@ __device__ void Contract(const float (&gradient)[kSize], const float* right,
     }
   }
 }
-
-// exp2 of numbers up to 0, in one instruction.
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-constexpr float kLog2E = 1.4426950408889634f;
-__device__ inline float ExpOf(float z, float most) { return Exp2((z - most) * kLog2E); }
 
 }  // namespace capsops::capsule_moments::mma
 
