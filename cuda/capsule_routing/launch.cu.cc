@@ -2,35 +2,55 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Routing by agreement reads little (input, weights) and computes much: every pass over
-// the input capsules makes u_hat again, 2 in_dim FLOPs for each of its elements, in
-// registers. Capsules of 8 and 16 elements, which is what capsule networks are made of,
-// do so on tensor cores (mma); everything else, and double, in FMA (fma).
+// the input capsules makes u_hat again, 2 in_dim FLOPs for each of its elements, on
+// tensor cores. Capsules of 8 and 16 elements, which is what capsule networks are made
+// of, do so in kernels that keep a sample's predictions in registers (mma); everything
+// else, and double, in kernels of three phases that share memory between them (phases),
+// but for float32 where TF32 is not allowed: that is done in FMA (fma).
 #include "cuda/capsule_routing/fma/launch.cuh"
+
+#include <utility>
+#include <vector>
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/mma/launch.cuh"
+#include "cuda/capsule_routing/phases/launch.cuh"
 
 namespace capsops::capsule_routing {
 
+// Forward, phases are faster than mma where there are many output capsules, each of
+// which costs a warp there, and enough samples (docs/routing.md, "Kernel paths").
+static bool PhasesAreFaster(const Problem& p) {
+  if (p.out_caps <= 16 || p.batch <= 16) return false;
+  const double tiles = static_cast<double>(p.batch) / 16;
+  return tiles * p.in_caps * p.out_caps * p.out_caps >= 2e6;
+}
+
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
-  return Choose<ForwardPlan<GpuExec, T>>(
-      kForwardName, {{"mma", [&] { return mma::PlanForward<T>(exec, p); }},
-                     {"fma", [&] { return fma::PlanForward<T>(exec, p); }}});
+  std::vector<Candidate<ForwardPlan<GpuExec, T>>> candidates = {
+      {"mma", [&] { return mma::PlanForward<T>(exec, p); }},
+      {"phases", [&] { return phases::PlanForward<T>(exec, p); }},
+      {"fma", [&] { return fma::PlanForward<T>(exec, p); }}};
+  if (PhasesAreFaster(p)) std::swap(candidates[0], candidates[1]);
+  return Choose(kForwardName, candidates);
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
       kBackwardName, {{"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
+                      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }},
                       {"fma", [&] { return fma::PlanBackward<T>(exec, p); }}});
 }
 
 template <typename T>
 CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
   return Choose<CoefficientsPlan<GpuExec, T>>(
-      kCoefficientsName, {{"mma", [&] { return mma::PlanCoefficients<T>(exec, p); }},
-                          {"fma", [&] { return fma::PlanCoefficients<T>(exec, p); }}});
+      kCoefficientsName,
+      {{"mma", [&] { return mma::PlanCoefficients<T>(exec, p); }},
+       {"phases", [&] { return phases::PlanCoefficients<T>(exec, p); }},
+       {"fma", [&] { return fma::PlanCoefficients<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

@@ -1,15 +1,18 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Why a problem is too large for the kernels of capsule routing, in words that complete
-// a plan's refusal; "" where it is not.
+// What the plans of capsule routing ask of a problem's sizes: why it is too large for
+// the kernels, in words that complete a plan's refusal; "" where it is not.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <utility>
+
+#include "cc/launch/capsule_routing.h"
 
 namespace capsops::capsule_routing {
 
@@ -25,6 +28,20 @@ inline std::string TooLarge(
            std::to_string(kMost);
   }
   return "";
+}
+
+// Of the sizes of a problem that is not empty.
+inline std::string TooLarge(const Problem& p) {
+  return TooLarge({{"out_caps", p.out_caps},
+                   {"out_dim", p.out_dim},
+                   {"in_dim", p.in_dim},
+                   {"out_dim x in_dim", p.out_dim * p.in_dim},
+                   {"out_caps x out_dim", p.out_caps * p.out_dim},
+                   {"out_caps x iterations", p.out_caps * p.iterations}});
+}
+
+inline bool Empty(const Problem& p) {
+  return std::min({p.batch, p.in_caps, p.out_caps, p.out_dim, p.in_dim}) == 0;
 }
 
 }  // namespace capsops::capsule_routing

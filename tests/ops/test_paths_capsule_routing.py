@@ -25,23 +25,30 @@ ONCE = ("tiles_16_5_4_16_8",)
 LARGE = ("tiles_48_300_13_16_8", "tiles_65_30_9_8_8", "tiles_18_7_32_16_16")
 FORWARD = ("tiles_19_29_48_16_16",)
 FMA = (*MMA, *ONCE, *LARGE, *FORWARD, "large_primes", "all_long")
+# Of the last, inner products do not fit into shared memory.
+PHASES = (*FMA, "out_caps_2000")
 REFUSALS = [
-    ("mnist_layer", tf.float64, "T is double"),
-    ("empty_batch", tf.float32, "a dimension is 0"),
-    ("out_caps_49", tf.float32, "out_caps is over 48"),
+    ("mma", "mnist_layer", tf.float64, "T is double"),
+    ("mma", "empty_batch", tf.float32, "a dimension is 0"),
+    ("mma", "out_caps_49", tf.float32, "out_caps is over 48"),
     (
-        *("primes", tf.bfloat16),
+        *("mma", "primes", tf.bfloat16),
         "out_dim x in_dim is none of 16 x 8, 16 x 16 and 8 x 8",
     ),
+    ("phases", "primes", tf.float32, "TF32 is not allowed"),
+    ("fma", "primes", tf.float16, "T is not float32"),
 ]
 
 
 def _runs(kernels_of_ops, names):
     forced = dict(zip(OPS, kernels_of_ops, strict=True))
     dtypes = [d for d in DTYPES if d != tf.float64 or "mma" not in kernels_of_ops]
+    if "fma" in kernels_of_ops:
+        dtypes = [tf.float32]
+    precisions = (True,) if "phases" in kernels_of_ops else (False, True)
     return [
         run
-        for run in paths.runs(forced, names, dtypes, (False, True))
+        for run in paths.runs(forced, names, dtypes, precisions)
         if run.dtype.size >= 4
         or forced["CapsuleRoutingGrad"] != "mma"
         or OP.case(run.name).attributes["iterations"] <= 3
@@ -50,19 +57,21 @@ def _runs(kernels_of_ops, names):
 
 if paths.WITH_GPU:
     MMA_RUNS = [*_runs(("mma",) * 3, MMA), *_runs(("mma", "mma", "fma"), ONCE)]
-    RUNS = [*MMA_RUNS, *_runs(("fma",) * 3, FMA)]
+    PHASES_RUNS = _runs(("phases",) * 3, PHASES)
+    RUNS = [*MMA_RUNS, *PHASES_RUNS, *_runs(("fma",) * 3, FMA)]
     if paths.capability() in (90, 100):
         RUNS += _runs(("mma",) * 3, LARGE)
         RUNS += _runs(("mma", "fma", "mma"), FORWARD)
+        RUNS += _runs(("mma", "phases", "mma"), FORWARD)
 
-    @paths.every([*RUNS, *paths.planned_for_others(MMA_RUNS)])
+    @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *PHASES_RUNS])])
     def test_forced(run):
         case = OP.case(run.name)
         tensors = OP.draw(case, run.dtype)
         with paths.running(run):
             results = OP.ours(case, tensors)
             look = call(case.bind(tf_capsops.routing_coefficients), *tensors[1:])
-        rounded = run.tf32 and "mma" in run.forced.values()
+        rounded = run.tf32 and {*run.forced.values()} != {"fma"}
         numbers = rounded_to_tf32(tensors) if rounded else tensors
         with tf.device("GPU:0"):
             OP.assert_close_to_reference(case, tensors, numbers, results)
@@ -72,7 +81,7 @@ if paths.WITH_GPU:
 
     @pytest.mark.parametrize("refused", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(refused):
-        paths.assert_refused(OP, "CapsuleRouting", "mma", *refused)
+        paths.assert_refused(OP, "CapsuleRouting", *refused)
 
     def test_matrices_that_32_bits_do_not_count_are_refused():
         rows, columns = 2**15, 2**15 + 1
@@ -85,4 +94,4 @@ if paths.WITH_GPU:
                 tf.zeros((1, 1, rows, columns), tf.float16),
             )
         why = f"because out_dim x in_dim is {rows * columns}, over {2**30}"
-        assert f"fma cannot do this {why}" in caught.value.message
+        assert f"phases cannot do this {why}" in caught.value.message

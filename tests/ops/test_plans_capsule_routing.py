@@ -13,7 +13,8 @@ import tf_capsops
 from tf_capsops import _library, kernels
 
 OPS = "CapsuleRouting", "CapsuleRoutingGrad", "CapsuleRoutingCoefficients"
-MMA, FMA, FORWARD = "mma mma mma", "fma fma fma", "mma fma mma"
+MMA, FMA, PHASES = "mma mma mma", "fma fma fma", "phases phases phases"
+FORWARD, HALF_FORWARD = "mma fma mma", "mma phases mma"
 LARGE = 90, 100
 FLOAT, HALF = tf.float32, tf.bfloat16
 
@@ -25,33 +26,39 @@ PLANS = [
     (GPUS, HALF, (10, 16, 16, 3), MMA),
     (GPUS, FLOAT, (10, 8, 8, 3), MMA),
     (GPUS, FLOAT, (10, 16, 8, 5), MMA),
-    (GPUS, HALF, (10, 16, 8, 5), FORWARD),
-    (GPUS, tf.float64, (10, 16, 8, 3), FMA),
+    (GPUS, HALF, (10, 16, 8, 5), HALF_FORWARD),
+    (GPUS, tf.float64, (10, 16, 8, 3), PHASES),
     (GPUS, FLOAT, (10, 5, 7, 3), FMA),
     (GPUS, FLOAT, (10, 8, 16, 3), FMA),
-    (GPUS, FLOAT, (0, 16, 8, 3), FMA),
-    (GPUS, HALF, (49, 16, 8, 3), FMA),
+    (GPUS, HALF, (10, 8, 16, 3), PHASES),
+    (GPUS, FLOAT, (0, 16, 8, 3), PHASES),
+    (GPUS, HALF, (49, 16, 8, 3), PHASES),
     (LARGE, FLOAT, (32, 16, 16, 3), MMA),
     (LARGE, FLOAT, (32, 16, 16, 4), FORWARD),
     (LARGE, FLOAT, (33, 16, 8, 3), FORWARD),
     (LARGE, FLOAT, (40, 16, 16, 3), FORWARD),
     (LARGE, FLOAT, (48, 16, 8, 3), FORWARD),
+    (LARGE, HALF, (48, 16, 8, 3), HALF_FORWARD),
     (LARGE, HALF, (48, 8, 8, 3), MMA),
     ([80], FLOAT, (24, 16, 8, 3), MMA),
     ([80], FLOAT, (25, 16, 8, 3), FORWARD),
     ([80], FLOAT, (36, 16, 8, 3), FMA),
     ([86, 120], FLOAT, (24, 16, 8, 3), FMA),
-    ([86, 120], HALF, (24, 16, 8, 3), FORWARD),
+    ([86, 120], HALF, (24, 16, 8, 3), HALF_FORWARD),
     ([86, 120], FLOAT, (28, 8, 8, 3), MMA),
     # What a block of the gradients works on is more than its 32 bits count.
     (GPUS, FLOAT, (16, 1, 2**20, 3), "fma none fma"),
+    # Where TF32 is allowed.
+    (GPUS, "tf32", (10, 16, 8, 3), MMA),
+    (GPUS, "tf32", (10, 5, 7, 3), PHASES),
+    (LARGE, "tf32", (33, 16, 8, 3), HALF_FORWARD),
 ]
 
 
-def _compute(dtype, out_caps, out_dim, in_dim, iterations):
+def _compute(dtype, out_caps, out_dim, in_dim, iterations, batch=2, in_caps=1):
     tensors = [
-        tf.zeros((2, 1, in_dim), dtype),
-        tf.zeros((1, out_caps, out_dim, in_dim), dtype),
+        tf.zeros((batch, in_caps, in_dim), dtype),
+        tf.zeros((in_caps, out_caps, out_dim, in_dim), dtype),
     ]
     routing = functools.partial(tf_capsops.capsule_routing, iterations=iterations)
     OP.results(routing, None, *tensors)
@@ -65,13 +72,32 @@ if _library.build_info()["cuda"]:
         [(gpu, *plan) for gpus, *plan in PLANS for gpu in gpus],
     )
     def test_the_first_kernel_that_can(capability, dtype, sizes, expected):
+        tf.config.experimental.enable_tensor_float_32_execution(dtype == "tf32")
+        dtype = FLOAT if dtype == "tf32" else dtype
         found = planned(capability, lambda: _compute(dtype, *sizes))
         assert found == dict(zip(OPS, expected.split(), strict=True))
 
+    @pytest.mark.parametrize(
+        "sizes, forward",
+        [
+            # Output capsules squared x input capsules x samples / 16: 2 million.
+            ((32, 8, 8, 2, 64, 489), "phases"),
+            ((32, 8, 8, 2, 64, 488), "mma"),
+            # Few output capsules, or few samples.
+            ((16, 8, 8, 2, 64, 2000), "mma"),
+            ((48, 8, 8, 2, 16, 1000), "mma"),
+        ],
+    )
+    def test_phases_where_they_are_faster(sizes, forward):
+        found = planned(90, lambda: _compute(HALF, *sizes))
+        assert found == dict(zip(OPS, (forward, "mma", "mma"), strict=True))
+        found = planned(90, lambda: _compute(FLOAT, *sizes))
+        assert found == dict(zip(OPS, ("mma", "mma", "mma"), strict=True))
+
     def test_a_kernel_that_cannot_is_not_planned():
-        with kernels.force(CapsuleRouting="mma", CapsuleRoutingGrad="fma"):
+        with kernels.force(CapsuleRouting="mma", CapsuleRoutingGrad="phases"):
             found = planned(90, lambda: _compute(tf.float64, 10, 16, 8, 3))
-        assert found == dict(zip(OPS, ("none", "fma", "fma"), strict=True))
+        assert found == dict(zip(OPS, ("none", "phases", "phases"), strict=True))
 
     def test_workspaces_are_of_the_vectors_that_are_needed():
         """V and one partial sum; V and ds of three iterations and one; V."""

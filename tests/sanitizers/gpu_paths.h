@@ -164,7 +164,7 @@ void AddPathsOf(const GpuExec& any, Source& draw, int64_t most_work,
 inline bool RefusesAll(const std::string& why) {
   for (const char* const text :
        {"it has no products of double", "T is double", "T is float64",
-        "it makes no gradient of the input", "TF32 is not allowed",
+        "T is not float32", "it makes no gradient of the input", "TF32 is not allowed",
         "it needs compute capability 9.0"}) {
     if (why.find(text) != std::string::npos) return true;
   }

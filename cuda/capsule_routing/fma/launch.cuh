@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans by the FMA kernels of capsule routing, which do any sizes and types, also empty
-// ones: how the work is cut, and the launches.
+// Plans by the FMA kernels of capsule routing, which do any sizes but empty ones: how
+// the work is cut, and the launches.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_FMA_LAUNCH_CUH_
 
@@ -147,24 +147,15 @@ struct GradientsTiling {
   int shared() const { return spills ? 0 : layout.size * sizeof(A); }
 };
 
-inline bool Empty(const Problem& p) {
-  return std::min({p.batch, p.in_caps, p.out_caps, p.out_dim, p.in_dim}) == 0;
-}
-
-// Why these kernels cannot do a problem that is not empty, or "".
-inline std::string ObstacleOf(const Problem& p) {
-  return TooLarge({{"out_caps", p.out_caps},
-                   {"out_dim", p.out_dim},
-                   {"in_dim", p.in_dim},
-                   {"out_dim x in_dim", p.out_dim * p.in_dim},
-                   {"out_caps x out_dim", p.out_caps * p.out_dim},
-                   {"out_caps x iterations", p.out_caps * p.iterations}});
-}
-
-template <typename T>
-LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
-  if (count == 0) return {};
-  return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
+// Refuses all types but float32, which other kernels compute as exactly or faster;
+// returns make() for that.
+template <typename Plan, typename T, typename Make>
+Plan OfFloat(const Make& make) {
+  if constexpr (std::is_same_v<T, float>) {
+    return make();
+  } else {
+    return Plan::Refuse("T is not float32");
+  }
 }
 
 template <typename A, typename T>
@@ -270,81 +261,63 @@ LaunchError Coefficients(const GpuExec& exec, PassTiling<A> tiling, int64_t iter
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
-  using A = Accumulator<T>;
-  if (Empty(p)) {
-    const int64_t outputs = p.batch * p.out_caps * p.out_dim;
+  return OfFloat<Plan, T>([&]() {
+    using A = Accumulator<T>;
+    std::string obstacle = Empty(p) ? "a dimension is 0" : TooLarge(p);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    const PassTiling<A> tiling(exec.device, p, false);
+    obstacle = tiling.Obstacle();
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
     return Plan::Make(
-        0, [outputs, iterations = p.iterations](const GpuExec& exec, const T*, const T*,
-                                                const T*, T* output, A* sums, void*) {
-          const LaunchError error = Clear(exec, kForwardName, output, outputs);
-          return error.empty() ? Clear(exec, kForwardName, sums, iterations * outputs)
-                               : error;
+        ((tiling.chunks + 1) * tiling.z.length + tiling.scratch()) * sizeof(A),
+        [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
+          return Forward<T>(exec, tiling, iterations, pointers...);
         });
-  }
-  std::string obstacle = ObstacleOf(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false);
-  obstacle = tiling.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  return Plan::Make(
-      ((tiling.chunks + 1) * tiling.z.length + tiling.scratch()) * sizeof(A),
-      [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
-        return Forward<T>(exec, tiling, iterations, pointers...);
-      });
+  });
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
-  using A = Accumulator<T>;
-  if (Empty(p)) {
-    const int64_t inputs = p.batch * p.in_caps * p.in_dim;
-    const int64_t logits = p.in_caps * p.out_caps;
-    const int64_t weights = logits * p.out_dim * p.in_dim;
-    return Plan::Make(
-        0, [=](const GpuExec& exec, const T*, const T*, const T*, const T*, const A*,
-               T* grad_input, T* grad_weights, T* grad_logits, void*) {
-          LaunchError error = Clear(exec, kBackwardName, grad_input, inputs);
-          if (error.empty()) error = Clear(exec, kBackwardName, grad_weights, weights);
-          if (error.empty()) error = Clear(exec, kBackwardName, grad_logits, logits);
-          return error;
-        });
-  }
-  std::string obstacle = ObstacleOf(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, true);
-  const GradientsTiling<T, A> last(exec.device, p);
-  obstacle = tiling.Obstacle();
-  if (obstacle.empty()) obstacle = last.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const int64_t pass = tiling.chunks * tiling.z.length + tiling.scratch();
-  return Plan::Make((2 * p.iterations * tiling.z.length +
-                     std::max(pass, last.blocks * last.block_scratch())) *
-                        sizeof(A),
-                    [tiling, last](const GpuExec& exec, auto... pointers) {
-                      return Backward<T>(exec, tiling, last, pointers...);
-                    });
+  return OfFloat<Plan, T>([&]() {
+    using A = Accumulator<T>;
+    std::string obstacle = Empty(p) ? "a dimension is 0" : TooLarge(p);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    const PassTiling<A> tiling(exec.device, p, true);
+    const GradientsTiling<T, A> last(exec.device, p);
+    obstacle = tiling.Obstacle();
+    if (obstacle.empty()) obstacle = last.Obstacle();
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    const int64_t pass = tiling.chunks * tiling.z.length + tiling.scratch();
+    return Plan::Make((2 * p.iterations * tiling.z.length +
+                       std::max(pass, last.blocks * last.block_scratch())) *
+                          sizeof(A),
+                      [tiling, last](const GpuExec& exec, auto... pointers) {
+                        return Backward<T>(exec, tiling, last, pointers...);
+                      });
+  });
 }
 
 template <typename T>
 CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
   using Plan = CoefficientsPlan<GpuExec, T>;
-  using A = Accumulator<T>;
-  if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) {
-    return Plan::Make(0, [](const GpuExec&, const T*, const T*, const T*, const A*, T*,
-                            void*) { return LaunchError(); });
-  }
-  std::string obstacle = ObstacleOf(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false);
-  obstacle = tiling.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  // Without a prediction, V says nothing.
-  const int64_t iterations = p.out_dim > 0 && p.in_dim > 0 ? p.iterations : 0;
-  return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
-                    [tiling, iterations](const GpuExec& exec, auto... pointers) {
-                      return Coefficients<T>(exec, tiling, iterations, pointers...);
-                    });
+  return OfFloat<Plan, T>([&]() {
+    using A = Accumulator<T>;
+    if (std::min({p.batch, p.in_caps, p.out_caps}) == 0) {
+      return Plan::Refuse("a dimension is 0");
+    }
+    std::string obstacle = TooLarge(p);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    const PassTiling<A> tiling(exec.device, p, false);
+    obstacle = tiling.Obstacle();
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    // Without a prediction, V says nothing.
+    const int64_t iterations = p.out_dim > 0 && p.in_dim > 0 ? p.iterations : 0;
+    return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
+                      [tiling, iterations](const GpuExec& exec, auto... pointers) {
+                        return Coefficients<T>(exec, tiling, iterations, pointers...);
+                      });
+  });
 }
 
 }  // namespace capsops::capsule_routing::fma

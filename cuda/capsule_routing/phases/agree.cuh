@@ -1,0 +1,333 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Phases A and B of capsule routing: the inner products of predictions with vectors,
+// and their softmax over the output capsules.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_
+
+#include "cuda/capsule_routing/phases/tile.cuh"
+
+namespace capsops::capsule_routing::phases {
+
+constexpr int kPassTiles = 2;  // of samples, of a block of a pass
+
+// Where inner products and then weights of predictions lie: [vector][input capsule]
+// [output capsule][sample]. kPad keeps the input capsules that a product has off a
+// bank.
+struct Shares {
+  static constexpr int kPad = 4;
+  int samples, step, vector;  // step: from one input capsule to the next
+
+  __host__ __device__ Shares(const Sizes& z, int tile_caps, int tiles)
+      : samples(tiles * kTileSamples),
+        step(z.out_caps * samples + kPad),
+        vector(tile_caps * step) {}
+};
+
+// A block's samples of input: in shared memory as [input capsule][sample][pitch] or,
+// where kSpills, as they are.
+template <typename S, typename A, bool kSpills, int kTiles>
+struct Samples {
+  static constexpr int kRows = kTiles * kTileSamples;
+  const Sizes& z;
+  const S* input;  // of the block's first sample and input capsule
+  A* staged;
+  int rows;  // samples that are there
+
+  __device__ Samples(const Sizes& sizes, const S* from, int64_t tile, A* memory)
+      : z(sizes),
+        input(from + tile * kTileSamples * sizes.in_caps * sizes.in_dim),
+        staged(memory),
+        rows(static_cast<int>(min(sizes.batch - tile * kTileSamples, int64_t{kRows}))) {
+  }
+
+  // Brings `count` input capsules from i0 on.
+  __device__ void Stage(int64_t i0, int count) const {
+    if constexpr (!kSpills) {
+      constexpr int kWord = 4;
+      const int words = z.steps * (kStepK / kWord), all = count * words;
+      for (int b = threadIdx.x / kLanes; b < kRows; b += blockDim.x / kLanes) {
+        const S* const row = input + (b * z.in_caps + i0) * z.in_dim;
+        for (int e = threadIdx.x % kLanes; e < all; e += kLanes) {
+          const int n = e / words, k = e % words * kWord;
+          const S* const from = row + n * z.in_dim + k;
+          Pack<A, kWord> word{};
+          if (b < rows && z.words) {
+            if (k < z.in_dim) {
+              const auto read = *reinterpret_cast<const Pack<S, kWord>*>(from);
+#pragma unroll
+              for (int i = 0; i < kWord; ++i) word.at[i] = Widen(read.at[i]);
+            }
+          } else if (b < rows) {
+#pragma unroll
+            for (int i = 0; i < kWord; ++i) {
+              if (k + i < z.in_dim) word.at[i] = Widen(from[i]);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kWord; ++i) word.at[i] = Rounded<S>(word.at[i]);
+          *reinterpret_cast<Pack<A, kWord>*>(staged + (n * kRows + b) * z.pitch + k) =
+              word;
+        }
+      }
+    }
+  }
+  // Element k of sample b of input capsule n after i0.
+  __device__ A At(int64_t i0, int n, int b, int k) const {
+    if constexpr (kSpills) {
+      if (b >= rows || k >= z.in_dim) return 0;
+      return Rounded<S>(A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])});
+    } else {
+      return staged[(n * kRows + b) * z.pitch + k];
+    }
+  }
+  // And element k + 1.
+  __device__ Pack<A, 2> Pair(int64_t i0, int n, int b, int k) const {
+    if constexpr (kSpills) {
+      return {At(i0, n, b, k), At(i0, n, b, k + 1)};
+    } else {
+      return *reinterpret_cast<const Pack<A, 2>*>(staged + (n * kRows + b) * z.pitch +
+                                                  k);
+    }
+  }
+  // Multiplies what is staged of one.
+  __device__ void Scale(int n, int b, A factor) const {
+    A* const row = staged + (n * kRows + b) * z.pitch;
+    for (int k = 0; k < z.steps * kStepK; k += 4) {
+      Pack<A, 4> word = *reinterpret_cast<Pack<A, 4>*>(row + k);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word.at[i] *= factor;
+      *reinterpret_cast<Pack<A, 4>*>(row + k) = word;
+    }
+  }
+};
+
+// The left operand that is rows g and g + 8, columns 2t and 2t + 1 of the lanes.
+template <typename A>
+__device__ Numbers<4, A> ByRows(A x0, A y0, A x1, A y1) {
+  Numbers<4, A> a;
+  a.Set(0, x0);
+  a.Set(1, x1);
+  a.Set(2, y0);
+  a.Set(3, y1);
+  return a;
+}
+
+// Phase A. Writes to `shares` the inner products of the predictions of `count` input
+// capsules from i0 on with kVectors vectors, `step` apart from `vectors` on, of the
+// block's kTiles tiles from `tile` on. Of those vectors `there` exist, and every other
+// one from number `logical` on, V, gets logits added. Warps share out output capsules
+// and at most `most_groups` groups of input capsules.
+template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors>
+__device__ void Agree(const Sizes& z, const Place& place,
+                      const Samples<S, A, kSpills, kTiles>& x, const S* weights,
+                      const S* logits, int64_t i0, int count, const A* vectors,
+                      int64_t step, int there, int logical, int64_t tile,
+                      int most_groups, const Shares& layout, A* shares) {
+  constexpr int kBatch = 4;  // input capsules whose weights a lane holds
+  // Tiles that share them.
+  constexpr int kEach = sizeof(A) == 8 && kVectors > 1 ? 1 : kTiles;
+  const int runs = (count + kRun - 1) / kRun, groups = min(runs, most_groups);
+  constexpr int kParts = kTiles / kEach;
+  for (Item item(place, z.out_caps, groups, kParts); item.third == 0;
+       item.Next(place, z.out_caps, groups, kParts)) {
+    const int j = item.j, m0 = item.second * kEach;
+    const int end = (item.first + 1) * runs / groups;
+    Numbers<4, A> v[kVectors][kEach][2];
+#pragma unroll 1
+    for (int run = item.first * runs / groups; run < end; ++run) {
+      const bool reload = z.blocks > 1 || run == item.first * runs / groups;
+      const int n0 = run * kRun, left = min(count - n0, kRun);
+      A sum[kVectors][kEach][4] = {};
+      for (int block = 0; block < z.blocks; ++block) {
+#pragma unroll
+        for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+            if (!reload) continue;
+            // In place of a tile past the last, the last again.
+            const int64_t at = min(tile + m0 + m, z.tiles - 1);
+            LoadVector(vectors + min(q, there - 1) * step +
+                           VectorIndex(z, at, j, block, 0, place.lane),
+                       v[q][m]);
+          }
+        }
+        const int row = block * kBlockD + place.t;
+        for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
+          const S* at = weights + (i0 + n0) * z.matrices + j * z.matrix +
+                        row * z.in_dim + k0 + place.g;
+          bool has[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            has[e] = kK > 0 || (row + 4 * e < z.out_dim && k0 + place.g < z.in_dim);
+          }
+          int s0 = 0;
+          const auto run_batch = [&](auto batch) {
+            constexpr int kCaps = batch;
+            S w[kCaps][4];
+#pragma unroll
+            for (int s = 0; s < kCaps; ++s) {
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                w[s][e] = has[e] ? at[4 * e * z.in_dim] : S{0};
+              }
+              at += z.matrices;
+            }
+#pragma unroll
+            for (int s = 0; s < kCaps; ++s) {
+              Numbers<2, A> b[2];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                b[e / 2].Set(e % 2, Rounded<S>(A{Widen(w[s][e])}));
+              }
+              const A one = place.g == s0 + s ? 1 : 0;
+#pragma unroll
+              for (int m = 0; m < kEach; ++m) {
+                const int sample = (m0 + m) * kTileSamples + place.g;
+                const auto x0 = x.Pair(i0, n0 + s0 + s, sample, k0 + 2 * place.t);
+                const auto x1 = x.Pair(i0, n0 + s0 + s, sample + 8, k0 + 2 * place.t);
+#pragma unroll
+                for (int q = 0; q < kVectors; ++q) {
+                  A p[4] = {};
+                  MultiplyAdd(v[q][m][0], b[0], p);
+                  MultiplyAdd(v[q][m][1], b[1], p);
+                  AddRows(ByRows<A>(p[0] * x0.at[0], p[1] * x0.at[1], p[2] * x1.at[0],
+                                    p[3] * x1.at[1]),
+                          one, sum[q][m]);
+                }
+              }
+            }
+            s0 += kCaps;
+          };
+#pragma unroll 1
+          while (s0 + kBatch <= left) run_batch(std::integral_constant<int, kBatch>());
+#pragma unroll 1
+          while (s0 < left) run_batch(std::integral_constant<int, 1>());
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int n = n0 + 2 * place.t + e;
+        if (n >= n0 + left) continue;
+        const A logit = Widen(logits[(i0 + n) * z.out_caps + j]);
+#pragma unroll
+        for (int q = 0; q < kVectors; ++q) {
+          if (q >= there) continue;
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+            A* const to = shares + q * layout.vector + n * layout.step +
+                          j * layout.samples + (m0 + m) * kTileSamples + place.g;
+            const A bias = (q ^ logical) & 1 ? A{0} : logit;
+            constexpr A kScale = kUncut<A> / A{kVectorScale};
+            to[0] = sum[q][m][e] * kScale + bias;
+            to[8] = sum[q][m][e + 2] * kScale + bias;
+          }
+        }
+      }
+    }
+  }
+}
+
+// exp(x - maximum).
+__device__ inline float ExpBelow(float x, float maximum) {
+  constexpr float kLog2E = 1.44269504f;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - maximum) * kLog2E));
+  return power;
+}
+__device__ inline double ExpBelow(double x, double maximum) { return exp(x - maximum); }
+
+// Phase B of one sample and input capsule, whose output capsules are kStep apart at c
+// and dc: c becomes exp(c) and with kGradient dc becomes exp(c) (dc - sum_j c dc), and
+// factor / sum_j exp(c) is returned, by which both are to be multiplied, and with
+// kWhole are.
+template <bool kGradient, bool kWhole, int kStep, typename A>
+__device__ A Softmax(int out_caps, A factor, A* c, A* dc) {
+  constexpr int kTogether = sizeof(A) == 8 ? 2 : 4;  // all read before they are written
+  constexpr int kSums = 32;  // added up for themselves: rounding grows less
+  const auto each = [&](int begin, int end, const auto& visit) {
+    int j = begin;
+#pragma unroll 1
+    for (; j + kTogether <= end; j += kTogether) {
+      visit(std::integral_constant<int, kTogether>(), c + j * kStep, dc + j * kStep);
+    }
+#pragma unroll 1
+    for (; j < end; ++j) {
+      visit(std::integral_constant<int, 1>(), c + j * kStep, dc + j * kStep);
+    }
+  };
+  A maximum = -INFINITY;
+  each(0, out_caps, [&](auto count, A* of_c, A*) {
+#pragma unroll
+    for (int e = 0; e < count; ++e) maximum = fmax(maximum, of_c[e * kStep]);
+  });
+  A sum = 0, mean = 0;
+  for (int j0 = 0; j0 < out_caps; j0 += kSums) {
+    A run = 0, run_mean = 0;
+    each(j0, min(j0 + kSums, out_caps), [&](auto count, A* of_c, A* of_dc) {
+      A x[count];
+      [[maybe_unused]] A y[count];
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        x[e] = of_c[e * kStep];
+        if constexpr (kGradient) y[e] = of_dc[e * kStep];
+      }
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        x[e] = ExpBelow(x[e], maximum);
+        of_c[e * kStep] = x[e];
+        run += x[e];
+        if constexpr (kGradient) run_mean += x[e] * y[e];
+      }
+    });
+    sum += run;
+    mean += run_mean;
+  }
+  const A inverse = factor / sum;
+  mean /= sum;
+  if constexpr (kGradient || kWhole) {
+    each(0, out_caps, [&](auto count, A* of_c, A* of_dc) {
+      A x[count];
+      [[maybe_unused]] A y[count];
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        x[e] = of_c[e * kStep];
+        if constexpr (kWhole) x[e] *= inverse;
+        if constexpr (kGradient) y[e] = x[e] * (of_dc[e * kStep] - mean);
+      }
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        if constexpr (kWhole) of_c[e * kStep] = x[e];
+        if constexpr (kGradient) of_dc[e * kStep] = y[e];
+      }
+    });
+  }
+  return inverse;
+}
+
+// c = factor softmax(logits) for an input capsule. A warp works on it.
+template <typename S, typename A>
+__device__ void FirstShares(int out_caps, int lane, const S* logits, A factor, A* c) {
+  A maximum = -INFINITY, sum = 0;
+  for (int j = lane; j < out_caps; j += kLanes) {
+    maximum = fmax(maximum, A{Widen(logits[j])});
+  }
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    maximum = fmax(maximum, __shfl_xor_sync(~0u, maximum, offset));
+  }
+  for (int j = lane; j < out_caps; j += kLanes) {
+    c[j] = ExpBelow(A{Widen(logits[j])}, maximum);
+    sum += c[j];
+  }
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, offset);
+  }
+  for (int j = lane; j < out_caps; j += kLanes) c[j] *= factor / sum;
+}
+
+}  // namespace capsops::capsule_routing::phases
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_

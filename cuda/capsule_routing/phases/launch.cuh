@@ -1,0 +1,260 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans by the kernels of capsule routing in phases, which do any sizes, also empty
+// ones, and the launches.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_LAUNCH_CUH_
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "cc/launch/capsule_routing.h"
+#include "cuda/capsule_routing/obstacles.cuh"
+#include "cuda/capsule_routing/phases/tilings.cuh"
+#include "cuda/capsule_routing/phases/vectors.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_routing::phases {
+
+template <typename T>
+LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
+  if (count == 0) return {};
+  return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
+}
+
+template <typename T, Pass kPass, bool kSpills, int kK, typename A = Accumulator<T>>
+LaunchError RunPassOf(const GpuExec& exec, const char* name,
+                      const PassTiling<A>& tiling, const T* input, const T* weights,
+                      const T* logits, const A* vectors, A* partial, T* coefficients,
+                      A* scratch) {
+  constexpr auto kernel = PassKernel<CudaType<T>, A, kPass, kSpills, kK>;
+  const LaunchError error = AllowShared<kernel>(exec, name);
+  if (!error.empty()) return error;
+  const dim3 grid(tiling.groups, tiling.slices);
+  constexpr int kThreads = kPassWarps * kLanes;
+  if constexpr (kPass == Pass::kFirst) {
+    // Nothing of this call comes before.
+    kernel<<<grid, kThreads, tiling.shared(), exec.stream>>>(
+        tiling.z, tiling.cut, Native(input), Native(weights), Native(logits), vectors,
+        partial, Native(coefficients), scratch, tiling.elements);
+    return CheckLaunch(name);
+  } else {
+    return LaunchOverlapped(name, kernel, grid, kThreads, tiling.shared(), exec,
+                            tiling.z, tiling.cut, Native(input), Native(weights),
+                            Native(logits), vectors, partial, Native(coefficients),
+                            scratch, tiling.elements);
+  }
+}
+
+template <typename T, Pass kPass, typename A = Accumulator<T>>
+LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& tiling,
+                    const T* input, const T* weights, const T* logits, const A* vectors,
+                    A* partial, T* coefficients, A* scratch) {
+  const auto run = [&](auto spills, auto in_dim) {
+    return RunPassOf<T, kPass, spills, in_dim>(exec, name, tiling, input, weights,
+                                               logits, vectors, partial, coefficients,
+                                               scratch);
+  };
+  constexpr std::integral_constant<int, 0> any;
+  if (tiling.spills) return run(std::true_type(), any);
+  if (tiling.z.out_dim % kBlockD == 0 && tiling.z.in_dim == 8) {
+    return run(std::false_type(), std::integral_constant<int, 8>());
+  }
+  return run(std::false_type(), any);
+}
+
+// The workspace: V, partial sums, and what blocks work on.
+template <typename T, typename A = Accumulator<T>>
+LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
+                    int64_t iterations, const T* input, const T* weights,
+                    const T* logits, T* output, A* sums, void* workspace) {
+  const Sizes& z = tiling.z;
+  A* const v = static_cast<A*>(workspace);
+  A* const partial = v + z.length;
+  LaunchError error;
+  for (int64_t r = 0; r < iterations && error.empty(); ++r) {
+    const auto run = [&](auto pass) {
+      return RunPass<T, pass>(exec, kForwardName, tiling, input, weights, logits, v,
+                              partial, static_cast<T*>(nullptr),
+                              partial + tiling.slices * z.length);
+    };
+    error = r == 0 ? run(std::integral_constant<Pass, Pass::kFirst>())
+                   : run(std::integral_constant<Pass, Pass::kSums>());
+    if (!error.empty()) break;
+    error = LaunchOverlapped(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
+                             kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
+                             r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
+                             r + 1 == iterations ? Native(output) : nullptr);
+  }
+  return error;
+}
+
+template <typename T, bool kSpills, int kK, typename A = Accumulator<T>>
+LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tiling,
+                         const T* input, const T* weights, const T* logits,
+                         const A* vectors, T* grad_input, T* grad_weights,
+                         T* grad_logits, A* scratch) {
+  constexpr auto kernel = GradientsKernel<CudaType<T>, A, kSpills, kK>;
+  const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+  if (!error.empty()) return error;
+  return LaunchOverlapped(kBackwardName, kernel, tiling.blocks, tiling.kThreads,
+                          tiling.shared(), exec, tiling.z, tiling.layout, Native(input),
+                          Native(weights), Native(logits), vectors, Native(grad_input),
+                          Native(grad_weights), Native(grad_logits), scratch,
+                          scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
+}
+
+// The workspace: V and ds of each iteration, of which V of the first, which is zero and
+// not read, has dv; then partial sums and what blocks work on, or what those of the
+// gradients do.
+template <typename T, typename A = Accumulator<T>>
+LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
+                     const GradientsTiling<T, A>& last, const T* grad, const T* input,
+                     const T* weights, const T* logits, const A* sums, T* grad_input,
+                     T* grad_weights, T* grad_logits, void* workspace) {
+  const Sizes& z = tiling.z;
+  const int64_t length = z.length, iterations = last.layout.iterations;
+  A* const vectors = static_cast<A*>(workspace);
+  A* const rest = vectors + 2 * iterations * length;
+  PrepareKernel<<<tiling.cells(), kFinishWarps * kLanes, 0, exec.stream>>>(
+      z, iterations, sums, Native(grad), vectors);
+  LaunchError error = CheckLaunch(kBackwardName);
+  for (int64_t r = iterations - 1; r > 0 && error.empty(); --r) {
+    error = RunPass<T, Pass::kGradient>(
+        exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
+        rest, static_cast<T*>(nullptr), rest + tiling.slices * length);
+    if (!error.empty()) break;
+    error =
+        LaunchOverlapped(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
+                         kFinishWarps * kLanes, 0, exec, z, tiling.slices, rest,
+                         sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
+                         r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
+  }
+  if (!error.empty()) return error;
+  const auto run = [&](auto spills, auto in_dim) {
+    return RunGradients<T, spills, in_dim>(exec, last, input, weights, logits, vectors,
+                                           grad_input, grad_weights, grad_logits, rest);
+  };
+  constexpr std::integral_constant<int, 0> any;
+  if (last.spills) return run(std::true_type(), any);
+  if (z.out_dim % kBlockD == 0 && z.in_dim == 8) {
+    return run(std::false_type(), std::integral_constant<int, 8>());
+  }
+  return run(std::false_type(), any);
+}
+
+// The workspace: V and what blocks work on. Without `iterations`, V is zero.
+template <typename T, typename A = Accumulator<T>>
+LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
+                         int64_t iterations, const T* input, const T* weights,
+                         const T* logits, const A* sums, T* coefficients,
+                         void* workspace) {
+  A* const v = static_cast<A*>(workspace);
+  const auto run = [&](auto pass) {
+    return RunPass<T, pass>(exec, kCoefficientsName, tiling, input, weights, logits, v,
+                            static_cast<A*>(nullptr), coefficients,
+                            v + tiling.z.length);
+  };
+  if (iterations == 0) return run(std::integral_constant<Pass, Pass::kFirst>());
+  {
+    PrepareKernel<CudaType<T>>
+        <<<tiling.cells(), kFinishWarps * kLanes, 0, exec.stream>>>(
+            tiling.z, iterations, sums, static_cast<const CudaType<T>*>(nullptr), v);
+    const LaunchError error = CheckLaunch(kCoefficientsName);
+    if (!error.empty()) return error;
+  }
+  return run(std::integral_constant<Pass, Pass::kSums>());
+}
+
+// Why these kernels cannot do a problem that is not empty, or "".
+template <typename T>
+std::string Obstacle(const GpuExec& exec, const Problem& p) {
+  if (std::is_same_v<T, float> && !exec.tf32) return "TF32 is not allowed";
+  return TooLarge(p);
+}
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  if (Empty(p)) {
+    const int64_t outputs = p.batch * p.out_caps * p.out_dim;
+    return Plan::Make(
+        0, [outputs, iterations = p.iterations](const GpuExec& exec, const T*, const T*,
+                                                const T*, T* output, A* sums, void*) {
+          const LaunchError error = Clear(exec, kForwardName, output, outputs);
+          return error.empty() ? Clear(exec, kForwardName, sums, iterations * outputs)
+                               : error;
+        });
+  }
+  std::string obstacle = Obstacle<T>(exec, p);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const PassTiling<A> tiling(exec.device, p, false);
+  obstacle = tiling.Obstacle();
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  return Plan::Make(
+      ((tiling.slices + 1) * tiling.z.length + tiling.scratch()) * sizeof(A),
+      [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
+        return Forward<T>(exec, tiling, iterations, pointers...);
+      });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  if (Empty(p)) {
+    const int64_t inputs = p.batch * p.in_caps * p.in_dim;
+    const int64_t logits = p.in_caps * p.out_caps;
+    const int64_t weights = logits * p.out_dim * p.in_dim;
+    return Plan::Make(
+        0, [=](const GpuExec& exec, const T*, const T*, const T*, const T*, const A*,
+               T* grad_input, T* grad_weights, T* grad_logits, void*) {
+          LaunchError error = Clear(exec, kBackwardName, grad_input, inputs);
+          if (error.empty()) error = Clear(exec, kBackwardName, grad_weights, weights);
+          if (error.empty()) error = Clear(exec, kBackwardName, grad_logits, logits);
+          return error;
+        });
+  }
+  std::string obstacle = Obstacle<T>(exec, p);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const PassTiling<A> tiling(exec.device, p, true);
+  const GradientsTiling<T, A> last(exec.device, p);
+  obstacle = tiling.Obstacle();
+  if (obstacle.empty()) obstacle = last.Obstacle();
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const int64_t pass = tiling.slices * tiling.z.length + tiling.scratch();
+  return Plan::Make((2 * p.iterations * tiling.z.length +
+                     std::max(pass, last.blocks * last.block_scratch())) *
+                        sizeof(A),
+                    [tiling, last](const GpuExec& exec, auto... pointers) {
+                      return Backward<T>(exec, tiling, last, pointers...);
+                    });
+}
+
+template <typename T>
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
+  using Plan = CoefficientsPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) {
+    return Plan::Make(0, [](const GpuExec&, const T*, const T*, const T*, const A*, T*,
+                            void*) { return LaunchError(); });
+  }
+  std::string obstacle = Obstacle<T>(exec, p);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  const PassTiling<A> tiling(exec.device, p, false);
+  obstacle = tiling.Obstacle();
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  // Without a prediction, V says nothing.
+  const int64_t iterations = p.out_dim > 0 && p.in_dim > 0 ? p.iterations : 0;
+  return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
+                    [tiling, iterations](const GpuExec& exec, auto... pointers) {
+                      return Coefficients<T>(exec, tiling, iterations, pointers...);
+                    });
+}
+
+}  // namespace capsops::capsule_routing::phases
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_LAUNCH_CUH_

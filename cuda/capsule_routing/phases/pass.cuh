@@ -1,0 +1,256 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// One pass over the input capsules in three phases: the weighted sums of predictions
+// that an iteration of capsule routing, or its gradient, consists of. A block has some
+// input capsules and kPassTiles tiles of samples.
+//   A: inner products <u_hat, V> = sum_k x (sum_d V W), of V and weights on tensor
+//      cores, to memory that the block shares.
+//   B: the softmax, a thread for each sample of an input capsule.
+//   C: sum_i (c x) W, again on tensor cores, which add up over input capsules.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
+
+#include "cuda/capsule_routing/phases/agree.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_routing::phases {
+
+// How a pass is cut into blocks: each takes `tile_caps` input capsules at a time. In
+// phase A a warp has an output capsule and one of `groups` of them; in phase C a block
+// of an output capsule for `each` tiles of samples, and one of `parts`.
+struct Cut {
+  int tile_caps, groups, each, parts;
+};
+
+// Phase C. Adds to `partial`, or writes where `fresh`, the sums of the predictions of
+// `count` input capsules times shares. Where kFirst, those are the same for all samples
+// and lie at `shares` as [input capsule][output capsule]. Where there are parts, their
+// sums go to `part_sums` [part][item][half][lane][4].
+template <typename S, typename A, bool kSpills, bool kFirst, int kK, int kEach>
+__device__ void Sum(const Sizes& z, const Place& place,
+                    const Samples<S, A, kSpills, kPassTiles>& x, const S* weights,
+                    int64_t i0, int count, int64_t tile, int parts,
+                    const Shares& layout, const A* shares, bool fresh, A* partial,
+                    A* part_sums) {
+  constexpr int kBatch = 4;  // input capsules whose weights a lane holds
+  const int tiles = static_cast<int>(min(z.tiles - tile, int64_t{kPassTiles}));
+  const int sets = kEach == kPassTiles ? 1 : tiles;
+  for (Item item(place, z.out_caps, z.blocks, sets); item.third < parts;
+       item.Next(place, z.out_caps, z.blocks, sets)) {
+    const int j = item.j, block = item.first, m0 = item.second, part = item.third;
+    const int n_end = (part + 1) * count / parts;
+    const int number = ((part * sets + m0) * z.blocks + block) * z.out_caps + j;
+    const int64_t tile_step = VectorIndex(z, 1, 0, 0, 0, 0);
+    A* const to = parts > 1
+                      ? part_sums + number * (8 * kLanes) + place.lane * 4
+                      : partial + VectorIndex(z, tile + m0, j, block, 0, place.lane);
+    A sum[kEach][2][4] = {};
+#pragma unroll
+    for (int m = 0; m < kEach; ++m) {
+      if (fresh || m0 + m >= tiles) continue;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        *reinterpret_cast<Pack<A, 4>*>(sum[m][h]) =
+            *reinterpret_cast<const Pack<A, 4>*>(to + m * tile_step + h * 4 * kLanes);
+      }
+    }
+    const int row = block * kBlockD + place.g;
+    for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
+      const int k = k0 + 2 * place.t;
+      int n = part * count / parts;
+      const S* at = weights + (i0 + n) * z.matrices + j * z.matrix + row * z.in_dim + k;
+      const auto run = [&](auto batch) {
+        constexpr int kCaps = batch;
+        S w[kCaps][2][2];
+#pragma unroll
+        for (int s = 0; s < kCaps; ++s) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const bool has = kK > 0 || row + 8 * h < z.out_dim;
+            const S* const from = at + 8 * h * z.in_dim;
+            if (z.pairs) {
+              Pack<S, 2> pair{};
+              if (kK > 0 || (has && k < z.in_dim)) {
+                pair = *reinterpret_cast<const Pack<S, 2>*>(from);
+              }
+              w[s][h][0] = pair.at[0];
+              w[s][h][1] = pair.at[1];
+            } else {
+              w[s][h][0] = has && k < z.in_dim ? from[0] : S{0};
+              w[s][h][1] = has && k + 1 < z.in_dim ? from[1] : S{0};
+            }
+          }
+          at += z.matrices;
+        }
+#pragma unroll
+        for (int s = 0; s < kCaps; ++s) {
+          [[maybe_unused]] const A c = kFirst ? shares[(n + s) * z.out_caps + j] : A{1};
+          Numbers<2, A> b[2];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            A number = Widen(w[s][e / 2][e % 2]);
+            if constexpr (kFirst) number *= c;
+            // The product with c is no TF32, whatever S is.
+            b[e / 2].Set(e % 2, Rounded<std::conditional_t<kFirst, float, S>>(number));
+          }
+          [[maybe_unused]] const A* const share = shares + (n + s) * layout.step +
+                                                  j * layout.samples +
+                                                  m0 * kTileSamples + place.g;
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+            const int sample = (m0 + m) * kTileSamples + place.g;
+            const auto x0 = x.Pair(i0, n + s, sample, k);
+            const auto x1 = x.Pair(i0, n + s, sample + 8, k);
+            A c0 = 1, c1 = 1;
+            if constexpr (!kFirst) {
+              c0 = share[m * kTileSamples];
+              c1 = share[m * kTileSamples + 8];
+            }
+            const auto a =
+                ByRows<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0], c1 * x1.at[1]);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) MultiplyAdd(a, b[h], sum[m][h]);
+          }
+        }
+        n += kCaps;
+      };
+#pragma unroll 1
+      while (n + kBatch <= n_end) run(std::integral_constant<int, kBatch>());
+#pragma unroll 1
+      while (n < n_end) run(std::integral_constant<int, 1>());
+    }
+#pragma unroll
+    for (int m = 0; m < kEach; ++m) {
+      if (m0 + m >= tiles) continue;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        *reinterpret_cast<Pack<A, 4>*>(to + m * tile_step + h * 4 * kLanes) =
+            *reinterpret_cast<const Pack<A, 4>*>(sum[m][h]);
+      }
+    }
+  }
+}
+
+// Adds up the parts to `partial`.
+template <typename A>
+__device__ void SumParts(const Sizes& z, int64_t tile, int parts, const A* part_sums,
+                         A* partial) {
+  const int tiles = static_cast<int>(min(z.tiles - tile, int64_t{kPassTiles}));
+  const int items = z.items() * tiles;
+  for (int e = threadIdx.x; e < items * 2 * kLanes; e += blockDim.x) {
+    const int item = e / (2 * kLanes), half = e / kLanes % 2, lane = e % kLanes;
+    Pack<A, 4> sum{};
+    for (int p = 0; p < parts; ++p) {
+      const auto part = *reinterpret_cast<const Pack<A, 4>*>(
+          part_sums + (p * items + item) * (8 * kLanes) + e % (2 * kLanes) * 4);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) sum.at[n] += part.at[n];
+    }
+    *reinterpret_cast<Pack<A, 4>*>(
+        partial + VectorIndex(z, tile + item / z.items(), item % z.out_caps,
+                              item / z.out_caps % z.blocks, half, lane)) = sum;
+  }
+}
+
+enum class Pass { kFirst, kSums, kGradient };
+
+// Writes sum_i w u_hat over slice blockIdx.y of the input capsules to
+// partial[blockIdx.y], for the kPassTiles tiles of samples blockIdx.x, with
+//   w = c                                            (kFirst, kSums)
+//   w = c (dc - sum_j c dc), dc = <u_hat, ds>        (kGradient)
+// where c is the softmax of logits + <u_hat, V>, or of logits (kFirst). At `vectors` is
+// V, and ds after it. Where `coefficients` is not null, c is written there instead. The
+// block works in shared memory or, where kSpills, in its `scratch_each` elements of
+// `scratch`.
+template <typename S, typename A, Pass kPass, bool kSpills, int kK>
+__global__ void __launch_bounds__(kPassWarps* kLanes, 1)
+    PassKernel(Sizes z, Cut cut, const S* __restrict__ input,
+               const S* __restrict__ weights, const S* __restrict__ logits,
+               const A* __restrict__ vectors, A* __restrict__ partial,
+               S* __restrict__ coefficients, A* scratch, int64_t scratch_each) {
+  constexpr bool kGradient = kPass == Pass::kGradient, kFirst = kPass == Pass::kFirst;
+  constexpr int kVectors = kGradient ? 2 : 1;
+  constexpr int kRows = kPassTiles * kTileSamples;
+  extern __shared__ float4 shared[];
+  z.SetInDim<kK>();
+  const Place place;
+  const int64_t tile = int64_t{blockIdx.x} * kPassTiles;
+  const int64_t begin = blockIdx.y * z.in_caps / gridDim.y;
+  const int64_t end = (blockIdx.y + int64_t{1}) * z.in_caps / gridDim.y;
+  const Shares layout(z, cut.tile_caps, kPassTiles);
+  A* const part_sums = reinterpret_cast<A*>(shared);
+  A* staged = part_sums +
+              (cut.parts > 1 ? cut.parts * kPassTiles * z.items() : 0) * (8 * kLanes);
+  A* shares = staged + cut.tile_caps * kRows * z.pitch;
+  if constexpr (kSpills) {
+    shares = scratch + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * scratch_each;
+  }
+  const Samples<S, A, kSpills, kPassTiles> x(z, input, tile, staged);
+  if (coefficients == nullptr) partial += blockIdx.y * z.length;
+  bool waited = false;
+  for (int64_t i0 = begin; i0 < end; i0 += cut.tile_caps) {
+    const int count = static_cast<int>(min(int64_t{cut.tile_caps}, end - i0));
+    if (i0 > begin) __syncthreads();
+    x.Stage(i0, count);
+    if constexpr (kFirst) {
+      for (int n = place.warp; n < count; n += place.warps) {
+        FirstShares(z.out_caps, place.lane, logits + (i0 + n) * z.out_caps, A{1},
+                    shares + n * z.out_caps);
+      }
+    }
+    if (!waited) WaitForKernelBefore();
+    waited = true;
+    __syncthreads();
+    if constexpr (!kFirst) {
+      Agree<S, A, kSpills, kK, kPassTiles, kVectors>(
+          z, place, x, weights, logits, i0, count, vectors, z.length, kVectors, 0, tile,
+          cut.groups, layout, shares);
+      __syncthreads();
+    }
+    if (!kFirst || coefficients != nullptr) {
+      for (int e = threadIdx.x; e < count * kRows; e += blockDim.x) {
+        const int n = e / kRows, b = e % kRows;
+        A* const c = shares + (kFirst ? n * z.out_caps : n * layout.step + b);
+        A inverse = 1;
+        if constexpr (!kFirst) {
+          // What phase C multiplies by is cut off there.
+          const A factor = coefficients == nullptr ? kUncut<A> : A{1};
+          inverse = Softmax<kGradient, kSpills, kRows>(z.out_caps, factor, c,
+                                                       c + layout.vector);
+        }
+        if (coefficients == nullptr) {
+          if constexpr (!kSpills) x.Scale(n, b, inverse);
+        } else if (b < x.rows) {
+          for (int j = 0; j < z.out_caps; ++j) {
+            Narrow(c[kFirst ? j : j * kRows] * (kSpills ? A{1} : inverse),
+                   coefficients +
+                       ((tile * kTileSamples + b) * z.in_caps + i0 + n) * z.out_caps +
+                       j);
+          }
+        }
+      }
+      if (coefficients != nullptr) continue;
+      __syncthreads();
+    }
+    if (i0 + cut.tile_caps >= end) LetKernelAfterBegin();
+    const A* const c = shares + (kVectors - 1) * layout.vector;
+    if (cut.each == 1) {
+      Sum<S, A, kSpills, kFirst, kK, 1>(z, place, x, weights, i0, count, tile,
+                                        cut.parts, layout, c, i0 == begin, partial,
+                                        part_sums);
+    } else {
+      Sum<S, A, kSpills, kFirst, kK, kPassTiles>(z, place, x, weights, i0, count, tile,
+                                                 1, layout, c, i0 == begin, partial,
+                                                 part_sums);
+    }
+  }
+  if (coefficients == nullptr && cut.parts > 1) {
+    __syncthreads();
+    SumParts(z, tile, cut.parts, part_sums, partial);
+  }
+}
+
+}  // namespace capsops::capsule_routing::phases
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_

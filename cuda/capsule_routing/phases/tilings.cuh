@@ -1,0 +1,199 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// How the kernels of capsule routing in phases cut a problem.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "cc/launch/capsule_routing.h"
+#include "cuda/capsule_routing/obstacles.cuh"
+#include "cuda/capsule_routing/phases/gradients.cuh"
+#include "cuda/capsule_routing/phases/pass.cuh"
+
+namespace capsops::capsule_routing::phases {
+
+// Workspace that is spent to have more blocks, in bytes.
+constexpr int64_t kBlocksBytes = int64_t{64} << 20;
+
+// Of dimensions that are not too large and not 0.
+inline Sizes SizesOf(const Problem& p) {
+  Sizes z{};
+  z.batch = p.batch;
+  z.in_caps = p.in_caps;
+  z.tiles = CeilDivide(p.batch, kTileSamples);
+  z.out_caps = static_cast<int>(p.out_caps);
+  z.out_dim = static_cast<int>(p.out_dim);
+  z.in_dim = static_cast<int>(p.in_dim);
+  z.blocks = static_cast<int>(CeilDivide(p.out_dim, kBlockD));
+  z.steps = static_cast<int>(CeilDivide(p.in_dim, kStepK));
+  z.pitch = (z.steps | 1) * kStepK;  // two rows of samples are on other banks
+  z.pairs = p.in_dim % 2 == 0;
+  z.words = p.in_dim % 4 == 0;
+  for (z.finish_wide = 2; z.finish_wide < std::min(2 * z.blocks, kFinishWarps);) {
+    z.finish_wide *= 2;
+  }
+  z.epsilon = p.epsilon();
+  z.matrix = p.out_dim * p.in_dim;
+  z.matrices = p.out_caps * z.matrix;
+  z.length = z.tiles * kTileSamples * p.out_caps * z.blocks * kBlockD;
+  return z;
+}
+
+// How much of the time warps have an item, of so many.
+inline double Busy(int64_t items, int warps) {
+  return static_cast<double>(items) / RoundUp(items, warps);
+}
+
+// Into how many groups warps divide the runs of input capsules in phase A: such that
+// all are done soon, a run takes about twice as long as to begin.
+inline int Groups(const Sizes& z, int tile_caps, int warps) {
+  const int64_t runs = CeilDivide(tile_caps, kRun);
+  int64_t best = INT64_MAX;
+  int groups = 1;
+  for (int64_t g = 1; g <= std::min<int64_t>(runs, warps); ++g) {
+    const int64_t time =
+        CeilDivide(z.out_caps * g, warps) * (2 * CeilDivide(runs, g) + 1);
+    if (time < best) {
+      best = time;
+      groups = static_cast<int>(g);
+    }
+  }
+  return groups;
+}
+
+// How a pass is cut into blocks of kPassWarps warps, one on each multiprocessor.
+template <typename A>
+struct PassTiling {
+  static constexpr int kRows = kPassTiles * kTileSamples;
+  static constexpr int64_t kLeastCaps = 2;  // input capsules of a slice
+
+  Sizes z;
+  Cut cut;
+  int64_t groups, slices;
+  int64_t part_sums;  // numbers that the parts add up
+  int64_t elements;   // and that a block works on besides,
+  bool spills;        // which lie in the workspace
+
+  PassTiling(const GpuDevice& device, const Problem& p, bool gradient) : z(SizesOf(p)) {
+    groups = CeilDivide(z.tiles, kPassTiles);
+    slices = std::clamp<int64_t>(device.processors / groups, 1,
+                                 CeilDivide(z.in_caps, kLeastCaps));
+    slices = std::clamp<int64_t>(
+        kBlocksBytes / std::max<int64_t>(1, z.length * sizeof(A)), 1, slices);
+    cut.each = z.tiles > 1 && Busy(z.items(), kPassWarps) > 0.8 ? kPassTiles : 1;
+    cut.parts = 1;
+    if (cut.each == 1) {
+      const int64_t tiles = std::min<int64_t>(z.tiles, kPassTiles);
+      const int64_t items = int64_t{z.items()} * tiles;
+      for (int parts = 2; parts <= std::min<int64_t>(kPassWarps, z.in_caps / slices);
+           ++parts) {
+        if (parts * PartSums() * static_cast<int64_t>(sizeof(A)) > device.shared / 2) {
+          break;
+        }
+        if (Busy(items * parts, kPassWarps) >
+            Busy(items * cut.parts, kPassWarps) + 0.05) {
+          cut.parts = parts;
+        }
+      }
+    }
+    part_sums = cut.parts > 1 ? cut.parts * PartSums() : 0;
+    // As few tiles of input capsules as possible.
+    const int64_t caps = CeilDivide(z.in_caps, slices);
+    const int64_t shares =
+        (gradient ? 2 : 1) * (int64_t{z.out_caps} * kRows + Shares::kPad);
+    const int64_t each = kRows * int64_t{z.pitch} + shares;
+    const int64_t fits =
+        (device.shared / static_cast<int64_t>(sizeof(A)) - part_sums) / each;
+    spills = fits < 1;
+    cut.tile_caps = static_cast<int>(
+        spills ? std::min<int64_t>(caps, kRun)
+               : CeilDivide(caps, CeilDivide(caps, std::min<int64_t>(fits, 4096))));
+    if (!spills && cut.tile_caps > kRun && cut.tile_caps < caps &&
+        RoundUp(cut.tile_caps, kRun) <= fits) {
+      cut.tile_caps = static_cast<int>(RoundUp(cut.tile_caps, kRun));
+    }
+    elements = cut.tile_caps * (spills ? shares : each);
+    cut.groups = Groups(z, cut.tile_caps, kPassWarps);
+    if (spills) {
+      slices = std::clamp<int64_t>(
+          kBlocksBytes / (elements * static_cast<int64_t>(sizeof(A))) / groups, 1,
+          slices);
+    }
+  }
+
+  // Why the kernel cannot do this, or "".
+  std::string Obstacle() const {
+    return TooLarge({{"what a block works on, in numbers,", elements},
+                     {"the blocks of a grid", cells()}});
+  }
+  int64_t cells() const { return z.tiles * z.out_caps; }  // blocks between passes
+  int shared() const { return (part_sums + (spills ? 0 : elements)) * sizeof(A); }
+  int64_t scratch() const { return spills ? slices * groups * elements : 0; }
+
+ private:
+  // Numbers of the sums of one part.
+  int64_t PartSums() const { return kPassTiles * int64_t{z.items()} * (8 * kLanes); }
+};
+
+// How the gradients' kernel is.
+template <typename S, typename A>
+struct GradientsTiling {
+  static constexpr int kThreads = kGradientWarps * kLanes;
+  static constexpr int64_t kTransposed = kGradientWarps * GradientsLayout::kTransposed;
+
+  Sizes z;
+  GradientsLayout layout;
+  bool spills;
+  int64_t blocks;
+
+  GradientsTiling(const GpuDevice& device, const Problem& p) : z(SizesOf(p)) {
+    int parts = 1;
+    for (int more = 2; more <= 4; ++more) {
+      if (Busy(int64_t{more} * z.items(), kGradientWarps) >
+          Busy(int64_t{parts} * z.items(), kGradientWarps) + 0.05) {
+        parts = more;
+      }
+    }
+    const auto with = [&](int64_t caps) {
+      layout = GradientsLayout(z, static_cast<int>(caps), p.iterations,
+                               static_cast<int>(std::min<int64_t>(caps, parts)));
+      return (layout.size + kTransposed) * static_cast<int64_t>(sizeof(A)) <=
+             device.shared;
+    };
+    // As many waves of blocks as it takes, of about the same size.
+    const int64_t most = CeilDivide(z.in_caps, device.processors);
+    spills = true;
+    for (int64_t waves = 1; spills && waves <= most; ++waves) {
+      if (with(CeilDivide(z.in_caps, device.processors * waves))) spills = false;
+    }
+    if (spills) with(std::min<int64_t>(most, kRun));
+    layout.groups = Groups(z, layout.tile_caps, kGradientWarps);
+    blocks = CeilDivide(z.in_caps, layout.tile_caps);
+    if (block_scratch() > 0) {
+      const int64_t affordable =
+          kBlocksBytes / (block_scratch() * static_cast<int64_t>(sizeof(A)));
+      blocks = std::min(blocks, std::clamp<int64_t>(affordable, 1, device.processors));
+    }
+  }
+
+  // Why the kernel cannot do this, or "".
+  std::string Obstacle() const {
+    return TooLarge({{"what a block works on, in numbers,", layout.size},
+                     {"the blocks of a grid", blocks}});
+  }
+  int64_t weights_scratch() const {
+    return std::is_same_v<S, A> ? 0 : layout.tile_caps * z.matrices;
+  }
+  int64_t block_scratch() const {
+    return (spills ? layout.size : 0) + weights_scratch();
+  }
+  int shared() const { return (kTransposed + (spills ? 0 : layout.size)) * sizeof(A); }
+};
+
+}  // namespace capsops::capsule_routing::phases
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_

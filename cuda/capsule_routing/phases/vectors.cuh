@@ -1,0 +1,232 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Between the passes: adding up their partial sums, squash and its gradient. A block
+// has one output capsule and one tile of samples.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
+
+#include "cuda/capsule_routing/phases/tile.cuh"
+#include "cuda/capsule_routing/squash.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_routing::phases {
+
+// Where a thread of such a block stands. A warp has 8 elements at a time of the output
+// capsule, and a lane four numbers of those, in the order of a product's result: rows g
+// and g + 8, here called 0 and 1, elements 2t and 2t + 1. Warps that have the same
+// elements share out the partial sums; only those of slice 0 have what comes of them.
+struct Cell {
+  const Sizes& z;
+  const int64_t tile = blockIdx.x / z.out_caps;
+  const int j = blockIdx.x % z.out_caps;
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  const int halves = 2 * z.blocks;
+  const int wide = z.finish_wide;
+  const int first = warp % wide, slice = warp / wide, slices = kFinishWarps / wide;
+
+  __device__ int64_t sample(int row) const {
+    return tile * kTileSamples + row * 8 + lane / 4;
+  }
+  __device__ bool has(int row, int d) const {
+    return sample(row) < z.batch && d < z.out_dim;
+  }
+  // Index in [batch, out_caps, D], and in V or ds.
+  __device__ int64_t in_array(int row, int d) const {
+    return (sample(row) * z.out_caps + j) * z.out_dim + d;
+  }
+  __device__ int64_t in_vector(int row, int d) const {
+    return OperandIndex(z, tile, j, row * 8 + lane / 4, d);
+  }
+
+  // Calls visit(row, d) for each number of the thread, also of padding.
+  template <typename Visit>
+  __device__ void Each(const Visit& visit) const {
+    if (slice > 0) return;
+    for (int half = first; half < halves; half += wide) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(e / 2, half * 8 + lane % 4 * 2 + e % 2);
+    }
+  }
+
+  // Calls visit(row, d, sum) for each, with the sums over `slices_of` partial vectors.
+  template <typename A, typename Visit>
+  __device__ void EachSum(const A* partial, int64_t count, const Visit& visit) const {
+    __shared__ Pack<A, 4> parts[kFinishWarps][kLanes];
+    for (int half0 = 0; half0 < halves; half0 += wide) {
+      const int half = half0 + first;
+      Pack<A, 4> sum{};
+      if (half < halves) {
+        const A* const from =
+            partial + VectorIndex(z, tile, j, half / 2, half % 2, lane);
+#pragma unroll 8
+        for (int64_t c = slice; c < count; c += slices) {
+          const auto part = *reinterpret_cast<const Pack<A, 4>*>(from + c * z.length);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum.at[e] += part.at[e];
+        }
+      }
+      __syncthreads();
+      parts[warp][lane] = sum;
+      __syncthreads();
+      if (slice > 0 || half >= halves) continue;
+      for (int s = 1; s < slices; ++s) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum.at[e] += parts[s * wide + first][lane].at[e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        visit(e / 2, half * 8 + lane % 4 * 2 + e % 2, sum.at[e]);
+      }
+    }
+  }
+
+  // Sums of x[n][row] over the elements of the output capsule.
+  template <int N, typename A>
+  __device__ void Sum(A (&x)[N][2]) const {
+    __shared__ A parts[N][2][kFinishWarps][8];
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < 2 * N; ++e) {
+      A& own = x[e / 2][e % 2];
+      own += __shfl_xor_sync(~0u, own, 1);
+      own += __shfl_xor_sync(~0u, own, 2);
+      if (lane % 4 == 0) parts[e / 2][e % 2][warp][lane / 4] = own;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < 2 * N; ++e) {
+      A sum = 0;
+      for (int w = 0; w < wide; ++w) sum += parts[e / 2][e % 2][w][lane / 4];
+      x[e / 2][e % 2] = sum;
+    }
+  }
+
+  // Of the vector whose elements s(row, d) gives, for one row.
+  template <typename A>
+  __device__ Squash<A> SquashOf(const A (&squares)[2][2], int row) const {
+    return {squares[0][row], squares[1][row], A{z.epsilon}};
+  }
+};
+
+template <typename A>
+__device__ void AddSquare(A s, int row, A (&squares)[2][2]) {
+  const A small = s * kShrink<A>;
+  squares[0][row] += s * s;
+  squares[1][row] += small * small;
+}
+
+// ds from dv, read through dv(row, d), and s, whose squares are summed up. Padding
+// gets zeros.
+template <typename A, typename Read, typename ReadGrad>
+__device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
+                               const Read& s, const ReadGrad& dv, A* ds) {
+  A products[2][2] = {};
+  cell.Each([&](int row, int d) {
+    products[0][row] += s(row, d) * dv(row, d);
+    products[1][row] += s(row, d) * kShrink<A> * dv(row, d);
+  });
+  cell.Sum(products);
+  const Squash<A> rows[2] = {cell.SquashOf(squares, 0), cell.SquashOf(squares, 1)};
+  cell.Each([&](int row, int d) {
+    const A slope = rows[row].Slope(products[0][row], products[1][row]);
+    ds[cell.in_vector(row, d)] =
+        cell.has(row, d)
+            ? rows[row].gain * dv(row, d) + slope * rows[row].Along(s(row, d))
+            : A{0};
+  });
+}
+
+// Ends an iteration: sums = s, and either output = squash(s), or v, which is V of this
+// iteration and anything in the `first`, becomes that of the next, V + squash(s).
+template <typename S, typename A>
+__global__ void __launch_bounds__(kFinishWarps* kLanes)
+    FinishKernel(Sizes z, int64_t slices, const A* partial, bool first, A* v, A* sums,
+                 S* __restrict__ output) {
+  const Cell cell{z};
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
+  A squares[2][2] = {};
+  cell.EachSum(partial, slices, [&](int row, int d, A s) {
+    if (!cell.has(row, d)) return;
+    sums[cell.in_array(row, d)] = s;
+    AddSquare(s, row, squares);
+  });
+  cell.Sum(squares);
+  const Squash<A> rows[2] = {cell.SquashOf(squares, 0), cell.SquashOf(squares, 1)};
+  cell.Each([&](int row, int d) {
+    const bool has = cell.has(row, d);
+    const A squashed =
+        has ? rows[row].Along(sums[cell.in_array(row, d)]) * rows[row].factor : A{0};
+    if (output == nullptr) {
+      A* const to = v + cell.in_vector(row, d);
+      *to = first ? squashed : *to + squashed;
+    } else if (has) {
+      Narrow(squashed, output + cell.in_array(row, d));
+    }
+  });
+}
+
+// V of iterations 2, 3, ... `iterations` and ds of the last. The vectors of iteration
+// r (from 1) begin at vectors + 2 (r - 1) times the length of one: V, then ds. Without
+// `grad`, only the V of iteration `iterations` + 1 is made, at `vectors`.
+template <typename S, typename A>
+__global__ void __launch_bounds__(kFinishWarps* kLanes)
+    PrepareKernel(Sizes z, int64_t iterations, const A* __restrict__ sums,
+                  const S* __restrict__ grad, A* vectors) {
+  const Cell cell{z};
+  LetKernelAfterBegin();
+  const auto s = [&](int row, int d) {
+    return cell.has(row, d) ? sums[cell.in_array(row, d)] : A{0};
+  };
+  for (int64_t r = 1; r <= iterations; ++r) {
+    A squares[2][2] = {};
+    cell.Each([&](int row, int d) { AddSquare(s(row, d), row, squares); });
+    cell.Sum(squares);
+    if (r == iterations && grad != nullptr) {
+      SquashGradient(
+          cell, squares, s,
+          [&](int row, int d) {
+            return cell.has(row, d) ? Widen(grad[cell.in_array(row, d)]) : A{0};
+          },
+          vectors + (2 * iterations - 1) * z.length);
+      return;
+    }
+    const Squash<A> rows[2] = {cell.SquashOf(squares, 0), cell.SquashOf(squares, 1)};
+    const A* const v = grad != nullptr ? vectors + 2 * (r - 1) * z.length : vectors;
+    A* const next = grad != nullptr ? vectors + 2 * r * z.length : vectors;
+    cell.Each([&](int row, int d) {
+      const int64_t at = cell.in_vector(row, d);
+      const A squashed = rows[row].factor * rows[row].Along(s(row, d));
+      next[at] = r > 1 ? v[at] + squashed : squashed;
+    });
+    sums += z.batch * z.out_caps * z.out_dim;
+  }
+}
+
+// From an iteration's dV back to the iteration before: dv, zero before where `first`,
+// += dV, and ds from that dv and the `sums` of that iteration.
+template <typename A>
+__global__ void __launch_bounds__(kFinishWarps* kLanes)
+    FinishBackwardKernel(Sizes z, int64_t slices, const A* partial,
+                         const A* __restrict__ sums, bool first, A* dv, A* ds) {
+  const Cell cell{z};
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
+  const auto s = [&](int row, int d) {
+    return cell.has(row, d) ? sums[cell.in_array(row, d)] : A{0};
+  };
+  A squares[2][2] = {};
+  cell.EachSum(partial, slices, [&](int row, int d, A sum) {
+    A* const to = dv + cell.in_vector(row, d);
+    *to = first ? sum : *to + sum;
+    AddSquare(s(row, d), row, squares);
+  });
+  cell.Sum(squares);
+  SquashGradient(
+      cell, squares, s, [&](int row, int d) { return dv[cell.in_vector(row, d)]; }, ds);
+}
+
+}  // namespace capsops::capsule_routing::phases
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
