@@ -15,12 +15,13 @@ def _normalized(*names):
     return [f"{name}_{each}" for name in names for each in NORMALIZATIONS]
 
 
-# Both take poses of 4x4 and of 4x5, up to 32 parents, and all optional inputs.
-_BOTH = _normalized("matrices", "coordinates", "rows_of_warps", "equal_shares")
+# All take poses of 4x4 and of 4x5, up to 32 parents, and all optional inputs.
+_ALL = _normalized("matrices", "coordinates", "rows_of_warps", "equal_shares")
 CASES = {
-    "fma": _BOTH,
+    "mma": _ALL,
+    "fma": _ALL,
     "general": [
-        *(*_BOTH, *_normalized("primes", "beyond", "empty_batch", "no_channels")),
+        *(*_ALL, *_normalized("primes", "beyond", "empty_batch", "no_channels")),
         *("parents_33", "pose_2_17_6", "pose_1_1_7"),
     ],
 }
@@ -33,14 +34,19 @@ OPS = "CapsuleMoments", "CapsuleMomentsGrad"
 
 
 def _runs(kernel):
-    dtypes = [dtype for dtype in DTYPES if kernel != "fma" or dtype != tf.float64]
-    return paths.runs(dict.fromkeys(OPS, kernel), CASES[kernel], dtypes)
+    narrow = [dtype for dtype in DTYPES if dtype != tf.float64]
+    return paths.runs(
+        dict.fromkeys(OPS, kernel),
+        CASES[kernel],
+        DTYPES if kernel == "general" else narrow,
+        float32=(kernel == "mma",),
+    )
 
 
 if paths.WITH_GPU:
     RUNS = [run for kernel in CASES for run in _runs(kernel)]
 
-    @paths.every([*RUNS, *paths.planned_for_others(_runs("fma"))])
+    @paths.every([*RUNS, *paths.planned_for_others([*_runs("mma"), *_runs("fma")])])
     def test_forced(run):
         paths.assert_close(OP, run)
 

@@ -110,20 +110,25 @@ def test_without_mass_a_mean_is_zero(device):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("rule", _RULES)
-def test_a_thousand_steps_of_training_stay_finite(rule, device):
+def test_a_thousand_steps_of_training_stay_finite(rule, dtype, device):
     """At a rate that is too high on purpose, for poses that are noise."""
     keras.utils.set_random_seed(3)
     image = (4, 4, 4)
     poses = keras.Input((*image, 4, 4))
     activations = keras.Input(image)
-    hidden = ConvCaps2D(4, 3, routing=_RULES[rule])([poses, activations])
-    class_poses, scores = ClassCaps(3, routing=_RULES[rule])(hidden)
+    routing = {"routing": _RULES[rule], "dtype": dtype}
+    hidden = ConvCaps2D(4, 3, **routing)([poses, activations])
+    class_poses, scores = ClassCaps(3, **routing)(hidden)
     if rule == "inverted_attention":
         flat = keras.layers.Reshape((3, 16))(class_poses)
         scores = keras.layers.Flatten()(keras.layers.Dense(1)(flat))
     model = keras.Model([poses, activations], scores)
-    model.compile(keras.optimizers.Adam(0.03), MarginLoss())
+    optimizer = keras.optimizers.Adam(0.03)
+    if dtype == "mixed_float16":
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, MarginLoss())
     random = np.random.default_rng(8)
     inputs = [random.normal(size=(64, *image, 4, 4)), random.uniform(size=(64, *image))]
     labels = random.integers(3, size=64)
