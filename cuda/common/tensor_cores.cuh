@@ -124,6 +124,20 @@ __device__ void Multiply(const Operand<4, kA>& a, const Operand<2, kB>& b,
   Multiply(a.high, b.high, c);
 }
 
+// The same for a sum of many products. Tensor cores cut sums off instead of rounding
+// them, which adds up; what is to have float's precision is added in float.
+template <Tf32 kA, Tf32 kB>
+__device__ void AddUp(const Operand<4, kA>& a, const Operand<2, kB>& b, float (&c)[4]) {
+  if constexpr (kA == Tf32::kSplit) {
+    float product[4] = {};
+    Multiply(a, b, product);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += product[e];
+  } else {
+    Multiply(a, b, c);
+  }
+}
+
 }  // namespace capsops
 
 #endif  // CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_

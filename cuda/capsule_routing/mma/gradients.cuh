@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         for (int s = 0; s < KS; ++s) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            Multiply(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
+            AddUp(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
           }
         }
       }

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
         const auto a = SamplesOperand<kTf32>(rows);
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-          Multiply(a, WeightsOperand<kScaled<kTf32>>(belt.Column(n, s, m), c), sum[m]);
+          AddUp(a, WeightsOperand<kScaled<kTf32>>(belt.Column(n, s, m), c), sum[m]);
         }
       }
     }
