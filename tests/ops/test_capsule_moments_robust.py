@@ -71,14 +71,16 @@ def test_parents_of_no_chance_at_all_are_nan(device):
     assert np.isnan(mass).all()
 
 
-def test_sizes_without_elements_cost_no_memory(device):
-    """Where there are no children, their poses may be of any size."""
-    poses = tf.zeros([1, 1, 1, 0, 2**31 - 1, 1])
-    weights, bias = tf.zeros([1, 1, 0, 3, 1, 1]), tf.ones([1, 1, 1, 3])
+@pytest.mark.parametrize("channels, inner", [(0, 1), (2, 0)])
+def test_sizes_without_elements_cost_no_memory(channels, inner, device):
+    """Where nothing depends on votes, they may be of any size."""
+    poses = tf.zeros([1, 1, 1, channels, 2**31 - 1, inner])
+    weights, bias = tf.zeros([1, 1, channels, 4, inner, 1]), tf.ones([1, 1, 1, 4])
+    sources = poses, weights, bias
     with tf.GradientTape() as tape:
-        tape.watch([poses, weights, bias])
+        tape.watch(sources)
         (mass,) = tf_capsops.capsule_moments(poses, None, weights, bias=bias, order=0)
-    grads = tape.gradient(mass, [poses, weights, bias])
-    np.testing.assert_array_equal(mass, np.zeros([1, 1, 1, 3]))
-    assert [grad.shape for grad in grads] == [poses.shape, weights.shape, bias.shape]
-    np.testing.assert_array_equal(grads[2], np.zeros([1, 1, 1, 3]))
+    grads = tape.gradient(mass, sources)
+    np.testing.assert_array_equal(mass, np.full([1, 1, 1, 4], channels / 4))
+    assert [grad.shape for grad in grads] == [source.shape for source in sources]
+    np.testing.assert_array_equal(grads[2], np.zeros([1, 1, 1, 4]))

@@ -45,12 +45,22 @@ int64_t WindowsCost(const Problem& p, const Division& d) {
   return Cost(p, d.windows * Children(p));
 }
 
-// Where there are no windows or no parents, moments are empty.
-bool HasMoments(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
+// Where there are neither windows nor parents, there is nothing to add up.
+bool HasVotes(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
 
-template <typename E>
-void Clear(E* first, int64_t count) {
-  if (first != nullptr && count > 0) std::memset(first, 0, count * sizeof(E));
+// Tells whether neither logits nor moments depend on votes.
+bool VotesAreIdle(const Problem& p) {
+  return p.order == 0 && !p.has_linear && !p.has_precision;
+}
+
+// Idle votes have no numbers here: there may be any number of them where poses or
+// weights have no elements.
+Problem WithoutIdleVotes(Problem p) {
+  if (VotesAreIdle(p)) {
+    p.pose_rows = p.pose_columns = 1;
+    p.pose_inner = p.has_center = 0;
+  }
+  return p;
 }
 
 int64_t Poses(const Problem& p) {
@@ -111,14 +121,7 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                        const Division& d, const Operands<T>& in,
                        const Moments<Statistic<T>>& to, Statistic<T>* shares,
                        void* workspace) {
-  if (!HasMoments(p)) return {};
-  if (p.in_channels == 0) {  // Poses may have a size without bounds, and no elements.
-    const int64_t parents = Positions(p) * p.out_channels;
-    Clear(to.mass, parents);
-    Clear(to.first, p.order >= 1 ? parents * VoteSize(p) : 0);
-    Clear(to.second, p.order == 2 ? parents * VoteSize(p) : 0);
-    return {};
-  }
+  if (!HasVotes(p)) return {};
   const Workspace<T> space(p, d, kForwardPerPose, workspace);
   const LaunchError error = Prepare(exec, op, p, d, in, {}, space);
   if (!error.empty()) return error;
@@ -129,21 +132,26 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                   });
 }
 
-// Sets the gradients to zero that no window reaches.
+// Sets the gradients to zero that no window reaches, or that idle votes have.
 template <typename T>
 void ClearGradients(const Problem& p, const Gradients<T>& to) {
+  const auto clear = [](auto* first, int64_t count) {
+    if (first != nullptr && count > 0) std::memset(first, 0, count * sizeof(*first));
+  };
   const int64_t pairs = p.out_channels == 0 ? 0 : Children(p) * p.out_channels;
-  Clear(to.poses, Poses(p) * p.pose_rows * p.pose_inner);
-  Clear(to.activations, Poses(p));
-  Clear(to.weights, pairs * p.pose_inner * p.pose_columns);
-  Clear(to.prior, pairs);
+  clear(to.poses, Poses(p) * p.pose_rows * p.pose_inner);
+  clear(to.activations, Poses(p));
+  clear(to.weights, pairs * p.pose_inner * p.pose_columns);
+  clear(to.prior, pairs);
+  clear(to.center, Positions(p) * p.out_channels * VoteSize(p));
 }
 
 }  // namespace
 
 template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
+  const Problem p = WithoutIdleVotes(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
@@ -161,14 +169,17 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
 template <typename T>
 SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
-  Problem p = problem;
-  p.order = 0;
+  Problem without_moments = problem;
+  without_moments.order = 0;
+  const Problem p = WithoutIdleVotes(without_moments);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<SharesPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
       [p, d](const CpuExec& exec, const T* poses, const T* activations,
              const T* weights, const S* bias, const S* linear, const S* precision,
-             const S* center, const S* prior, S* shares, void* workspace) {
+             const S* center, const S* prior, S* shares,
+             void* workspace) -> LaunchError {
+        if (p.in_channels == 0) return {};
         const Operands<T> in = Given<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         return RunForward<T>(exec, Shares::kName, p, d, in, {}, shares, workspace);
@@ -176,52 +187,51 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
 }
 
 template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
+  const Problem p = WithoutIdleVotes(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<BackwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kBackwardPerPose, d.parts),
-      [p, d](const CpuExec& exec, const S* grad_mass, const S* grad_first,
-             const S* grad_second, const T* poses, const T* activations,
-             const T* weights, const S* bias, const S* linear, const S* precision,
-             const S* center, const S* prior, const S* mass, const S* first,
-             T* grad_poses, T* grad_activations, T* grad_weights, S* grad_bias,
-             S* grad_linear, S* grad_precision, S* grad_center, S* grad_prior,
-             void* workspace) -> LaunchError {
+      [problem, p, d](const CpuExec& exec, const S* grad_mass, const S* grad_first,
+                      const S* grad_second, const T* poses, const T* activations,
+                      const T* weights, const S* bias, const S* linear,
+                      const S* precision, const S* center, const S* prior,
+                      const S* mass, const S* first, T* grad_poses, T* grad_activations,
+                      T* grad_weights, S* grad_bias, S* grad_linear, S* grad_precision,
+                      S* grad_center, S* grad_prior, void* workspace) -> LaunchError {
         const char* const op = Backward::kName;
         const Operands<T> in = Given<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
-        const Gradients<T> to{grad_poses,
-                              If(p.has_activations, grad_activations),
-                              grad_weights,
-                              If(p.has_bias, grad_bias),
-                              If(p.has_linear, grad_linear),
-                              If(p.has_precision, grad_precision),
-                              If(p.has_center, grad_center),
-                              If(p.has_prior, grad_prior)};
-        const bool no_children = p.in_channels == 0;
-        if (!HasMoments(p) || no_children) ClearGradients(p, to);
-        if (!HasMoments(p)) return {};
+        Gradients<T> to{grad_poses,
+                        If(p.has_activations, grad_activations),
+                        grad_weights,
+                        If(p.has_bias, grad_bias),
+                        If(p.has_linear, grad_linear),
+                        If(p.has_precision, grad_precision),
+                        If(problem.has_center, grad_center),
+                        If(p.has_prior, grad_prior)};
+        if (!HasVotes(p) || p.in_channels == 0 || VotesAreIdle(p)) {
+          ClearGradients(problem, to);
+        }
+        if (!HasVotes(p)) return {};
+        to.center = If(p.has_center, to.center);
         const Moments<const S> grads{grad_mass, If(p.order >= 1, grad_first),
                                      If(p.order == 2, grad_second)};
         const Moments<const S> moments{mass, If(p.order >= 1, first), nullptr};
         const CpuKernels<T>& kernels = Selected<T>();
         const Workspace<T> space(p, d, kBackwardPerPose, workspace);
-        LaunchError error;
-        if (!no_children) error = Prepare(exec, op, p, d, in, grads, space);
+        LaunchError error = Prepare(exec, op, p, d, in, grads, space);
         if (!error.empty()) return error;
-        const bool of_votes = p.has_linear + p.has_precision + p.has_center > 0;
-        if (no_children && !of_votes) {
-          Clear(to.bias, Positions(p) * p.out_channels);
-        } else if (p.has_bias || of_votes) {
+        if (p.has_bias + p.has_linear + p.has_precision + p.has_center > 0) {
           error = ForTasks(exec, op, d.window_tasks, 2 * WindowsCost(p, d),
                            d.statistics_scratch, [&](int64_t task, void* scratch) {
                              kernels.statistics(p, d, task, in, space.packed,
                                                 space.normalizers, grads, moments, to,
                                                 scratch);
                            });
+          if (!error.empty()) return error;
         }
-        if (!error.empty() || no_children) return error;
         error = ForTasks(
             exec, op, d.children_tasks,
             3 * Cost(p, Positions(p) * Children(p)) / (d.children_tasks + 1) + 1,
