@@ -60,6 +60,30 @@ def test_a_network_without_routing_is_not_drawn(images, capsys):
     assert not pathlib.Path("pictures").exists()
 
 
+def test_routing_of_several_networks_is_drawn_side_by_side(images, capsys):
+    every = ["em", "self-attention"]
+    for name in every:
+        options = ["--model", "matrix_capsnet", "--routing", name]
+        assert main([*images, *options, "--output", f"runs/{name}"]) == 0
+    assert main(["reconstruct", "runs/em", "--beside", "runs/self-attention"]) == 0
+    said = "wrote runs/em/coefficients.png\nwrote runs/em/comparison.png\n"
+    assert capsys.readouterr().out.endswith(said)
+    assert pathlib.Path("runs/em/comparison.png").stat().st_size > 10_000
+
+    assert main(["reconstruct", "runs/em", "--beside", "runs/em"]) == 2
+    assert "by their directories, and em is there twice" in capsys.readouterr().err
+    pathlib.Path("noise.npz").rename("other.npz")
+    images[images.index("noise.npz")] = "other.npz"
+    options = ["--model", "efficient_capsnet", "--output", "runs/other"]
+    assert main([*images, *options]) == 0
+    pathlib.Path("noise.npz").symlink_to("other.npz")
+    assert main(["reconstruct", "runs/em", "--beside", "runs/other"]) == 2
+    said = "runs/other was trained on other and runs/em on noise: name one with --data"
+    assert said in capsys.readouterr().err
+    data = ["--data", "other.npz"]
+    assert main(["reconstruct", "runs/em", "--beside", "runs/other", *data]) == 0
+
+
 def test_em_is_the_default_and_iterates_as_often_as_asked(images):
     arguments = ["--model", "matrix_capsnet", "--routing-iterations", "3"]
     assert main([*images, *arguments]) == 0

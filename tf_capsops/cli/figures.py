@@ -138,15 +138,11 @@ def coefficients(model, dataset, path, count=10):
     class, every primary capsule; and the same for the class that comes second. Colours
     show ratios to 1 / classes, with which routing begins, on logarithmic scales.
     """
-    chosen = _by_class(dataset.test.labels, count)
-    images, targets = dataset.test.take(chosen)
-    images, labels = images.numpy(), class_names(targets, dataset.objects)
-    scores = model.predict(images, verbose=0)
-    scores = scores["lengths"] if isinstance(scores, dict) else scores
-    predicted = class_names({"lengths": scores}, dataset.objects)
+    images, labels = _of_each_class(dataset, count)
+    scores, predicted = _predictions(model, images, dataset.objects)
     everything = np.asarray(model.routing_coefficients(images))
     ranked = np.argsort(-scores, axis=1)[:, :2]
-    each = [everything[np.arange(len(chosen)), ..., j] for j in ranked.T]
+    each = [everything[np.arange(len(images)), ..., j] for j in ranked.T]
     means = each[0].mean(axis=-1)
     classes = everything.shape[-1]
     uniform = 1 / classes
@@ -154,8 +150,8 @@ def coefficients(model, dataset, path, count=10):
 
     names = ["", "predicted class,\nmean over types", "predicted class,\neach capsule"]
     names += ["second class,\neach capsule"][: len(each) - 1]
-    figure = canvas.figure(max(len(chosen) * 1.05 + 1.7, 6), len(names) * 1.2 + 0.8)
-    rows = figure.subplots(len(names), len(chosen), squeeze=False)
+    figure = canvas.figure(max(len(images) * 1.05 + 1.7, 6), len(names) * 1.2 + 0.8)
+    rows = figure.subplots(len(names), len(images), squeeze=False)
     for axes, name in zip(rows[:, 0], names, strict=True):
         axes.set_ylabel(name, fontsize=8)
     for sample, column in enumerate(rows.T):
@@ -167,17 +163,60 @@ def coefficients(model, dataset, path, count=10):
             _blocks(axes, values[sample], scales[1])
             axes.set_title(f"mean {values[sample].mean():#.2g}", fontsize=7, pad=2)
     for scale, lines in zip(scales, (rows[1:2], rows[2:]), strict=True):
-        bar = figure.colorbar(scale, ax=lines, extend="min", aspect=10 * len(lines))
-        ticks = np.geomspace(scale.norm.vmin, scale.norm.vmax, 5)
-        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
-        bar.minorticks_off()
-        bar.ax.tick_params(labelsize=7)
-        bar.set_label(f"coefficient\n(uniform: 1/{classes})", fontsize=8)
+        _bar(figure, scale, lines, classes)
     figure.suptitle(
         f"routing coefficients of {everything[0, ..., 0].size} primary capsules\n"
         f"{np.mean(each[0] > 0.5):.1%} give the predicted class more than half of "
         f"themselves\nmean |coefficient - 1/{classes}| over all classes: "
         f"{np.abs(everything - uniform).mean():.2g}",
+        fontsize=9,
+    )
+    canvas.save(figure, path)
+
+
+def comparison(models, dataset, path, count=10):
+    """Draws to `path` what the routing of several networks makes of the same images.
+
+    The images are the first ones of each class, `count` in all. Below them is a row for
+    each network: the mean over the types of primary capsule, at each position, of the
+    coefficients for the class that this network predicts. Colours show ratios to 1 /
+    classes on one logarithmic scale. A wrong prediction is named in red.
+
+    Args:
+      models: networks with `routing_coefficients`, by what to call them.
+      dataset: a `Dataset` that all of them read.
+      path: where the picture goes.
+      count: how many images.
+    """
+    images, labels = _of_each_class(dataset, count)
+    means, predicted = {}, {}
+    for name, model in models.items():
+        scores, predicted[name] = _predictions(model, images, dataset.objects)
+        everything = np.asarray(model.routing_coefficients(images))
+        classes = everything.shape[-1]
+        best = everything[np.arange(len(images)), ..., scores.argmax(axis=1)]
+        means[name] = best.mean(axis=-1)
+    scale = _around(1 / classes, np.stack([each.max() for each in means.values()]))
+
+    figure = canvas.figure(max(len(images) * 1.05 + 1.7, 6), len(models) * 1.25 + 1.5)
+    rows = figure.subplots(1 + len(models), len(images), squeeze=False)
+    for column, image, label in zip(rows[0], images, labels, strict=True):
+        middles, _ = canvas.tiles(column, image[np.newaxis, np.newaxis], 1)
+        _name(column, middles[0], label, label)
+    for row, (name, model) in zip(rows[1:], models.items(), strict=True):
+        row[0].set_ylabel(name, fontsize=8)
+        for sample, axes in enumerate(row):
+            axes.imshow(np.zeros(images.shape[1:3]), alpha=0)  # the image's scales
+            frame = _extent(images[sample], model.primary_centers)
+            _under_ink(axes, means[name][sample], images[sample], frame, scale)
+            guess = predicted[name][sample]
+            if guess != labels[sample]:
+                middle = (images.shape[2] - 1) / 2
+                _name(axes, middle, labels[sample], guess)
+    _bar(figure, scale, rows[1:], classes)
+    figure.suptitle(
+        "routing coefficients for the predicted class, mean over the types of primary "
+        "capsule at each position",
         fontsize=9,
     )
     canvas.save(figure, path)
@@ -232,6 +271,19 @@ def _perturbed(model, capsules, label):
     return images.reshape(dimensions, len(OFFSETS), *images.shape[1:])
 
 
+def _of_each_class(dataset, count):
+    """Returns the first test images of each class, `count` in all, and their labels."""
+    images, targets = dataset.test.take(_by_class(dataset.test.labels, count))
+    return images.numpy(), class_names(targets, dataset.objects)
+
+
+def _predictions(model, images, objects):
+    """Returns the scores `[B, classes]` of images, and the classes that they name."""
+    scores = model.predict(images, verbose=0)
+    scores = scores["lengths"] if isinstance(scores, dict) else scores
+    return scores, class_names({"lengths": scores}, objects)
+
+
 def _by_class(labels, count):
     """Indices of `count` samples: the first of each class, the second, and so on."""
     rank = np.empty(len(labels), np.int64)
@@ -259,17 +311,33 @@ def _around(uniform, values):
     return ScalarMappable(LogNorm(uniform / span, uniform * span, True), "RdBu_r")
 
 
+def _bar(figure, scale, rows, classes):
+    """Adds the scale of coefficients beside rows of axes."""
+    bar = figure.colorbar(scale, ax=rows, extend="min", aspect=10 * len(rows))
+    ticks = np.geomspace(scale.norm.vmin, scale.norm.vmax, 5)
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    bar.minorticks_off()
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label(f"coefficient\n(uniform: 1/{classes})", fontsize=8)
+
+
+def _extent(image, centers):
+    """Returns left, right, bottom and top of what `centers` divide, in pixels."""
+    bounds = []
+    for places, pixels in zip(centers, image.shape[:2], strict=True):
+        step = places[1] - places[0] if len(places) > 1 else pixels
+        bounds.append((places[0] - step / 2, places[-1] + step / 2))
+    (top, bottom), (left, right) = bounds
+    return left, right, bottom, top
+
+
 def _frame(axes, image, centers):
     """Draws the frame around `centers` into the image.
 
     Returns:
       Its left, right, bottom and top, in pixels.
     """
-    bounds = []
-    for places, pixels in zip(centers, image.shape[:2], strict=True):
-        step = places[1] - places[0] if len(places) > 1 else pixels
-        bounds.append((places[0] - step / 2, places[-1] + step / 2))
-    (top, bottom), (left, right) = bounds
+    left, right, bottom, top = _extent(image, centers)
     corner, width, height = (left, top), right - left, bottom - top
     axes.add_patch(
         Rectangle(corner, width, height, edgecolor=canvas.ORANGE, fill=False)

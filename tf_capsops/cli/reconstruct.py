@@ -22,6 +22,14 @@ def add_arguments(parser):
         help="where the files go; existing ones are kept (default: beside the model)",
     )
     parser.add_argument(
+        "--beside",
+        metavar="RUN_OR_MODEL",
+        nargs="+",
+        default=[],
+        help="other networks that read the same images; comparison.png shows what the "
+        "routing of all of them makes of ten",
+    )
+    parser.add_argument(
         "--images",
         type=arguments.positive_int,
         default=40,
@@ -33,18 +41,10 @@ def run(args):
     """Draws the figures. Returns the exit status."""
     require("matplotlib")
     from tf_capsops.cli import figures, pair_figures, runs
-    from tf_capsops.layers.routed import Routed
-    from tf_capsops.models import CapsNet, CapsuleClassifier
+    from tf_capsops.models import CapsNet
 
     model, dataset, directory = runs.open_model(args.model, args.data)
-    routes = isinstance(model, CapsuleClassifier) and any(
-        isinstance(layer, Routed) for layer in model.layers
-    )
-    if not (routes or isinstance(model, CapsNet)):
-        raise CommandError(
-            f"the {model.name} in {directory} has no decoder to reconstruct images, "
-            "and no routing to draw: give another network"
-        )
+    _check_routes(model, directory)
     output = pathlib.Path(args.output) if args.output else directory
     pictures = {"coefficients": figures.coefficients}
     if isinstance(model, CapsNet):
@@ -56,6 +56,9 @@ def run(args):
             "perturbations": figures.perturbations,
             **pictures,
         }
+    if args.beside:
+        models = _beside(args, model, dataset, directory)
+        pictures["comparison"] = lambda _, *others: figures.comparison(models, *others)
     with reported(OSError):
         output.mkdir(parents=True, exist_ok=True)
         for stem, draw in pictures.items():
@@ -63,6 +66,44 @@ def run(args):
             draw(model, dataset, partial)
             print(_keep(partial, output, stem))
     return 0
+
+
+def _check_routes(model, directory):
+    """Raises a CommandError if a model has no routing to draw."""
+    from tf_capsops.layers.routed import Routed
+    from tf_capsops.models import CapsNet, CapsuleClassifier
+
+    routes = isinstance(model, CapsuleClassifier) and any(
+        isinstance(layer, Routed) for layer in model.layers
+    )
+    if not (routes or isinstance(model, CapsNet)):
+        raise CommandError(
+            f"the {model.name} in {directory} has no decoder to reconstruct images, "
+            "and no routing to draw: give another network"
+        )
+
+
+def _beside(args, model, dataset, directory):
+    """Returns the models to compare, by the names of their directories."""
+    from tf_capsops.cli import runs
+
+    models = {directory.name: model}
+    for target in args.beside:
+        other, others_data, where = runs.open_model(target, args.data)
+        _check_routes(other, where)
+        if others_data.name != dataset.name:
+            raise CommandError(
+                f"--beside compares networks on the same images, but {where} was "
+                f"trained on {others_data.name} and {directory} on {dataset.name}: "
+                "name one with --data"
+            )
+        if where.name in models:
+            raise CommandError(
+                f"--beside names networks by their directories, and {where.name} is "
+                "there twice"
+            )
+        models[where.name] = other
+    return models
 
 
 def _keep(partial, directory, stem):
