@@ -120,8 +120,10 @@ def may_succeed(call):
 def _too_large(call):
     if not all(map(calls.exists, call.results)):
         return True
-    routing = signatures.is_routing(call.op)
-    return routing and math.prod(max(1, call.dims[a]) for a in "tbjd") > 2**48
+    if not signatures.is_routing(call.op):
+        return False
+    sums = math.prod(max(1, call.dims[a]) for a in "tbjd")
+    return sums > 2**48 or call.dims["t"] >= 2**31  # an attribute's largest iterations
 
 
 def _is_code_wrong(call):
