@@ -372,6 +372,8 @@ def _blocks(axes, values, scale):
 
 
 def _shade(axes, values, scale, extent=None):
+    """Shows coefficients; those of zero, of capsules that no window sees, in grey."""
+    values = np.where(values > 0, values, np.nan)
     options = {"norm": scale.norm, "cmap": scale.cmap, "interpolation": "nearest"}
     axes.imshow(values, extent=extent, **options)
     axes.set_facecolor("#d0d0d0")
