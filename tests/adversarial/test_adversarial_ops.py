@@ -4,6 +4,7 @@
 
 import faulthandler
 import math
+import os
 import re
 
 import pytest
@@ -28,8 +29,15 @@ def _on_cpu():
         yield
 
 
-def _examples(share=1):
-    return settings(max_examples=max(1, settings.default.max_examples // share))
+def _examples(share):
+    return settings(max_examples=max(1, int(settings.default.max_examples * share)))
+
+
+@pytest.fixture
+def eager_share(pytestconfig):
+    """Eager calls are quick: always as many as all tests draw, or as are asked for."""
+    every = pytestconfig.getoption("all") or "TF_CAPSOPS_EXAMPLES" in os.environ
+    return 1 if every else 10
 
 
 def _outcome(compute):
@@ -59,8 +67,8 @@ def _assert_names_op_and_input(error, call):
 
 
 @every_op
-def test_eagerly(op):
-    @_examples()
+def test_eagerly(op, eager_share):
+    @_examples(eager_share)
     @given(calls(op))
     def run(call):
         found = verdicts.tensors(call)
@@ -87,7 +95,7 @@ def test_eagerly(op):
 def test_in_graphs_of_unknown_dimensions(op):
     """Shape inference never contradicts the run, and a graph does as the op eagerly."""
 
-    @_examples(10)
+    @_examples(1 / 10)
     @given(calls(op), st.randoms(use_true_random=False))
     def run(call, random):
         assume(verdicts.fixed_types_hold(call))  # else TensorFlow fails an assertion
@@ -128,7 +136,7 @@ def test_in_graphs_of_unknown_dimensions(op):
 def test_under_xla(op):
     """XLA compiles the op to what it computes eagerly, or refuses it too."""
 
-    @_examples(40)
+    @_examples(1 / 40)
     @given(calls(op))
     def run(call):
         # XLA itself fails beyond doubt to count the elements of very large shapes.
