@@ -19,8 +19,8 @@ LARGE = 90, 100
 FLOAT, HALF = tf.float32, tf.bfloat16
 
 # The GPUs, the type, out_caps, out_dim, in_dim and iterations, and the kernels of OPS.
-# Forward needs shared memory for one vector of each output capsule, the gradient for
-# two in its passes and five in its last one, six where there are over three iterations.
+# A pass needs shared memory for one vector of each output capsule, the last one of the
+# gradient for five, or six where there are over three iterations.
 PLANS = [
     (GPUS, FLOAT, (10, 16, 8, 3), MMA),
     (GPUS, HALF, (10, 16, 16, 3), MMA),
@@ -42,10 +42,12 @@ PLANS = [
     (LARGE, HALF, (48, 8, 8, 3), MMA),
     ([80], FLOAT, (24, 16, 8, 3), MMA),
     ([80], FLOAT, (25, 16, 8, 3), FORWARD),
-    ([80], FLOAT, (36, 16, 8, 3), FMA),
-    ([86, 120], FLOAT, (24, 16, 8, 3), FMA),
+    ([80], FLOAT, (48, 16, 16, 3), FORWARD),
+    ([86, 120], FLOAT, (24, 16, 8, 3), FORWARD),
+    ([86, 120], FLOAT, (48, 16, 8, 3), FMA),
     ([86, 120], HALF, (24, 16, 8, 3), HALF_FORWARD),
-    ([86, 120], FLOAT, (28, 8, 8, 3), MMA),
+    ([86, 120], FLOAT, (24, 8, 8, 3), MMA),
+    ([86, 120], FLOAT, (25, 8, 8, 3), FORWARD),
     # What a block of the gradients works on is more than its 32 bits count.
     (GPUS, FLOAT, (16, 1, 2**20, 3), "fma none fma"),
     # Where TF32 is allowed.

@@ -13,15 +13,17 @@
 
 namespace capsops::capsule_routing::mma {
 
-// For each tile of samples a team computes the predictions, all inner products of them
-// that the softmaxes need, the coefficients, and again element by element
+// For each tile of samples a team computes the predictions and all inner products of
+// them that the softmaxes need, then the softmaxes, a thread for each of their rows,
+// and then, element by element,
 //   du_hat = sum_r (c_r ds_r + db_r V_r),
 // which at once becomes the left operand of two products: with weights, for the
 // gradient of input, and transposed with input, for that of weights. `vectors` are V
 // and ds of kIterations iterations, in turn, without the first V where not kMore: it is
-// zero. Where kMore, the results are added to what the gradients hold. The vectors and
-// the input of a tile are staged in shared memory, where there are two stages while the
-// teams work on the tile before.
+// zero. So c_1 is the same for all samples there, and the sum of db_1 over samples
+// follows from that of the inner products. Where kMore, the results are added to what
+// the gradients hold. The vectors and the input of a tile are staged in shared memory,
+// where there are two stages while the teams work on the tile before.
 template <typename S, int D, int K, Tf32 kTf32, bool kMore>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     GradientsKernel(Sizes z, int teams, int stages, int iterations,
@@ -32,6 +34,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   using Layout = GradientsShared<S, D, K>;
   constexpr int M = D / 2, KS = K / kStepK, R = kIterations, kCaps = Layout::kCaps;
   constexpr int kFirst = kMore ? 0 : 1, kVectors = 2 * R - kFirst;
+  constexpr int kStep = M * kLanes;  // of staged vectors, [group][vector][m][lane]
   extern __shared__ float4 shared[];
   char* const memory = reinterpret_cast<char*>(shared);
   const Layout layout{z.groups, teams, kVectors};
@@ -40,11 +43,15 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   const int group = warp % z.groups, team = warp / z.groups;
   const int team_threads = z.groups * kLanes, thread = threadIdx.x % team_threads;
   char* const team_shared = memory + stages * layout.stage() + team * layout.team();
-  float* const w = reinterpret_cast<float*>(team_shared) + group * Layout::kWeights;
-  const int w_step = z.groups * Layout::kWeights;  // between [capsule][KS]
-  float4* const shares = reinterpret_cast<float4*>(team_shared + layout.weights());
-  float4* const partial = shares;
-  float4* const softmaxes = shares + layout.told();
+  constexpr int kStepW = Layout::kWeights;  // between [capsule][KS]
+  float* const w =
+      reinterpret_cast<float*>(team_shared) + group * (kCaps * KS * kStepW);
+  // What the team's warps tell each other: rows of inner products, parts of grad_input.
+  float4* const told = reinterpret_cast<float4*>(team_shared + layout.weights());
+  const Rows rows = layout.rows();
+  float* const my_c = rows.Of(told, place.g, group * kGroupCaps + place.t);
+  float* const my_db =
+      rows.Of(told + rows.length(), place.g, group * kGroupCaps + place.t);
   const int64_t block_i0 = int64_t{blockIdx.x} * teams * kCaps;
   const int64_t i0 = block_i0 + team * kCaps;
   const int caps = max(min(z.in_caps - i0, int64_t{kCaps}), int64_t{0});
@@ -57,29 +64,32 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   const int by_row[2] = {WeightPlace(place.g, place.t, 0),
                          WeightPlace(place.g, place.t, 1)};
   const int64_t input_row = z.in_caps * K;
-  constexpr int kWord = 16 / sizeof(S);
+  S* const grad_row = grad_input + place.g * input_row + i0 * K + 2 * place.t;
+  constexpr int kWord = 16 / sizeof(S), kRowThreads = 16;  // that bring a row
   const int row_words = min(int64_t{teams} * kCaps, z.in_caps - block_i0) * K / kWord;
   const auto bring = [&](int64_t tile) {
     if (tile < z.tiles) {
-      char* const to = memory + tile % stages * layout.stage();
       const int length = layout.vector_length();
+      float4* const to =
+          reinterpret_cast<float4*>(memory + tile % stages * layout.stage());
+      const float4* const from = vectors + (kFirst * z.tiles + tile) * length;
+      for (int e = threadIdx.x; e < length; e += blockDim.x) {
+        float4* const place = to + e / kStep * (kStep * (kVectors - 1)) + e;
 #pragma unroll
-      for (int q = 0; q < kVectors; ++q) {
-        const float4* const from = vectors + ((q + kFirst) * z.tiles + tile) * length;
-        for (int e = threadIdx.x; e < length; e += blockDim.x) {
-          __pipeline_memcpy_async(reinterpret_cast<float4*>(to) + q * length + e,
-                                  from + e, sizeof(float4));
+        for (int q = 0; q < kVectors; ++q) {
+          __pipeline_memcpy_async(place + q * kStep, from + q * (z.tiles * length) + e,
+                                  sizeof(float4));
         }
       }
-      S* const rows = reinterpret_cast<S*>(to + kVectors * length *
-                                                    static_cast<int>(sizeof(float4)));
-      for (int b = warp; b < kTileSamples; b += blockDim.x / kLanes) {
-        const S* const from = input +
-                              min(tile * kTileSamples + b, z.batch - 1) * input_row +
-                              block_i0 * K;
-        for (int e = place.lane; e < row_words; e += kLanes) {
-          __pipeline_memcpy_async(rows + b * layout.row() + e * kWord, from + e * kWord,
-                                  16);
+      S* const samples = reinterpret_cast<S*>(to + kVectors * length);
+      for (int b = threadIdx.x / kRowThreads; b < kTileSamples;
+           b += blockDim.x / kRowThreads) {
+        const S* const row = input +
+                             min(tile * kTileSamples + b, z.batch - 1) * input_row +
+                             block_i0 * K;
+        for (int e = threadIdx.x % kRowThreads; e < row_words; e += kRowThreads) {
+          __pipeline_memcpy_async(samples + b * layout.row() + e * kWord,
+                                  row + e * kWord, 16);
         }
       }
     }
@@ -92,42 +102,68 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     // Past the last capsule comes the last again.
     const int64_t i = min(i0 + n, z.in_caps - 1);
     bias[n] = real ? Widen(logits[i * z.out_caps + j]) : -INFINITY;
-#pragma unroll 4
-    for (int e = place.lane; e < 4 * D * K; e += kLanes) {
+#pragma unroll
+    for (int e = 4 * place.lane; e < 4 * D * K; e += 4 * kLanes) {
       const int own_j = e / (D * K), d = e / K % D, k = e % K;
       const S* const matrix =
           weights + i * matrices + min(group * 4 + own_j, z.out_caps - 1) * (D * K);
-      w[(n * KS + k / kStepK) * w_step + WeightPlace(k % kStepK, own_j, d)] =
-          Prepare<kTf32>(Widen(matrix[e % (D * K)]));
+      const auto four = *reinterpret_cast<const Pack<S, 4>*>(matrix + e % (D * K));
+      *reinterpret_cast<float4*>(w + (n * KS + k / kStepK) * kStepW +
+                                 WeightPlace(k % kStepK, own_j, d)) = {
+          Prepare<kTf32>(Widen(four.at[0])), Prepare<kTf32>(Widen(four.at[1])),
+          Prepare<kTf32>(Widen(four.at[2])), Prepare<kTf32>(Widen(four.at[3]))};
     }
   }
+  // Of the first iteration: c, and the sums over samples of <u_hat, ds>, later of db.
+  float first_c[kCaps], first_db[kCaps] = {};
+  const auto first_softmaxes = [&] {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+      my_c[rows.At(n, 0)] = my_c[rows.At(n, 1)] = bias[n];
+      my_db[rows.At(n, 0)] = my_db[rows.At(n, 1)] = first_db[n];
+    }
+    WaitFor(team + 1, team_threads);
+    rows.Softmaxes<true, true>(kCaps, thread, told);
+    WaitFor(team + 1, team_threads);
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+      first_c[n] = my_c[rows.At(n, 0)];
+      first_db[n] = my_db[rows.At(n, 0)];
+    }
+  };
+  if constexpr (!kMore) first_softmaxes();
   WaitForKernelBefore();
   if (stages > 1) bring(0);
 #pragma unroll 1
   for (int64_t tile = 0; tile < z.tiles; ++tile) {
-    __syncthreads();  // everyone is done with what comes to be overwritten
-    bring(tile + stages - 1);
     if (stages > 1) {
-      __pipeline_wait_prior(1);
-    } else {
       __pipeline_wait_prior(0);
+      __syncthreads();  // and everyone is done with what comes to be overwritten
+      bring(tile + 1);
+    } else {
+      __syncthreads();
+      bring(tile);
+      __pipeline_wait_prior(0);
+      __syncthreads();
     }
-    __syncthreads();
     const char* const stage = memory + tile % stages * layout.stage();
-    const float4* const staged =
-        reinterpret_cast<const float4*>(stage) + group * (M * kLanes) + place.lane;
+    const float4* const staged = reinterpret_cast<const float4*>(stage) +
+                                 group * (kVectors * kStep) + place.lane;
     const S* const x =
-        reinterpret_cast<const S*>(staged - group * (M * kLanes) - place.lane +
-                                   kVectors * layout.vector_length()) +
+        reinterpret_cast<const S*>(stage + kVectors * layout.vector_length() *
+                                               static_cast<int>(sizeof(float4))) +
         team * kCaps * K;
     const auto v = [&](int r, int m) {
-      return staged[(2 * r - kFirst) * layout.vector_length() + m * kLanes];
+      return staged[(2 * r - kFirst) * kStep + m * kLanes];
     };
     const auto ds = [&](int r, int m) {
-      return staged[(2 * r + 1 - kFirst) * layout.vector_length() + m * kLanes];
+      return staged[(2 * r + 1 - kFirst) * kStep + m * kLanes];
     };
     // Inner products <u_hat, V_r> with logits, later c_r; <u_hat, ds_r>, later db_r.
     float c[R][kCaps][2], db[R][kCaps][2];
+    const auto item = [&](int r, int n, int h) {
+      return rows.At((r - kFirst) * kCaps + n, h);
+    };
     {
       Operand<4, kTf32> a[kCaps][KS];
 #pragma unroll
@@ -136,8 +172,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         for (int s = 0; s < KS; ++s) {
           const S* const at =
               x + place.g * layout.row() + n * K + s * kStepK + 2 * place.t;
-          const Pack<S, 2> rows[2] = {LoadPair(at), LoadPair(at + 8 * layout.row())};
-          a[n][s] = SamplesOperand<kTf32>(rows);
+          const Pack<S, 2> pairs[2] = {LoadPair(at), LoadPair(at + 8 * layout.row())};
+          a[n][s] = SamplesOperand<kTf32>(pairs);
         }
       }
 #pragma unroll
@@ -156,7 +192,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 #pragma unroll
           for (int s = 0; s < KS; ++s) {
             const float2 pair = *reinterpret_cast<const float2*>(
-                w + (n * KS + s) * w_step + m * 64 + by_column);
+                w + (n * KS + s) * kStepW + m * 64 + by_column);
             Operand<2, kTf32> b;
             SetFinite<kTf32>(0, pair.x, &b);
             SetFinite<kTf32>(1, pair.y, &b);
@@ -175,55 +211,62 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    const bool partial_tile = (tile + 1) * kTileSamples > z.batch;
-    // The softmaxes, all at once: c becomes exp.
-    float maximum[R][kCaps][2];
-    const auto item = [&](int r, int n, int h) {
-      return ((h * 8 + place.g) * kCaps + n) * R + r;
-    };
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < kCaps; ++n) {
 #pragma unroll
-      for (int n = 0; n < kCaps; ++n) {
+      for (int r = kFirst; r < R; ++r) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          float exponential;
-          const Share share = ShareOfLanes<true>(c[r][n][h], db[r][n][h], &exponential);
-          if (place.t == 0) {
-            shares[group * Layout::kItems + item(r, n, h)] = {share.maximum, share.sum,
-                                                              share.weighted, 0};
-          }
-          maximum[r][n][h] = share.maximum;
-          c[r][n][h] = exponential;
+          my_c[item(r, n, h)] = c[r][n][h];
+          my_db[item(r, n, h)] = db[r][n][h];
+        }
+      }
+      if constexpr (!kMore) first_db[n] += db[0][n][0] + db[0][n][1];
+    }
+    WaitFor(team + 1, team_threads);
+    rows.Softmaxes<true, true>((R - kFirst) * kCaps, thread, told);
+    WaitFor(team + 1, team_threads);
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if constexpr (!kMore) c[0][n][h] = first_c[n];
+#pragma unroll
+        for (int r = kFirst; r < R; ++r) {
+          c[r][n][h] = my_c[item(r, n, h)];
+          db[r][n][h] = my_db[item(r, n, h)];
         }
       }
     }
-    WaitFor(team + 1, team_threads);
-    for (int e = thread; e < Layout::kItems; e += team_threads) {
-      softmaxes[e] = Softmax::Of<Layout::kItems>(shares + e, z.groups).Stored();
-    }
-    WaitFor(team + 1, team_threads);
+    // What stands for no sample must not add to a sum over samples; nor may an
+    // iteration that is not there, whose vectors are zero but u_hat may be infinite.
+    if (iterations < R || (tile + 1) * kTileSamples > z.batch) {
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < 2; ++h) {
+        const bool none = tile * kTileSamples + h * 8 + place.g >= z.batch;
 #pragma unroll
-      for (int n = 0; n < kCaps; ++n) {
+        for (int r = 0; r < R; ++r) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const Softmax softmax(softmaxes[item(r, n, h)]);
-          const float factor = softmax.Coefficient(maximum[r][n][h], c[r][n][h]);
-          c[r][n][h] = factor;
-          db[r][n][h] = factor * (db[r][n][h] - softmax.mean);
-          // What stands for no sample must not add to a sum over samples; nor may an
-          // iteration that is not there, whose vectors are zero but u_hat may be
-          // infinite.
-          if (r >= iterations ||
-              (partial_tile && tile * kTileSamples + h * 8 + place.g >= z.batch)) {
-            c[r][n][h] = db[r][n][h] = 0;
+          for (int n = 0; n < kCaps; ++n) {
+            if (none || r >= iterations) c[r][n][h] = db[r][n][h] = 0;
           }
-          sum_logits[n] += db[r][n][h];
         }
       }
     }
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          if (r >= kFirst) sum_logits[n] += db[r][n][h];
+          // What the products below cut off.
+          c[r][n][h] = Prepare<kTf32>(c[r][n][h]);
+          db[r][n][h] = Prepare<kTf32>(db[r][n][h]);
+        }
+      }
+    }
+    WaitFor(team + 1, team_threads);  // or someone would overwrite what is not read yet
     // Input as the right operand of the gradient of weights.
     Operand<2, kTf32> samples[kCaps][KS][2];
 #pragma unroll
@@ -264,7 +307,6 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           Operand<4, kScaled<kTf32>> a;
 #pragma unroll
           for (int q = 0; q < 4; ++q) {
-            du[n][q] = Prepare<kTf32>(du[n][q]);
             SetFinite<kTf32>(q % 2 * 2 + q / 2, du[n][q], &a);
           }
 #pragma unroll
@@ -272,7 +314,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
             Operand<2, kTf32> b;
 #pragma unroll
             for (int q = 0; q < 2; ++q) {
-              SetFinite<kTf32>(q, w[(n * KS + s) * w_step + m * 64 + by_row[q]], &b);
+              SetFinite<kTf32>(q, w[(n * KS + s) * kStepW + m * 64 + by_row[q]], &b);
             }
             Multiply(a, b, sum_input[n][s]);
           }
@@ -300,25 +342,35 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     for (int n = 0; n < kCaps; ++n) {
 #pragma unroll
       for (int s = 0; s < KS; ++s) {
-        partial[((group * kCaps + n) * KS + s) * kLanes + place.lane] =
+        told[((group * kCaps + n) * KS + s) * kLanes + place.lane] =
             *reinterpret_cast<float4*>(sum_input[n][s]);
       }
     }
     WaitFor(team + 1, team_threads);
-    for (int e = thread; e < caps * KS * kLanes; e += team_threads) {
+    for (int e = group; e < caps * KS; e += z.groups) {
       float4 total{};
+#pragma unroll 4
       for (int g = 0; g < z.groups; ++g) {
-        Add(partial[g * (kCaps * KS * kLanes) + e], &total);
+        Add(told[(g * (kCaps * KS) + e) * kLanes + place.lane], &total);
       }
-      const int n = e / (KS * kLanes), s = e / kLanes % KS;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int64_t b = tile * kTileSamples + h * 8 + place.g;
-        if (b >= z.batch) continue;
-        AddPair(h ? total.z : total.x, h ? total.w : total.y, kMore,
-                grad_input + b * input_row + (i0 + n) * K + s * kStepK + 2 * place.t);
+      // Input capsules' elements, a product's after the other's.
+      S* const to = grad_row + tile * kTileSamples * input_row + e * kStepK;
+      if (tile * kTileSamples + place.g < z.batch) AddPair(total.x, total.y, kMore, to);
+      if (tile * kTileSamples + place.g + 8 < z.batch) {
+        AddPair(total.z, total.w, kMore, to + 8 * input_row);
       }
     }
+  }
+  if constexpr (!kMore) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int offset = 4; offset < kLanes; offset *= 2) {
+        first_db[n] += __shfl_xor_sync(~0u, first_db[n], offset);
+      }
+    }
+    WaitFor(team + 1, team_threads);  // grad_input is added up
+    first_softmaxes();
   }
 #pragma unroll
   for (int n = 0; n < kCaps; ++n) {
@@ -328,6 +380,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     for (int offset = 4; offset < kLanes; offset *= 2) {
       total += __shfl_xor_sync(~0u, total, offset);
     }
+    if constexpr (!kMore) total += first_db[n];
     if (place.g == 0 && real) {
       S* const to = grad_logits + (i0 + n) * z.out_caps + j;
       Narrow(kMore ? total + Widen(*to) : total, to);

@@ -20,7 +20,6 @@ template <typename S, int D, int K>
 struct GradientsShared {
   static constexpr int M = D / 2, KS = K / kStepK;
   static constexpr int kCaps = 2 / KS;
-  static constexpr int kItems = kTileSamples * kCaps * kIterations;
   static constexpr int kWeights = 4 * D * kStepK;  // of a product's operands
   static constexpr int kPad = 32 / sizeof(S);      // keeps rows of samples off a bank
 
@@ -34,23 +33,24 @@ struct GradientsShared {
            kTileSamples * row() * static_cast<int>(sizeof(S));
   }
   // Of one team: operands of weights [capsule][KS][group]; what its warps tell each
-  // other, shares [group][row][capsule][iteration] or parts of grad_input
-  // [group][capsule][KS][lane]; softmaxes [row][capsule][iteration].
+  // other, Rows of c and of db [iteration with V][capsule] or parts of grad_input
+  // [group][capsule][KS][lane].
   __host__ __device__ int weights() const {
     return kCaps * KS * groups * kWeights * static_cast<int>(sizeof(float));
   }
+  __host__ __device__ Rows rows() const { return Rows(groups, vectors / 2 * kCaps); }
   __host__ __device__ int told() const {
-    constexpr int kParts = kCaps * KS * kLanes;
-    return (kItems > kParts ? kItems : kParts) * groups;
+    const int parts = kCaps * KS * kLanes * groups, both = 2 * rows().length();
+    return both > parts ? both : parts;
   }
   __host__ __device__ int team() const {
-    return weights() + (told() + kItems) * static_cast<int>(sizeof(float4));
+    return weights() + told() * static_cast<int>(sizeof(float4));
   }
 };
 
 // Where the operand of weights for one product has element (k, output capsule j, d):
 // both the product with input, by (j, d), and that with du_hat, by (k, j), read it
-// without two lanes on one bank.
+// without two lanes on one bank. Four k lie together.
 __device__ inline int WeightPlace(int k, int j, int d) {
   return d * 32 + ((j * kStepK + k) ^ ((d & 1) * 16));
 }

@@ -24,7 +24,7 @@ template <typename T, int kD, int kK>
 struct Tiling {
   static constexpr int D = kD, K = kK;
   using S = CudaType<T>;
-  static constexpr int kPassVectors = 2;  // that a pass keeps at most
+  static constexpr int kPassVectors = 2;  // that a pass has at most
 
   Sizes z;
   Teams teams;          // of a block of a pass
@@ -39,50 +39,70 @@ struct Tiling {
     z.groups = static_cast<int>(CeilDivide(p.out_caps, kGroupCaps));
     z.epsilon = p.epsilon();
     const int team_count = kPassWarps / z.groups;
-    teams.tiles = z.tiles > 1 && team_count > 1 ? 2 : 1;
-    teams.parts = team_count / teams.tiles;
-    while (pass_shared(kPassVectors) > device.shared && teams.count() > 1) {
-      --(teams.parts > 1 ? teams.parts : teams.tiles);
-    }
-    tile_blocks = CeilDivide(z.tiles, teams.tiles);
-    // The chunks that take the fewest steps, one an input capsule and some to begin.
-    constexpr int64_t kBegin = 4;
-    const int64_t most =
-        std::min(std::max<int64_t>(2 * device.processors / tile_blocks, 1),
-                 CeilDivide(p.in_caps, teams.parts));
     int64_t least = INT64_MAX;
-    for (int64_t c = 1; c <= most; ++c) {
-      const int64_t steps = CeilDivide(c * tile_blocks, device.processors) *
-                            (CeilDivide(p.in_caps, c * teams.parts) + kBegin);
-      if (steps < least) {
-        least = steps;
-        chunks = c;
-      }
+    for (int tiles = 1; tiles <= std::min<int64_t>(team_count, z.tiles); tiles *= 2) {
+      Cut(device, p, tiles, team_count / tiles, &least);
     }
-    teams.caps = CeilDivide(p.in_caps, chunks * teams.parts);
   }
 
   dim3 pass_grid() const { return dim3(tile_blocks, chunks); }
   int pass_threads() const { return teams.count() * z.groups * kLanes; }
-  // Bytes of shared memory of a pass that keeps that many vectors.
-  int pass_shared(int vectors) const {
-    using Belt = Conveyor<S, D, K>;
-    const int vector = teams.tiles * z.groups * (D / 2) * kLanes;
-    const int shares = 2 * teams.count() * kTileSamples * z.groups;
-    const int belt = teams.parts * Belt::kStages *
-                     Belt::StageLength(z.out_caps, z.groups, teams.tiles) *
-                     static_cast<int>(sizeof(S));
-    const int rest = (teams.parts - 1) * vector * static_cast<int>(sizeof(float4));
-    const int kept = vectors == 0 ? 0 : vectors * vector + shares;
-    return kept * static_cast<int>(sizeof(float4)) + std::max(belt, rest);
-  }
   int64_t vector_blocks() const { return VectorThread<D>::Blocks(z); }
   int64_t vector_length() const { return VectorFloats<D>(z) / 4; }
   int64_t vector_bytes() const { return vector_length() * sizeof(float4); }
 
-  // Why passes that keep that many vectors cannot be launched, or "".
+  // Bytes of shared memory of a pass that makes inner products with so many vectors.
+  int Shared(const Teams& of, int vectors) const {
+    using Belt = Conveyor<S, D, K, Tf32::kExact>;
+    constexpr int kFloat4 = sizeof(float4);
+    const int belt = of.parts * Belt::kStages *
+                     Belt::StageLength(z.out_caps, z.groups, of.tiles, of.stage) *
+                     static_cast<int>(sizeof(S));
+    const int rest = (of.parts - 1) * of.tiles * z.groups * (D / 2) * kLanes * kFloat4;
+    const int rows = vectors * of.count() * Rows(z.groups, of.stage).length() * kFloat4;
+    return std::max(rows + belt, rest);
+  }
+
+  // Takes teams of so many tiles and parts, if blocks of them take fewer steps than
+  // `least`, one an input capsule and some to begin.
+  void Cut(const GpuDevice& device, const Problem& p, int tiles, int parts,
+           int64_t* least) {
+    constexpr int64_t kBegin = 4;
+    Teams of{tiles, parts, 0, 0};
+    const int64_t blocks = CeilDivide(z.tiles, tiles);
+    const int64_t most = std::min(std::max<int64_t>(2 * device.processors / blocks, 1),
+                                  CeilDivide(p.in_caps, parts));
+    int64_t best = INT64_MAX, best_chunks = 1;
+    for (int64_t c = 1; c <= most; ++c) {
+      const int64_t steps = CeilDivide(c * blocks, device.processors) *
+                            (CeilDivide(p.in_caps, c * parts) + kBegin);
+      if (steps < best) {
+        best = steps;
+        best_chunks = c;
+      }
+    }
+    if (best > *least) return;
+    of.caps = CeilDivide(p.in_caps, best_chunks * parts);
+    // There is a thread for each row of a stage, and no more stages than needed.
+    const int stage = static_cast<int>(
+        std::min<int64_t>(std::clamp(2 * z.groups, 4, kMostStage), of.caps));
+    for (of.stage = stage; of.stage > 1; --of.stage) {
+      if (Shared(of, kPassVectors) <= device.shared) break;
+    }
+    if (Shared(of, kPassVectors) > device.shared && parts > 1) {
+      return Cut(device, p, tiles, parts - 1, least);
+    }
+    of.stage = static_cast<int>(CeilDivide(of.caps, CeilDivide(of.caps, of.stage)));
+    if (tiles > 1 && Shared(of, kPassVectors) > device.shared) return;
+    *least = best;
+    teams = of;
+    tile_blocks = blocks;
+    chunks = best_chunks;
+  }
+
+  // Why passes with that many vectors cannot be launched, or "".
   std::string PassObstacle(const GpuDevice& device, int vectors) const {
-    const int shared = pass_shared(vectors);
+    const int shared = Shared(teams, vectors);
     if (shared > device.shared) {
       return "a pass needs " + std::to_string(shared) +
              " bytes of shared memory and a block has " + std::to_string(device.shared);
@@ -92,8 +112,7 @@ struct Tiling {
   }
 };
 
-// How the blocks of the gradients' kernel are made: two stages if they fit, even if
-// that takes some teams; no teams where nothing fits.
+// How the blocks of the gradients' kernel are made; no teams where nothing fits.
 template <typename T, int D, int K, bool kMore>
 struct GradientsTiling {
   using Layout = GradientsShared<CudaType<T>, D, K>;
@@ -103,18 +122,22 @@ struct GradientsTiling {
   int64_t blocks = 0;
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
-      : layout{z.groups, 0, 2 * kIterations - (kMore ? 0 : 1)} {
+      : layout{z.groups, 0, 2 * kIterations - (kMore ? 0 : 1)}, stages(0) {
+    // The fewest steps, a team one and a block some to begin; with one stage, more.
     const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
-    for (stages = 2; stages > 0; --stages) {
-      const int least = stages == 2 ? (most + 1) / 2 : 1;
-      for (layout.teams = most; layout.teams >= least; --layout.teams) {
-        if (shared() <= device.shared) {
-          blocks = CeilDivide(z.in_caps, layout.teams * Layout::kCaps);
-          return;
-        }
+    GradientsTiling best = *this;
+    int64_t least = INT64_MAX;
+    for (layout.teams = most; layout.teams > 0; --layout.teams) {
+      blocks = CeilDivide(z.in_caps, layout.teams * Layout::kCaps);
+      for (stages = 2; stages > 0; --stages) {
+        const int64_t steps = CeilDivide(blocks, device.processors) *
+                              (layout.teams + 2) * (stages == 2 ? 2 : 3);
+        if (shared() > device.shared || steps >= least) continue;
+        least = steps;
+        best = *this;
       }
     }
-    layout.teams = 0;
+    *this = best;
   }
 
   int shared() const { return stages * layout.stage() + layout.teams * layout.team(); }
@@ -159,7 +182,7 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
                     const float4* ds, float4* partial, T* coefficients) {
   constexpr auto kernel = PassKernel<CudaType<T>, Tiling::D, Tiling::K, kTf32, kPass>;
   const int shared =
-      tiling.pass_shared(kPass == Pass::kGradient ? Tiling::kPassVectors : 1);
+      tiling.Shared(tiling.teams, kPass == Pass::kGradient ? Tiling::kPassVectors : 1);
   const LaunchError error = AllowShared<kernel>(exec, name);
   if (!error.empty()) return error;
   return LaunchOverlapped(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
@@ -198,10 +221,10 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
     constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
     LaunchError error = AllowShared<first>(exec, kForwardName);
     if (!error.empty()) return error;
-    first<<<tiling.pass_grid(), tiling.pass_threads(), tiling.pass_shared(0),
-            exec.stream>>>(z, tiling.teams, Native(input), Native(weights),
-                           Native(logits), partial);
-    error = CheckLaunch(kForwardName);
+    error =
+        LaunchOverlapped(kForwardName, first, tiling.pass_grid(), tiling.pass_threads(),
+                         tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
+                         Native(input), Native(weights), Native(logits), partial);
     for (int64_t r = 0; r < iterations && error.empty(); ++r) {
       if (r > 0) {
         error = RunPass<tf32, Pass::kSums>(exec, kForwardName, tiling, input, weights,
@@ -236,9 +259,9 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
   const int64_t length = tiling.vector_length(), blocks = tiling.vector_blocks();
   float4* const vectors = static_cast<float4*>(workspace);
   float4* const partial = vectors + 2 * padded * length;
-  PrepareKernel<CudaType<T>, D><<<blocks, VectorThread<D>::kThreads, 0, exec.stream>>>(
-      z, iterations, padded, sums, Native(grad), vectors);
-  LaunchError error = CheckLaunch(kBackwardName);
+  LaunchError error = LaunchOverlapped(kBackwardName, PrepareKernel<CudaType<T>, D>,
+                                       blocks, VectorThread<D>::kThreads, 0, exec, z,
+                                       iterations, padded, sums, Native(grad), vectors);
   if (!error.empty()) return error;
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     for (int64_t r = iterations - 1; r > 0; --r) {

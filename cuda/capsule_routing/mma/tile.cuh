@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the tensor-core kernels of capsule routing share: how a warp holds predictions,
-// and the softmax over output capsules that several warps hold.
+// What the tensor-core kernels of capsule routing share: how a warp holds predictions.
 //
 // A warp holds the predictions of one input capsule for 16 samples and 4 output
 // capsules, as the accumulators of M = D / 2 products m16n8k8. Rows are samples. The 8
@@ -76,6 +75,7 @@ __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   }
   return a;
 }
+// Of prepared weights times `factor`, which is 1 at most.
 template <Tf32 kTf32, typename S>
 __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
                                             float factor = 1) {
@@ -84,7 +84,7 @@ __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
   Operand<2, kTf32> b;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    SetFinite<kOf>(e, Prepare<kTf32>(factor * Widen(column.at[e])), &b);
+    SetFinite<kOf>(e, factor * Widen(column.at[e]), &b);
   }
   return b;
 }
@@ -118,95 +118,6 @@ template <int K, typename S>
 __device__ const S* SampleRow(const Sizes& z, const S* input, int64_t b) {
   return input + min(b, z.batch - 1) * z.in_caps * K;
 }
-
-// exp(x - maximum), and 0 where even the maximum is -infinity.
-__device__ inline float ExpBelow(float x, float maximum) {
-  constexpr float kLog2E = 1.44269504f;
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;"
-      : "=f"(power)
-      : "f"((x - (maximum == -INFINITY ? 0 : maximum)) * kLog2E));
-  return power;
-}
-
-__device__ inline float Reciprocal(float x) {
-  float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
-  return reciprocal;
-}
-
-// What a group of output capsules adds to the softmax of one sample: the maximum of
-// its logits, and relative to that the sums of exp(logit) and of exp(logit) dc.
-struct Share {
-  float maximum, sum, weighted;
-};
-
-// The share of the 4 lanes' logits, and exp of the lane's own. A logit of -infinity
-// counts for nothing.
-template <bool kWeighted>
-__device__ Share ShareOfLanes(float logit, float dc, float* exponential) {
-  Share share{logit, 0, 0};
-#pragma unroll
-  for (int offset = 1; offset < 4; offset *= 2) {
-    share.maximum = fmaxf(share.maximum, __shfl_xor_sync(~0u, share.maximum, offset));
-  }
-  *exponential = ExpBelow(logit, share.maximum);
-  share.sum = *exponential;
-  share.weighted = *exponential * dc;
-#pragma unroll
-  for (int offset = 1; offset < 4; offset *= 2) {
-    share.sum += __shfl_xor_sync(~0u, share.sum, offset);
-    if constexpr (kWeighted) {
-      share.weighted += __shfl_xor_sync(~0u, share.weighted, offset);
-    }
-  }
-  return share;
-}
-
-// The softmax of one sample, from the shares of all groups.
-struct Softmax {
-  float maximum, inverse, mean;  // of the logits, 1 / sum of exp, sum_j c dc
-
-  __device__ explicit Softmax(const float4& stored)
-      : maximum(stored.x), inverse(stored.y), mean(stored.z) {}
-
-  // Group w has its share at shares[w * kStep].
-  template <int kStep>
-  __device__ static Softmax Of(const float4* shares, int groups) {
-    float4 all = shares[0];
-#pragma unroll 1
-    for (int w = 1; w + 2 < groups; w += 3) Join<kStep>(shares + w * kStep, 3, &all);
-    Join<kStep>(shares + ((groups - 1) / 3 * 3 + 1) * kStep, (groups - 1) % 3, &all);
-    const float inverse = Reciprocal(all.y);
-    return Softmax({all.x, inverse, all.z * inverse, 0});
-  }
-
-  __device__ float4 Stored() const { return {maximum, inverse, mean, 0}; }
-  __device__ float Coefficient(float own_maximum, float exponential) const {
-    return exponential * ExpBelow(own_maximum, maximum) * inverse;
-  }
-
- private:
-  // Adds `count` of at most 3 shares to `all`.
-  template <int kStep>
-  __device__ static void Join(const float4* shares, int count, float4* all) {
-    float4 more[3];
-    float maximum = all->x;
-#pragma unroll
-    for (int w = 0; w < 3; ++w) {
-      more[w] = w < count ? shares[w * kStep] : float4{-INFINITY, 0, 0, 0};
-      maximum = fmaxf(maximum, more[w].x);
-    }
-    float scale = ExpBelow(all->x, maximum);
-    *all = {maximum, all->y * scale, all->z * scale, 0};
-#pragma unroll
-    for (int w = 0; w < 3; ++w) {
-      scale = ExpBelow(more[w].x, maximum);
-      all->y += more[w].y * scale;
-      all->z += more[w].z * scale;
-    }
-  }
-};
 
 __device__ inline void Add(const float4& x, float4* to) {
   to->x += x.x;

@@ -162,6 +162,7 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
                   const float* __restrict__ sums, const S* __restrict__ grad,
                   float4* __restrict__ vectors) {
   const VectorThread<D> thread{z};
+  WaitForKernelBefore();  // which may make sums, grad and what the kernel after reads
   LetKernelAfterBegin();
   const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
   float4 v{}, s{}, next{};

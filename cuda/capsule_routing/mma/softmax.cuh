@@ -1,0 +1,122 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The softmax over output capsules that the warps of a team hold. They write its
+// numbers to shared memory, where threads work on whole rows: a shuffle for each number
+// would take longer.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
+
+#include "cuda/capsule_routing/mma/tile.cuh"
+
+namespace capsops::capsule_routing::mma {
+
+// exp(x - maximum), and 0 where even the maximum is -infinity.
+__device__ inline float ExpBelow(float x, float maximum) {
+  constexpr float kLog2E = 1.44269504f;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;"
+      : "=f"(power)
+      : "f"((x - (maximum == -INFINITY ? 0 : maximum)) * kLog2E));
+  return power;
+}
+
+__device__ inline float Reciprocal(float x) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+}
+
+// Where a team keeps what it has of a stage's inner products, in shared memory: a row
+// of output capsules, padded to groups, for each sample of an input capsule. Rows are
+// an odd number of float4 apart, so that neither lanes that write nor threads that read
+// different rows share banks.
+struct Rows {
+  int groups, pitch, stage, shift;
+
+  // For `of_stage` input capsules at a time. A row is worked on by 2^shift threads: as
+  // many as there are for it.
+  __host__ __device__ Rows(int of_groups, int of_stage)
+      : groups(of_groups), pitch(of_groups | 1), stage(of_stage), shift(0) {
+    while (kHeld << shift < groups ||
+           (1 << shift < groups &&
+            kTileSamples * stage << (shift + 1) <= groups * kLanes)) {
+      ++shift;
+    }
+  }
+
+  __host__ __device__ int length() const { return stage * kTileSamples * pitch; }
+  // Of the first input capsule.
+  __device__ float* Of(float4* team_rows, int row, int j) const {
+    return reinterpret_cast<float*>(team_rows + row * pitch) + j;
+  }
+  // From there to the sample h * 8 rows on of input capsule n.
+  __device__ int At(int n, int h) const {
+    return (n * kTileSamples + h * 8) * pitch * 4;
+  }
+
+  // Logits become their softmax c where kShares, and where kGradient the dc that are
+  // `length()` on become c (dc - sum_j c dc), in the rows of `count` input capsules.
+  // All threads of the team call this.
+  template <bool kShares, bool kGradient>
+  __device__ void Softmaxes(int count, int thread, float4* team_rows) const {
+    const int all = count * kTileSamples << shift, sharing = 1 << shift;
+    const int own = thread & (sharing - 1);
+    for (int e = thread; e - thread % kLanes < all; e += groups * kLanes) {
+      float4* const c = team_rows + (e >> shift) * pitch + own;
+      float4* const dc = c + length();
+      float4 x[kHeld];
+      [[maybe_unused]] float4 y[kHeld];
+      float maximum = -INFINITY, sum = 0, mean = 0;
+      // Half a warp may have no row.
+      const int last = e < all ? groups - own : 0;
+#pragma unroll
+      for (int w = 0; w < kHeld; ++w) {
+        x[w] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        if (w << shift < last) x[w] = c[w << shift];
+        if constexpr (kGradient) {
+          y[w] = {};
+          if (w << shift < last) y[w] = dc[w << shift];
+        }
+        maximum = fmaxf(fmaxf(maximum, fmaxf(x[w].x, x[w].y)), fmaxf(x[w].z, x[w].w));
+      }
+      for (int offset = 1; offset < sharing; offset *= 2) {
+        maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, offset));
+      }
+#pragma unroll
+      for (int w = 0; w < kHeld; ++w) {
+        x[w] = {ExpBelow(x[w].x, maximum), ExpBelow(x[w].y, maximum),
+                ExpBelow(x[w].z, maximum), ExpBelow(x[w].w, maximum)};
+        sum += (x[w].x + x[w].y) + (x[w].z + x[w].w);
+        if constexpr (kGradient) {
+          mean +=
+              (x[w].x * y[w].x + x[w].y * y[w].y) + (x[w].z * y[w].z + x[w].w * y[w].w);
+        }
+      }
+      for (int offset = 1; offset < sharing; offset *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, offset);
+        if constexpr (kGradient) mean += __shfl_xor_sync(~0u, mean, offset);
+      }
+      const float inverse = Reciprocal(sum);
+      mean *= inverse;
+#pragma unroll
+      for (int w = 0; w < kHeld; ++w) {
+        if (w << shift >= last) continue;
+        const float4 of = {x[w].x * inverse, x[w].y * inverse, x[w].z * inverse,
+                           x[w].w * inverse};
+        if constexpr (kShares) c[w << shift] = of;
+        if constexpr (kGradient) {
+          dc[w << shift] = {of.x * (y[w].x - mean), of.y * (y[w].y - mean),
+                            of.z * (y[w].z - mean), of.w * (y[w].w - mean)};
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kHeld = 3;  // groups that a thread has at most
+};
+
+}  // namespace capsops::capsule_routing::mma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
