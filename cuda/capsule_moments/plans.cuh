@@ -5,10 +5,11 @@
 // struct:
 //   kRowBytes      bytes that are kept of rows at a time, unless one sample has more
 //   Obstacle       why it cannot do a problem that Obstacle() below allows
-//   Blocks, Parts  how many blocks make sums, and how many parts of them are made of
-//   the
-//                  gradients of weights and prior
-//   Scales, Dots   write most and scale, and the sum of share dr, of each row
+//   Slots, Parts   how many parts are made of the moments' sums, or of the gradients of
+//                  statistics, and of the gradients of weights and prior
+//   Scales         writes most and scale of each row
+//   Dots           writes the sum of share dr of each row, with the final shares; if
+//                  kDotsWithScales, with those within the row, and the row's scales
 //   Sum            writes the moments
 //   Differentiate  writes the statistics' gradients, and Rows
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_
@@ -59,20 +60,20 @@ struct Workspace {
     const int64_t rows = samples * sample, capsules = Capsules(part);
     const int64_t merged = merges ? rows : 0, seen = merges ? capsules : 0;
     const int64_t mine = backward ? rows : 0;
-    const int64_t sums = 2 * Path::Blocks(part, exec, backward);
+    const int64_t slots = Path::Slots(part, exec, backward);
     Room room;
     row_scales = room.Take(merged * sizeof(float2));
     row_dots = room.Take(backward ? merged * sizeof(float) : 0);
     scales = room.Take(seen * sizeof(float2));
     dots = room.Take(backward ? seen * sizeof(float) : 0);
-    partial = room.Take(sums * kSums * kThreads * sizeof(float));
+    partial = room.Take(slots * kSums * kThreads * sizeof(float));
     facts = room.Take(mine * sizeof(Facts));
     activations = room.Take(mine * sizeof(float));
     poses = room.Take(mine * pose);
     if (backward) parts = Path::Parts(part, exec);
     const int64_t matrices = parts * Children(p) * p.out_channels;
     weights = room.Take(matrices * p.pose_inner * kSide * sizeof(float));
-    prior = room.Take(matrices * sizeof(float));
+    prior = room.Take(p.has_prior * matrices * sizeof(float));
     size = room.size;
   }
 
@@ -99,22 +100,26 @@ LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
   float2* const row_scales = Workspace::In<float2>(workspace, parts.row_scales);
   float2* const scales = Workspace::In<float2>(workspace, parts.scales);
   in->rule = Rule::kSoftmax;
-  LaunchError error = Path::Scales(exec, name, *in, row_scales);
-  if (!error.empty()) return error;
-  MergeKernel<<<blocks, kThreads, 0, exec.stream>>>(in->p, row_scales, nullptr, scales,
-                                                    nullptr);
-  error = CheckLaunch(name);
-  in->rule = Rule::kGiven;
-  in->scales = scales;
-  if (!error.empty() || grad == nullptr) return error;
+  const bool together = grad != nullptr && Path::kDotsWithScales;
   float* const row_dots = Workspace::In<float>(workspace, parts.row_dots);
   float* const dots = Workspace::In<float>(workspace, parts.dots);
-  error = Path::Dots(exec, name, *in, *grad, row_dots);
+  const auto merge = [&](const float2* row_scales, const float* row_dots) {
+    return LaunchOverlapped(name, MergeKernel, blocks, kThreads, 0, exec, in->p,
+                            row_scales, row_dots, scales, dots);
+  };
+  LaunchError error = together
+                          ? Path::Dots(exec, name, *in, *grad, row_scales, row_dots)
+                          : Path::Scales(exec, name, *in, row_scales);
   if (!error.empty()) return error;
-  in->dots = dots;
-  MergeKernel<<<blocks, kThreads, 0, exec.stream>>>(in->p, nullptr, row_dots, nullptr,
-                                                    dots);
-  return CheckLaunch(name);
+  error = merge(row_scales, together ? row_dots : nullptr);
+  in->rule = Rule::kGiven;
+  in->scales = scales;
+  if (error.empty() && grad != nullptr && !together) {
+    error = Path::Dots(exec, name, *in, *grad, nullptr, row_dots);
+    if (error.empty()) error = merge(nullptr, row_dots);
+  }
+  if (grad != nullptr) in->dots = dots;
+  return error;
 }
 
 // Why no such path can do a problem, in words that complete a plan's refusal.
@@ -205,9 +210,9 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
   const int64_t threads = RoundUp(p.in_channels * kSide, kLanes);
   const auto kernel =
       p.pose_inner == 5 ? CapsuleKernel<5, CudaType<T>> : CapsuleKernel<4, CudaType<T>>;
-  kernel<<<Capsules(p) / p.in_channels, std::min<int64_t>(threads, kThreads), 0,
-           exec.stream>>>(p, rows.poses, rows.activations, to.poses, to.activations);
-  return CheckLaunch(name);
+  return LaunchOverlapped(name, kernel, Capsules(p) / p.in_channels,
+                          std::min<int64_t>(threads, kThreads), 0, exec, p, rows.poses,
+                          rows.activations, to.poses, to.activations);
 }
 
 template <typename Path, typename T>
@@ -247,12 +252,12 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
           if (!error.empty()) return error;
           const int64_t matrices = Children(p) * p.out_channels;
           const int64_t numbers = matrices * p.pose_inner * kSide;
-          PartsKernel<<<CeilDivide(numbers, kThreads), kThreads, 0, exec.stream>>>(
-              numbers, matrices, parts.parts,
-              Workspace::In<const float>(workspace, parts.weights),
-              Workspace::In<const float>(workspace, parts.prior), out.weights,
-              out.prior);
-          return CheckLaunch(Backward::kName);
+          return LaunchOverlapped(Backward::kName, PartsKernel<CudaType<T>>,
+                                  CeilDivide(numbers, kThreads), kThreads, 0, exec,
+                                  numbers, matrices, parts.parts,
+                                  Workspace::In<const float>(workspace, parts.weights),
+                                  Workspace::In<const float>(workspace, parts.prior),
+                                  out.weights, out.prior);
         });
   }
   return {};

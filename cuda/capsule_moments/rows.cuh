@@ -9,22 +9,27 @@
 #include <cstdint>
 
 #include "cuda/capsule_moments/inputs.cuh"
+#include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_moments {
 
-// Makes {most, scale} of each capsule of those of its rows, or the sum of its dots.
+// Makes {most, scale} of each capsule of those of its rows, and the sum of share dr of
+// the sums within its rows; or only that sum, of those with the final shares. What is
+// not there is null.
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
                 float2* scales, float* dots) {
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
   const int64_t capsules = Capsules(p), children = Children(p);
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= capsules) return;
-  float most = -INFINITY, sum = 0;
-  if (dots != nullptr) {
+  float most = -INFINITY, sum = 0, dot = 0;
+  if (row_scales == nullptr) {
     VisitWindows(p, i, [&](int64_t position, int64_t k) {
-      sum += row_dots[position * children + k];
+      dot += row_dots[position * children + k];
     });
-    dots[i] = sum;
+    dots[i] = dot;
     return;
   }
   VisitWindows(p, i, [&](int64_t position, int64_t k) {
@@ -32,9 +37,12 @@ __global__ void __launch_bounds__(kThreads)
   });
   VisitWindows(p, i, [&](int64_t position, int64_t k) {
     const float2 row = row_scales[position * children + k];
-    sum += ExpOf(row.x, most) / row.y;
+    const float part = ExpOf(row.x, most) / row.y;
+    sum += part;
+    if (row_dots != nullptr) dot += part * row_dots[position * children + k];
   });
   scales[i] = {most, 1 / sum};
+  if (row_dots != nullptr) dots[i] = dot / sum;
 }
 
 // Adds up the parts of the gradients of weights and prior.
@@ -42,6 +50,8 @@ template <typename N>
 __global__ void __launch_bounds__(kThreads)
     PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
                 const float* prior_parts, N* grad_weights, float* grad_prior) {
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < weights) {
     float sum = 0;
@@ -61,35 +71,33 @@ template <int Q, typename N>
 __global__ void __launch_bounds__(kThreads)
     CapsuleKernel(Problem p, const float* poses, const float* activations,
                   N* grad_poses, N* grad_activations) {
-  __shared__ int positions[kThreads];  // of the windows that see the pixel at each tap
+  LetKernelAfterBegin();
   Digits<int> d(blockIdx.x);
   const int x = d.Next(p.in_width), y = d.Next(p.in_height), n = d.rest;
   const int channels = static_cast<int>(p.in_channels);
   const int width = static_cast<int>(p.kernel_width);
   const int taps = static_cast<int>(p.kernel_height) * width;
-  const int children = taps * channels, threads = blockDim.x;
-  for (int first = 0; first < channels * kSide; first += threads) {
+  const int64_t children = taps * channels;
+  WaitForKernelBefore();
+  for (int first = 0; first < channels * kSide; first += blockDim.x) {
     const int i = first + threadIdx.x, c = i / kSide;
     float sums[Q] = {}, sum = 0;
-    for (int tap0 = 0; tap0 < taps; tap0 += threads) {
-      const int tap = tap0 + threadIdx.x, kh = tap / width, kw = tap - kh * width;
-      __syncthreads();
-      if (tap < taps) {
-        const int out_y = WindowWith(y, kh, p.pad_top, p.stride_height,
-                                     p.dilation_height, p.out_height);
-        const int out_x = WindowWith(x, kw, p.pad_left, p.stride_width,
-                                     p.dilation_width, p.out_width);
-        positions[threadIdx.x] = out_y < 0 || out_x < 0
-                                     ? -1
-                                     : (n * static_cast<int>(p.out_height) + out_y) *
-                                               static_cast<int>(p.out_width) +
-                                           out_x;
-      }
-      __syncthreads();
-      for (int t = 0; t < min(threads, taps - tap0) && c < channels; ++t) {
-        if (positions[t] < 0) continue;
+    for (int tap0 = 0; tap0 < taps; tap0 += kLanes) {
+      // A lane finds the window that sees the pixel at its tap.
+      const int mine = tap0 + threadIdx.x % kLanes, kh = mine / width;
+      const int out_y = WindowWith(y, kh, p.pad_top, p.stride_height, p.dilation_height,
+                                   p.out_height);
+      const int out_x = WindowWith(x, mine - kh * width, p.pad_left, p.stride_width,
+                                   p.dilation_width, p.out_width);
+      const int position =
+          (n * static_cast<int>(p.out_height) + out_y) * static_cast<int>(p.out_width) +
+          out_x;
+      unsigned seen = __ballot_sync(~0u, mine < taps && out_y >= 0 && out_x >= 0);
+      for (; seen != 0; seen &= seen - 1) {
+        const int lane = __ffs(seen) - 1;
         const int64_t row =
-            int64_t{positions[t]} * children + (tap0 + t) * channels + c;
+            __shfl_sync(~0u, position, lane) * children + (tap0 + lane) * channels + c;
+        if (c >= channels) continue;
         float numbers[Q];
         LoadRow(poses + (row * kSide + i % kSide) * Q, numbers);
 #pragma unroll

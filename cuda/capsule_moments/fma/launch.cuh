@@ -79,6 +79,7 @@ LaunchError WithQ(const Problem& p, const Run& run) {
 }
 
 struct Path {
+  static constexpr bool kDotsWithScales = false;
   static constexpr int64_t kRowBytes = int64_t{16} << 20;
 
   template <typename T>
@@ -91,8 +92,8 @@ struct Path {
     return "";
   }
 
-  static int Blocks(const Problem& p, const GpuExec& exec, bool backward) {
-    return Divide(p, exec, backward ? 1 : 2).blocks;
+  static int Slots(const Problem& p, const GpuExec& exec, bool backward) {
+    return 2 * Divide(p, exec, backward ? 1 : 2).blocks;
   }
   static int Parts(const Problem& p, const GpuExec& exec) {
     const Division d = Divide(p, exec, 2);
@@ -109,7 +110,7 @@ struct Path {
         in.p, [&](auto q) { return Pass<Kind::kScales, q>(exec, name, in, {}, out); });
   }
   static LaunchError Dots(const GpuExec& exec, const char* name, const Inputs& in,
-                          const Gradient& grad, float* dots) {
+                          const Gradient& grad, float2*, float* dots) {
     Results out{};
     out.dots = dots;
     return WithQ(

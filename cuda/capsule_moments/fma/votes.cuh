@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   });
   if (!out.begins && mine) {
     LoadWords(out.weights + part * Q * kSide, sums);
-    prior_sum = out.prior[part];
+    if (in.prior != nullptr) prior_sum = out.prior[part];
   }
   const float prior = mine ? At(in.prior, matrix) : 0;
   const int stage_size = WindowStageSize<kLinear, Q>(d);
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (!mine) return;
 #pragma unroll
   for (int e = 0; e < Q * kSide; ++e) out.weights[part * Q * kSide + e] = sums[e];
-  out.prior[part] = prior_sum;
+  if (in.prior != nullptr) out.prior[part] = prior_sum;
 }
 
 }  // namespace capsops::capsule_moments::fma

@@ -16,6 +16,7 @@ constexpr int kChunk = 8;  // children of a stage
 
 // How the windows and the children are divided.
 struct Division {
+  Image image;
   int lanes_log2;  // parents that a block has room for are 8, 16 or 32
   int positions;
   int children;
@@ -27,6 +28,8 @@ struct Division {
   __host__ __device__ int windows_log2() const { return 8 - lanes_log2; }
   __host__ __device__ int windows() const { return kThreads >> lanes_log2; }
   __host__ __device__ int Units() const { return groups * chunks; }
+  // A block that has a part of a group leaves its sums in slot block + group.
+  __host__ __device__ int Slots() const { return blocks + groups; }
   // The first unit of a block, and the block that has a unit.
   __host__ __device__ int First(int block) const {
     return block * (Units() / blocks) + min(block, Units() % blocks);
@@ -52,15 +55,15 @@ struct Seat {
   }
 };
 
-// What a pass writes; null is what it does not. Where it writes scales, or dots, it
-// writes nothing else. `partial` is [2 blocks][kSums][kThreads].
+// What a pass writes; null is what it does not. Where it writes scales, it
+// writes nothing but dots. `partial` is [Slots()][kSums][kThreads].
 struct Results {
   bool gradients;
   float *mass, *first, *second;
   float *bias, *linear, *precision, *center;  // where `gradients`
   const float *given_mass, *given_first;      // the moments, for center
   float2* scales;      // of each row [position, k], most and scale of its logits
-  float* dots;         // of each row, the sum of share dr
+  float* dots;         // of each row, the sum of share dr, with `scales`
   Facts* facts;        // of each row
   float* activations;  // of each row, the sum of share dq
   float* poses;        // of each row, the gradient of its pose
@@ -115,8 +118,11 @@ __host__ __device__ int StageSize(const Division& d) {
 __host__ __device__ inline int VotesSize(const Division& d) {
   return kChunk * d.windows() * (d.lanes() + 4);
 }
+// A row's gradient has its rows in pairs of words.
 template <int Q>
-constexpr int kRowsSize = kWarps * kChunk * kEight * kSide * Q;
+constexpr int kRow = kSide * (Q + Q % 2);
+template <int Q>
+constexpr int kRowsSize = kWarps * kChunk * kEight * kRow<Q>;
 
 // Floats of shared memory.
 template <bool kGradient, int Q>
@@ -125,9 +131,23 @@ int SharedSize(const Division& d) {
          (kGradient ? 2 * VotesSize(d) + kRowsSize<Q> : VotesSize(d));
 }
 
-// Begins to write the facts of a child, which may not exist.
+// What a chunk's votes have in shared memory: the logit, which becomes activation *
+// share, and the gradient of activation * share, which becomes that of the logit.
+template <bool kGradient>
+struct alignas(kGradient ? 8 : 4) TermsOf {
+  float z;
+  __device__ TermsOf(float z, float) : z(z) {}
+};
+template <>
+struct alignas(8) TermsOf<true> {
+  float z, dq;
+  __device__ TermsOf(float z, float dq) : z(z), dq(dq) {}
+};
+
+// Begins to write the facts of a child, which may not exist. `equal` is its share where
+// there are no logits.
 template <typename N>
-__device__ void StageFacts(const Inputs& in, int capsule, Facts* to) {
+__device__ void StageFacts(const Inputs& in, int capsule, float equal, Facts* to) {
   if (capsule < 0) {
     *to = {0, 0, 0, 0};
     return;
@@ -136,12 +156,11 @@ __device__ void StageFacts(const Inputs& in, int capsule, Facts* to) {
   if (in.rule == Rule::kGiven && in.scales != nullptr) {
     scale = in.scales[capsule];
   } else if (in.rule == Rule::kGiven) {
-    const int windows = in.p.normalize == kAll ? WindowsOf(in.p, capsule) : 1;
-    scale.y = 1.0f / static_cast<float>(windows * static_cast<int>(in.p.out_channels));
+    scale.y = equal;
   }
   to->most = scale.x;
-  to->scale = scale.y;
-  to->dot = in.dots != nullptr ? in.dots[capsule] : 0;
+  *reinterpret_cast<float2*>(&to->scale) = {scale.y,
+                                            in.dots != nullptr ? in.dots[capsule] : 0};
   if (in.activations != nullptr) {
     Stage<1, 1>(static_cast<const N*>(in.activations) + capsule, &to->activation);
   } else {
@@ -155,11 +174,29 @@ struct Source {
   Corner corner;
   Child child;
   bool any;
+  int capsule;  // of the child, or -1 where there is none
+  float equal;  // share of the child, if all are the same
 
   __device__ Source(const Inputs& in, const Division& d, int group, int chunk)
-      : corner(in.p, Pixel(in.p, Position(d, group))),
-        child(in.p, chunk * kChunk + (threadIdx.x / kSide >> d.windows_log2())),
-        any(Position(d, group) < d.positions) {}
+      : corner(d.image, Pixel(d.image, Position(d, group))),
+        child(d.image, chunk * kChunk + (threadIdx.x / kSide >> d.windows_log2())),
+        any(Position(d, group) < d.positions) {
+    Find(in, d);
+  }
+  __device__ void Find(const Inputs& in, const Division& d) {
+    const bool exists = any && child.kh < d.image.y.kernel;
+    capsule = exists ? corner.Capsule(d.image, child) : -1;
+    const bool over_all = in.rule == Rule::kGiven && in.p.normalize == kAll;
+    const int windows = over_all && capsule >= 0 ? d.image.WindowsOf(capsule) : 1;
+    equal = __fdividef(1, static_cast<float>(windows * d.outs));
+  }
+  __device__ void Advance(const Inputs& in, const Division& d, int by) {
+    child.c += by;
+    if (capsule >= 0) capsule += by;
+    if (child.c < d.image.channels) return;
+    child.Advance(d.image, 0);
+    Find(in, d);
+  }
   __device__ static int Position(const Division& d, int group) {
     return (group << d.windows_log2()) + (threadIdx.x / kSide & (d.windows() - 1));
   }
@@ -172,25 +209,32 @@ __device__ int RowsOf(const Division& d, int chunk) {
   return min(kChunk, d.children - chunk * kChunk) * d.outs * Q;
 }
 
-// Begins to fill a stage, with the chunk after that of the call before.
+// Begins to fill a stage, with the chunk after that of the call before. Returns whether
+// all children that this thread brings exist.
 template <int Q>
-__device__ void FillStage(const Inputs& in, const Division& d, int chunk,
+__device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
                           Source* source, const StageOf<Q>& stage) {
+  bool exist = true;
   WithElements(in.element, [&](auto zero) {
     using N = decltype(zero);
     StageWeights(static_cast<const N*>(in.weights) +
                      int64_t{chunk} * kChunk * d.outs * Q * kSide,
                  RowsOf<Q>(d, chunk), stage.weights);
+    // Zeros, for what is not a number must not meet the child beside it.
+    ClearRows<kThreads>(RowsOf<Q>(d, chunk), kChunk * d.outs * Q,
+                        [&](int row) { return stage.weights + row * kSide; });
     const int row = threadIdx.x % kSide, end = kChunk << d.windows_log2();
+#pragma unroll 1
     for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
-      const bool any = source->any && source->child.kh < in.p.kernel_height;
-      const int capsule = any ? source->corner.Capsule(in.p, source->child) : -1;
-      if (row == 0) StageFacts<N>(in, capsule, stage.facts + e);
+      const int capsule = source->capsule;
+      exist = exist && capsule >= 0;
+      if (row == 0) StageFacts<N>(in, capsule, source->equal, stage.facts + e);
       StagePoseRow<Q>(static_cast<const N*>(in.poses), capsule, row,
                       stage.poses + e * Q * kSide);
-      source->child.Advance(in.p, kThreads / kSide >> d.windows_log2());
+      source->Advance(in, d, kThreads / kSide >> d.windows_log2());
     }
   });
+  return exist;
 }
 
 // Waits for what this thread has brought of a stage, and prepares it.
@@ -201,6 +245,7 @@ __device__ void AwaitStage(const Inputs& in, const Division& d, int chunk,
   if (in.element != Element::kFloat) return;  // exact in TF32
   PrepareWeights(RowsOf<Q>(d, chunk), stage.weights);
   const int end = kChunk << d.windows_log2();
+#pragma unroll 1
   for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
     PreparePoseRow<Q>(threadIdx.x % kSide, stage.poses + e * Q * kSide);
   }

@@ -19,6 +19,7 @@ namespace capsops::capsule_moments::mma {
 
 inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_each) {
   Division d;
+  d.image = Image(p);
   d.outs = static_cast<int>(p.out_channels);
   for (d.lanes_log2 = 3; d.lanes() < d.outs;) ++d.lanes_log2;
   d.positions = static_cast<int>(Positions(p));
@@ -38,11 +39,25 @@ LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
     return run(second, logit, std::integral_constant<int, 4>{});
   };
   const auto with_logit = [&](auto second) {
-    if (p.has_linear) return with_q(second, std::integral_constant<int, 2>{});
-    if (p.has_precision) return with_q(second, std::integral_constant<int, 1>{});
+    if (p.has_linear || p.has_prior) {
+      return with_q(second, std::integral_constant<int, 2>{});
+    }
+    if (HasLogits(p) || p.normalize == kNone) {
+      return with_q(second, std::integral_constant<int, 1>{});
+    }
     return with_q(second, std::integral_constant<int, 0>{});
   };
   return second ? with_logit(std::true_type{}) : with_logit(std::false_type{});
+}
+
+// The same with those of WeightKernel: run(second, logit, Q, small).
+template <typename Run>
+LaunchError WithTile(const Problem& p, const GpuExec& exec, const Run& run) {
+  return WithVariant(p, p.order == 2, [&](auto second, auto logit, auto q) {
+    const int bytes = Tile<second, logit, q, false>::Floats(Divide(p, exec, 1)) * 4;
+    if (bytes <= exec.device.shared) return run(second, logit, q, std::false_type{});
+    return run(std::true_type{}, logit, q, std::true_type{});
+  });
 }
 
 // Makes one pass, and adds up what its blocks leave.
@@ -57,19 +72,20 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
     const LaunchError error = AllowShared<kKernel>(exec, name);
     if (!error.empty()) return error;
     const int shared = SharedSize<kGradient, q>(d) * sizeof(float);
-    kKernel<<<d.blocks, kThreads, shared, exec.stream>>>(in, d, grad, out);
-    return CheckLaunch(name);
+    return LaunchOverlapped(name, kKernel, d.blocks, kThreads, shared, exec, in, d,
+                            grad, out);
   };
-  const bool sums = out.scales == nullptr && out.dots == nullptr;
+  const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
   const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
-  if (!error.empty() || !sums || whole) return error;
-  FinishKernel<<<dim3(d.groups, kSize / 4), kThreads, 0, exec.stream>>>(in, d, grad,
-                                                                        out);
-  return CheckLaunch(name);
+  const bool finished = whole || (kGradient && !HasLogits(p) && p.normalize != kNone);
+  if (!error.empty() || !sums || finished) return error;
+  return LaunchOverlapped(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0,
+                          exec, in, d, grad, out);
 }
 
 struct Path {
+  static constexpr bool kDotsWithScales = true;
   // The whole workspace stays under 32 MiB, beyond which TensorFlow may allocate 64.
   static constexpr int64_t kRowBytes = int64_t{19} << 20;
 
@@ -77,21 +93,27 @@ struct Path {
   static std::string Obstacle(const Problem& p, const GpuExec& exec) {
     if (std::is_same_v<T, float> && !exec.tf32) return "TF32 is not allowed";
     const Division d = Divide(p, exec, 1);
-    const int floats = p.pose_inner == 5
-                           ? std::max(SharedSize<true, 5>(d), Tile<5, 5>::Floats(d))
-                           : std::max(SharedSize<true, 4>(d), Tile<4, 5>::Floats(d));
+    int floats = p.pose_inner == 5 ? SharedSize<true, 5>(d) : SharedSize<true, 4>(d);
+    WithTile(p, exec, [&](auto second, auto logit, auto q, auto small) -> LaunchError {
+      floats = std::max(floats, Tile<second, logit, q, small>::Floats(d));
+      return {};
+    });
     if (floats * static_cast<int>(sizeof(float)) > exec.device.shared) {
       return "a block has too little shared memory";
     }
     return "";
   }
 
-  static int Blocks(const Problem& p, const GpuExec& exec, bool backward) {
-    return Divide(p, exec, backward ? 1 : 2).blocks;
+  static int Slots(const Problem& p, const GpuExec& exec, bool backward) {
+    return Divide(p, exec, backward ? 1 : 2).Slots();
   }
   static int Parts(const Problem& p, const GpuExec& exec) {
     const Division d = Divide(p, exec, 1);
-    const int64_t groups = CeilDivide(d.children, BlockChildren(d));
+    int64_t groups = 1;
+    WithTile(p, exec, [&](auto second, auto logit, auto q, auto small) -> LaunchError {
+      groups = CeilDivide(d.children, Tile<second, logit, q, small>::Children(d));
+      return {};
+    });
     return static_cast<int>(std::clamp<int64_t>(exec.device.processors / groups, 1,
                                                 CeilDivide(d.positions, kFour)));
   }
@@ -103,9 +125,9 @@ struct Path {
     return Pass<false>(exec, name, in, {}, out);
   }
   static LaunchError Dots(const GpuExec& exec, const char* name, const Inputs& in,
-                          const Gradient& grad, float* dots) {
+                          const Gradient& grad, float2* scales, float* dots) {
     Results out{};
-    out.dots = dots;
+    out.scales = scales, out.dots = dots;
     return Pass<true>(exec, name, in, grad, out);
   }
 
@@ -132,16 +154,17 @@ struct Path {
     if (!error.empty()) return error;
     const WeightSums sums{rows.facts, rows.weights, rows.prior, rows.begins};
     const Division d = Divide(in.p, exec, 1);
-    const dim3 grid(CeilDivide(d.children, BlockChildren(d)), parts);
-    const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
-      constexpr auto kKernel = WeightKernel<second, logit, q>;
+    const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
+      using TileOf = Tile<second, logit, q, small>;
+      const dim3 grid(CeilDivide(d.children, TileOf::Children(d)), parts);
+      constexpr auto kKernel = WeightKernel<second, logit, q, small>;
       const LaunchError denied = AllowShared<kKernel>(exec, name);
       if (!denied.empty()) return denied;
-      const int shared = Tile<q, kTensors(second, logit)>::Floats(d) * sizeof(float);
-      kKernel<<<grid, kThreads, shared, exec.stream>>>(in, d, grad, sums);
-      return CheckLaunch(name);
+      const int shared = TileOf::Floats(d) * sizeof(float);
+      return LaunchOverlapped(name, kKernel, grid, TileOf::kThreads, shared, exec, in,
+                              d, grad, sums);
     };
-    return WithVariant(in.p, in.p.order == 2, run);
+    return WithTile(in.p, exec, run);
   }
 };
 

@@ -15,9 +15,11 @@
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/capsule_moments/mma/shares.cuh"
 #include "cuda/capsule_moments/mma/statistics.cuh"
+#include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_moments::mma {
 
@@ -25,43 +27,75 @@ namespace capsops::capsule_moments::mma {
 // child: rows of whole 16-byte words are swapped so that no bank is met twice.
 template <int Q>
 __device__ int RowAt(int g, int row, int q) {
-  return g * kSide * Q + (Q == 4 ? row ^ (g / 2 % kSide) : row) * Q + q;
+  return g * kRow<Q> + (Q == 4 ? row ^ (g / 2 % kSide) : row) * (kRow<Q> / kSide) + q;
 }
 
-// Adds up the gradients of poses that the warps of a window made of a chunk.
-template <int Q>
+// Adds up the gradients of poses that the warps of a window made of a chunk, `rows`.
+//
+// Where kEqual these lack activation * share, and what there is one of for each row is
+// written, too: the sums of gradients of activation * share, `dqs`, are [warp][child]
+// [window of the warp]. Where `linear`, they lack <dfirst, u>: its sum over the parents
+// is the inner product of the pose and its gradient.
+template <bool kEqual, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
-                        float* poses) {
+                        const StageOf<Q>& stage, const float* dqs, bool linear,
+                        const Results& out) {
   const int warps = d.lanes() / kFour, used = (d.outs + kFour - 1) / kFour;
   const int p = threadIdx.x % kSide, end = kChunk << d.windows_log2();
+#pragma unroll 1
   for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
     const int window = e & (d.windows() - 1), j = e >> d.windows_log2();
     const int position = (group << d.windows_log2()) + window, k = k0 + j;
-    if (position >= d.positions || k >= d.children) continue;
-    const float* from = rows +
-                        (window / kEight * warps * kChunk + j) * kEight * kSide * Q +
+    const bool there = position < d.positions && k < d.children;
+    const int first_warp = window / kEight * warps;
+    const float* from = rows + (first_warp * kChunk + j) * kEight * kRow<Q> +
                         RowAt<Q>(window % kEight, p, 0);
-    float* const to = poses + ((int64_t{position} * d.children + k) * kSide + p) * Q;
     float sums[Q] = {};
 #pragma unroll 4
-    for (int w = 0; w < used; ++w, from += kChunk * kEight * kSide * Q) {
+    for (int w = 0; w < used; ++w, from += kChunk * kEight * kRow<Q>) {
       float row[Q];
       LoadRow(from, row);
 #pragma unroll
       for (int q = 0; q < Q; ++q) sums[q] += row[q];
     }
-    StoreRow(sums, to);
+    const int64_t to = int64_t{position} * d.children + k;
+    if constexpr (kEqual) {
+      const Facts facts = stage.facts[e];
+      float dq = 0;
+      if (out.activations != nullptr) {
+        for (int w = p; w < used; w += kSide) {
+          dq += dqs[((first_warp + w) * kChunk + j) * kEight + window % kEight];
+        }
+#pragma unroll
+        for (int q = 0; linear && q < Q; ++q) {
+          dq += sums[q] * CutOff(stage.poses[(e * Q + q) * kSide + p]);
+        }
+        dq = SumOverRow(dq, kSide);
+      }
+      if (p == 0 && there) {
+        out.facts[to] = facts;
+        if (out.activations != nullptr) out.activations[to] = facts.scale * dq;
+      }
+#pragma unroll
+      for (float& x : sums) x *= facts.activation * facts.scale;
+    }
+    if (there) StoreRow(sums, out.poses + (to * kSide + p) * Q);
   }
 }
 
 template <bool kGradient, bool kSecond, int kLogit, int Q>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
   extern __shared__ float4 shared[];
+  constexpr bool kEqual = kLogit == 0;
+  // Products of eight columns are those of two children with four each.
+  constexpr int kPair = Q == kFour ? 2 : 1;
   float* const memory = reinterpret_cast<float*>(shared);
-  float* const logits = memory + 2 * StageSize<Q>(d);
-  float* const dqs = logits + VotesSize(d);
-  float* const rows = dqs + VotesSize(d);
+  using Terms = TermsOf<kGradient>;
+  Terms* const votes = reinterpret_cast<Terms*>(memory + 2 * StageSize<Q>(d));
+  float* const rows = reinterpret_cast<float*>(votes + VotesSize(d));
   const Seat seat(d);
   const int lane = threadIdx.x % kLanes, g = lane / kFour, t = lane % kFour;
   const int first_parent = seat.parent - t;
@@ -69,15 +103,24 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   // In a stage, the operands of products: the pose of this thread's window, the weights
   // for the votes, and those for the gradients of poses.
   const int pose_at = (seat.window * Q + t) * kSide;
+  const int pose_step = Q * kSide << d.windows_log2();
   const int weights_at =
       (min(first_parent + g / 2, d.outs - 1) * Q + t) * kSide + g % 2 * 2;
-  const int back_at = (min(seat.parent, d.outs - 1) * Q + min(g, Q - 1)) * kSide;
+  const int weights_step = d.outs * Q * kSide;
+  const int column = min(g % (kPair * kFour == kEight ? kFour : kEight), Q - 1);
+  const int back_at = (min(seat.parent, d.outs - 1) * Q + column) * kSide;
   // Of a chunk's votes, this thread's; and of its rows, this warp's.
   const int vote_at = seat.window * (d.lanes() + 4) + seat.parent;
   const int vote_step = d.windows() * (d.lanes() + 4);
-  float* const my_rows = rows + threadIdx.x / kLanes * kChunk * kEight * kSide * Q;
-  const bool equal = !kGradient && in.rule == Rule::kGiven && in.scales == nullptr;
-  const bool sums = out.scales == nullptr && out.dots == nullptr;
+  float* const my_rows = rows + threadIdx.x / kLanes * kChunk * kEight * kRow<Q> +
+                         (kPair == 1 ? 2 * t : t / 2 * kEight * kRow<Q> + t % 2 * 2);
+  const bool sums = out.scales == nullptr;
+  // Where shares are equal, the sums of gradients of activation * share.
+  float* const dqs = reinterpret_cast<float*>(votes);
+  float* const my_dqs = dqs + threadIdx.x / kLanes * kChunk * kEight + g;
+  const bool linear = !kSecond && in.center == nullptr;
+  // The logit of a parent that does not exist.
+  const float none = in.rule == Rule::kLogit ? 0 : -INFINITY;
 
   const int begin = d.First(blockIdx.x), end = d.First(blockIdx.x + 1);
   for (int unit = begin; unit < end;) {
@@ -86,116 +129,179 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     const int position = (group << d.windows_log2()) + seat.window;
     const bool mine = parent_exists && position < d.positions;
     const int64_t parent = mine ? int64_t{position} * d.outs + seat.parent : 0;
-    // Where there is no parent there are no votes either, and any statistics will do.
     const Statistics<kGradient, kSecond, kLogit> statistics(
-        ParentAt(in, grad, parent), At(in.bias, parent), At(grad.mass, parent));
+        std::false_type(), mine ? ParentAt(in, grad, parent) : ParentAt{},
+        mine ? At(in.bias, parent) : 0, mine ? At(grad.mass, parent) : 0);
     float sum = 0, first[kSize] = {}, second[kSize] = {};
+    if constexpr (kGradient && kEqual) {
+      const float mass_grad = SumOverRow(statistics.mass_grad, kFour);
+      for (int j = 0; linear && t == 0 && j < kChunk; ++j)
+        my_dqs[j * kEight] = mass_grad;
+    }
     Source source(in, d, group, chunk0);
-    FillStage<Q>(in, d, chunk0, &source, StageOf<Q>(d, memory));
-    __pipeline_commit();
-    for (int chunk = chunk0; chunk < chunk1; ++chunk) {
-      const int turn = (chunk - chunk0) % 2, k0 = chunk * kChunk;
+    bool exist = true;  // all children that this thread brought
+    for (int chunk = chunk0 - 1; chunk < chunk1; ++chunk) {
+      const int turn = (chunk - chunk0) & 1, k0 = chunk * kChunk;
       const StageOf<Q> stage(d, memory + turn * StageSize<Q>(d));
-      AwaitStage<Q>(in, d, chunk, stage);
-      __syncthreads();
+      if (chunk >= chunk0) AwaitStage<Q>(in, d, chunk, stage);
+      const bool whole = __syncthreads_and(exist);
       if (chunk + 1 < chunk1) {
-        FillStage<Q>(in, d, chunk + 1, &source,
-                     StageOf<Q>(d, memory + (1 - turn) * StageSize<Q>(d)));
+        exist = FillStage<Q>(in, d, chunk + 1, &source,
+                             StageOf<Q>(d, memory + (1 - turn) * StageSize<Q>(d)));
       }
       __pipeline_commit();
-      // The votes of two children at a time; those beyond the last count for nothing.
-      const auto vote = [&](int j, float (&u)[2][kSize]) {
+      if (chunk < chunk0) continue;
+      // The votes of two children at a time.
+      const auto vote = [&](const float* poses, const float* weights,
+                            float (&u)[2][kSize]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          MakeVote<false, Q>(
-              stage.poses + (j + i) * (Q * kSide << d.windows_log2()) + pose_at,
-              stage.weights + (j + i) * d.outs * Q * kSide + weights_at,
-              statistics.minus_center, u[i]);
+          MakeVote<false, Q>(poses + i * pose_step, weights + i * weights_step,
+                             statistics.minus_center, u[i]);
         }
       };
-      if (!equal) {
+      if constexpr (!kEqual) {
+        const float* poses = stage.poses + pose_at;
+        const float* weights = stage.weights + weights_at;
+        Terms* to = votes + vote_at;
 #pragma unroll 1
-        for (int j = 0; any && j < kChunk; j += 2) {
-          float u[2][kSize], z[2], dq[2];
-          vote(j, u);
+        for (int j = 0; j < kChunk; j += 2) {
+          float z[2] = {none, none}, dq[2] = {};
+          if (any) {
+            float u[2][kSize];
+            vote(poses, weights, u);
+            poses += 2 * pose_step, weights += 2 * weights_step;
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            statistics.Sum(u[i], &z[i], &dq[i]);
-            const int k = k0 + j + i;
-            if (in.prior != nullptr && parent_exists && k < d.children) {
-              z[i] += in.prior[int64_t{k} * d.outs + seat.parent];
+            for (int i = 0; i < 2; ++i) {
+              statistics.Sum(u[i], &z[i], &dq[i]);
+              z[i] = parent_exists ? z[i] : none;
             }
           }
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            logits[(j + i) * vote_step + vote_at] = z[i];
-            if constexpr (kGradient) dqs[(j + i) * vote_step + vote_at] = dq[i];
-          }
+          for (int i = 0; i < 2; ++i, to += vote_step) *to = Terms(z[i], dq[i]);
         }
         __syncthreads();
         if constexpr (kGradient) {
           if (sums && chunk > chunk0)
-            SumRows<Q>(d, group, k0 - kChunk, rows, out.poses);
+            SumRows<false>(d, group, k0 - kChunk, rows, stage, nullptr, false, out);
         }
-        ShareChunk<kGradient>(in, d, group, k0, stage.facts, logits, dqs, out);
+        ShareChunk<kGradient>(in, d, group, k0, stage.facts, votes, out);
         if (!sums) continue;
         __syncthreads();
       }
+      // Votes that are not there count for nothing, whatever they are: they may be
+      // infinite.
+      const auto add = [&](auto all_exist) {
+        const float* poses = stage.poses + pose_at;
+        const float* weights = stage.weights + weights_at;
+        [[maybe_unused]] const float* back = stage.weights + back_at;
+        const Facts* facts = stage.facts + seat.window;
+        Terms* terms = votes + vote_at;
+        float* to = my_rows;
 #pragma unroll 1
-      for (int j = 0; any && j < kChunk; j += 2) {
-        float u[2][kSize], row_sums[2][2][4] = {};
-        vote(j, u);
+        for (int j = 0; j < kChunk; j += 2) {
+          float u[2][kSize], row_sums[2 / kPair][2][4] = {};
+          if (!kGradient || !kEqual || kSecond || !linear) {
+            vote(poses, weights, u);
+            poses += 2 * pose_step, weights += 2 * weights_step;
+          }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const Facts facts = stage.facts[((j + i) << d.windows_log2()) + seat.window];
-          // A vote of what is not there may be infinite.
-          const bool exists = facts.scale != 0 && parent_exists;
-          if constexpr (kGradient) {
-            const float q = logits[(j + i) * vote_step + vote_at];
-            const float dz = dqs[(j + i) * vote_step + vote_at];
-            float gradient[kSize] = {};
+          for (int i = 0; i < 2; ++i) {
+            const bool exists = all_exist || facts->scale != 0;
+            [[maybe_unused]] float gradient[kSize] = {}, dq = 0;
             if (exists) {
-              statistics.Differentiate(u[i], q, dz, gradient);
-              sum += dz;
+              if constexpr (kGradient && kEqual) {
+                float none;
+                if (!linear) statistics.Sum(u[i], &none, &dq);
 #pragma unroll
-              for (int h = 0; kLogit > 0 && h < kSize; ++h) {
-                first[h] += dz * u[i][h];
-                second[h] += dz * u[i][h] * u[i][h];
+                for (int h = 0; h < kSize; ++h) {
+                  gradient[h] = statistics.OfMoments(h, u[i][h]);
+                }
+              } else if constexpr (kGradient) {
+                const float q = kLift * terms->z, dz = kLift * terms->dq;
+                sum += dz;
+#pragma unroll
+                for (int h = 0; h < kSize; ++h) {
+                  const float term = dz * u[i][h];
+                  first[h] += term;
+                  second[h] += term * u[i][h];
+                  float x = q * statistics.OfMoments(h, u[i][h]);
+                  x -= statistics.precision[h] * term;
+                  if constexpr (kLogit > 1) x += statistics.linear[h] * dz;
+                  gradient[h] = x;
+                }
+              } else {
+                const float q = kEqual ? facts->activation * facts->scale : terms->z;
+                sum += q;
+#pragma unroll
+                for (int h = 0; h < kSize; ++h) {
+                  const float term = q * u[i][h];
+                  first[h] += term;
+                  if constexpr (kSecond) second[h] += term * u[i][h];
+                }
               }
             }
-            Contract<false>(gradient,
-                            stage.weights + (j + i) * d.outs * Q * kSide + back_at,
-                            row_sums[i]);
-          } else if (exists) {
-            const float q = equal ? facts.activation * facts.scale
-                                  : logits[(j + i) * vote_step + vote_at];
-            sum += q;
-#pragma unroll
-            for (int h = 0; h < kSize; ++h) {
-              first[h] += q * u[i][h];
-              if constexpr (kSecond) second[h] += q * (u[i][h] * u[i][h]);
+            if constexpr (kGradient && kEqual) {
+              if (!linear) dq = SumOverRow(dq, kFour);
+              if (!linear && t == 0) my_dqs[(j + i) * kEight] = dq;
             }
+            if constexpr (kGradient) {
+              Contract<false>(gradient, back, kPair == 1 || g / kFour == i, 1,
+                              row_sums[i / kPair]);
+              back += weights_step;
+            }
+            terms += vote_step, facts += d.windows();
           }
-        }
 #pragma unroll
-        for (int e = 0; kGradient && e < 16; ++e) {
-          const int row = e / 2 % 4, q = 2 * t + e % 2;
-          if (q < Q) {
-            my_rows[(j + e / 8) * kEight * kSide * Q + RowAt<Q>(g, row, q)] =
-                row_sums[e / 8][row / 2][row % 2 * 2 + e % 2];
+          for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
+            const int row = e % kSide;
+            const float* const from = row_sums[e / kSide][row / 2] + row % 2 * 2;
+            if (kPair == 1 && 2 * t >= Q) continue;
+            *reinterpret_cast<float2*>(to + (e / kSide) * kEight * kRow<Q> +
+                                       RowAt<Q>(g, row, 0)) = {from[0], from[1]};
           }
+          to += 2 * kEight * kRow<Q>;
         }
+      };
+      if (any) {
+        if (whole) {
+          add(std::true_type{});
+        } else {
+          add(std::false_type{});
+        }
+      }
+      if constexpr (kGradient && kEqual) {
+        __syncthreads();
+        SumRows<true>(d, group, k0, rows, stage, dqs, linear, out);
       }
     }
     __syncthreads();
     if constexpr (kGradient) {
-      if (sums) SumRows<Q>(d, group, (chunk1 - 1) * kChunk, rows, out.poses);
+      if (sums && !kEqual) {
+        const StageOf<Q> none(d, memory);
+        SumRows<false>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr, false,
+                       out);
+      }
+      // The gradients of logits that were added up had this factor.
+      constexpr float kFactor = 1 / kLift;
+      sum *= kFactor;
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;
     }
     unit += chunk1 - chunk0;
     if (!sums) continue;
+    if constexpr (kGradient && kEqual) {
+      // Only `center` has a gradient, and no sums.
+      if (mine && chunk0 == 0) {
+        const float none[4] = {};
+        for (int h = 0; h < kSize; h += 4)
+          Finish(in, grad, out, parent, h, 0, none, none);
+      }
+      continue;
+    }
     const bool whole = chunk0 == 0 && chunk1 == d.chunks;
-    const int64_t slot = int64_t{2} * blockIdx.x + (begin / d.chunks == group ? 0 : 1);
-    float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
+    float* const partial =
+        out.partial + int64_t{blockIdx.x + group} * kSums * kThreads + threadIdx.x;
     if (!whole) partial[0] = sum;
 #pragma unroll
     for (int h = 0; h < kSize; h += 4) {
@@ -217,6 +323,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
 // the parents of a group, from 4 blockIdx.y on.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
   const int group = blockIdx.x, h = blockIdx.y * 4;
   const int block0 = d.BlockOf(group * d.chunks);
   const int block1 = d.BlockOf((group + 1) * d.chunks - 1);
@@ -225,9 +333,8 @@ __global__ void __launch_bounds__(kThreads)
   if (block0 == block1 || position >= d.positions || seat.parent >= d.outs) return;
   float sum = 0, first[4] = {}, second[4] = {};
   for (int block = block0; block <= block1; ++block) {
-    const int64_t slot =
-        int64_t{2} * block + (d.First(block) / d.chunks == group ? 0 : 1);
-    const float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
+    const float* const partial =
+        out.partial + int64_t{block + group} * kSums * kThreads + threadIdx.x;
     sum += partial[0];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {

@@ -20,75 +20,86 @@ __device__ inline float SumOverRow(float sum, int threads) {
   return sum;
 }
 
-// Makes eight logits shares, 0 where there is no child, and where its parents end. For
-// kSoftmax it sets the child's `most` and `scale`.
-__device__ inline void MakeShares(Rule rule, int threads, int parents,
-                                  float (&z)[kEight], Facts* child) {
+// 1 / x for a normal number x, in one instruction.
+__device__ inline float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Makes eight logits shares, which are 0 or not a number where there is no child. For
+// kSoftmax it sets the child's `most` and `scale`. The logits of parents that do not
+// exist give shares of 0.
+__device__ inline void MakeShares(Rule rule, int threads, float (&z)[kEight],
+                                  Facts* child) {
+  if (rule == Rule::kLogit) return;
+  if (rule == Rule::kGiven) {
+#pragma unroll
+    for (float& x : z) x = ExpOf(x, child->most) * child->scale;
+    return;
+  }
+  float most = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
+                     fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
+  for (int offset = 1; offset < threads; offset *= 2) {
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, offset));
+  }
+#pragma unroll
+  for (float& x : z) x = ExpOf(x, most);
+  const float sum = ((z[0] + z[1]) + (z[2] + z[3])) + ((z[4] + z[5]) + (z[6] + z[7]));
+  const float scale = Reciprocal(SumOverRow(sum, threads));
   const bool exists = child->scale != 0;
-  if (rule == Rule::kLogit) {
+  child->scale = exists ? scale : 0;
+  child->most = exists ? most : 0;
 #pragma unroll
-    for (int e = 0; e < kEight; ++e) z[e] = exists && e < parents ? z[e] : 0;
-    return;
-  }
-  if (rule == Rule::kSoftmax) {
-    float most = -INFINITY, sum = 0;
-#pragma unroll
-    for (int e = 0; e < kEight; ++e) most = fmaxf(most, e < parents ? z[e] : most);
-    for (int offset = 1; offset < threads; offset *= 2) {
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, offset));
-    }
-#pragma unroll
-    for (int e = 0; e < kEight; ++e) {
-      z[e] = e < parents ? ExpOf(z[e], most) : 0;
-      sum += z[e];
-    }
-    const float scale = __fdividef(1.0f, SumOverRow(sum, threads));
-    if (exists) child->most = most, child->scale = scale;
-#pragma unroll
-    for (float& x : z) x = exists ? x * scale : 0;
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < kEight; ++e) {
-    z[e] = exists && e < parents ? ExpOf(z[e], child->most) * child->scale : 0;
-  }
+  for (float& x : z) x *= child->scale;
 }
 
 // Replaces logits by activation * share, and the gradients of those by the gradients of
 // logits; writes what there is one of for each row.
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
-                           const Facts* all_facts, float* logits, float* dqs,
+                           const Facts* all_facts, TermsOf<kGradient>* votes,
                            const Results& out) {
   const int threads = d.lanes() / kEight, row = threadIdx.x >> (d.lanes_log2 - 3);
-  const int first = (threadIdx.x & (threads - 1)) * kEight, parents = d.outs - first;
-  const int at = row * (d.lanes() + 4) + first;
+  const int first = (threadIdx.x & (threads - 1)) * kEight;
+  float* const my_votes =
+      reinterpret_cast<float*>(votes + row * (d.lanes() + 4) + first);
+  constexpr int kNumbers = kGradient ? 2 : 1;
+  float terms[kNumbers * kEight];
+  LoadWords(my_votes, terms);
   Facts facts = all_facts[row];
-  const bool exists = facts.scale != 0;
-  float z[kEight];
-  LoadWords(logits + at, z);
-  MakeShares(in.rule, threads, parents, z, &facts);
   const int k = k0 + (row >> d.windows_log2());
   const int position = (group << d.windows_log2()) + (row & (d.windows() - 1));
   const int64_t to = int64_t{position} * d.children + k;
   const bool writes = first == 0 && k < d.children && position < d.positions;
-  if constexpr (kGradient) {
-    float dq[kEight], mean = 0;
-    LoadWords(dqs + at, dq);
+  float z[kEight];
 #pragma unroll
-    for (int e = 0; e < kEight; ++e) mean += exists && e < parents ? z[e] * dq[e] : 0;
+  for (int e = 0; e < kEight; ++e) z[e] = terms[kNumbers * e];
+  if (in.prior != nullptr && k < d.children) {
+#pragma unroll
+    for (int e = 0; e < kEight; ++e) {
+      if (first + e < d.outs) z[e] += in.prior[int64_t{k} * d.outs + first + e];
+    }
+  }
+  MakeShares(in.rule, threads, z, &facts);
+  if constexpr (kGradient) {
+    float mean = 0;
+#pragma unroll
+    for (int e = 0; e < kEight; ++e) mean += z[e] * terms[2 * e + 1];
     mean = SumOverRow(mean, threads);
     if (out.dots != nullptr) {
-      if (writes) out.dots[to] = facts.activation * mean;
+      if (writes) {
+        out.scales[to] = {facts.most, facts.scale};
+        out.dots[to] = facts.activation * mean;
+      }
       return;
     }
     if (in.dots == nullptr) facts.dot = facts.activation * mean;
 #pragma unroll
     for (int e = 0; e < kEight; ++e) {
-      const float dr = facts.activation * dq[e];
-      dq[e] = in.rule == Rule::kLogit ? dr : z[e] * (dr - facts.dot);
+      const float dr = facts.activation * terms[2 * e + 1];
+      terms[2 * e + 1] = in.rule == Rule::kLogit ? dr : z[e] * (dr - facts.dot);
     }
-    StoreWords(dq, dqs + at);
     if (writes) {
       out.facts[to] = facts;
       if (out.activations != nullptr) out.activations[to] = mean;
@@ -98,8 +109,8 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     return;
   }
 #pragma unroll
-  for (float& x : z) x *= facts.activation;
-  StoreWords(z, logits + at);
+  for (int e = 0; e < kEight; ++e) terms[kNumbers * e] = z[e] * facts.activation;
+  StoreWords(terms, my_votes);
 }
 
 }  // namespace capsops::capsule_moments::mma

@@ -6,6 +6,7 @@
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/capsule_moments/mma/tile.cuh"
 
@@ -27,69 +28,104 @@ struct ParentAt {
   }
 };
 
-// The statistics of a thread's parent. Where gradients are made, all that multiplies in
-// the gradient of a vote is as Prepare() would have it, so the gradient is, too.
+// What makes a factor of an operand that is cut off to TF32 right on average, as
+// Prepare() does. The gradients of votes have it, so they need not be rounded.
+constexpr float kLift = 1 + 0.71f * 0x1p-11f;
+
+// The statistics of a thread's parent.
 //
-// kLogit is 0 where logits have bias and prior at most, 1 where they have a precision,
-// too, and 2 where they have both a precision and a linear part.
+// kLogit is 0 where there are no logits, so that all shares of a child are equal; 1
+// where logits have no linear part; and 2 where they have all.
 template <bool kGradient, bool kSecond, int kLogit>
 struct Statistics {
-  static constexpr float kLift = kGradient ? 1 + 0.71f * 0x1p-11f : 1;
   float minus_center[kSize], precision[kSize], linear[kSize];
-  float first_grad[kSize], second_grad[kSize];
+  float first_grad[kSize], second_grad[kSize];  // the latter twice
   float bias, mass_grad;
 
-  __device__ Statistics(const ParentAt& at, float bias, float mass_grad)
+  template <bool kThere>
+  __device__ Statistics(std::bool_constant<kThere>, const ParentAt& at, float bias,
+                        float mass_grad)
       : bias(bias), mass_grad(mass_grad) {
-    LoadParent(at.center, -1, minus_center);
-    if constexpr (kLogit > 0) LoadParent(at.precision, -kLift, precision);
+    LoadParent<kThere>(at.center, -1, minus_center);
+    if constexpr (kLogit > 0) LoadParent<kThere>(at.precision, 1, precision);
     if constexpr (kLogit > 1) {
-      LoadParent(at.linear, 1, linear);
+      LoadParent<kThere>(at.linear, 1, linear);
       // <linear, vote> = <linear, u> + <linear, center>
 #pragma unroll
       for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
-#pragma unroll
-      for (float& x : linear) x *= kLift;
     }
-    if constexpr (kGradient) LoadParent(at.first_grad, 1, first_grad);
-    if constexpr (kGradient && kSecond) LoadParent(at.second_grad, 2, second_grad);
+    // Shares that are equal come in only where the gradient has been contracted.
+    constexpr float kFactor = kLogit == 0 ? kLift : 1;
+    if constexpr (kGradient) LoadParent<kThere>(at.first_grad, kFactor, first_grad);
+    if constexpr (kGradient && kSecond) {
+      LoadParent<kThere>(at.second_grad, 2 * kFactor, second_grad);
+    }
   }
 
   // Makes the logit, without the prior, and the gradient of activation * share.
   __device__ void Sum(const float (&u)[kSize], float* z, float* dq) const {
-    float squares[kSide] = {}, lines[kSide] = {}, firsts[kSide] = {},
-          seconds[kSide] = {};
+    float logits[2] = {}, grads[2] = {}, seconds[2] = {};
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
       const float square = u[h] * u[h];
-      if constexpr (kLogit > 0) squares[h % kSide] += precision[h] * square;
-      if constexpr (kLogit > 1) lines[h % kSide] += linear[h] * u[h];
-      if constexpr (kGradient) firsts[h % kSide] += first_grad[h] * u[h];
-      if constexpr (kGradient && kSecond) seconds[h % kSide] += second_grad[h] * square;
+      if constexpr (kLogit > 0) logits[h % 2] += precision[h] * square;
+      if constexpr (kGradient) grads[h % 2] += first_grad[h] * u[h];
+      if constexpr (kGradient && kSecond) seconds[h % 2] += second_grad[h] * square;
     }
-    const auto total = [](const float (&x)[kSide]) {
-      return (x[0] + x[1]) + (x[2] + x[3]);
-    };
-    *z = bias;
-    if constexpr (kLogit > 0) *z += (0.5f / kLift) * total(squares);
-    if constexpr (kLogit > 1) *z += (1 / kLift) * total(lines);
-    if constexpr (kGradient) *dq = mass_grad + total(firsts);
-    if constexpr (kGradient && kSecond) *dq += 0.5f * total(seconds);
+    if constexpr (kLogit > 0) *z = bias - 0.5f * (logits[0] + logits[1]);
+    if constexpr (kLogit > 1) {
+      float lines[2] = {};
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) lines[h % 2] += linear[h] * u[h];
+      *z += lines[0] + lines[1];
+    }
+    if constexpr (kGradient) {
+      constexpr float kFactor = kLogit == 0 ? 1 / kLift : 1;
+      float sum = grads[0] + grads[1];
+      if constexpr (kSecond) sum += 0.5f * (seconds[0] + seconds[1]);
+      *dq = mass_grad + kFactor * sum;
+    }
   }
 
-  // Makes the gradient of a vote.
-  __device__ void Differentiate(const float (&u)[kSize], float q, float dz,
-                                float (&gradient)[kSize]) const {
-    q *= kLift;
+  // The gradient of number h of a vote, but for the share, from the moments alone.
+  __device__ float OfMoments(int h, float u) const {
+    if constexpr (kSecond) return first_grad[h] + second_grad[h] * u;
+    return first_grad[h];
+  }
+
+  // Makes the gradient of a vote whose child is known, and returns that of its logit.
+  __device__ float Differentiate(const float (&u)[kSize], Rule rule, const Facts& child,
+                                 float prior, float (&gradient)[kSize]) const {
+    float weighted[kSize], logits[2] = {}, lines[2] = {}, moments[2] = {},
+                           grads[2] = {};
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
-      float x = first_grad[h];
-      if constexpr (kSecond) x += second_grad[h] * u[h];
-      x *= q;
-      if constexpr (kLogit > 0) x += precision[h] * (dz * u[h]);
-      if constexpr (kLogit > 1) x += linear[h] * dz;
-      gradient[h] = x;
+      weighted[h] = precision[h] * u[h];
+      logits[h % 2] += weighted[h] * u[h];
+      if constexpr (kLogit > 1) lines[h % 2] += linear[h] * u[h];
+      gradient[h] = OfMoments(h, u[h]);
+      grads[h % 2] += first_grad[h] * u[h];
+      if constexpr (kSecond) moments[h % 2] += gradient[h] * u[h];
     }
+    float z = bias + prior - 0.5f * (logits[0] + logits[1]);
+    if constexpr (kLogit > 1) z += lines[0] + lines[1];
+    float dq = grads[0] + grads[1];
+    if constexpr (kSecond) dq = 0.5f * (dq + (moments[0] + moments[1]));
+    const float dr = child.activation * (mass_grad + dq);
+    float share = z, dz = dr;
+    if (rule != Rule::kLogit) {
+      share = ExpOf(z, child.most) * child.scale;
+      dz = share * (dr - child.dot);
+    }
+    // There may be no child.
+    if (child.scale == 0) share = 0, dz = 0;
+    const float q = kLift * child.activation * share, lifted = kLift * dz;
+#pragma unroll
+    for (int h = 0; h < kSize; ++h) {
+      gradient[h] = q * gradient[h] - lifted * weighted[h];
+      if constexpr (kLogit > 1) gradient[h] += lifted * linear[h];
+    }
+    return dz;
   }
 };
 

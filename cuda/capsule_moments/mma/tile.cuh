@@ -34,9 +34,11 @@ __device__ void WithElements(Element element, const Visit& visit) {
   }
 }
 
-// Numbers of a parent's tensor times `factor`, zeros where it is absent.
-__device__ inline void LoadParent(const float* from, float factor, float (&to)[kSize]) {
-  if (from != nullptr) {
+// Numbers of a parent's tensor times `factor`, zeros where it is absent, which it is
+// not where kThere.
+template <bool kThere>
+__device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) {
+  if (kThere || from != nullptr) {
     LoadWords(from, to);
 #pragma unroll
     for (float& x : to) x *= factor;
@@ -62,23 +64,60 @@ __device__ void Stage(const N* from, float* to) {
   for (int n = 0; n < kCount; ++n) to[n * kStep] = Widen(from[n]);
 }
 
-// Begins to copy rows of weights, this thread each kThreads-th.
-template <typename N>
-__device__ void StageWeights(const N* from, int rows, float* to) {
-  for (int row = threadIdx.x; row < rows; row += kThreads) {
-    Stage<kSide, 1>(from + row * kSide, to + row * kSide);
+// What the tensor cores see of a number.
+__device__ inline float CutOff(float x) {
+  return __uint_as_float(__float_as_uint(x) & 0xffffe000);
+}
+
+// Calls visit(i) for i = 0 to 3 on groups of four of this thread's rows, of which each
+// is kThreads further on; a visit for rows that do not exist is left out. `next` goes
+// on to the next four.
+template <typename Visit, typename Next>
+__device__ void ForRows(int rows, const Visit& visit, const Next& next) {
+#pragma unroll 1
+  for (int row = threadIdx.x; row < rows; row += 4 * kThreads, next()) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (row + i * kThreads < rows) visit(i);
+    }
   }
 }
 
-// Rounds rows that this thread has staged to TF32, once they are there.
-__device__ inline void PrepareWeights(int rows, float* weights) {
-  for (int row = threadIdx.x; row < rows; row += kThreads) {
-    float words[kSide];
-    LoadWords(weights + row * kSide, words);
-#pragma unroll
-    for (float& x : words) x = Prepare<Tf32::kRounded>(x);
-    StoreWords(words, weights + row * kSide);
+// Begins to copy rows of weights, this thread each kThreads-th.
+template <typename N>
+__device__ void StageWeights(const N* from, int rows, float* to) {
+  constexpr int kStep = kThreads * kSide;
+  from += threadIdx.x * kSide, to += threadIdx.x * kSide;
+  ForRows(
+      rows, [&](int i) { Stage<kSide, 1>(from + i * kStep, to + i * kStep); },
+      [&] { from += 4 * kStep, to += 4 * kStep; });
+}
+
+// Makes rows zeros, from `first` on, this thread each kStep-th.
+template <int kStep, typename At>
+__device__ void ClearRows(int first, int end, const At& at) {
+#pragma unroll 1
+  for (int row = first + threadIdx.x; row < end; row += kStep) {
+    *reinterpret_cast<float4*>(at(row)) = {0, 0, 0, 0};
   }
+}
+
+// Rounds a row of weights to TF32.
+__device__ inline void PrepareRow(float* row) {
+  float words[kSide];
+  LoadWords(row, words);
+#pragma unroll
+  for (float& x : words) x = Prepare<Tf32::kRounded>(x);
+  StoreWords(words, row);
+}
+
+// The same for rows that this thread has staged, once they are there.
+__device__ inline void PrepareWeights(int rows, float* weights) {
+  constexpr int kStep = kThreads * kSide;
+  weights += threadIdx.x * kSide;
+  ForRows(
+      rows, [&](int i) { PrepareRow(weights + i * kStep); },
+      [&] { weights += 4 * kStep; });
 }
 
 // Stages row `row` of the pose of a child, which may not exist. In shared memory a pose
@@ -98,6 +137,23 @@ __device__ void PreparePoseRow(int row, float* pose) {
   for (int q = 0; q < Q; ++q) {
     pose[row + q * kSide] = Prepare<Tf32::kRounded>(pose[row + q * kSide]);
   }
+}
+
+// sum = c + a b in TF32, which leaves c where it is.
+__device__ inline void MultiplyTo(const uint32_t (&a)[2], const uint32_t (&b)[1],
+                                  const float (&c)[4], float (&sum)[4]) {
+  asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+__device__ inline void MultiplyTo(const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                  const float (&c)[4], float (&sum)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]),
+        "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
 // Where number (row, column) of a product's tiles is in a vote.
@@ -136,25 +192,28 @@ __device__ void MakeVote(const float* left, const float* right,
       const int at[] = {Place<kTransposed>(2 * i, j), Place<kTransposed>(2 * i, 2 + j),
                         Place<kTransposed>(2 * i + 1, j),
                         Place<kTransposed>(2 * i + 1, 2 + j)};
-      float c[4];
+      float c[4], sum[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
-      Multiply(a[i], b[j], c);
+      MultiplyTo(a[i], b[j], c, sum);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) u[at[e]] = c[e];
+      for (int e = 0; e < 4; ++e) u[at[e]] = sum[e];
     }
   }
 }
 
 // sums += the gradient of votes, of which each thread has one, times Q x 4 matrices in
 // shared memory: the sum is over the four pairs of a group and the columns of the
-// gradient, or its rows where kTransposed. `right` is at row g of the matrix of pair t.
+// gradient, or its rows where kTransposed. `right` is at row g of the matrix of pair t,
+// which counts `factor` times, or not at all.
 // sums[i] are {row 2i; column 2t, 2t + 1}, {row 2i + 1; the same}, for pair g.
 template <bool kTransposed>
 __device__ void Contract(const float (&gradient)[kSize], const float* right,
-                         float (&sums)[2][4]) {
-  float matrix[kSide];
-  LoadWords(right, matrix);
+                         bool counts, float factor, float (&sums)[2][4]) {
+  float matrix[kSide] = {};
+  if (counts) LoadWords(right, matrix);
+#pragma unroll
+  for (float& x : matrix) x *= factor;
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
     const uint32_t b[] = {__float_as_uint(matrix[2 * s]),

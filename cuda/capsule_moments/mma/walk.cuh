@@ -9,18 +9,56 @@
 
 namespace capsops::capsule_moments::mma {
 
+// One axis of an image and its windows, in 32 bits.
+struct Axis {
+  int in, out, kernel, stride, dilation, pad;
+
+  // Returns how many windows see a pixel.
+  __device__ int WindowsOf(int pixel) const {
+    int count = 0;
+    for (int tap = 0; tap < kernel; ++tap) {
+      const int from = pixel + pad - tap * dilation, window = from / stride;
+      count += from >= 0 && window < out && window * stride == from;
+    }
+    return count;
+  }
+};
+
+struct Image {
+  Axis y, x;
+  int channels;
+
+  Image() = default;
+  explicit Image(const Problem& p)
+      : y{Int(p.in_height),     Int(p.out_height),      Int(p.kernel_height),
+          Int(p.stride_height), Int(p.dilation_height), Int(p.pad_top)},
+        x{Int(p.in_width),     Int(p.out_width),      Int(p.kernel_width),
+          Int(p.stride_width), Int(p.dilation_width), Int(p.pad_left)},
+        channels(Int(p.in_channels)) {}
+
+  // Returns how many windows see a capsule.
+  __device__ int WindowsOf(int capsule) const {
+    const int pixel = capsule / channels, line = pixel / x.in;
+    return x.WindowsOf(pixel - line * x.in) * y.WindowsOf(line % y.in);
+  }
+
+ private:
+  static int Int(int64_t number) { return static_cast<int>(number); }
+};
+
 // An output pixel of sample n.
 struct Pixel {
   int n, y, x;
 
-  __device__ Pixel(const Problem& p, int position) {
-    Digits<int> d(position);
-    x = d.Next(p.out_width), y = d.Next(p.out_height), n = d.rest;
+  __device__ Pixel(const Image& image, int position) {
+    const int line = position / image.x.out;
+    x = position - line * image.x.out;
+    n = line / image.y.out;
+    y = line - n * image.y.out;
   }
-  __device__ void Advance(const Problem& p, int by) {
-    const int width = static_cast<int>(p.out_width);
-    for (x += by; x >= width; x -= width) {
-      if (++y == static_cast<int>(p.out_height)) y = 0, ++n;
+  __device__ void Advance(const Image& image, int by) {
+    for (x += by; x >= image.x.out; x -= image.x.out) {
+      if (++y == image.y.out) y = 0, ++n;
     }
   }
 };
@@ -29,14 +67,15 @@ struct Child {
   int kh, kw, c;
 
   Child() = default;
-  __device__ Child(const Problem& p, int k) {
-    Digits<int> d(k);
-    c = d.Next(p.in_channels), kw = d.Next(p.kernel_width), kh = d.rest;
+  __device__ Child(const Image& image, int k) {
+    const int tap = k / image.channels;
+    c = k - tap * image.channels;
+    kh = tap / image.x.kernel;
+    kw = tap - kh * image.x.kernel;
   }
-  __device__ void Advance(const Problem& p, int by) {
-    const int channels = static_cast<int>(p.in_channels);
-    for (c += by; c >= channels; c -= channels) {
-      if (++kw == static_cast<int>(p.kernel_width)) kw = 0, ++kh;
+  __device__ void Advance(const Image& image, int by) {
+    for (c += by; c >= image.channels; c -= image.channels) {
+      if (++kw == image.x.kernel) kw = 0, ++kh;
     }
   }
 };
@@ -46,20 +85,18 @@ struct Child {
 struct Corner {
   int lines, y, x;
 
-  __device__ Corner(const Problem& p, const Pixel& of)
-      : lines(of.n * static_cast<int>(p.in_height)),
-        y(of.y * static_cast<int>(p.stride_height) - static_cast<int>(p.pad_top)),
-        x(of.x * static_cast<int>(p.stride_width) - static_cast<int>(p.pad_left)) {}
+  __device__ Corner(const Image& image, const Pixel& of)
+      : lines(of.n * image.y.in),
+        y(of.y * image.y.stride - image.y.pad),
+        x(of.x * image.x.stride - image.x.pad) {}
 
   // Returns the capsule that is this child, as an index of activations, or -1 where
   // there is none.
-  __device__ int Capsule(const Problem& p, const Child& child) const {
-    const int height = static_cast<int>(p.in_height);
-    const int width = static_cast<int>(p.in_width);
-    const int line = y + child.kh * static_cast<int>(p.dilation_height);
-    const int pixel = x + child.kw * static_cast<int>(p.dilation_width);
-    if (line < 0 || line >= height || pixel < 0 || pixel >= width) return -1;
-    return ((lines + line) * width + pixel) * static_cast<int>(p.in_channels) + child.c;
+  __device__ int Capsule(const Image& image, const Child& child) const {
+    const int line = y + child.kh * image.y.dilation;
+    const int pixel = x + child.kw * image.x.dilation;
+    if (line < 0 || line >= image.y.in || pixel < 0 || pixel >= image.x.in) return -1;
+    return ((lines + line) * image.x.in + pixel) * image.channels + child.c;
   }
 };
 
