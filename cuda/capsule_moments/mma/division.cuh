@@ -118,9 +118,8 @@ __host__ __device__ int StageSize(const Division& d) {
 __host__ __device__ inline int VotesSize(const Division& d) {
   return kChunk * d.windows() * (d.lanes() + 4);
 }
-// A row's gradient has its rows in pairs of words.
 template <int Q>
-constexpr int kRow = kSide * (Q + Q % 2);
+constexpr int kRow = kSide * Q;
 template <int Q>
 constexpr int kRowsSize = kWarps * kChunk * kEight * kRow<Q>;
 

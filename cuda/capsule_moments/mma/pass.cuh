@@ -256,9 +256,13 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
             const int row = e % kSide;
             const float* const from = row_sums[e / kSide][row / 2] + row % 2 * 2;
-            if (kPair == 1 && 2 * t >= Q) continue;
-            *reinterpret_cast<float2*>(to + (e / kSide) * kEight * kRow<Q> +
-                                       RowAt<Q>(g, row, 0)) = {from[0], from[1]};
+            float* const at = to + (e / kSide) * kEight * kRow<Q> + RowAt<Q>(g, row, 0);
+            if constexpr (kPair == 2) {
+              *reinterpret_cast<float2*>(at) = {from[0], from[1]};
+            } else {
+              if (2 * t < Q) at[0] = from[0];
+              if (2 * t + 1 < Q) at[1] = from[1];
+            }
           }
           to += 2 * kEight * kRow<Q>;
         }

@@ -25,7 +25,7 @@ struct Tile {
   static constexpr int kThreads = kWarps * kLanes;
   // Sums of eight columns are those of two children with four each.
   static constexpr int kPair = Q == kFour ? 2 : 1;
-  static constexpr int kOwn = 4 * kPair;  // children of a warp
+  static constexpr int kOwn = (kSmall ? 2 : 4) * kPair;  // children of a warp
   // The tensors of a parent that are staged, and its numbers: theirs, the bias and the
   // gradient of the mass. Neither from one parent to the next, nor from one window to
   // the next, eight threads meet a bank twice.
