@@ -44,7 +44,7 @@ PLANS = [
     ([80], FLOAT, (25, 16, 8, 3), FORWARD),
     ([80], FLOAT, (48, 16, 16, 3), FORWARD),
     ([86, 120], FLOAT, (24, 16, 8, 3), FORWARD),
-    ([86, 120], FLOAT, (48, 16, 8, 3), FMA),
+    ([86, 120], FLOAT, (48, 16, 8, 3), FORWARD),
     ([86, 120], HALF, (24, 16, 8, 3), HALF_FORWARD),
     ([86, 120], FLOAT, (24, 8, 8, 3), MMA),
     ([86, 120], FLOAT, (25, 8, 8, 3), FORWARD),
