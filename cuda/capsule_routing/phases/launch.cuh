@@ -28,7 +28,7 @@ template <typename T, Pass kPass, bool kSpills, int kK, typename A = Accumulator
 LaunchError RunPassOf(const GpuExec& exec, const char* name,
                       const PassTiling<A>& tiling, const T* input, const T* weights,
                       const T* logits, const A* vectors, A* partial, T* coefficients,
-                      Moments<A>* moments, A* scratch) {
+                      A* scratch) {
   constexpr auto kernel = PassKernel<CudaType<T>, A, kPass, kSpills, kK>;
   const LaunchError error = AllowShared<kernel>(exec, name);
   if (!error.empty()) return error;
@@ -38,24 +38,24 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
     // Nothing of this call comes before.
     kernel<<<grid, kThreads, tiling.shared(), exec.stream>>>(
         tiling.z, tiling.cut, Native(input), Native(weights), Native(logits), vectors,
-        partial, Native(coefficients), moments, scratch, tiling.elements);
+        partial, Native(coefficients), scratch, tiling.elements);
     return CheckLaunch(name);
   } else {
     return LaunchOverlapped(name, kernel, grid, kThreads, tiling.shared(), exec,
                             tiling.z, tiling.cut, Native(input), Native(weights),
                             Native(logits), vectors, partial, Native(coefficients),
-                            moments, scratch, tiling.elements);
+                            scratch, tiling.elements);
   }
 }
 
 template <typename T, Pass kPass, typename A = Accumulator<T>>
 LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& tiling,
                     const T* input, const T* weights, const T* logits, const A* vectors,
-                    A* partial, T* coefficients, Moments<A>* moments, A* scratch) {
+                    A* partial, T* coefficients, A* scratch) {
   const auto run = [&](auto spills, auto in_dim) {
     return RunPassOf<T, kPass, spills, in_dim>(exec, name, tiling, input, weights,
                                                logits, vectors, partial, coefficients,
-                                               moments, scratch);
+                                               scratch);
   };
   constexpr std::integral_constant<int, 0> any;
   if (tiling.spills) return run(std::true_type(), any);
@@ -78,7 +78,6 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
     const auto run = [&](auto pass) {
       return RunPass<T, pass>(exec, kForwardName, tiling, input, weights, logits, v,
                               partial, static_cast<T*>(nullptr),
-                              static_cast<Moments<A>*>(nullptr),
                               partial + tiling.slices * z.length);
     };
     error = r == 0 ? run(std::integral_constant<Pass, Pass::kFirst>())
@@ -95,21 +94,21 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
 template <typename T, bool kSpills, int kK, typename A = Accumulator<T>>
 LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tiling,
                          const T* input, const T* weights, const T* logits,
-                         const A* vectors, const Moments<A>* moments, T* grad_input,
-                         T* grad_weights, T* grad_logits, A* scratch) {
+                         const A* vectors, T* grad_input, T* grad_weights,
+                         T* grad_logits, A* scratch) {
   constexpr auto kernel = GradientsKernel<CudaType<T>, A, kSpills, kK>;
   const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
-  return LaunchOverlapped(
-      kBackwardName, kernel, tiling.blocks, tiling.kThreads, tiling.shared(), exec,
-      tiling.z, tiling.layout, Native(input), Native(weights), Native(logits), vectors,
-      moments, Native(grad_input), Native(grad_weights), Native(grad_logits), scratch,
-      scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
+  return LaunchOverlapped(kBackwardName, kernel, tiling.blocks, tiling.kThreads,
+                          tiling.shared(), exec, tiling.z, tiling.layout, Native(input),
+                          Native(weights), Native(logits), vectors, Native(grad_input),
+                          Native(grad_weights), Native(grad_logits), scratch,
+                          scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
 }
 
 // The workspace: V and ds of each iteration, of which V of the first, which is zero and
-// not read, has dv; moments of the others' softmaxes; then partial sums and what blocks
-// work on, or what those of the gradients do.
+// not read, has dv; then partial sums and what blocks work on, or what those of the
+// gradients do.
 template <typename T, typename A = Accumulator<T>>
 LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
                      const GradientsTiling<T, A>& last, const T* grad, const T* input,
@@ -118,18 +117,14 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
   const Sizes& z = tiling.z;
   const int64_t length = z.length, iterations = last.layout.iterations;
   A* const vectors = static_cast<A*>(workspace);
-  auto* const moments =
-      reinterpret_cast<Moments<A>*>(vectors + 2 * iterations * length);
-  A* const rest = reinterpret_cast<A*>(moments + last.moments());
+  A* const rest = vectors + 2 * iterations * length;
   PrepareKernel<<<tiling.cells(), kFinishWarps * kLanes, 0, exec.stream>>>(
       z, iterations, sums, Native(grad), vectors);
   LaunchError error = CheckLaunch(kBackwardName);
   for (int64_t r = iterations - 1; r > 0 && error.empty(); --r) {
     error = RunPass<T, Pass::kGradient>(
         exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
-        rest, static_cast<T*>(nullptr),
-        moments + (r - 1) * (z.tiles * kTileSamples * z.in_caps),
-        rest + tiling.slices * length);
+        rest, static_cast<T*>(nullptr), rest + tiling.slices * length);
     if (!error.empty()) break;
     error =
         LaunchOverlapped(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
@@ -140,8 +135,7 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
   if (!error.empty()) return error;
   const auto run = [&](auto spills, auto in_dim) {
     return RunGradients<T, spills, in_dim>(exec, last, input, weights, logits, vectors,
-                                           moments, grad_input, grad_weights,
-                                           grad_logits, rest);
+                                           grad_input, grad_weights, grad_logits, rest);
   };
   constexpr std::integral_constant<int, 0> any;
   if (last.spills) return run(std::true_type(), any);
@@ -161,7 +155,7 @@ LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
   const auto run = [&](auto pass) {
     return RunPass<T, pass>(exec, kCoefficientsName, tiling, input, weights, logits, v,
                             static_cast<A*>(nullptr), coefficients,
-                            static_cast<Moments<A>*>(nullptr), v + tiling.z.length);
+                            v + tiling.z.length);
   };
   if (iterations == 0) return run(std::integral_constant<Pass, Pass::kFirst>());
   {
@@ -232,7 +226,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   if (obstacle.empty()) obstacle = last.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   const int64_t pass = tiling.slices * tiling.z.length + tiling.scratch();
-  return Plan::Make((2 * p.iterations * tiling.z.length + 2 * last.moments() +
+  return Plan::Make((2 * p.iterations * tiling.z.length +
                      std::max(pass, last.blocks * last.block_scratch())) *
                         sizeof(A),
                     [tiling, last](const GpuExec& exec, auto... pointers) {

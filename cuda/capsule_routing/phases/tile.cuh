@@ -25,17 +25,14 @@ constexpr int kRun = 8;           // input capsules whose inner products lie tog
 constexpr int kPassWarps = 16;    // of a block of a pass
 constexpr int kFinishWarps = 16;  // of a block between passes
 
+// Vectors are multiplied by this before their products with weights, which would else
+// overflow where no prediction does.
+constexpr float kVectorScale = 0x1p-8f;
+
 // What is cut off to TF32 loses this much on average: products with what was made
 // larger by as much are right on average.
 template <typename A>
 constexpr A kUncut = std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
-
-// Vectors are stored times kScale, for their products with weights would else overflow
-// where no prediction does, and made larger by what products cut off.
-template <typename A>
-constexpr A kScale = 0x1p-8f;
-template <typename A>
-constexpr A kStored = kScale<A> * kUncut<A>;
 
 // N numbers of an operand. Tensor cores cut floats off to TF32.
 template <int N, typename A>
@@ -45,31 +42,30 @@ struct Numbers {
   __device__ void Set(int n, A x) { at[n] = x; }
 };
 
-// What was an S, as tensor cores are to cut it off: to the nearest on average.
+// x to the nearest TF32.
+__device__ inline float ToTf32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+__device__ inline double ToTf32(double x) { return x; }
+// The same of what was an S, where that is none anyway.
 template <typename S, typename A>
 __device__ A Rounded(A x) {
-  return std::is_same_v<S, float> ? x * kUncut<A> : x;
+  return std::is_same_v<S, float> ? ToTf32(x) : x;
 }
 
-// c += a b, or c = a b where kSet. A lane (g, t) has of a (g, t), (g + 8, t), (g, t +
-// 4), (g + 8, t + 4); of b (t, g), (t + 4, g); of c (g, 2t), (g, 2t + 1), (g + 8, 2t),
-// (g + 8, 2t + 1).
-template <bool kSet = false>
-__device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>& b,
-                            float (&c)[4]) {
+// c += a b. A lane (g, t) has of a (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); of b
+// (t, g), (t + 4, g); of c (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+__device__ inline void MultiplyAdd(const Numbers<4, float>& a,
+                                   const Numbers<2, float>& b, float (&c)[4]) {
   const uint32_t a_bits[4] = {__float_as_uint(a.at[0]), __float_as_uint(a.at[1]),
                               __float_as_uint(a.at[2]), __float_as_uint(a.at[3])};
   const uint32_t b_bits[2] = {__float_as_uint(b.at[0]), __float_as_uint(b.at[1])};
-  if constexpr (kSet) {
-    SetToProduct(a_bits, b_bits, c);
-  } else {
-    Multiply(a_bits, b_bits, c);
-  }
+  Multiply(a_bits, b_bits, c);
 }
-template <bool kSet = false>
-__device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double>& b,
-                            double (&c)[4]) {
-  if constexpr (kSet) c[0] = c[1] = c[2] = c[3] = 0;
+__device__ inline void MultiplyAdd(const Numbers<4, double>& a,
+                                   const Numbers<2, double>& b, double (&c)[4]) {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -93,10 +89,6 @@ __device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
   b.Set(1, one);
   MultiplyAdd(a, b, c);
 }
-
-// Input capsules whose weights a lane loads together, half of what it has in flight.
-template <typename A>
-constexpr int kBatch = sizeof(A) == 8 ? 2 : 4;
 
 struct Sizes {
   int64_t batch, in_caps, tiles;
@@ -123,8 +115,7 @@ struct Sizes {
 };
 
 struct Place {
-  // Of the first lane, so that the compiler knows that it is the same for all.
-  int warp = __shfl_sync(~0u, threadIdx.x / kLanes, 0), warps = blockDim.x / kLanes;
+  int warp = threadIdx.x / kLanes, warps = blockDim.x / kLanes;
   int lane = threadIdx.x % kLanes;
   int g = lane / 4, t = lane % 4;
 };
@@ -179,7 +170,9 @@ __device__ void LoadVector(const A* from, Numbers<4, A> (&v)[2]) {
   for (int h = 0; h < 2; ++h) {
     const auto pack = *reinterpret_cast<const Pack<A, 4>*>(from + h * (4 * kLanes));
 #pragma unroll
-    for (int n = 0; n < 4; ++n) v[h].Set(n, pack.at[n]);
+    for (int n = 0; n < 4; ++n) {
+      v[h].Set(n, ToTf32(pack.at[n] * A{kVectorScale}));
+    }
   }
 }
 
