@@ -68,16 +68,12 @@ struct ColumnsPlan {
       y_inside = InsideOf<kGradient>(Vertical(p));
       x_inside = InsideOf<kGradient>(Horizontal(p));
     }
-    if (taps > 0) {
-      inside = Runs::Of<kGradient>(p, channels, true);
-      outside = Runs::Of<kGradient>(p, channels, false);
-    }
-    if (p.batch * to.height * to.width * columns == 0) return;
-
+    inside = Runs::Of<kGradient>(p, channels, true);
+    outside = Runs::Of<kGradient>(p, channels, false);
     const int64_t reuse =
         kGradient ? Min(p.stride_height, to.height) * Min(p.stride_width, to.width) : 1;
     const int64_t work =
-        p.batch * p.out_height * p.out_width * columns * Max(taps * channels, 1);
+        p.batch * p.out_height * p.out_width * columns * taps * channels;
     int64_t pixels = kBlockPixels;
     for (group = Min(vectors, kGroupVectors);;) {
       const int64_t fit = kBlockBytes / (group * kVectorBytes);
@@ -141,9 +137,8 @@ Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullpt
     bytes += RoundUp(count * size, 64);
     return place;
   };
-  const int64_t sums = plan.tasks == 0 || (kSame && plan.in_place())
-                           ? 0
-                           : plan.blocks.most() * plan.group * kLanes<A>;
+  const int64_t sums =
+      kSame && plan.in_place() ? 0 : plan.blocks.most() * plan.group * kLanes<A>;
   Memory<A> memory;
   memory.sums = reinterpret_cast<A*>(next(sums, sizeof(A)));
   memory.offsets = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
@@ -166,7 +161,7 @@ Division DivideColumns(const Problem& p) {
   d.workspace = plan.vectors * plan.stride() * sizeof(A);
   d.scratch = MemoryOf<T>(plan).bytes;
   d.tasks = plan.tasks;
-  d.weights_tasks = plan.tasks == 0 ? 0 : plan.taps * CeilDivide(plan.vectors, 2);
+  d.weights_tasks = plan.taps * CeilDivide(plan.vectors, 2);
   return d;
 }
 

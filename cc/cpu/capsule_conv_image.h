@@ -38,10 +38,7 @@ struct ImagePlan {
     vectors = padded <= kFewColumns ? kFewVectors : kVectors;
     y_places = kGradient ? Min(p.stride_height, p.in_height) : 1;
     x_places = kGradient ? Min(p.stride_width, p.in_width) : 1;
-    tasks = ring = runs = slots = 0;
-    if (p.batch * to.height * to.width * columns * p.pose_depth * p.pose_rows == 0)
-      return;
-
+    ring = runs = slots = 0;
     int64_t width = 0, reach = 0, phases = 1, most_taps = 0, rows = 0;
     for (int64_t place = 0; place < y_places; ++place) {
       const Axis axis = AxisY(place);
@@ -67,7 +64,7 @@ struct ImagePlan {
     x_parts = CeilDivide(width, block);
     const int64_t pieces = y_places * x_places * sample_parts * x_parts;
     const int64_t work = p.batch * to.height * to.width / (y_places * x_places) *
-                         p.pose_depth * p.pose_rows * columns * Max(planes * runs, 1);
+                         p.pose_depth * p.pose_rows * columns * planes * runs;
     const int64_t again = 3 * Max(slots - AxisY(0).step, 0);  // few rows are read twice
     y_parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
     y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
@@ -106,9 +103,7 @@ Division DivideImage(const Problem& p) {
   d.scratch = (plan.ring + plan.sums()) * sizeof(A) + plan.runs * sizeof(Run) +
               plan.slots * sizeof(int64_t);
   d.tasks = plan.tasks;
-  d.weights_tasks = plan.tasks == 0
-                        ? 0
-                        : p.pose_depth * plan.taps * CeilDivide(plan.padded, kColumns);
+  d.weights_tasks = p.pose_depth * plan.taps * CeilDivide(plan.padded, kColumns);
   return d;
 }
 
@@ -137,7 +132,7 @@ template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, const Run* runs, int64_t count,
               int64_t first_lane, int64_t vectors, A* sums) {
-  if (count == 0 || plan.planes == 0) {
+  if (count == 0) {
     std::memset(sums, 0, plan.padded * vectors * kLanes<A> * sizeof(A));
     return;
   }

@@ -34,11 +34,10 @@ struct OuterPlan {
         blocks(1, 1, 1, 1) {
     const bool together =
         p.dilation_width == 1 && p.kernel_width * channels <= kOuterRows;
-    run_taps = together ? Max(p.kernel_width, 1) : 1;
+    run_taps = together ? p.kernel_width : 1;
     runs = taps / run_taps;
     length = run_taps * channels;
     rows = taps * channels;
-    if (rows * columns == 0) return;
     pieces = CeilDivide(length, kOuterRows);
     piece = CeilDivide(length, pieces);
     task_runs = Max(Min(kOuterRows / length, runs), 1);
@@ -46,7 +45,6 @@ struct OuterPlan {
     groups = CeilDivide(vectors, group);
     parts = CeilDivide(runs, task_runs) * pieces * groups;
     const int64_t pixels = p.batch * p.out_height * p.out_width;
-    if (pixels == 0) return;
     blocks = Blocks(p.batch, p.out_height, p.out_width, TermsOfPart(pixels));
     chunks =
         Min(CeilDivide(kTasks, parts), pixels * rows * columns / (parts * kTaskWork));

@@ -38,14 +38,6 @@ struct WeightsPlan {
         row_tiles(CeilDivide(input.channels * input.columns, kInnerRows)),
         column_tiles(CeilDivide(output.channels * output.columns, kInnerColumns)) {
     chunk = p.pose_depth * taps * row_tiles * column_tiles * kInnerTile;
-    const int64_t terms = p.batch * p.out_height * p.out_width * p.pose_rows;
-    channel_parts = sample_parts = y_parts = x_parts = blocks = 0;
-    chunks = 0;
-    rows = in_rows = 1;
-    grad_channels = channels = 4;
-    input_size = grad_size = copy_size = 0;
-    if (chunk * terms == 0) return;
-
     const int64_t samples = SamplesOfTask(p, p.out_width, kLanes<A>, 8);
     sample_parts = CeilDivide(p.batch, samples);
     const int64_t vectors = CeilDivide(p.out_width * samples * p.pose_rows, kLanes<A>);

@@ -17,6 +17,7 @@
 #define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "cc/launch/exec.h"
 #include "cc/launch/op.h"
@@ -51,10 +52,20 @@ struct Problem : WindowProblem {
   int64_t pose_columns = -1;
 };
 
+// Returns the product of sizes. It is right where a tensor has so many elements, and 0
+// where one of them is, however large the others are.
+inline int64_t Elements(std::initializer_list<int64_t> sizes) {
+  uint64_t product = 1;
+  for (const int64_t size : sizes) product *= static_cast<uint64_t>(size);
+  return static_cast<int64_t>(product);
+}
+
 // Pixels of the output, and elements of one.
-inline int64_t Pixels(const Problem& p) { return p.batch * p.out_height * p.out_width; }
+inline int64_t Pixels(const Problem& p) {
+  return Elements({p.batch, p.out_height, p.out_width});
+}
 inline int64_t PixelSize(const Problem& p) {
-  return p.out_channels * p.pose_depth * p.pose_rows * p.pose_columns;
+  return Elements({p.out_channels, p.pose_depth, p.pose_rows, p.pose_columns});
 }
 
 // Products of two tensors into a third.

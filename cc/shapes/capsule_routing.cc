@@ -52,7 +52,7 @@ void CheckSums(ShapeRule& rule, const Problem& p) {
   }
   rule.Require(left > 0, [&] {
     return absl::StrCat(
-        "iterations x batch x out_caps x out_dim must be at most 2^48, got ",
+        "sums of iterations x batch x out_caps x out_dim must be at most 2^48, got ",
         p.iterations, " x ", p.batch, " x ", p.out_caps, " x ", p.out_dim);
   });
 }

@@ -8,6 +8,7 @@ that would need much memory or time, as any program would for it, is left out.
 """
 
 import dataclasses
+import itertools
 import math
 
 import signatures
@@ -36,6 +37,11 @@ _STRANGE = {
     "normalize": ("parents", "all", "none", "both", "", 3),
     "iterations": (2, 0, -1, 2**31 - 1, 2**31, 2**40, 2**63 - 1),
     "epsilon": (2**-10, 0.0, -1.0, 1e-46, 1e-40, 1e38, 1e39, math.inf, math.nan, "0"),
+}
+_ONES = {
+    **{name: [1, 1] for name in ("strides", "dilations", "kernel_size")},
+    **{"padding": "VALID", "data_format": "NHWC", "groups": 1, "bits": 3, "order": 2},
+    **{"normalize": "parents", "iterations": 2, "epsilon": 2**-7},
 }
 _NUMBERS = (0, -1, 1, 2, 5, 127, -150, 2**31 - 1, -(2**31))
 _TYPES = (*DTYPES, tf.int32, tf.int64, tf.uint8, tf.bool, tf.complex64, tf.string)
@@ -162,7 +168,16 @@ def _valid(draw, op):
         dims["t"] = attributes["iterations"]
     if not signatures.follow(op, dims, attributes):
         raise AssertionError((op, dims, attributes))
-    dtype = pick(*DTYPES)
+    call = _call(op, form, dims, attributes, pick(*DTYPES), pick(0, 1, -3))
+    for name in call.names:
+        optional = signatures.is_optional(op, name) and pick(True, False)
+        if optional or signatures.is_left_out(name, attributes):
+            call.shapes[name] = (0,)
+    return call
+
+
+def _call(op, form, dims, attributes, dtype, top_exponent=0):
+    """Returns the valid call of these dimensions, with all inputs."""
     shapes, types = {}, {}
     for name, text in signatures.INPUTS[op].items():
         shapes[name] = tuple(dims[a] for a in signatures.axes_of(text, form))
@@ -173,12 +188,41 @@ def _valid(draw, op):
             types[name] = tf.uint8
         elif signatures.is_wide(op, name):
             types[name] = sums_type(dtype)
-        optional = signatures.is_optional(op, name) and pick(True, False)
-        if optional or signatures.is_left_out(name, attributes):
-            shapes[name] = (0,)
-    call = Call(op, shapes, types, attributes, sums_type(dtype), pick(0, 1, -3))
+    call = Call(op, shapes, types, attributes, sums_type(dtype), top_exponent)
     call.form, call.dims = form, dims
     return call
+
+
+def zero_beside_huge(op):
+    """Yields valid calls of which one dimension is 0, and one or two others are huge.
+
+    All other dimensions are 1. So there is nothing to compute, but maybe much to loop
+    over, and products of dimensions overflow.
+    """
+    attributes = {n: _ONES[n] for n in _attributes(op, lambda *values: values[0])}
+    for change in (
+        {},
+        {"padding": "SAME"},
+        {"normalize": "all"},
+        {"normalize": "none"},
+    ):
+        if not change.keys() <= attributes.keys():
+            continue
+        changed = attributes | change
+        for form in signatures.forms_of(op, changed):
+            inputs = signatures.INPUTS[op].values()
+            axes = {a for text in inputs for a in signatures.axes_of(text, form)}
+            axes = sorted(axes - set("HWf"))
+            for zero, count in itertools.product(axes, (1, 2)):
+                others = [axis for axis in axes if axis != zero]
+                for huge in itertools.combinations(others, count):
+                    dims = dict.fromkeys((*axes, "p"), 1) | {zero: 0}
+                    dims |= dict.fromkeys(huge, HUGE[0])
+                    if not signatures.follow(op, dims, changed):
+                        continue
+                    call = _call(op, form, dims, dict(changed), tf.float32)
+                    if call.feasible():
+                        yield call
 
 
 def sums_type(dtype):

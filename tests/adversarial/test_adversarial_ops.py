@@ -11,7 +11,7 @@ import pytest
 import signatures
 import tensorflow as tf
 import verdicts
-from calls import calls
+from calls import calls, zero_beside_huge
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from memory import peak
@@ -66,29 +66,42 @@ def _assert_names_op_and_input(error, call):
     assert re.search(rf"[tT]ype|input #\d|OOM|{'|'.join(names)}", text), text
 
 
+def _run_eagerly(call):
+    found = verdicts.tensors(call)
+    peak()
+    before = peak()
+    results, error = _outcome(lambda: verdicts.compute(call, **found))
+    grown = peak() - before
+    if error is None:
+        assert verdicts.may_succeed(call)
+        verdicts.assert_right(call, found, results)
+    else:
+        assert not verdicts.must_succeed(call), error
+        _assert_names_op_and_input(error, call)
+    held = [t for t in (*found.values(), *(results or ())) if t.dtype != tf.string]
+    most, each = _MEMORY
+    assert grown <= most + each * sum(
+        t.shape.num_elements() * t.dtype.size for t in held
+    )
+
+
 @every_op
 def test_eagerly(op, eager_share):
     @_examples(eager_share)
     @given(calls(op))
     def run(call):
-        found = verdicts.tensors(call)
-        peak()
-        before = peak()
-        results, error = _outcome(lambda: verdicts.compute(call, **found))
-        grown = peak() - before
-        if error is None:
-            assert verdicts.may_succeed(call)
-            verdicts.assert_right(call, found, results)
-        else:
-            assert not verdicts.must_succeed(call), error
-            _assert_names_op_and_input(error, call)
-        held = [t for t in (*found.values(), *(results or ())) if t.dtype != tf.string]
-        most, each = _MEMORY
-        assert grown <= most + each * sum(
-            t.shape.num_elements() * t.dtype.size for t in held
-        )
+        _run_eagerly(call)
 
     run()
+
+
+@every_op
+def test_zero_beside_huge(op):
+    """Where one dimension is 0, others cost neither time nor memory."""
+    every = list(zero_beside_huge(op))
+    assert every
+    for call in every:
+        _run_eagerly(call)
 
 
 @every_op

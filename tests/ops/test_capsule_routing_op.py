@@ -228,7 +228,7 @@ def test_no_iterations(op, way, device):
         (2**31, 0, 4, 5, "iterations must be at most 2147483647, got 2147483648"),
         (
             *(2**30, 0, 2**10, 2**9),
-            "iterations x batch x out_caps x out_dim must be at most 2^48, "
+            "sums of iterations x batch x out_caps x out_dim must be at most 2^48, "
             "got 1073741824 x 0 x 1024 x 512",
         ),
     ],

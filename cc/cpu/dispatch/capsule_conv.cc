@@ -25,10 +25,10 @@ struct Trimmed {
       : p(whole),
         down(Vertical(whole)),
         across(Horizontal(whole)),
-        taps(whole.kernel_height * whole.kernel_width),
+        taps(Elements({whole.kernel_height, whole.kernel_width})),
         line(whole.kernel_width),
-        tap(whole.in_channels * whole.out_channels * whole.pose_depth *
-            whole.pose_inner * whole.pose_columns) {
+        tap(Elements({whole.in_channels, whole.out_channels, whole.pose_depth,
+                      whole.pose_inner, whole.pose_columns})) {
     p.kernel_height = down.count;
     p.kernel_width = across.count;
     p.pad_top = down.pad;
@@ -47,6 +47,29 @@ struct Trimmed {
   int64_t taps, line;  // taps of the whole filter, and of a row of it
   int64_t tap;         // weights of one tap
 };
+
+int64_t OutputSize(const Problem& p) { return Elements({Pixels(p), PixelSize(p)}); }
+int64_t InputSize(const Problem& p) {
+  return Elements({p.batch, p.in_height, p.in_width, p.in_channels, p.pose_depth,
+                   p.pose_rows, p.pose_inner});
+}
+
+// Tells whether no product is ever added up, so that results, if any, are zeros.
+bool IsEmpty(const Problem& p) {
+  return std::min({p.batch, p.out_height, p.out_width, p.kernel_height, p.kernel_width,
+                   p.in_channels, p.out_channels, p.pose_depth, p.pose_rows,
+                   p.pose_inner, p.pose_columns}) == 0;
+}
+
+// Writes zeros to a result of `count` elements.
+template <typename T>
+ConvPlan<CpuExec, T> PlanZeros(int64_t count) {
+  return CpuPlan<ConvPlan<CpuExec, T>>(
+      0, [count](const CpuExec&, const T*, const T*, T* to, void*) -> LaunchError {
+        if (count > 0) std::memset(to, 0, count * sizeof(T));
+        return {};
+      });
+}
 
 // Returns about how many cycles one of `tasks` tasks takes, at sixteen multiply-adds a
 // cycle.
@@ -72,8 +95,10 @@ void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t time
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& columns,
-                               const ImageKernels<T>& planes, const Problem& whole) {
+                               const ImageKernels<T>& planes, const Problem& whole,
+                               int64_t results) {
   const Trimmed trimmed(whole);
+  if (IsEmpty(trimmed.p)) return PlanZeros<T>(results);
   const ImageKernels<T>& kernels = columns.divide(trimmed.p).fits ? columns : planes;
   const Division d = kernels.divide(trimmed.p);
   return CpuPlan<ConvPlan<CpuExec, T>>(
@@ -81,7 +106,6 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& columns,
       [op, &kernels, trimmed, d](const CpuExec& exec, const T* from, const T* weights,
                                  T* to, void* workspace) -> LaunchError {
         const Problem& p = trimmed.p;
-        if (d.tasks == 0) return {};
         ForMoves(exec, p, d.weights_tasks, 1, [&](int64_t task) {
           const int64_t tap = task % (p.kernel_height * p.kernel_width);
           kernels.pack(p, task, weights + trimmed.Weights(tap), workspace);
@@ -98,13 +122,13 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& columns,
 template <typename T>
 ConvPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
   return PlanImage("CapsuleConv", Selected<T>().columns.forward,
-                   Selected<T>().planes.forward, p);
+                   Selected<T>().planes.forward, p, OutputSize(p));
 }
 
 template <typename T>
 BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec&, const Problem& p) {
   const auto conv = PlanImage(ForwardBiasRelu::kName, Selected<T>().columns.forward,
-                              Selected<T>().planes.forward, p);
+                              Selected<T>().planes.forward, p, OutputSize(p));
   return CpuPlan<BiasReluPlan<CpuExec, T>>(
       conv.workspace,
       [conv, pixels = Pixels(p), pixel = PixelSize(p)](
@@ -122,12 +146,13 @@ BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec&, const Problem& p) {
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec&, const Problem& p) {
   return PlanImage("CapsuleConvBackpropInput", Selected<T>().columns.backprop_input,
-                   Selected<T>().planes.backprop_input, p);
+                   Selected<T>().planes.backprop_input, p, InputSize(p));
 }
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
   const Trimmed trimmed(whole);
+  if (IsEmpty(trimmed.p)) return PlanZeros<T>(Elements({trimmed.taps, trimmed.tap}));
   const WeightsKernels<T>& columns = Selected<T>().columns.backprop_weights;
   const WeightsKernels<T>& kernels =
       columns.divide(trimmed.p).fits ? columns : Selected<T>().planes.backprop_weights;
@@ -139,10 +164,9 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
                                        const T* grad, T* grad_weights,
                                        void* workspace) -> LaunchError {
         const Problem& p = trimmed.p;
-        if (!trimmed.complete() && trimmed.tap > 0) {
+        if (!trimmed.complete()) {
           std::memset(grad_weights, 0, trimmed.taps * trimmed.tap * sizeof(T));
         }
-        if (d.weights_tasks == 0) return {};
         void* const sums = in_place ? grad_weights : workspace;
         LaunchError error =
             ForTasks(exec, "CapsuleConvBackpropWeights", d.tasks, Cost(p, d.tasks),

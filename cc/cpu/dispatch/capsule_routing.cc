@@ -57,10 +57,17 @@ struct Workspace {
   A* parts;
 };
 
+// Without input capsules it does not matter how large they would be.
+Problem Simplified(Problem p) {
+  if (p.in_caps == 0) p.in_dim = 0;
+  return p;
+}
+
 }  // namespace
 
 template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
+  const Problem p = Simplified(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(d, 0),
@@ -92,7 +99,7 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
 
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
-  Problem p = problem;
+  Problem p = Simplified(problem);
   // If output capsules have no dimensions, the gradients are zero, and one iteration
   // computes them as well as several.
   if (Columns(p) == 0) p.iterations = 1;
@@ -146,7 +153,8 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
 }
 
 template <typename T>
-CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& p) {
+CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& problem) {
+  const Problem p = Simplified(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<CoefficientsPlan<CpuExec, T>>(
       2 * d.tile * sizeof(Accumulator<T>),

@@ -363,23 +363,14 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   }
   if constexpr (!kMore) {
 #pragma unroll
-    for (int n = 0; n < kCaps; ++n) {
-#pragma unroll
-      for (int offset = 4; offset < kLanes; offset *= 2) {
-        first_db[n] += __shfl_xor_sync(~0u, first_db[n], offset);
-      }
-    }
+    for (int n = 0; n < kCaps; ++n) first_db[n] = SumOverRows(first_db[n]);
     WaitFor(team + 1, team_threads);  // grad_input is added up
     first_softmaxes();
   }
 #pragma unroll
   for (int n = 0; n < kCaps; ++n) {
     if (n >= caps) continue;
-    float total = sum_logits[n];
-#pragma unroll
-    for (int offset = 4; offset < kLanes; offset *= 2) {
-      total += __shfl_xor_sync(~0u, total, offset);
-    }
+    float total = SumOverRows(sum_logits[n]);
     if constexpr (!kMore) total += first_db[n];
     if (place.g == 0 && real) {
       S* const to = grad_logits + (i0 + n) * z.out_caps + j;

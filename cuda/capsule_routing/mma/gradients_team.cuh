@@ -69,6 +69,15 @@ __device__ inline float2 Transpose(float x, float y) {
           __uint_as_float(__byte_perm(low, high, 0x7632))};
 }
 
+// Returns the sum over the lanes that hold the same column.
+__device__ inline float SumOverRows(float value) {
+#pragma unroll
+  for (int offset = 4; offset < kLanes; offset *= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
+  return value;
+}
+
 // sum += <x, y>, by rows.
 __device__ inline void AddProducts(const float (&x)[4], const float4& y,
                                    float (&sum)[2]) {
