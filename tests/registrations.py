@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops' generated wrappers, their types and names, and what they refuse."""
 
+import functools
 import re
 
 import pytest
@@ -19,6 +20,7 @@ SUMS_OF = {
 }
 
 
+@functools.cache  # TensorFlow would write and compile the wrappers again
 def bare():
     """Returns the generated wrappers of all ops."""
     return tf.load_op_library(tf_capsops.library_path())
