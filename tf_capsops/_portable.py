@@ -62,7 +62,7 @@ def compute(plain, *operands, name, **attributes):
 
 
 def widened(compute):
-    """Makes a function compute half types in float32 and round once, as our ops do."""
+    """Makes a function compute 16-bit types in float32 and round once, as ours do."""
 
     @functools.wraps(compute)
     def rounded_once(*operands, **attributes):

@@ -59,7 +59,7 @@ class Rule:
 
 
 def type_of_moments(layer):
-    """Returns the type in which a layer's rule computes: float32 for half types."""
+    """Returns the type in which a layer's rule computes: float32 for 16-bit types."""
     return "float64" if layer.compute_dtype == "float64" else "float32"
 
 
