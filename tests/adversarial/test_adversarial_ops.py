@@ -12,10 +12,13 @@ import signatures
 import tensorflow as tf
 import verdicts
 from calls import calls, zero_beside_huge
+from gpus import GPUS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from memory import peak
 from registrations import snake_case
+
+from tf_capsops import kernels
 
 _SECONDS = 60  # after which a call hangs
 _MEMORY = 64 << 20, 16  # bytes, and bytes for each byte of inputs and results
@@ -25,7 +28,9 @@ every_op = pytest.mark.parametrize("op", signatures.INPUTS)
 
 @pytest.fixture(autouse=True)
 def _on_cpu():
-    with tf.device("CPU:0"):
+    """Calls run on a CPU, and are planned for a GPU too."""
+    device = kernels.pretend_device(capability=90, **GPUS[90])
+    with tf.device("CPU:0"), device, kernels.recorded():
         yield
 
 
