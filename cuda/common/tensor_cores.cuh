@@ -25,7 +25,16 @@ __device__ inline void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same of half as many columns of a.
+// c = a b.
+__device__ inline void SetToProduct(const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                    float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
+}
+
+// c += a b of half as many columns of a.
 __device__ inline void Multiply(const uint32_t (&a)[2], const uint32_t (&b)[1],
                                 float (&c)[4]) {
   asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "

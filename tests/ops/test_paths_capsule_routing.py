@@ -25,8 +25,9 @@ ONCE = ("tiles_16_5_4_16_8",)
 LARGE = ("tiles_48_300_13_16_8", "tiles_65_30_9_8_8", "tiles_18_7_32_16_16")
 FORWARD = ("tiles_19_29_48_16_16",)
 FMA = (*MMA, *ONCE, *LARGE, *FORWARD, "large_primes", "all_long")
-# Of the last, inner products do not fit into shared memory.
-PHASES = (*FMA, "out_caps_2000")
+# Inner products of the one do not fit into shared memory, and of the other not all
+# moments into the workspace.
+PHASES = (*FMA, "out_caps_2000", "many_in_caps")
 REFUSALS = [
     ("mma", "mnist_layer", tf.float64, "T is double"),
     ("mma", "empty_batch", tf.float32, "a dimension is 0"),

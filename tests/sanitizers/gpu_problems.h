@@ -57,7 +57,7 @@ inline std::vector<Family<capsule_routing::Problem>> FamiliesOf(
     p.set_epsilon(1e-7f);
     return p;
   };
-  return Families<P>(
+  auto families = Families<P>(
       {base(16, 8), base(16, 16), base(8, 8)},
       {{&P::batch, {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 65}},
        {&P::in_caps, {0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 129, 300}},
@@ -68,6 +68,11 @@ inline std::vector<Family<capsule_routing::Problem>> FamiliesOf(
        // Nor does input.
        {&P::in_dim, {1, 3, 4, 7, 9, 15, 17, 33, 2000}},
        {&P::iterations, {0, 1, 3, 4, 5, 7}}});
+  // The moments of so many input capsules do not fit into a workspace.
+  P p{6, 5, 2, 3, 2, 3};
+  p.set_epsilon(1e-7f);
+  families.push_back({p, {{&P::in_caps, {100003}}}});
+  return families;
 }
 
 // The dimensions of a window, with sizes for each.

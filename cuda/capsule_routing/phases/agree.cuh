@@ -13,10 +13,9 @@ namespace capsops::capsule_routing::phases {
 constexpr int kPassTiles = 2;  // of samples, of a block of a pass
 
 // Where inner products and then weights of predictions lie: [vector][input capsule]
-// [output capsule][sample]. kPad keeps the input capsules that a product has off a
-// bank.
+// [output capsule][sample]. kPad keeps four input capsules off each other's banks.
 struct Shares {
-  static constexpr int kPad = 4;
+  static constexpr int kPad = 8;
   int samples, step, vector;  // step: from one input capsule to the next
 
   __host__ __device__ Shares(const Sizes& z, int tile_caps, int tiles)
@@ -25,8 +24,8 @@ struct Shares {
         vector(tile_caps * step) {}
 };
 
-// A block's samples of input: in shared memory as [input capsule][sample][pitch] or,
-// where kSpills, as they are.
+// A block's samples of input, times kUncut: in shared memory as [input capsule][sample]
+// [pitch] or, where kSpills, read from where they are.
 template <typename S, typename A, bool kSpills, int kTiles>
 struct Samples {
   static constexpr int kRows = kTiles * kTileSamples;
@@ -42,12 +41,14 @@ struct Samples {
         rows(static_cast<int>(min(sizes.batch - tile * kTileSamples, int64_t{kRows}))) {
   }
 
-  // Brings `count` input capsules from i0 on.
-  __device__ void Stage(int64_t i0, int count) const {
+  // Brings `count` input capsules from i0 on, and those of `more` times as many
+  // samples, which lie `step` further on each time.
+  __device__ void Stage(int64_t i0, int count, int more = 1, int step = 0) const {
     if constexpr (!kSpills) {
       constexpr int kWord = 4;
       const int words = z.steps * (kStepK / kWord), all = count * words;
-      for (int b = threadIdx.x / kLanes; b < kRows; b += blockDim.x / kLanes) {
+      for (int b = threadIdx.x / kLanes; b < more * kRows; b += blockDim.x / kLanes) {
+        A* const to = staged + b / kRows * step + b % kRows * z.pitch;
         const S* const row = input + (b * z.in_caps + i0) * z.in_dim;
         for (int e = threadIdx.x % kLanes; e < all; e += kLanes) {
           const int n = e / words, k = e % words * kWord;
@@ -66,9 +67,8 @@ struct Samples {
             }
           }
 #pragma unroll
-          for (int i = 0; i < kWord; ++i) word.at[i] = Rounded<S>(word.at[i]);
-          *reinterpret_cast<Pack<A, kWord>*>(staged + (n * kRows + b) * z.pitch + k) =
-              word;
+          for (int i = 0; i < kWord; ++i) word.at[i] *= kUncut<A>;
+          *reinterpret_cast<Pack<A, kWord>*>(to + n * kRows * z.pitch + k) = word;
         }
       }
     }
@@ -77,7 +77,7 @@ struct Samples {
   __device__ A At(int64_t i0, int n, int b, int k) const {
     if constexpr (kSpills) {
       if (b >= rows || k >= z.in_dim) return 0;
-      return Rounded<S>(A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])});
+      return A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])} * kUncut<A>;
     } else {
       return staged[(n * kRows + b) * z.pitch + k];
     }
@@ -114,114 +114,154 @@ __device__ Numbers<4, A> ByRows(A x0, A y0, A x1, A y1) {
   return a;
 }
 
+// Weights of kBatch input capsules, of which a lane has four each: elements t, t + 4,
+// ... of a block of the output capsule, and g of a step of the input capsule.
+template <typename S, typename A, int kK>
+struct WeightsBatch {
+  S at[kBatch<A>][4];
+
+  // Of the output capsule whose matrix of the first input capsule is `matrix`.
+  __device__ static const S* Begin(const Sizes& z, const Place& place,
+                                   const S* matrix) {
+    return matrix + place.t * z.in_dim + place.g;
+  }
+  // Of at most `count` input capsules, from what Begin() says on.
+  __device__ void Load(const Sizes& z, const Place& place, const S* begin, int count,
+                       int block, int k0) {
+    const int row = block * kBlockD + place.t;
+    const S* from = begin + block * kBlockD * z.in_dim + k0;
+#pragma unroll
+    for (int s = 0; s < kBatch<A>; ++s) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const bool has = kK > 0 || (row + 4 * e < z.out_dim && k0 + place.g < z.in_dim);
+        at[s][e] = has && s < count ? from[4 * e * z.in_dim] : S{0};
+      }
+      from += z.matrices;
+    }
+  }
+};
+
+// Adds the inner products of the predictions of `left` input capsules (at most kRun, of
+// those `x` has from n0 on, after i0) with vectors to `sum`, in which a lane has input
+// capsules t and t + 4: of kEach tiles from m0 on. Calls load() with a block of
+// elements, to set `v` to the vectors'. The lane's weights are at `begin`; where
+// `held`, `batch` has all of them already.
+template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors,
+          int kEach, typename Load>
+__device__ void InnerProducts(const Sizes& z, const Place& place,
+                              const Samples<S, A, kSpills, kTiles>& x, int64_t i0,
+                              int n0, int left, int m0, const Load& load,
+                              const Numbers<4, A> (&v)[kVectors][kEach][2],
+                              const S* begin, bool held, WeightsBatch<S, A, kK>& batch,
+                              A (&sum)[kVectors][kEach][4]) {
+  for (int block = 0; block < z.blocks; ++block) {
+    load(block);
+    for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
+#pragma unroll 1
+      for (int s0 = 0; s0 < left; s0 += kBatch<A>) {
+        if (!held) batch.Load(z, place, begin + s0 * z.matrices, left - s0, block, k0);
+#pragma unroll
+        for (int s = 0; s < kBatch<A>; ++s) {
+          if (s0 + s >= left) break;
+          Numbers<2, A> b[2];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            b[e / 2].Set(e % 2, Rounded<S>(A{Widen(batch.at[s][e])}));
+          }
+          // The first column of lane t is 2t.
+          const int column = s0 + s < 4 ? 2 * (s0 + s) : 2 * (s0 + s) - 7;
+          const A one = place.g == column ? 1 : 0;
+          // Products depend on those before: all vectors take turns.
+          A p[kVectors][kEach][4];
+          const auto each = [&](const auto& visit) {
+#pragma unroll
+            for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+              for (int m = 0; m < kEach; ++m) visit(q, m);
+            }
+          };
+          each([&](int q, int m) { MultiplyAdd<true>(v[q][m][0], b[0], p[q][m]); });
+          each([&](int q, int m) { MultiplyAdd(v[q][m][1], b[1], p[q][m]); });
+          Pack<A, 2> inputs[kEach][2];
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              inputs[m][h] =
+                  x.Pair(i0, n0 + s0 + s, (m0 + m) * kTileSamples + place.g + 8 * h,
+                         k0 + 2 * place.t);
+            }
+          }
+          each([&](int q, int m) {
+            const auto& [x0, x1] = inputs[m];
+            const auto& of = p[q][m];
+            AddRows(ByRows<A>(of[0] * x0.at[0], of[1] * x0.at[1], of[2] * x1.at[0],
+                              of[3] * x1.at[1]),
+                    one, sum[q][m]);
+          });
+        }
+      }
+    }
+  }
+}
+
 // Phase A. Writes to `shares` the inner products of the predictions of `count` input
-// capsules from i0 on with kVectors vectors, `step` apart from `vectors` on, of the
-// block's kTiles tiles from `tile` on. Of those vectors `there` exist, and every other
-// one from number `logical` on, V, gets logits added. Warps share out output capsules
-// and at most `most_groups` groups of input capsules.
+// capsules from i0 on with kVectors vectors, of the block's kTiles tiles from `tile`
+// on; with V, which is at `vectors` and the first, and has logits added, and with ds,
+// which comes after it. Warps share out output capsules and at most `most_groups`
+// groups of input capsules.
 template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors>
 __device__ void Agree(const Sizes& z, const Place& place,
                       const Samples<S, A, kSpills, kTiles>& x, const S* weights,
                       const S* logits, int64_t i0, int count, const A* vectors,
-                      int64_t step, int there, int logical, int64_t tile,
-                      int most_groups, const Shares& layout, A* shares) {
-  constexpr int kBatch = 4;  // input capsules whose weights a lane holds
-  // Tiles that share them.
+                      int64_t tile, int most_groups, const Shares& layout, A* shares) {
+  // Tiles that share weights.
   constexpr int kEach = sizeof(A) == 8 && kVectors > 1 ? 1 : kTiles;
   const int runs = (count + kRun - 1) / kRun, groups = min(runs, most_groups);
   constexpr int kParts = kTiles / kEach;
-  for (Item item(place, z.out_caps, groups, kParts); item.third == 0;
-       item.Next(place, z.out_caps, groups, kParts)) {
+  for (Item item(place.warp, z.out_caps, groups, kParts); item.third == 0;
+       item.Next(place.warps, z.out_caps, groups, kParts)) {
     const int j = item.j, m0 = item.second * kEach;
+    const int first = item.first * runs / groups;
     const int end = (item.first + 1) * runs / groups;
     Numbers<4, A> v[kVectors][kEach][2];
 #pragma unroll 1
-    for (int run = item.first * runs / groups; run < end; ++run) {
-      const bool reload = z.blocks > 1 || run == item.first * runs / groups;
+    for (int run = first; run < end; ++run) {
       const int n0 = run * kRun, left = min(count - n0, kRun);
       A sum[kVectors][kEach][4] = {};
-      for (int block = 0; block < z.blocks; ++block) {
+      const auto load = [&](int block) {
+        if (z.blocks == 1 && run > first) return;
 #pragma unroll
         for (int q = 0; q < kVectors; ++q) {
 #pragma unroll
           for (int m = 0; m < kEach; ++m) {
-            if (!reload) continue;
             // In place of a tile past the last, the last again.
             const int64_t at = min(tile + m0 + m, z.tiles - 1);
-            LoadVector(vectors + min(q, there - 1) * step +
-                           VectorIndex(z, at, j, block, 0, place.lane),
-                       v[q][m]);
+            LoadVector(
+                vectors + q * z.length + VectorIndex(z, at, j, block, 0, place.lane),
+                v[q][m]);
           }
         }
-        const int row = block * kBlockD + place.t;
-        for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
-          const S* at = weights + (i0 + n0) * z.matrices + j * z.matrix +
-                        row * z.in_dim + k0 + place.g;
-          bool has[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            has[e] = kK > 0 || (row + 4 * e < z.out_dim && k0 + place.g < z.in_dim);
-          }
-          int s0 = 0;
-          const auto run_batch = [&](auto batch) {
-            constexpr int kCaps = batch;
-            S w[kCaps][4];
-#pragma unroll
-            for (int s = 0; s < kCaps; ++s) {
-#pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                w[s][e] = has[e] ? at[4 * e * z.in_dim] : S{0};
-              }
-              at += z.matrices;
-            }
-#pragma unroll
-            for (int s = 0; s < kCaps; ++s) {
-              Numbers<2, A> b[2];
-#pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                b[e / 2].Set(e % 2, Rounded<S>(A{Widen(w[s][e])}));
-              }
-              const A one = place.g == s0 + s ? 1 : 0;
-#pragma unroll
-              for (int m = 0; m < kEach; ++m) {
-                const int sample = (m0 + m) * kTileSamples + place.g;
-                const auto x0 = x.Pair(i0, n0 + s0 + s, sample, k0 + 2 * place.t);
-                const auto x1 = x.Pair(i0, n0 + s0 + s, sample + 8, k0 + 2 * place.t);
-#pragma unroll
-                for (int q = 0; q < kVectors; ++q) {
-                  A p[4] = {};
-                  MultiplyAdd(v[q][m][0], b[0], p);
-                  MultiplyAdd(v[q][m][1], b[1], p);
-                  AddRows(ByRows<A>(p[0] * x0.at[0], p[1] * x0.at[1], p[2] * x1.at[0],
-                                    p[3] * x1.at[1]),
-                          one, sum[q][m]);
-                }
-              }
-            }
-            s0 += kCaps;
-          };
-#pragma unroll 1
-          while (s0 + kBatch <= left) run_batch(std::integral_constant<int, kBatch>());
-#pragma unroll 1
-          while (s0 < left) run_batch(std::integral_constant<int, 1>());
-        }
-      }
+      };
+      WeightsBatch<S, A, kK> batch;
+      const S* const at =
+          batch.Begin(z, place, weights + (i0 + n0) * z.matrices + j * z.matrix);
+      InnerProducts(z, place, x, i0, n0, left, m0, load, v, at, false, batch, sum);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int n = n0 + 2 * place.t + e;
+        const int n = n0 + place.t + 4 * e;
         if (n >= n0 + left) continue;
         const A logit = Widen(logits[(i0 + n) * z.out_caps + j]);
 #pragma unroll
         for (int q = 0; q < kVectors; ++q) {
-          if (q >= there) continue;
 #pragma unroll
           for (int m = 0; m < kEach; ++m) {
             A* const to = shares + q * layout.vector + n * layout.step +
                           j * layout.samples + (m0 + m) * kTileSamples + place.g;
-            const A bias = (q ^ logical) & 1 ? A{0} : logit;
-            constexpr A kScale = kUncut<A> / A{kVectorScale};
-            to[0] = sum[q][m][e] * kScale + bias;
-            to[8] = sum[q][m][e + 2] * kScale + bias;
+            const A bias = q > 0 ? A{0} : logit;
+            to[0] = sum[q][m][e] / kScale<A> + bias;
+            to[8] = sum[q][m][e + 2] / kScale<A> + bias;
           }
         }
       }
@@ -238,12 +278,19 @@ __device__ inline float ExpBelow(float x, float maximum) {
 }
 __device__ inline double ExpBelow(double x, double maximum) { return exp(x - maximum); }
 
+// What a softmax is made of again, for one sample and input capsule:
+// c = exp(logit - offset) times 1 / kScale, and mean = sum_j c dc.
+template <typename A>
+struct alignas(2 * sizeof(A)) Moments {
+  A offset, mean;
+};
+
 // Phase B of one sample and input capsule, whose output capsules are kStep apart at c
 // and dc: c becomes exp(c) and with kGradient dc becomes exp(c) (dc - sum_j c dc), and
-// factor / sum_j exp(c) is returned, by which both are to be multiplied, and with
-// kWhole are.
+// 1 / sum_j exp(c) is returned, by which both are to be multiplied, and with kWhole
+// are. With kGradient, `moments` is set.
 template <bool kGradient, bool kWhole, int kStep, typename A>
-__device__ A Softmax(int out_caps, A factor, A* c, A* dc) {
+__device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
   constexpr int kTogether = sizeof(A) == 8 ? 2 : 4;  // all read before they are written
   constexpr int kSums = 32;  // added up for themselves: rounding grows less
   const auto each = [&](int begin, int end, const auto& visit) {
@@ -284,8 +331,9 @@ __device__ A Softmax(int out_caps, A factor, A* c, A* dc) {
     sum += run;
     mean += run_mean;
   }
-  const A inverse = factor / sum;
-  mean /= sum;
+  const A inverse = 1 / sum;
+  mean *= inverse;
+  if constexpr (kGradient) *moments = {maximum + log(sum * kScale<A>), mean};
   if constexpr (kGradient || kWhole) {
     each(0, out_caps, [&](auto count, A* of_c, A* of_dc) {
       A x[count];

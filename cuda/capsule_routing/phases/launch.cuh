@@ -28,7 +28,7 @@ template <typename T, Pass kPass, bool kSpills, int kK, typename A = Accumulator
 LaunchError RunPassOf(const GpuExec& exec, const char* name,
                       const PassTiling<A>& tiling, const T* input, const T* weights,
                       const T* logits, const A* vectors, A* partial, T* coefficients,
-                      A* scratch) {
+                      Moments<A>* moments, A* scratch) {
   constexpr auto kernel = PassKernel<CudaType<T>, A, kPass, kSpills, kK>;
   const LaunchError error = AllowShared<kernel>(exec, name);
   if (!error.empty()) return error;
@@ -38,24 +38,24 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
     // Nothing of this call comes before.
     kernel<<<grid, kThreads, tiling.shared(), exec.stream>>>(
         tiling.z, tiling.cut, Native(input), Native(weights), Native(logits), vectors,
-        partial, Native(coefficients), scratch, tiling.elements);
+        partial, Native(coefficients), moments, scratch, tiling.elements);
     return CheckLaunch(name);
   } else {
     return LaunchOverlapped(name, kernel, grid, kThreads, tiling.shared(), exec,
                             tiling.z, tiling.cut, Native(input), Native(weights),
                             Native(logits), vectors, partial, Native(coefficients),
-                            scratch, tiling.elements);
+                            moments, scratch, tiling.elements);
   }
 }
 
 template <typename T, Pass kPass, typename A = Accumulator<T>>
 LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& tiling,
                     const T* input, const T* weights, const T* logits, const A* vectors,
-                    A* partial, T* coefficients, A* scratch) {
+                    A* partial, T* coefficients, Moments<A>* moments, A* scratch) {
   const auto run = [&](auto spills, auto in_dim) {
     return RunPassOf<T, kPass, spills, in_dim>(exec, name, tiling, input, weights,
                                                logits, vectors, partial, coefficients,
-                                               scratch);
+                                               moments, scratch);
   };
   constexpr std::integral_constant<int, 0> any;
   if (tiling.spills) return run(std::true_type(), any);
@@ -78,6 +78,7 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
     const auto run = [&](auto pass) {
       return RunPass<T, pass>(exec, kForwardName, tiling, input, weights, logits, v,
                               partial, static_cast<T*>(nullptr),
+                              static_cast<Moments<A>*>(nullptr),
                               partial + tiling.slices * z.length);
     };
     error = r == 0 ? run(std::integral_constant<Pass, Pass::kFirst>())
@@ -94,21 +95,24 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
 template <typename T, bool kSpills, int kK, typename A = Accumulator<T>>
 LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tiling,
                          const T* input, const T* weights, const T* logits,
-                         const A* vectors, T* grad_input, T* grad_weights,
-                         T* grad_logits, A* scratch) {
+                         const A* vectors, const Moments<A>* moments, const Caps& caps,
+                         T* grad_input, T* grad_weights, T* grad_logits, A* scratch) {
   constexpr auto kernel = GradientsKernel<CudaType<T>, A, kSpills, kK>;
   const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
-  return LaunchOverlapped(kBackwardName, kernel, tiling.blocks, tiling.kThreads,
-                          tiling.shared(), exec, tiling.z, tiling.layout, Native(input),
-                          Native(weights), Native(logits), vectors, Native(grad_input),
-                          Native(grad_weights), Native(grad_logits), scratch,
-                          scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
+  const int64_t blocks =
+      std::min(tiling.blocks, CeilDivide(caps.count, tiling.layout.tile_caps));
+  return LaunchOverlapped(
+      kBackwardName, kernel, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
+      tiling.layout, caps, Native(input), Native(weights), Native(logits), vectors,
+      moments, Native(grad_input), Native(grad_weights), Native(grad_logits), scratch,
+      scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
 }
 
 // The workspace: V and ds of each iteration, of which V of the first, which is zero and
-// not read, has dv; then partial sums and what blocks work on, or what those of the
-// gradients do.
+// not read, has dv; moments of the others' softmaxes; then partial sums and what blocks
+// work on, or what those of the gradients do. Where moments of all input capsules would
+// take too much of it, they are made again for some at a time.
 template <typename T, typename A = Accumulator<T>>
 LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
                      const GradientsTiling<T, A>& last, const T* grad, const T* input,
@@ -117,14 +121,22 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
   const Sizes& z = tiling.z;
   const int64_t length = z.length, iterations = last.layout.iterations;
   A* const vectors = static_cast<A*>(workspace);
-  A* const rest = vectors + 2 * iterations * length;
+  auto* const moments =
+      reinterpret_cast<Moments<A>*>(vectors + 2 * iterations * length);
+  A* const rest = reinterpret_cast<A*>(moments + last.held * last.moments());
+  const auto pass = [&](const PassTiling<A>& of, int64_t r, bool keep) {
+    const int64_t before = (r - 1) * z.tiles * kTileSamples * of.cut.caps.count;
+    return RunPass<T, Pass::kGradient>(
+        exec, kBackwardName, of, input, weights, logits, vectors + 2 * r * length, rest,
+        static_cast<T*>(nullptr), keep ? moments + before : nullptr,
+        rest + tiling.slices * length);
+  };
+  const bool held = last.held == z.in_caps;
   PrepareKernel<<<tiling.cells(), kFinishWarps * kLanes, 0, exec.stream>>>(
       z, iterations, sums, Native(grad), vectors);
   LaunchError error = CheckLaunch(kBackwardName);
   for (int64_t r = iterations - 1; r > 0 && error.empty(); --r) {
-    error = RunPass<T, Pass::kGradient>(
-        exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
-        rest, static_cast<T*>(nullptr), rest + tiling.slices * length);
+    error = pass(tiling, r, held);
     if (!error.empty()) break;
     error =
         LaunchOverlapped(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
@@ -132,17 +144,29 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
                          sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
                          r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
   }
-  if (!error.empty()) return error;
-  const auto run = [&](auto spills, auto in_dim) {
-    return RunGradients<T, spills, in_dim>(exec, last, input, weights, logits, vectors,
-                                           grad_input, grad_weights, grad_logits, rest);
-  };
-  constexpr std::integral_constant<int, 0> any;
-  if (last.spills) return run(std::true_type(), any);
-  if (z.out_dim % kBlockD == 0 && z.in_dim == 8) {
-    return run(std::false_type(), std::integral_constant<int, 8>());
+  PassTiling<A> some = tiling;
+  for (int64_t i = 0; i < z.in_caps && error.empty(); i += last.held) {
+    some.cut.caps = {i, std::min(last.held, z.in_caps - i)};
+    some.slices = std::min(tiling.slices, some.cut.caps.count);
+    for (int64_t r = iterations - 1; !held && r > 0 && error.empty(); --r) {
+      error = pass(some, r, true);
+    }
+    if (!error.empty()) break;
+    const auto run = [&](auto spills, auto in_dim) {
+      return RunGradients<T, spills, in_dim>(
+          exec, last, input, weights, logits, vectors, moments, some.cut.caps,
+          grad_input, grad_weights, grad_logits, rest);
+    };
+    constexpr std::integral_constant<int, 0> any;
+    if (last.spills) {
+      error = run(std::true_type(), any);
+    } else if (z.out_dim % kBlockD == 0 && z.in_dim == 8) {
+      error = run(std::false_type(), std::integral_constant<int, 8>());
+    } else {
+      error = run(std::false_type(), any);
+    }
   }
-  return run(std::false_type(), any);
+  return error;
 }
 
 // The workspace: V and what blocks work on. Without `iterations`, V is zero.
@@ -155,7 +179,7 @@ LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
   const auto run = [&](auto pass) {
     return RunPass<T, pass>(exec, kCoefficientsName, tiling, input, weights, logits, v,
                             static_cast<A*>(nullptr), coefficients,
-                            v + tiling.z.length);
+                            static_cast<Moments<A>*>(nullptr), v + tiling.z.length);
   };
   if (iterations == 0) return run(std::integral_constant<Pass, Pass::kFirst>());
   {
@@ -226,7 +250,8 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   if (obstacle.empty()) obstacle = last.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   const int64_t pass = tiling.slices * tiling.z.length + tiling.scratch();
-  return Plan::Make((2 * p.iterations * tiling.z.length +
+  const int64_t moments = 2 * last.held * last.moments();  // a pair each
+  return Plan::Make((2 * p.iterations * tiling.z.length + moments +
                      std::max(pass, last.blocks * last.block_scratch())) *
                         sizeof(A),
                     [tiling, last](const GpuExec& exec, auto... pointers) {

@@ -18,9 +18,11 @@ namespace capsops::capsule_routing::phases {
 
 // How a pass is cut into blocks: each takes `tile_caps` input capsules at a time. In
 // phase A a warp has an output capsule and one of `groups` of them; in phase C a block
-// of an output capsule for `each` tiles of samples, and one of `parts`.
+// of an output capsule for `each` tiles of samples, and one of `parts`. The pass is
+// over the input capsules `caps`.
 struct Cut {
   int tile_caps, groups, each, parts;
+  Caps caps;
 };
 
 // Phase C. Adds to `partial`, or writes where `fresh`, the sums of the predictions of
@@ -33,11 +35,10 @@ __device__ void Sum(const Sizes& z, const Place& place,
                     int64_t i0, int count, int64_t tile, int parts,
                     const Shares& layout, const A* shares, bool fresh, A* partial,
                     A* part_sums) {
-  constexpr int kBatch = 4;  // input capsules whose weights a lane holds
   const int tiles = static_cast<int>(min(z.tiles - tile, int64_t{kPassTiles}));
   const int sets = kEach == kPassTiles ? 1 : tiles;
-  for (Item item(place, z.out_caps, z.blocks, sets); item.third < parts;
-       item.Next(place, z.out_caps, z.blocks, sets)) {
+  for (Item item(place.warp, z.out_caps, z.blocks, sets); item.third < parts;
+       item.Next(place.warps, z.out_caps, z.blocks, sets)) {
     const int j = item.j, block = item.first, m0 = item.second, part = item.third;
     const int n_end = (part + 1) * count / parts;
     const int number = ((part * sets + m0) * z.blocks + block) * z.out_caps + j;
@@ -58,34 +59,36 @@ __device__ void Sum(const Sizes& z, const Place& place,
     const int row = block * kBlockD + place.g;
     for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
       const int k = k0 + 2 * place.t;
-      int n = part * count / parts;
-      const S* at = weights + (i0 + n) * z.matrices + j * z.matrix + row * z.in_dim + k;
-      const auto run = [&](auto batch) {
-        constexpr int kCaps = batch;
-        S w[kCaps][2][2];
+      const int n_begin = part * count / parts;
+      const S* at =
+          weights + (i0 + n_begin) * z.matrices + j * z.matrix + row * z.in_dim + k;
+#pragma unroll 1
+      for (int n0 = n_begin; n0 < n_end; n0 += kBatch<A>) {
+        S w[kBatch<A>][2][2];
 #pragma unroll
-        for (int s = 0; s < kCaps; ++s) {
+        for (int s = 0; s < kBatch<A>; ++s) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const bool has = kK > 0 || row + 8 * h < z.out_dim;
+            const bool has =
+                n0 + s < n_end && (kK > 0 || (row + 8 * h < z.out_dim && k < z.in_dim));
             const S* const from = at + 8 * h * z.in_dim;
             if (z.pairs) {
               Pack<S, 2> pair{};
-              if (kK > 0 || (has && k < z.in_dim)) {
-                pair = *reinterpret_cast<const Pack<S, 2>*>(from);
-              }
+              if (has) pair = *reinterpret_cast<const Pack<S, 2>*>(from);
               w[s][h][0] = pair.at[0];
               w[s][h][1] = pair.at[1];
             } else {
-              w[s][h][0] = has && k < z.in_dim ? from[0] : S{0};
+              w[s][h][0] = has ? from[0] : S{0};
               w[s][h][1] = has && k + 1 < z.in_dim ? from[1] : S{0};
             }
           }
           at += z.matrices;
         }
 #pragma unroll
-        for (int s = 0; s < kCaps; ++s) {
-          [[maybe_unused]] const A c = kFirst ? shares[(n + s) * z.out_caps + j] : A{1};
+        for (int s = 0; s < kBatch<A>; ++s) {
+          const int n = n0 + s;
+          if (n >= n_end) break;
+          [[maybe_unused]] const A c = kFirst ? shares[n * z.out_caps + j] : A{1};
           Numbers<2, A> b[2];
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
@@ -94,14 +97,14 @@ __device__ void Sum(const Sizes& z, const Place& place,
             // The product with c is no TF32, whatever S is.
             b[e / 2].Set(e % 2, Rounded<std::conditional_t<kFirst, float, S>>(number));
           }
-          [[maybe_unused]] const A* const share = shares + (n + s) * layout.step +
+          [[maybe_unused]] const A* const share = shares + n * layout.step +
                                                   j * layout.samples +
                                                   m0 * kTileSamples + place.g;
 #pragma unroll
           for (int m = 0; m < kEach; ++m) {
             const int sample = (m0 + m) * kTileSamples + place.g;
-            const auto x0 = x.Pair(i0, n + s, sample, k);
-            const auto x1 = x.Pair(i0, n + s, sample + 8, k);
+            const auto x0 = x.Pair(i0, n, sample, k);
+            const auto x1 = x.Pair(i0, n, sample + 8, k);
             A c0 = 1, c1 = 1;
             if constexpr (!kFirst) {
               c0 = share[m * kTileSamples];
@@ -113,12 +116,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
             for (int h = 0; h < 2; ++h) MultiplyAdd(a, b[h], sum[m][h]);
           }
         }
-        n += kCaps;
-      };
-#pragma unroll 1
-      while (n + kBatch <= n_end) run(std::integral_constant<int, kBatch>());
-#pragma unroll 1
-      while (n < n_end) run(std::integral_constant<int, 1>());
+      }
     }
 #pragma unroll
     for (int m = 0; m < kEach; ++m) {
@@ -160,15 +158,17 @@ enum class Pass { kFirst, kSums, kGradient };
 //   w = c                                            (kFirst, kSums)
 //   w = c (dc - sum_j c dc), dc = <u_hat, ds>        (kGradient)
 // where c is the softmax of logits + <u_hat, V>, or of logits (kFirst). At `vectors` is
-// V, and ds after it. Where `coefficients` is not null, c is written there instead. The
-// block works in shared memory or, where kSpills, in its `scratch_each` elements of
-// `scratch`.
+// V, and ds after it. Where `coefficients` is not null, c is written there instead.
+// With kGradient, `moments` [tile][input capsule][sample] is written, too, unless it is
+// null. The block works in shared memory or, where kSpills, in its `scratch_each`
+// elements of `scratch`.
 template <typename S, typename A, Pass kPass, bool kSpills, int kK>
 __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     PassKernel(Sizes z, Cut cut, const S* __restrict__ input,
                const S* __restrict__ weights, const S* __restrict__ logits,
                const A* __restrict__ vectors, A* __restrict__ partial,
-               S* __restrict__ coefficients, A* scratch, int64_t scratch_each) {
+               S* __restrict__ coefficients, Moments<A>* __restrict__ moments,
+               A* scratch, int64_t scratch_each) {
   constexpr bool kGradient = kPass == Pass::kGradient, kFirst = kPass == Pass::kFirst;
   constexpr int kVectors = kGradient ? 2 : 1;
   constexpr int kRows = kPassTiles * kTileSamples;
@@ -176,8 +176,9 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   z.SetInDim<kK>();
   const Place place;
   const int64_t tile = int64_t{blockIdx.x} * kPassTiles;
-  const int64_t begin = blockIdx.y * z.in_caps / gridDim.y;
-  const int64_t end = (blockIdx.y + int64_t{1}) * z.in_caps / gridDim.y;
+  const int64_t begin = cut.caps.begin + blockIdx.y * cut.caps.count / gridDim.y;
+  const int64_t end =
+      cut.caps.begin + (blockIdx.y + int64_t{1}) * cut.caps.count / gridDim.y;
   const Shares layout(z, cut.tile_caps, kPassTiles);
   A* const part_sums = reinterpret_cast<A*>(shared);
   A* staged = part_sums +
@@ -203,9 +204,9 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     waited = true;
     __syncthreads();
     if constexpr (!kFirst) {
-      Agree<S, A, kSpills, kK, kPassTiles, kVectors>(
-          z, place, x, weights, logits, i0, count, vectors, z.length, kVectors, 0, tile,
-          cut.groups, layout, shares);
+      Agree<S, A, kSpills, kK, kPassTiles, kVectors>(z, place, x, weights, logits, i0,
+                                                     count, vectors, tile, cut.groups,
+                                                     layout, shares);
       __syncthreads();
     }
     if (!kFirst || coefficients != nullptr) {
@@ -214,10 +215,14 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
         A* const c = shares + (kFirst ? n * z.out_caps : n * layout.step + b);
         A inverse = 1;
         if constexpr (!kFirst) {
-          // What phase C multiplies by is cut off there.
-          const A factor = coefficients == nullptr ? kUncut<A> : A{1};
-          inverse = Softmax<kGradient, kSpills, kRows>(z.out_caps, factor, c,
-                                                       c + layout.vector);
+          Moments<A> own;
+          inverse = Softmax<kGradient, kSpills, kRows>(z.out_caps, c, c + layout.vector,
+                                                       &own);
+          if (kGradient && moments != nullptr && tile + b / kTileSamples < z.tiles) {
+            const int64_t row = (tile + b / kTileSamples) * cut.caps.count;
+            moments[(row + i0 + n - cut.caps.begin) * kTileSamples + b % kTileSamples] =
+                own;
+          }
         }
         if (coefficients == nullptr) {
           if constexpr (!kSpills) x.Scale(n, b, inverse);

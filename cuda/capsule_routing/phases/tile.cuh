@@ -25,14 +25,17 @@ constexpr int kRun = 8;           // input capsules whose inner products lie tog
 constexpr int kPassWarps = 16;    // of a block of a pass
 constexpr int kFinishWarps = 16;  // of a block between passes
 
-// Vectors are multiplied by this before their products with weights, which would else
-// overflow where no prediction does.
-constexpr float kVectorScale = 0x1p-8f;
-
 // What is cut off to TF32 loses this much on average: products with what was made
 // larger by as much are right on average.
 template <typename A>
 constexpr A kUncut = std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
+
+// Vectors are stored times kScale, for their products with weights would else overflow
+// where no prediction does, and made larger by what products cut off.
+template <typename A>
+constexpr A kScale = 0x1p-8f;
+template <typename A>
+constexpr A kStored = kScale<A> * kUncut<A>;
 
 // N numbers of an operand. Tensor cores cut floats off to TF32.
 template <int N, typename A>
@@ -42,30 +45,31 @@ struct Numbers {
   __device__ void Set(int n, A x) { at[n] = x; }
 };
 
-// x to the nearest TF32.
-__device__ inline float ToTf32(float x) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
-}
-__device__ inline double ToTf32(double x) { return x; }
-// The same of what was an S, where that is none anyway.
+// What was an S, as tensor cores are to cut it off: to the nearest on average.
 template <typename S, typename A>
 __device__ A Rounded(A x) {
-  return std::is_same_v<S, float> ? ToTf32(x) : x;
+  return std::is_same_v<S, float> ? x * kUncut<A> : x;
 }
 
-// c += a b. A lane (g, t) has of a (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); of b
-// (t, g), (t + 4, g); of c (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-__device__ inline void MultiplyAdd(const Numbers<4, float>& a,
-                                   const Numbers<2, float>& b, float (&c)[4]) {
+// c += a b, or c = a b where kSet. A lane (g, t) has of a (g, t), (g + 8, t), (g, t +
+// 4), (g + 8, t + 4); of b (t, g), (t + 4, g); of c (g, 2t), (g, 2t + 1), (g + 8, 2t),
+// (g + 8, 2t + 1).
+template <bool kSet = false>
+__device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>& b,
+                            float (&c)[4]) {
   const uint32_t a_bits[4] = {__float_as_uint(a.at[0]), __float_as_uint(a.at[1]),
                               __float_as_uint(a.at[2]), __float_as_uint(a.at[3])};
   const uint32_t b_bits[2] = {__float_as_uint(b.at[0]), __float_as_uint(b.at[1])};
-  Multiply(a_bits, b_bits, c);
+  if constexpr (kSet) {
+    SetToProduct(a_bits, b_bits, c);
+  } else {
+    Multiply(a_bits, b_bits, c);
+  }
 }
-__device__ inline void MultiplyAdd(const Numbers<4, double>& a,
-                                   const Numbers<2, double>& b, double (&c)[4]) {
+template <bool kSet = false>
+__device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double>& b,
+                            double (&c)[4]) {
+  if constexpr (kSet) c[0] = c[1] = c[2] = c[3] = 0;
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -89,6 +93,10 @@ __device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
   b.Set(1, one);
   MultiplyAdd(a, b, c);
 }
+
+// Input capsules whose weights a lane loads together.
+template <typename A>
+constexpr int kBatch = sizeof(A) == 8 ? 2 : 4;
 
 struct Sizes {
   int64_t batch, in_caps, tiles;
@@ -114,8 +122,16 @@ struct Sizes {
   }
 };
 
+// Input capsules from `begin` on.
+struct Caps {
+  int64_t begin, count;
+
+  __host__ __device__ int64_t end() const { return begin + count; }
+};
+
 struct Place {
-  int warp = threadIdx.x / kLanes, warps = blockDim.x / kLanes;
+  // Of the first lane, so that the compiler knows that it is the same for all.
+  int warp = __shfl_sync(~0u, threadIdx.x / kLanes, 0), warps = blockDim.x / kLanes;
   int lane = threadIdx.x % kLanes;
   int g = lane / 4, t = lane % 4;
 };
@@ -125,13 +141,13 @@ struct Place {
 struct Item {
   int j, first, second, third;
 
-  // That of `place`, of `out_caps` output capsules and as many of the others.
-  __device__ Item(const Place& place, int out_caps, int of_first, int of_second)
-      : j(place.warp), first(0), second(0), third(0) {
+  // Number `number` of `out_caps` output capsules and as many of the others.
+  __device__ Item(int number, int out_caps, int of_first, int of_second = 1 << 30)
+      : j(number), first(0), second(0), third(0) {
     Wrap(out_caps, of_first, of_second);
   }
-  __device__ void Next(const Place& place, int out_caps, int of_first, int of_second) {
-    j += place.warps;
+  __device__ void Next(int step, int out_caps, int of_first, int of_second = 1 << 30) {
+    j += step;
     Wrap(out_caps, of_first, of_second);
   }
 
@@ -170,9 +186,7 @@ __device__ void LoadVector(const A* from, Numbers<4, A> (&v)[2]) {
   for (int h = 0; h < 2; ++h) {
     const auto pack = *reinterpret_cast<const Pack<A, 4>*>(from + h * (4 * kLanes));
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      v[h].Set(n, ToTf32(pack.at[n] * A{kVectorScale}));
-    }
+    for (int n = 0; n < 4; ++n) v[h].Set(n, pack.at[n]);
   }
 }
 

@@ -6,6 +6,7 @@
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <type_traits>
 
@@ -18,6 +19,8 @@ namespace capsops::capsule_routing::phases {
 
 // Workspace that is spent to have more blocks, in bytes.
 constexpr int64_t kBlocksBytes = int64_t{64} << 20;
+// And not to make moments of softmaxes twice.
+constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
 // Of dimensions that are not too large and not 0.
 inline Sizes SizesOf(const Problem& p) {
@@ -84,6 +87,7 @@ struct PassTiling {
                                  CeilDivide(z.in_caps, kLeastCaps));
     slices = std::clamp<int64_t>(
         kBlocksBytes / std::max<int64_t>(1, z.length * sizeof(A)), 1, slices);
+    cut.caps = {0, z.in_caps};
     cut.each = z.tiles > 1 && Busy(z.items(), kPassWarps) > 0.8 ? kPassTiles : 1;
     cut.parts = 1;
     if (cut.each == 1) {
@@ -143,26 +147,39 @@ struct PassTiling {
 template <typename S, typename A>
 struct GradientsTiling {
   static constexpr int kThreads = kGradientWarps * kLanes;
-  static constexpr int64_t kTransposed = kGradientWarps * GradientsLayout::kTransposed;
+  static constexpr int64_t kOwn = kGradientWarps * sizeof(WarpMemory<A>);
 
   Sizes z;
   GradientsLayout layout;
   bool spills;
   int64_t blocks;
+  int64_t held;  // input capsules whose moments are in the workspace at a time
 
   GradientsTiling(const GpuDevice& device, const Problem& p) : z(SizesOf(p)) {
-    int parts = 1;
-    for (int more = 2; more <= 4; ++more) {
-      if (Busy(int64_t{more} * z.items(), kGradientWarps) >
-          Busy(int64_t{parts} * z.items(), kGradientWarps) + 0.05) {
-        parts = more;
-      }
-    }
     const auto with = [&](int64_t caps) {
-      layout = GradientsLayout(z, static_cast<int>(caps), p.iterations,
-                               static_cast<int>(std::min<int64_t>(caps, parts)));
-      return (layout.size + kTransposed) * static_cast<int64_t>(sizeof(A)) <=
-             device.shared;
+      // Parts such that all is done soon: what a run begins with takes as long as half
+      // an input capsule. Many, unless few are faster, for then few warps add up.
+      double best = INFINITY;
+      int parts = 1;
+      for (const int of_warps : {12, 6, 4, 3, 2, 1}) {
+        const int64_t each = CeilDivide(caps, of_warps);
+        const double time =
+            static_cast<double>(CeilDivide(z.out_caps, kGradientWarps / of_warps)) *
+            (each + 0.5 * CeilDivide(each, kRun));
+        if (of_warps > caps || time > 0.9 * best) continue;
+        best = time;
+        parts = of_warps;
+      }
+      // As many tiles as there is room for, evenly.
+      const auto of = [&](int64_t tiles) {
+        layout = GradientsLayout(z, static_cast<int>(caps), static_cast<int>(tiles),
+                                 p.iterations, parts, kTogether<A>);
+        return layout.size * static_cast<int64_t>(sizeof(A)) + kOwn <= device.shared;
+      };
+      for (int64_t groups = 1; groups < z.tiles; ++groups) {
+        if (of(CeilDivide(z.tiles, groups))) return true;
+      }
+      return of(1);
     };
     // As many waves of blocks as it takes, of about the same size.
     const int64_t most = CeilDivide(z.in_caps, device.processors);
@@ -171,13 +188,17 @@ struct GradientsTiling {
       if (with(CeilDivide(z.in_caps, device.processors * waves))) spills = false;
     }
     if (spills) with(std::min<int64_t>(most, kRun));
-    layout.groups = Groups(z, layout.tile_caps, kGradientWarps);
     blocks = CeilDivide(z.in_caps, layout.tile_caps);
     if (block_scratch() > 0) {
       const int64_t affordable =
           kBlocksBytes / (block_scratch() * static_cast<int64_t>(sizeof(A)));
       blocks = std::min(blocks, std::clamp<int64_t>(affordable, 1, device.processors));
     }
+    // Those of J D input capsules take less memory than V and ds.
+    const int64_t bytes = moments() * sizeof(Moments<A>);
+    held = std::max(kMomentsBytes / std::max<int64_t>(1, bytes),
+                    int64_t{z.items()} * kBlockD);
+    held = bytes == 0 ? z.in_caps : std::min(held, z.in_caps);
   }
 
   // Why the kernel cannot do this, or "".
@@ -191,7 +212,9 @@ struct GradientsTiling {
   int64_t block_scratch() const {
     return (spills ? layout.size : 0) + weights_scratch();
   }
-  int shared() const { return (kTransposed + (spills ? 0 : layout.size)) * sizeof(A); }
+  // Of an input capsule's softmaxes, in all iterations after the first.
+  int64_t moments() const { return (layout.iterations - 1) * z.tiles * kTileSamples; }
+  int shared() const { return kOwn + (spills ? 0 : layout.size * sizeof(A)); }
 };
 
 }  // namespace capsops::capsule_routing::phases

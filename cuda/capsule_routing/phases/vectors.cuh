@@ -116,8 +116,8 @@ __device__ void AddSquare(A s, int row, A (&squares)[2][2]) {
   squares[1][row] += small * small;
 }
 
-// ds from dv, read through dv(row, d), and s, whose squares are summed up. Padding
-// gets zeros.
+// ds from dv, read through dv(row, d), and s, whose squares are summed up, times
+// kStored. Padding gets zeros.
 template <typename A, typename Read, typename ReadGrad>
 __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
                                const Read& s, const ReadGrad& dv, A* ds) {
@@ -130,15 +130,14 @@ __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
   const Squash<A> rows[2] = {cell.SquashOf(squares, 0), cell.SquashOf(squares, 1)};
   cell.Each([&](int row, int d) {
     const A slope = rows[row].Slope(products[0][row], products[1][row]);
-    ds[cell.in_vector(row, d)] =
-        cell.has(row, d)
-            ? rows[row].gain * dv(row, d) + slope * rows[row].Along(s(row, d))
-            : A{0};
+    const A gradient = rows[row].gain * dv(row, d) + slope * rows[row].Along(s(row, d));
+    ds[cell.in_vector(row, d)] = cell.has(row, d) ? gradient * kStored<A> : A{0};
   });
 }
 
 // Ends an iteration: sums = s, and either output = squash(s), or v, which is V of this
-// iteration and anything in the `first`, becomes that of the next, V + squash(s).
+// iteration and anything in the `first`, becomes that of the next, V + squash(s), as V
+// is stored.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishKernel(Sizes z, int64_t slices, const A* partial, bool first, A* v, A* sums,
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
         has ? rows[row].Along(sums[cell.in_array(row, d)]) * rows[row].factor : A{0};
     if (output == nullptr) {
       A* const to = v + cell.in_vector(row, d);
-      *to = first ? squashed : *to + squashed;
+      *to = squashed * kStored<A> + (first ? A{0} : *to);
     } else if (has) {
       Narrow(squashed, output + cell.in_array(row, d));
     }
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     cell.Each([&](int row, int d) {
       const int64_t at = cell.in_vector(row, d);
       const A squashed = rows[row].factor * rows[row].Along(s(row, d));
-      next[at] = r > 1 ? v[at] + squashed : squashed;
+      next[at] = squashed * kStored<A> + (r > 1 ? v[at] : A{0});
     });
     sums += z.batch * z.out_caps * z.out_dim;
   }

@@ -1,0 +1,228 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What a warp of the last pass does with an output capsule and up to kRun input
+// capsules:
+//   A: inner products of the predictions with all vectors, as in the other passes;
+//   B: c_r and db_r from those and the moments, to the warp's own memory;
+//   C: du_hat = sum_r (c_r ds_r + db_r V_r) in FMA, as a left operand of products with
+//      weights, which makes the gradient of input, and transposed, of products with
+//      input, which makes that of weights.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
+
+#include "cuda/capsule_routing/phases/pass.cuh"
+
+namespace capsops::capsule_routing::phases {
+
+// From one element of an output capsule to the next where a warp transposes: neither
+// rows nor columns share banks.
+constexpr int kTransposedPitch = 24;
+// Iterations after the first that are worked on together.
+template <typename A>
+constexpr int kTogether = sizeof(A) == 8 ? 1 : 2;
+
+// A warp's own part of shared memory.
+template <typename A>
+struct WarpMemory {
+  static constexpr int kPairs = kTogether<A>;
+  A transposed[kBlockD * kTransposedPitch];
+  // Of an input capsule and rows g and g + 8: what V and ds of each iteration are
+  // multiplied by.
+  Pack<A, 4> factors[kRun][8][kPairs];
+};
+
+// A pair of elements of a row of weights' gradient, of which `count` are there.
+template <typename A>
+__device__ void LoadPair(const A* from, int count, bool aligned, A* x, A* y) {
+  *x = *y = 0;
+  if (aligned && count >= 2) {
+    const auto pair = *reinterpret_cast<const Pack<A, 2>*>(from);
+    *x = pair.at[0];
+    *y = pair.at[1];
+  } else {
+    if (count >= 1) *x = from[0];
+    if (count >= 2) *y = from[1];
+  }
+}
+template <typename A>
+__device__ void StorePair(A x, A y, int count, bool aligned, A* to) {
+  if (aligned && count >= 2) {
+    *reinterpret_cast<Pack<A, 2>*>(to) = {x, y};
+  } else {
+    if (count >= 1) to[0] = x;
+    if (count >= 2) to[1] = y;
+  }
+}
+
+// Phase B of `left` input capsules from n0 on, and output capsule j: `memory` gets the
+// factors of `there` iterations' vectors, 1 / kScale times, from the inner products
+// `sum` and the `moments`. Adds up the gradients of the logits of a lane's samples of
+// input capsules t and t + 4.
+template <typename A, int kVectors>
+__device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, int left,
+                            int there, const A (&sum)[kVectors][1][4], const A* moments,
+                            int moments_step, WarpMemory<A>* memory,
+                            A (&grad_logits)[4]) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (4 * e >= left) break;
+    const int n = place.t + 4 * e;
+    if (n < left) {
+#pragma unroll
+      for (int r = 0; r < kTogether<A>; ++r) {
+        Pack<A, 4> factors{};
+        if (r < there) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const auto own = *reinterpret_cast<const Moments<A>*>(
+                moments + (n0 + n) * moments_step +
+                (r * kTileSamples + place.g + 8 * h) * 2);
+            const A x = sum[2 * r + 1][0][e + 2 * h] / kScale<A> + logits[e];
+            const A dc = sum[2 * r + 2][0][e + 2 * h] / kScale<A>;
+            const A c = ExpBelow(x, own.offset);
+            const A db = c * (dc - own.mean);
+            factors.at[h] = db;
+            factors.at[2 + h] = c;
+            grad_logits[e] += db;
+          }
+        }
+        memory->factors[n][place.g][r] = factors;
+      }
+    }
+  }
+}
+
+// Adds up numbers of all g of a lane's t.
+template <typename A, int N>
+__device__ void SumOverRows(A (&x)[N]) {
+#pragma unroll
+  for (int offset = 4; offset < kLanes; offset *= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) x[n] += __shfl_xor_sync(~0u, x[n], offset);
+  }
+}
+
+// Phase C of `left` input capsules from n0 on, an output capsule and a block of its
+// elements: adds to the warp's `input_sums` [input capsule][step][lane][4] and to what
+// is at `weights_sum`, or writes there where `fresh`. `v` are the vectors, and
+// `first_shares`, where not null, what the first of them is multiplied by. The matrix
+// of the first input capsule is at `matrix`.
+template <typename S, typename A, bool kSpills, int kK, int kVectors>
+__device__ void AddGradients(const Sizes& z, const Place& place,
+                             const Samples<S, A, kSpills, 1>& x, const S* matrix,
+                             int64_t i0, int n0, int left, int block,
+                             const Numbers<4, A> (&v)[kVectors][1][2],
+                             const A* first_shares, bool fresh, WarpMemory<A>* memory,
+                             A* input_sums, A* weights_sum) {
+  A* const transposed = memory->transposed;
+  const int row = block * kBlockD;
+  const bool has_first = first_shares != nullptr;
+  A* to = input_sums + (n0 * z.steps * kLanes + place.lane) * 4;
+  S w[4];
+  const auto load_weights = [&](int k0) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int d = row + place.t + 4 * e, k = k0 + place.g;
+      const bool has = kK > 0 || (d < z.out_dim && k < z.in_dim);
+      w[e] = has ? matrix[d * z.in_dim + k] : S{0};
+    }
+  };
+  load_weights(0);
+#pragma unroll 1
+  for (int s = 0; s < left; ++s, weights_sum += z.matrices) {
+    const int n = n0 + s;
+    A sum[4];
+    int there_k[2];
+    const auto load = [&](int k0) {
+      const int k2 = k0 + 2 * place.t;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int d = row + h * 8 + place.g;
+        there_k[h] = kK > 0 ? 2 : d < z.out_dim ? z.in_dim - k2 : 0;
+        sum[2 * h] = sum[2 * h + 1] = 0;
+        if (fresh) continue;
+        LoadPair(weights_sum + d * z.in_dim + k2, there_k[h], z.pairs, &sum[2 * h],
+                 &sum[2 * h + 1]);
+      }
+    };
+    load(0);
+    A du[2][4] = {};
+    if (has_first) {
+      const A c = *first_shares;
+      first_shares += z.out_caps;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) du[e / 4][e % 4] = c * v[0][0][e / 4].at[e % 4];
+    }
+#pragma unroll
+    for (int r = 0; r < kTogether<A>; ++r) {
+      const Pack<A, 4> factors = memory->factors[s][place.g][r];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          du[h][e] += factors.at[e % 2] * v[2 * r + 1][0][h].at[e];
+          du[h][e] += factors.at[2 + e % 2] * v[2 * r + 2][0][h].at[e];
+        }
+      }
+    }
+    Numbers<4, A> by_sample[2], by_element[2];
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        by_sample[h].Set(e, du[h][e]);
+        transposed[(h * 8 + place.t + e / 2 * 4) * kTransposedPitch + e % 2 * 8 +
+                   place.g] = du[h][e];
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto pair = *reinterpret_cast<const Pack<A, 2>*>(
+          transposed + (place.g + e % 2 * 8) * kTransposedPitch + e / 2 * 8 +
+          2 * place.t);
+      by_element[e / 2].Set(e % 2, pair.at[0]);
+      by_element[e / 2].Set(e % 2 + 2, pair.at[1]);
+    }
+    for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
+      if (k0 > 0) load(k0);
+      // Gradient of weights: rows are elements of the output capsule.
+      const int k = k0 + place.g, k2 = k0 + 2 * place.t;
+      A by_input[4];
+      *reinterpret_cast<Pack<A, 4>*>(by_input) = *reinterpret_cast<Pack<A, 4>*>(to);
+      Numbers<2, A> weights[2];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        weights[e / 2].Set(e % 2, Rounded<S>(A{Widen(w[e])}));
+      }
+      // The next ones are on their way early.
+      if (k0 + kStepK < z.steps * kStepK) {
+        load_weights(k0 + kStepK);
+      } else if (s + 1 < left) {
+        matrix += z.matrices;
+        load_weights(0);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        MultiplyAdd(by_sample[h], weights[h], by_input);
+        Numbers<2, A> b;
+        b.Set(0, x.At(i0, n, h * 8 + 2 * place.t, k));
+        b.Set(1, x.At(i0, n, h * 8 + 2 * place.t + 1, k));
+        MultiplyAdd(by_element[h], b, sum);
+      }
+      *reinterpret_cast<Pack<A, 4>*>(to) = *reinterpret_cast<Pack<A, 4>*>(by_input);
+      to += 4 * kLanes;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        StorePair(sum[2 * h], sum[2 * h + 1], there_k[h], z.pairs,
+                  weights_sum + (row + h * 8 + place.g) * z.in_dim + k2);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_routing::phases
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
