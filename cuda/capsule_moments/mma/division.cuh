@@ -143,23 +143,27 @@ struct alignas(8) TermsOf<true> {
   __device__ TermsOf(float z, float dq) : z(z), dq(dq) {}
 };
 
-// Begins to write the facts of a child, which may not exist. `equal` is its share where
-// there are no logits.
-template <typename N>
+// Begins to write the facts of a child, which may not exist, and waits for nothing.
+// `equal` is its share where there are no logits, kEqual. Where there are, kGiven comes
+// with scales.
+template <bool kEqual, typename N>
 __device__ void StageFacts(const Inputs& in, int capsule, float equal, Facts* to) {
   if (capsule < 0) {
     *to = {0, 0, 0, 0};
     return;
   }
-  float2 scale{0, 1};
-  if (in.rule == Rule::kGiven && in.scales != nullptr) {
-    scale = in.scales[capsule];
-  } else if (in.rule == Rule::kGiven) {
-    scale.y = equal;
+  if (!kEqual && in.rule == Rule::kGiven) {
+    Stage<1, 1>(&in.scales[capsule].x, &to->most);
+    Stage<1, 1>(&in.scales[capsule].y, &to->scale);
+  } else {
+    to->most = 0;
+    to->scale = kEqual ? equal : 1;
   }
-  to->most = scale.x;
-  *reinterpret_cast<float2*>(&to->scale) = {scale.y,
-                                            in.dots != nullptr ? in.dots[capsule] : 0};
+  if (!kEqual && in.dots != nullptr) {
+    Stage<1, 1>(in.dots + capsule, &to->dot);
+  } else {
+    to->dot = 0;
+  }
   if (in.activations != nullptr) {
     Stage<1, 1>(static_cast<const N*>(in.activations) + capsule, &to->activation);
   } else {
@@ -169,12 +173,13 @@ __device__ void StageFacts(const Inputs& in, int capsule, float equal, Facts* to
 
 // The window of which a thread brings children, and the next of them. Rows of poses are
 // [child][window][row] to threads, so that all of a thread are of one window.
+template <bool kEqual>
 struct Source {
   Corner corner;
   Child child;
   bool any;
   int capsule;  // of the child, or -1 where there is none
-  float equal;  // share of the child, if all are the same
+  float equal;  // share of the child, where kEqual
 
   __device__ Source(const Inputs& in, const Division& d, int group, int chunk)
       : corner(d.image, Pixel(d.image, Position(d, group))),
@@ -185,8 +190,9 @@ struct Source {
   __device__ void Find(const Inputs& in, const Division& d) {
     const bool exists = any && child.kh < d.image.y.kernel;
     capsule = exists ? corner.Capsule(d.image, child) : -1;
-    const bool over_all = in.rule == Rule::kGiven && in.p.normalize == kAll;
-    const int windows = over_all && capsule >= 0 ? d.image.WindowsOf(capsule) : 1;
+    if constexpr (!kEqual) return;
+    const bool over_all = in.p.normalize == kAll && capsule >= 0;
+    const int windows = over_all ? d.image.WindowsOf(capsule) : 1;
     equal = __fdividef(1, static_cast<float>(windows * d.outs));
   }
   __device__ void Advance(const Inputs& in, const Division& d, int by) {
@@ -210,9 +216,9 @@ __device__ int RowsOf(const Division& d, int chunk) {
 
 // Begins to fill a stage, with the chunk after that of the call before. Returns whether
 // all children that this thread brings exist.
-template <int Q>
+template <bool kEqual, int Q>
 __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
-                          Source* source, const StageOf<Q>& stage) {
+                          Source<kEqual>* source, const StageOf<Q>& stage) {
   bool exist = true;
   WithElements(in.element, [&](auto zero) {
     using N = decltype(zero);
@@ -227,7 +233,7 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
     for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
       const int capsule = source->capsule;
       exist = exist && capsule >= 0;
-      if (row == 0) StageFacts<N>(in, capsule, source->equal, stage.facts + e);
+      if (row == 0) StageFacts<kEqual, N>(in, capsule, source->equal, stage.facts + e);
       StagePoseRow<Q>(static_cast<const N*>(in.poses), capsule, row,
                       stage.poses + e * Q * kSide);
       source->Advance(in, d, kThreads / kSide >> d.windows_log2());

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       for (int j = 0; linear && t == 0 && j < kChunk; ++j)
         my_dqs[j * kEight] = mass_grad;
     }
-    Source source(in, d, group, chunk0);
+    Source<kEqual> source(in, d, group, chunk0);
     bool exist = true;  // all children that this thread brought
     for (int chunk = chunk0 - 1; chunk < chunk1; ++chunk) {
       const int turn = (chunk - chunk0) & 1, k0 = chunk * kChunk;
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       if (chunk >= chunk0) AwaitStage<Q>(in, d, chunk, stage);
       const bool whole = __syncthreads_and(exist);
       if (chunk + 1 < chunk1) {
-        exist = FillStage<Q>(in, d, chunk + 1, &source,
-                             StageOf<Q>(d, memory + (1 - turn) * StageSize<Q>(d)));
+        const StageOf<Q> next(d, memory + (1 - turn) * StageSize<Q>(d));
+        exist = FillStage<kEqual, Q>(in, d, chunk + 1, &source, next);
       }
       __pipeline_commit();
       if (chunk < chunk0) continue;

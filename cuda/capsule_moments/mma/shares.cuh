@@ -13,11 +13,15 @@
 
 namespace capsops::capsule_moments::mma {
 
+// Combines the numbers of the threads of a row, of which there are 1, 2 or 4.
+template <typename Combine>
+__device__ float OverRow(float number, int threads, const Combine& combine) {
+  if (threads > 1) number = combine(number, __shfl_xor_sync(~0u, number, 1));
+  if (threads > 2) number = combine(number, __shfl_xor_sync(~0u, number, 2));
+  return number;
+}
 __device__ inline float SumOverRow(float sum, int threads) {
-  for (int offset = 1; offset < threads; offset *= 2) {
-    sum += __shfl_xor_sync(~0u, sum, offset);
-  }
-  return sum;
+  return OverRow(sum, threads, [](float a, float b) { return a + b; });
 }
 
 // 1 / x for a normal number x, in one instruction.
@@ -27,22 +31,24 @@ __device__ inline float Reciprocal(float x) {
   return y;
 }
 
-// Makes eight logits shares, which are 0 or not a number where there is no child. For
-// kSoftmax it sets the child's `most` and `scale`. The logits of parents that do not
-// exist give shares of 0.
-__device__ inline void MakeShares(Rule rule, int threads, float (&z)[kEight],
-                                  Facts* child) {
-  if (rule == Rule::kLogit) return;
-  if (rule == Rule::kGiven) {
+// Makes eight logits `factor` times shares, which are 0 or not a number where there is
+// no child. For kSoftmax it sets the child's `most` and `scale`. The logits of parents
+// that do not exist give shares of 0.
+__device__ inline void MakeShares(Rule rule, int threads, float factor,
+                                  float (&z)[kEight], Facts* child) {
+  if (rule != Rule::kSoftmax) {
+    if (rule == Rule::kGiven) {
+      factor *= child->scale;
 #pragma unroll
-    for (float& x : z) x = ExpOf(x, child->most) * child->scale;
+      for (float& x : z) x = ExpOf(x, child->most);
+    }
+#pragma unroll
+    for (float& x : z) x *= factor;
     return;
   }
   float most = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
                      fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
-  for (int offset = 1; offset < threads; offset *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, offset));
-  }
+  most = OverRow(most, threads, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
   for (float& x : z) x = ExpOf(x, most);
   const float sum = ((z[0] + z[1]) + (z[2] + z[3])) + ((z[4] + z[5]) + (z[6] + z[7]));
@@ -50,8 +56,9 @@ __device__ inline void MakeShares(Rule rule, int threads, float (&z)[kEight],
   const bool exists = child->scale != 0;
   child->scale = exists ? scale : 0;
   child->most = exists ? most : 0;
+  factor *= child->scale;
 #pragma unroll
-  for (float& x : z) x *= child->scale;
+  for (float& x : z) x *= factor;
 }
 
 // Replaces logits by activation * share, and the gradients of those by the gradients of
@@ -81,12 +88,12 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
       if (first + e < d.outs) z[e] += in.prior[int64_t{k} * d.outs + first + e];
     }
   }
-  MakeShares(in.rule, threads, z, &facts);
+  MakeShares(in.rule, threads, kGradient ? 1 : facts.activation, z, &facts);
   if constexpr (kGradient) {
-    float mean = 0;
+    float means[2] = {};
 #pragma unroll
-    for (int e = 0; e < kEight; ++e) mean += z[e] * terms[2 * e + 1];
-    mean = SumOverRow(mean, threads);
+    for (int e = 0; e < kEight; ++e) means[e % 2] += z[e] * terms[2 * e + 1];
+    const float mean = SumOverRow(means[0] + means[1], threads);
     if (out.dots != nullptr) {
       if (writes) {
         out.scales[to] = {facts.most, facts.scale};
@@ -95,10 +102,12 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
       return;
     }
     if (in.dots == nullptr) facts.dot = facts.activation * mean;
+    const bool logit = in.rule == Rule::kLogit;
+    const float dot = logit ? 0 : facts.dot;
 #pragma unroll
     for (int e = 0; e < kEight; ++e) {
-      const float dr = facts.activation * terms[2 * e + 1];
-      terms[2 * e + 1] = in.rule == Rule::kLogit ? dr : z[e] * (dr - facts.dot);
+      const float dr = facts.activation * terms[2 * e + 1] - dot;
+      terms[2 * e + 1] = logit ? dr : z[e] * dr;
     }
     if (writes) {
       out.facts[to] = facts;
@@ -109,7 +118,9 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     return;
   }
 #pragma unroll
-  for (int e = 0; e < kEight; ++e) terms[kNumbers * e] = z[e] * facts.activation;
+  for (int e = 0; e < kEight; ++e) {
+    terms[kNumbers * e] = kGradient ? z[e] * facts.activation : z[e];
+  }
   StoreWords(terms, my_votes);
 }
 

@@ -39,7 +39,8 @@ constexpr float kLift = 1 + 0.71f * 0x1p-11f;
 template <bool kGradient, bool kSecond, int kLogit>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
-  float first_grad[kSize], second_grad[kSize];  // the latter twice
+  // The latter twice, unless Differentiate() is what takes them.
+  float first_grad[kSize], second_grad[kSize];
   float bias, mass_grad;
 
   template <bool kThere>
@@ -58,7 +59,8 @@ struct Statistics {
     constexpr float kFactor = kLogit == 0 ? kLift : 1;
     if constexpr (kGradient) LoadParent<kThere>(at.first_grad, kFactor, first_grad);
     if constexpr (kGradient && kSecond) {
-      LoadParent<kThere>(at.second_grad, 2 * kFactor, second_grad);
+      constexpr bool kOnce = kThere && kLogit > 0;
+      LoadParent<kThere>(at.second_grad, (kOnce ? 1 : 2) * kFactor, second_grad);
     }
   }
 
@@ -96,21 +98,20 @@ struct Statistics {
   // Makes the gradient of a vote whose child is known, and returns that of its logit.
   __device__ float Differentiate(const float (&u)[kSize], Rule rule, const Facts& child,
                                  float prior, float (&gradient)[kSize]) const {
-    float weighted[kSize], logits[2] = {}, lines[2] = {}, moments[2] = {},
-                           grads[2] = {};
+    float weighted[kSize], logits[2] = {}, lines[2] = {}, grads[2] = {};
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
       weighted[h] = precision[h] * u[h];
       logits[h % 2] += weighted[h] * u[h];
       if constexpr (kLogit > 1) lines[h % 2] += linear[h] * u[h];
-      gradient[h] = OfMoments(h, u[h]);
-      grads[h % 2] += first_grad[h] * u[h];
-      if constexpr (kSecond) moments[h % 2] += gradient[h] * u[h];
+      // What makes the gradient of a share, of which that of the vote follows.
+      gradient[h] = first_grad[h];
+      if constexpr (kSecond) gradient[h] += second_grad[h] * u[h];
+      grads[h % 2] += gradient[h] * u[h];
     }
     float z = bias + prior - 0.5f * (logits[0] + logits[1]);
     if constexpr (kLogit > 1) z += lines[0] + lines[1];
-    float dq = grads[0] + grads[1];
-    if constexpr (kSecond) dq = 0.5f * (dq + (moments[0] + moments[1]));
+    const float dq = grads[0] + grads[1];
     const float dr = child.activation * (mass_grad + dq);
     float share = z, dz = dr;
     if (rule != Rule::kLogit) {
@@ -122,7 +123,9 @@ struct Statistics {
     const float q = kLift * child.activation * share, lifted = kLift * dz;
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
-      gradient[h] = q * gradient[h] - lifted * weighted[h];
+      float rest = lifted * weighted[h];
+      if constexpr (kSecond) rest += q * first_grad[h];
+      gradient[h] = (kSecond ? 2 * q : q) * gradient[h] - rest;
       if constexpr (kLogit > 1) gradient[h] += lifted * linear[h];
     }
     return dz;
