@@ -18,10 +18,10 @@
 
 namespace capsops::capsule_routing {
 
-// Forward, phases are faster than mma where there are many output capsules, each of
-// which costs a warp there, and enough samples (docs/routing.md, "Kernel paths").
+// Phases are faster than mma where there are many output capsules of 16 elements, each
+// of which costs a warp there, and enough samples (docs/routing.md, "Kernel paths").
 static bool PhasesAreFaster(const Problem& p) {
-  if (p.out_caps <= 16 || p.batch <= 16) return false;
+  if (p.out_dim != 16 || p.out_caps <= 28 || p.batch <= 16) return false;
   const double tiles = static_cast<double>(p.batch) / 16;
   return tiles * p.in_caps * p.out_caps * p.out_caps >= 2e6;
 }
@@ -38,10 +38,12 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
-  return Choose<BackwardPlan<GpuExec, T>>(
-      kBackwardName, {{"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
-                      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }},
-                      {"fma", [&] { return fma::PlanBackward<T>(exec, p); }}});
+  std::vector<Candidate<BackwardPlan<GpuExec, T>>> candidates = {
+      {"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
+      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }},
+      {"fma", [&] { return fma::PlanBackward<T>(exec, p); }}};
+  if (PhasesAreFaster(p) && p.in_dim == 8) std::swap(candidates[0], candidates[1]);
+  return Choose(kBackwardName, candidates);
 }
 
 template <typename T>

@@ -80,21 +80,23 @@ if _library.build_info()["cuda"]:
         assert found == dict(zip(OPS, expected.split(), strict=True))
 
     @pytest.mark.parametrize(
-        "sizes, forward",
+        "sizes, expected",
         [
             # Output capsules squared x input capsules x samples / 16: 2 million.
-            ((32, 8, 8, 2, 64, 489), "phases"),
-            ((32, 8, 8, 2, 64, 488), "mma"),
-            # Few output capsules, or few samples.
-            ((16, 8, 8, 2, 64, 2000), "mma"),
-            ((48, 8, 8, 2, 16, 1000), "mma"),
+            ((32, 16, 8, 2, 64, 489), "phases phases mma"),
+            ((32, 16, 8, 2, 64, 488), MMA),
+            ((32, 16, 16, 2, 64, 489), "phases mma mma"),
+            # Few output capsules, or few samples, or fewer elements.
+            ((28, 16, 8, 2, 64, 2000), MMA),
+            ((32, 16, 8, 2, 16, 2000), MMA),
+            ((48, 8, 8, 2, 64, 2000), MMA),
         ],
     )
-    def test_phases_where_they_are_faster(sizes, forward):
+    def test_phases_where_they_are_faster(sizes, expected):
         found = planned(90, lambda: _compute(HALF, *sizes))
-        assert found == dict(zip(OPS, (forward, "mma", "mma"), strict=True))
+        assert found == dict(zip(OPS, expected.split(), strict=True))
         found = planned(90, lambda: _compute(FLOAT, *sizes))
-        assert found == dict(zip(OPS, ("mma", "mma", "mma"), strict=True))
+        assert found == dict(zip(OPS, MMA.split(), strict=True))
 
     def test_a_kernel_that_cannot_is_not_planned():
         with kernels.force(CapsuleRouting="mma", CapsuleRoutingGrad="phases"):
