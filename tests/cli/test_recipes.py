@@ -53,6 +53,13 @@ def _built(name):
     return rules.model(settings.of_recipe(name), known.image_shape, known.classes)
 
 
+@pytest.mark.parametrize(
+    ("name", "margin"), [("em-mnist", 0.5), ("em-digits", 0.9), ("vb-mnist", 0.9)]
+)
+def test_the_spread_loss_ends_where_the_network_can_follow(name, margin):
+    assert rules.loss(settings.of_recipe(name), 10).end == margin
+
+
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_a_name_says_what_is_trained_on_what(name):
     recipe = recipes.find(name)

@@ -128,6 +128,7 @@ RECIPES = {
         "matrix_capsnet",
         "compact",
         routing="em",
+        changes={"epochs": 40},
         paper=Paper("0.44%", "Hinton et al. 2018, section 5"),
     ),
     "vb-mnist": Recipe("mnist", "matrix_capsnet", "compact", routing="vb"),

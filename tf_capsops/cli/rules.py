@@ -57,7 +57,8 @@ def model(trained, image_shape, num_classes):
 def loss(trained, steps):
     """Returns the loss that suits the scores of a network, in a training of `steps`."""
     if trained["routing"] in ("em", "vb"):
-        return losses.SpreadLoss(max(1, steps // 2))
+        margin = trained.get("margin", 0.9)
+        return losses.SpreadLoss(max(1, steps // 2), end=margin)
     if trained["model"] == "convnet" or trained["routing"] == "inverted-attention":
         return keras.losses.SparseCategoricalCrossentropy()
     return losses.MarginLoss()

@@ -77,6 +77,7 @@ def of(args, dataset=None):
         network["reconstruction_weight"] = given["reconstruction_weight"]
     if model == "matrix_capsnet":
         routing = given["routing"] or routing or "em"
+    margin = presets.LAST_MARGINS.get((name, routing))
     return {
         "model": model,
         "preset": name,
@@ -89,6 +90,7 @@ def of(args, dataset=None):
         "distortion": dataclasses.asdict(preset.distortion),
         "mixed_precision": given["mixed_precision"],
         "validation": given["validation"],
+        **({"margin": margin} if margin else {}),
     }
 
 
