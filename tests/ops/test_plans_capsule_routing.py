@@ -103,6 +103,20 @@ if _library.build_info()["cuda"]:
             found = planned(90, lambda: _compute(tf.float64, 10, 16, 8, 3))
         assert found == dict(zip(OPS, ("none", "phases", "phases"), strict=True))
 
+    @pytest.mark.parametrize(
+        "dtype, sizes",
+        [
+            # 75 MB of sums of gradients of weights, and 256 MB of moments.
+            (HALF, (32, 16, 8, 3, 64, 4608)),
+            (tf.float64, (1, 3, 2, 3, 16, 500000)),
+        ],
+    )
+    def test_the_workspace_of_gradients_does_not_grow_with_input_capsules(dtype, sizes):
+        found = plans(90, lambda: _compute(dtype, *sizes))
+        kernel, workspace = found["CapsuleRoutingGrad"]
+        assert kernel == "phases"
+        assert workspace < 64e6
+
     def test_workspaces_are_of_the_vectors_that_are_needed():
         """V and one partial sum; V and ds of three iterations and one; V."""
         vector = 16 * 12 * 16 * 4

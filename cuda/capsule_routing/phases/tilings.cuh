@@ -19,6 +19,9 @@ namespace capsops::capsule_routing::phases {
 
 // Workspace that is spent to have more blocks, in bytes.
 constexpr int64_t kBlocksBytes = int64_t{64} << 20;
+// And to add up the gradient of weights where S cannot hold sums, unless one input
+// capsule for each multiprocessor takes more.
+constexpr int64_t kSumsBytes = int64_t{48} << 20;
 // And not to make moments of softmaxes twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
@@ -183,8 +186,11 @@ struct GradientsTiling {
     };
     // As many waves of blocks as it takes, of about the same size.
     const int64_t most = CeilDivide(z.in_caps, device.processors);
+    const int64_t sums = weights_scratch_each() * sizeof(A) * device.processors;
+    const int64_t caps =
+        std::clamp<int64_t>(kSumsBytes / std::max<int64_t>(1, sums), 1, most);
     spills = true;
-    for (int64_t waves = 1; spills && waves <= most; ++waves) {
+    for (int64_t waves = CeilDivide(most, caps); spills && waves <= most; ++waves) {
       if (with(CeilDivide(z.in_caps, device.processors * waves))) spills = false;
     }
     if (spills) with(std::min<int64_t>(most, kRun));
@@ -206,9 +212,9 @@ struct GradientsTiling {
     return TooLarge({{"what a block works on, in numbers,", layout.size},
                      {"the blocks of a grid", blocks}});
   }
-  int64_t weights_scratch() const {
-    return std::is_same_v<S, A> ? 0 : layout.tile_caps * z.matrices;
-  }
+  // Of an input capsule, and of those of a block.
+  int64_t weights_scratch_each() const { return std::is_same_v<S, A> ? 0 : z.matrices; }
+  int64_t weights_scratch() const { return layout.tile_caps * weights_scratch_each(); }
   int64_t block_scratch() const {
     return (spills ? layout.size : 0) + weights_scratch();
   }
