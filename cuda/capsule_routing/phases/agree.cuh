@@ -24,8 +24,8 @@ struct Shares {
         vector(tile_caps * step) {}
 };
 
-// A block's samples of input, times kUncut: in shared memory as [input capsule][sample]
-// [pitch] or, where kSpills, read from where they are.
+// A block's samples of input, made larger by Uncut: in shared memory as [input
+// capsule][sample] [pitch] or, where kSpills, read from where they are.
 template <typename S, typename A, bool kSpills, int kTiles>
 struct Samples {
   static constexpr int kRows = kTiles * kTileSamples;
@@ -67,7 +67,7 @@ struct Samples {
             }
           }
 #pragma unroll
-          for (int i = 0; i < kWord; ++i) word.at[i] *= kUncut<A>;
+          for (int i = 0; i < kWord; ++i) word.at[i] *= Uncut<A>(kInParts<S>);
           *reinterpret_cast<Pack<A, kWord>*>(to + n * kRows * z.pitch + k) = word;
         }
       }
@@ -77,7 +77,8 @@ struct Samples {
   __device__ A At(int64_t i0, int n, int b, int k) const {
     if constexpr (kSpills) {
       if (b >= rows || k >= z.in_dim) return 0;
-      return A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])} * kUncut<A>;
+      return A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])} *
+             Uncut<A>(kInParts<S>);
     } else {
       return staged[(n * kRows + b) * z.pitch + k];
     }
@@ -181,8 +182,9 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
               for (int m = 0; m < kEach; ++m) visit(q, m);
             }
           };
-          each([&](int q, int m) { MultiplyAdd<true>(v[q][m][0], b[0], p[q][m]); });
-          each([&](int q, int m) { MultiplyAdd(v[q][m][1], b[1], p[q][m]); });
+          each(
+              [&](int q, int m) { MultiplyAddOf<S, true>(v[q][m][0], b[0], p[q][m]); });
+          each([&](int q, int m) { MultiplyAddOf<S>(v[q][m][1], b[1], p[q][m]); });
           Pack<A, 2> inputs[kEach][2];
 #pragma unroll
           for (int m = 0; m < kEach; ++m) {
@@ -196,9 +198,9 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
           each([&](int q, int m) {
             const auto& [x0, x1] = inputs[m];
             const auto& of = p[q][m];
-            AddRows(ByRows<A>(of[0] * x0.at[0], of[1] * x0.at[1], of[2] * x1.at[0],
-                              of[3] * x1.at[1]),
-                    one, sum[q][m]);
+            AddRows<S>(ByRows<A>(of[0] * x0.at[0], of[1] * x0.at[1], of[2] * x1.at[0],
+                                 of[3] * x1.at[1]),
+                       one, sum[q][m]);
           });
         }
       }

@@ -24,12 +24,36 @@ LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
   return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
 }
 
-template <typename T, Pass kPass, bool kSpills, int kK, typename A = Accumulator<T>>
+// Calls run(S{}, in_dim) with the type that kernels have for elements, and with in_dim
+// as a constant where they are made for it.
+template <typename T, typename Run>
+LaunchError WithElements(const Sizes& z, bool spills, const Run& run) {
+  constexpr std::integral_constant<int, 0> any;
+  if constexpr (sizeof(T) == 2) {
+    if (z.in_parts) return run(InParts<CudaType<T>>{}, any);
+  }
+  if (!spills && z.out_dim % kBlockD == 0 && z.in_dim == 8) {
+    return run(CudaType<T>{}, std::integral_constant<int, 8>());
+  }
+  return run(CudaType<T>{}, any);
+}
+
+template <typename S, typename T>
+const S* As(const T* tensor) {
+  return reinterpret_cast<const S*>(tensor);
+}
+template <typename S, typename T>
+S* As(T* tensor) {
+  return reinterpret_cast<S*>(tensor);
+}
+
+template <typename S, Pass kPass, bool kSpills, int kK, typename T,
+          typename A = Accumulator<T>>
 LaunchError RunPassOf(const GpuExec& exec, const char* name,
                       const PassTiling<A>& tiling, const T* input, const T* weights,
                       const T* logits, const A* vectors, A* partial, T* coefficients,
                       Moments<A>* moments, A* scratch) {
-  constexpr auto kernel = PassKernel<CudaType<T>, A, kPass, kSpills, kK>;
+  constexpr auto kernel = PassKernel<S, A, kPass, kSpills, kK>;
   const LaunchError error = AllowShared<kernel>(exec, name);
   if (!error.empty()) return error;
   const dim3 grid(tiling.groups, tiling.slices);
@@ -37,13 +61,13 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
   if constexpr (kPass == Pass::kFirst) {
     // Nothing of this call comes before.
     kernel<<<grid, kThreads, tiling.shared(), exec.stream>>>(
-        tiling.z, tiling.cut, Native(input), Native(weights), Native(logits), vectors,
-        partial, Native(coefficients), moments, scratch, tiling.elements);
+        tiling.z, tiling.cut, As<S>(input), As<S>(weights), As<S>(logits), vectors,
+        partial, As<S>(coefficients), moments, scratch, tiling.elements);
     return CheckLaunch(name);
   } else {
     return LaunchOverlapped(name, kernel, grid, kThreads, tiling.shared(), exec,
-                            tiling.z, tiling.cut, Native(input), Native(weights),
-                            Native(logits), vectors, partial, Native(coefficients),
+                            tiling.z, tiling.cut, As<S>(input), As<S>(weights),
+                            As<S>(logits), vectors, partial, As<S>(coefficients),
                             moments, scratch, tiling.elements);
   }
 }
@@ -52,17 +76,20 @@ template <typename T, Pass kPass, typename A = Accumulator<T>>
 LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& tiling,
                     const T* input, const T* weights, const T* logits, const A* vectors,
                     A* partial, T* coefficients, Moments<A>* moments, A* scratch) {
-  const auto run = [&](auto spills, auto in_dim) {
-    return RunPassOf<T, kPass, spills, in_dim>(exec, name, tiling, input, weights,
-                                               logits, vectors, partial, coefficients,
-                                               moments, scratch);
+  const auto run = [&](auto element, auto in_dim) {
+    using S = decltype(element);
+    if constexpr (in_dim == 0) {
+      if (tiling.spills) {
+        return RunPassOf<S, kPass, true, 0>(exec, name, tiling, input, weights, logits,
+                                            vectors, partial, coefficients, moments,
+                                            scratch);
+      }
+    }
+    return RunPassOf<S, kPass, false, in_dim>(exec, name, tiling, input, weights,
+                                              logits, vectors, partial, coefficients,
+                                              moments, scratch);
   };
-  constexpr std::integral_constant<int, 0> any;
-  if (tiling.spills) return run(std::true_type(), any);
-  if (tiling.z.out_dim % kBlockD == 0 && tiling.z.in_dim == 8) {
-    return run(std::false_type(), std::integral_constant<int, 8>());
-  }
-  return run(std::false_type(), any);
+  return WithElements<T>(tiling.z, tiling.spills, run);
 }
 
 // The workspace: V, partial sums, and what blocks work on.
@@ -92,20 +119,20 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
   return error;
 }
 
-template <typename T, bool kSpills, int kK, typename A = Accumulator<T>>
+template <typename S, bool kSpills, int kK, typename T, typename A = Accumulator<T>>
 LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tiling,
                          const T* input, const T* weights, const T* logits,
                          const A* vectors, const Moments<A>* moments, const Caps& caps,
                          T* grad_input, T* grad_weights, T* grad_logits, A* scratch) {
-  constexpr auto kernel = GradientsKernel<CudaType<T>, A, kSpills, kK>;
+  constexpr auto kernel = GradientsKernel<S, A, kSpills, kK>;
   const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
   const int64_t blocks =
       std::min(tiling.blocks, CeilDivide(caps.count, tiling.layout.tile_caps));
   return LaunchOverlapped(
       kBackwardName, kernel, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
-      tiling.layout, caps, Native(input), Native(weights), Native(logits), vectors,
-      moments, Native(grad_input), Native(grad_weights), Native(grad_logits), scratch,
+      tiling.layout, caps, As<S>(input), As<S>(weights), As<S>(logits), vectors,
+      moments, As<S>(grad_input), As<S>(grad_weights), As<S>(grad_logits), scratch,
       scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
 }
 
@@ -152,19 +179,20 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
       error = pass(some, r, true);
     }
     if (!error.empty()) break;
-    const auto run = [&](auto spills, auto in_dim) {
-      return RunGradients<T, spills, in_dim>(
-          exec, last, input, weights, logits, vectors, moments, some.cut.caps,
-          grad_input, grad_weights, grad_logits, rest);
+    const auto run = [&](auto element, auto in_dim) {
+      using S = decltype(element);
+      if constexpr (in_dim == 0) {
+        if (last.spills) {
+          return RunGradients<S, true, 0>(exec, last, input, weights, logits, vectors,
+                                          moments, some.cut.caps, grad_input,
+                                          grad_weights, grad_logits, rest);
+        }
+      }
+      return RunGradients<S, false, in_dim>(exec, last, input, weights, logits, vectors,
+                                            moments, some.cut.caps, grad_input,
+                                            grad_weights, grad_logits, rest);
     };
-    constexpr std::integral_constant<int, 0> any;
-    if (last.spills) {
-      error = run(std::true_type(), any);
-    } else if (z.out_dim % kBlockD == 0 && z.in_dim == 8) {
-      error = run(std::false_type(), std::integral_constant<int, 8>());
-    } else {
-      error = run(std::false_type(), any);
-    }
+    error = WithElements<T>(z, last.spills, run);
   }
   return error;
 }
@@ -215,7 +243,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   }
   std::string obstacle = Obstacle<T>(exec, p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false);
+  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
@@ -244,7 +272,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   }
   std::string obstacle = Obstacle<T>(exec, p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, true);
+  const PassTiling<A> tiling(exec.device, p, true, NeedsParts<T>(p));
   const GradientsTiling<T, A> last(exec.device, p);
   obstacle = tiling.Obstacle();
   if (obstacle.empty()) obstacle = last.Obstacle();
@@ -269,7 +297,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
   }
   std::string obstacle = Obstacle<T>(exec, p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false);
+  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   // Without a prediction, V says nothing.

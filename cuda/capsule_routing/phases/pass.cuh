@@ -95,7 +95,8 @@ __device__ void Sum(const Sizes& z, const Place& place,
             A number = Widen(w[s][e / 2][e % 2]);
             if constexpr (kFirst) number *= c;
             // The product with c is no TF32, whatever S is.
-            b[e / 2].Set(e % 2, Rounded<std::conditional_t<kFirst, float, S>>(number));
+            using Cut = std::conditional_t<kFirst && !kInParts<S>, float, S>;
+            b[e / 2].Set(e % 2, Rounded<Cut>(number));
           }
           [[maybe_unused]] const A* const share = shares + n * layout.step +
                                                   j * layout.samples +
@@ -113,7 +114,9 @@ __device__ void Sum(const Sizes& z, const Place& place,
             const auto a =
                 ByRows<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0], c1 * x1.at[1]);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) MultiplyAdd(a, b[h], sum[m][h]);
+            for (int h = 0; h < 2; ++h) {
+              MultiplyAddOf<S, false, kFirst>(a, b[h], sum[m][h]);
+            }
           }
         }
       }

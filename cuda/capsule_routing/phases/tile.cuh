@@ -25,17 +25,38 @@ constexpr int kRun = 8;           // input capsules whose inner products lie tog
 constexpr int kPassWarps = 16;    // of a block of a pass
 constexpr int kFinishWarps = 16;  // of a block between passes
 
+// A 16-bit element S of tensors whose products have what is cut off, too: weights and
+// input are whole in TF32, so the other operand is multiplied in two parts.
+template <typename S>
+struct InParts {
+  S number;
+};
+using capsops::Narrow;
+using capsops::Widen;
+template <typename S>
+__device__ float Widen(InParts<S> x) {
+  return capsops::Widen(x.number);
+}
+template <typename S>
+__device__ void Narrow(float x, InParts<S>* to) {
+  capsops::Narrow(x, &to->number);
+}
+template <typename S>
+constexpr bool kInParts = false;
+template <typename S>
+constexpr bool kInParts<InParts<S>> = true;
+
 // What is cut off to TF32 loses this much on average: products with what was made
 // larger by as much are right on average.
 template <typename A>
-constexpr A kUncut = std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
+__host__ __device__ constexpr A Uncut(bool in_parts) {
+  return in_parts || std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
+}
 
 // Vectors are stored times kScale, for their products with weights would else overflow
-// where no prediction does, and made larger by what products cut off.
+// where no prediction does.
 template <typename A>
 constexpr A kScale = 0x1p-8f;
-template <typename A>
-constexpr A kStored = kScale<A> * kUncut<A>;
 
 // N numbers of an operand. Tensor cores cut floats off to TF32.
 template <int N, typename A>
@@ -45,10 +66,22 @@ struct Numbers {
   __device__ void Set(int n, A x) { at[n] = x; }
 };
 
+// What is cut off of an operand; of an infinite number nothing.
+template <int N>
+__device__ Numbers<N, float> Rest(const Numbers<N, float>& of) {
+  Numbers<N, float> rest;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float cut = __uint_as_float(__float_as_uint(of.at[n]) & 0xffffe000);
+    rest.at[n] = cut == of.at[n] ? 0 : of.at[n] - cut;
+  }
+  return rest;
+}
+
 // What was an S, as tensor cores are to cut it off: to the nearest on average.
 template <typename S, typename A>
 __device__ A Rounded(A x) {
-  return std::is_same_v<S, float> ? x * kUncut<A> : x;
+  return std::is_same_v<S, float> ? x * Uncut<A>(false) : x;
 }
 
 // c += a b, or c = a b where kSet. A lane (g, t) has of a (g, t), (g + 8, t), (g, t +
@@ -84,14 +117,24 @@ __device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double
 #endif
 }
 
+// As MultiplyAdd, where a and b have elements of tensors of S, and b is whole unless it
+// is not a tensor's (kCutRight); then a is.
+template <typename S, bool kSet = false, bool kCutRight = false, typename A>
+__device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
+                              A (&c)[4]) {
+  MultiplyAdd<kSet>(a, b, c);
+  if constexpr (kInParts<S> && kCutRight) MultiplyAdd(a, Rest(b), c);
+  if constexpr (kInParts<S> && !kCutRight) MultiplyAdd(Rest(a), b, c);
+}
+
 // Adds the sums of a's rows to those columns of c whose lanes have 1 and not 0 in
 // `one`.
-template <typename A>
+template <typename S, typename A>
 __device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
   Numbers<2, A> b;
   b.Set(0, one);
   b.Set(1, one);
-  MultiplyAdd(a, b, c);
+  MultiplyAddOf<S>(a, b, c);
 }
 
 // Input capsules whose weights a lane loads together.
@@ -104,6 +147,7 @@ struct Sizes {
   int blocks, steps;  // of kBlockD and kStepK elements
   int pitch;          // from one sample's input capsule to the next in shared memory
   bool pairs, words;  // in_dim is even, and a multiple of 4
+  bool in_parts;      // elements are InParts
   int finish_wide;    // of those, warps that have other elements of an output capsule
   float epsilon;
   int64_t matrix, matrices;  // elements of one, and of those of an input capsule

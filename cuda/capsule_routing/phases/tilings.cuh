@@ -25,8 +25,15 @@ constexpr int64_t kSumsBytes = int64_t{48} << 20;
 // And not to make moments of softmaxes twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
+// 16-bit results show what many iterations make of errors in TF32.
+constexpr int64_t kFewIterations = 3;
+template <typename S>
+bool NeedsParts(const Problem& p) {
+  return sizeof(S) == 2 && p.iterations > kFewIterations;
+}
+
 // Of dimensions that are not too large and not 0.
-inline Sizes SizesOf(const Problem& p) {
+inline Sizes SizesOf(const Problem& p, bool in_parts) {
   Sizes z{};
   z.batch = p.batch;
   z.in_caps = p.in_caps;
@@ -39,6 +46,7 @@ inline Sizes SizesOf(const Problem& p) {
   z.pitch = (z.steps | 1) * kStepK;  // two rows of samples are on other banks
   z.pairs = p.in_dim % 2 == 0;
   z.words = p.in_dim % 4 == 0;
+  z.in_parts = in_parts;
   for (z.finish_wide = 2; z.finish_wide < std::min(2 * z.blocks, kFinishWarps);) {
     z.finish_wide *= 2;
   }
@@ -84,7 +92,8 @@ struct PassTiling {
   int64_t elements;   // and that a block works on besides,
   bool spills;        // which lie in the workspace
 
-  PassTiling(const GpuDevice& device, const Problem& p, bool gradient) : z(SizesOf(p)) {
+  PassTiling(const GpuDevice& device, const Problem& p, bool gradient, bool in_parts)
+      : z(SizesOf(p, in_parts)) {
     groups = CeilDivide(z.tiles, kPassTiles);
     slices = std::clamp<int64_t>(device.processors / groups, 1,
                                  CeilDivide(z.in_caps, kLeastCaps));
@@ -158,7 +167,8 @@ struct GradientsTiling {
   int64_t blocks;
   int64_t held;  // input capsules whose moments are in the workspace at a time
 
-  GradientsTiling(const GpuDevice& device, const Problem& p) : z(SizesOf(p)) {
+  GradientsTiling(const GpuDevice& device, const Problem& p)
+      : z(SizesOf(p, NeedsParts<S>(p))) {
     const auto with = [&](int64_t caps) {
       // Parts such that all is done soon: what a run begins with takes as long as half
       // an input capsule. Many, unless few are faster, for then few warps add up.

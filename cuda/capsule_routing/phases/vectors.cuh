@@ -109,6 +109,12 @@ struct Cell {
   }
 };
 
+// What vectors are stored times.
+template <typename A>
+__device__ A Stored(const Sizes& z) {
+  return kScale<A> * Uncut<A>(z.in_parts);
+}
+
 template <typename A>
 __device__ void AddSquare(A s, int row, A (&squares)[2][2]) {
   const A small = s * kShrink<A>;
@@ -117,7 +123,7 @@ __device__ void AddSquare(A s, int row, A (&squares)[2][2]) {
 }
 
 // ds from dv, read through dv(row, d), and s, whose squares are summed up, times
-// kStored. Padding gets zeros.
+// kScale and, as operands are, made larger. Padding gets zeros.
 template <typename A, typename Read, typename ReadGrad>
 __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
                                const Read& s, const ReadGrad& dv, A* ds) {
@@ -131,7 +137,7 @@ __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
   cell.Each([&](int row, int d) {
     const A slope = rows[row].Slope(products[0][row], products[1][row]);
     const A gradient = rows[row].gain * dv(row, d) + slope * rows[row].Along(s(row, d));
-    ds[cell.in_vector(row, d)] = cell.has(row, d) ? gradient * kStored<A> : A{0};
+    ds[cell.in_vector(row, d)] = cell.has(row, d) ? gradient * Stored<A>(cell.z) : A{0};
   });
 }
 
@@ -159,7 +165,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
         has ? rows[row].Along(sums[cell.in_array(row, d)]) * rows[row].factor : A{0};
     if (output == nullptr) {
       A* const to = v + cell.in_vector(row, d);
-      *to = squashed * kStored<A> + (first ? A{0} : *to);
+      *to = squashed * Stored<A>(z) + (first ? A{0} : *to);
     } else if (has) {
       Narrow(squashed, output + cell.in_array(row, d));
     }
@@ -197,7 +203,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     cell.Each([&](int row, int d) {
       const int64_t at = cell.in_vector(row, d);
       const A squashed = rows[row].factor * rows[row].Along(s(row, d));
-      next[at] = squashed * kStored<A> + (r > 1 ? v[at] : A{0});
+      next[at] = squashed * Stored<A>(z) + (r > 1 ? v[at] : A{0});
     });
     sums += z.batch * z.out_caps * z.out_dim;
   }
