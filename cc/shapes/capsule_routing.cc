@@ -40,10 +40,11 @@ void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
 
 // What the sums of all iterations hold is counted, and so is a little more than them,
 // in 64 bits; unknown dimensions and those of zero count as 1.
-void CheckSums(ShapeRule& rule, const Problem& p) {
+void CheckSums(ShapeRule& rule, const Problem& p,
+               const char* iterations = "sums dim 0 (iterations)") {
   constexpr int64_t kMostIterations = INT32_MAX, kMostSums = int64_t{1} << 48;
   rule.Require(p.iterations <= kMostIterations, [&] {
-    return absl::StrCat("iterations must be at most ", kMostIterations, ", got ",
+    return absl::StrCat(iterations, " must be at most ", kMostIterations, ", got ",
                         p.iterations);
   });
   int64_t left = kMostSums;
@@ -79,7 +80,7 @@ absl::StatusOr<Call<Problem>> ForwardWithSumsOp::Resolve(const OpInputs& inputs)
   ShapeRule rule(kName);
   BindOperands(rule, p, inputs, 0);
   p.iterations = iterations;
-  CheckSums(rule, p);
+  CheckSums(rule, p, "iterations");
   SetEpsilon(rule, p, epsilon);
   if (!rule.status().ok()) return rule.status();
   Call<Problem> call{p, {0, 1, 2}};

@@ -197,7 +197,8 @@ def zero_beside_huge(op):
     """Yields valid calls of which one dimension is 0, and one or two others are huge.
 
     All other dimensions are 1. So there is nothing to compute, but maybe much to loop
-    over, and products of dimensions overflow.
+    over, and products of dimensions overflow. Results that do not fit into memory are
+    left out: TensorFlow tries for ten seconds to get memory before it says so.
     """
     attributes = {n: _ONES[n] for n in _attributes(op, lambda *values: values[0])}
     for change in (
@@ -221,7 +222,8 @@ def zero_beside_huge(op):
                     if not signatures.follow(op, dims, changed):
                         continue
                     call = _call(op, form, dims, dict(changed), tf.float32)
-                    if call.feasible():
+                    counts = map(math.prod, call.results)
+                    if call.feasible() and max(counts) < NO_MEMORY:
                         yield call
 
 

@@ -225,7 +225,7 @@ def test_no_iterations(op, way, device):
 @pytest.mark.parametrize(
     "iterations, batch, out_caps, out_dim, text",
     [
-        (2**31, 0, 4, 5, "iterations must be at most 2147483647, got 2147483648"),
+        (2**31, 0, 4, 5, "{} must be at most 2147483647, got 2147483648"),
         (
             *(2**30, 0, 2**10, 2**9),
             "sums of iterations x batch x out_caps x out_dim must be at most 2^48, "
@@ -253,7 +253,8 @@ def test_iterations_that_cannot_be_counted(
     attributes = {} if "sums" in names else {"iterations": iterations}
     compute = functools.partial(_call, op, **attributes)
     tensors = [tf.zeros(shapes[name]) for name in names]
-    by_kernel(compute, tensors, f"{_speaker(op)}: {text}")
+    name = "sums dim 0 (iterations)" if "sums" in names else "iterations"
+    by_kernel(compute, tensors, f"{_speaker(op)}: {text.format(name)}")
 
 
 ITERATIONS = "must be an integer from 1 to 2147483647, got "
