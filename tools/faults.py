@@ -198,7 +198,7 @@ def _runs(kind, device):
         return {file: ([file, "-k", "not GPU"], {}) for file in _files(RULE_TESTS)}
     if device == "GPU":
         # Each path in one type, as it is planned for the GPU that is there.
-        chosen = "test_forced and float32 and not planned_for"
+        chosen = "test_forced and (float32 or widened) and not planned_for"
         return {file: ([file, "-k", chosen], {}) for file in _files(GPU_TESTS)}
     return {
         level: (CPU_TESTS, {"TF_CAPSOPS_CPU_LEVEL": str(level)}) for level in LEVELS
