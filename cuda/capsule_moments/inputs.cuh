@@ -130,15 +130,6 @@ __device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
   return count;
 }
 
-// exp2 of numbers up to 0, in one instruction.
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-constexpr float kLog2E = 1.4426950408889634f;
-__device__ inline float ExpOf(float z, float most) { return Exp2((z - most) * kLog2E); }
-
 }  // namespace capsops::capsule_moments
 
 #endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_

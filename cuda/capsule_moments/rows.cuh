@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   });
   VisitWindows(p, i, [&](int64_t position, int64_t k) {
     const float2 row = row_scales[position * children + k];
-    const float part = ExpOf(row.x, most) / row.y;
+    const float part = ExpBelow(row.x, most) / row.y;
     sum += part;
     if (row_dots != nullptr) dot += part * row_dots[position * children + k];
   });

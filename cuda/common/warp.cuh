@@ -11,6 +11,26 @@ namespace capsops {
 
 constexpr int kLanes = 32;
 
+// 2^x and 1 / x in one instruction, off by a few units in the last place; denormal
+// numbers count as 0.
+__device__ inline float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// exp(x - maximum).
+__device__ inline float ExpBelow(float x, float maximum) {
+  constexpr float kLog2E = 1.44269504f;
+  return Exp2((x - maximum) * kLog2E);
+}
+__device__ inline double ExpBelow(double x, double maximum) { return exp(x - maximum); }
+
 // Loads K elements as accumulators; those past `in_dim` are zero.
 template <typename S, typename A, int K>
 __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {

@@ -157,12 +157,12 @@ __device__ inline float ShareOf(Rule rule, int lanes, float z, bool parent,
   if (rule == Rule::kLogit) return any ? z : 0;
   if (rule == Rule::kSoftmax) {
     const float most = MaxOverGroup(parent ? z : -INFINITY, lanes);
-    const float e = parent ? ExpOf(z, most) : 0;
+    const float e = parent ? ExpBelow(z, most) : 0;
     const float scale = ScaleOfGroup(e, lanes);
     if (child->scale != 0) child->most = most, child->scale = scale;
     return any ? e * scale : 0;
   }
-  return any ? ExpOf(z, child->most) * child->scale : 0;
+  return any ? ExpBelow(z, child->most) * child->scale : 0;
 }
 
 }  // namespace capsops::capsule_moments::fma

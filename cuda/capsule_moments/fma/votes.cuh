@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       float q = 0, dz = 0;
       if (exists) {
         const float share =
-            in.rule == Rule::kLogit ? z : ExpOf(z, facts.most) * facts.scale;
+            in.rule == Rule::kLogit ? z : ExpBelow(z, facts.most) * facts.scale;
         q = facts.activation * share;
         const float dr = facts.activation * dq;
         dz = in.rule == Rule::kLogit ? dr : share * (dr - facts.dot);

@@ -24,13 +24,6 @@ __device__ inline float SumOverRow(float sum, int threads) {
   return OverRow(sum, threads, [](float a, float b) { return a + b; });
 }
 
-// 1 / x for a normal number x, in one instruction.
-__device__ inline float Reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Makes eight logits `factor` times shares, which are 0 or not a number where there is
 // no child. For kSoftmax it sets the child's `most` and `scale`. The logits of parents
 // that do not exist give shares of 0.
@@ -40,7 +33,7 @@ __device__ inline void MakeShares(Rule rule, int threads, float factor,
     if (rule == Rule::kGiven) {
       factor *= child->scale;
 #pragma unroll
-      for (float& x : z) x = ExpOf(x, child->most);
+      for (float& x : z) x = ExpBelow(x, child->most);
     }
 #pragma unroll
     for (float& x : z) x *= factor;
@@ -50,7 +43,7 @@ __device__ inline void MakeShares(Rule rule, int threads, float factor,
                      fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
   most = OverRow(most, threads, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-  for (float& x : z) x = ExpOf(x, most);
+  for (float& x : z) x = ExpBelow(x, most);
   const float sum = ((z[0] + z[1]) + (z[2] + z[3])) + ((z[4] + z[5]) + (z[6] + z[7]));
   const float scale = Reciprocal(SumOverRow(sum, threads));
   const bool exists = child->scale != 0;

@@ -115,7 +115,7 @@ struct Statistics {
     const float dr = child.activation * (mass_grad + dq);
     float share = z, dz = dr;
     if (rule != Rule::kLogit) {
-      share = ExpOf(z, child.most) * child.scale;
+      share = ExpBelow(z, child.most) * child.scale;
       dz = share * (dr - child.dot);
     }
     // There may be no child.

@@ -12,19 +12,8 @@
 namespace capsops::capsule_routing::mma {
 
 // exp(x - maximum), and 0 where even the maximum is -infinity.
-__device__ inline float ExpBelow(float x, float maximum) {
-  constexpr float kLog2E = 1.44269504f;
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;"
-      : "=f"(power)
-      : "f"((x - (maximum == -INFINITY ? 0 : maximum)) * kLog2E));
-  return power;
-}
-
-__device__ inline float Reciprocal(float x) {
-  float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
-  return reciprocal;
+__device__ inline float ShareBelow(float x, float maximum) {
+  return ExpBelow(x, maximum == -INFINITY ? 0 : maximum);
 }
 
 // Where a team keeps what it has of a stage's inner products, in shared memory: a row
@@ -85,8 +74,8 @@ struct Rows {
       }
 #pragma unroll
       for (int w = 0; w < kHeld; ++w) {
-        x[w] = {ExpBelow(x[w].x, maximum), ExpBelow(x[w].y, maximum),
-                ExpBelow(x[w].z, maximum), ExpBelow(x[w].w, maximum)};
+        x[w] = {ShareBelow(x[w].x, maximum), ShareBelow(x[w].y, maximum),
+                ShareBelow(x[w].z, maximum), ShareBelow(x[w].w, maximum)};
         sum += (x[w].x + x[w].y) + (x[w].z + x[w].w);
         if constexpr (kGradient) {
           mean +=

@@ -271,15 +271,6 @@ __device__ void Agree(const Sizes& z, const Place& place,
   }
 }
 
-// exp(x - maximum).
-__device__ inline float ExpBelow(float x, float maximum) {
-  constexpr float kLog2E = 1.44269504f;
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - maximum) * kLog2E));
-  return power;
-}
-__device__ inline double ExpBelow(double x, double maximum) { return exp(x - maximum); }
-
 // What a softmax is made of again, for one sample and input capsule:
 // c = exp(logit - offset) times 1 / kScale, and mean = sum_j c dc.
 template <typename A>
