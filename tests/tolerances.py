@@ -31,19 +31,26 @@ def assert_close(actual, truth, plain, magnitude=None):
     Args:
         actual: Our result.
         truth: The float64 reference.
-        plain: Plain TensorFlow's result, in the dtype of `actual`.
+        plain: Plain TensorFlow's result, in the dtype of `actual`; or a function that
+            returns it, which is called where a few units in the last place do not
+            suffice.
         magnitude: The reference evaluated at the inputs' absolute values. Without it
             the reference itself.
     """
     dtype = np.asarray(actual).dtype
-    assert np.asarray(plain).dtype == dtype
-    actual, plain = _float64(actual), _float64(plain)
+    actual = _float64(actual)
     assert actual.shape == truth.shape
     if not truth.size:
         return
     magnitude = np.abs(truth if magnitude is None else magnitude)
-    allowed = _YARDSTICKS * np.abs(plain - truth).max() + _ULPS * ulp(dtype) * magnitude
+    allowed = _ULPS * ulp(dtype) * magnitude
     error = np.abs(actual - truth)
+    if callable(plain):
+        if np.all(error <= allowed):
+            return
+        plain = plain()
+    assert np.asarray(plain).dtype == dtype
+    allowed = allowed + _YARDSTICKS * np.abs(_float64(plain) - truth).max()
     worst = np.unravel_index(np.argmax(error - allowed), error.shape)
     # Written so that a NaN in the result fails.
     assert np.all(error <= allowed), (

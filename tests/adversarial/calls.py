@@ -8,6 +8,7 @@ that would need much memory or time, as any program would for it, is left out.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -147,9 +148,17 @@ def calls(draw, op):
     return call
 
 
+_below = functools.cache(lambda count: st.integers(0, count - 1))  # made only once
+
+
+def _picker(draw):
+    """Returns a function that draws one of its arguments."""
+    return lambda *values: values[draw(_below(len(values)))]
+
+
 @st.composite
 def _valid(draw, op):
-    pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    pick = _picker(draw)
     attributes = _attributes(op, pick)
     form = pick(*signatures.forms_of(op, attributes))
     axes = "".join(signatures.INPUTS[op].values()).replace("sizes:", "") + "".join(
@@ -264,7 +273,7 @@ def _attributes(op, pick):
 @st.composite
 def _mutations(draw, call):
     """Changes a call, maybe to what it was."""
-    pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    pick = _picker(draw)
     kinds = ["everywhere", "everywhere", "tensor", "tensor", "type"]
     kinds += ["attribute", "attribute"] if call.attributes else []
     kinds += ["numbers"] if "top_exponent" in call.shapes else []
