@@ -3,6 +3,7 @@
 """Losses of capsule networks."""
 
 import math
+import warnings
 
 import keras
 import tensorflow as tf
@@ -92,7 +93,7 @@ class SpreadLoss(keras.losses.Loss):
     The steps are those of an optimizer, so that a run that is resumed goes on where it
     stopped. `tf_capsops.models.matrix_capsnet` sees to it; of any other model call
     `loss.follow(model.optimizer)` after `compile`, and after loading it from a file.
-    Until then the margin is `start`.
+    Until then the margin is `start`, and a call of the loss warns of it.
 
     Call arguments: `y_pred`, activations `[..., classes]`; `y_true` as for
     `MarginLoss`.
@@ -145,6 +146,12 @@ class SpreadLoss(keras.losses.Loss):
 
     def _margin(self):
         if self._optimizer is None:
+            if self.start < self.end:
+                warnings.warn(
+                    f"SpreadLoss: the margin stays at {self.start} until "
+                    "loss.follow(model.optimizer) is called",
+                    stacklevel=2,
+                )
             return self.start
         steps = tf.cast(tf.convert_to_tensor(self._optimizer.iterations), tf.float32)
         grown = tf.minimum(steps / self.steps, 1.0)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """models.matrix_capsnet and models.efficient_capsnet, and the spread loss."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -200,6 +202,18 @@ def test_the_margin_grows_with_the_steps_of_the_optimizer(device):
         expected.append(float(loss([0], equal)))
     margins = [0.25, 0.375, 0.5, 0.625, 0.75, 0.75]
     np.testing.assert_allclose(expected, np.square(margins), rtol=1e-6)
+
+
+def test_a_margin_that_follows_no_optimizer_says_so():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    loss = SpreadLoss(10)
+    model.compile("sgd", loss)
+    with pytest.warns(UserWarning, match=r"stays at 0\.2 until loss\.follow"):
+        model.fit(np.ones([2, 4]), np.array([0, 1]), verbose=0)
+    loss.follow(model.optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss([0], _ACTIVATIONS[:1])
 
 
 def test_spread_loss_is_saved():
