@@ -6,6 +6,7 @@
 #ifndef CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 #define CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
 #include "tensorflow/core/util/work_sharder.h"
@@ -75,16 +76,39 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
 }
 #endif
 
+// Makes a known shape that of a tensor to allocate. TensorFlow's allocators round the
+// number of bytes up without a look at whether it overflows, and then crash. So what no
+// machine can hold is refused here.
+inline absl::Status MakeShape(const tensorflow::PartialTensorShape& known,
+                              tensorflow::DataType type,
+                              tensorflow::TensorShape* shape) {
+  const absl::Status status =
+      tensorflow::TensorShape::BuildTensorShape(known.dim_sizes(), shape);
+  constexpr int64_t kMostBytes = int64_t{1} << 62;
+  if (!status.ok() ||
+      shape->num_elements() <= kMostBytes / tensorflow::DataTypeSize(type)) {
+    return status;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("OOM when allocating tensor with shape", shape->DebugString(),
+                   " and type ", tensorflow::DataTypeString(type)));
+}
+
+inline absl::Status AllocateTemporary(tensorflow::OpKernelContext* ctx,
+                                      const tensorflow::PartialTensorShape& known,
+                                      tensorflow::DataType type,
+                                      tensorflow::Tensor* tensor) {
+  tensorflow::TensorShape shape;
+  const absl::Status status = MakeShape(known, type, &shape);
+  return status.ok() ? ctx->allocate_temp(type, shape, tensor) : status;
+}
+
 // A kernel's workspace, which lives as long as `workspace` and whatever the stream was
 // given before. TensorFlow aligns it to 64 bytes at least.
 inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t bytes,
                                       tensorflow::Tensor* workspace) {
   if (bytes == 0) return absl::OkStatus();
-  tensorflow::TensorShape shape;
-  const absl::Status status =
-      tensorflow::TensorShape::BuildTensorShape({bytes}, &shape);
-  if (!status.ok()) return status;
-  return ctx->allocate_temp(tensorflow::DT_UINT8, shape, workspace);
+  return AllocateTemporary(ctx, {bytes}, tensorflow::DT_UINT8, workspace);
 }
 
 // An op's output `index`, of a shape that is known.
@@ -93,7 +117,7 @@ inline absl::Status AllocateOutput(tensorflow::OpKernelContext* ctx, int index,
                                    tensorflow::Tensor** output) {
   tensorflow::TensorShape shape;
   const absl::Status status =
-      tensorflow::TensorShape::BuildTensorShape(known.dim_sizes(), &shape);
+      MakeShape(known, ctx->expected_output_dtype(index), &shape);
   return status.ok() ? ctx->allocate_output(index, shape, output) : status;
 }
 

@@ -76,13 +76,10 @@ class KernelArguments {
   void* NextResult(tensorflow::DataType type) {
     const int index = result_++;
     tensorflow::Tensor* tensor = &unreturned_[index];
-    tensorflow::TensorShape shape;
-    status_.Update(tensorflow::TensorShape::BuildTensorShape(
-        call_.results[index].dim_sizes(), &shape));
-    if (!status_.ok()) return nullptr;
+    const tensorflow::PartialTensorShape& shape = call_.results[index];
     status_.Update(index < ctx_->num_outputs()
-                       ? ctx_->allocate_output(index, shape, &tensor)
-                       : ctx_->allocate_temp(type, shape, tensor));
+                       ? AllocateOutput(ctx_, index, shape, &tensor)
+                       : AllocateTemporary(ctx_, shape, type, tensor));
     return status_.ok() ? tensor->data() : nullptr;
   }
 

@@ -97,6 +97,18 @@ def test_more_elements_than_can_be_counted_name_op_and_shapes(device):
     assert text in caught.value.message
 
 
+@pytest.mark.parametrize("size", [2**62 - 1, 2**62 - 2, 2**61])
+def test_more_bytes_than_can_be_counted_are_an_error(size, device):
+    """TensorFlow's allocators crash where rounding up the bytes overflows."""
+    poses = tf.zeros(tf.constant([1, size, 1, 0, 1, 1], tf.int64))
+    weights = tf.zeros([1, 1, 0, 1, 1, 1])
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+        tf_capsops.capsule_moments(poses, None, weights)
+    text = f"CapsuleMoments of inputs [1,{size},1,0,1,1], [0], [1,1,0,1,1,1]"
+    assert text in caught.value.message
+    assert f"OOM when allocating tensor with shape[1,{size},1,1]" in caught.value.message
+
+
 if _FAULT.encode() in _LIBRARY:
 
     @pytest.mark.parametrize("jit_compile", [False, True])
