@@ -3,7 +3,7 @@
 
 // Capsule prediction is bound by the traffic of output (forward) and grad
 // (backward), batch x in_caps x out_caps x out_dim: at in_dim 8 a float of it costs
-// 8 FMAs forward and 16 backward, a quarter and a half of what an H200 can do in
+// 8 FMAs forward and 16 backward, a third and two thirds of what an H200 can do in
 // the time that the memory takes. So each is touched once, by whole lines, and FMA
 // is enough (and exact).
 //
