@@ -205,9 +205,10 @@ def _call(op, form, dims, attributes, dtype, top_exponent=0):
 def zero_beside_huge(op):
     """Yields valid calls of which one dimension is 0, and one or two others are huge.
 
-    All other dimensions are 1. So there is nothing to compute, but maybe much to loop
-    over, and products of dimensions overflow. Results that do not fit into memory are
-    left out: TensorFlow tries for ten seconds to get memory before it says so.
+    Two are 2^31 - 1, or one is that or 2^62. All others are 1. So there is nothing to
+    compute, but maybe much to loop over, and products of dimensions overflow. Results
+    that do not fit into memory are left out: TensorFlow tries for ten seconds to get
+    memory before it says so.
     """
     attributes = {n: _ONES[n] for n in _attributes(op, lambda *values: values[0])}
     for change in (
@@ -223,11 +224,12 @@ def zero_beside_huge(op):
             inputs = signatures.INPUTS[op].values()
             axes = {a for text in inputs for a in signatures.axes_of(text, form)}
             axes = sorted(axes - set("HWf"))
-            for zero, count in itertools.product(axes, (1, 2)):
+            large = (HUGE[0], 1), (HUGE[0], 2), (HUGE[-1], 1)
+            for zero, (size, count) in itertools.product(axes, large):
                 others = [axis for axis in axes if axis != zero]
                 for huge in itertools.combinations(others, count):
                     dims = dict.fromkeys((*axes, "p"), 1) | {zero: 0}
-                    dims |= dict.fromkeys(huge, HUGE[0])
+                    dims |= dict.fromkeys(huge, size)
                     if not signatures.follow(op, dims, changed):
                         continue
                     call = _call(op, form, dims, dict(changed), tf.float32)

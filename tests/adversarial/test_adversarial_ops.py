@@ -68,7 +68,7 @@ def _assert_names_op_and_input(error, call):
         return
     if not re.search(r"(argument|parameter) '\w+'|Attr \w+", text):
         assert call.op in text or snake_case(call.op) in text, text
-    assert re.search(rf"[tT]ype|input #\d|OOM|{'|'.join(names)}", text), text
+    assert re.search(rf"[tT]ype|input #\d|OOM|overflow|{'|'.join(names)}", text), text
 
 
 def _run_eagerly(call):

@@ -106,7 +106,9 @@ def test_more_bytes_than_can_be_counted_are_an_error(size, device):
         tf_capsops.capsule_moments(poses, None, weights)
     text = f"CapsuleMoments of inputs [1,{size},1,0,1,1], [0], [1,1,0,1,1,1]"
     assert text in caught.value.message
-    assert f"OOM when allocating tensor with shape[1,{size},1,1]" in caught.value.message
+    assert (
+        f"OOM when allocating tensor with shape[1,{size},1,1]" in caught.value.message
+    )
 
 
 if _FAULT.encode() in _LIBRARY:

@@ -61,6 +61,15 @@ def test_every_run_gives_the_same_bits(image, kernel, dtype, device):
     robustness.same_bits_every_time(_results, _draw(dtype, image, kernel))
 
 
+@every_dtype
+def test_nothing_to_write_takes_no_time(dtype, device):
+    """Whatever the number of samples, of which the kernels make no loop then."""
+    images = tf.zeros(tf.constant([2**62, 0, 9, 1], tf.int64), dtype)
+    codes = tf.zeros([1, 3, 1, 4], tf.uint8)
+    result = tf_capsops.inq_conv2d(images, codes, 0, padding="VALID")
+    assert result.shape == (2**62, 0, 7, 4)
+
+
 @pytest.mark.slow
 def test_threads_do_not_change_the_bits():
     robustness.threads_do_not_change_the_bits(of_several_sizes)
