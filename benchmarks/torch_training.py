@@ -2,26 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times training steps of the network of Sabour et al. (2017) in PyTorch.
 
-`tf-capsops bench --suite training` runs this in a process of its own where PyTorch is
-installed. Each method is one line of JSON: `method` and either `error`, or `samples`,
-seconds of a step, and `peak_bytes`, `busy_us` and `launches` where there is a GPU.
+`tf-capsops bench --suite training` runs this, and reads lines as torch_timing.py prints
+them, with `busy_us` and `launches` of a step where there is a GPU.
 """
 
-import argparse
-import json
-import statistics
-import time
-
 import torch
+import torch_timing
 from torch import nn
 from torch.nn import functional
-
-SAMPLE_SECONDS = 0.3
-METHODS = {
-    "PyTorch": None,
-    "PyTorch, torch.compile": "default",
-    "PyTorch, torch.compile, CUDA graphs": "reduce-overhead",
-}
 
 
 def squash(vectors):
@@ -89,23 +77,6 @@ def training_step(mode, batch, device):
     return step
 
 
-def seconds(step, count, device):
-    """Returns how long a step takes, of so many in a row."""
-    if device == "cpu":
-        began = time.perf_counter()
-        for _ in range(count):
-            step()
-        return (time.perf_counter() - began) / count
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    first.record()
-    for _ in range(count):
-        step()
-    last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last) / 1e3 / count
-
-
 def gpu_work(step, count):
     """Returns the microseconds of all kernels of a step, and how many there are."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -122,44 +93,18 @@ def gpu_work(step, count):
     return {"busy_us": sum(kernels) / count, "launches": len(kernels) / count}
 
 
-def measure(mode, batch, device, repeat):
-    """Returns what a line of JSON says of one method."""
-    step = training_step(mode, batch, device)
-    for _ in range(5 if device == "cuda" else 2):
-        step()
-    once = statistics.median(seconds(step, 1, device) for _ in range(3))
-    count = max(1, round(SAMPLE_SECONDS / once))
-    if device == "cpu":
-        samples = [seconds(step, count, device) for _ in range(repeat)]
-        return {"samples": samples, "peak_bytes": None}
-    torch.cuda.reset_peak_memory_stats()
-    samples = [seconds(step, count, device) for _ in range(repeat)]
-    peak = torch.cuda.max_memory_allocated()
-    return {"samples": samples, "peak_bytes": peak, **gpu_work(step, count)}
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=["CPU", "GPU"], default="GPU")
+    parser = torch_timing.parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--tf32", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    device = {"CPU": "cpu", "GPU": "cuda"}[options.device]
-    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = options.tf32
-    torch.backends.cudnn.benchmark = True
-    for name, mode in METHODS.items():
-        if device == "cpu" and mode == "reduce-overhead":
-            continue
-        try:
-            row = measure(mode, options.batch_size, device, options.repeat)
-        except Exception as error:  # a method that fails leaves the others alone
-            row = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        print(json.dumps({"method": name, **row}), flush=True)
-        torch.compiler.reset()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+    device = torch_timing.device_of(options)
+    torch_timing.report(
+        torch_timing.WITH_GRAPHS,
+        lambda mode: training_step(mode, options.batch_size, device),
+        device,
+        options.repeat,
+        gpu_work,
+    )
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ class SpreadLoss(keras.losses.Loss):
         start <= end <= 1`.
 
     >>> loss = tf_capsops.losses.SpreadLoss(steps=1000, start=0.5)
+    >>> loss.follow(keras.optimizers.Adam())     # whose first step is to come
     >>> float(loss([1], [[0.25, 0.5, 0.75]]))    # 0.25^2 + 0.75^2
     0.625
     """

@@ -12,7 +12,7 @@ import rich.console
 import tensorflow as tf
 
 from tf_capsops import bench
-from tf_capsops.bench import cases, measure, report
+from tf_capsops.bench import cases, measure, pytorch, report
 from tf_capsops.bench.floor import Ceilings
 
 CPU = "CPU:0"
@@ -76,6 +76,35 @@ def test_report(ops, dtypes, tmp_path, capsys):
             lower, upper = method["quartiles_us"]
             assert 0 < lower <= method["median_us"] <= upper
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
+    """By a script of its own, which is given the case."""
+    (tmp_path / "torch_moments.py").write_text(
+        "import json, sys\n"
+        "case = json.loads(sys.argv[sys.argv.index('--case') + 1])\n"
+        "taken = case['sizes']['batch'] * case['attributes']['order']\n"
+        "row = {'samples': [taken, taken], 'peak_bytes': None}\n"
+        "for name in 'forward', 'forward+backward':\n"
+        "    print(json.dumps({'method': 'PyTorch', 'direction': name, **row}))\n"
+        "failed = {'method': 'PyTorch, torch.compile', 'error': 'no compiler'}\n"
+        "print(json.dumps({'direction': 'forward', **failed}))\n"
+    )
+    monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
+    arguments = ["--suite", "smoke", "--op", "CapsuleMoments", "--device", "CPU"]
+    arguments += ["--repeat", "2", "--output", str(tmp_path)]
+    (smoke,) = cases.suites()["CapsuleMoments"].select(cases.SMOKE)
+    for installed in (False, True):
+        monkeypatch.setattr(pytorch, "is_installed", lambda: installed)
+        assert bench.main(arguments) == 0
+        made = json.loads((tmp_path / "bench.json").read_text())
+        forward, both = [result["methods"] for result in made["results"]]
+        assert ("PyTorch" in forward, "PyTorch" in both) == (installed, installed)
+    seconds = smoke.sizes["batch"] * smoke.attributes["order"]
+    assert forward["PyTorch"]["median_us"] == both["PyTorch"]["median_us"]
+    assert forward["PyTorch"]["median_us"] == pytest.approx(1e6 * seconds)
+    assert forward["PyTorch, torch.compile"] == {"error": "no compiler"}
+    assert "PyTorch, torch.compile" not in both
 
 
 def test_the_kernel_that_ran_has_a_column():

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tf_capsops import bench
-from tf_capsops.bench import cases, report, trace, training
+from tf_capsops.bench import cases, pytorch, report, trace, training
 from tf_capsops.bench.networks import CASES, NETWORKS
 
 _TINY = [case for case in CASES if cases.TRAINING_SMOKE in case.uses]
@@ -167,13 +167,13 @@ def test_pytorch_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
         "print('AUTOTUNE addmm')\n"
         "print(json.dumps({'method': 'PyTorch, torch.compile', 'error': 'no'}))\n"
     )
-    monkeypatch.setattr(training, "_TORCH", script)
+    monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
     monkeypatch.setattr(training, "_attempt", lambda *_: {"left_out": "a test"})
     options = _options(suite=[cases.TRAINING])
-    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pytorch, "is_installed", lambda: False)
     (result,) = training.run(options)
     assert result["methods"]["PyTorch"] == {"left_out": "it is not installed"}
-    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(pytorch, "is_installed", lambda: True)
     (result,) = training.run(options)
     eager = result["methods"]["PyTorch"]
     assert eager["median_us"] == pytest.approx(3000) and eager["launches"] == 8

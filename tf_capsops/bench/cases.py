@@ -99,6 +99,7 @@ class OpSuite:
         prepare: Converts the op's inputs and attributes to the rivals' inputs; not
             timed.
         sources: How many inputs, counted from the first, have gradients; None for all.
+        torch: The script in benchmarks/ that times a case in PyTorch, or None.
     """
 
     op: str
@@ -114,6 +115,7 @@ class OpSuite:
     )
     prepare: Callable[..., Sequence[tf.Tensor]] = lambda *inputs, **attributes: inputs
     sources: int | None = None
+    torch: str | None = None
 
     def select(self, use: str) -> list[Case]:
         """Returns the cases for one use, in order."""

@@ -16,7 +16,15 @@ import tensorflow as tf
 from rich.console import Console
 
 from tf_capsops import kernels
-from tf_capsops.bench import against, cases, chart, measure, report, training
+from tf_capsops.bench import (
+    against,
+    cases,
+    chart,
+    measure,
+    pytorch,
+    report,
+    training,
+)
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
 from tf_capsops.cli import arguments
@@ -121,8 +129,28 @@ def _argument_sets(
     return sets
 
 
+def _in_torch(
+    suite: OpSuite, case: Case, dtype: tf.DType, device: str, options
+) -> dict[str, dict[str, measure.Timing | str]]:
+    """Returns timings in PyTorch, where it is installed, by direction and method."""
+    found: dict[str, dict[str, measure.Timing | str]] = {}
+    script = suite.torch
+    if script is None or dtype != tf.float32 or not pytorch.has_script(script):
+        return found
+    if not pytorch.is_installed():
+        return found
+    drawn = {"sizes": dict(case.sizes), "attributes": dict(case.attributes)}
+    kind = measure.device_type(device)
+    for row in pytorch.rows(script, kind, options, "--case", json.dumps(drawn)):
+        timings = found.setdefault(row.get("direction", "forward"), {})
+        timings[row["method"]] = row.get("error") or measure.summary(
+            row["samples"], row["peak_bytes"]
+        )
+    return found
+
+
 def _measure_case(
-    suite: OpSuite, case: Case, dtype: tf.DType, device: str, repeat: int
+    suite: OpSuite, case: Case, dtype: tf.DType, device: str, options
 ) -> Iterator[tuple[str, cases.Cost, dict, str]]:
     """Yields direction, least cost, timings of all methods, and our kernels' names."""
     sets = _argument_sets(suite, case, dtype, device)
@@ -130,6 +158,7 @@ def _measure_case(
     with tf.device(device):
         rival_sets = [(grad, *prepare(*inputs)) for grad, *inputs in sets]
     training_step = functools.partial(measure.training_step, sources=suite.sources)
+    in_torch = _in_torch(suite, case, dtype, device, options)
     directions = (
         ("forward", measure.forward_step, suite.forward_cost, 1),
         ("forward+backward", training_step, suite.training_cost, 0),
@@ -144,7 +173,8 @@ def _measure_case(
             name: measure.Chain(step, [s[first:] for s in taken], device)
             for name, (step, taken) in steps.items()
         }
-        timings = measure.compare(chains, repeat)
+        timings = measure.compare(chains, options.repeat)
+        timings |= in_torch.get(direction, {})
         kernel = ""
         if not isinstance(timings[report.OURS], str):
             with tf.device(device), kernels.recorded() as calls:
@@ -173,7 +203,7 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
                     if kind not in case.devices or not {*case.uses} & {*options.suite}:
                         continue
                     for direction, cost, timings, kernel in _measure_case(
-                        suite, case, dtype, device, options.repeat
+                        suite, case, dtype, device, options
                     ):
                         floor = ceilings.seconds(cost, dtype.size)
                         results.append(

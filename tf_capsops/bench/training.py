@@ -15,13 +15,8 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import importlib.util
 import itertools
-import json
 import math
-import pathlib
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -30,8 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tf_capsops
-from tf_capsops.bench import cases, measure, report, trace
+from tf_capsops.bench import cases, measure, pytorch, report, trace
 from tf_capsops.bench.networks import CASES, NETWORKS, Trainee
 from tf_capsops.cli.arguments import positive_int
 from tf_capsops.cli.pipeline import copied_ahead
@@ -46,7 +40,7 @@ _SLOW_STEP = 0.1
 _BATCHES = 20  # in the data set
 _SEED = 20171026
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-_TORCH = pathlib.Path(tf_capsops.__file__).parents[1] / "benchmarks/torch_training.py"
+_TORCH = "torch_training.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -192,29 +186,19 @@ def _attempt(
 
 
 def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
-    """Runs PyTorch in a process of its own: the two do not share a GPU's memory."""
     wanted = case.name == "capsnet" and cases.TRAINING in case.uses
-    if not wanted or dtype != "float32" or not _TORCH.is_file():
+    if not wanted or dtype != "float32" or not pytorch.has_script(_TORCH):
         return {}
-    if importlib.util.find_spec("torch") is None:
+    if not pytorch.is_installed():
         return {"PyTorch": {"left_out": "it is not installed"}}
     batch = case.sizes["batch"]
-    command = [sys.executable, str(_TORCH), "--device", kind, "--batch-size", batch]
-    command += ["--repeat", options.repeat, "--tf32" if options.tf32 else "--no-tf32"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     entries = {}
-    for line in done.stdout.splitlines():
-        if not line.startswith("{"):
-            continue  # a compiler's own words
-        row = json.loads(line)
+    for row in pytorch.rows(_TORCH, kind, options, "--batch-size", batch):
         if samples := row.pop("samples", None):
             taken = measure.summary(samples, row.pop("peak_bytes"))
             row |= report.method_entry(taken)
             row["images_per_second"] = 1e6 * batch / row["median_us"]
         entries[row.pop("method")] = row
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
-        entries["PyTorch"] = {"error": last[0]}
     return entries
 
 

@@ -228,4 +228,5 @@ SUITE = cases.OpSuite(
     rivals={"votes": functools.partial(_as_one, _plain)},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
+    torch="torch_moments.py",
 )
