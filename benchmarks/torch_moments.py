@@ -7,7 +7,7 @@ as torch_timing.py prints them, with the `direction`; `peak_bytes` are beyond th
 inputs.
 """
 
-import itertools
+import functools
 import json
 
 import torch
@@ -140,14 +140,10 @@ def main():
             value if isinstance(value, list) else [value] * 2
         )
     device = torch_timing.device_of(options)
-    for direction, (name, mode) in itertools.product(
-        DIRECTIONS, torch_timing.COMPILED.items()
-    ):
+    for direction in DIRECTIONS:
         torch_timing.report(
-            {name: mode},
-            lambda mode, direction=direction: step_of(
-                options.case, direction, device, mode
-            ),
+            torch_timing.COMPILED,
+            functools.partial(step_of, options.case, direction, device),
             device,
             options.repeat,
             beyond_inputs,

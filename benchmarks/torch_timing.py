@@ -16,8 +16,7 @@ import time
 import torch
 
 SAMPLE_SECONDS = 0.3
-EAGER = {"PyTorch": None}
-COMPILED = {**EAGER, "PyTorch, torch.compile": "default"}
+COMPILED = {"PyTorch": None, "PyTorch, torch.compile": "default"}
 WITH_GRAPHS = {**COMPILED, "PyTorch, torch.compile, CUDA graphs": "reduce-overhead"}
 
 

@@ -93,7 +93,7 @@ class SpreadLoss(keras.losses.Loss):
     The steps are those of an optimizer, so that a run that is resumed goes on where it
     stopped. `tf_capsops.models.matrix_capsnet` sees to it; of any other model call
     `loss.follow(model.optimizer)` after `compile`, and after loading it from a file.
-    Until then the margin is `start`, and a call of the loss warns of it.
+    Without that the margin stays at `start`, and the loss warns of it.
 
     Call arguments: `y_pred`, activations `[..., classes]`; `y_true` as for
     `MarginLoss`.
@@ -149,8 +149,8 @@ class SpreadLoss(keras.losses.Loss):
         if self._optimizer is None:
             if self.start < self.end:
                 warnings.warn(
-                    f"SpreadLoss: the margin stays at {self.start} until "
-                    "loss.follow(model.optimizer) is called",
+                    f"SpreadLoss: the margin stays at {self.start}: call "
+                    "loss.follow(model.optimizer) after compile and before training",
                     stacklevel=2,
                 )
             return self.start

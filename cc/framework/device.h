@@ -76,9 +76,8 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
 }
 #endif
 
-// Makes a known shape that of a tensor to allocate. TensorFlow's allocators round the
-// number of bytes up without a look at whether it overflows, and then crash. So what no
-// machine can hold is refused here.
+// Converts a known shape to one that can be allocated. TensorFlow's allocators crash
+// where rounding up the number of bytes overflows, so more than 2^62 bytes are refused.
 inline absl::Status MakeShape(const tensorflow::PartialTensorShape& known,
                               tensorflow::DataType type,
                               tensorflow::TensorShape* shape) {

@@ -51,27 +51,15 @@ void VisitArguments(const Plan<Exec, Pointers...>*, const Visit& visit) {
   (visit(static_cast<Pointers*>(nullptr)), ...);
 }
 
-// Tells whether no result of `source` has elements.
-template <typename... Pointers, typename Source>
-bool IsEmpty(const Source& source) {
-  constexpr int kResults = (int{kIsResult<Pointers>} + ... + 0);
-  for (int i = 0; i < kResults; ++i) {
-    if (source.Elements(i) > 0) return false;
-  }
-  return true;
-}
-
 // Runs `plan` on what `source` finds: Next<P>() is the next argument of the plan, and
-// Workspace(bytes) comes after the last; Elements(i) is how many result `i` has. Where
-// source.failed(), which knows why, nothing is run, nor where there is nothing to write:
-// other dimensions may be so large then that to loop over them takes years. For faults.h
-// a source also has op(), which is the plan's.
+// Workspace(bytes) comes after the last. Where source.failed(), which knows why,
+// nothing is run. For faults.h a source also has op(), which is the plan's, and
+// Elements(i), how many result `i` has.
 template <typename Exec, typename... Pointers, typename Source>
 LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
                     const Exec& exec) {
   // Braces evaluate from left to right.
   const std::tuple<Pointers...> arguments{source.template Next<Pointers>()...};
-  if (source.failed() || IsEmpty<Pointers...>(source)) return {};
   void* const workspace = source.Workspace(plan.workspace);
   if (source.failed()) return {};
   const auto run = [&](Pointers... pointers) {

@@ -232,10 +232,11 @@ def zero_beside_huge(op):
                     dims |= dict.fromkeys(huge, size)
                     if not signatures.follow(op, dims, changed):
                         continue
-                    call = _call(op, form, dims, dict(changed), tf.float32)
-                    counts = map(math.prod, call.results)
-                    if call.feasible() and max(counts) < NO_MEMORY:
-                        yield call
+                    for dtype in (tf.float32, tf.bfloat16):
+                        call = _call(op, form, dims, dict(changed), dtype)
+                        counts = map(math.prod, call.results)
+                        if call.feasible() and max(counts) < NO_MEMORY:
+                            yield call
 
 
 def sums_type(dtype):

@@ -60,7 +60,7 @@ def assert_right(call, found, results):
             [each[name] for name in given] for each in (results, truths, sizes)
         ]
 
-    def measures():
+    def plain_results():
         operands = [widened.get(name) for name in _INPUTS]
         if call.op == "CapsuleMomentShares":
             return [capsule_moments.plain_shares(*operands, **attributes)]
@@ -72,24 +72,31 @@ def assert_right(call, found, results):
         found = tape.gradient(plain, widened, grads, unconnected_gradients="zero")
         return [found[name] for name in given]
 
-    assert_mixed_close(results, truths, measures, sizes)
+    assert_mixed_close(results, truths, plain_results, sizes)
 
 
-def assert_mixed_close(results, truths, measures, sizes):
+def assert_mixed_close(results, truths, plain_results, sizes):
     """Asserts that results are as exact as plain TensorFlow's.
 
     Softmax and squashing mix elements: small ones are as exact as large ones.
 
     Args:
-        measures: returns plain TensorFlow's results. It is called where it must be, for
-            it takes most of the time.
+        plain_results: returns plain TensorFlow's results. It is called only where it
+            must be, since it takes most of the time.
     """
-    measures = functools.cache(measures)
-    places = range(len(results))
-    for place, result, truth, size in zip(places, results, truths, sizes, strict=True):
 
-        def measure(place=place, dtype=result.dtype):
-            return tf.cast(measures()[place], dtype).numpy()
+    @functools.cache
+    def computed():
+        found = plain_results()
+        assert len(found) == len(results)
+        return found
+
+    for place, (result, truth, size) in enumerate(
+        zip(results, truths, sizes, strict=True)
+    ):
+
+        def plain(place=place, dtype=result.dtype):
+            return tf.cast(computed()[place], dtype).numpy()
 
         size = np.full(truth.shape, np.max(size, initial=0))
-        assert_close(result.numpy(), truth, measure, size)
+        assert_close(result.numpy(), truth, plain, size)

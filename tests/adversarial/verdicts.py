@@ -203,13 +203,13 @@ def _assert_routed(call, given, arrays, results):
         given, arrays = given[:4], arrays[:4]
         truths = capsule_routing.backward(*arrays, **steps)
         sizes = capsule_routing.backward_magnitude(*arrays, **steps)
-        measures = lambda: Description.results(ROUTING, plain, *given)[1:]  # noqa: E731
+        plain_results = lambda: Description.results(ROUTING, plain, *given)[1:]  # noqa: E731
     elif call.op == "CapsuleRoutingCoefficients":
         steps["iterations"] += 1
         truths = [capsule_routing.coefficients(*arrays[:3], **steps)]
-        measures = lambda: [plain_coefficients(*given[:3], **steps)]  # noqa: E731
+        plain_results = lambda: [plain_coefficients(*given[:3], **steps)]  # noqa: E731
         sizes = [np.ones(())]
     else:
         truths, sizes = [capsule_routing.forward(*arrays, **steps)], [np.ones(())]
-        measures, results = lambda: [plain(*given)], results[:1]
-    moments.assert_mixed_close(results, truths, measures, sizes)
+        plain_results, results = lambda: [plain(*given)], results[:1]
+    moments.assert_mixed_close(results, truths, plain_results, sizes)

@@ -80,7 +80,8 @@ def test_report(ops, dtypes, tmp_path, capsys):
 
 def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     """By a script of its own, which is given the case."""
-    (tmp_path / "torch_moments.py").write_text(
+    script = tmp_path / "torch_moments.py"
+    script.write_text(
         "import json, sys\n"
         "case = json.loads(sys.argv[sys.argv.index('--case') + 1])\n"
         "taken = case['sizes']['batch'] * case['attributes']['order']\n"
@@ -95,7 +96,7 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
     (smoke,) = cases.suites()["CapsuleMoments"].select(cases.SMOKE)
     for installed in (False, True):
-        monkeypatch.setattr(pytorch, "is_installed", lambda: installed)
+        monkeypatch.setattr(pytorch, "is_installed", lambda found=installed: found)
         assert bench.main(arguments) == 0
         made = json.loads((tmp_path / "bench.json").read_text())
         forward, both = [result["methods"] for result in made["results"]]
@@ -105,6 +106,13 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     assert forward["PyTorch"]["median_us"] == pytest.approx(1e6 * seconds)
     assert forward["PyTorch, torch.compile"] == {"error": "no compiler"}
     assert "PyTorch, torch.compile" not in both
+    with script.open("a") as more:
+        more.write("raise SystemExit('no memory')\n")
+    assert bench.main(arguments) == 0
+    made = json.loads((tmp_path / "bench.json").read_text())
+    for result in made["results"]:
+        assert "median_us" in result["methods"]["PyTorch"]
+        assert result["methods"]["PyTorch, the rest"] == {"error": "no memory"}
 
 
 def test_the_kernel_that_ran_has_a_column():

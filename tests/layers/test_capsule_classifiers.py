@@ -208,7 +208,7 @@ def test_a_margin_that_follows_no_optimizer_says_so():
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     loss = SpreadLoss(10)
     model.compile("sgd", loss)
-    with pytest.warns(UserWarning, match=r"stays at 0\.2 until loss\.follow"):
+    with pytest.warns(UserWarning, match=r"stays at 0\.2: call loss\.follow"):
         model.fit(np.ones([2, 4]), np.array([0, 1]), verbose=0)
     loss.follow(model.optimizer)
     with warnings.catch_warnings():

@@ -33,6 +33,7 @@ from tf_capsops.machine import machine
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
+_DIRECTIONS = "forward", "forward+backward"
 _WIDTH = 100  # columns, where the output is no terminal
 
 
@@ -142,10 +143,9 @@ def _in_torch(
     drawn = {"sizes": dict(case.sizes), "attributes": dict(case.attributes)}
     kind = measure.device_type(device)
     for row in pytorch.rows(script, kind, options, "--case", json.dumps(drawn)):
-        timings = found.setdefault(row.get("direction", "forward"), {})
-        timings[row["method"]] = row.get("error") or measure.summary(
-            row["samples"], row["peak_bytes"]
-        )
+        timing = row.get("error") or measure.summary(row["samples"], row["peak_bytes"])
+        for direction in [row["direction"]] if "direction" in row else _DIRECTIONS:
+            found.setdefault(direction, {})[row["method"]] = timing
     return found
 
 
@@ -160,10 +160,10 @@ def _measure_case(
     training_step = functools.partial(measure.training_step, sources=suite.sources)
     in_torch = _in_torch(suite, case, dtype, device, options)
     directions = (
-        ("forward", measure.forward_step, suite.forward_cost, 1),
-        ("forward+backward", training_step, suite.training_cost, 0),
+        (measure.forward_step, suite.forward_cost, 1),
+        (training_step, suite.training_cost, 0),
     )
-    for direction, make_step, cost, first in directions:
+    for direction, (make_step, cost, first) in zip(_DIRECTIONS, directions):
         steps = {report.OURS: (make_step(case.bind(suite.ours)), sets)}
         for name, rival in {**suite.rivals, **suite.parts}.items():
             step = make_step(case.bind(rival))

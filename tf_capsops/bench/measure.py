@@ -8,7 +8,8 @@ several times without waiting, followed by one wait for the device. Every call h
 own arguments, so that none is merged with another. They are drawn in turn from several
 sets of tensors, so that caches are not warmer than in a training step. No result is
 read, copied or kept: TensorFlow frees each as it would between two layers. Nothing is
-subtracted from the time. All methods are measured in exactly this way.
+subtracted from the time. All methods in TensorFlow are measured in exactly this way;
+those in PyTorch take the same arguments each time (benchmarks/torch_timing.py).
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def rows(name: str, kind: str, options, *arguments: object) -> list[dict]:
         arguments: Further options of the script.
 
     Returns:
-        The lines that it printed, a dict each (benchmarks/torch_timing.py), and one of
-        the method "PyTorch" with an `error` if the script failed.
+        The lines that it printed, a dict each (benchmarks/torch_timing.py). If the
+        script failed, another one has its `error`, without the script's other fields.
     """
     command = [sys.executable, SCRIPTS / name, "--device", kind, *arguments]
     command += ["--repeat", options.repeat, "--tf32" if options.tf32 else "--no-tf32"]
@@ -44,5 +44,6 @@ def rows(name: str, kind: str, options, *arguments: object) -> list[dict]:
     found = [json.loads(line) for line in lines if line.startswith("{")]
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
-        found.append({"method": "PyTorch", "error": last[0]})
+        method = "PyTorch, the rest" if found else "PyTorch"
+        found.append({"method": method, "error": last[0]})
     return found

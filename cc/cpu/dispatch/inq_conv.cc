@@ -148,6 +148,7 @@ class Convolution {
     if (!Decode(exec, codes, static_cast<int>(top), workspace)) {
       return BadCode(kOp, whole_, codes);
     }
+    if (To(whole_) == 0) return {};  // whatever the number of samples
     if constexpr (kWidened) {
       char* const images = static_cast<char*>(workspace) + WeightsBytes();
       A* const wide = reinterpret_cast<A*>(images);

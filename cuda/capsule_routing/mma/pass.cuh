@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
 #pragma unroll
     for (int w = 0; w < kPassWarps; ++w) {
       if (w >= z.groups) break;
-      const float exponential = ShareBelow(x[w], maximum);
+      const float exponential = ExpBelowOrZero(x[w], maximum);
       exponentials += exponential;
       if (w == worker.group) c = exponential;
     }

@@ -11,8 +11,8 @@
 
 namespace capsops::capsule_routing::mma {
 
-// exp(x - maximum), and 0 where even the maximum is -infinity.
-__device__ inline float ShareBelow(float x, float maximum) {
+// ExpBelow, and 0 where even the maximum is -infinity.
+__device__ inline float ExpBelowOrZero(float x, float maximum) {
   return ExpBelow(x, maximum == -INFINITY ? 0 : maximum);
 }
 
@@ -74,8 +74,8 @@ struct Rows {
       }
 #pragma unroll
       for (int w = 0; w < kHeld; ++w) {
-        x[w] = {ShareBelow(x[w].x, maximum), ShareBelow(x[w].y, maximum),
-                ShareBelow(x[w].z, maximum), ShareBelow(x[w].w, maximum)};
+        x[w] = {ExpBelowOrZero(x[w].x, maximum), ExpBelowOrZero(x[w].y, maximum),
+                ExpBelowOrZero(x[w].z, maximum), ExpBelowOrZero(x[w].w, maximum)};
         sum += (x[w].x + x[w].y) + (x[w].z + x[w].w);
         if constexpr (kGradient) {
           mean +=
