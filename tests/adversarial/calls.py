@@ -202,13 +202,20 @@ def _call(op, form, dims, attributes, dtype, top_exponent=0):
     return call
 
 
-def zero_beside_huge(op):
-    """Yields valid calls of which one dimension is 0, and one or two others are huge.
+# How many dimensions are 0, how many others are huge, and how large these are.
+_ZEROS_BESIDE_HUGE = (
+    *((1, 1, HUGE[0]), (1, 2, HUGE[0]), (1, 1, HUGE[-1])),
+    *((2, 1, HUGE[0]), (2, 1, HUGE[-1])),
+)
 
-    Two are 2^31 - 1, or one is that or 2^62. All others are 1. So there is nothing to
-    compute, but maybe much to loop over, and products of dimensions overflow. Results
-    that do not fit into memory are left out: TensorFlow tries for ten seconds to get
-    memory before it says so.
+
+def zero_beside_huge(op):
+    """Yields valid calls of which one or two dimensions are 0, and one or two are huge.
+
+    Two are 2^31 - 1 beside one 0, or one is that or 2^62. All others are 1. So there is
+    nothing to compute, but maybe much to loop over, and products of dimensions
+    overflow. Results that do not fit into memory are left out: TensorFlow tries for ten
+    seconds to get memory before it says so.
     """
     attributes = {n: _ONES[n] for n in _attributes(op, lambda *values: values[0])}
     for change in (
@@ -224,12 +231,10 @@ def zero_beside_huge(op):
             inputs = signatures.INPUTS[op].values()
             axes = {a for text in inputs for a in signatures.axes_of(text, form)}
             axes = sorted(axes - set("HWf"))
-            large = (HUGE[0], 1), (HUGE[0], 2), (HUGE[-1], 1)
-            for zero, (size, count) in itertools.product(axes, large):
-                others = [axis for axis in axes if axis != zero]
-                for huge in itertools.combinations(others, count):
-                    dims = dict.fromkeys((*axes, "p"), 1) | {zero: 0}
-                    dims |= dict.fromkeys(huge, size)
+            for zeros, count, size in _ZEROS_BESIDE_HUGE:
+                for zero, huge in _two_choices(axes, zeros, count):
+                    dims = dict.fromkeys((*axes, "p"), 1)
+                    dims |= dict.fromkeys(zero, 0) | dict.fromkeys(huge, size)
                     if not signatures.follow(op, dims, changed):
                         continue
                     for dtype in (tf.float32, tf.bfloat16):
@@ -237,6 +242,14 @@ def zero_beside_huge(op):
                         counts = map(math.prod, call.results)
                         if call.feasible() and max(counts) < NO_MEMORY:
                             yield call
+
+
+def _two_choices(axes, first, second):
+    """Yields every choice of so many axes, each with every one of so many others."""
+    for some in itertools.combinations(axes, first):
+        others = [axis for axis in axes if axis not in some]
+        for more in itertools.combinations(others, second):
+            yield some, more
 
 
 def sums_type(dtype):

@@ -53,9 +53,10 @@ bool VotesAreIdle(const Problem& p) {
   return p.order == 0 && !p.has_linear && !p.has_precision;
 }
 
-// Idle votes have no numbers here: there may be any number of them where poses or
-// weights have no elements.
+// Votes without numbers are idle. Idle votes have no numbers here: there may be any
+// number of them where poses or weights have no elements.
 Problem WithoutIdleVotes(Problem p) {
+  if (VoteSize(p) == 0) p.order = p.has_linear = p.has_precision = 0;
   if (VotesAreIdle(p)) {
     p.pose_rows = p.pose_columns = 1;
     p.pose_inner = p.has_center = 0;

@@ -57,9 +57,9 @@ struct Workspace {
   A* parts;
 };
 
-// Without input capsules it does not matter how large they would be.
+// Without elements of weights it does not matter how large input capsules are.
 Problem Simplified(Problem p) {
-  if (p.in_caps == 0) p.in_dim = 0;
+  if (p.in_caps == 0 || Columns(p) == 0) p.in_dim = 0;
   return p;
 }
 
@@ -97,12 +97,23 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
       });
 }
 
+// Plans gradients where nothing depends on an element of weights.
 template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
-  Problem p = Simplified(problem);
-  // If output capsules have no dimensions, the gradients are zero, and one iteration
-  // computes them as well as several.
-  if (Columns(p) == 0) p.iterations = 1;
+BackwardPlan<CpuExec, T> PlanZeros(const Problem& p) {
+  return CpuPlan<BackwardPlan<CpuExec, T>>(
+      0,
+      [p](const CpuExec&, const T*, const T*, const T*, const T*, const Accumulator<T>*,
+          T* grad_input, T* grad_weights, T* grad_logits, void*) -> LaunchError {
+        std::fill_n(grad_input, p.batch * p.in_caps * p.in_dim, T{});
+        std::fill_n(grad_weights, p.in_caps * Columns(p) * p.in_dim, T{});
+        std::fill_n(grad_logits, p.out_caps * p.in_caps, T{});
+        return {};
+      });
+}
+
+template <typename T>
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
+  if (p.batch == 0 || p.in_caps == 0 || Columns(p) == 0) return PlanZeros<T>(p);
   const Division d = Selected<T>().divide(p);
   const int64_t tiles = 2 * p.iterations - 1;
   return CpuPlan<BackwardPlan<CpuExec, T>>(
@@ -154,13 +165,16 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
 
 template <typename T>
 CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& problem) {
-  const Problem p = Simplified(problem);
+  Problem p = Simplified(problem);
+  const bool empty = p.batch == 0 || p.in_caps == 0 || p.out_caps == 0;
+  if (empty || p.iterations == 0) p.in_dim = p.out_dim = 0;  // nothing is predicted
   const Division d = Selected<T>().divide(p);
   return CpuPlan<CoefficientsPlan<CpuExec, T>>(
       2 * d.tile * sizeof(Accumulator<T>),
-      [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
-             const Accumulator<T>* sums, T* coefficients,
-             void* workspace) -> LaunchError {
+      [p, d, empty](const CpuExec& exec, const T* input, const T* weights,
+                    const T* logits, const Accumulator<T>* sums, T* coefficients,
+                    void* workspace) -> LaunchError {
+        if (empty) return {};
         const CpuKernels<T>& kernels = Selected<T>();
         // V of an iteration depends only on V of the one before it, so two tiles do.
         Accumulator<T>* const tiles = static_cast<Accumulator<T>*>(workspace);
