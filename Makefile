@@ -326,7 +326,7 @@ lint: $(ENVIRONMENT)  ## check layout, common mistakes, and the tables of measur
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) tools/measured.py --check
-	$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
+	$(Q)$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
 
 requirements:  ## pin requirements.in again with hashes, for Python 3.10 to 3.13 at once (needs uv)
 	uv pip compile --universal --python-version 3.10 --upgrade --generate-hashes --no-annotate \
