@@ -232,11 +232,13 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         each(to + 2 + r, sums[c / kPair][1][e]);
       }
     }
-    if (!kPrior || in.prior == nullptr || t > 0 || o >= d.outs) return;
+    if constexpr (kPrior) {
+      if (in.prior == nullptr || t > 0 || o >= d.outs) return;
 #pragma unroll
-    for (int c = 0; c < kOwn; ++c) {
-      if (child0 + c >= d.children) continue;
-      each(out.prior + (part + child0 + c) * d.outs + o, priors[kPrior ? c : 0]);
+      for (int c = 0; c < kOwn; ++c) {
+        if (child0 + c >= d.children) continue;
+        each(out.prior + (part + child0 + c) * d.outs + o, priors[c]);
+      }
     }
   };
   if (!out.begins) visit([](const float* from, float& sum) { sum = *from; });
