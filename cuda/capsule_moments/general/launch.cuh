@@ -33,7 +33,7 @@ inline int64_t SampleVotes(const Problem& p) {
 // Samples taken at a time, where a vote needs `bytes`.
 inline int64_t SamplesAtATime(const Problem& p, int64_t bytes) {
   const int64_t sample = std::max<int64_t>(1, SampleVotes(p) * bytes);
-  return std::clamp<int64_t>(kStoredBytes / sample, 1, std::max<int64_t>(1, p.batch));
+  return std::min(std::max<int64_t>(1, kStoredBytes / sample), p.batch);
 }
 
 // Writes the shares of all votes of `p`, and where `dq` is not null the gradients of
