@@ -122,6 +122,15 @@ def _press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A shell that starts tests in the background has them ignore Ctrl-C."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_waits_for_the_end_of_a_batch_or_of_the_block(capsys):
     done = []
     with pytest.raises(KeyboardInterrupt), interruption.Hold():
