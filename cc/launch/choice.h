@@ -3,8 +3,8 @@
 
 // How a user or a test steers planning on GPUs, and sees which kernels ran. Two
 // environment variables give the settings that a process starts with:
-//   TF_CAPSOPS_KERNEL=CapsuleConv=mma,CapsuleRouting=fma   forces kernels by name
-//   TF_CAPSOPS_DEVICE=capability=86,shared=101376          plans as for another device
+//   TF_CAPSOPS_KERNEL=CapsuleConv=mma,CapsuleRouting=phases  forces kernels by name
+//   TF_CAPSOPS_DEVICE=capability=86,shared=101376  plans as for another device
 // The functions of the C interface replace them later; Python calls those through
 // tf_capsops/kernels.py.
 #ifndef CAPSOPS_CC_LAUNCH_CHOICE_H_

@@ -5,21 +5,21 @@
 // the input capsules makes u_hat again, 2 in_dim FLOPs for each of its elements, on
 // tensor cores. Capsules of 8 and 16 elements, which is what capsule networks are made
 // of, do so in kernels that keep a sample's predictions in registers (mma); everything
-// else, and double, in kernels of three phases that share memory between them (phases),
-// but for float32 where TF32 is not allowed: that is done in FMA (fma).
-#include "cuda/capsule_routing/fma/launch.cuh"
+// else, and double, in kernels of three phases that share memory between them (phases).
+#include "cuda/capsule_routing/mma/launch.cuh"
 
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cc/launch/capsule_routing.h"
-#include "cuda/capsule_routing/mma/launch.cuh"
 #include "cuda/capsule_routing/phases/launch.cuh"
 
 namespace capsops::capsule_routing {
 
 // Phases are faster than mma where there are many output capsules of 16 elements, each
-// of which costs a warp there, and enough samples (docs/routing.md, "Kernel paths").
+// of which costs a warp there, and enough samples; backward only of 8-element input
+// capsules, and not in exact float (docs/routing.md, "Kernel paths").
 static bool PhasesAreFaster(const Problem& p) {
   if (p.out_dim != 16 || p.out_caps <= 28 || p.batch <= 16) return false;
   const double tiles = static_cast<double>(p.batch) / 16;
@@ -30,8 +30,7 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   std::vector<Candidate<ForwardPlan<GpuExec, T>>> candidates = {
       {"mma", [&] { return mma::PlanForward<T>(exec, p); }},
-      {"phases", [&] { return phases::PlanForward<T>(exec, p); }},
-      {"fma", [&] { return fma::PlanForward<T>(exec, p); }}};
+      {"phases", [&] { return phases::PlanForward<T>(exec, p); }}};
   if (PhasesAreFaster(p)) std::swap(candidates[0], candidates[1]);
   return Choose(kForwardName, candidates);
 }
@@ -40,9 +39,11 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   std::vector<Candidate<BackwardPlan<GpuExec, T>>> candidates = {
       {"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
-      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }},
-      {"fma", [&] { return fma::PlanBackward<T>(exec, p); }}};
-  if (PhasesAreFaster(p) && p.in_dim == 8) std::swap(candidates[0], candidates[1]);
+      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }}};
+  const bool exact = std::is_same_v<T, float> && !exec.tf32;
+  if (PhasesAreFaster(p) && p.in_dim == 8 && !exact) {
+    std::swap(candidates[0], candidates[1]);
+  }
   return Choose(kBackwardName, candidates);
 }
 
@@ -51,8 +52,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
   return Choose<CoefficientsPlan<GpuExec, T>>(
       kCoefficientsName,
       {{"mma", [&] { return mma::PlanCoefficients<T>(exec, p); }},
-       {"phases", [&] { return phases::PlanCoefficients<T>(exec, p); }},
-       {"fma", [&] { return fma::PlanCoefficients<T>(exec, p); }}});
+       {"phases", [&] { return phases::PlanCoefficients<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

@@ -24,10 +24,12 @@ ONCE = ("tiles_16_5_4_16_8",)
 # These need the shared memory of 9.0.
 LARGE = ("tiles_48_300_13_16_8", "tiles_65_30_9_8_8", "tiles_18_7_32_16_16")
 FORWARD = ("tiles_19_29_48_16_16",)
-FMA = (*MMA, *ONCE, *LARGE, *FORWARD, "large_primes", "all_long")
-# Inner products of the one do not fit into shared memory, and of the other not all
-# moments into the workspace.
-PHASES = (*FMA, "out_caps_2000", "many_in_caps")
+# Inner products of out_caps_2000 do not fit into shared memory, and of many_in_caps not
+# all moments into the workspace.
+PHASES = (
+    *(*MMA, *ONCE, *LARGE, *FORWARD),
+    *("large_primes", "all_long", "out_caps_2000", "many_in_caps"),
+)
 REFUSALS = [
     ("mma", "mnist_layer", tf.float64, "T is double"),
     ("mma", "empty_batch", tf.float32, "a dimension is 0"),
@@ -36,20 +38,15 @@ REFUSALS = [
         *("mma", "primes", tf.bfloat16),
         "out_dim x in_dim is none of 16 x 8, 16 x 16 and 8 x 8",
     ),
-    ("phases", "primes", tf.float32, "TF32 is not allowed"),
-    ("fma", "primes", tf.float16, "T is not float32"),
 ]
 
 
 def _runs(kernels_of_ops, names):
     forced = dict(zip(OPS, kernels_of_ops, strict=True))
     dtypes = [d for d in DTYPES if d != tf.float64 or "mma" not in kernels_of_ops]
-    if "fma" in kernels_of_ops:
-        dtypes = [tf.float32]
-    precisions = (True,) if "phases" in kernels_of_ops else (False, True)
     return [
         run
-        for run in paths.runs(forced, names, dtypes, precisions)
+        for run in paths.runs(forced, names, dtypes, (False, True))
         if run.dtype.size >= 4
         or forced["CapsuleRoutingGrad"] != "mma"
         or OP.case(run.name).attributes["iterations"] <= 3
@@ -57,12 +54,11 @@ def _runs(kernels_of_ops, names):
 
 
 if paths.WITH_GPU:
-    MMA_RUNS = [*_runs(("mma",) * 3, MMA), *_runs(("mma", "mma", "fma"), ONCE)]
+    MMA_RUNS = [*_runs(("mma",) * 3, MMA), *_runs(("mma", "mma", "phases"), ONCE)]
     PHASES_RUNS = _runs(("phases",) * 3, PHASES)
-    RUNS = [*MMA_RUNS, *PHASES_RUNS, *_runs(("fma",) * 3, FMA)]
+    RUNS = [*MMA_RUNS, *PHASES_RUNS]
     if paths.capability() in (90, 100):
         RUNS += _runs(("mma",) * 3, LARGE)
-        RUNS += _runs(("mma", "fma", "mma"), FORWARD)
         RUNS += _runs(("mma", "phases", "mma"), FORWARD)
 
     @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *PHASES_RUNS])])
@@ -72,8 +68,7 @@ if paths.WITH_GPU:
         with paths.running(run):
             results = OP.ours(case, tensors)
             look = call(case.bind(tf_capsops.routing_coefficients), *tensors[1:])
-        rounded = run.tf32 and {*run.forced.values()} != {"fma"}
-        numbers = rounded_to_tf32(tensors) if rounded else tensors
+        numbers = rounded_to_tf32(tensors) if run.tf32 else tensors
         with tf.device("GPU:0"):
             OP.assert_close_to_reference(case, tensors, numbers, results)
             plain = case.bind(plain_coefficients)(*numbers[1:])

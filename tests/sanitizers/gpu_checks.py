@@ -65,6 +65,7 @@ def _arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("driver", help="build/tests/sanitizers/gpu_launchers")
     parser.add_argument("--tools", default=",".join(TOOLS), help="default: %(default)s")
+    parser.add_argument("--op", default="", help="only ops whose names begin so")
     parser.add_argument("--shards", type=int, default=32, help="shares of a tool")
     parser.add_argument("--shard", help="only this share, as 3/32")
     parser.add_argument("--jobs", type=int, default=8, help="shares at a time")
@@ -89,6 +90,7 @@ def _arguments():
 
 def _command(options, tool, shard):
     numbers = [f"work={options.work}", f"problems={options.problems}"]
+    numbers += [f"op={options.op}"] * bool(options.op)
     if tool == "hunt":
         hunt = ["hunt", str(options.hunt_seconds), str(options.threads)]
         return [options.driver, *hunt, f"seed={options.seed + shard}", *numbers]

@@ -9,10 +9,10 @@
 //                                      `bare`: twice on memory that was overwritten
 //                                      before, and compared with the CPU in double
 //   gpu_launchers hunt SECONDS THREADS gpu_hunt.cc
-// Then come NAME=NUMBER: seed (1), work (multiply-adds of a problem at most), problems
-// (of a path at most, spread over all), shard and shards. Fails where a result is
-// wrong, and where a path accepts no problem although nothing but sizes stands against
-// it.
+// Then come op=NAME, for ops whose names begin so alone, and NAME=NUMBER: seed (1),
+// work (multiply-adds of a problem at most), problems (of a path at most, spread over
+// all), shard and shards. Fails where a result is wrong, and where a path accepts no
+// problem although nothing but sizes stands against it.
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -111,7 +111,8 @@ int64_t Report(const std::vector<Path>& paths) {
   return faults;
 }
 
-int Main(const std::vector<std::string>& words, std::map<std::string, double> numbers) {
+int Main(const std::vector<std::string>& words, const std::string& op,
+         std::map<std::string, double> numbers) {
   const std::string mode = words.empty() ? "" : words[0];
   const bool hunt = mode == "hunt";
   if ((mode != "plan" && mode != "check" && !hunt) || (hunt && words.size() != 3)) {
@@ -128,7 +129,11 @@ int Main(const std::vector<std::string>& words, std::map<std::string, double> nu
   }
   const auto work = static_cast<int64_t>(numbers["work"]);
   const auto seed = static_cast<uint32_t>(numbers["seed"]);
-  std::vector<Path> paths = AllPaths(exec, seed, work);
+  std::vector<Path> paths = AllPaths(exec, op, seed, work);
+  if (paths.empty()) {
+    std::fprintf(stderr, "there is no op %s\n", op.c_str());
+    return 2;
+  }
   const int missing = PathsWithoutProblems(paths);
   if (hunt) {
     std::vector<Path*> able;
@@ -154,6 +159,7 @@ int Main(const std::vector<std::string>& words, std::map<std::string, double> nu
 
 int main(int count, char** arguments) {
   std::vector<std::string> words;
+  std::string op;
   std::map<std::string, double> numbers = {
       {"seed", 1}, {"work", 1e7}, {"problems", 1e9}, {"shard", 0}, {"shards", 1}};
   for (int i = 1; i < count; ++i) {
@@ -161,9 +167,11 @@ int main(int count, char** arguments) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) {
       words.push_back(word);
+    } else if (word.substr(0, equals) == "op") {
+      op = word.substr(equals + 1);
     } else {
       numbers[word.substr(0, equals)] = std::stod(word.substr(equals + 1));
     }
   }
-  return capsops::Main(words, numbers);
+  return capsops::Main(words, op, numbers);
 }

@@ -5,6 +5,7 @@
 #ifndef CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_
 #define CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -164,16 +165,16 @@ void AddPathsOf(const GpuExec& any, Source& draw, int64_t most_work,
 inline bool RefusesAll(const std::string& why) {
   for (const char* const text :
        {"it has no products of double", "T is double", "T is float64",
-        "T is not float32", "it makes no gradient of the input", "TF32 is not allowed",
+        "it makes no gradient of the input", "TF32 is not allowed",
         "it needs compute capability 9.0"}) {
     if (why.find(text) != std::string::npos) return true;
   }
   return false;
 }
 
-// All paths with the problems that they accept.
-inline std::vector<Path> AllPaths(const GpuExec& exec, uint32_t seed,
-                                  int64_t most_work) {
+// All paths of ops whose names begin with `op`, with the problems that they accept.
+inline std::vector<Path> AllPaths(const GpuExec& exec, const std::string& op,
+                                  uint32_t seed, int64_t most_work) {
   Source draw(seed);
   std::vector<Path> paths;
   AddPathsOf<capsule_prediction::Problem>(exec, draw, most_work, &paths);
@@ -182,6 +183,8 @@ inline std::vector<Path> AllPaths(const GpuExec& exec, uint32_t seed,
   AddPathsOf<capsule_conv::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<high_order_conv::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<inq_conv::Problem>(exec, draw, most_work, &paths);
+  const auto other = [&](const Path& path) { return path.op.rfind(op, 0) != 0; };
+  paths.erase(std::remove_if(paths.begin(), paths.end(), other), paths.end());
   for (Path& path : paths) {
     for (size_t i = 0; i < path.problems; ++i) {
       Call call;

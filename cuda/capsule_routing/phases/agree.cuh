@@ -182,9 +182,12 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
               for (int m = 0; m < kEach; ++m) visit(q, m);
             }
           };
-          each(
-              [&](int q, int m) { MultiplyAddOf<S, true>(v[q][m][0], b[0], p[q][m]); });
-          each([&](int q, int m) { MultiplyAddOf<S>(v[q][m][1], b[1], p[q][m]); });
+          each([&](int q, int m) {
+            MultiplyAddOf<kOperands<S>, true>(v[q][m][0], b[0], p[q][m]);
+          });
+          each([&](int q, int m) {
+            MultiplyAddOf<kOperands<S>>(v[q][m][1], b[1], p[q][m]);
+          });
           Pack<A, 2> inputs[kEach][2];
 #pragma unroll
           for (int m = 0; m < kEach; ++m) {
@@ -218,8 +221,9 @@ __device__ void Agree(const Sizes& z, const Place& place,
                       const Samples<S, A, kSpills, kTiles>& x, const S* weights,
                       const S* logits, int64_t i0, int count, const A* vectors,
                       int64_t tile, int most_groups, const Shares& layout, A* shares) {
-  // Tiles that share weights.
-  constexpr int kEach = sizeof(A) == 8 && kVectors > 1 ? 1 : kTiles;
+  // Tiles that share weights, as far as registers suffice.
+  constexpr bool kLarge = sizeof(A) == 8 || kOperands<S> == InTwo::kBoth;
+  constexpr int kEach = kLarge && kVectors > 1 ? 1 : kTiles;
   const int runs = (count + kRun - 1) / kRun, groups = min(runs, most_groups);
   constexpr int kParts = kTiles / kEach;
   for (Item item(place.warp, z.out_caps, groups, kParts); item.third == 0;

@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
        i0 < caps.end(); i0 += int64_t{gridDim.x} * layout.tile_caps) {
     const int count = static_cast<int>(min(int64_t{layout.tile_caps}, caps.end() - i0));
     A* weights_sums;
-    if constexpr (std::is_same_v<S, A>) {
-      weights_sums = grad_weights + i0 * z.matrices;
+    if constexpr (kHoldsSums<S, A>) {
+      weights_sums = reinterpret_cast<A*>(grad_weights) + i0 * z.matrices;
     } else {
       weights_sums = weights_scratch + blockIdx.x * layout.tile_caps * z.matrices;
     }
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         Narrow(sum * kScale<A>, grad_logits + (i0 + n) * z.out_caps + j);
       }
     }
-    if constexpr (!std::is_same_v<S, A>) {
+    if constexpr (!kHoldsSums<S, A>) {
       for (int64_t e = threadIdx.x; e < count * z.matrices; e += blockDim.x) {
         Narrow(weights_sums[e], grad_weights + i0 * z.matrices + e);
       }

@@ -28,14 +28,16 @@ LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
 // as a constant where they are made for it.
 template <typename T, typename Run>
 LaunchError WithElements(const Sizes& z, bool spills, const Run& run) {
-  constexpr std::integral_constant<int, 0> any;
-  if constexpr (sizeof(T) == 2) {
-    if (z.in_parts) return run(InParts<CudaType<T>>{}, any);
+  const auto run_with = [&](auto element) {
+    if (!spills && z.out_dim % kBlockD == 0 && z.in_dim == 8) {
+      return run(element, std::integral_constant<int, 8>());
+    }
+    return run(element, std::integral_constant<int, 0>());
+  };
+  if constexpr (!std::is_same_v<T, double>) {
+    if (z.in_parts) return run_with(InParts<CudaType<T>>{});
   }
-  if (!spills && z.out_dim % kBlockD == 0 && z.in_dim == 8) {
-    return run(CudaType<T>{}, std::integral_constant<int, 8>());
-  }
-  return run(CudaType<T>{}, any);
+  return run_with(CudaType<T>{});
 }
 
 template <typename S, typename T>
@@ -220,13 +222,6 @@ LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
   return run(std::integral_constant<Pass, Pass::kSums>());
 }
 
-// Why these kernels cannot do a problem that is not empty, or "".
-template <typename T>
-std::string Obstacle(const GpuExec& exec, const Problem& p) {
-  if (std::is_same_v<T, float> && !exec.tf32) return "TF32 is not allowed";
-  return TooLarge(p);
-}
-
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
@@ -241,9 +236,9 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
                                : error;
         });
   }
-  std::string obstacle = Obstacle<T>(exec, p);
+  std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(p));
+  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(exec, p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
@@ -270,10 +265,10 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
           return error;
         });
   }
-  std::string obstacle = Obstacle<T>(exec, p);
+  std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, true, NeedsParts<T>(p));
-  const GradientsTiling<T, A> last(exec.device, p);
+  const PassTiling<A> tiling(exec.device, p, true, NeedsParts<T>(exec, p));
+  const GradientsTiling<T, A> last(exec.device, p, tiling.z.in_parts);
   obstacle = tiling.Obstacle();
   if (obstacle.empty()) obstacle = last.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
@@ -295,9 +290,9 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
     return Plan::Make(0, [](const GpuExec&, const T*, const T*, const T*, const A*, T*,
                             void*) { return LaunchError(); });
   }
-  std::string obstacle = Obstacle<T>(exec, p);
+  std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(p));
+  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(exec, p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   // Without a prediction, V says nothing.

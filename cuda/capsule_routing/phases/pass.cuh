@@ -115,7 +115,10 @@ __device__ void Sum(const Sizes& z, const Place& place,
                 ByRows<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0], c1 * x1.at[1]);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              MultiplyAddOf<S, false, kFirst>(a, b[h], sum[m][h]);
+              // The first iteration's left operand is input alone.
+              constexpr InTwo kInTwo =
+                  kFirst && kOperands<S> == InTwo::kLeft ? InTwo::kRight : kOperands<S>;
+              MultiplyAddOf<kInTwo>(a, b[h], sum[m][h]);
             }
           }
         }

@@ -25,8 +25,8 @@ constexpr int kRun = 8;           // input capsules whose inner products lie tog
 constexpr int kPassWarps = 16;    // of a block of a pass
 constexpr int kFinishWarps = 16;  // of a block between passes
 
-// A 16-bit element S of tensors whose products have what is cut off, too: weights and
-// input are whole in TF32, so the other operand is multiplied in two parts.
+// An element S of tensors whose products have what is cut off, too: operands are
+// multiplied in two parts, but for 16-bit weights and input, which are whole in TF32.
 template <typename S>
 struct InParts {
   S number;
@@ -45,6 +45,9 @@ template <typename S>
 constexpr bool kInParts = false;
 template <typename S>
 constexpr bool kInParts<InParts<S>> = true;
+// Whether tensors of S hold sums.
+template <typename S, typename A>
+constexpr bool kHoldsSums = std::is_same_v<S, A> || std::is_same_v<S, InParts<A>>;
 
 // What is cut off to TF32 loses this much on average: products with what was made
 // larger by as much are right on average.
@@ -66,17 +69,21 @@ struct Numbers {
   __device__ void Set(int n, A x) { at[n] = x; }
 };
 
-// What is cut off of an operand; of an infinite number nothing.
+// An operand in two parts: one is whole in TF32 and not infinite where the operand is
+// not, for it is rounded up on average but toward zero, and the other is the rest.
 template <int N>
-__device__ Numbers<N, float> Rest(const Numbers<N, float>& of) {
-  Numbers<N, float> rest;
+struct Parts {
+  Numbers<N, float> high, rest;
+
+  __device__ explicit Parts(const Numbers<N, float>& of) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const float cut = __uint_as_float(__float_as_uint(of.at[n]) & 0xffffe000);
-    rest.at[n] = cut == of.at[n] ? 0 : of.at[n] - cut;
+    for (int n = 0; n < N; ++n) {
+      const float larger = __fmul_rz(of.at[n], 1 + 0.71f * 0x1p-11f);
+      high.at[n] = __uint_as_float(__float_as_uint(larger) & 0xffffe000);
+      rest.at[n] = of.at[n] - high.at[n];
+    }
   }
-  return rest;
-}
+};
 
 // What was an S, as tensor cores are to cut it off: to the nearest on average.
 template <typename S, typename A>
@@ -117,14 +124,41 @@ __device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double
 #endif
 }
 
-// As MultiplyAdd, where a and b have elements of tensors of S, and b is whole unless it
-// is not a tensor's (kCutRight); then a is.
-template <typename S, bool kSet = false, bool kCutRight = false, typename A>
+// Which operands of a product are multiplied in parts.
+enum class InTwo { kNone, kLeft, kRight, kBoth };
+// Where the right one has elements of tensors of S.
+template <typename S>
+constexpr InTwo kOperands = !kInParts<S>           ? InTwo::kNone
+                            : kHoldsSums<S, float> ? InTwo::kBoth
+                                                   : InTwo::kLeft;
+
+// As MultiplyAdd, with operands in parts. Tensor cores cut sums off instead of rounding
+// them, which adds up; what is in parts is therefore added to c in float.
+template <InTwo kInTwo, bool kSet = false, typename A>
 __device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
                               A (&c)[4]) {
-  MultiplyAdd<kSet>(a, b, c);
-  if constexpr (kInParts<S> && kCutRight) MultiplyAdd(a, Rest(b), c);
-  if constexpr (kInParts<S> && !kCutRight) MultiplyAdd(Rest(a), b, c);
+  if constexpr (kInTwo == InTwo::kNone) {
+    MultiplyAdd<kSet>(a, b, c);
+  } else {
+    float product[4] = {};
+    if constexpr (kInTwo == InTwo::kLeft) {
+      const Parts<4> of_a(a);
+      MultiplyAdd(of_a.rest, b, product);
+      MultiplyAdd(of_a.high, b, product);
+    } else if constexpr (kInTwo == InTwo::kRight) {
+      const Parts<2> of_b(b);
+      MultiplyAdd(a, of_b.rest, product);
+      MultiplyAdd(a, of_b.high, product);
+    } else {
+      const Parts<4> of_a(a);
+      const Parts<2> of_b(b);
+      MultiplyAdd(of_a.rest, of_b.high, product);
+      MultiplyAdd(of_a.high, of_b.rest, product);
+      MultiplyAdd(of_a.high, of_b.high, product);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] = kSet ? product[e] : c[e] + product[e];
+  }
 }
 
 // Adds the sums of a's rows to those columns of c whose lanes have 1 and not 0 in
@@ -134,7 +168,7 @@ __device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
   Numbers<2, A> b;
   b.Set(0, one);
   b.Set(1, one);
-  MultiplyAddOf<S>(a, b, c);
+  MultiplyAddOf<kInParts<S> ? InTwo::kLeft : InTwo::kNone>(a, b, c);
 }
 
 // Input capsules whose weights a lane loads together.

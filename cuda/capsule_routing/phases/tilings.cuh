@@ -25,11 +25,13 @@ constexpr int64_t kSumsBytes = int64_t{48} << 20;
 // And not to make moments of softmaxes twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
-// 16-bit results show what many iterations make of errors in TF32.
+// Where TF32 does not suffice. 16-bit results show what many iterations make of its
+// errors.
 constexpr int64_t kFewIterations = 3;
-template <typename S>
-bool NeedsParts(const Problem& p) {
-  return sizeof(S) == 2 && p.iterations > kFewIterations;
+template <typename T>
+bool NeedsParts(const GpuExec& exec, const Problem& p) {
+  if (sizeof(T) == 2) return p.iterations > kFewIterations;
+  return std::is_same_v<T, float> && !exec.tf32;
 }
 
 // Of dimensions that are not too large and not 0.
@@ -167,8 +169,8 @@ struct GradientsTiling {
   int64_t blocks;
   int64_t held;  // input capsules whose moments are in the workspace at a time
 
-  GradientsTiling(const GpuDevice& device, const Problem& p)
-      : z(SizesOf(p, NeedsParts<S>(p))) {
+  GradientsTiling(const GpuDevice& device, const Problem& p, bool in_parts)
+      : z(SizesOf(p, in_parts)) {
     const auto with = [&](int64_t caps) {
       // Parts such that all is done soon: what a run begins with takes as long as half
       // an input capsule. Many, unless few are faster, for then few warps add up.
@@ -223,7 +225,7 @@ struct GradientsTiling {
                      {"the blocks of a grid", blocks}});
   }
   // Of an input capsule, and of those of a block.
-  int64_t weights_scratch_each() const { return std::is_same_v<S, A> ? 0 : z.matrices; }
+  int64_t weights_scratch_each() const { return kHoldsSums<S, A> ? 0 : z.matrices; }
   int64_t weights_scratch() const { return layout.tile_caps * weights_scratch_each(); }
   int64_t block_scratch() const {
     return (spills ? layout.size : 0) + weights_scratch();
