@@ -175,7 +175,8 @@ QUOTE = '$(subst ','\'',$(1))'
 COMPILER := $(CXX) $(shell $(CXX) --version 2>/dev/null | head -n 1)
 $(BUILD)/flags.cpu: TEXT = $(COMPILER) $(FLAGS_cpu) $(foreach i,$(ISAS),$(MARCH_$(i)))
 $(BUILD)/flags.tensorflow: TEXT = $(COMPILER) $(FLAGS_tensorflow)
-$(BUILD)/flags.cuda: TEXT = $(COMPILER) $(NVCC) $(NVCC_VERSION) $(FLAGS_cuda)
+# nvcc adds these from the environment.
+$(BUILD)/flags.cuda: TEXT = $(COMPILER) $(NVCC) $(NVCC_VERSION) $(NVCC_PREPEND_FLAGS) $(FLAGS_cuda) $(NVCC_APPEND_FLAGS)
 $(BUILD)/flags.link: TEXT = $(COMPILER) $(call LINK,$(OBJECTS))
 $(BUILD)/flags.link_studies: TEXT = $(COMPILER) $(call LINK,$(STUDIES_OBJECTS))
 

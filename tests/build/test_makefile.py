@@ -137,3 +137,12 @@ def test_a_wheel_without_cuda_has_a_version_of_its_own(local):
         check=True,
     )
     assert printed.stdout.strip() == tf_capsops.__version__ + local
+
+
+def test_flags_that_nvcc_takes_from_the_environment_count(tmp_path, monkeypatch):
+    """Kernels depend on this file, so other flags build them again."""
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-Xptxas -O0")
+    flags = tmp_path / "flags.cuda"
+    made = _make(f"BUILD={tmp_path}", str(flags), path=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert flags.read_text().endswith("-Xptxas -O0\n")
