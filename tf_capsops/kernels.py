@@ -3,9 +3,9 @@
 """Which kernels run: how to see them, and how to force them, on a GPU.
 
 Planning an op picks the first of its kernels that can do the problem. The environment
-variable `TF_CAPSOPS_KERNEL=CapsuleConv=mma,CapsuleRouting=phases` forces kernels by name
-from the start of a process, and `TF_CAPSOPS_DEVICE=capability=86,shared=101376` makes
-planning take a GPU for another one. The functions here set the same later.
+variable `TF_CAPSOPS_KERNEL=CapsuleConv=mma,CapsuleRouting=phases` forces kernels by
+name from the start of a process, and `TF_CAPSOPS_DEVICE=capability=86,shared=101376`
+makes planning take a GPU for another one. The functions here set the same later.
 """
 
 from __future__ import annotations

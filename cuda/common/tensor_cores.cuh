@@ -120,6 +120,22 @@ struct Operand {
   }
 };
 
+// Sets element n of an operand to x, which Prepare() made. Where numbers are split
+// floats, kTf32 is kSplit: then x may be so large that Set() would round it to
+// infinity. Here the high part is rounded as Prepare() does it, but by a product that
+// rounds toward zero, so it stays finite, without an instruction more. It is up to 0.71
+// instead of 0.5 units off. An infinity is split into an infinity and a NaN.
+template <Tf32 kTf32, int N, Tf32 kOf>
+__device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
+  if constexpr (kTf32 == Tf32::kSplit) {
+    const float rounded = __fmul_rz(x, 1 + 0.71f * 0x1p-11f);
+    operand->high[n] = __float_as_uint(rounded) & 0xffffe000;
+    operand->low[n] = __float_as_uint(x - __uint_as_float(operand->high[n]));
+  } else {
+    operand->SetPrepared(n, x);
+  }
+}
+
 // For what is computed from numbers that have kTf32: exactness is lost.
 template <Tf32 kTf32>
 constexpr Tf32 kScaled = kTf32 == Tf32::kExact ? Tf32::kSplit : kTf32;

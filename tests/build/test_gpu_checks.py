@@ -75,6 +75,24 @@ def test_another_program_is_run_anew(checks):
     assert (code, len(calls)) == (1, 2)
 
 
+def test_the_outcomes_of_one_op_are_its_own(checks):
+    arguments = "--tools", "values", "--shards", "1"
+    assert checks(*arguments)[0] == 0
+    one = *arguments, "--op", "AnOp"
+    assert checks(*one, "--seconds", "-1")[0] == 2
+    code, output, calls = checks(*one)
+    assert (code, len(calls)) == (0, 1)
+    assert "op=AnOp" in calls[0]
+    assert "1 of 1 paths ran, 1 kernels;" in output
+    assert checks(*arguments)[2] == []
+
+
+def test_outcomes_of_another_program_do_not_count(checks):
+    arguments = "--tools", "values", "--shards", "1"
+    checks(*arguments)
+    assert checks(*arguments, "--seconds", "-1", faults=3)[0] == 2
+
+
 def test_shares_without_time_are_missing(checks):
     code, output, calls = checks("--tools", "hunt", "--shards", "2", "--seconds", "-1")
     assert (code, calls) == (2, [])

@@ -103,6 +103,15 @@ def test_large_logits(scale, dtype, device):
     scaled.assert_close_to_reference(case, tensors)
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["primes", "mnist_layer"])
+def test_logits_that_share_a_huge_offset(name, dtype, device):
+    """Nothing that is added to them is left, so that all shares are equal."""
+    case = OP.case(name)
+    *others, logits = OP.draw(case, dtype)
+    OP.assert_close_to_reference(case, [*others, tf.zeros_like(logits) + 1e30])
+
+
 @every_dtype
 def test_no_logits_are_zeros(dtype, device):
     _, inputs, weights, logits = OP.draw(OP.case("primes"), dtype)

@@ -65,7 +65,7 @@ def _arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("driver", help="build/tests/sanitizers/gpu_launchers")
     parser.add_argument("--tools", default=",".join(TOOLS), help="default: %(default)s")
-    parser.add_argument("--op", default="", help="only ops whose names begin so")
+    parser.add_argument("--op", default="", help="only ops whose names begin with this")
     parser.add_argument("--shards", type=int, default=32, help="shares of a tool")
     parser.add_argument("--shard", help="only this share, as 3/32")
     parser.add_argument("--jobs", type=int, default=8, help="shares at a time")
@@ -113,22 +113,48 @@ def _reports(tool, lines):
     return made - known, known
 
 
+class _Share:
+    """A share of what a tool has to do.
+
+    Attributes:
+        name: Of its file, without an ending.
+        command: What runs it.
+        key: What its outcome depends on.
+    """
+
+    def __init__(self, options, tool, shard, digest):
+        name = f"{tool}-{shard}-of-{options.shards}"
+        self.name = f"{options.op}-{name}" if options.op else name
+        self.command = _command(options, tool, shard)
+        self.key = [digest, *self.command[1:]]
+        self._path = options.out / f"{self.name}.json"
+
+    def outcome(self):
+        """Returns the outcome, or None where there is none of this key."""
+        if not self._path.exists():
+            return None
+        outcome = json.loads(self._path.read_text())
+        return outcome if outcome["key"] == self.key else None
+
+    def write(self, outcome):
+        unfinished = self._path.with_suffix(".new")
+        unfinished.write_text(json.dumps(outcome))
+        unfinished.rename(self._path)
+
+
 def _run(options, tool, shard, digest, end):
     """Runs a share unless its outcome is there, or there is no time."""
-    name = f"{tool}-{shard}-of-{options.shards}"
-    path = options.out / f"{name}.json"
-    command = _command(options, tool, shard)
-    key = [digest, *command[1:]]
+    share = _Share(options, tool, shard, digest)
     device = DEVICES.get(tool)
     environment = {**os.environ, **({"TF_CAPSOPS_DEVICE": device} if device else {})}
-    if path.exists() and json.loads(path.read_text())["key"] == key:
+    if share.outcome():
         return
     begin = time.time()
     if begin > end:
         return
     try:
         ran = subprocess.run(
-            command,
+            share.command,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -150,7 +176,7 @@ def _run(options, tool, shard, digest, end):
     found, known = _reports(tool, other)
     faults = sum(int(fields[7]) for fields in paths)
     outcome = {
-        "key": key,
+        "key": share.key,
         "seconds": round(time.time() - begin, 1),
         "code": ran.returncode,
         "findings": found + faults or int(ran.returncode != 0),
@@ -159,24 +185,22 @@ def _run(options, tool, shard, digest, end):
         "kernels": launched,
         "log": other[-2000:],
     }
-    unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps(outcome))
-    unfinished.rename(path)
-    print(f"{name}: {outcome['findings']} findings, {outcome['seconds']} s", flush=True)
+    share.write(outcome)
+    print(
+        f"{share.name}: {outcome['findings']} findings, {outcome['seconds']} s",
+        flush=True,
+    )
 
 
-def _summary(options):
+def _summary(options, digest):
     """Prints a table of all outcomes, and returns the exit code."""
     findings = missing = 0
     paths = collections.defaultdict(lambda: [0, 0, 0, 0, 0, 0.0])
     kernels = collections.Counter()
     print(f"{'tool':10} shares  runs      repeats    findings  known  seconds")
     for tool in options.tools:
-        outcomes = []
-        for shard in options.only:
-            path = options.out / f"{tool}-{shard}-of-{options.shards}.json"
-            if path.exists():
-                outcomes.append(json.loads(path.read_text()))
+        shares = [_Share(options, tool, shard, digest) for shard in options.only]
+        outcomes = [outcome for share in shares if (outcome := share.outcome())]
         runs = repeats = 0
         for outcome in outcomes:
             for *name, ran, again, accepted, refused, faults, worst in outcome["paths"]:
@@ -193,19 +217,22 @@ def _summary(options):
         found = sum(outcome["findings"] for outcome in outcomes)
         known = sum(outcome["known"] for outcome in outcomes)
         seconds = sum(outcome["seconds"] for outcome in outcomes)
-        shares = f"{len(outcomes)}/{len(options.only)}"
-        row = f"{tool:10} {shares:7} {runs:<9} {repeats:<10} {found:<9} {known:<6}"
+        done = f"{len(outcomes)}/{len(options.only)}"
+        row = f"{tool:10} {done:7} {runs:<9} {repeats:<10} {found:<9} {known:<6}"
         print(f"{row} {seconds:.0f}")
         findings += found
         missing += len(options.only) - len(outcomes)
     lines = ["op\ttype\tkernel\truns\trepeats\taccepted\trefused\tfaults\tworst error"]
     lines += ["\t".join([name, *map(str, row)]) for name, row in sorted(paths.items())]
-    lines += [f"never launched: {name}" for name, n in sorted(kernels.items()) if not n]
+    if not options.op:  # which would leave out those of others
+        unused = sorted(name for name, n in kernels.items() if not n)
+        lines += [f"never launched: {name}" for name in unused]
     (options.out / "paths.tsv").write_text("\n".join(lines) + "\n")
     able = [row for row in paths.values() if row[2]]
+    of_all = "" if options.op else f" of {len(kernels)}"
     print(
         f"{sum(row[0] > 0 for row in able)} of {len(able)} paths ran, "
-        f"{sum(n > 0 for n in kernels.values())} of {len(kernels)} kernels; "
+        f"{sum(n > 0 for n in kernels.values())}{of_all} kernels; "
         f"{sum(row[3] for row in paths.values())} problems refused: "
         f"{options.out / 'paths.tsv'}"
     )
@@ -228,7 +255,7 @@ def main():
             runs = [pool.submit(_run, options, *s, digest, end) for s in shares]
         for run in runs:
             run.result()
-    sys.exit(_summary(options))
+    sys.exit(_summary(options, digest))
 
 
 if __name__ == "__main__":

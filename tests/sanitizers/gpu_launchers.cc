@@ -9,10 +9,10 @@
 //                                      `bare`: twice on memory that was overwritten
 //                                      before, and compared with the CPU in double
 //   gpu_launchers hunt SECONDS THREADS gpu_hunt.cc
-// Then come op=NAME, for ops whose names begin so alone, and NAME=NUMBER: seed (1),
-// work (multiply-adds of a problem at most), problems (of a path at most, spread over
-// all), shard and shards. Fails where a result is wrong, and where a path accepts no
-// problem although nothing but sizes stands against it.
+// Then come NAME=NUMBER: seed (1), work (multiply-adds of a problem at most), problems
+// (of a path at most, spread over all), shard and shards; and op=PREFIX, which leaves
+// out ops whose names do not begin with PREFIX. Fails where a result is wrong, and
+// where a path accepts no problem although nothing but sizes stands against it.
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -131,7 +131,7 @@ int Main(const std::vector<std::string>& words, const std::string& op,
   const auto seed = static_cast<uint32_t>(numbers["seed"]);
   std::vector<Path> paths = AllPaths(exec, op, seed, work);
   if (paths.empty()) {
-    std::fprintf(stderr, "there is no op %s\n", op.c_str());
+    std::fprintf(stderr, "no op's name begins with %s\n", op.c_str());
     return 2;
   }
   const int missing = PathsWithoutProblems(paths);

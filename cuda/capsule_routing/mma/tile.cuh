@@ -48,22 +48,6 @@ __host__ __device__ int64_t VectorFloats(const Sizes& z) {
   return z.tiles * z.groups * (D / 2 * kLanes * 4);
 }
 
-// Sets element n of an operand to x, which Prepare() made. Where the kernel's operands
-// are split floats, kTf32 is kSplit: then x may be so large that Operand would round it
-// to infinity. Here the high part is rounded as Prepare() does it, but toward zero,
-// which keeps it finite and takes no instruction more. It is up to 0.71 instead of 0.5
-// units off, which the sums over all input capsules bear.
-template <Tf32 kTf32, int N, Tf32 kOf>
-__device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
-  if constexpr (kTf32 == Tf32::kSplit) {
-    const float rounded = __fmul_rz(x, 1 + 0.71f * 0x1p-11f);
-    operand->high[n] = __float_as_uint(rounded) & 0xffffe000;
-    operand->low[n] = __float_as_uint(x - __uint_as_float(operand->high[n]));
-  } else {
-    operand->SetPrepared(n, x);
-  }
-}
-
 // The operands of one product, as they lie in memory. Contraction index t is k = 2t and
 // index t + 4 is 2t + 1, so that a lane reads pairs.
 template <Tf32 kTf32, typename S>

@@ -67,7 +67,7 @@ struct Samples {
             }
           }
 #pragma unroll
-          for (int i = 0; i < kWord; ++i) word.at[i] *= Uncut<A>(kInParts<S>);
+          for (int i = 0; i < kWord; ++i) word.at[i] *= Uncut<A>(kIsSplit<S>);
           *reinterpret_cast<Pack<A, kWord>*>(to + n * kRows * z.pitch + k) = word;
         }
       }
@@ -78,7 +78,7 @@ struct Samples {
     if constexpr (kSpills) {
       if (b >= rows || k >= z.in_dim) return 0;
       return A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])} *
-             Uncut<A>(kInParts<S>);
+             Uncut<A>(kIsSplit<S>);
     } else {
       return staged[(n * kRows + b) * z.pitch + k];
     }
@@ -183,10 +183,10 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
             }
           };
           each([&](int q, int m) {
-            MultiplyAddOf<kOperands<S>, true>(v[q][m][0], b[0], p[q][m]);
+            MultiplyAddOf<kLeft<S>, kRight<S>, true>(v[q][m][0], b[0], p[q][m]);
           });
           each([&](int q, int m) {
-            MultiplyAddOf<kOperands<S>>(v[q][m][1], b[1], p[q][m]);
+            MultiplyAddOf<kLeft<S>, kRight<S>>(v[q][m][1], b[1], p[q][m]);
           });
           Pack<A, 2> inputs[kEach][2];
 #pragma unroll
@@ -222,7 +222,7 @@ __device__ void Agree(const Sizes& z, const Place& place,
                       const S* logits, int64_t i0, int count, const A* vectors,
                       int64_t tile, int most_groups, const Shares& layout, A* shares) {
   // Tiles that share weights, as far as registers suffice.
-  constexpr bool kLarge = sizeof(A) == 8 || kOperands<S> == InTwo::kBoth;
+  constexpr bool kLarge = sizeof(A) == 8 || kRight<S> == Tf32::kSplit;
   constexpr int kEach = kLarge && kVectors > 1 ? 1 : kTiles;
   const int runs = (count + kRun - 1) / kRun, groups = min(runs, most_groups);
   constexpr int kParts = kTiles / kEach;
@@ -276,11 +276,12 @@ __device__ void Agree(const Sizes& z, const Place& place,
 }
 
 // What a softmax is made of again, for one sample and input capsule:
-// c = exp(logit - offset) times 1 / kScale, and mean = sum_j c dc.
+// c / kScale = exp(logit - maximum) factor, and mean = sum_j c dc.
 template <typename A>
-struct alignas(2 * sizeof(A)) Moments {
-  A offset, mean;
+struct Moments {
+  A maximum, factor, mean;
 };
+constexpr int kMomentNumbers = 3;
 
 // Phase B of one sample and input capsule, whose output capsules are kStep apart at c
 // and dc: c becomes exp(c) and with kGradient dc becomes exp(c) (dc - sum_j c dc), and
@@ -330,7 +331,7 @@ __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
   }
   const A inverse = 1 / sum;
   mean *= inverse;
-  if constexpr (kGradient) *moments = {maximum + log(sum * kScale<A>), mean};
+  if constexpr (kGradient) *moments = {maximum, inverse / kScale<A>, mean};
   if constexpr (kGradient || kWhole) {
     each(0, out_caps, [&](auto count, A* of_c, A* of_dc) {
       A x[count];

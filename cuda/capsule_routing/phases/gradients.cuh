@@ -34,7 +34,7 @@ struct GradientsLayout {
         iterations(of_problem),
         parts(of_warps),
         adders(std::min(kGradientWarps / parts, z.out_caps)),
-        moments_step(together * (2 * kTileSamples) + 8) {  // on other banks
+        moments_step(together * (kMomentNumbers * kTileSamples) + 8) {  // other banks
     const int64_t caps = int64_t{tile_caps} * z.out_caps;
     const int64_t input = int64_t{tile_caps} * z.steps * (4 * kLanes);
     input_size = static_cast<int>(input);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           const int r = e / kTileSamples / count / tiles;
           *reinterpret_cast<Moments<A>*>(staged_moments + m * moments_size +
                                          n * layout.moments_step +
-                                         (r * kTileSamples + b) * 2) =
+                                         (r * kTileSamples + b) * kMomentNumbers) =
               moments[(((r0 + r - 1) * z.tiles + tile + m) * caps.count + i0 -
                        caps.begin + n) *
                           kTileSamples +
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         const int runs = (end - begin + kRun - 1) / kRun;
 #pragma unroll 1
         for (Item item(adder, z.out_caps, runs);
-             item.second == 0 && adder < layout.adders;
+             item.second == 0 && adder < layout.adders && runs > 0;
              item.Next(layout.adders, z.out_caps, runs)) {
           const int j = item.j;
           const int n0 = begin + item.first * (end - begin) / runs;

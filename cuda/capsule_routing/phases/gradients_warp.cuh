@@ -77,10 +77,10 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
           for (int h = 0; h < 2; ++h) {
             const auto own = *reinterpret_cast<const Moments<A>*>(
                 moments + (n0 + n) * moments_step +
-                (r * kTileSamples + place.g + 8 * h) * 2);
+                (r * kTileSamples + place.g + 8 * h) * kMomentNumbers);
             const A x = sum[2 * r + 1][0][e + 2 * h] / kScale<A> + logits[e];
             const A dc = sum[2 * r + 2][0][e + 2 * h] / kScale<A>;
-            const A c = ExpBelow(x, own.offset);
+            const A c = ExpBelow(x, own.maximum) * own.factor;
             const A db = c * (dc - own.mean);
             factors.at[h] = db;
             factors.at[2 + h] = c;
@@ -206,11 +206,11 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        MultiplyAddOf<kOperands<S>>(by_sample[h], weights[h], by_input);
+        MultiplyAddOf<kLeft<S>, kRight<S>>(by_sample[h], weights[h], by_input);
         Numbers<2, A> b;
         b.Set(0, x.At(i0, n, h * 8 + 2 * place.t, k));
         b.Set(1, x.At(i0, n, h * 8 + 2 * place.t + 1, k));
-        MultiplyAddOf<kOperands<S>>(by_element[h], b, sum);
+        MultiplyAddOf<kLeft<S>, kRight<S>>(by_element[h], b, sum);
       }
       *reinterpret_cast<Pack<A, 4>*>(to) = *reinterpret_cast<Pack<A, 4>*>(by_input);
       to += 4 * kLanes;

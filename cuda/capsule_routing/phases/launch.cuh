@@ -35,7 +35,7 @@ LaunchError WithElements(const Sizes& z, bool spills, const Run& run) {
     return run(element, std::integral_constant<int, 0>());
   };
   if constexpr (!std::is_same_v<T, double>) {
-    if (z.in_parts) return run_with(InParts<CudaType<T>>{});
+    if (z.split) return run_with(Split<CudaType<T>>{});
   }
   return run_with(CudaType<T>{});
 }
@@ -238,7 +238,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   }
   std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(exec, p));
+  const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
@@ -267,13 +267,13 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   }
   std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, true, NeedsParts<T>(exec, p));
-  const GradientsTiling<T, A> last(exec.device, p, tiling.z.in_parts);
+  const PassTiling<A> tiling(exec.device, p, true, NeedsSplit<T>(exec, p));
+  const GradientsTiling<T, A> last(exec.device, p, tiling.z.split);
   obstacle = tiling.Obstacle();
   if (obstacle.empty()) obstacle = last.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   const int64_t pass = tiling.slices * tiling.z.length + tiling.scratch();
-  const int64_t moments = 2 * last.held * last.moments();  // a pair each
+  const int64_t moments = kMomentNumbers * last.held * last.moments();
   return Plan::Make((2 * p.iterations * tiling.z.length + moments +
                      std::max(pass, last.blocks * last.block_scratch())) *
                         sizeof(A),
@@ -292,7 +292,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
   }
   std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  const PassTiling<A> tiling(exec.device, p, false, NeedsParts<T>(exec, p));
+  const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   // Without a prediction, V says nothing.

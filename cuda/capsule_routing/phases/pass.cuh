@@ -7,7 +7,8 @@
 //   A: inner products <u_hat, V> = sum_k x (sum_d V W), of V and weights on tensor
 //      cores, to memory that the block shares.
 //   B: the softmax, a thread for each sample of an input capsule.
-//   C: sum_i (c x) W, again on tensor cores, which add up over input capsules.
+//   C: sum_i (c x) W, again on tensor cores, which also add up over input capsules
+//      unless operands are split.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
 
@@ -95,7 +96,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
             A number = Widen(w[s][e / 2][e % 2]);
             if constexpr (kFirst) number *= c;
             // The product with c is no TF32, whatever S is.
-            using Cut = std::conditional_t<kFirst && !kInParts<S>, float, S>;
+            using Cut = std::conditional_t<kFirst && !kIsSplit<S>, float, S>;
             b[e / 2].Set(e % 2, Rounded<Cut>(number));
           }
           [[maybe_unused]] const A* const share = shares + n * layout.step +
@@ -115,10 +116,10 @@ __device__ void Sum(const Sizes& z, const Place& place,
                 ByRows<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0], c1 * x1.at[1]);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              // The first iteration's left operand is input alone.
-              constexpr InTwo kInTwo =
-                  kFirst && kOperands<S> == InTwo::kLeft ? InTwo::kRight : kOperands<S>;
-              MultiplyAddOf<kInTwo>(a, b[h], sum[m][h]);
+              // In the first iteration c is multiplied into the right operand.
+              constexpr Tf32 kA = kFirst ? kRight<S> : kLeft<S>;
+              constexpr Tf32 kB = kFirst ? kLeft<S> : kRight<S>;
+              MultiplyAddOf<kA, kB>(a, b[h], sum[m][h]);
             }
           }
         }

@@ -25,35 +25,35 @@ constexpr int kRun = 8;           // input capsules whose inner products lie tog
 constexpr int kPassWarps = 16;    // of a block of a pass
 constexpr int kFinishWarps = 16;  // of a block between passes
 
-// An element S of tensors whose products have what is cut off, too: operands are
-// multiplied in two parts, but for 16-bit weights and input, which are whole in TF32.
+// Marks an element S of tensors whose products have float's precision: operands are
+// split, but for 16-bit weights and input, which are exact in TF32.
 template <typename S>
-struct InParts {
+struct Split {
   S number;
 };
 using capsops::Narrow;
 using capsops::Widen;
 template <typename S>
-__device__ float Widen(InParts<S> x) {
+__device__ float Widen(Split<S> x) {
   return capsops::Widen(x.number);
 }
 template <typename S>
-__device__ void Narrow(float x, InParts<S>* to) {
+__device__ void Narrow(float x, Split<S>* to) {
   capsops::Narrow(x, &to->number);
 }
 template <typename S>
-constexpr bool kInParts = false;
+constexpr bool kIsSplit = false;
 template <typename S>
-constexpr bool kInParts<InParts<S>> = true;
-// Whether tensors of S hold sums.
+constexpr bool kIsSplit<Split<S>> = true;
+// Whether tensors of S can hold sums of A.
 template <typename S, typename A>
-constexpr bool kHoldsSums = std::is_same_v<S, A> || std::is_same_v<S, InParts<A>>;
+constexpr bool kHoldsSums = std::is_same_v<S, A> || std::is_same_v<S, Split<A>>;
 
 // What is cut off to TF32 loses this much on average: products with what was made
 // larger by as much are right on average.
 template <typename A>
-__host__ __device__ constexpr A Uncut(bool in_parts) {
-  return in_parts || std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
+__host__ __device__ constexpr A Uncut(bool split) {
+  return split || std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
 }
 
 // Vectors are stored times kScale, for their products with weights would else overflow
@@ -67,22 +67,6 @@ struct Numbers {
   A at[N];
 
   __device__ void Set(int n, A x) { at[n] = x; }
-};
-
-// An operand in two parts: one is whole in TF32 and not infinite where the operand is
-// not, for it is rounded up on average but toward zero, and the other is the rest.
-template <int N>
-struct Parts {
-  Numbers<N, float> high, rest;
-
-  __device__ explicit Parts(const Numbers<N, float>& of) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const float larger = __fmul_rz(of.at[n], 1 + 0.71f * 0x1p-11f);
-      high.at[n] = __uint_as_float(__float_as_uint(larger) & 0xffffe000);
-      rest.at[n] = of.at[n] - high.at[n];
-    }
-  }
 };
 
 // What was an S, as tensor cores are to cut it off: to the nearest on average.
@@ -124,38 +108,30 @@ __device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double
 #endif
 }
 
-// Which operands of a product are multiplied in parts.
-enum class InTwo { kNone, kLeft, kRight, kBoth };
-// Where the right one has elements of tensors of S.
+// How the operands of a product are taken whose right one has elements of tensors of S.
 template <typename S>
-constexpr InTwo kOperands = !kInParts<S>           ? InTwo::kNone
-                            : kHoldsSums<S, float> ? InTwo::kBoth
-                                                   : InTwo::kLeft;
+constexpr Tf32 kLeft = kIsSplit<S> ? Tf32::kSplit : Tf32::kExact;
+template <typename S>
+constexpr Tf32 kRight = std::is_same_v<S, Split<float>> ? Tf32::kSplit : Tf32::kExact;
 
-// As MultiplyAdd, with operands in parts. Tensor cores cut sums off instead of rounding
-// them, which adds up; what is in parts is therefore added to c in float.
-template <InTwo kInTwo, bool kSet = false, typename A>
+template <Tf32 kTf32, int N>
+__device__ Operand<N, kTf32> OperandOf(const Numbers<N, float>& numbers) {
+  Operand<N, kTf32> operand;
+#pragma unroll
+  for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
+  return operand;
+}
+
+// As MultiplyAdd. Tensor cores cut sums off instead of rounding them, which adds up;
+// products of split operands are therefore added to c in float.
+template <Tf32 kA, Tf32 kB, bool kSet = false, typename A>
 __device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
                               A (&c)[4]) {
-  if constexpr (kInTwo == InTwo::kNone) {
+  if constexpr (kA == Tf32::kExact && kB == Tf32::kExact) {
     MultiplyAdd<kSet>(a, b, c);
   } else {
     float product[4] = {};
-    if constexpr (kInTwo == InTwo::kLeft) {
-      const Parts<4> of_a(a);
-      MultiplyAdd(of_a.rest, b, product);
-      MultiplyAdd(of_a.high, b, product);
-    } else if constexpr (kInTwo == InTwo::kRight) {
-      const Parts<2> of_b(b);
-      MultiplyAdd(a, of_b.rest, product);
-      MultiplyAdd(a, of_b.high, product);
-    } else {
-      const Parts<4> of_a(a);
-      const Parts<2> of_b(b);
-      MultiplyAdd(of_a.rest, of_b.high, product);
-      MultiplyAdd(of_a.high, of_b.rest, product);
-      MultiplyAdd(of_a.high, of_b.high, product);
-    }
+    Multiply(OperandOf<kA>(a), OperandOf<kB>(b), product);
 #pragma unroll
     for (int e = 0; e < 4; ++e) c[e] = kSet ? product[e] : c[e] + product[e];
   }
@@ -168,7 +144,7 @@ __device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
   Numbers<2, A> b;
   b.Set(0, one);
   b.Set(1, one);
-  MultiplyAddOf<kInParts<S> ? InTwo::kLeft : InTwo::kNone>(a, b, c);
+  MultiplyAddOf<kLeft<S>, Tf32::kExact>(a, b, c);
 }
 
 // Input capsules whose weights a lane loads together.
@@ -181,7 +157,7 @@ struct Sizes {
   int blocks, steps;  // of kBlockD and kStepK elements
   int pitch;          // from one sample's input capsule to the next in shared memory
   bool pairs, words;  // in_dim is even, and a multiple of 4
-  bool in_parts;      // elements are InParts
+  bool split;         // elements are Split
   int finish_wide;    // of those, warps that have other elements of an output capsule
   float epsilon;
   int64_t matrix, matrices;  // elements of one, and of those of an input capsule

@@ -25,17 +25,17 @@ constexpr int64_t kSumsBytes = int64_t{48} << 20;
 // And not to make moments of softmaxes twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
-// Where TF32 does not suffice. 16-bit results show what many iterations make of its
-// errors.
 constexpr int64_t kFewIterations = 3;
+// Whether operands are split, because TF32 does not suffice: where it is not allowed,
+// and after many iterations, which make its errors show in 16-bit results.
 template <typename T>
-bool NeedsParts(const GpuExec& exec, const Problem& p) {
+bool NeedsSplit(const GpuExec& exec, const Problem& p) {
   if (sizeof(T) == 2) return p.iterations > kFewIterations;
   return std::is_same_v<T, float> && !exec.tf32;
 }
 
 // Of dimensions that are not too large and not 0.
-inline Sizes SizesOf(const Problem& p, bool in_parts) {
+inline Sizes SizesOf(const Problem& p, bool split) {
   Sizes z{};
   z.batch = p.batch;
   z.in_caps = p.in_caps;
@@ -48,7 +48,7 @@ inline Sizes SizesOf(const Problem& p, bool in_parts) {
   z.pitch = (z.steps | 1) * kStepK;  // two rows of samples are on other banks
   z.pairs = p.in_dim % 2 == 0;
   z.words = p.in_dim % 4 == 0;
-  z.in_parts = in_parts;
+  z.split = split;
   for (z.finish_wide = 2; z.finish_wide < std::min(2 * z.blocks, kFinishWarps);) {
     z.finish_wide *= 2;
   }
@@ -94,8 +94,8 @@ struct PassTiling {
   int64_t elements;   // and that a block works on besides,
   bool spills;        // which lie in the workspace
 
-  PassTiling(const GpuDevice& device, const Problem& p, bool gradient, bool in_parts)
-      : z(SizesOf(p, in_parts)) {
+  PassTiling(const GpuDevice& device, const Problem& p, bool gradient, bool split)
+      : z(SizesOf(p, split)) {
     groups = CeilDivide(z.tiles, kPassTiles);
     slices = std::clamp<int64_t>(device.processors / groups, 1,
                                  CeilDivide(z.in_caps, kLeastCaps));
@@ -169,8 +169,8 @@ struct GradientsTiling {
   int64_t blocks;
   int64_t held;  // input capsules whose moments are in the workspace at a time
 
-  GradientsTiling(const GpuDevice& device, const Problem& p, bool in_parts)
-      : z(SizesOf(p, in_parts)) {
+  GradientsTiling(const GpuDevice& device, const Problem& p, bool split)
+      : z(SizesOf(p, split)) {
     const auto with = [&](int64_t caps) {
       // Parts such that all is done soon: what a run begins with takes as long as half
       // an input capsule. Many, unless few are faster, for then few warps add up.

@@ -112,7 +112,7 @@ struct Cell {
 // What vectors are stored times.
 template <typename A>
 __device__ A Stored(const Sizes& z) {
-  return kScale<A> * Uncut<A>(z.in_parts);
+  return kScale<A> * Uncut<A>(z.split);
 }
 
 template <typename A>
