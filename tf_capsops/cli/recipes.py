@@ -136,7 +136,7 @@ RECIPES = {
         "multimnist",
         "capsnet",
         "sabour",
-        changes={**_GENERATED, "network": {"objects": 2}},
+        changes={**_GENERATED, "network": {"objects": 2}, "epochs": 400},
         paper=Paper("5.2%", f"{_SABOUR}, table 1"),
     ),
     "capsnet-affine_mnist": Recipe(
