@@ -6,14 +6,18 @@
 // tensor cores. Capsules of 8 and 16 elements, which is what capsule networks are made
 // of, do so in kernels that keep a sample's predictions in registers (mma); everything
 // else, and double, in kernels of three phases that share memory between them (phases).
+// Of few samples all predictions fit into the shared memory of the whole GPU, where one
+// kernel keeps them for all iterations (resident).
 #include "cuda/capsule_routing/mma/launch.cuh"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/phases/launch.cuh"
+#include "cuda/capsule_routing/resident/launch.cuh"
 
 namespace capsops::capsule_routing {
 
@@ -26,12 +30,28 @@ static bool PhasesAreFaster(const Problem& p) {
   return tiles * p.in_caps * p.out_caps * p.out_caps >= 2e6;
 }
 
+// One kernel for all iterations is faster where there are so few samples that the rows
+// of products of the other kernels are nearly empty, and where a block has few output
+// capsules to add up (docs/routing.md, "Kernel paths").
+static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
+  const int64_t blocks = std::min<int64_t>(exec.device.processors, p.in_caps);
+  return p.batch <= most && p.batch * p.out_caps <= 2 * blocks;
+}
+
+// Puts the last candidate before the others.
+template <typename Candidates>
+static void PreferLast(Candidates& candidates) {
+  std::rotate(candidates.begin(), candidates.end() - 1, candidates.end());
+}
+
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   std::vector<Candidate<ForwardPlan<GpuExec, T>>> candidates = {
       {"mma", [&] { return mma::PlanForward<T>(exec, p); }},
-      {"phases", [&] { return phases::PlanForward<T>(exec, p); }}};
+      {"phases", [&] { return phases::PlanForward<T>(exec, p); }},
+      {"resident", [&] { return resident::PlanForward<T>(exec, p); }}};
   if (PhasesAreFaster(p)) std::swap(candidates[0], candidates[1]);
+  if (ResidentIsFaster(exec, p, 4)) PreferLast(candidates);
   return Choose(kForwardName, candidates);
 }
 
@@ -39,11 +59,13 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   std::vector<Candidate<BackwardPlan<GpuExec, T>>> candidates = {
       {"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
-      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }}};
+      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }},
+      {"resident", [&] { return resident::PlanBackward<T>(exec, p); }}};
   const bool exact = std::is_same_v<T, float> && !exec.tf32;
   if (PhasesAreFaster(p) && p.in_dim == 8 && !exact) {
     std::swap(candidates[0], candidates[1]);
   }
+  if (ResidentIsFaster(exec, p, 1)) PreferLast(candidates);
   return Choose(kBackwardName, candidates);
 }
 

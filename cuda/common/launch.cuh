@@ -88,25 +88,47 @@ inline bool CanOverlap(const GpuDevice& device) {
   return false;
 }
 
-// Launches a kernel that calls WaitForKernelBefore(). Its launch, and its work before
-// that call, overlap with the end of the kernel before it on the stream, on GPUs that
-// can do so (compute capability 9.0 and newer).
+// Launches a kernel, with an attribute unless `attributes` is 0.
 template <typename... Parameters, typename... Arguments>
-LaunchError LaunchOverlapped(const char* name, void (*kernel)(Parameters...), dim3 grid,
-                             int threads, int shared, const GpuExec& exec,
-                             const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char* name,
+                       void (*kernel)(Parameters...), dim3 grid, int threads,
+                       int shared, const GpuExec& exec, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared;
   config.stream = exec.stream;
   config.attrs = &attribute;
-  config.numAttrs = CanOverlap(exec.device) ? 1 : 0;
+  config.numAttrs = attributes;
   return CheckLaunch(
       name, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// Launches a kernel that calls WaitForKernelBefore(). Its launch, and its work before
+// that call, overlap with the end of the kernel before it on the stream, on GPUs that
+// can do so (compute capability 9.0 and newer). Arguments are those of LaunchWith.
+template <typename Kernel, typename... Arguments>
+LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int threads,
+                             int shared, const GpuExec& exec,
+                             const Arguments&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return LaunchWith(attribute, CanOverlap(exec.device) ? 1 : 0, name, kernel, grid,
+                    threads, shared, exec, arguments...);
+}
+
+// Launches a kernel whose blocks meet at barriers of the grid, all of which the GPU
+// must have room for at once.
+template <typename Kernel, typename... Arguments>
+LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threads,
+                           int shared, const GpuExec& exec,
+                           const Arguments&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  return LaunchWith(attribute, 1, name, kernel, grid, threads, shared, exec,
+                    arguments...);
 }
 
 #ifdef __CUDACC__

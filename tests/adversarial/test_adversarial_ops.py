@@ -84,10 +84,10 @@ def _run_eagerly(call, device):
     results, error = _outcome(lambda: verdicts.compute(call, **found))
     grown = peak(device) - before
     if error is None:
-        assert verdicts.may_succeed(call)
+        assert verdicts.may_succeed(call, is_gpu(device))
         verdicts.assert_right(call, found, results)
     else:
-        assert not verdicts.must_succeed(call), error
+        assert not verdicts.must_succeed(call, is_gpu(device)), error
         _assert_names_op_and_input(error, call)
     held = [t for t in (*found.values(), *(results or ())) if t.dtype != tf.string]
     most, each = _MEMORY

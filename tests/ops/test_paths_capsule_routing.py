@@ -30,6 +30,10 @@ PHASES = (
     *(*MMA, *ONCE, *LARGE, *FORWARD),
     *("large_primes", "all_long", "out_caps_2000", "many_in_caps"),
 )
+RESIDENT = (
+    *("tiles_1_1_1_8_8", "primes", "mnist_layer", "few_1_9_2_3_64", "out_caps_100"),
+    *("few_2_19_18_16_16", "all_long", "iterations_1", "iterations_5"),
+)
 REFUSALS = [
     ("mma", "mnist_layer", tf.float64, "T is double"),
     ("mma", "empty_batch", tf.float32, "a dimension is 0"),
@@ -37,6 +41,15 @@ REFUSALS = [
     (
         *("mma", "primes", tf.bfloat16),
         "out_dim x in_dim is none of 16 x 8, 16 x 16 and 8 x 8",
+    ),
+    ("resident", "empty_batch", tf.float32, "a dimension is 0"),
+    (
+        *("resident", "many_in_caps", tf.float32),
+        "a processor has over 64 input capsules",
+    ),
+    (
+        *("resident", "out_caps_2000", tf.float32),
+        "its predictions do not fit into the shared memory of all processors",
     ),
 ]
 
@@ -56,12 +69,14 @@ def _runs(kernels_of_ops, names):
 if paths.WITH_GPU:
     MMA_RUNS = [*_runs(("mma",) * 3, MMA), *_runs(("mma", "mma", "phases"), ONCE)]
     PHASES_RUNS = _runs(("phases",) * 3, PHASES)
-    RUNS = [*MMA_RUNS, *PHASES_RUNS]
+    RESIDENT_RUNS = _runs(("resident", "resident", "phases"), RESIDENT)
+    COMMON_RUNS = [*MMA_RUNS, *PHASES_RUNS, *RESIDENT_RUNS]
+    RUNS = [*COMMON_RUNS]
     if paths.capability() in (90, 100):
         RUNS += _runs(("mma",) * 3, LARGE)
         RUNS += _runs(("mma", "phases", "mma"), FORWARD)
 
-    @paths.every([*RUNS, *paths.planned_for_others([*MMA_RUNS, *PHASES_RUNS])])
+    @paths.every([*RUNS, *paths.planned_for_others(COMMON_RUNS)])
     def test_forced(run):
         case = OP.case(run.name)
         tensors = OP.draw(case, run.dtype)

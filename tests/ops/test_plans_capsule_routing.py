@@ -56,7 +56,7 @@ PLANS = [
 ]
 
 
-def _compute(dtype, out_caps, out_dim, in_dim, iterations, batch=2, in_caps=1):
+def _compute(dtype, out_caps, out_dim, in_dim, iterations, batch=5, in_caps=1):
     tensors = [
         tf.zeros((batch, in_caps, in_dim), dtype),
         tf.zeros((in_caps, out_caps, out_dim, in_dim), dtype),
@@ -98,6 +98,29 @@ if _library.build_info()["cuda"]:
         tf.config.experimental.enable_tensor_float_32_execution(tf32)
         found = planned(90, lambda: _compute(dtype, *sizes))
         expected = exact if dtype == FLOAT and not tf32 else rounded
+        assert found == dict(zip(OPS, expected.split(), strict=True))
+
+    @pytest.mark.parametrize("dtype", [FLOAT, HALF])
+    @pytest.mark.parametrize(
+        "sizes, expected",
+        [
+            ((10, 16, 8, 3, 1, 1152), "resident resident mma"),
+            ((10, 16, 8, 3, 2, 1152), "resident mma mma"),
+            ((10, 16, 8, 3, 4, 1152), "resident mma mma"),
+            ((10, 16, 8, 3, 5, 1152), MMA),
+            # Two pairs of a sample and an output capsule for each block.
+            ((10, 16, 8, 3, 2, 10), "resident mma mma"),
+            ((11, 16, 8, 3, 2, 10), MMA),
+            # 64 input capsules for each of 132 processors.
+            ((2, 16, 8, 3, 1, 8448), "resident resident mma"),
+            ((2, 16, 8, 3, 1, 8449), MMA),
+            # A block has 223 KB of predictions, and 227 KB of shared memory in all.
+            ((10, 65, 8, 3, 2, 5808), "phases phases phases"),
+            ((10, 5, 7, 3, 1, 1152), "resident resident phases"),
+        ],
+    )
+    def test_resident_where_there_are_few_samples(sizes, expected, dtype):
+        found = planned(90, lambda: _compute(dtype, *sizes))
         assert found == dict(zip(OPS, expected.split(), strict=True))
 
     def test_a_kernel_that_cannot_is_not_planned():

@@ -1,0 +1,114 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans by the kernels of capsule routing of few samples.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/launch/capsule_routing.h"
+#include "cuda/capsule_routing/obstacles.cuh"
+#include "cuda/capsule_routing/resident/kernels.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_routing::resident {
+
+// Input capsules of a block, whose sums a thread adds up one after the other.
+constexpr int64_t kMostCaps = 64;
+
+// The sizes of a problem, and the bytes of shared memory of a block; or why there is no
+// such kernel.
+template <typename A>
+struct Fit {
+  std::string obstacle;
+  Sizes z{};
+  int shared = 0;
+
+  Fit(const GpuDevice& device, const Problem& p, bool backward) {
+    if (Empty(p)) {
+      obstacle = "a dimension is 0";
+      return;
+    }
+    obstacle = TooLarge(p);
+    if (obstacle.empty())
+      obstacle = TooLarge({{"batch", p.batch}, {"in_caps", p.in_caps}});
+    if (!obstacle.empty()) return;
+    const int64_t per = CeilDivide(p.in_caps, int64_t{device.processors});
+    if (per > kMostCaps) {
+      obstacle =
+          "a processor has over " + std::to_string(kMostCaps) + " input capsules";
+      return;
+    }
+    const int64_t blocks = CeilDivide(p.in_caps, per);
+    // Of what counts in shared memory, each is below this, or the sum is too large.
+    const double predictions = 1.0 * p.batch * per * p.out_caps * p.out_dim;
+    if (predictions * sizeof(A) <= device.shared &&
+        1.0 * p.batch * per * (p.in_dim + kRun) * sizeof(A) <= device.shared) {
+      z = {static_cast<int>(p.batch),
+           static_cast<int>(p.in_caps),
+           static_cast<int>(p.out_caps),
+           static_cast<int>(p.out_dim),
+           static_cast<int>(p.in_dim),
+           static_cast<int>(p.iterations),
+           p.epsilon(),
+           static_cast<int>(blocks),
+           static_cast<int>(per)};
+      Arrays<A> arrays;
+      const int64_t bytes =
+          Divide<A>(z, backward, nullptr, &arrays) * static_cast<int64_t>(sizeof(A));
+      shared = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
+      if (bytes <= device.shared) return;
+    }
+    obstacle = "its predictions do not fit into the shared memory of all processors";
+  }
+};
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  const Fit<A> fit(exec.device, p, false);
+  if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
+  return Plan::Make(
+      int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(A),
+      [z = fit.z, shared = fit.shared](const GpuExec& exec, const T* input,
+                                       const T* weights, const T* logits, T* output,
+                                       A* sums, void* workspace) {
+        constexpr auto kernel = ForwardKernel<CudaType<T>, A>;
+        const LaunchError error = AllowShared<kernel>(exec, kForwardName);
+        if (!error.empty()) return error;
+        return LaunchTogether(kForwardName, kernel, z.blocks, kThreads, shared, exec, z,
+                              Native(input), Native(weights), Native(logits),
+                              static_cast<A*>(workspace), Native(output), sums);
+      });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  using A = Accumulator<T>;
+  const Fit<A> fit(exec.device, p, true);
+  if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
+  return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(A),
+                    [z = fit.z, shared = fit.shared](
+                        const GpuExec& exec, const T* grad, const T* input,
+                        const T* weights, const T* logits, const A* sums, T* grad_input,
+                        T* grad_weights, T* grad_logits, void* workspace) {
+                      constexpr auto kernel = BackwardKernel<CudaType<T>, A>;
+                      const LaunchError error =
+                          AllowShared<kernel>(exec, kBackwardName);
+                      if (!error.empty()) return error;
+                      return LaunchTogether(
+                          kBackwardName, kernel, z.blocks, kThreads, shared, exec, z,
+                          Native(grad), Native(input), Native(weights), Native(logits),
+                          sums, static_cast<A*>(workspace), Native(grad_input),
+                          Native(grad_weights), Native(grad_logits));
+                    });
+}
+
+}  // namespace capsops::capsule_routing::resident
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
