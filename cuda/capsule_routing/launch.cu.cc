@@ -1,13 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routing by agreement reads little (input, weights) and computes much: every pass over
-// the input capsules makes u_hat again, 2 in_dim FLOPs for each of its elements, on
-// tensor cores. Capsules of 8 and 16 elements, which is what capsule networks are made
-// of, do so in kernels that keep a sample's predictions in registers (mma); everything
-// else, and double, in kernels of three phases that share memory between them (phases).
-// Of few samples all predictions fit into the shared memory of the whole GPU, where one
-// kernel keeps them for all iterations (resident).
+// Routing by agreement reads little (input, weights) and computes much. Every pass of
+// two of its ways over the input capsules makes u_hat again, 2 in_dim FLOPs for each of
+// its elements, on tensor cores: capsules of 8 and 16 elements, which is what capsule
+// networks are made of, in kernels that keep a sample's predictions in registers (mma);
+// everything else, and double, in kernels of three phases that share memory between
+// them (phases). The third way is for few samples, all of whose predictions fit into
+// the shared memory of the whole GPU, where one kernel keeps them (resident).
 #include "cuda/capsule_routing/mma/launch.cuh"
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cc/launch/capsule_routing.h"
+#include "cc/launch/round.h"
 #include "cuda/capsule_routing/phases/launch.cuh"
 #include "cuda/capsule_routing/resident/launch.cuh"
 
@@ -32,10 +33,13 @@ static bool PhasesAreFaster(const Problem& p) {
 
 // One kernel for all iterations is faster where there are so few samples that the rows
 // of products of the other kernels are nearly empty, and where a block has few output
-// capsules to add up (docs/routing.md, "Kernel paths").
+// capsules to add up and no more weights than were measured (docs/routing.md, "Kernel
+// paths").
 static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
-  const int64_t blocks = std::min<int64_t>(exec.device.processors, p.in_caps);
-  return p.batch <= most && p.batch * p.out_caps <= 2 * blocks;
+  if (p.batch > most || p.in_caps == 0) return false;
+  const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);
+  const double weights = 1.0 * caps * p.out_caps * p.out_dim * p.in_dim;
+  return p.batch * p.out_caps <= 2 * CeilDivide(p.in_caps, caps) && weights <= 1 << 18;
 }
 
 // Puts the last candidate before the others.

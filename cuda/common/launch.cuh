@@ -118,8 +118,9 @@ LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int thr
                     threads, shared, exec, arguments...);
 }
 
-// Launches a kernel whose blocks meet at barriers of the grid, all of which the GPU
-// must have room for at once.
+// Launches a kernel whose blocks meet at barriers of the grid. It fails where the GPU
+// has no room for all of them at once, as one with fewer multiprocessors than were
+// planned for.
 template <typename Kernel, typename... Arguments>
 LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threads,
                            int shared, const GpuExec& exec,

@@ -111,6 +111,12 @@ if _library.build_info()["cuda"]:
             # Two pairs of a sample and an output capsule for each block.
             ((10, 16, 8, 3, 2, 10), "resident mma mma"),
             ((11, 16, 8, 3, 2, 10), MMA),
+            # 133 input capsules are two for a block, but for the last of 67.
+            ((134, 5, 8, 3, 1, 133), "resident resident phases"),
+            ((135, 5, 8, 3, 1, 133), PHASES),
+            # 2^18 weights of a block.
+            ((2, 512, 256, 3, 1, 1), "resident resident phases"),
+            ((2, 512, 257, 3, 1, 1), PHASES),
             # 64 input capsules for each of 132 processors.
             ((2, 16, 8, 3, 1, 8448), "resident resident mma"),
             ((2, 16, 8, 3, 1, 8449), MMA),

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a block does in the kernels of capsule routing of few samples, which are one for
-// a call. All blocks are on the GPU at once, and each keeps the predictions of its
-// input capsules in its shared memory from the first iteration to the last. At barriers
-// of the whole grid they add up their sums.
+// Capsule routing of few samples takes one kernel for a call. All its blocks are on the
+// GPU at once, and each keeps the predictions of its input capsules in its shared
+// memory from the first iteration to the last. At barriers of the whole grid the blocks
+// add up their sums. This is what a block does.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 
@@ -23,7 +23,7 @@ constexpr int kWidth = 16;  // elements of an output capsule added up at once
 struct Sizes {
   int batch, in_caps, out_caps, out_dim, in_dim, iterations;
   float epsilon;
-  int blocks, per;  // input capsules of a block
+  int blocks, caps;  // of the grid; input capsules of a block
 
   __host__ __device__ int columns() const { return out_caps * out_dim; }
   __host__ __device__ int vector() const { return batch * columns(); }
@@ -33,14 +33,20 @@ struct Sizes {
   __host__ __device__ int padded() const { return (in_dim + kRun - 1) / kRun * kRun; }
 };
 
-// The arrays in shared memory. Of samples b and the block's input capsules n: x[b][n]
-// of padded(), u[b][n] of columns(), logits[n][j]. Each iteration has coefficients
-// c[b][n][j] and, backward, their gradients in the logits g, and vectors [b][j][d]: V,
-// but in the first, and backward ds. A cell has sums, and backward all of the block's
-// have dv.
+// The arrays in shared memory; n is an input capsule of the block. Forward there is one
+// iteration's c and V at a time, backward there are those of all iterations r.
 template <typename A>
 struct Arrays {
-  A *x, *u, *logits, *c, *g, *v, *ds, *parts, *sums, *dv;
+  A* x;       // [b][n][padded()], the input
+  A* u;       // [b][n][j][d], the predictions, at the end their gradients
+  A* logits;  // [n][j]
+  A* c;       // [r][b][n][j], the coefficients
+  A* g;       // [r][b][n][j], the gradients db; only backward
+  A* v;       // [r - 1][b][j][d], V, which is zero in the first iteration
+  A* ds;      // [r][b][j][d]; only backward
+  A* parts;   // sums on their way: a number of each thread, or parts of grad_input
+  A* sums;    // [d], the sums over all blocks of the cell in work
+  A* dv;      // [own_cells()][d]; only backward
 };
 
 template <typename A>
@@ -66,10 +72,10 @@ struct Block {
   const Sizes& z;
   const Arrays<A>& at;
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
-  const int first = blockIdx.x * z.per;
-  const int count = min(z.per, z.in_caps - first);
+  const int first = blockIdx.x * z.caps;
+  const int count = min(z.caps, z.in_caps - first);
 
-  __device__ int row(int b, int n) const { return b * z.per + n; }
+  __device__ int row(int b, int n) const { return b * z.caps + n; }
 
   // Calls visit(i) for the numbers below `count`, a thread each.
   template <typename Visit>

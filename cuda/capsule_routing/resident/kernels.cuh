@@ -18,7 +18,7 @@ namespace capsops::capsule_routing::resident {
 // How many parts the columns of an input capsule's weights are divided into for the
 // gradients, so that all warps have some.
 __host__ __device__ inline int Parts(const Sizes& z) {
-  const int most = (z.columns() + kLanes - 1) / kLanes, wanted = kWarps / z.per;
+  const int most = (z.columns() + kLanes - 1) / kLanes, wanted = kWarps / z.caps;
   return wanted < 1 ? 1 : wanted < most ? wanted : most;
 }
 
@@ -31,11 +31,11 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
     *array = base + used;
     used += (count + 3) / 4 * 4;
   };
-  const int64_t rows = int64_t{z.batch} * z.per, vector = z.vector();
+  const int64_t rows = int64_t{z.batch} * z.caps, vector = z.vector();
   const int64_t iterations = backward ? z.iterations : 1;
   place(&arrays->x, rows * z.padded());
   place(&arrays->u, rows * z.columns());
-  place(&arrays->logits, int64_t{z.per} * z.out_caps);
+  place(&arrays->logits, int64_t{z.caps} * z.out_caps);
   place(&arrays->c, iterations * rows * z.out_caps);
   place(&arrays->v, (backward ? iterations - 1 : 1) * vector);
   place(&arrays->parts, backward
@@ -59,7 +59,7 @@ __device__ void Gradients(const Block<S, A>& block, const S* weights, S* grad_in
   const Sizes& z = block.z;
   const Arrays<A>& at = block.at;
   const int columns = z.columns(), padded = z.padded(), parts = Parts(z);
-  const int part = (columns + parts - 1) / parts, all = z.batch * z.per * padded;
+  const int part = (columns + parts - 1) / parts, all = z.batch * z.caps * padded;
   S* const to = grad_weights + int64_t{block.first} * columns * z.in_dim;
   for (int task = block.warp; task < block.count * parts; task += kWarps) {
     const int n = task % block.count, p = task / block.count;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Block<S, A> block{z, at};
   const auto grid = cooperative_groups::this_grid();
   const int vector = z.vector(), last = z.iterations - 1;
-  const int rows = z.batch * z.per * z.out_caps;  // of c and g of an iteration
+  const int rows = z.batch * z.caps * z.out_caps;  // of c and g of an iteration
   A* const new_ds = partial + int64_t{z.blocks} * vector;
   // V of iteration r, of which the first has none.
   const auto v = [&](int r) { return at.v + (r - 1) * vector; };

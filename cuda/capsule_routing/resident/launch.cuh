@@ -36,17 +36,17 @@ struct Fit {
     if (obstacle.empty())
       obstacle = TooLarge({{"batch", p.batch}, {"in_caps", p.in_caps}});
     if (!obstacle.empty()) return;
-    const int64_t per = CeilDivide(p.in_caps, int64_t{device.processors});
-    if (per > kMostCaps) {
+    const int64_t caps = CeilDivide(p.in_caps, int64_t{device.processors});
+    if (caps > kMostCaps) {
       obstacle =
           "a processor has over " + std::to_string(kMostCaps) + " input capsules";
       return;
     }
-    const int64_t blocks = CeilDivide(p.in_caps, per);
-    // Of what counts in shared memory, each is below this, or the sum is too large.
-    const double predictions = 1.0 * p.batch * per * p.out_caps * p.out_dim;
+    const int64_t blocks = CeilDivide(p.in_caps, caps);
+    // Each of these is a part of what is in shared memory; beyond it, int may overflow.
+    const double predictions = 1.0 * p.batch * caps * p.out_caps * p.out_dim;
     if (predictions * sizeof(A) <= device.shared &&
-        1.0 * p.batch * per * (p.in_dim + kRun) * sizeof(A) <= device.shared) {
+        1.0 * p.batch * caps * p.in_dim * sizeof(A) <= device.shared) {
       z = {static_cast<int>(p.batch),
            static_cast<int>(p.in_caps),
            static_cast<int>(p.out_caps),
@@ -55,10 +55,11 @@ struct Fit {
            static_cast<int>(p.iterations),
            p.epsilon(),
            static_cast<int>(blocks),
-           static_cast<int>(per)};
-      Arrays<A> arrays;
+           static_cast<int>(caps)};
+      Arrays<A> arrays;  // on a host only their size matters
+      A base;
       const int64_t bytes =
-          Divide<A>(z, backward, nullptr, &arrays) * static_cast<int64_t>(sizeof(A));
+          Divide(z, backward, &base, &arrays) * static_cast<int64_t>(sizeof(A));
       shared = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
       if (bytes <= device.shared) return;
     }
