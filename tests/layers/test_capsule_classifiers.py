@@ -65,12 +65,13 @@ def test_the_papers_sizes(model, shape, classes, trainable, all_weights):
 @every_model
 def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
     model = _made(name)
-    model.compile(keras.optimizers.Adam(0.01), SpreadLoss(60), metrics=["accuracy"])
+    # Down to nothing, or the last epoch's accuracy follows from rounding.
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 60)
+    model.compile(keras.optimizers.Adam(rate), SpreadLoss(60), metrics=["accuracy"])
     history = model.fit(_IMAGES, _LABELS, epochs=60, batch_size=12, verbose=0).history
     assert np.all(np.isfinite(history["loss"]))
     if name != "vb":  # whose priors outweigh so few children
-        # Steps as long as these come by: the last epoch's follows from rounding.
-        assert max(history["accuracy"]) > 0.6
+        assert history["accuracy"][-1] > 0.6
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     scores = model.predict(_IMAGES, verbose=0)

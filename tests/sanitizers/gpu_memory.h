@@ -150,22 +150,13 @@ struct LoadedCall {
   double Error(const std::vector<Bytes>& results, std::string* text) const {
     const Values wanted = call.reference(call, false);
     const Values terms = path->linear() ? call.reference(call, true) : Values();
-    const auto largest_of = [](const auto& values) {
-      double largest = 0;
-      for (const double value : values) largest = std::max(largest, std::abs(value));
-      return largest;
-    };
-    double of_all = 0;
-    for (const auto& values : wanted) of_all = std::max(of_all, largest_of(values));
     double worst = 0;
     size_t r = 0;
     for (size_t t = 0; t < call.tensors.size(); ++t) {
       const Tensor& tensor = call.tensors[t];
       if (tensor.operand) continue;
-      double largest = largest_of(wanted[r]);
-      // Of a result that is exactly zero, such as gradients of a softmax over one
-      // number, double has only its rounding, and so has the GPU.
-      if (largest < 1e-10 * of_all) largest = of_all / 10;
+      double largest = 0;
+      for (const double value : wanted[r]) largest = std::max(largest, std::abs(value));
       for (int64_t i = 0; i < tensor.count; ++i) {
         const double value = tensor.widen(results[r].data(), i), exact = wanted[r][i];
         const double scale = path->linear() ? terms[r][i] : largest;
