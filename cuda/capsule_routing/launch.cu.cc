@@ -32,14 +32,13 @@ static bool PhasesAreFaster(const Problem& p) {
 }
 
 // One kernel for all iterations is faster where there are so few samples that the rows
-// of products of the other kernels are nearly empty, and where a block has few output
-// capsules to add up and no more weights than were measured (docs/routing.md, "Kernel
-// paths").
+// of products of the other kernels are nearly empty, and where a block has no more
+// weights than were measured (docs/routing.md, "Kernel paths").
 static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
   if (p.batch > most || p.in_caps == 0) return false;
   const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);
   const double weights = 1.0 * caps * p.out_caps * p.out_dim * p.in_dim;
-  return p.batch * p.out_caps <= 2 * CeilDivide(p.in_caps, caps) && weights <= 1 << 18;
+  return weights <= 1 << 18;
 }
 
 // Puts the last candidate before the others.
@@ -69,7 +68,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   if (PhasesAreFaster(p) && p.in_dim == 8 && !exact) {
     std::swap(candidates[0], candidates[1]);
   }
-  if (ResidentIsFaster(exec, p, 1)) PreferLast(candidates);
+  if (ResidentIsFaster(exec, p, 2)) PreferLast(candidates);
   return Choose(kBackwardName, candidates);
 }
 

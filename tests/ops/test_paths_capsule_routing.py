@@ -31,8 +31,9 @@ PHASES = (
     *("large_primes", "all_long", "out_caps_2000", "many_in_caps"),
 )
 RESIDENT = (
-    *("tiles_1_1_1_8_8", "primes", "mnist_layer", "few_1_9_2_3_64", "out_caps_100"),
-    *("few_2_19_18_16_16", "all_long", "iterations_1", "iterations_5"),
+    *("tiles_1_1_1_8_8", "primes", "mnist_layer", "few_1_9_2_3_64", "few_1_37_5_17_8"),
+    *("few_2_19_18_16_16", "out_caps_49", "out_dim_33", "in_dim_17"),
+    *("iterations_1", "iterations_5"),
 )
 REFUSALS = [
     ("mma", "mnist_layer", tf.float64, "T is double"),

@@ -105,15 +105,11 @@ if _library.build_info()["cuda"]:
         "sizes, expected",
         [
             ((10, 16, 8, 3, 1, 1152), "resident resident mma"),
-            ((10, 16, 8, 3, 2, 1152), "resident mma mma"),
+            ((10, 16, 8, 3, 2, 1152), "resident resident mma"),
+            ((10, 16, 8, 3, 3, 1152), "resident mma mma"),
             ((10, 16, 8, 3, 4, 1152), "resident mma mma"),
             ((10, 16, 8, 3, 5, 1152), MMA),
-            # Two pairs of a sample and an output capsule for each block.
-            ((10, 16, 8, 3, 2, 10), "resident mma mma"),
-            ((11, 16, 8, 3, 2, 10), MMA),
-            # 133 input capsules are two for a block, but for the last of 67.
-            ((134, 5, 8, 3, 1, 133), "resident resident phases"),
-            ((135, 5, 8, 3, 1, 133), PHASES),
+            ((100, 6, 4, 3, 2, 5), "resident resident phases"),
             # 2^18 weights of a block.
             ((2, 512, 256, 3, 1, 1), "resident resident phases"),
             ((2, 512, 257, 3, 1, 1), PHASES),

@@ -3,38 +3,56 @@
 
 // Capsule routing of few samples takes one kernel for a call. All its blocks are on the
 // GPU at once, and each keeps the predictions of its input capsules in its shared
-// memory from the first iteration to the last. At barriers of the whole grid the blocks
-// add up their sums. This is what a block does.
+// memory from the first iteration to the last. The blocks send each other their sums.
+// This is what a block does.
+//
+// Most of this runs once, with one pass of each loop, so that fetching instructions
+// counts: loops whose length the compiler does not know are not unrolled.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 
 #include <cstdint>
 
+#include "cuda/capsule_routing/resident/message.cuh"
 #include "cuda/capsule_routing/squash.cuh"
 #include "cuda/common/warp.cuh"
 
 namespace capsops::capsule_routing::resident {
 
 constexpr int kThreads = 512, kWarps = kThreads / kLanes;  // of a block
-constexpr int kRun = 8;     // elements of an input capsule taken together
-constexpr int kRows = 4;    // rows of weights that a thread loads at once
-constexpr int kWidth = 16;  // elements of an output capsule added up at once
+// An output capsule is shared by a team of threads, in which each has quads, or by a
+// wide team, in which each has single elements.
+constexpr int kQuad = 4, kTeam = 4, kWide = 16;
+// A thread loads kChunk elements of kRows rows of weights at once.
+constexpr int kChunk = 8, kRows = 4;
+// A block receives up to kColumns sums at once, and a thread kMessages parts of one.
+constexpr int kColumns = 128, kMessages = 8;
 
 struct Sizes {
   int batch, in_caps, out_caps, out_dim, in_dim, iterations;
   float epsilon;
   int blocks, caps;  // of the grid; input capsules of a block
+  int sharing;       // in the last pass over the weights, lanes that share a row
+  int parts;         // and the warps of an input capsule
 
   __host__ __device__ int columns() const { return out_caps * out_dim; }
-  __host__ __device__ int vector() const { return batch * columns(); }
-  // Pairs of a sample and an output capsule, of which a block has every `blocks`th.
+  __host__ __device__ int padded() const {
+    return (in_dim + kChunk - 1) / kChunk * kChunk;
+  }
+  // In shared memory and messages an output capsule has up to three zeros at its end.
+  __host__ __device__ int depth() const {
+    return (out_dim + kQuad - 1) / kQuad * kQuad;
+  }
+  __host__ __device__ int width() const { return out_caps * depth(); }
+  __host__ __device__ int vector() const { return batch * width(); }
+  // Pairs of a sample and an output capsule, of which a block has up to own_cells().
   __host__ __device__ int cells() const { return batch * out_caps; }
   __host__ __device__ int own_cells() const { return (cells() + blocks - 1) / blocks; }
-  __host__ __device__ int padded() const { return (in_dim + kRun - 1) / kRun * kRun; }
 };
 
-// The arrays in shared memory; n is an input capsule of the block. Forward there is one
-// iteration's c and V at a time, backward there are those of all iterations r.
+// The arrays in shared memory; n is an input capsule of the block, and d goes up to
+// depth(). Forward there is one iteration's c and V at a time, backward there are those
+// of all iterations r.
 template <typename A>
 struct Arrays {
   A* x;       // [b][n][padded()], the input
@@ -42,92 +60,162 @@ struct Arrays {
   A* logits;  // [n][j]
   A* c;       // [r][b][n][j], the coefficients
   A* g;       // [r][b][n][j], the gradients db; only backward
-  A* v;       // [r - 1][b][j][d], V, which is zero in the first iteration
-  A* ds;      // [r][b][j][d]; only backward
+  A* v;       // [r][b][j][d], V; backward has grad in the place of the first, zero
+  A* ds;      // [r][b][j][d], and s until ds is known; only backward
   A* parts;   // sums on their way: a number of each thread, or parts of grad_input
-  A* sums;    // [d], the sums over all blocks of the cell in work
+  A* sums;    // [own_cells()][d], the sums over all blocks
   A* dv;      // [own_cells()][d]; only backward
 };
 
-template <typename A>
-__device__ A WarpSum(A x) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    x += __shfl_xor_sync(~0u, x, offset);
-  }
-  return x;
-}
-template <typename A>
-__device__ A WarpMax(A x) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    const A other = __shfl_xor_sync(~0u, x, offset);
-    x = other > x || other != other ? other : x;
-  }
-  return x;
+// The sum over each kSize consecutive lanes, for all of them.
+template <int kSize, typename A>
+__device__ A TeamSum(A x) {
+  const A row[1] = {x};
+  return SumOverLanes<kSize / 2>(row);
 }
 
-template <typename S, typename A>
+// kRun elements of an input capsule are taken together; it divides in_dim.
+template <typename S, typename A, int kRun>
 struct Block {
   const Sizes& z;
   const Arrays<A>& at;
+  Message<A>* const partial;  // [block][b][j][d]
+  Message<A>* const result = partial + int64_t{z.blocks} * z.vector();  // [b][j][d]
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
-  const int first = blockIdx.x * z.caps;
+  const int first = blockIdx.x * z.caps;  // input capsule
   const int count = min(z.caps, z.in_caps - first);
+  const int first_cell = min(blockIdx.x * z.own_cells(), z.cells());
+  const int own_cells = min(z.own_cells(), z.cells() - first_cell);
 
   __device__ int row(int b, int n) const { return b * z.caps + n; }
 
   // Calls visit(i) for the numbers below `count`, a thread each.
   template <typename Visit>
   __device__ void Each(int count, const Visit& visit) const {
+#pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads) visit(i);
+  }
+
+  // Calls visit(i, member) for the numbers below `count`, a team of kSize threads each.
+  // The threads of a warp make the calls together, for the sake of sums over teams;
+  // those without a number are members depth(), which have no elements.
+  template <int kSize, typename Visit>
+  __device__ void EachTeam(int count, const Visit& visit) const {
+#pragma unroll 1
+    for (int i0 = 0; i0 < count; i0 += kThreads / kSize) {
+      const int i = i0 + threadIdx.x / kSize;
+      if (i - lane / kSize >= count) break;
+      visit(i, i < count ? static_cast<int>(threadIdx.x) % kSize : z.depth());
+    }
+  }
+  // Calls visit(d) for a member's elements of an output capsule, or quads of them.
+  template <typename Visit>
+  __device__ void EachElement(int member, const Visit& visit) const {
+#pragma unroll 1
+    for (int d = member; d < z.depth(); d += kWide) visit(d);
+  }
+  template <typename Visit>
+  __device__ void EachQuad(int member, const Visit& visit) const {
+#pragma unroll 1
+    for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
+  }
+
+  // Calls visit(i) for the numbers below `count`, a warp each.
+  template <typename Visit>
+  __device__ void EachWarp(int count, const Visit& visit) const {
+#pragma unroll 1
+    for (int i = warp; i < count; i += kWarps) visit(i);
+    __syncthreads();
+  }
+
+  // Must be done in all blocks before anything is received.
+  __device__ void ClearMessages() const {
+    const int vector = z.vector(), depth = z.depth();
+    Each(vector,
+         [&](int e) { Send(A{0}, 0, partial + int64_t{blockIdx.x} * vector + e); });
+    Each(own_cells * depth,
+         [&](int e) { Send(A{0}, 0, result + first_cell * depth + e); });
   }
 
   __device__ void Load(const S* input, const S* logits) const {
     const int padded = z.padded();
-    Each(z.batch * count * padded, [&](int e) {
-      const int k = e % padded, n = e / padded % count, b = e / padded / count;
-      const int64_t from = int64_t{b} * z.in_caps + first + n;
-      at.x[row(b, n) * padded + k] =
-          k < z.in_dim ? Widen(input[from * z.in_dim + k]) : A{0};
-    });
+#pragma unroll 1
+    for (int b = 0; b < z.batch; ++b) {
+      const S* const from = input + (int64_t{b} * z.in_caps + first) * z.in_dim;
+      Each(count * padded, [&](int e) {
+        const int k = e % padded;
+        at.x[row(b, 0) * padded + e] =
+            k < z.in_dim ? Widen(from[e / padded * z.in_dim + k]) : A{0};
+      });
+    }
     Each(count * z.out_caps,
          [&](int e) { at.logits[e] = Widen(logits[int64_t{first} * z.out_caps + e]); });
-    __syncthreads();
+    if (z.depth() > z.out_dim) {
+      Each(z.batch * z.caps * z.width(), [&](int e) { at.u[e] = 0; });
+    }
+  }
+  // What else the backward kernel reads: grad, to at.v, and s, to at.ds.
+  __device__ void LoadVectors(const S* grad, const A* s) const {
+    const int depth = z.depth(), vector = z.vector();
+    Each((1 + z.iterations) * vector, [&](int e) {
+      const int own = e - vector, d = e % depth;
+      const int from = (own < 0 ? e : own) / depth * z.out_dim + d;
+      A x = 0;
+      if (d < z.out_dim) x = own < 0 ? A{Widen(grad[from])} : s[from];
+      *(own < 0 ? at.v + e : at.ds + own) = x;
+    });
   }
 
-  __device__ const S* Weights(const S* weights, int row, int k) const {
-    return weights + (int64_t{first} * z.columns() + row) * z.in_dim + k;
+  // Loads the first `left` of kChunk elements, and zeros.
+  __device__ void LoadChunk(const S* from, int left, A (&chunk)[kChunk]) const {
+#pragma unroll
+    for (int k = 0; k < kChunk; k += kRun) {
+      A run[kRun] = {};
+      if (k < left) LoadRow(from + k, kRun, true, run);
+#pragma unroll
+      for (int e = 0; e < kRun; ++e) chunk[k + e] = run[e];
+    }
   }
-  __device__ bool full() const { return z.in_dim % kRun == 0; }
+
+  // Row i of the block's weights.
+  __device__ int64_t weights(int i) const {
+    return (int64_t{first} * z.columns() + i) * z.in_dim;
+  }
+  // Where the product of that row is in a sample's predictions.
+  __device__ int place(int i) const {
+    const int zeros = z.depth() - z.out_dim;
+    return zeros == 0 ? i : i + i / z.out_dim * zeros;
+  }
 
   // u. Calls prepare(), which sets x, while the first weights are on their way.
   template <typename Prepare>
-  __device__ void Predict(const S* weights, const Prepare& prepare) const {
+  __device__ void Predict(const S* from, const Prepare& prepare) const {
     const int columns = z.columns(), rows = count * columns, padded = z.padded();
+#pragma unroll 1
     for (int row0 = 0; row0 < rows; row0 += kRows * kThreads) {
-      for (int k = 0; k < z.in_dim; k += kRun) {
-        A w[kRows][kRun];
+#pragma unroll 1
+      for (int k = 0; k < z.in_dim; k += kChunk) {
+        A w[kRows][kChunk];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const int own = row0 + r * kThreads + threadIdx.x;
-          if (own < rows) LoadRow(Weights(weights, own, k), z.in_dim - k, full(), w[r]);
+          const int i = row0 + r * kThreads + threadIdx.x;
+          if (i < rows) LoadChunk(from + weights(i) + k, z.in_dim - k, w[r]);
         }
         if (row0 == 0 && k == 0) {
           prepare();
           __syncthreads();
         }
+#pragma unroll 1
+        for (int b = 0; b < z.batch; ++b) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const int own = row0 + r * kThreads + threadIdx.x;
-          if (own >= rows) break;
-          const int n = own / columns;
-          for (int b = 0; b < z.batch; ++b) {
-            A x[kRun], sum = 0;
-            LoadRow(at.x + row(b, n) * padded + k, kRun, true, x);
+          for (int r = 0; r < kRows; ++r) {
+            const int i = row0 + r * kThreads + threadIdx.x;
+            if (i >= rows) break;
+            A x[kChunk], sum = 0;
+            LoadRow(at.x + row(b, i / columns) * padded + k, kChunk, true, x);
 #pragma unroll
-            for (int e = 0; e < kRun; ++e) sum += w[r][e] * x[e];
-            A* const to = at.u + row(b, 0) * columns + own;
+            for (int e = 0; e < kChunk; ++e) sum += w[r][e] * x[e];
+            A* const to = at.u + row(b, 0) * z.width() + place(i);
             *to = k == 0 ? sum : *to + sum;
           }
         }
@@ -136,138 +224,138 @@ struct Block {
     __syncthreads();
   }
 
-  // Calls visit(b, n), a warp each.
-  template <typename Visit>
-  __device__ void EachRow(const Visit& visit) const {
-    for (int own = warp; own < z.batch * count; own += kWarps) {
-      visit(own / count, own % count);
+  // to[b][n][j] = <u[b][n][j], vectors[b][j]>.
+  __device__ void Agree(const A* vectors, A* to) const {
+    const int pairs = count * z.out_caps, depth = z.depth();
+#pragma unroll 1
+    for (int b = 0; b < z.batch; ++b) {
+      const int begin = row(b, 0) * z.out_caps;
+      EachTeam<kTeam>(pairs, [&](int pair, int member) {
+        const A* const v = vectors + (b * z.out_caps + pair % z.out_caps) * depth;
+        A sum = 0;
+        EachQuad(member, [&](int d) {
+          A x[kQuad], y[kQuad];
+          LoadRow(at.u + (begin + pair) * depth + d, kQuad, true, x);
+          LoadRow(v + d, kQuad, true, y);
+#pragma unroll
+          for (int e = 0; e < kQuad; ++e) sum += x[e] * y[e];
+        });
+        sum = TeamSum<kTeam>(sum);
+        if (member == 0) to[begin + pair] = sum;
+      });
     }
     __syncthreads();
-  }
-
-  // to[m][j] = <u[b][n][j], vectors[m][b][j]>, by a warp.
-  template <int N>
-  __device__ void Agree(int b, int n, const A* const (&vectors)[N],
-                        A* const (&to)[N]) const {
-    constexpr int kTogether = 8;  // lanes
-    const A* const u = at.u + row(b, n) * z.columns();
-#pragma unroll 4
-    for (int j0 = 0; j0 < z.out_caps; j0 += kLanes / kTogether) {
-      const int j = j0 + lane / kTogether;
-      A sums[N] = {};
-      if (j < z.out_caps) {
-#pragma unroll 2
-        for (int d = lane % kTogether; d < z.out_dim; d += kTogether) {
-          const int e = j * z.out_dim + d;
-#pragma unroll
-          for (int m = 0; m < N; ++m) sums[m] += u[e] * vectors[m][b * z.columns() + e];
-        }
-      }
-#pragma unroll
-      for (int m = 0; m < N; ++m) {
-#pragma unroll
-        for (int offset = kTogether / 2; offset > 0; offset /= 2) {
-          sums[m] += __shfl_xor_sync(~0u, sums[m], offset);
-        }
-        if (j < z.out_caps && lane % kTogether == 0) to[m][j] = sums[m];
-      }
-    }
-    __syncwarp();
   }
 
   // c = softmax of logits[n] + c, by a warp; of logits[n] alone in the first iteration.
   __device__ void Softmax(int n, bool is_first, A* c) const {
     const A* const logits = at.logits + n * z.out_caps;
     A maximum = -INFINITY, sum = 0;
+#pragma unroll 1
     for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = is_first ? logits[j] : c[j] + logits[j];
-      maximum = c[j] > maximum || c[j] != c[j] ? c[j] : maximum;
+      maximum = max(maximum, c[j]);  // a NaN makes the sum NaN
     }
-    maximum = WarpMax(maximum);
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      maximum = max(maximum, __shfl_xor_sync(~0u, maximum, offset));
+    }
+#pragma unroll 1
     for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = ExpBelow(c[j], maximum);
       sum += c[j];
     }
-    const A share = 1 / WarpSum(sum);
+    const A share = 1 / TeamSum<kLanes>(sum);
+#pragma unroll 1
     for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
-    __syncwarp();
   }
 
-  // partial[b][j][d] = sum over n of factors[b][n][j] u[b][n][j][d].
-  __device__ void AddUp(const A* factors, A* partial) const {
-    const int columns = z.columns();
-    Each(z.vector(), [&](int e) {
-      const int b = e / columns, column = e % columns, j = column / z.out_dim;
+  // Adds up factors[b][n][j] u[b][n][j] over all n, of all blocks: those of the block
+  // go to the others, and at.sums has the sums of its own cells.
+  __device__ void AddUp(const A* factors, uint32_t tag) const {
+    const int width = z.width(), depth = z.depth(), vector = z.vector();
+    Each(vector, [&](int e) {
+      const int b = e / width, column = e % width, j = column / depth;
+      const A* const factor = factors + row(b, 0) * z.out_caps + j;
+      const A* const u = at.u + row(b, 0) * width + column;
       A sum = 0;
-      for (int n = 0; n < count; ++n) {
-        const int own = row(b, n);
-        sum += factors[own * z.out_caps + j] * at.u[own * columns + column];
-      }
-      partial[int64_t{blockIdx.x} * z.vector() + e] = sum;
-    });
-  }
-
-  // For each of the block's cells: adds up the sums of all blocks to at.sums, and calls
-  // finish(cell, which of the block's it is) by a warp.
-  template <typename Finish>
-  __device__ void Gather(const A* partial, const Finish& finish) const {
-    constexpr int kSlices = kThreads / kWidth;
-    const int slice = threadIdx.x / kWidth;
-    for (int own = 0; own < z.own_cells(); ++own) {
-      const int cell = own * z.blocks + blockIdx.x;
-      if (cell >= z.cells()) break;
-      for (int d0 = 0; d0 < z.out_dim; d0 += kWidth) {
-        const int d = d0 + threadIdx.x % kWidth;
-        A sum = 0;
-        if (d < z.out_dim) {
-          const A* const from = partial + cell * z.out_dim + d;
 #pragma unroll 4
-          for (int block = slice; block < z.blocks; block += kSlices) {
-            sum += __ldcg(from + int64_t{block} * z.vector());
-          }
-        }
-        at.parts[threadIdx.x] = sum;
-        __syncthreads();
-        if (slice == 0 && d < z.out_dim) {
-          A total = 0;
+      for (int n = 0; n < count; ++n) sum += factor[n * z.out_caps] * u[n * width];
+      Send(sum, tag, partial + int64_t{blockIdx.x} * vector + e);
+    });
+    const int columns = own_cells * depth, step = min(columns, kColumns);
+#pragma unroll 1
+    for (int column0 = 0; column0 < columns; column0 += step) {
+      const int slices = kThreads / step, slice = threadIdx.x / step;
+      const int column = column0 + threadIdx.x % step;
+      Message<A>* const from = partial + first_cell * depth + column;
+      A sum = 0;
+      if (slice < slices && column < columns) {
+#pragma unroll 1
+        for (int block = slice; block < z.blocks; block += kMessages * slices) {
+          A numbers[kMessages];
+          Receive(
+              tag, from + int64_t{block} * vector, int64_t{slices} * vector,
+              [&](int i) { return block + i * slices < z.blocks; }, numbers);
 #pragma unroll
-          for (int s = 0; s < kSlices; ++s) {
-            total += at.parts[s * kWidth + threadIdx.x];
-          }
-          at.sums[d] = total;
+          for (int i = 0; i < kMessages; ++i) sum += numbers[i];
         }
-        __syncthreads();
       }
-      if (warp == 0) finish(cell, own);
+      at.parts[threadIdx.x] = sum;
+      __syncthreads();
+      if (threadIdx.x < step && column < columns) {
+        A total = 0;
+#pragma unroll 8
+        for (int i = 0; i < slices; ++i) total += at.parts[i * step + threadIdx.x];
+        at.sums[column] = total;
+      }
       __syncthreads();
     }
   }
 
-  // squash of the vector s[d], by a warp.
-  template <typename Read>
-  __device__ Squash<A> SquashOf(const Read& s) const {
-    A square = 0, small = 0;
-    for (int d = lane; d < z.out_dim; d += kLanes) {
-      const A shrunk = s(d) * kShrink<A>;
-      square += s(d) * s(d);
-      small += shrunk * shrunk;
+  // Calls visit(e, number) for all results.
+  template <typename Visit>
+  __device__ void ReceiveResult(uint32_t tag, const Visit& visit) const {
+    constexpr int kAtOnce = 4;
+    const int vector = z.vector();
+#pragma unroll 1
+    for (int e = threadIdx.x; e < vector; e += kAtOnce * kThreads) {
+      A numbers[kAtOnce];
+      const auto is_wanted = [&](int i) { return e + i * kThreads < vector; };
+      Receive(tag, result + e, kThreads, is_wanted, numbers);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (is_wanted(i)) visit(e + i * kThreads, numbers[i]);
+      }
     }
-    return {WarpSum(square), WarpSum(small), A{z.epsilon}};
+    __syncthreads();
   }
 
-  // ds from dv, through squash(s), by a warp.
-  template <typename Read, typename ReadGrad>
-  __device__ void SquashGradient(const Read& s, const ReadGrad& dv, A* ds) const {
-    const Squash<A> squash = SquashOf(s);
+  // squash of the vector s, by a team of kWide.
+  __device__ Squash<A> SquashOf(const A* s, int member) const {
+    A square = 0, small = 0;
+    EachElement(member, [&](int d) {
+      const A shrunk = s[d] * kShrink<A>;
+      square += s[d] * s[d];
+      small += shrunk * shrunk;
+    });
+    return {TeamSum<kWide>(square), TeamSum<kWide>(small), A{z.epsilon}};
+  }
+
+  // Calls visit(d, ds) with the gradient of squash(s), by a team of kWide.
+  template <typename Visit>
+  __device__ void SquashGradient(const A* s, const A* dv, int member,
+                                 const Visit& visit) const {
+    const Squash<A> squash = SquashOf(s, member);
     A product = 0, small = 0;
-    for (int d = lane; d < z.out_dim; d += kLanes) {
-      product += s(d) * dv(d);
-      small += s(d) * kShrink<A> * dv(d);
-    }
-    const A slope = squash.Slope(WarpSum(product), WarpSum(small));
-    for (int d = lane; d < z.out_dim; d += kLanes) {
-      ds[d] = squash.gain * dv(d) + slope * squash.Along(s(d));
-    }
+    EachElement(member, [&](int d) {
+      product += s[d] * dv[d];
+      small += s[d] * kShrink<A> * dv[d];
+    });
+    const A slope = squash.Slope(TeamSum<kWide>(product), TeamSum<kWide>(small));
+    EachElement(member, [&](int d) {
+      visit(d, squash.gain * dv[d] + slope * squash.Along(s[d]));
+    });
   }
 };
 

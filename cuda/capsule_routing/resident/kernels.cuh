@@ -10,17 +10,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "cuda/capsule_routing/resident/block.cuh"
 
 namespace capsops::capsule_routing::resident {
-
-// How many parts the columns of an input capsule's weights are divided into for the
-// gradients, so that all warps have some.
-__host__ __device__ inline int Parts(const Sizes& z) {
-  const int most = (z.columns() + kLanes - 1) / kLanes, wanted = kWarps / z.caps;
-  return wanted < 1 ? 1 : wanted < most ? wanted : most;
-}
 
 // Gives the arrays their places from `base` on, and returns how many numbers they have.
 template <typename A>
@@ -29,229 +23,284 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
   int64_t used = 0;
   const auto place = [&](A** array, int64_t count) {
     *array = base + used;
-    used += (count + 3) / 4 * 4;
+    used += (count + kQuad - 1) / kQuad * kQuad;
   };
   const int64_t rows = int64_t{z.batch} * z.caps, vector = z.vector();
   const int64_t iterations = backward ? z.iterations : 1;
+  const int64_t own = int64_t{z.own_cells()} * z.depth(), parts = z.parts;
   place(&arrays->x, rows * z.padded());
-  place(&arrays->u, rows * z.columns());
+  place(&arrays->u, rows * z.width());
   place(&arrays->logits, int64_t{z.caps} * z.out_caps);
   place(&arrays->c, iterations * rows * z.out_caps);
-  place(&arrays->v, (backward ? iterations - 1 : 1) * vector);
-  place(&arrays->parts, backward
-                            ? std::max<int64_t>(kThreads, Parts(z) * rows * z.padded())
-                            : kThreads);
-  place(&arrays->sums, z.out_dim);
+  place(&arrays->v, iterations * vector);
+  place(&arrays->parts,
+        backward ? std::max<int64_t>(kThreads, parts * rows * z.padded()) : kThreads);
+  place(&arrays->sums, own);
   if (backward) {
     place(&arrays->g, iterations * rows * z.out_caps);
     place(&arrays->ds, iterations * vector);
-    place(&arrays->dv, int64_t{z.own_cells()} * z.out_dim);
+    place(&arrays->dv, own);
   }
   return used;
 }
 
-// grad_weights, and grad_input by way of at.parts, from du_hat. A warp has a part of
-// the columns of an input capsule, and a lane some of their rows.
-template <typename S, typename A>
-__device__ void Gradients(const Block<S, A>& block, const S* weights, S* grad_input,
-                          S* grad_weights) {
+// grad_weights, and grad_input by way of at.parts, from du_hat. A warp has a part of an
+// input capsule's weights, in which some lanes share a row.
+template <typename S, typename A, int kRun>
+__device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
+                          S* grad_input, S* grad_weights) {
   constexpr int kSamples = 4;  // at once
   const Sizes& z = block.z;
   const Arrays<A>& at = block.at;
-  const int columns = z.columns(), padded = z.padded(), parts = Parts(z);
-  const int part = (columns + parts - 1) / parts, all = z.batch * z.caps * padded;
-  S* const to = grad_weights + int64_t{block.first} * columns * z.in_dim;
-  for (int task = block.warp; task < block.count * parts; task += kWarps) {
+  const int columns = z.columns(), part = (columns + z.parts - 1) / z.parts;
+  const int step = kLanes / z.sharing, padded = z.padded();
+  const int all = z.batch * z.caps * padded, sample = z.caps * z.width();
+  block.EachWarp(block.count * z.parts, [&](int task) {
     const int n = task % block.count, p = task / block.count;
     const int begin = n * columns + p * part;
     const int end = n * columns + min(columns, (p + 1) * part);
-    for (int k = 0; k < z.in_dim; k += kRun) {
+#pragma unroll 1
+    for (int base = 0; base < z.in_dim; base += z.sharing * kRun) {
+      const int k = base + block.lane % z.sharing * kRun;
+      const bool has_elements = k < z.in_dim;
+#pragma unroll 1
       for (int b0 = 0; b0 < z.batch; b0 += kSamples) {
         A sums[kSamples][kRun] = {};
-#pragma unroll 2
-        for (int row = begin + block.lane; row < end; row += kLanes) {
-          A w[kRun];
-          LoadRow(block.Weights(weights, row, k), z.in_dim - k, block.full(), w);
+#pragma unroll 1
+        for (int row0 = begin; row0 < end; row0 += kRows * step) {
+          const int row = row0 + block.lane / z.sharing;
+          const auto is_real = [&](int r) {
+            return has_elements && row + r * step < end;
+          };
+          A w[kRows][kRun];
+          const A* du[kRows];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            if (!is_real(r)) continue;
+            LoadRow(weights + block.weights(row + r * step) + k, kRun, true, w[r]);
+            du[r] = at.u + block.place(row + r * step);
+          }
 #pragma unroll
           for (int s = 0; s < kSamples; ++s) {
             if (b0 + s >= z.batch) break;
-            const A du = at.u[block.row(b0 + s, 0) * columns + row];
 #pragma unroll
-            for (int e = 0; e < kRun; ++e) sums[s][e] += du * w[e];
+            for (int r = 0; r < kRows; ++r) {
+              if (!is_real(r)) continue;
+#pragma unroll
+              for (int e = 0; e < kRun; ++e) {
+                sums[s][e] += du[r][(b0 + s) * sample] * w[r][e];
+              }
+            }
           }
           if (b0 > 0) continue;
-          A products[kRun] = {};
+          A products[kRows][kRun] = {};
+#pragma unroll 1
           for (int b = 0; b < z.batch; ++b) {
-            const A du = at.u[block.row(b, 0) * columns + row];
-            A x[kRun];
-            LoadRow(at.x + block.row(b, n) * padded + k, kRun, true, x);
+            A x[kRun] = {};
+            if (has_elements)
+              LoadRow(at.x + block.row(b, n) * padded + k, kRun, true, x);
 #pragma unroll
-            for (int e = 0; e < kRun; ++e) products[e] += du * x[e];
+            for (int r = 0; r < kRows; ++r) {
+              if (!is_real(r)) continue;
+#pragma unroll
+              for (int e = 0; e < kRun; ++e) products[r][e] += du[r][b * sample] * x[e];
+            }
           }
-          StoreRow(products, z.in_dim - k, block.full(),
-                   to + int64_t{row} * z.in_dim + k);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            if (!is_real(r)) continue;
+            StoreRow(products[r], kRun, true,
+                     grad_weights + block.weights(row + r * step) + k);
+          }
         }
 #pragma unroll
         for (int s = 0; s < kSamples; ++s) {
           if (b0 + s >= z.batch) break;
-          const A sum = SumOverLanes(sums[s]);
-          constexpr int kEach = kLanes / kRun;
-          if (block.lane % kEach == 0) {
-            at.parts[p * all + block.row(b0 + s, n) * padded + k + block.lane / kEach] =
-                sum;
+#pragma unroll
+          for (int e = 0; e < kRun; ++e) {
+#pragma unroll 1
+            for (int offset = kLanes / 2; offset >= z.sharing; offset /= 2) {
+              sums[s][e] += __shfl_xor_sync(~0u, sums[s][e], offset);
+            }
+          }
+          if (block.lane < z.sharing && has_elements) {
+            StoreRow(sums[s], kRun, true,
+                     at.parts + p * all + block.row(b0 + s, n) * padded + k);
           }
         }
       }
     }
-  }
-  __syncthreads();
-  block.Each(z.batch * block.count * z.in_dim, [&](int e) {
-    const int k = e % z.in_dim, n = e / z.in_dim % block.count;
-    const int b = e / z.in_dim / block.count;
-    A sum = 0;
-    for (int p = 0; p < parts; ++p) {
-      sum += at.parts[p * all + block.row(b, n) * padded + k];
-    }
-    Narrow(sum, grad_input + (int64_t{b} * z.in_caps + block.first + n) * z.in_dim + k);
   });
+#pragma unroll 1
+  for (int b = 0; b < z.batch; ++b) {
+    const A* const from = at.parts + block.row(b, 0) * padded;
+    S* const to = grad_input + (int64_t{b} * z.in_caps + block.first) * z.in_dim;
+    block.Each(block.count * z.in_dim, [&](int e) {
+      const int own = e / z.in_dim * padded + e % z.in_dim;
+      A sum = 0;
+#pragma unroll 1
+      for (int p = 0; p < z.parts; ++p) sum += from[p * all + own];
+      Narrow(sum, to + e);
+    });
+  }
 }
 
-// All iterations. After the partial sums of all blocks comes v of an iteration.
-template <typename S, typename A>
+// All iterations.
+template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     ForwardKernel(Sizes z, const S* __restrict__ input, const S* __restrict__ weights,
-                  const S* __restrict__ logits, A* partial, S* __restrict__ output,
-                  A* __restrict__ sums) {
+                  const S* __restrict__ logits, Message<A>* messages,
+                  S* __restrict__ output, A* __restrict__ sums) {
   extern __shared__ __align__(16) unsigned char shared[];
   Arrays<A> at;
   Divide(z, false, reinterpret_cast<A*>(shared), &at);
-  const Block<S, A> block{z, at};
+  const Block<S, A, kRun> block{z, at, messages};
   const auto grid = cooperative_groups::this_grid();
-  A* const v = partial + int64_t{z.blocks} * z.vector();
-  block.Predict(weights, [&] { block.Load(input, logits); });
+  const int depth = z.depth();
+  decltype(grid.barrier_arrive()) cleared;
+  block.Predict(weights, [&] {
+    block.ClearMessages();
+    cleared = grid.barrier_arrive();
+    block.Load(input, logits);
+  });
+  grid.barrier_wait(std::move(cleared));
+#pragma unroll 1
   for (int r = 0; r < z.iterations; ++r) {
     const bool is_last = r + 1 == z.iterations;
-    block.EachRow([&](int b, int n) {
-      A* const c = at.c + block.row(b, n) * z.out_caps;
-      if (r > 0) block.template Agree<1>(b, n, {at.v}, {c});
-      block.Softmax(n, r == 0, c);
+    const uint32_t tag = r + 1;
+    if (r > 0) block.Agree(at.v, at.c);
+    block.EachWarp(z.batch * block.count, [&](int i) {
+      const int b = i / block.count, n = i % block.count;
+      block.Softmax(n, r == 0, at.c + block.row(b, n) * z.out_caps);
     });
-    block.AddUp(at.c, partial);
-    grid.sync();
-    block.Gather(partial, [&](int cell, int) {
-      const Squash<A> squash = block.SquashOf([&](int d) { return at.sums[d]; });
-      for (int d = block.lane; d < z.out_dim; d += kLanes) {
+    block.AddUp(at.c, tag);
+    block.template EachTeam<kWide>(block.own_cells, [&](int own, int member) {
+      const A* const s = at.sums + own * depth;
+      const int cell = block.first_cell + own;
+      const Squash<A> squash = block.SquashOf(s, member);
+      block.EachElement(member, [&](int d) {
+        const A squashed = squash.factor * squash.Along(s[d]);
+        if (!is_last) Send(squashed, tag, block.result + cell * depth + d);
+        if (d >= z.out_dim) return;
         const int e = cell * z.out_dim + d;
-        const A squashed = squash.factor * squash.Along(at.sums[d]);
-        sums[int64_t{r} * z.vector() + e] = at.sums[d];
-        if (is_last) {
-          Narrow(squashed, output + e);
-        } else {
-          v[e] = squashed;
-        }
-      }
+        sums[int64_t{r} * z.cells() * z.out_dim + e] = s[d];
+        if (is_last) Narrow(squashed, output + e);
+      });
     });
     if (is_last) break;
-    grid.sync();
-    block.Each(z.vector(),
-               [&](int e) { at.v[e] = __ldcg(v + e) + (r > 0 ? at.v[e] : A{0}); });
-    __syncthreads();
+    block.ReceiveResult(tag, [&](int e, A v) { at.v[e] = r > 0 ? at.v[e] + v : v; });
   }
 }
 
-// From the last iteration to the first, then the gradients of all. After the partial
-// sums of all blocks comes ds of an iteration.
-template <typename S, typename A>
+// From the last iteration to the first, then the gradients of all.
+template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     BackwardKernel(Sizes z, const S* __restrict__ grad, const S* __restrict__ input,
                    const S* __restrict__ weights, const S* __restrict__ logits,
-                   const A* __restrict__ sums, A* partial, S* __restrict__ grad_input,
-                   S* __restrict__ grad_weights, S* __restrict__ grad_logits) {
+                   const A* __restrict__ sums, Message<A>* messages,
+                   S* __restrict__ grad_input, S* __restrict__ grad_weights,
+                   S* __restrict__ grad_logits) {
   extern __shared__ __align__(16) unsigned char shared[];
   Arrays<A> at;
   Divide(z, true, reinterpret_cast<A*>(shared), &at);
-  const Block<S, A> block{z, at};
+  const Block<S, A, kRun> block{z, at, messages};
   const auto grid = cooperative_groups::this_grid();
-  const int vector = z.vector(), last = z.iterations - 1;
+  const int vector = z.vector(), depth = z.depth(), last = z.iterations - 1;
   const int rows = z.batch * z.caps * z.out_caps;  // of c and g of an iteration
-  A* const new_ds = partial + int64_t{z.blocks} * vector;
-  // V of iteration r, of which the first has none.
-  const auto v = [&](int r) { return at.v + (r - 1) * vector; };
-  const auto s = [&](int r, int cell) {
-    return [=](int d) { return sums[int64_t{r} * vector + cell * z.out_dim + d]; };
-  };
 
+  decltype(grid.barrier_arrive()) cleared;
   block.Predict(weights, [&] {
+    block.ClearMessages();
+    cleared = grid.barrier_arrive();
     block.Load(input, logits);
-    for (int task = block.warp; task < z.cells() * z.iterations; task += kWarps) {
-      const int cell = task % z.cells(), r = last - task / z.cells();
-      const int from = cell * z.out_dim;
-      if (r == last) {
-        block.SquashGradient(
-            s(r, cell), [&](int d) { return Widen(grad[from + d]); },
-            at.ds + r * vector + from);
-        continue;
+    block.LoadVectors(grad, sums);
+    __syncthreads();
+    block.template EachTeam<kWide>(z.cells(), [&](int cell, int member) {
+      A* const v = at.v + cell * depth;
+      A* const ds = at.ds + cell * depth;  // still s
+#pragma unroll 1
+      for (int r = 0; r < last; ++r) {
+        const Squash<A> squash = block.SquashOf(ds + r * vector, member);
+        block.EachElement(member, [&](int d) {
+          const int e = r * vector + d;
+          v[e + vector] = squash.factor * squash.Along(ds[e]) + (r > 0 ? v[e] : A{0});
+        });
       }
-      const Squash<A> squash = block.SquashOf(s(r, cell));
-      for (int d = block.lane; d < z.out_dim; d += kLanes) {
-        v(r + 1)[from + d] = squash.factor * squash.Along(s(r, cell)(d));
-      }
-    }
+      block.SquashGradient(ds + last * vector, v, member,
+                           [&](int d, A x) { ds[last * vector + d] = x; });
+    });
   });
-  block.Each(vector, [&](int e) {
-    for (int r = 2; r <= last; ++r) v(r)[e] += v(r - 1)[e];
+#pragma unroll 1
+  for (int r = 1; r <= last; ++r) block.Agree(at.v + r * vector, at.c + r * rows);
+  block.EachWarp(z.iterations * z.batch * block.count, [&](int i) {
+    const int n = i % block.count, b = i / block.count % z.batch;
+    const int r = i / block.count / z.batch;
+    block.Softmax(n, r == 0, at.c + r * rows + block.row(b, n) * z.out_caps);
   });
-  __syncthreads();
+  grid.barrier_wait(std::move(cleared));
+#pragma unroll 1
   for (int r = last; r >= 0; --r) {
-    block.EachRow([&](int b, int n) {
-      const int own = r * rows + block.row(b, n) * z.out_caps;
-      A *const c = at.c + own, *const g = at.g + own;
-      const A* const ds = at.ds + r * vector;
-      if (r > 0) {
-        block.template Agree<2>(b, n, {v(r), ds}, {c, g});
-      } else {
-        block.template Agree<1>(b, n, {ds}, {g});
-      }
-      block.Softmax(n, r == 0, c);
+    const uint32_t tag = z.iterations - r;
+    block.Agree(at.ds + r * vector, at.g + r * rows);
+    block.EachWarp(z.batch * block.count, [&](int i) {
+      const int own = block.row(i / block.count, i % block.count) * z.out_caps;
+      const A* const c = at.c + r * rows + own;
+      A* const g = at.g + r * rows + own;
       A mean = 0;
+#pragma unroll 1
       for (int j = block.lane; j < z.out_caps; j += kLanes) mean += c[j] * g[j];
-      mean = WarpSum(mean);
+      mean = TeamSum<kLanes>(mean);
+#pragma unroll 1
       for (int j = block.lane; j < z.out_caps; j += kLanes) g[j] = c[j] * (g[j] - mean);
     });
     if (r == 0) break;
-    block.AddUp(at.g + r * rows, partial);
-    grid.sync();
-    block.Gather(partial, [&](int cell, int own) {
-      A* const dv = at.dv + own * z.out_dim;
-      for (int d = block.lane; d < z.out_dim; d += kLanes) {
-        dv[d] = at.sums[d] + (r < last ? dv[d] : A{0});
-      }
-      block.SquashGradient(
-          s(r - 1, cell), [&](int d) { return dv[d]; }, new_ds + cell * z.out_dim);
+    block.AddUp(at.g + r * rows, tag);
+    A* const ds = at.ds + (r - 1) * vector;  // still s
+    block.template EachTeam<kWide>(block.own_cells, [&](int own, int member) {
+      const int cell = block.first_cell + own;
+      A* const dv = at.dv + own * depth;
+      const A* const sum = at.sums + own * depth;
+      block.EachElement(member,
+                        [&](int d) { dv[d] = sum[d] + (r < last ? dv[d] : A{0}); });
+      block.SquashGradient(ds + cell * depth, dv, member, [&](int d, A x) {
+        Send(x, tag, block.result + cell * depth + d);
+      });
     });
-    grid.sync();
-    block.Each(vector,
-               [&](int e) { at.ds[(r - 1) * vector + e] = __ldcg(new_ds + e); });
     __syncthreads();
+    block.ReceiveResult(tag, [&](int e, A x) { ds[e] = x; });
   }
 
   // du_hat in the place of u_hat.
-  const int columns = z.columns();
-  block.Each(block.count * columns, [&](int row) {
-    const int n = row / columns, column = row % columns, j = column / z.out_dim;
-    for (int b = 0; b < z.batch; ++b) {
-      const int own = block.row(b, n) * z.out_caps + j, e = b * columns + column;
-      A sum = at.c[own] * at.ds[e];
-      for (int r = 1; r <= last; ++r) {
-        sum += at.c[r * rows + own] * at.ds[r * vector + e];
-        sum += at.g[r * rows + own] * v(r)[e];
-      }
-      at.u[block.row(b, 0) * columns + row] = sum;
-    }
-  });
+#pragma unroll 1
+  for (int b = 0; b < z.batch; ++b) {
+    const int begin = block.row(b, 0) * z.out_caps;
+    const int pairs = block.count * z.out_caps;
+    block.template EachTeam<kTeam>(pairs, [&](int pair, int member) {
+      const int cell = (b * z.out_caps + pair % z.out_caps) * depth;
+      block.EachQuad(member, [&](int d) {
+        A sum[kQuad] = {};
+#pragma unroll 1
+        for (int r = 0; r <= last; ++r) {
+          const A c = at.c[r * rows + begin + pair];
+          const A g = r == 0 ? A{0} : at.g[r * rows + begin + pair];
+          A ds[kQuad], v[kQuad];
+          LoadRow(at.ds + r * vector + cell + d, kQuad, true, ds);
+          LoadRow(at.v + r * vector + cell + d, kQuad, true, v);
+#pragma unroll
+          for (int e = 0; e < kQuad; ++e) {
+            sum[e] += c * ds[e];
+            if (r > 0) sum[e] += g * v[e];
+          }
+        }
+        StoreRow(sum, kQuad, true, at.u + (begin + pair) * depth + d);
+      });
+    });
+  }
   block.Each(block.count * z.out_caps, [&](int e) {
     A sum = 0;
+#pragma unroll 1
     for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
       for (int r = 0; r <= last; ++r) {
         sum += at.g[r * rows + block.row(b, 0) * z.out_caps + e];
       }

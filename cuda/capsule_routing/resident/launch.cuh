@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/obstacles.cuh"
@@ -16,8 +17,27 @@
 
 namespace capsops::capsule_routing::resident {
 
+using Quads = std::integral_constant<int, kQuad>;
+using Single = std::integral_constant<int, 1>;
+
 // Input capsules of a block, whose sums a thread adds up one after the other.
 constexpr int64_t kMostCaps = 64;
+
+// How many parts make the warps' last pass over the weights the shortest: each warp has
+// as many as its share, of some loads each and two more for what they have in common.
+inline int Parts(const Sizes& z) {
+  const int loads = CeilDivide(z.columns(), kLanes / z.sharing);
+  int best = 1, least = INT32_MAX;
+  for (int parts = 1; parts <= std::min(loads, kWarps); ++parts) {
+    const int time =
+        CeilDivide(z.caps * parts, kWarps) * (CeilDivide(loads, parts) + 2);
+    if (time < least) {
+      least = time;
+      best = parts;
+    }
+  }
+  return best;
+}
 
 // The sizes of a problem, and the bytes of shared memory of a block; or why there is no
 // such kernel.
@@ -25,6 +45,7 @@ template <typename A>
 struct Fit {
   std::string obstacle;
   Sizes z{};
+  bool quads = false;  // whether input capsules are taken by kQuad elements, or by one
   int shared = 0;
 
   Fit(const GpuDevice& device, const Problem& p, bool backward) {
@@ -55,7 +76,13 @@ struct Fit {
            static_cast<int>(p.iterations),
            p.epsilon(),
            static_cast<int>(blocks),
-           static_cast<int>(caps)};
+           static_cast<int>(caps),
+           1,
+           1};
+      quads = p.in_dim % kQuad == 0;
+      const int runs = z.in_dim / (quads ? kQuad : 1);
+      while (z.sharing < kLanes && z.sharing < runs) z.sharing *= 2;
+      if (backward) z.parts = Parts(z);
       Arrays<A> arrays;  // on a host only their size matters
       A base;
       const int64_t bytes =
@@ -73,18 +100,22 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using A = Accumulator<T>;
   const Fit<A> fit(exec.device, p, false);
   if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
-  return Plan::Make(
-      int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(A),
-      [z = fit.z, shared = fit.shared](const GpuExec& exec, const T* input,
-                                       const T* weights, const T* logits, T* output,
-                                       A* sums, void* workspace) {
-        constexpr auto kernel = ForwardKernel<CudaType<T>, A>;
-        const LaunchError error = AllowShared<kernel>(exec, kForwardName);
-        if (!error.empty()) return error;
-        return LaunchTogether(kForwardName, kernel, z.blocks, kThreads, shared, exec, z,
-                              Native(input), Native(weights), Native(logits),
-                              static_cast<A*>(workspace), Native(output), sums);
-      });
+  return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
+                    [z = fit.z, quads = fit.quads, shared = fit.shared](
+                        const GpuExec& exec, const T* input, const T* weights,
+                        const T* logits, T* output, A* sums, void* workspace) {
+                      const auto launch = [&](auto run) {
+                        constexpr auto kernel = ForwardKernel<CudaType<T>, A, run>;
+                        const LaunchError error =
+                            AllowShared<kernel>(exec, kForwardName);
+                        if (!error.empty()) return error;
+                        return LaunchTogether(
+                            kForwardName, kernel, z.blocks, kThreads, shared, exec, z,
+                            Native(input), Native(weights), Native(logits),
+                            static_cast<Message<A>*>(workspace), Native(output), sums);
+                      };
+                      return quads ? launch(Quads{}) : launch(Single{});
+                    });
 }
 
 template <typename T>
@@ -93,21 +124,24 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   using A = Accumulator<T>;
   const Fit<A> fit(exec.device, p, true);
   if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
-  return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(A),
-                    [z = fit.z, shared = fit.shared](
-                        const GpuExec& exec, const T* grad, const T* input,
-                        const T* weights, const T* logits, const A* sums, T* grad_input,
-                        T* grad_weights, T* grad_logits, void* workspace) {
-                      constexpr auto kernel = BackwardKernel<CudaType<T>, A>;
-                      const LaunchError error =
-                          AllowShared<kernel>(exec, kBackwardName);
-                      if (!error.empty()) return error;
-                      return LaunchTogether(
-                          kBackwardName, kernel, z.blocks, kThreads, shared, exec, z,
-                          Native(grad), Native(input), Native(weights), Native(logits),
-                          sums, static_cast<A*>(workspace), Native(grad_input),
-                          Native(grad_weights), Native(grad_logits));
-                    });
+  return Plan::Make(
+      int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
+      [z = fit.z, quads = fit.quads, shared = fit.shared](
+          const GpuExec& exec, const T* grad, const T* input, const T* weights,
+          const T* logits, const A* sums, T* grad_input, T* grad_weights,
+          T* grad_logits, void* workspace) {
+        const auto launch = [&](auto run) {
+          constexpr auto kernel = BackwardKernel<CudaType<T>, A, run>;
+          const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+          if (!error.empty()) return error;
+          return LaunchTogether(kBackwardName, kernel, z.blocks, kThreads, shared, exec,
+                                z, Native(grad), Native(input), Native(weights),
+                                Native(logits), sums,
+                                static_cast<Message<A>*>(workspace), Native(grad_input),
+                                Native(grad_weights), Native(grad_logits));
+        };
+        return quads ? launch(Quads{}) : launch(Single{});
+      });
 }
 
 }  // namespace capsops::capsule_routing::resident
