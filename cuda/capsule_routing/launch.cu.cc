@@ -54,7 +54,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
       {"phases", [&] { return phases::PlanForward<T>(exec, p); }},
       {"resident", [&] { return resident::PlanForward<T>(exec, p); }}};
   if (PhasesAreFaster(p)) std::swap(candidates[0], candidates[1]);
-  if (ResidentIsFaster(exec, p, 4)) PreferLast(candidates);
+  if (ResidentIsFaster(exec, p, 6)) PreferLast(candidates);
   return Choose(kForwardName, candidates);
 }
 
@@ -68,7 +68,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   if (PhasesAreFaster(p) && p.in_dim == 8 && !exact) {
     std::swap(candidates[0], candidates[1]);
   }
-  if (ResidentIsFaster(exec, p, 2)) PreferLast(candidates);
+  if (ResidentIsFaster(exec, p, 3)) PreferLast(candidates);
   return Choose(kBackwardName, candidates);
 }
 

@@ -56,7 +56,7 @@ PLANS = [
 ]
 
 
-def _compute(dtype, out_caps, out_dim, in_dim, iterations, batch=5, in_caps=1):
+def _compute(dtype, out_caps, out_dim, in_dim, iterations, batch=7, in_caps=1):
     tensors = [
         tf.zeros((batch, in_caps, in_dim), dtype),
         tf.zeros((in_caps, out_caps, out_dim, in_dim), dtype),
@@ -105,11 +105,11 @@ if _library.build_info()["cuda"]:
         "sizes, expected",
         [
             ((10, 16, 8, 3, 1, 1152), "resident resident mma"),
-            ((10, 16, 8, 3, 2, 1152), "resident resident mma"),
-            ((10, 16, 8, 3, 3, 1152), "resident mma mma"),
+            ((10, 16, 8, 3, 3, 1152), "resident resident mma"),
             ((10, 16, 8, 3, 4, 1152), "resident mma mma"),
-            ((10, 16, 8, 3, 5, 1152), MMA),
-            ((100, 6, 4, 3, 2, 5), "resident resident phases"),
+            ((10, 16, 8, 3, 6, 1152), "resident mma mma"),
+            ((10, 16, 8, 3, 7, 1152), MMA),
+            ((100, 6, 4, 3, 3, 5), "resident resident phases"),
             # 2^18 weights of a block.
             ((2, 512, 256, 3, 1, 1), "resident resident phases"),
             ((2, 512, 257, 3, 1, 1), PHASES),
@@ -151,3 +151,12 @@ if _library.build_info()["cuda"]:
         sizes = [workspace for _, workspace in found.values()]
         assert [*found] == [*OPS]
         assert sizes == [2 * vector, 7 * vector, vector]
+
+    @pytest.mark.parametrize("out_dim, in_dim", [(2**31 - 1, 0), (0, 2**31 - 1)])
+    def test_coefficients_without_predictions_of_any_size(out_dim, in_dim):
+        def compute():
+            tensors = tf.zeros((1, 1, in_dim)), tf.zeros((1, 1, out_dim, in_dim))
+            tf_capsops.routing_coefficients(*tensors, iterations=1)
+
+        found = planned(90, compute)
+        assert found["CapsuleRoutingCoefficients"] == "phases"

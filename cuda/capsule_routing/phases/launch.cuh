@@ -283,20 +283,22 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
 }
 
 template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, Problem p) {
   using Plan = CoefficientsPlan<GpuExec, T>;
   using A = Accumulator<T>;
   if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) {
     return Plan::Make(0, [](const GpuExec&, const T*, const T*, const T*, const A*, T*,
                             void*) { return LaunchError(); });
   }
+  // Without a prediction, V says nothing.
+  const bool is_empty = p.out_dim == 0 || p.in_dim == 0;
+  if (is_empty) p.out_dim = p.in_dim = 0;
   std::string obstacle = TooLarge(p);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
   obstacle = tiling.Obstacle();
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
-  // Without a prediction, V says nothing.
-  const int64_t iterations = p.out_dim > 0 && p.in_dim > 0 ? p.iterations : 0;
+  const int64_t iterations = is_empty ? 0 : p.iterations;
   return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
                     [tiling, iterations](const GpuExec& exec, auto... pointers) {
                       return Coefficients<T>(exec, tiling, iterations, pointers...);
