@@ -8,7 +8,8 @@
 //   s_r[b,j]   = sum_i c_r[b,i,j] u_hat[b,i,j]
 //   v_r[b,j]   = squash(s_r[b,j]),    squash(s) = s q/(1+q)/sqrt(q+epsilon), q = |s|^2
 // where V_r = v_1 + ... + v_{r-1}, so that V_r stands for the logits of every input
-// capsule. u_hat is computed again wherever it is needed and never stored in memory.
+// capsule. u_hat is never stored in a GPU's global memory: it is computed again
+// wherever it is needed, or kept in shared memory.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
 // Every output element is written, also when a sum is empty. On a GPU all tensors are

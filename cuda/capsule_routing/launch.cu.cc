@@ -1,13 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routing by agreement reads little (input, weights) and computes much. Every pass of
-// two of its ways over the input capsules makes u_hat again, 2 in_dim FLOPs for each of
-// its elements, on tensor cores: capsules of 8 and 16 elements, which is what capsule
-// networks are made of, in kernels that keep a sample's predictions in registers (mma);
-// everything else, and double, in kernels of three phases that share memory between
-// them (phases). The third way is for few samples, all of whose predictions fit into
-// the shared memory of the whole GPU, where one kernel keeps them (resident).
+// Routing by agreement reads little (input, weights) and computes much. Two of its
+// three ways compute u_hat again in every pass over the input capsules, 2 in_dim FLOPs
+// for each of its elements, on tensor cores: `mma` keeps a sample's predictions in
+// registers, for capsules of 8 and 16 elements, the usual sizes; `phases` has three
+// phases that share memory between them, for everything else and for double. The third,
+// `resident`, is for few samples, whose predictions fit into the shared memory of the
+// whole GPU: one kernel keeps them there.
 #include "cuda/capsule_routing/mma/launch.cuh"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ static bool PhasesAreFaster(const Problem& p) {
 // of products of the other kernels are nearly empty, and where a block has no more
 // weights than were measured (docs/routing.md, "Kernel paths").
 static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
-  if (p.batch > most || p.in_caps == 0) return false;
+  if (p.batch > most) return false;
   const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);
   const double weights = 1.0 * caps * p.out_caps * p.out_dim * p.in_dim;
   return weights <= 1 << 18;

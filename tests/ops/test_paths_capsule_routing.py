@@ -50,7 +50,7 @@ REFUSALS = [
     ),
     (
         *("resident", "out_caps_2000", tf.float32),
-        "its predictions do not fit into the shared memory of all processors",
+        "what a block keeps does not fit into its shared memory",
     ),
 ]
 

@@ -110,6 +110,8 @@ if _library.build_info()["cuda"]:
             ((10, 16, 8, 3, 6, 1152), "resident mma mma"),
             ((10, 16, 8, 3, 7, 1152), MMA),
             ((100, 6, 4, 3, 3, 5), "resident resident phases"),
+            # A gradient that fits only with fewer parts than would be fastest.
+            ((64, 16, 8, 3, 3, 1152), "resident resident phases"),
             # 2^18 weights of a block.
             ((2, 512, 256, 3, 1, 1), "resident resident phases"),
             ((2, 512, 257, 3, 1, 1), PHASES),

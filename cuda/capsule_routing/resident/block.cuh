@@ -6,8 +6,9 @@
 // memory from the first iteration to the last. The blocks send each other their sums.
 // This is what a block does.
 //
-// Most of this runs once, with one pass of each loop, so that fetching instructions
-// counts: loops whose length the compiler does not know are not unrolled.
+// Most of this runs once, with one pass through each loop, so the time to fetch
+// instructions matters: loops whose length the compiler does not know are not unrolled,
+// except the two sums in AddUp().
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 
@@ -32,8 +33,8 @@ struct Sizes {
   int batch, in_caps, out_caps, out_dim, in_dim, iterations;
   float epsilon;
   int blocks, caps;  // of the grid; input capsules of a block
-  int sharing;       // in the last pass over the weights, lanes that share a row
-  int parts;         // and the warps of an input capsule
+  int sharing;       // lanes that share a row in the last pass over the weights
+  int parts;  // into which that pass divides an input capsule's rows, a warp each
 
   __host__ __device__ int columns() const { return out_caps * out_dim; }
   __host__ __device__ int padded() const {
@@ -45,9 +46,9 @@ struct Sizes {
   }
   __host__ __device__ int width() const { return out_caps * depth(); }
   __host__ __device__ int vector() const { return batch * width(); }
-  // Pairs of a sample and an output capsule, of which a block has up to own_cells().
+  // Pairs of a sample and an output capsule, of which a block has up to most_cells().
   __host__ __device__ int cells() const { return batch * out_caps; }
-  __host__ __device__ int own_cells() const { return (cells() + blocks - 1) / blocks; }
+  __host__ __device__ int most_cells() const { return (cells() + blocks - 1) / blocks; }
 };
 
 // The arrays in shared memory; n is an input capsule of the block, and d goes up to
@@ -55,16 +56,16 @@ struct Sizes {
 // of all iterations r.
 template <typename A>
 struct Arrays {
-  A* x;       // [b][n][padded()], the input
-  A* u;       // [b][n][j][d], the predictions, at the end their gradients
-  A* logits;  // [n][j]
-  A* c;       // [r][b][n][j], the coefficients
-  A* g;       // [r][b][n][j], the gradients db; only backward
-  A* v;       // [r][b][j][d], V; backward has grad in the place of the first, zero
-  A* ds;      // [r][b][j][d], and s until ds is known; only backward
-  A* parts;   // sums on their way: a number of each thread, or parts of grad_input
-  A* sums;    // [own_cells()][d], the sums over all blocks
-  A* dv;      // [own_cells()][d]; only backward
+  A* x;        // [b][n][padded()], the input
+  A* u;        // [b][n][j][d], the predictions, at the end their gradients
+  A* logits;   // [n][j]
+  A* c;        // [r][b][n][j], the coefficients
+  A* g;        // [r][b][n][j], the gradients db; only backward
+  A* v;        // [r][b][j][d], V; backward has grad in the place of the first, zero
+  A* ds;       // [r][b][j][d], and s until ds is known; only backward
+  A* scratch;  // sums on their way: a number of each thread, or parts of grad_input
+  A* sums;     // [most_cells()][d], the sums over all blocks
+  A* dv;       // [most_cells()][d]; only backward
 };
 
 // The sum over each kSize consecutive lanes, for all of them.
@@ -82,30 +83,34 @@ struct Block {
   Message<A>* const partial;  // [block][b][j][d]
   Message<A>* const result = partial + int64_t{z.blocks} * z.vector();  // [b][j][d]
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
-  const int first = blockIdx.x * z.caps;  // input capsule
-  const int count = min(z.caps, z.in_caps - first);
-  const int first_cell = min(blockIdx.x * z.own_cells(), z.cells());
-  const int own_cells = min(z.own_cells(), z.cells() - first_cell);
+  const int first = blockIdx.x * z.caps;             // input capsule of the block
+  const int count = min(z.caps, z.in_caps - first);  // of its input capsules
+  const int first_cell = min(blockIdx.x * z.most_cells(), z.cells());
+  const int own_cells = min(z.most_cells(), z.cells() - first_cell);
 
   __device__ int row(int b, int n) const { return b * z.caps + n; }
 
-  // Calls visit(i) for the numbers below `count`, a thread each.
+  // EachWarp(), Predict(), Agree() and ReceiveResult() end with a barrier of the block;
+  // Each() and EachTeam() do not. AddUp()'s sums are ready for all threads when it
+  // returns.
+
+  // Calls visit(i) for the numbers below n, a thread each.
   template <typename Visit>
-  __device__ void Each(int count, const Visit& visit) const {
+  __device__ void Each(int n, const Visit& visit) const {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += kThreads) visit(i);
+    for (int i = threadIdx.x; i < n; i += kThreads) visit(i);
   }
 
-  // Calls visit(i, member) for the numbers below `count`, a team of kSize threads each.
-  // The threads of a warp make the calls together, for the sake of sums over teams;
-  // those without a number are members depth(), which have no elements.
+  // Calls visit(i, member) for the numbers below n, a team of kSize threads each. All
+  // threads of a warp make the call together, because sums over teams need them; a
+  // thread beyond the last number gets depth() as its member, and so no elements.
   template <int kSize, typename Visit>
-  __device__ void EachTeam(int count, const Visit& visit) const {
+  __device__ void EachTeam(int n, const Visit& visit) const {
 #pragma unroll 1
-    for (int i0 = 0; i0 < count; i0 += kThreads / kSize) {
+    for (int i0 = 0; i0 < n; i0 += kThreads / kSize) {
       const int i = i0 + threadIdx.x / kSize;
-      if (i - lane / kSize >= count) break;
-      visit(i, i < count ? static_cast<int>(threadIdx.x) % kSize : z.depth());
+      if (i - lane / kSize >= n) break;
+      visit(i, i < n ? static_cast<int>(threadIdx.x) % kSize : z.depth());
     }
   }
   // Calls visit(d) for a member's elements of an output capsule, or quads of them.
@@ -120,11 +125,11 @@ struct Block {
     for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
   }
 
-  // Calls visit(i) for the numbers below `count`, a warp each.
+  // Calls visit(i) for the numbers below n, a warp each.
   template <typename Visit>
-  __device__ void EachWarp(int count, const Visit& visit) const {
+  __device__ void EachWarp(int n, const Visit& visit) const {
 #pragma unroll 1
-    for (int i = warp; i < count; i += kWarps) visit(i);
+    for (int i = warp; i < n; i += kWarps) visit(i);
     __syncthreads();
   }
 
@@ -166,7 +171,7 @@ struct Block {
     });
   }
 
-  // Loads the first `left` of kChunk elements, and zeros.
+  // Loads kChunk elements; those from `left` on are zero.
   __device__ void LoadChunk(const S* from, int left, A (&chunk)[kChunk]) const {
 #pragma unroll
     for (int k = 0; k < kChunk; k += kRun) {
@@ -270,8 +275,9 @@ struct Block {
     for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
   }
 
-  // Adds up factors[b][n][j] u[b][n][j] over all n, of all blocks: those of the block
-  // go to the others, and at.sums has the sums of its own cells.
+  // Adds up factors[b][n][j] u[b][n][j] over the n of all blocks: sends the block's
+  // sums to the blocks that own the cells, and leaves those of its own cells in
+  // at.sums.
   __device__ void AddUp(const A* factors, uint32_t tag) const {
     const int width = z.width(), depth = z.depth(), vector = z.vector();
     Each(vector, [&](int e) {
@@ -301,12 +307,12 @@ struct Block {
           for (int i = 0; i < kMessages; ++i) sum += numbers[i];
         }
       }
-      at.parts[threadIdx.x] = sum;
+      at.scratch[threadIdx.x] = sum;
       __syncthreads();
       if (threadIdx.x < step && column < columns) {
         A total = 0;
 #pragma unroll 8
-        for (int i = 0; i < slices; ++i) total += at.parts[i * step + threadIdx.x];
+        for (int i = 0; i < slices; ++i) total += at.scratch[i * step + threadIdx.x];
         at.sums[column] = total;
       }
       __syncthreads();

@@ -27,13 +27,13 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
   };
   const int64_t rows = int64_t{z.batch} * z.caps, vector = z.vector();
   const int64_t iterations = backward ? z.iterations : 1;
-  const int64_t own = int64_t{z.own_cells()} * z.depth(), parts = z.parts;
+  const int64_t own = int64_t{z.most_cells()} * z.depth(), parts = z.parts;
   place(&arrays->x, rows * z.padded());
   place(&arrays->u, rows * z.width());
   place(&arrays->logits, int64_t{z.caps} * z.out_caps);
   place(&arrays->c, iterations * rows * z.out_caps);
   place(&arrays->v, iterations * vector);
-  place(&arrays->parts,
+  place(&arrays->scratch,
         backward ? std::max<int64_t>(kThreads, parts * rows * z.padded()) : kThreads);
   place(&arrays->sums, own);
   if (backward) {
@@ -44,8 +44,8 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
   return used;
 }
 
-// grad_weights, and grad_input by way of at.parts, from du_hat. A warp has a part of an
-// input capsule's weights, in which some lanes share a row.
+// grad_weights and, through at.scratch, grad_input, from du_hat. A warp has a part of
+// an input capsule's rows of weights, and z.sharing lanes share a row.
 template <typename S, typename A, int kRun>
 __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
                           S* grad_input, S* grad_weights) {
@@ -125,7 +125,7 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
           }
           if (block.lane < z.sharing && has_elements) {
             StoreRow(sums[s], kRun, true,
-                     at.parts + p * all + block.row(b0 + s, n) * padded + k);
+                     at.scratch + p * all + block.row(b0 + s, n) * padded + k);
           }
         }
       }
@@ -133,7 +133,7 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
   });
 #pragma unroll 1
   for (int b = 0; b < z.batch; ++b) {
-    const A* const from = at.parts + block.row(b, 0) * padded;
+    const A* const from = at.scratch + block.row(b, 0) * padded;
     S* const to = grad_input + (int64_t{b} * z.in_caps + block.first) * z.in_dim;
     block.Each(block.count * z.in_dim, [&](int e) {
       const int own = e / z.in_dim * padded + e % z.in_dim;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         Send(x, tag, block.result + cell * depth + d);
       });
     });
-    __syncthreads();
+    __syncthreads();  // before results replace s
     block.ReceiveResult(tag, [&](int e, A x) { ds[e] = x; });
   }
 

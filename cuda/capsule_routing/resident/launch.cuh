@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans by the kernels of capsule routing of few samples.
+// Plans for the kernels of capsule routing of few samples.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
 
@@ -20,11 +20,13 @@ namespace capsops::capsule_routing::resident {
 using Quads = std::integral_constant<int, kQuad>;
 using Single = std::integral_constant<int, 1>;
 
-// Input capsules of a block, whose sums a thread adds up one after the other.
+// The most input capsules of a block, over which a thread adds up one after the other:
+// longer sums would be less accurate.
 constexpr int64_t kMostCaps = 64;
 
-// How many parts make the warps' last pass over the weights the shortest: each warp has
-// as many as its share, of some loads each and two more for what they have in common.
+// In how many parts to divide an input capsule's rows of weights among warps in the
+// last pass, so that it ends soonest. A part costs a warp one step for each load, and
+// about two for its sums over lanes.
 inline int Parts(const Sizes& z) {
   const int loads = CeilDivide(z.columns(), kLanes / z.sharing);
   int best = 1, least = INT32_MAX;
@@ -54,8 +56,6 @@ struct Fit {
       return;
     }
     obstacle = TooLarge(p);
-    if (obstacle.empty())
-      obstacle = TooLarge({{"batch", p.batch}, {"in_caps", p.in_caps}});
     if (!obstacle.empty()) return;
     const int64_t caps = CeilDivide(p.in_caps, int64_t{device.processors});
     if (caps > kMostCaps) {
@@ -85,12 +85,17 @@ struct Fit {
       if (backward) z.parts = Parts(z);
       Arrays<A> arrays;  // on a host only their size matters
       A base;
-      const int64_t bytes =
-          Divide(z, backward, &base, &arrays) * static_cast<int64_t>(sizeof(A));
-      shared = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
-      if (bytes <= device.shared) return;
+      for (;; z.parts /= 2) {  // fewer parts take less
+        const int64_t bytes =
+            Divide(z, backward, &base, &arrays) * static_cast<int64_t>(sizeof(A));
+        if (bytes <= device.shared) {
+          shared = static_cast<int>(bytes);
+          return;
+        }
+        if (z.parts == 1) break;
+      }
     }
-    obstacle = "its predictions do not fit into the shared memory of all processors";
+    obstacle = "what a block keeps does not fit into its shared memory";
   }
 };
 

@@ -2,8 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // How the blocks of a grid send each other numbers without barriers. A number travels
-// in words that hold 32 bits of it and a tag, and whoever needs it reads until the tag
-// is the expected one. No other memory takes part, so no order has to be kept.
+// in 64-bit words, one for a float and two for a double: 32 bits of the number and 32
+// of a tag. The receiver reads until every tag is the expected one. All data is in the
+// words themselves, so relaxed loads and stores suffice.
+//
+// Words are reused: a sender may write tag t + 1 only when everyone who wants t has
+// read it. Here that holds because a block sends its next sums only after it has
+// received all results, and a result is sent only after all its parts were received.
+// Tags must differ from what memory held before: they start at 1, and ClearMessages()
+// writes 0.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
 
