@@ -30,10 +30,10 @@ def add_arguments(parser):
         "--steps",
         type=arguments.positive_float,
         nargs="+",
-        default=recipes.QUANTIZATION_STEPS,
         metavar="FRACTION",
         help="the part of the weights that is fixed after each step, ending with 1 "
-        "(default: 0.5 0.75 0.875 1)",
+        "(default: 0.5 0.75 0.875 1, and for 4 bits and fewer the smaller steps of "
+        "Zhou et al.)",
     )
     parser.add_argument(
         "--epochs-per-step",
@@ -82,8 +82,9 @@ def run(args):
             f"the {model.name} in {source} was saved without its loss: compile it "
             "before you save it"
         )
-    if args.steps[-1] != 1:
-        raise CommandError(f"--steps must end with 1, got {args.steps[-1]:g}")
+    fractions = args.steps or recipes.quantization_steps(args.bits)
+    if fractions[-1] != 1:
+        raise CommandError(f"--steps must end with 1, got {fractions[-1]:g}")
     trained = runs.read_training(source)
     epochs_per_step = args.epochs_per_step
     epochs_per_step = epochs_per_step or recipes.epochs_per_step(trained["epochs"])
@@ -92,7 +93,7 @@ def run(args):
     distortion = trained["distortion"]
     with reported(ValueError):
         steps = inq.IncrementalQuantization(
-            model, args.bits, args.steps, epochs_per_step
+            model, args.bits, fractions, epochs_per_step
         )
     batches = -(-len(dataset.train) // batch_size)
     epochs = epochs_per_step * len(steps.steps)
@@ -108,7 +109,7 @@ def run(args):
         "trained": args.recipe and settings.of_recipe(args.recipe)["trained"],
         "source": str(source.resolve()),
         "bits": args.bits,
-        "steps": args.steps,
+        "steps": fractions,
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
         "batch_size": batch_size,
@@ -250,7 +251,7 @@ def run_recipe(args, train):
             recipe=args.recipe,
             data=None,
             bits=recipe.bits,
-            steps=recipes.QUANTIZATION_STEPS,
+            steps=None,
             epochs_per_step=None,
             batch_size=None,
             learning_rate=None,

@@ -16,8 +16,13 @@ from tf_capsops.cli.errors import CommandError
 
 _SABOUR = "Sabour et al. 2017"
 
-# The shares of the weights that `quantize` fixes, step by step.
-QUANTIZATION_STEPS = [0.5, 0.75, 0.875, 1.0]
+# The shares of the weights that `quantize` fixes, step by step: those of Zhou et al.
+# (2017), "Incremental Network Quantization". Fewer bits take more and smaller steps.
+_QUANTIZATION_STEPS = {
+    2: [0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 1.0],
+    3: [0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0],
+    4: [0.3, 0.5, 0.8, 0.9, 0.95, 1.0],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +224,11 @@ def check_data(name, dataset):
                 f"{name} is trained on {recipe.data}, which has {what} {ours}; "
                 f"{dataset.name} has {theirs}"
             )
+
+
+def quantization_steps(bits):
+    """Returns the shares of the weights that are fixed after each step."""
+    return _QUANTIZATION_STEPS.get(bits, [0.5, 0.75, 0.875, 1.0])
 
 
 def epochs_per_step(epochs):

@@ -27,13 +27,14 @@ def of_recipe(name):
     if recipe.bits:
         trained = of_recipe(recipe.trained)
         epochs = recipes.epochs_per_step(trained["epochs"])
+        steps = recipes.quantization_steps(recipe.bits)
         kept = ("batch_size", "learning_rate", "distortion")
         return {
             "trained": trained,
             "bits": recipe.bits,
-            "steps": recipes.QUANTIZATION_STEPS,
+            "steps": steps,
             "epochs_per_step": epochs,
-            "epochs": epochs * len(recipes.QUANTIZATION_STEPS),
+            "epochs": epochs * len(steps),
             **{key: trained[key] for key in kept},
         }
     return of(types.SimpleNamespace(recipe=name, model=None, preset=None))
