@@ -52,7 +52,7 @@ def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     assert report["weights"] == weights
     assert report["bytes_of_weights"] == {"float32": 4 * weights, "packed": weights / 2}
     fractions = [step["fraction"] for step in report["steps"]]
-    assert fractions == [0.3, 0.5, 0.8, 0.9, 0.95, 1]  # the paper's of 4 bits
+    assert fractions == [0.3, 0.5, 0.8, 0.9, 0.95, 0.975, 0.99, 1]
     assert _evaluate(runs / name, capsys)["wrong"] == report["wrong_before"]
     wrong = _evaluate(run, capsys)["wrong"]
     assert wrong == report["wrong_after"] == report["steps"][-1]["wrong_after_training"]
