@@ -223,6 +223,22 @@ def test_colours_stay(digits):
     assert data.AffineMnist(colours).test.take([4])[0].shape == (1, 21, 19, 3)
 
 
+def test_shifted_digits_train_as_affine_ones_and_are_whole_when_tested():
+    digits = data.load("digits")
+    shifted, mapped = data.ShiftedMnist(digits), data.AffineMnist(digits)
+    for one, other in zip(shifted.train.take([5]), mapped.train.take([5]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    images, labels = shifted.test.take(range(360))
+    np.testing.assert_array_equal(labels, digits.y_test)
+    corners = set()
+    for image, digit in zip(images.numpy(), digits.x_test, strict=True):
+        ink, whole = np.argwhere(image), np.argwhere(digit)
+        corners.add(tuple(corner := ink.min(axis=0)[:2] - whole.min(axis=0)[:2]))
+        y, x = corner
+        np.testing.assert_array_equal(image[y : y + 8, x : x + 8], digit)
+    assert {y for y, _ in corners} == {x for _, x in corners} == set(range(13))
+
+
 def test_memory_does_not_grow_with_what_was_generated():
     images = np.random.default_rng(0).random([2000, 28, 28, 1], np.float32)
     labels = np.arange(2000, dtype=np.int32) % 10

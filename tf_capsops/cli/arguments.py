@@ -33,7 +33,8 @@ share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
 
 DATA = (
     "digits, mnist, fashion_mnist, cifar10, an .npz file or a folder of idx files; or "
-    "multimnist or affine_mnist, made from mnist, or with :FILE.npz from that"
+    "multimnist, affine_mnist or shifted_mnist, made from mnist, or with :FILE.npz "
+    "from that"
 )
 
 

@@ -32,8 +32,8 @@ def add_arguments(parser):
         nargs="+",
         metavar="FRACTION",
         help="the part of the weights that is fixed after each step, ending with 1 "
-        "(default: 0.5 0.75 0.875 1, and for 4 bits and fewer the smaller steps of "
-        "Zhou et al.)",
+        "(default: 0.5 0.75 0.875 1, and more and smaller steps for 4 bits and "
+        "fewer)",
     )
     parser.add_argument(
         "--epochs-per-step",

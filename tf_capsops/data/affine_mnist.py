@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Digits for testing under affine maps that training has not shown."""
+"""Shifted digits, and for testing digits under affine maps that were not shown."""
 
 import dataclasses
 import math
@@ -45,6 +45,28 @@ class AffineMnist(Generated):
     def _samples(self, images, labels, testing):
         kind = _Mapped if testing else _Shifted
         return kind(self, images, labels, testing)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftedMnist(AffineMnist):
+    """Digits shifted for training and for testing, as `AffineMnist` shifts them.
+
+    A network is trained on it as on `AffineMnist`. Tests on both tell the errors at
+    affine maps from those that it makes at shifts, which it has learned.
+
+    Args:
+      base: the `Dataset` of digits.
+      seed: an int, from which all shifts follow.
+
+    >>> from tf_capsops import data
+    >>> data.ShiftedMnist(data.load("digits")).image_shape
+    (20, 20, 1)
+    """
+
+    name = "shifted_mnist"
+
+    def _samples(self, images, labels, testing):
+        return _Shifted(self, images, labels, testing)
 
 
 class _Changed(Samples):

@@ -7,11 +7,11 @@ import os
 import keras
 
 from tf_capsops.data import dataset, files
-from tf_capsops.data.affine_mnist import AffineMnist
+from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.multimnist import MultiMnist
 
 _DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")  # modules in keras.datasets
-_GENERATED = {"multimnist": MultiMnist, "affine_mnist": AffineMnist}
+_GENERATED = {kind.name: kind for kind in (MultiMnist, AffineMnist, ShiftedMnist)}
 _NAMES = ("digits", *_DOWNLOADED, *_GENERATED)
 
 
@@ -30,12 +30,12 @@ def load(source, seed=0):
           `[N, 1]`;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
-        * `"multimnist"` or `"affine_mnist"`, made from MNIST, or from any of the above
-          with `"multimnist:FILE.npz"`.
+        * `"multimnist"`, `"affine_mnist"` or `"shifted_mnist"`, made from MNIST, or
+          from any of the above with `"multimnist:FILE.npz"`.
       seed: an int, from which generated samples follow.
 
     Returns:
-      A `Dataset`, `MultiMnist` or `AffineMnist`.
+      A `Dataset`, `MultiMnist`, `AffineMnist` or `ShiftedMnist`.
 
     Raises:
       ValueError: if a file does not hold such arrays, or a download fails.
