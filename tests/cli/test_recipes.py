@@ -176,6 +176,11 @@ def test_options_override_and_the_run_says_so(option, value, changed):
             "--validation 0.0001 of 1437 images leaves a part",
         ),
         (["--validation", "2"], "must be a number between 0 and 1, got '2'"),
+        (["--distortion", "1", "-2", "0"], "must be a number >= 0, got '-2'"),
+        (
+            ["--data", "affine_mnist:small.npz", "--distortion", "1", "0", "0"],
+            "affine_mnist distorts its images: no --distortion",
+        ),
     ],
 )
 def test_mistakes(work, capsys, arguments, text):
@@ -266,3 +271,21 @@ def test_a_run_with_validation_never_sees_the_test_images(work, capsys):
     assert "validation accuracy" in capsys.readouterr().out
     result = json.loads(pathlib.Path("runs/digits/result.json").read_text())
     assert (result["part"], result["images"]) == ("validation", 359)
+    # Nor does a quantization of it.
+    options = ["--steps", "1", "--epochs-per-step", "1", "--output", "runs/quantized"]
+    assert main(["quantize", "runs/digits", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "1078 images for training, 359 for validation" in printed
+    assert "after: validation accuracy" in printed and "test" not in printed
+    result = json.loads(pathlib.Path("runs/quantized/result.json").read_text())
+    assert (result["part"], result["images"]) == ("validation", 359)
+    assert _config("quantized")["validation"] == 0.25
+
+
+def test_distortions_may_be_chosen(work):
+    given = ["--recipe", "p_capsnet-digits", "--epochs", "1"]
+    given += ["--distortion", "1", "5", "0.2", "--output", "runs/distorted"]
+    assert main(["train", *given]) == 0
+    config = _config("distorted")
+    assert config["distortion"] == {"shift": 1.0, "degrees": 5.0, "zoom": 0.2}
+    assert config["changed"] == ["epochs", "distortion"]

@@ -27,6 +27,7 @@ def _type(convert, is_good, form):
 
 positive_int = int_from(1)
 seed = int_from(0, 2**31)
+float_from_zero = _type(float, lambda value: 0 <= value < math.inf, "a number >= 0")
 positive_float = _type(float, lambda value: 0 < value < math.inf, "a number > 0")
 share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
 

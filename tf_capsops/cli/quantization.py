@@ -15,7 +15,7 @@ from tf_capsops.inq.kernels import layers_and_kernels
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """The number of test images that a model gets wrong."""
+    """The number of images, not trained on, that a model gets wrong."""
 
     wrong: int
     images: int
@@ -35,7 +35,7 @@ class StepLog(keras.callbacks.Callback):
     In the list of callbacks it must follow the `IncrementalQuantization`.
 
     Attributes:
-      records: for each step a dict of the fraction and of how many test images were
+      records: for each step a dict of the fraction and of how many images were
         wrong, right after the step and before the next one.
     """
 

@@ -69,6 +69,7 @@ def run(args):
         progress,
         quantization,
         runs,
+        validation,
     )
 
     model, dataset, source = runs.open_model(args.model, args.data)
@@ -95,6 +96,8 @@ def run(args):
         steps = inq.IncrementalQuantization(
             model, args.bits, fractions, epochs_per_step
         )
+    dataset = validation.held_out(dataset, trained["validation"])
+    part = validation.part(trained["validation"])
     batches = -(-len(dataset.train) // batch_size)
     epochs = epochs_per_step * len(steps.steps)
     deterministic = args.seed is not None and not args.nondeterministic
@@ -115,6 +118,7 @@ def run(args):
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "distortion": dataclasses.asdict(distortion),
+        "validation": trained["validation"],
         **repeatable,
     }
     runs.write_json(directory / runs.CONFIG, config)
@@ -122,16 +126,16 @@ def run(args):
     at_once = quantization.rounded_at_once(model, dataset, args.bits)
     print(
         f"{dataset.name}: {len(dataset.train)} images for training, "
-        f"{len(dataset.test)} for testing\n"
+        f"{len(dataset.test)} for {validation.purpose(trained['validation'])}\n"
         f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
         f"{epochs_per_step} epochs of {batches} batches\n"
-        f"before: test accuracy {before}\n"
+        f"before: {part} accuracy {before}\n"
         f"all weights quantized at once, without training: {at_once}",
         flush=True,
     )
     float_bytes = quantization.file_size(quantization.bare_copy(model))
     interactive = sys.stdout.isatty()
-    verbose, shown = progress.callbacks(epochs, batches, interactive)
+    verbose, shown = progress.callbacks(epochs, batches, interactive, part)
     log = quantization.StepLog(steps, dataset, interactive)
     tests = dataset.test.batches(256)
     training, counter = pipeline.training_batches(
@@ -144,7 +148,7 @@ def run(args):
                 model,
                 training,
                 epochs=epochs,
-                # The test images steer nothing: they are there for the progress.
+                # They steer nothing: they are there for the progress.
                 validation_data=tests,
                 shuffle=False,
                 verbose=verbose,
@@ -162,6 +166,7 @@ def run(args):
             return INTERRUPTED
         report = {
             "data": dataset.name,
+            "part": part,
             "images": len(dataset.test),
             "bits": args.bits,
             "seconds": seconds,
@@ -198,11 +203,12 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     report["bytes_of_file"]["codes"] = (directory / CODES).stat().st_size
     report["layers"] = [dataclasses.asdict(each) for each in layers]
     runs.write_json(directory / REPORT, report)
-    accuracy = {"part": "test", "images": after.images, "wrong": after.wrong}
+    part = report["part"]
+    accuracy = {"part": part, "images": after.images, "wrong": after.wrong}
     outcome.write(directory, model, clock, accuracy)
     print(
         f"quantized in {report['seconds']:.0f} s\n"
-        f"after: test accuracy {after}; it was {before}\n"
+        f"after: {part} accuracy {after}; it was {before}\n"
         f"{layers}\n"
         f"{quantization.sizes(report)}\n"
         f"wrote {directory}: {runs.MODEL}, {CODES}, {runs.CONFIG}, {runs.HISTORY}, "

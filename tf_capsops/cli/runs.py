@@ -228,7 +228,7 @@ def read_config(directory):
 
 
 def read_training(directory):
-    """Returns a run's epochs, batch_size, learning_rate and distortion.
+    """Returns a run's epochs, batch_size, learning_rate, distortion and validation.
 
     What `config.json` does not say, as where there is none, is a usual value.
 
@@ -246,13 +246,14 @@ def read_training(directory):
                 path, "learning_rate", config.get("learning_rate", 0.001)
             ),
             "distortion": _distortion(path, config.get("distortion", {})),
+            "validation": _share(path, config.get("validation")),
         }
 
 
 def read_execution(directory):
-    """Returns how a run was executed, and what of its images was held out.
+    """Returns how a run was executed.
 
-    That is seed, deterministic, jit, steps_per_execution, distribute and validation.
+    That is seed, deterministic, jit, steps_per_execution and distribute.
 
     Raises:
       CommandError: if `config.json` does not say, or an entry is of another type.
@@ -272,13 +273,7 @@ def read_execution(directory):
             f"{path}: distribute must be mirrored, multiworker or null, got "
             f"{distribute!r}"
         )
-    share = config.get("validation")
-    if share is not None and not (type(share) is float and 0 < share < 1):
-        raise CommandError(
-            f"{path}: validation must be between 0 and 1 or null, got {share!r}"
-        )
-    others = {"distribute": distribute, "validation": share}
-    return {**{name: config[name] for name in types}, **others}
+    return {**{name: config[name] for name in types}, "distribute": distribute}
 
 
 def read_history(directory, epochs):
@@ -319,6 +314,14 @@ def _distortion(path, entries):
             f"0, got {entries!r}"
         )
     return presets.Distortion(**entries)
+
+
+def _share(path, share):
+    if share is not None and not (type(share) is float and 0 < share < 1):
+        raise ValueError(
+            f"{path}: validation must be between 0 and 1 or null, got {share!r}"
+        )
+    return share
 
 
 def remembered_data(directory):

@@ -16,6 +16,7 @@ _CHANGING = (
     "epochs",
     "batch_size",
     "learning_rate",
+    "distortion",
     "mixed_precision",
     "validation",
 )
@@ -76,6 +77,11 @@ def of(args, dataset=None):
         network["objects"] = dataset.objects
     if given["reconstruction_weight"]:
         network["reconstruction_weight"] = given["reconstruction_weight"]
+    distortion = preset.distortion
+    if given["distortion"]:
+        if dataset is not None and dataset.generated:
+            raise CommandError(f"{dataset.name} distorts its images: no --distortion")
+        distortion = presets.Distortion(*given["distortion"])
     if model == "matrix_capsnet":
         routing = given["routing"] or routing or "em"
     margin = presets.LAST_MARGINS.get((name, routing))
@@ -88,7 +94,7 @@ def of(args, dataset=None):
         "epochs": given["epochs"] or preset.epochs,
         "batch_size": given["batch_size"] or preset.batch_size,
         "learning_rate": given["learning_rate"] or preset.learning_rate,
-        "distortion": dataclasses.asdict(preset.distortion),
+        "distortion": dataclasses.asdict(distortion),
         "mixed_precision": given["mixed_precision"],
         "validation": given["validation"],
         **({"margin": margin} if margin else {}),

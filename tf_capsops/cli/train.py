@@ -54,6 +54,15 @@ def add_arguments(parser):
     parser.add_argument("--batch-size", type=arguments.positive_int)
     parser.add_argument("--learning-rate", type=arguments.positive_float)
     parser.add_argument(
+        "--distortion",
+        type=arguments.float_from_zero,
+        nargs=3,
+        metavar=("PIXELS", "DEGREES", "ZOOM"),
+        help="shift, turn and zoom each training image by random amounts up to these; "
+        "2 15 0.1 makes it up to a tenth larger or smaller (default: as the preset "
+        "has it, such as 2 0 0 for sabour)",
+    )
+    parser.add_argument(
         "--routing-iterations",
         type=arguments.positive_int,
         help="how often routing computes the parents, for capsnet (default: 3) and "
