@@ -232,10 +232,10 @@ def test_shifted_digits_train_as_affine_ones_and_are_whole_when_tested():
     np.testing.assert_array_equal(labels, digits.y_test)
     corners = set()
     for image, digit in zip(images.numpy(), digits.x_test, strict=True):
-        ink, whole = np.argwhere(image), np.argwhere(digit)
-        corners.add(tuple(corner := ink.min(axis=0)[:2] - whole.min(axis=0)[:2]))
-        y, x = corner
+        y, x, _ = np.argwhere(image).min(axis=0) - np.argwhere(digit).min(axis=0)
+        corners.add((y, x))
         np.testing.assert_array_equal(image[y : y + 8, x : x + 8], digit)
+        assert np.count_nonzero(image) == np.count_nonzero(digit)
     assert {y for y, _ in corners} == {x for _, x in corners} == set(range(13))
 
 

@@ -96,8 +96,8 @@ def run(args):
         steps = inq.IncrementalQuantization(
             model, args.bits, fractions, epochs_per_step
         )
-    dataset = validation.held_out(dataset, trained["validation"])
-    part = validation.part(trained["validation"])
+    share = trained["validation"]
+    dataset, part = validation.held_out(dataset, share), validation.part(share)
     batches = -(-len(dataset.train) // batch_size)
     epochs = epochs_per_step * len(steps.steps)
     deterministic = args.seed is not None and not args.nondeterministic
@@ -118,7 +118,7 @@ def run(args):
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "distortion": dataclasses.asdict(distortion),
-        "validation": trained["validation"],
+        "validation": share,
         **repeatable,
     }
     runs.write_json(directory / runs.CONFIG, config)
@@ -126,7 +126,7 @@ def run(args):
     at_once = quantization.rounded_at_once(model, dataset, args.bits)
     print(
         f"{dataset.name}: {len(dataset.train)} images for training, "
-        f"{len(dataset.test)} for {validation.purpose(trained['validation'])}\n"
+        f"{len(dataset.test)} for {validation.purpose(share)}\n"
         f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
         f"{epochs_per_step} epochs of {batches} batches\n"
         f"before: {part} accuracy {before}\n"
