@@ -151,6 +151,23 @@ def test_the_table_has_mean_deviation_and_what_is_missing(work, monkeypatch):
     assert all(row[-1] == f"`tf-capsops report {row[0]}`" for row in rows)
 
 
+def test_a_row_of_several_machines_has_the_time_of_the_one_with_most_runs():
+    def ran(seed, machine, wrong, seconds):
+        return {
+            **{"seed": seed, "machine": machine, "wrong": wrong, "images": 1000},
+            **{"seconds_per_epoch": seconds, "parameters": 7},
+            "peak_bytes": {"host": seconds * 1e6, "gpu": seconds * 2e6},
+        }
+
+    found = [ran(1, "A", 1, 100), ran(2, "B", 2, 10), ran(3, "B", 3, 20)]
+    table = results.table({_CAPSNET: {"runs": found, "votes": []}})
+    row = dict(zip(table["columns"], table["rows"][0]))
+    assert row["ours, mean ± deviation (seeds)"] == "0.20% ± 0.10% (3)"
+    assert row["s an epoch"] == "15.00"
+    assert (row["peak MB, host"], row["peak MB, GPU"]) == ("20", "40")
+    assert row["machine"] == "B (2), A (1)"
+
+
 def test_the_table_of_the_page_is_made_of_its_runs():
     path = fresh.ROOT / "docs" / "measured" / "results.json"
     content = json.loads(path.read_text())

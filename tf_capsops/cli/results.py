@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads runs of recipes, and makes the table of what they came to."""
 
+import collections
 import json
 import statistics
 
@@ -104,25 +105,19 @@ def has(entries, name, seed):
 def table(entries):
     """Returns columns and rows, of every recipe, for a page or a terminal.
 
-    A recipe has a row for each machine that it was trained on.
+    A recipe has a row. Its error is that of all its runs; its time and memory are those
+    of the machine with the most.
     """
     rows = []
     for name, recipe in recipes.RECIPES.items():
         entry = entries.get(name, {"runs": [], "votes": []})
-        machines = dict.fromkeys(run["machine"] for run in entry["runs"])
-        for machine in machines:
-            here = [run for run in entry["runs"] if run["machine"] == machine]
-            rows.append([name, _paper(recipe.paper), *_measured(here), machine])
-        if not machines:
-            rows.append([name, _paper(recipe.paper), "missing", "", "", "", "", ""])
-        rows[-1].append(f"`tf-capsops report {name}`")
-        for row in rows[-len(machines) : -1] if machines else ():
-            row.append(rows[-1][-1])
+        command = f"`tf-capsops report {name}`"
+        rows.append([name, _paper(recipe.paper), *_measured(entry["runs"]), command])
         for vote in entry["votes"]:
             error = f"{vote['wrong'] / vote['images']:.2%}"
             row = [f"{name}, {len(vote['seeds'])} networks voting"]
             row += [_paper(recipe.ensemble), error, "", "", "", "", vote["machine"]]
-            rows.append([*row, f"`tf-capsops report {name}`"])
+            rows.append([*row, command])
     return {"columns": list(_COLUMNS), "rows": rows}
 
 
@@ -138,21 +133,28 @@ def _paper(paper):
     return f"{paper.error} ({paper.source})" if paper else ""
 
 
-def _measured(runs_here):
-    """Returns the cells of error, time, memory and size of runs on one machine."""
-    errors = [run["wrong"] / run["images"] for run in runs_here]
+def _measured(found):
+    """Returns the cells of a recipe's runs: error, time, memory, size and machines."""
+    if not found:
+        return ["missing", "", "", "", "", ""]
+    errors = [run["wrong"] / run["images"] for run in found]
     error = f"{statistics.fmean(errors):.2%}"
     if len(errors) > 1:
         error += f" ± {statistics.stdev(errors):.2%}"
-    seconds = [run["seconds_per_epoch"] for run in runs_here]
+    machines = collections.Counter(run["machine"] for run in found).most_common()
+    here = [run for run in found if run["machine"] == machines[0][0]]
+    seconds = [run["seconds_per_epoch"] for run in here]
     seconds = [each for each in seconds if each is not None]
     peaks = [
-        max((run["peak_bytes"].get(kind, 0) for run in runs_here), default=0)
-        for kind in ("host", "gpu")
+        max(run["peak_bytes"].get(kind, 0) for run in here) for kind in ("host", "gpu")
     ]
+    named = [machine for machine, _ in machines]
+    if len(named) > 1:
+        named = [f"{machine} ({count})" for machine, count in machines]
     return [
         f"{error} ({len(errors)})",
         f"{statistics.median(seconds):.2f}" if seconds else "",
         *(f"{peak / 1e6:.0f}" if peak else "" for peak in peaks),
-        f"{runs_here[0]['parameters']:,}",
+        f"{found[0]['parameters']:,}",
+        ", ".join(named),
     ]
