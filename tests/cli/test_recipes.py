@@ -26,6 +26,7 @@ _PARAMETERS = {
     "efficient_capsnet-fashion_mnist": 162_400,
     "em-mnist": 318_964,
     "em-affine_mnist": 318_964,
+    "vb-affine_mnist": 319_260,
 }
 
 

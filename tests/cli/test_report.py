@@ -172,10 +172,43 @@ def test_the_table_of_the_page_is_made_of_its_runs():
     path = fresh.ROOT / "docs" / "measured" / "results.json"
     content = json.loads(path.read_text())
     # None is of a recipe that has changed since.
-    entries = results.read(path)
-    assert entries == content["recipes"]
-    made = json.loads(json.dumps(results.table(entries)))
-    assert content["tables"]["results"].items() >= made.items()
+    entries, variants = results.read(path)
+    assert (entries, variants) == (content["recipes"], content["variants"])
+    for name, made in (
+        ("results", results.table(entries)),
+        ("results_variants", results.variants_table(variants)),
+    ):
+        made = json.loads(json.dumps(made))
+        assert content["tables"][name].items() >= made.items()
+
+
+def test_runs_that_differ_from_their_recipe_have_a_table_of_their_own(work, capsys):
+    one = ["train", "--recipe", _EFFICIENT, "--seed"]
+    held_out = ["--validation", "0.2", "--output"]
+    other = ["--batch-size", "64", "--distortion", "0.5", "20", "0.1"]
+    assert main([*one, "1", *held_out, "runs/held-out-1"]) == 0
+    for seed in "12":
+        assert main([*one, seed, *other, *held_out, f"runs/other-{seed}"]) == 0
+    assert main(["report", _CAPSNET, "--read-only"]) == 0
+    assert _results()["variants"] == []
+    before = _results()["recipes"]
+    for _ in range(2):  # the second time none is added again
+        assert main(["report", _EFFICIENT, "--read-only"]) == 0
+    content = _results()
+    assert content["recipes"] == before
+    assert [run["seed"] for run in content["variants"]] == [1, 1, 2]
+    wrong = [run["wrong"] for run in content["variants"]]
+    for run, directory in enumerate(("held-out-1", "other-1", "other-2")):
+        result = json.loads((work / "runs" / directory / "result.json").read_text())
+        assert wrong[run] == result["wrong"]
+    table = content["tables"]["results_variants"]
+    plain, changed = (dict(zip(table["columns"], row)) for row in table["rows"])
+    assert (plain["but for"], plain["images"]) == ("nothing", "held out")
+    assert changed["but for"] == "batch size 64; distortion degrees 20"
+    errors = [each / content["variants"][0]["images"] for each in wrong[1:]]
+    ours = f"{np.mean(errors):.2%} ± {np.std(errors, ddof=1):.2%} (2)"
+    assert changed["error, mean ± deviation (seeds)"] == ours
+    assert f"{ours}  held out, but for batch size 64" in capsys.readouterr().out
 
 
 def test_what_is_finished_is_read_and_never_trained_again(work):
@@ -194,7 +227,10 @@ def test_a_run_of_an_older_recipe_is_none_of_it(work, monkeypatch):
     monkeypatch.chdir(work)
     _quickly(monkeypatch, epochs=2)
     assert main(["report", _EFFICIENT, "--read-only"]) == 0
-    assert _results()["recipes"] == {}
+    content = _results()
+    assert content["recipes"] == {}
+    rows = content["tables"]["results_variants"]["rows"]
+    assert [row[:3] for row in rows] == [[_EFFICIENT, "epochs 1", "test"]]
 
 
 def test_a_stopped_run_is_resumed_and_a_failure_told(work, monkeypatch, capsys):

@@ -167,6 +167,13 @@ RECIPES = {
         routing="em",
         changes=_GENERATED,
     ),
+    "vb-affine_mnist": Recipe(
+        "affine_mnist",
+        "matrix_capsnet",
+        "compact",
+        routing="vb",
+        changes=_GENERATED,
+    ),
     "inq5-mnist": _quantized("mnist", "sabour", 5),
     "inq4-mnist": _quantized("mnist", "sabour", 4),
     "inq3-mnist": _quantized("mnist", "sabour", 3),

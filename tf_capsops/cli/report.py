@@ -93,7 +93,7 @@ def run(args):
 
     names = args.recipes or list(recipes.RECIPES)
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
-    entries = results.read(path)
+    entries, variants = results.read(path)
     failed = []
     # The first seed of every recipe, then the second: a table of one seed each is
     # worth more than one recipe with all.
@@ -109,13 +109,14 @@ def run(args):
                     failed.append(f"{name} with seed {seed}")
             if found is not None:
                 results.add(entries, name, seed, found)
-                _write(path, entries)
+                _write(path, entries, variants)
     for name in names:
         votes.add(entries, name, root, args.seeds)
-    _write(path, entries)
+    results.add_variants(variants, names, root)
+    _write(path, entries, variants)
     curves = {name: entries[name]["runs"] for name in entries}
     figures.learning_curves(curves, path.with_name(CURVES))
-    print(results.text(entries))
+    print(results.text(entries, variants))
     print(f"wrote {path} and {path.with_name(CURVES)}")
     if args.release:
         release.write(pathlib.Path(args.release), entries, names, root)
@@ -159,20 +160,20 @@ def _train(name, seed, root, args):
         return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
 
 
-def _write(path, entries):
+def _write(path, entries, variants):
     from tf_capsops.cli import results, runs
     from tf_capsops.machine import machine
 
+    shown = {"op": None, "device": "CPU", "right": False, "source": False}
     content = {
         "command": "tf-capsops report",
         **{key: value for key, value in machine().items() if key != "library"},
         "recipes": entries,
-        # As tools/measured.py takes a table.
+        "variants": variants,
+        # As tools/measured.py takes tables.
         "tables": {
-            "results": {
-                **results.table(entries),
-                **{"op": None, "device": "CPU", "right": False, "source": False},
-            }
+            "results": {**results.table(entries), **shown},
+            "results_variants": {**results.variants_table(variants), **shown},
         },
     }
     with reported(OSError):

@@ -21,6 +21,14 @@ _COLUMNS = (
     "machine",
     "command",
 )
+_COLUMNS_OF_VARIANTS = (
+    "recipe",
+    "but for",
+    "images",
+    "error, mean ± deviation (seeds)",
+    "s an epoch",
+    "machine",
+)
 
 
 def finished(root, name, seed):
@@ -54,47 +62,78 @@ def _first(root, name, seed, is_good):
 def read(path):
     """Returns the content of a `results.json`; that of none is empty.
 
-    Results of a recipe that has changed since are left out.
+    Returns:
+      The entries of recipes, without those that have changed since; and the variants,
+      a list of runs that differ from their recipe.
 
     Raises:
       CommandError: if it cannot be read.
     """
     if not path.is_file():
-        return {}
+        return {}, []
     with reported(OSError, ValueError):
         content = json.loads(path.read_text())
     try:
-        return {
+        entries = {
             name: entry
             for name, entry in content["recipes"].items()
-            if name in recipes.RECIPES
-            and not recipes.changes(entry["settings"], settings.of_recipe(name))
+            if not _differs(name, entry["settings"])
         }
+        variants = [
+            run
+            for run in content.get("variants", [])
+            if _differs(run["recipe"], run["settings"])
+        ]
     except (AttributeError, KeyError, TypeError) as error:
         raise CommandError(f"{path} does not hold results of recipes") from error
+    return entries, variants
+
+
+def _differs(name, config):
+    """Whether a run is another than its recipe has it, or the recipe is gone."""
+    if name not in recipes.RECIPES:
+        return True
+    return bool(recipes.changes(config, settings.of_recipe(name)))
 
 
 def add(entries, name, seed, run):
     """Adds a finished run to the entries that `read` returned."""
     with reported(OSError, ValueError):
-        result = json.loads((run / outcome.RESULT).read_text())
         history = json.loads((run / runs.HISTORY).read_text())
-    on = result.pop("machine")
+    added = {"seed": seed, **_summary(run)}
     accuracies = progress.accuracies(history)[1]
+    added["wrong_by_epoch"] = [round((1 - a) * added["images"]) for a in accuracies]
     entry = entries.setdefault(
         name, {"settings": settings.of_recipe(name), "runs": [], "votes": []}
     )
     others = [each for each in entry["runs"] if each["seed"] != seed]
-    added = {
-        "seed": seed,
+    entry["runs"] = sorted([*others, added], key=lambda each: each["seed"])
+
+
+def add_variants(variants, names, root):
+    """Adds the finished runs below `root` that differ from one of these recipes."""
+    for path in sorted(root.glob(f"**/{outcome.RESULT}")):
+        config = runs.read_config(path.parent)
+        name = config.get("recipe")
+        if name not in names or not _differs(name, config):
+            continue
+        own = {key: config.get(key) for key in settings.of_recipe(name)}
+        same = {"recipe": name, "settings": own, "seed": config.get("seed")}
+        variants[:] = [run for run in variants if not same.items() <= run.items()]
+        variants.append({**same, **_summary(path.parent)})
+
+
+def _summary(run):
+    with reported(OSError, ValueError):
+        result = json.loads((run / outcome.RESULT).read_text())
+    on = result.pop("machine")
+    return {
         **result,
         "machine": label(on),
         "commit": on["commit"],
         "date": on["date"],
         "tensorflow": on["versions"]["tensorflow"],
-        "wrong_by_epoch": [round((1 - a) * result["images"]) for a in accuracies],
     }
-    entry["runs"] = sorted([*others, added], key=lambda each: each["seed"])
 
 
 def has(entries, name, seed):
@@ -121,11 +160,52 @@ def table(entries):
     return {"columns": list(_COLUMNS), "rows": rows}
 
 
-def text(entries):
-    """Returns the table for a terminal: recipe, ours and the paper's."""
-    rows = [[row[0], row[2], row[1]] for row in table(entries)["rows"]]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = (f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows)
+def variants_table(variants):
+    """Returns columns and rows of runs that differ from their recipes."""
+    groups = {}
+    for name in recipes.RECIPES:
+        for run in variants:
+            if run["recipe"] == name:
+                images = {"validation": "held out"}.get(run["part"], run["part"])
+                key = name, _difference(run), images
+                groups.setdefault(key, []).append(run)
+    rows = []
+    for key, found in groups.items():
+        error, seconds, *_, machine = _measured(found)
+        rows.append([*key, error, seconds, machine])
+    return {"columns": list(_COLUMNS_OF_VARIANTS), "rows": rows}
+
+
+def _difference(run):
+    """Says in what a run differs from its recipe, apart from held-out images."""
+    fixed = json.loads(json.dumps(settings.of_recipe(run["recipe"])))
+    said = []
+    for name in recipes.changes(run["settings"], fixed):
+        value, usual = run["settings"][name], fixed[name]
+        if isinstance(value, dict) and isinstance(usual, dict):
+            pairs = ((k, v) for k, v in value.items() if v != usual.get(k))
+            value = ", ".join(f"{k} {_text(v)}" for k, v in pairs)
+        if name != "validation":
+            said.append(f"{name.replace('_', ' ')} {_text(value)}")
+    return "; ".join(said) or "nothing"
+
+
+def _text(value):
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def text(entries, variants):
+    """Returns the tables for a terminal: recipe, ours and the paper's; and variants."""
+    lines = [[row[0], row[2], row[1]] for row in table(entries)["rows"]]
+    if variants:
+        rows = variants_table(variants)["rows"]
+        lines.append(["", "", ""])
+        for name, difference, images, error, *_ in rows:
+            lines.append([name, error, f"{images}, but for {difference}"])
+    widths = [max(len(line[column]) for line in lines) for column in range(2)]
+    lines = (f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in lines)
     return "\n".join(lines)
 
 
