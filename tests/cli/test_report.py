@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
-from tf_capsops.cli import evaluate, recipes, results
+from tf_capsops.cli import evaluate, recipes, results, settings, variants
 
 _EFFICIENT, _CAPSNET, _QUANTIZED = (
     "efficient_capsnet-digits",
@@ -172,23 +172,26 @@ def test_the_table_of_the_page_is_made_of_its_runs():
     path = fresh.ROOT / "docs" / "measured" / "results.json"
     content = json.loads(path.read_text())
     # None is of a recipe that has changed since.
-    entries, variants = results.read(path)
-    assert (entries, variants) == (content["recipes"], content["variants"])
+    entries, others = results.read(path), variants.read(path)
+    assert (entries, others) == (content["recipes"], content["variants"])
     for name, made in (
         ("results", results.table(entries)),
-        ("results_variants", results.variants_table(variants)),
+        ("results_variants", variants.table(others)),
     ):
         made = json.loads(json.dumps(made))
         assert content["tables"][name].items() >= made.items()
 
 
-def test_runs_that_differ_from_their_recipe_have_a_table_of_their_own(work, capsys):
+def test_variants_have_a_table_of_their_own(work, capsys):
     one = ["train", "--recipe", _EFFICIENT, "--seed"]
-    held_out = ["--validation", "0.2", "--output"]
     other = ["--batch-size", "64", "--distortion", "0.5", "20", "0.1"]
-    assert main([*one, "1", *held_out, "runs/held-out-1"]) == 0
-    for seed in "12":
-        assert main([*one, seed, *other, *held_out, f"runs/other-{seed}"]) == 0
+    for name, options in (
+        ("other-1", ["1", "--validation", "0.2", *other]),
+        ("other-2", ["2", "--validation", "0.2", *other]),
+        ("plain-1", ["1", "--validation", "0.2"]),
+        ("tenth-1", ["1", "--validation", "0.1"]),
+    ):
+        assert main([*one, *options, "--output", f"runs/{name}"]) == 0
     assert main(["report", _CAPSNET, "--read-only"]) == 0
     assert _results()["variants"] == []
     before = _results()["recipes"]
@@ -196,19 +199,68 @@ def test_runs_that_differ_from_their_recipe_have_a_table_of_their_own(work, caps
         assert main(["report", _EFFICIENT, "--read-only"]) == 0
     content = _results()
     assert content["recipes"] == before
-    assert [run["seed"] for run in content["variants"]] == [1, 1, 2]
-    wrong = [run["wrong"] for run in content["variants"]]
-    for run, directory in enumerate(("held-out-1", "other-1", "other-2")):
-        result = json.loads((work / "runs" / directory / "result.json").read_text())
-        assert wrong[run] == result["wrong"]
-    table = content["tables"]["results_variants"]
-    plain, changed = (dict(zip(table["columns"], row)) for row in table["rows"])
-    assert (plain["but for"], plain["images"]) == ("nothing", "held out")
-    assert changed["but for"] == "batch size 64; distortion degrees 20"
-    errors = [each / content["variants"][0]["images"] for each in wrong[1:]]
-    ours = f"{np.mean(errors):.2%} ± {np.std(errors, ddof=1):.2%} (2)"
-    assert changed["error, mean ± deviation (seeds)"] == ours
-    assert f"{ours}  held out, but for batch size 64" in capsys.readouterr().out
+    made = content["tables"]["results_variants"]
+    rows = {tuple(row[1:3]): dict(zip(made["columns"], row)) for row in made["rows"]}
+    # Those that are as the recipe otherwise stand first.
+    changed = "batch size 64; distortion degrees 20"
+    shares = [("", "287 held out"), ("", "144 held out"), (changed, "287 held out")]
+    assert list(rows) == shares
+    wrong = []
+    for seed in "12":
+        result = json.loads((work / f"runs/other-{seed}/result.json").read_text())
+        wrong.append(result["wrong"] / 287)
+    ours = f"{np.mean(wrong):.2%} ± {np.std(wrong, ddof=1):.2%} (2)"
+    row = rows[changed, "287 held out"]
+    assert row["error, mean ± deviation (seeds)"] == ours
+    assert row["each seed's"] == f"1: {wrong[0]:.2%}, 2: {wrong[1]:.2%}"
+    assert f"{ours}  287 held out  {changed}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"machine": {}}'])
+def test_a_variant_that_cannot_be_read_is_left_out_and_told(work, text, capsys):
+    run = work / "runs" / "broken"
+    shutil.copytree(work / "runs" / f"{_EFFICIENT}-seed-1", run)
+    config = {**json.loads((run / "config.json").read_text()), "epochs": 9}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "result.json").write_text(text)
+    assert main(["report", _EFFICIENT, "--read-only"]) == 0
+    told = "left out: runs/broken/result.json does not hold the outcome of a run\n"
+    assert capsys.readouterr().err == told
+    assert _results()["variants"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changed"),
+    [
+        ("em-mnist", {"routing": "vb", "margin": None}, "routing vb"),
+        ("capsnet-mnist", {"network": {"capsule_dim": 8}}, "network capsule dim 8"),
+        ("inq5-mnist", {"steps": [0.5, 1.0]}, "steps 0.5 1"),
+        ("em-mnist", {"epochs": None}, "epochs None"),
+    ],
+)
+def test_what_a_variant_changed_is_named(name, options, changed):
+    own = json.loads(json.dumps(settings.of_recipe(name)))
+    for key, value in options.items():
+        own[key] = {**own[key], **value} if isinstance(value, dict) else value
+    run = {"recipe": name, "settings": own, "seed": 1, "part": "test", "wrong": 1}
+    made = variants.table([{**run, "images": 10, "machine": "A"}])
+    assert made["rows"] == [[name, changed, "test", "10.00% (1)", "1: 10.00%", "A"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"recipes": {_EFFICIENT: {"runs": []}}},
+        {"recipes": {}, "variants": [{"recipe": _EFFICIENT, "settings": {}}]},
+        {"recipes": {}, "variants": 1},
+    ],
+)
+def test_a_file_of_something_else_is_refused(work, content, capsys):
+    pathlib.Path("runs/results.json").write_text(json.dumps(content))
+    assert main(["report", _EFFICIENT, "--read-only"]) == 2
+    told = "runs/results.json does not hold results of recipes\n"
+    assert capsys.readouterr().err.endswith(told)
 
 
 def test_what_is_finished_is_read_and_never_trained_again(work):
@@ -230,7 +282,16 @@ def test_a_run_of_an_older_recipe_is_none_of_it(work, monkeypatch):
     content = _results()
     assert content["recipes"] == {}
     rows = content["tables"]["results_variants"]["rows"]
-    assert [row[:3] for row in rows] == [[_EFFICIENT, "epochs 1", "test"]]
+    assert [row[:3] for row in rows if row[0] == _EFFICIENT] == [
+        [_EFFICIENT, "epochs 1", "test"]
+    ]
+    assert [row[0] for row in rows] == [_EFFICIENT, _CAPSNET, _QUANTIZED]
+    shutil.rmtree("runs/" + _EFFICIENT + "-seed-1")
+    # A recipe that is gone leaves nothing.
+    monkeypatch.delitem(recipes.RECIPES, _EFFICIENT)
+    assert main(["report", _CAPSNET, "--read-only"]) == 0
+    rows = _results()["tables"]["results_variants"]["rows"]
+    assert [row[0] for row in rows] == [_CAPSNET, _QUANTIZED]
 
 
 def test_a_stopped_run_is_resumed_and_a_failure_told(work, monkeypatch, capsys):

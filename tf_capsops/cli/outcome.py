@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a finished run came to: result.json, beside its model."""
 
+import json
 import resource
 import statistics
 import time
@@ -10,9 +11,18 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.cli import runs
-from tf_capsops.machine import machine
+from tf_capsops.cli.errors import CommandError
+from tf_capsops.machine import label, machine
 
 RESULT = "result.json"
+_KEPT = (
+    "part",
+    "images",
+    "wrong",
+    "parameters",
+    "seconds_per_epoch",
+    "peak_bytes",
+)
 
 
 class Clock(keras.callbacks.Callback):
@@ -56,3 +66,24 @@ def write(directory, model, clock, accuracy):
         "machine": machine(),
     }
     runs.write_json(directory / RESULT, content)
+
+
+def read(directory):
+    """Returns a run's result.json, with the machine's name for all that it is.
+
+    Raises:
+      CommandError: if it is not there or not such a file.
+    """
+    path = directory / RESULT
+    try:
+        result = json.loads(path.read_text())
+        on = result.pop("machine")
+        return {
+            **{key: result[key] for key in _KEPT},
+            "machine": label(on),
+            "commit": on["commit"],
+            "date": on["date"],
+            "tensorflow": on["versions"]["tensorflow"],
+        }
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise CommandError(f"{path} does not hold the outcome of a run") from error

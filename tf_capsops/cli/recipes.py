@@ -134,7 +134,7 @@ RECIPES = {
         "matrix_capsnet",
         "compact",
         routing="em",
-        # By as much as the authors' code shifts and turns.
+        # The authors' code has both, too.
         changes={"epochs": 40, "distortion": presets.Distortion(2.0, 15.0)},
         paper=Paper("0.44%", "Hinton et al. 2018, section 5"),
     ),

@@ -35,7 +35,8 @@ def add_arguments(parser):
         default="runs",
         metavar="DIRECTORY",
         help="where runs are, at any depth, and new ones are made; finished ones are "
-        "read, and stopped ones resumed (default: %(default)s)",
+        "read, and stopped ones resumed; those that changed options of their recipe, "
+        "or held out images, have a table of their own (default: %(default)s)",
     )
     parser.add_argument(
         "--results",
@@ -89,11 +90,11 @@ def run(args):
     require("matplotlib", "tensorboard")
     for name in args.recipes:
         recipes.find(name)
-    from tf_capsops.cli import figures, release, results, votes
+    from tf_capsops.cli import figures, release, results, variants, votes
 
     names = args.recipes or list(recipes.RECIPES)
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
-    entries, variants = results.read(path)
+    entries, others = results.read(path), variants.read(path)
     failed = []
     # The first seed of every recipe, then the second: a table of one seed each is
     # worth more than one recipe with all.
@@ -109,14 +110,15 @@ def run(args):
                     failed.append(f"{name} with seed {seed}")
             if found is not None:
                 results.add(entries, name, seed, found)
-                _write(path, entries, variants)
+                _write(path, entries, others)
     for name in names:
         votes.add(entries, name, root, args.seeds)
-    results.add_variants(variants, names, root)
-    _write(path, entries, variants)
+    variants.add(others, names, root)
+    _write(path, entries, others)
     curves = {name: entries[name]["runs"] for name in entries}
     figures.learning_curves(curves, path.with_name(CURVES))
-    print(results.text(entries, variants))
+    print(results.text(entries, names))
+    print(variants.text(others, names), end="")
     print(f"wrote {path} and {path.with_name(CURVES)}")
     if args.release:
         release.write(pathlib.Path(args.release), entries, names, root)
@@ -160,8 +162,8 @@ def _train(name, seed, root, args):
         return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
 
 
-def _write(path, entries, variants):
-    from tf_capsops.cli import results, runs
+def _write(path, entries, others):
+    from tf_capsops.cli import results, runs, variants
     from tf_capsops.machine import machine
 
     shown = {"op": None, "device": "CPU", "right": False, "source": False}
@@ -169,11 +171,11 @@ def _write(path, entries, variants):
         "command": "tf-capsops report",
         **{key: value for key, value in machine().items() if key != "library"},
         "recipes": entries,
-        "variants": variants,
+        "variants": others,
         # As tools/measured.py takes tables.
         "tables": {
             "results": {**results.table(entries), **shown},
-            "results_variants": {**results.variants_table(variants), **shown},
+            "results_variants": {**variants.table(others), **shown},
         },
     }
     with reported(OSError):

@@ -3,12 +3,12 @@
 """Reads runs of recipes, and makes the table of what they came to."""
 
 import collections
+import contextlib
 import json
 import statistics
 
 from tf_capsops.cli import checkpoints, outcome, progress, recipes, runs, settings
 from tf_capsops.cli.errors import CommandError, reported
-from tf_capsops.machine import label
 
 _COLUMNS = (
     "recipe",
@@ -20,14 +20,6 @@ _COLUMNS = (
     "parameters",
     "machine",
     "command",
-)
-_COLUMNS_OF_VARIANTS = (
-    "recipe",
-    "but for",
-    "images",
-    "error, mean ± deviation (seeds)",
-    "s an epoch",
-    "machine",
 )
 
 
@@ -59,48 +51,55 @@ def _first(root, name, seed, is_good):
     return None
 
 
-def read(path):
-    """Returns the content of a `results.json`; that of none is empty.
-
-    Returns:
-      The entries of recipes, without those that have changed since; and the variants,
-      a list of runs that differ from their recipe.
+def content(path):
+    """Returns what a `results.json` holds; of none, a dict without recipes.
 
     Raises:
       CommandError: if it cannot be read.
     """
     if not path.is_file():
-        return {}, []
+        return {"recipes": {}}
     with reported(OSError, ValueError):
-        content = json.loads(path.read_text())
-    try:
+        return json.loads(path.read_text())
+
+
+def read(path):
+    """Returns the recipes' entries in a `results.json`.
+
+    Those of recipes that have changed since are left out: they are variants.
+
+    Raises:
+      CommandError: if it cannot be read.
+    """
+    with held_in(path):
         entries = {
             name: entry
-            for name, entry in content["recipes"].items()
-            if not _differs(name, entry["settings"])
+            for name, entry in content(path)["recipes"].items()
+            if name in recipes.RECIPES and not changes(name, entry["settings"])
         }
-        variants = [
-            run
-            for run in content.get("variants", [])
-            if _differs(run["recipe"], run["settings"])
-        ]
-    except (AttributeError, KeyError, TypeError) as error:
+        table(entries)
+    return entries
+
+
+@contextlib.contextmanager
+def held_in(path):
+    """Turns what goes wrong with other content into a `CommandError`."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CommandError(f"{path} does not hold results of recipes") from error
-    return entries, variants
 
 
-def _differs(name, config):
-    """Whether a run is another than its recipe has it, or the recipe is gone."""
-    if name not in recipes.RECIPES:
-        return True
-    return bool(recipes.changes(config, settings.of_recipe(name)))
+def changes(name, config):
+    """Names the settings of a run that are not those of its recipe."""
+    return recipes.changes(config, settings.of_recipe(name))
 
 
 def add(entries, name, seed, run):
     """Adds a finished run to the entries that `read` returned."""
     with reported(OSError, ValueError):
         history = json.loads((run / runs.HISTORY).read_text())
-    added = {"seed": seed, **_summary(run)}
+    added = {"seed": seed, **outcome.read(run)}
     accuracies = progress.accuracies(history)[1]
     added["wrong_by_epoch"] = [round((1 - a) * added["images"]) for a in accuracies]
     entry = entries.setdefault(
@@ -108,32 +107,6 @@ def add(entries, name, seed, run):
     )
     others = [each for each in entry["runs"] if each["seed"] != seed]
     entry["runs"] = sorted([*others, added], key=lambda each: each["seed"])
-
-
-def add_variants(variants, names, root):
-    """Adds the finished runs below `root` that differ from one of these recipes."""
-    for path in sorted(root.glob(f"**/{outcome.RESULT}")):
-        config = runs.read_config(path.parent)
-        name = config.get("recipe")
-        if name not in names or not _differs(name, config):
-            continue
-        own = {key: config.get(key) for key in settings.of_recipe(name)}
-        same = {"recipe": name, "settings": own, "seed": config.get("seed")}
-        variants[:] = [run for run in variants if not same.items() <= run.items()]
-        variants.append({**same, **_summary(path.parent)})
-
-
-def _summary(run):
-    with reported(OSError, ValueError):
-        result = json.loads((run / outcome.RESULT).read_text())
-    on = result.pop("machine")
-    return {
-        **result,
-        "machine": label(on),
-        "commit": on["commit"],
-        "date": on["date"],
-        "tensorflow": on["versions"]["tensorflow"],
-    }
 
 
 def has(entries, name, seed):
@@ -145,7 +118,7 @@ def table(entries):
     """Returns columns and rows, of every recipe, for a page or a terminal.
 
     A recipe has a row. Its error is that of all its runs; its time and memory are those
-    of the machine with the most.
+    of the machine with most of the runs.
     """
     rows = []
     for name, recipe in recipes.RECIPES.items():
@@ -153,60 +126,28 @@ def table(entries):
         command = f"`tf-capsops report {name}`"
         rows.append([name, _paper(recipe.paper), *_measured(entry["runs"]), command])
         for vote in entry["votes"]:
-            error = f"{vote['wrong'] / vote['images']:.2%}"
+            together = f"{vote['wrong'] / vote['images']:.2%}"
             row = [f"{name}, {len(vote['seeds'])} networks voting"]
-            row += [_paper(recipe.ensemble), error, "", "", "", "", vote["machine"]]
+            row += [_paper(recipe.ensemble), together, *[""] * 4, vote["machine"]]
             rows.append([*row, command])
     return {"columns": list(_COLUMNS), "rows": rows}
 
 
-def variants_table(variants):
-    """Returns columns and rows of runs that differ from their recipes."""
-    groups = {}
-    for name in recipes.RECIPES:
-        for run in variants:
-            if run["recipe"] == name:
-                images = {"validation": "held out"}.get(run["part"], run["part"])
-                key = name, _difference(run), images
-                groups.setdefault(key, []).append(run)
-    rows = []
-    for key, found in groups.items():
-        error, seconds, *_, machine = _measured(found)
-        rows.append([*key, error, seconds, machine])
-    return {"columns": list(_COLUMNS_OF_VARIANTS), "rows": rows}
+def text(entries, names):
+    """Returns the table of these recipes for a terminal: ours and the paper's."""
+    rows = [
+        [row[0], row[2], row[1]]
+        for row in table(entries)["rows"]
+        if row[0].partition(",")[0] in names
+    ]
+    return columns([["recipe", "error (seeds)", "the paper's"], *rows])
 
 
-def _difference(run):
-    """Says in what a run differs from its recipe, apart from held-out images."""
-    fixed = json.loads(json.dumps(settings.of_recipe(run["recipe"])))
-    said = []
-    for name in recipes.changes(run["settings"], fixed):
-        value, usual = run["settings"][name], fixed[name]
-        if isinstance(value, dict) and isinstance(usual, dict):
-            pairs = ((k, v) for k, v in value.items() if v != usual.get(k))
-            value = ", ".join(f"{k} {_text(v)}" for k, v in pairs)
-        if name != "validation":
-            said.append(f"{name.replace('_', ' ')} {_text(value)}")
-    return "; ".join(said) or "nothing"
-
-
-def _text(value):
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def text(entries, variants):
-    """Returns the tables for a terminal: recipe, ours and the paper's; and variants."""
-    lines = [[row[0], row[2], row[1]] for row in table(entries)["rows"]]
-    if variants:
-        rows = variants_table(variants)["rows"]
-        lines.append(["", "", ""])
-        for name, difference, images, error, *_ in rows:
-            lines.append([name, error, f"{images}, but for {difference}"])
-    widths = [max(len(line[column]) for line in lines) for column in range(2)]
-    lines = (f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in lines)
-    return "\n".join(lines)
+def columns(rows):
+    """Returns rows of text, the columns one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in padded)
 
 
 def _paper(paper):
@@ -217,24 +158,37 @@ def _measured(found):
     """Returns the cells of a recipe's runs: error, time, memory, size and machines."""
     if not found:
         return ["missing", "", "", "", "", ""]
-    errors = [run["wrong"] / run["images"] for run in found]
-    error = f"{statistics.fmean(errors):.2%}"
-    if len(errors) > 1:
-        error += f" ± {statistics.stdev(errors):.2%}"
-    machines = collections.Counter(run["machine"] for run in found).most_common()
-    here = [run for run in found if run["machine"] == machines[0][0]]
+    most, _ = _machines(found)[0]
+    here = [run for run in found if run["machine"] == most]
     seconds = [run["seconds_per_epoch"] for run in here]
     seconds = [each for each in seconds if each is not None]
     peaks = [
         max(run["peak_bytes"].get(kind, 0) for run in here) for kind in ("host", "gpu")
     ]
-    named = [machine for machine, _ in machines]
-    if len(named) > 1:
-        named = [f"{machine} ({count})" for machine, count in machines]
     return [
-        f"{error} ({len(errors)})",
+        error(found),
         f"{statistics.median(seconds):.2f}" if seconds else "",
         *(f"{peak / 1e6:.0f}" if peak else "" for peak in peaks),
         f"{found[0]['parameters']:,}",
-        ", ".join(named),
+        machines(found),
     ]
+
+
+def error(found):
+    """Returns mean and deviation of the errors of runs, and how many there are."""
+    errors = [run["wrong"] / run["images"] for run in found]
+    mean = f"{statistics.fmean(errors):.2%}"
+    deviation = f" ± {statistics.stdev(errors):.2%}" if len(errors) > 1 else ""
+    return f"{mean}{deviation} ({len(errors)})"
+
+
+def machines(found):
+    """Names the machines of runs, that of most of them first."""
+    counts = _machines(found)
+    if len(counts) == 1:
+        return counts[0][0]
+    return ", ".join(f"{machine} ({count})" for machine, count in counts)
+
+
+def _machines(found):
+    return collections.Counter(run["machine"] for run in found).most_common()

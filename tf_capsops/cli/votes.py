@@ -2,12 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of several seeds that vote: the class with the largest mean score."""
 
-import json
-
 import numpy as np
 
-from tf_capsops.cli import evaluate, outcome, recipes, results, runs
-from tf_capsops.machine import label
+from tf_capsops.cli import evaluate, recipes, results, runs
 
 
 def add(entries, name, root, seeds):
@@ -29,12 +26,12 @@ def add(entries, name, root, seeds):
         model, dataset, _ = runs.open_model(run)
         scores = scores + evaluate.scores(model, dataset.test)
     wrong = int(np.count_nonzero(scores.argmax(axis=1) != dataset.test.labels))
-    result = json.loads((run / outcome.RESULT).read_text())
+    voting = [run for run in entries[name]["runs"] if run["seed"] in found]
     entries[name]["votes"] = [
         {
             "seeds": list(found),
             "wrong": wrong,
             "images": len(dataset.test),
-            "machine": label(result["machine"]),
+            "machine": results.machines(voting),
         }
     ]

@@ -1,0 +1,120 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Variants: runs that changed options of their recipe, or held out images."""
+
+import sys
+
+from tf_capsops.cli import outcome, recipes, results, runs, settings
+from tf_capsops.cli.errors import CommandError
+
+_COLUMNS = (
+    "recipe",
+    "changed",
+    "images",
+    "error, mean ± deviation (seeds)",
+    "each seed's",
+    "machine",
+)
+
+
+def read(path):
+    """Returns the variants in a `results.json`.
+
+    Runs of a recipe that has changed since are variants of what it is now.
+
+    Raises:
+      CommandError: if it cannot be read.
+    """
+    with results.held_in(path):
+        content = results.content(path)
+        found = list(content.get("variants", []))
+        for name, entry in content["recipes"].items():
+            for run in entry["runs"]:
+                kept = {k: v for k, v in run.items() if k != "wrong_by_epoch"}
+                found.append({"recipe": name, "settings": entry["settings"], **kept})
+        found = [
+            run
+            for run in found
+            if run["recipe"] in recipes.RECIPES
+            and results.changes(run["recipe"], run["settings"])
+        ]
+        table(found)
+    return found
+
+
+def add(variants, names, root):
+    """Adds the finished variants of these recipes below `root`, in place of the same.
+
+    What cannot be read is left out, and said on stderr.
+    """
+    added = []
+    for path in sorted(root.glob(f"**/{outcome.RESULT}")):
+        try:
+            config = runs.read_config(path.parent)
+            name = config.get("recipe")
+            if name in names and results.changes(name, config):
+                own = {key: config.get(key) for key in settings.of_recipe(name)}
+                run = {"recipe": name, "settings": own, "seed": config.get("seed")}
+                if not any(run.items() <= each.items() for each in added):
+                    added.append({**run, **outcome.read(path.parent)})
+        except CommandError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    same = ("recipe", "settings", "seed")
+    news = [[each[key] for key in same] for each in added]
+    variants[:] = [run for run in variants if [run[key] for key in same] not in news]
+    variants += added
+
+
+def table(variants):
+    """Returns columns and rows, a row for all seeds of the same settings."""
+    groups = {}
+    for run in variants:
+        images = run["part"]
+        if images == "validation":
+            images = f"{run['images']:,} held out"
+        key = run["recipe"], _changed(run), images
+        groups.setdefault(key, []).append(run)
+    order = list(recipes.RECIPES)
+    rows = []
+    # What a recipe itself comes to stands before what was changed in it.
+    for key in sorted(groups, key=lambda key: (order.index(key[0]), key[1] != "")):
+        found = sorted(groups[key], key=lambda run: run["seed"] or 0)
+        each = (f"{run['seed']}: {run['wrong'] / run['images']:.2%}" for run in found)
+        seeds = ", ".join(each)
+        rows.append([*key, results.error(found), seeds, results.machines(found)])
+    return {"columns": list(_COLUMNS), "rows": rows}
+
+
+def text(variants, names):
+    """Returns lines of these recipes' variants for a terminal; none without any."""
+    rows = [
+        [row[0], row[3], row[2], row[1]]
+        for row in table(variants)["rows"]
+        if row[0] in names
+    ]
+    heads = ["recipe", "error (seeds)", "images", "changed"]
+    return f"\n{results.columns([heads, *rows])}\n" if rows else ""
+
+
+def _changed(run):
+    """Says in which settings a run is not as its recipe has it."""
+    own, fixed = run["settings"], settings.of_recipe(run["recipe"])
+    skipped = ["validation"]  # has a column
+    if own.get("routing") != fixed.get("routing"):
+        skipped.append("margin")  # goes with the routing
+    return "; ".join(_pairs(own, fixed, skipped))
+
+
+def _pairs(own, fixed, skipped=()):
+    for key in recipes.changes(own, {**dict.fromkeys(own), **fixed}):
+        value, usual = own.get(key), fixed.get(key)
+        if isinstance(value, dict) and isinstance(usual, dict):
+            value = ", ".join(_pairs(value, usual))
+        if key not in skipped:
+            yield f"{key.replace('_', ' ')} {_text(value)}"
+
+
+def _text(value):
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
