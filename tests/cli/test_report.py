@@ -216,6 +216,40 @@ def test_variants_have_a_table_of_their_own(work, capsys):
     assert f"{ours}  287 held out  {changed}" in capsys.readouterr().out
 
 
+def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
+    train = ["train", "--recipe", _CAPSNET, "--seed", "1", "--validation", "0.2"]
+    assert main([*train, "--output", "runs/held"]) == 0
+    trained = f"runs/{_CAPSNET}-seed-1"
+    shutil.rmtree(f"runs/{_QUANTIZED}-seed-1")
+    for name, run, options in (
+        ("same", trained, ["--seed", "1"]),
+        ("steps", trained, ["--seed", "1", "--steps", "0.5", "1"]),
+        ("held-5", "runs/held", ["--seed", "1"]),
+        # The recipe has one seed for both, its own data, and five bits.
+        ("seed", trained, ["--seed", "2"]),
+        ("data", trained, ["--seed", "1", "--data", "digits"]),
+        ("bits", trained, ["--seed", "1", "--bits", "6"]),
+    ):
+        assert main(["quantize", run, *options, "--output", f"runs/{name}"]) == 0
+    configs = {
+        name: json.loads((work / "runs" / name / "config.json").read_text())
+        for name in ("same", "steps", "held-5", "seed", "data", "bits")
+    }
+    assert [(c["recipe"], c["changed"]) for c in configs.values()] == [
+        (_QUANTIZED, []),
+        (_QUANTIZED, ["steps", "epochs"]),
+        (_QUANTIZED, ["trained"]),
+        *[(None, None)] * 3,
+    ]
+    assert main(["report", _QUANTIZED, "--read-only"]) == 0
+    assert results.finished(work, _QUANTIZED, 1).name == "same"
+    rows = _results()["tables"]["results_variants"]["rows"]
+    assert [row[:3] for row in rows] == [
+        [_QUANTIZED, "", "287 held out"],
+        [_QUANTIZED, "steps 0.5 1; epochs 2", "test"],
+    ]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"machine": {}}'])
 def test_a_variant_that_cannot_be_read_is_left_out_and_told(work, text, capsys):
     run = work / "runs" / "broken"

@@ -54,7 +54,6 @@ def add_arguments(parser):
     arguments.add_seed(parser)
     arguments.add_nondeterministic(parser)
     arguments.add_output(parser, "quantize-DATA")
-    parser.set_defaults(recipe=None)
 
 
 def run(args):
@@ -107,9 +106,7 @@ def run(args):
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     config = {
         "data": data.absolute(args.data or runs.remembered_data(source)),
-        "recipe": args.recipe,
-        "changed": args.recipe and [],
-        "trained": args.recipe and settings.of_recipe(args.recipe)["trained"],
+        **_recipe(source, args, repeatable["seed"]),
         "source": str(source.resolve()),
         "bits": args.bits,
         "steps": fractions,
@@ -121,6 +118,8 @@ def run(args):
         "validation": share,
         **repeatable,
     }
+    name = config["recipe"]
+    config["changed"] = name and recipes.changes(config, settings.of_recipe(name))
     runs.write_json(directory / runs.CONFIG, config)
     before = quantization.Accuracy.of(model, dataset)
     at_once = quantization.rounded_at_once(model, dataset, args.bits)
@@ -177,6 +176,18 @@ def run(args):
         }
         _finish(model, dataset, directory, steps, clock, before, report)
     return 0
+
+
+def _recipe(source, args, seed):
+    """Names the recipe that quantizes such a run to so many bits, None without one."""
+    from tf_capsops.cli import runs
+
+    own = runs.read_config(source)
+    name = recipes.quantizing(own.get("recipe"), args.bits)
+    if name is None or args.data is not None or own.get("seed") != seed:
+        return {"recipe": None, "trained": None}
+    fixed = settings.of_recipe(name)["trained"]
+    return {"recipe": name, "trained": {key: own.get(key) for key in fixed}}
 
 
 def _finish(model, dataset, directory, steps, clock, before, report):
@@ -254,7 +265,6 @@ def run_recipe(args, train):
     return run(
         argparse.Namespace(
             model=source,
-            recipe=args.recipe,
             data=None,
             bits=recipe.bits,
             steps=None,

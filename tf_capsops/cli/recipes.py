@@ -235,6 +235,14 @@ def check_data(name, dataset):
             )
 
 
+def quantizing(trained, bits):
+    """Returns the name of the recipe that quantizes runs of another, or None."""
+    for name, recipe in RECIPES.items():
+        if recipe.bits == bits and recipe.trained == trained:
+            return name
+    return None
+
+
 def quantization_steps(bits):
     """Returns the shares of the weights that are fixed after each step."""
     return _QUANTIZATION_STEPS.get(bits, [0.5, 0.75, 0.875, 1.0])

@@ -115,7 +115,9 @@ def run(args):
         votes.add(entries, name, root, args.seeds)
     variants.add(others, names, root)
     _write(path, entries, others)
-    curves = {name: entries[name]["runs"] for name in entries}
+    curves = {
+        name: entries[name]["runs"] for name in recipes.RECIPES if name in entries
+    }
     figures.learning_curves(curves, path.with_name(CURVES))
     print(results.text(entries, names))
     print(variants.text(others, names), end="")

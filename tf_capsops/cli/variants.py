@@ -105,12 +105,14 @@ def _changed(run):
     return "; ".join(_pairs(own, fixed, skipped))
 
 
-def _pairs(own, fixed, skipped=()):
+def _pairs(own, fixed, skipped):
     for key in recipes.changes(own, {**dict.fromkeys(own), **fixed}):
+        if key in skipped:
+            continue
         value, usual = own.get(key), fixed.get(key)
         if isinstance(value, dict) and isinstance(usual, dict):
-            value = ", ".join(_pairs(value, usual))
-        if key not in skipped:
+            value = ", ".join(_pairs(value, usual, skipped))
+        if value != "":
             yield f"{key.replace('_', ' ')} {_text(value)}"
 
 
