@@ -221,28 +221,35 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     assert main([*train, "--output", "runs/held"]) == 0
     trained = f"runs/{_CAPSNET}-seed-1"
     shutil.rmtree(f"runs/{_QUANTIZED}-seed-1")
+    found = []
     for name, run, options in (
         ("same", trained, ["--seed", "1"]),
         ("steps", trained, ["--seed", "1", "--steps", "0.5", "1"]),
-        ("held-5", "runs/held", ["--seed", "1"]),
+        ("held", "runs/held", ["--seed", "1"]),
         # The recipe has one seed for both, its own data, and five bits.
         ("seed", trained, ["--seed", "2"]),
         ("data", trained, ["--seed", "1", "--data", "digits"]),
         ("bits", trained, ["--seed", "1", "--bits", "6"]),
+        ("file", "runs/stopped/checkpoint.keras", ["--seed", "1"]),
+        ("stopped", "runs/stopped", ["--seed", "1"]),
     ):
-        assert main(["quantize", run, *options, "--output", f"runs/{name}"]) == 0
-    configs = {
-        name: json.loads((work / "runs" / name / "config.json").read_text())
-        for name in ("same", "steps", "held-5", "seed", "data", "bits")
-    }
-    assert [(c["recipe"], c["changed"]) for c in configs.values()] == [
+        if name == "file":
+            shutil.copytree(trained, "runs/stopped")
+            shutil.copy("runs/stopped/model.keras", run)
+        if name == "stopped":
+            (work / "runs" / "stopped" / "result.json").unlink()
+        quantized = f"runs/{name}-quantized"
+        assert main(["quantize", run, *options, "--output", quantized]) == 0
+        config = json.loads((work / quantized / "config.json").read_text())
+        found.append((config["recipe"], config["changed"]))
+    assert found == [
         (_QUANTIZED, []),
         (_QUANTIZED, ["steps", "epochs"]),
         (_QUANTIZED, ["trained"]),
-        *[(None, None)] * 3,
+        *[(None, None)] * 5,
     ]
     assert main(["report", _QUANTIZED, "--read-only"]) == 0
-    assert results.finished(work, _QUANTIZED, 1).name == "same"
+    assert results.finished(work, _QUANTIZED, 1).name == "same-quantized"
     rows = _results()["tables"]["results_variants"]["rows"]
     assert [row[:3] for row in rows] == [
         [_QUANTIZED, "", "287 held out"],
@@ -250,17 +257,40 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     ]
 
 
+@pytest.mark.parametrize("file", ["result.json", "history.json"])
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"machine": {}}'])
-def test_a_variant_that_cannot_be_read_is_left_out_and_told(work, text, capsys):
+def test_a_run_that_cannot_be_read_is_told(work, file, text, capsys):
     run = work / "runs" / "broken"
     shutil.copytree(work / "runs" / f"{_EFFICIENT}-seed-1", run)
-    config = {**json.loads((run / "config.json").read_text()), "epochs": 9}
-    (run / "config.json").write_text(json.dumps(config))
-    (run / "result.json").write_text(text)
+    config = json.loads((run / "config.json").read_text())
+    (run / file).write_text(text)
+    told = f"runs/broken/{file} is not JSON" if text == "{" else "runs/broken does not"
+    # A variant is left out.
+    (run / "config.json").write_text(json.dumps({**config, "epochs": 9}))
     assert main(["report", _EFFICIENT, "--read-only"]) == 0
-    told = "left out: runs/broken/result.json does not hold the outcome of a run\n"
-    assert capsys.readouterr().err == told
+    assert f"left out: {told}" in capsys.readouterr().err
     assert _results()["variants"] == []
+    # A run of the recipe itself ends the report.
+    (run / "config.json").write_text(json.dumps(config))
+    assert main(["report", _EFFICIENT, "--read-only", "--seeds", "1"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_runs_outlast_a_recipe_that_changes_and_changes_back(work, monkeypatch):
+    before = _results()["recipes"]
+    shutil.rmtree("runs/" + _EFFICIENT + "-seed-1")
+    _quickly(monkeypatch, epochs=2)
+    assert main(["report", _CAPSNET, "--read-only"]) == 0
+    content = _results()
+    assert content["recipes"] == {}
+    table = content["tables"]["results_variants"]["rows"]
+    assert table[0][:3] == [_EFFICIENT, "epochs 1", "test"]
+    _quickly(monkeypatch)
+    assert main(["report", _CAPSNET, "--read-only"]) == 0
+    content = _results()
+    assert content["variants"] == []
+    for name, entry in before.items():
+        assert content["recipes"][name]["runs"] == entry["runs"]
 
 
 @pytest.mark.parametrize(
@@ -288,10 +318,12 @@ def test_what_a_variant_changed_is_named(name, options, changed):
         {"recipes": {_EFFICIENT: {"runs": []}}},
         {"recipes": {}, "variants": [{"recipe": _EFFICIENT, "settings": {}}]},
         {"recipes": {}, "variants": 1},
+        None,
     ],
 )
 def test_a_file_of_something_else_is_refused(work, content, capsys):
-    pathlib.Path("runs/results.json").write_text(json.dumps(content))
+    text = json.dumps(content) if content is not None else "{"
+    pathlib.Path("runs/results.json").write_text(text)
     assert main(["report", _EFFICIENT, "--read-only"]) == 2
     told = "runs/results.json does not hold results of recipes\n"
     assert capsys.readouterr().err.endswith(told)
@@ -320,7 +352,6 @@ def test_a_run_of_an_older_recipe_is_none_of_it(work, monkeypatch):
         [_EFFICIENT, "epochs 1", "test"]
     ]
     assert [row[0] for row in rows] == [_EFFICIENT, _CAPSNET, _QUANTIZED]
-    shutil.rmtree("runs/" + _EFFICIENT + "-seed-1")
     # A recipe that is gone leaves nothing.
     monkeypatch.delitem(recipes.RECIPES, _EFFICIENT)
     assert main(["report", _CAPSNET, "--read-only"]) == 0
@@ -355,6 +386,9 @@ def test_a_run_in_training_is_left_alone(work, monkeypatch, capsys):
     assert main(["report", _CAPSNET, "--seeds", "1"]) == 1
     assert told in capsys.readouterr().err
     assert main(["train", "--resume", f"runs/{_CAPSNET}-seed-1"]) == 2
+    assert told in capsys.readouterr().err
+    shutil.rmtree(f"runs/{_QUANTIZED}-seed-1")
+    assert main(["report", _QUANTIZED, "--seeds", "1"]) == 1
     assert told in capsys.readouterr().err
     assert [each.name for each in work.glob("runs/capsnet*")] == [run.name]
     process.kill()

@@ -10,7 +10,7 @@ import time
 import keras
 import tensorflow as tf
 
-from tf_capsops.cli import runs
+from tf_capsops.cli import progress, runs
 from tf_capsops.cli.errors import CommandError
 from tf_capsops.machine import label, machine
 
@@ -69,21 +69,34 @@ def write(directory, model, clock, accuracy):
 
 
 def read(directory):
-    """Returns a run's result.json, with the machine's name for all that it is.
+    """Returns a finished run's result.json, with the images it got wrong by epoch.
+
+    The machine has its name instead of its description.
 
     Raises:
-      CommandError: if it is not there or not such a file.
+      CommandError: if the file, or the history beside it, is missing or another one.
     """
-    path = directory / RESULT
+    result = _read(directory / RESULT)
+    history = _read(directory / runs.HISTORY)
     try:
-        result = json.loads(path.read_text())
-        on = result.pop("machine")
+        on, images = result["machine"], result["images"]
+        accuracies = progress.accuracies(history)[1]
         return {
             **{key: result[key] for key in _KEPT},
             "machine": label(on),
             "commit": on["commit"],
             "date": on["date"],
             "tensorflow": on["versions"]["tensorflow"],
+            "wrong_by_epoch": [round((1 - each) * images) for each in accuracies],
         }
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        raise CommandError(f"{path} does not hold the outcome of a run") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CommandError(f"{directory} does not hold the outcome of a run") from error
+
+
+def _read(path):
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path} is not JSON: {error}") from error

@@ -180,12 +180,17 @@ def run(args):
 
 def _recipe(source, args, seed):
     """Names the recipe that quantizes such a run to so many bits, None without one."""
-    from tf_capsops.cli import runs
+    from tf_capsops.cli import outcome, runs
 
+    other = {"recipe": None, "trained": None}
+    given = source if args.model is None else pathlib.Path(args.model)
+    if not (given.is_dir() or given.name == runs.MODEL) or args.data is not None:
+        return other  # another model of the run, or other data
     own = runs.read_config(source)
     name = recipes.quantizing(own.get("recipe"), args.bits)
-    if name is None or args.data is not None or own.get("seed") != seed:
-        return {"recipe": None, "trained": None}
+    finished = (source / outcome.RESULT).is_file()
+    if name is None or not finished or own.get("seed") != seed:
+        return other
     fixed = settings.of_recipe(name)["trained"]
     return {"recipe": name, "trained": {key: own.get(key) for key in fixed}}
 
@@ -253,6 +258,9 @@ def run_recipe(args, train):
     root = runs.ROOT if args.output is None else pathlib.Path(args.output).parent
     source = results.finished(root, recipe.trained, seed)
     if source is None:
+        running = results.running(root, recipe.trained, seed)
+        if running is not None:
+            raise CommandError(f"another process is training {running}")
         stopped = results.stopped(root, recipe.trained, seed)
         output = None if args.output is None else f"{args.output}-before"
         options = {**vars(args), "recipe": recipe.trained, "output": output}

@@ -134,7 +134,7 @@ RECIPES = {
         "matrix_capsnet",
         "compact",
         routing="em",
-        # The authors' code has both, too.
+        # The authors' code turns as far, and shifts by cutting at random.
         changes={"epochs": 40, "distortion": presets.Distortion(2.0, 15.0)},
         paper=Paper("0.44%", "Hinton et al. 2018, section 5"),
     ),

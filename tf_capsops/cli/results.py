@@ -7,7 +7,7 @@ import contextlib
 import json
 import statistics
 
-from tf_capsops.cli import checkpoints, outcome, progress, recipes, runs, settings
+from tf_capsops.cli import checkpoints, outcome, recipes, runs, settings
 from tf_capsops.cli.errors import CommandError, reported
 
 _COLUMNS = (
@@ -56,27 +56,35 @@ def content(path):
 
     Raises:
       CommandError: if it cannot be read.
+      ValueError: if it is not JSON.
     """
     if not path.is_file():
         return {"recipes": {}}
-    with reported(OSError, ValueError):
+    with reported(OSError):
         return json.loads(path.read_text())
 
 
 def read(path):
     """Returns the recipes' entries in a `results.json`.
 
-    Those of recipes that have changed since are left out: they are variants.
+    Runs of a recipe that has changed since are left out: they are variants. Variants
+    that the recipe has become since are runs of it.
 
     Raises:
       CommandError: if it cannot be read.
     """
     with held_in(path):
+        held = content(path)
         entries = {
             name: entry
-            for name, entry in content(path)["recipes"].items()
-            if name in recipes.RECIPES and not changes(name, entry["settings"])
+            for name, entry in held["recipes"].items()
+            if _is_current(name, entry["settings"])
         }
+        for run in held.get("variants", []):
+            run = dict(run)
+            name, own = run.pop("recipe"), run.pop("settings")
+            if _is_current(name, own) and not has(entries, name, run["seed"]):
+                _put(entries, name, run)
         table(entries)
     return entries
 
@@ -95,18 +103,21 @@ def changes(name, config):
     return recipes.changes(config, settings.of_recipe(name))
 
 
+def _is_current(name, config):
+    return name in recipes.RECIPES and not changes(name, config)
+
+
 def add(entries, name, seed, run):
     """Adds a finished run to the entries that `read` returned."""
-    with reported(OSError, ValueError):
-        history = json.loads((run / runs.HISTORY).read_text())
-    added = {"seed": seed, **outcome.read(run)}
-    accuracies = progress.accuracies(history)[1]
-    added["wrong_by_epoch"] = [round((1 - a) * added["images"]) for a in accuracies]
+    _put(entries, name, {"seed": seed, **outcome.read(run)})
+
+
+def _put(entries, name, added):
     entry = entries.setdefault(
         name, {"settings": settings.of_recipe(name), "runs": [], "votes": []}
     )
-    others = [each for each in entry["runs"] if each["seed"] != seed]
-    entry["runs"] = sorted([*others, added], key=lambda each: each["seed"])
+    others = [run for run in entry["runs"] if run["seed"] != added["seed"]]
+    entry["runs"] = sorted([*others, added], key=lambda run: run["seed"])
 
 
 def has(entries, name, seed):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variants: runs that changed options of their recipe, or held out images."""
 
+import json
 import sys
 
 from tf_capsops.cli import outcome, recipes, results, runs, settings
@@ -29,40 +30,53 @@ def read(path):
         content = results.content(path)
         found = list(content.get("variants", []))
         for name, entry in content["recipes"].items():
-            for run in entry["runs"]:
-                kept = {k: v for k, v in run.items() if k != "wrong_by_epoch"}
-                found.append({"recipe": name, "settings": entry["settings"], **kept})
-        found = [
-            run
+            if name in recipes.RECIPES and results.changes(name, entry["settings"]):
+                of = {"recipe": name, "settings": entry["settings"]}
+                found += [{**of, **run} for run in entry["runs"]]
+        known = [
+            {**run, "settings": _settings(run["recipe"], run["settings"])}
             for run in found
             if run["recipe"] in recipes.RECIPES
             and results.changes(run["recipe"], run["settings"])
         ]
-        table(found)
-    return found
+        table(known)
+        return list({_key(run): run for run in known}.values())
 
 
 def add(variants, names, root):
     """Adds the finished variants of these recipes below `root`, in place of the same.
 
-    What cannot be read is left out, and said on stderr.
+    One whose outcome cannot be read is left out, and said on stderr.
     """
-    added = []
+    found = {}
     for path in sorted(root.glob(f"**/{outcome.RESULT}")):
+        run = path.parent
+        config = runs.read_config(run)
+        name = config.get("recipe")
+        if name not in names or not results.changes(name, config):
+            continue
         try:
-            config = runs.read_config(path.parent)
-            name = config.get("recipe")
-            if name in names and results.changes(name, config):
-                own = {key: config.get(key) for key in settings.of_recipe(name)}
-                run = {"recipe": name, "settings": own, "seed": config.get("seed")}
-                if not any(run.items() <= each.items() for each in added):
-                    added.append({**run, **outcome.read(path.parent)})
+            added = {
+                "recipe": name,
+                "settings": _settings(name, config),
+                "seed": config.get("seed"),
+                **outcome.read(run),
+            }
+            found.setdefault(_key(added), added)
         except CommandError as error:
             print(f"left out: {error}", file=sys.stderr)
-    same = ("recipe", "settings", "seed")
-    news = [[each[key] for key in same] for each in added]
-    variants[:] = [run for run in variants if [run[key] for key in same] not in news]
-    variants += added
+    variants[:] = {**{_key(run): run for run in variants}, **found}.values()
+
+
+def _settings(name, config):
+    """Returns those settings of a run that its recipe fixes."""
+    return {key: config.get(key) for key in settings.of_recipe(name)}
+
+
+def _key(run):
+    """What no two variants have in common."""
+    same = [run["recipe"], run["settings"], run["seed"]]
+    return json.dumps(same, sort_keys=True)
 
 
 def table(variants):
