@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a finished run came to: result.json, beside its model."""
 
-import json
 import resource
 import statistics
 import time
@@ -76,8 +75,8 @@ def read(directory):
     Raises:
       CommandError: if the file, or the history beside it, is missing or another one.
     """
-    result = _read(directory / RESULT)
-    history = _read(directory / runs.HISTORY)
+    result = runs.read_json(directory / RESULT)
+    history = runs.read_json(directory / runs.HISTORY)
     try:
         on, images = result["machine"], result["images"]
         accuracies = progress.accuracies(history)[1]
@@ -91,12 +90,3 @@ def read(directory):
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CommandError(f"{directory} does not hold the outcome of a run") from error
-
-
-def _read(path):
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path} is not JSON: {error}") from error

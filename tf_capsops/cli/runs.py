@@ -207,6 +207,20 @@ def _newest():
     return models[-1].parent
 
 
+def read_json(path):
+    """Returns the content of a JSON file.
+
+    Raises:
+      CommandError: if there is none, or it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path} is not JSON: {error}") from error
+
+
 def read_config(directory):
     """Returns a run's `config.json` as a dict, which is empty if there is none.
 
@@ -216,12 +230,7 @@ def read_config(directory):
     path = directory / CONFIG
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path} is not JSON: {error}") from error
+    content = read_json(path)
     if not isinstance(content, dict):
         raise CommandError(f"{path} does not describe a run")
     return content
