@@ -22,14 +22,17 @@ RULES = {
 }
 
 
-def rule(name, iterations, preset):
+def rule(name, iterations, preset, gradient):
     """Returns a rule of so many iterations, for a preset of matrix_capsnet.
+
+    `gradient` is that of `EM`.
 
     Raises:
       CommandError: if the rule does not iterate, and a number is given.
     """
-    if name == "em" and preset == "small":
-        return routing.EM(iterations or 2, final_lambda=_FINAL_LAMBDA_OF_SMALL)
+    if name == "em":
+        scale = {"final_lambda": _FINAL_LAMBDA_OF_SMALL} if preset == "small" else {}
+        return routing.EM(iterations or 2, gradient=gradient, **scale)
     if name != "self-attention":
         return RULES[name](iterations or 2)
     if iterations:
@@ -46,8 +49,12 @@ def model(trained, image_shape, num_classes):
     """
     options = dict(trained["network"])
     if trained["routing"]:
-        iterations = trained["routing_iterations"]
-        options["routing"] = rule(trained["routing"], iterations, trained["preset"])
+        options["routing"] = rule(
+            trained["routing"],
+            trained["routing_iterations"],
+            trained["preset"],
+            trained.get("routing_gradient", "all"),
+        )
     precision = trained["mixed_precision"]
     make = getattr(models, trained["model"])
     dtype = precision and f"mixed_{precision}"

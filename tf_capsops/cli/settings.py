@@ -85,6 +85,7 @@ def of(args, dataset=None):
     if model == "matrix_capsnet":
         routing = given["routing"] or routing or "em"
     margin = presets.LAST_MARGINS.get((name, routing))
+    gradient = presets.GRADIENTS.get((name, routing))
     return {
         "model": model,
         "preset": name,
@@ -98,6 +99,7 @@ def of(args, dataset=None):
         "mixed_precision": given["mixed_precision"],
         "validation": given["validation"],
         **({"margin": margin} if margin else {}),
+        **({"routing_gradient": gradient} if gradient else {}),
     }
 
 
