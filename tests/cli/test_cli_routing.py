@@ -52,6 +52,20 @@ def test_every_rule_trains_and_is_evaluated(images, name, capsys):
     assert pathlib.Path("runs/noise/coefficients.png").stat().st_size > 10_000
 
 
+def test_em_routes_with_the_gradient_that_is_asked_for(images, capsys):
+    em = [*images, "--model", "matrix_capsnet"]
+    for gradient in ("all", "last"):
+        output = ["--routing-gradient", gradient, "--output", gradient]
+        assert main([*em, *output]) == 0
+        model = keras.saving.load_model(f"{gradient}/model.keras")
+        assert model.get_layer("class_caps").routing.gradient == gradient
+    assert main([*em, "--routing", "vb", "--routing-gradient", "last"]) == 2
+    assert "vb is not em routing: no --routing-gradient" in capsys.readouterr().err
+    assert main([*images, "--routing-gradient", "last"]) == 2
+    assert "capsnet has no em routing: no --routing-gradient" in capsys.readouterr().err
+    assert not pathlib.Path("runs").exists()
+
+
 def test_a_network_without_routing_is_not_drawn(images, capsys):
     assert main([*images, "--model", "convnet"]) == 0
     assert main(["reconstruct", "--output", "pictures"]) == 2

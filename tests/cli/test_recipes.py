@@ -115,6 +115,8 @@ def test_a_recipe_trains_as_it_says(work, capsys):
         ("--learning-rate", "0.002", ["learning_rate"]),
         ("--batch-size", "64", ["batch_size"]),
         ("--routing", "vb", ["routing"]),
+        ("--routing-gradient", "last", ["routing_gradient"]),
+        ("--routing-gradient", "all", []),
         ("--mixed-precision", "bfloat16", ["mixed_precision"]),
         ("--learning-rate", "0.003", []),  # what the recipe has
         ("--seed", "3", []),

@@ -110,6 +110,8 @@ def em(votes, active, beta_a, beta_u, first_shares, divide, iterations, rule):
         scale = rule.final_lambda * (1 - 0.95 ** (iteration + 1))
         cost = rule.activation_scale * tf.reduce_sum(cost, axis=-1)
         a = tf.sigmoid(scale * (beta_a - cost))
+        if rule.gradient == "last" and iteration + 1 < iterations:
+            mu, variance, a = map(tf.stop_gradient, (mu, variance, a))
         squares = tf.square(votes - mu[:, :, :, None]) / variance[:, :, :, None]
         normal = -0.5 * tf.reduce_sum(
             squares + tf.math.log(2 * math.pi * variance)[:, :, :, None], axis=-1

@@ -156,9 +156,6 @@ PRESETS = {
 # 0.5. Beyond that margin every image adds to the loss alike, the certain ones too.
 LAST_MARGINS = {("compact", "em"): 0.3}
 
-# By preset and rule, which iterations gradients flow through where it is not all.
-GRADIENTS = {("compact", "em"): "last"}
-
 
 def fitting(image_shape):
     """The name of the preset for images `(height, width, channels)`."""

@@ -255,5 +255,6 @@ def epochs_per_step(epochs):
 
 def changes(settings, fixed):
     """Names the entries of a run's settings that are not those that a recipe fixes."""
+    fixed = {"routing_gradient": None, **fixed}  # only in runs that were given one
     settings, fixed = (json.loads(json.dumps(each)) for each in (settings, fixed))
     return [key for key, value in fixed.items() if settings.get(key) != value]

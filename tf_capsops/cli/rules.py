@@ -25,14 +25,14 @@ RULES = {
 def rule(name, iterations, preset, gradient):
     """Returns a rule of so many iterations, for a preset of matrix_capsnet.
 
-    `gradient` is that of `EM`.
+    Of `EM` it has that `gradient`, None for the default.
 
     Raises:
       CommandError: if the rule does not iterate, and a number is given.
     """
     if name == "em":
         scale = {"final_lambda": _FINAL_LAMBDA_OF_SMALL} if preset == "small" else {}
-        return routing.EM(iterations or 2, gradient=gradient, **scale)
+        return routing.EM(iterations or 2, gradient=gradient or "all", **scale)
     if name != "self-attention":
         return RULES[name](iterations or 2)
     if iterations:
@@ -53,7 +53,7 @@ def model(trained, image_shape, num_classes):
             trained["routing"],
             trained["routing_iterations"],
             trained["preset"],
-            trained.get("routing_gradient", "all"),
+            trained.get("routing_gradient"),
         )
     precision = trained["mixed_precision"]
     make = getattr(models, trained["model"])

@@ -12,6 +12,7 @@ from tf_capsops.cli.errors import CommandError
 _CHANGING = (
     "routing",
     "routing_iterations",
+    "routing_gradient",
     "reconstruction_weight",
     "epochs",
     "batch_size",
@@ -85,7 +86,9 @@ def of(args, dataset=None):
     if model == "matrix_capsnet":
         routing = given["routing"] or routing or "em"
     margin = presets.LAST_MARGINS.get((name, routing))
-    gradient = presets.GRADIENTS.get((name, routing))
+    gradient = given["routing_gradient"]
+    if gradient and routing != "em":
+        raise CommandError(f"{routing} is not em routing: no --routing-gradient")
     return {
         "model": model,
         "preset": name,
@@ -99,7 +102,7 @@ def of(args, dataset=None):
         "mixed_precision": given["mixed_precision"],
         "validation": given["validation"],
         **({"margin": margin} if margin else {}),
-        **({"routing_gradient": gradient} if gradient else {}),
+        **({"routing_gradient": gradient} if gradient == "last" else {}),
     }
 
 
@@ -131,6 +134,7 @@ def _refuse_options_of_others(given, model):
     for option, networks, without in (
         ("routing", iterates[1:], "choice of routing"),
         ("routing_iterations", iterates, "routing that iterates"),
+        ("routing_gradient", iterates[1:], "em routing"),
         ("reconstruction_weight", iterates[:1], "reconstructions"),
     ):
         if model not in networks and given[option]:

@@ -69,6 +69,12 @@ def add_arguments(parser):
         "matrix_capsnet (default: 2)",
     )
     parser.add_argument(
+        "--routing-gradient",
+        choices=["all", "last"],
+        help="the iterations of em routing that gradients flow through; last takes less "
+        "time (default: all)",
+    )
+    parser.add_argument(
         "--reconstruction-weight",
         type=arguments.positive_float,
         help="what the squared error of a reconstruction, summed over an image, counts "

@@ -50,8 +50,8 @@ class EM(Rule):
         other scales than the paper: 5000 beta_a in one, masses times 100 O / I of O
         parents and I children in another.
       gradient: "all", and gradients flow through every iteration, as in the paper; or
-        "last", and the Gaussians that the last iteration starts from are constants. The
-        paper's network then learns faster and comes out better (docs/results.md).
+        "last", and the Gaussians that the last iteration starts from are constants,
+        with which training takes less time.
 
     Raises:
       ValueError: if an argument is not as above.
