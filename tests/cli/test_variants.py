@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from reports import CAPSNET, EFFICIENT, QUANTIZED, quickly, results_of
 
+from tf_capsops import data
 from tf_capsops.__main__ import main
 from tf_capsops.cli import recipes, results, settings, variants
 
@@ -53,14 +54,18 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     assert main([*train, "--output", "runs/held"]) == 0
     trained = f"runs/{CAPSNET}-seed-1"
     shutil.rmtree(f"runs/{QUANTIZED}-seed-1")
+    digits = data.load("digits")
+    names = ("x_train", "y_train", "x_test", "y_test")
+    np.savez("digits.npz", **{name: getattr(digits, name) for name in names})
     found = []
     for name, run, options in (
         ("same", trained, ["--seed", "1"]),
         ("steps", trained, ["--seed", "1", "--steps", "0.5", "1"]),
         ("held", "runs/held", ["--seed", "1"]),
+        ("named", trained, ["--seed", "1", "--data", "digits"]),
         # The recipe has one seed for both, its own data, and five bits.
         ("seed", trained, ["--seed", "2"]),
-        ("data", trained, ["--seed", "1", "--data", "digits"]),
+        ("data", trained, ["--seed", "1", "--data", "digits.npz"]),
         ("bits", trained, ["--seed", "1", "--bits", "6"]),
         ("file", "runs/stopped/checkpoint.keras", ["--seed", "1"]),
         ("stopped", "runs/stopped", ["--seed", "1"]),
@@ -78,8 +83,10 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
         (QUANTIZED, []),
         (QUANTIZED, ["steps", "epochs"]),
         (QUANTIZED, ["trained"]),
+        (QUANTIZED, []),
         *[(None, None)] * 5,
     ]
+    shutil.rmtree("runs/named-quantized")  # the same again
     assert main(["report", QUANTIZED, "--read-only"]) == 0
     assert results.finished(work, QUANTIZED, 1).name == "same-quantized"
     rows = results_of()["tables"]["results_variants"]["rows"]

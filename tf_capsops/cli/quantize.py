@@ -180,12 +180,15 @@ def run(args):
 
 def _recipe(source, args, seed):
     """Names the recipe that quantizes such a run to so many bits, None without one."""
+    from tf_capsops import data
     from tf_capsops.cli import outcome, runs
 
     other = {"recipe": None, "trained": None}
     given = source if args.model is None else pathlib.Path(args.model)
-    if not (given.is_dir() or given.name == runs.MODEL) or args.data is not None:
-        return other  # another model of the run, or other data
+    if not (given.is_dir() or given.name == runs.MODEL):
+        return other  # another model of the run
+    if args.data and data.absolute(args.data) != runs.remembered_data(source):
+        return other
     own = runs.read_config(source)
     name = recipes.quantizing(own.get("recipe"), args.bits)
     finished = (source / outcome.RESULT).is_file()
