@@ -75,6 +75,10 @@ def test_a_name_says_what_is_trained_on_what(name):
     fixed = settings.of_recipe(name)
     assert recipes.changes(json.loads(json.dumps(fixed)), fixed) == []
     assert recipes.changes({**fixed, "epochs": 1}, fixed) == ["epochs"]
+    # So is one of before there was a setting, which is None now.
+    older = json.loads(json.dumps(fixed).replace('"routing_gradient": null, ', ""))
+    assert older != json.loads(json.dumps(fixed))
+    assert recipes.changes(older, fixed) == []
 
 
 @pytest.mark.parametrize("name", [n for n, r in recipes.RECIPES.items() if not r.bits])

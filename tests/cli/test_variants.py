@@ -89,11 +89,19 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     shutil.rmtree("runs/named-quantized")  # the same again
     assert main(["report", QUANTIZED, "--read-only"]) == 0
     assert results.finished(work, QUANTIZED, 1).name == "same-quantized"
-    rows = results_of()["tables"]["results_variants"]["rows"]
+    content = results_of()
+    rows = content["tables"]["results_variants"]["rows"]
     assert [row[:3] for row in rows] == [
         [QUANTIZED, "", "287 held out"],
         [QUANTIZED, "steps 0.5 1; epochs 2", "test"],
     ]
+    # Whether a setting is None or missing, it is the same run.
+    first, second = (run["settings"]["trained"] for run in content["variants"])
+    first["mixed_precision"] = None
+    second.pop("mixed_precision", None)
+    pathlib.Path("runs/results.json").write_text(json.dumps(content))
+    assert main(["report", QUANTIZED, "--read-only"]) == 0
+    assert results_of()["tables"]["results_variants"]["rows"] == rows
 
 
 @pytest.mark.parametrize("file", ["result.json", "history.json"])

@@ -253,8 +253,19 @@ def epochs_per_step(epochs):
     return max(1, epochs // 10)
 
 
+def given(settings):
+    """Returns settings as JSON has them, without those that are None.
+
+    Runs lack the settings that were not there yet when they were made.
+    """
+    return json.loads(json.dumps(settings), object_pairs_hook=_without_none)
+
+
+def _without_none(pairs):
+    return {key: value for key, value in pairs if value is not None}
+
+
 def changes(settings, fixed):
     """Names the entries of a run's settings that are not those that a recipe fixes."""
-    fixed = {"routing_gradient": None, **fixed}  # only in runs that were given one
-    settings, fixed = (json.loads(json.dumps(each)) for each in (settings, fixed))
-    return [key for key, value in fixed.items() if settings.get(key) != value]
+    own, usual = given(settings), given(fixed)
+    return [key for key in fixed if own.get(key) != usual.get(key)]

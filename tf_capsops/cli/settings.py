@@ -95,6 +95,7 @@ def of(args, dataset=None):
         "network": network,
         "routing": routing,
         "routing_iterations": given["routing_iterations"] if routing else None,
+        "routing_gradient": gradient if gradient != "all" else None,
         "epochs": given["epochs"] or preset.epochs,
         "batch_size": given["batch_size"] or preset.batch_size,
         "learning_rate": given["learning_rate"] or preset.learning_rate,
@@ -102,7 +103,6 @@ def of(args, dataset=None):
         "mixed_precision": given["mixed_precision"],
         "validation": given["validation"],
         **({"margin": margin} if margin else {}),
-        **({"routing_gradient": gradient} if gradient == "last" else {}),
     }
 
 
