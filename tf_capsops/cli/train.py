@@ -71,8 +71,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--routing-gradient",
         choices=["all", "last"],
-        help="the iterations of em routing that gradients flow through; last takes less "
-        "time (default: all)",
+        help="the iterations of em routing that gradients flow through; with last, "
+        "training takes less time (default: all)",
     )
     parser.add_argument(
         "--reconstruction-weight",

@@ -31,8 +31,8 @@ class EM(Rule):
         lambda = final_lambda (1 - 0.95^(t + 1)) in iteration t = 0, 1, ...
         a      = sigmoid(lambda (beta_a - activation_scale * sum of cost_h))
 
-    The E-step divides each child by `a` and the likelihood of its votes. `epsilon` keeps
-    variances away from zero.
+    The E-step divides each child by `a` and the likelihood of its votes. Variances are
+    kept away from zero by `epsilon`.
 
     `beta_a` and `beta_u` are learned, one pair a parent type.
 
