@@ -95,7 +95,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
         [QUANTIZED, "", "287 held out"],
         [QUANTIZED, "steps 0.5 1; epochs 2", "test"],
     ]
-    # Whether a setting is None or missing, it is the same run.
+    # They are the same runs with a setting that is None as without it.
     first, second = (run["settings"]["trained"] for run in content["variants"])
     first["mixed_precision"] = None
     second.pop("mixed_precision", None)

@@ -187,9 +187,9 @@ def _recipe(source, args, seed):
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
         return other  # another model of the run
-    if args.data and data.absolute(args.data) != runs.remembered_data(source):
-        return other
     own = runs.read_config(source)
+    if args.data and data.absolute(args.data) != own.get("data"):
+        return other
     name = recipes.quantizing(own.get("recipe"), args.bits)
     finished = (source / outcome.RESULT).is_file()
     if name is None or not finished or own.get("seed") != seed:

@@ -253,7 +253,7 @@ def epochs_per_step(epochs):
     return max(1, epochs // 10)
 
 
-def given(settings):
+def stated(settings):
     """Returns settings as JSON has them, without those that are None.
 
     Runs lack the settings that were not there yet when they were made.
@@ -267,5 +267,5 @@ def _without_none(pairs):
 
 def changes(settings, fixed):
     """Names the entries of a run's settings that are not those that a recipe fixes."""
-    own, usual = given(settings), given(fixed)
+    own, usual = stated(settings), stated(fixed)
     return [key for key in fixed if own.get(key) != usual.get(key)]

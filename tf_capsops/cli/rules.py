@@ -25,7 +25,7 @@ RULES = {
 def rule(name, iterations, preset, gradient):
     """Returns a rule of so many iterations, for a preset of matrix_capsnet.
 
-    Of `EM` it has that `gradient`, None for the default.
+    `gradient` is that of `EM`, or None for its default; other rules have none.
 
     Raises:
       CommandError: if the rule does not iterate, and a number is given.
@@ -53,7 +53,7 @@ def model(trained, image_shape, num_classes):
             trained["routing"],
             trained["routing_iterations"],
             trained["preset"],
-            trained.get("routing_gradient"),
+            trained["routing_gradient"],
         )
     precision = trained["mixed_precision"]
     make = getattr(models, trained["model"])

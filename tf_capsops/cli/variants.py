@@ -70,7 +70,7 @@ def add(variants, names, root):
 
 def _settings(name, config):
     """Returns those settings of a run that its recipe fixes."""
-    return recipes.given({key: config.get(key) for key in settings.of_recipe(name)})
+    return recipes.stated({key: config.get(key) for key in settings.of_recipe(name)})
 
 
 def _key(run):

@@ -50,8 +50,9 @@ class EM(Rule):
         other scales than the paper: 5000 beta_a in one, masses times 100 O / I of O
         parents and I children in another.
       gradient: "all", and gradients flow through every iteration, as in the paper; or
-        "last", and the Gaussians that the last iteration starts from are constants,
-        with which training takes less time.
+        "last", and the Gaussians that the last of several iterations starts from are
+        constants. Training then takes less time, but the paper's network did not learn
+        images of 40 x 40 pixels (docs/results.md).
 
     Raises:
       ValueError: if an argument is not as above.
