@@ -128,7 +128,11 @@ FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG $(DEFINE_FAULTS) --expt-relaxed-cons
 
 # A function that several instruction sets define inline is kept from the first object
 # that has it. So the most modest come first: no AVX-512 copy serves an older processor.
-OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/ops/*.cc cc/kernels/*.cc cc/xla/*.cc cc/framework/*.cc cc/launch/*.cc))
+OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/kernels/*.cc cc/xla/*.cc cc/launch/*.cc))
+# TensorFlow's headers take longer to parse than the files of these folders, so each
+# folder is one translation unit.
+UNITY_FOLDERS := framework shapes ops
+UNITY := $(UNITY_FOLDERS:%=$(BUILD)/cc/%.o)
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
 OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/common/*.cu.cc cuda/*/launch.cu.cc)))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
@@ -136,15 +140,14 @@ ifdef FAULTS
 OBJECTS_dispatch += $(BUILD)/tests/faults/faults.o
 OBJECTS_cuda += $(if $(WITH_CUDA),$(BUILD)/tests/faults/faults.cu.o)
 endif
-OBJECTS := $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_cpu)
+OBJECTS := $(UNITY) $(OBJECTS_tensorflow) $(OBJECTS_dispatch) $(OBJECTS_cuda) $(OBJECTS_cpu)
 
 # The studies share the shape rules of the ops they are named after.
 ifdef WITH_CUDA
 STUDIES_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/studies/*.cc))
 STUDIES_cuda := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/studies/*.cu.cc))
 STUDIES_OBJECTS := $(STUDIES_tensorflow) $(STUDIES_cuda) \
-  $(subst cc/studies,cc/shapes,$(STUDIES_tensorflow)) \
-  $(addprefix $(BUILD)/,cc/framework/shape_rule.o cc/framework/window.o cc/launch/choice.o cuda/common/device.cu.o)
+  $(addprefix $(BUILD)/,cc/framework.o cc/shapes.o cc/launch/choice.o cuda/common/device.cu.o)
 endif
 
 # The launchers in a program of their own, without TensorFlow: `make test SANITIZE=...`.
@@ -194,6 +197,14 @@ $(OBJECTS_tensorflow) $(STUDIES_tensorflow): $(BUILD)/%.o: %.cc $(BUILD)/flags.t
 	@mkdir -p $(@D)
 	$(call SAY,CXX   $<)
 	$(Q)$(CXX) $(FLAGS_tensorflow) @$(BUILD)/tensorflow.cflags $(DEPS) -c $< -o $@
+
+define unity_rule
+$(BUILD)/cc/$(1).o: $(wildcard cc/$(1)/*.cc) $(BUILD)/flags.tensorflow $(BUILD)/tensorflow.key
+	@mkdir -p $$(@D)
+	$$(call SAY,CXX   cc/$(1)/*.cc)
+	$$(Q)$$(CXX) $$(FLAGS_tensorflow) @$$(BUILD)/tensorflow.cflags $$(DEPS) $$(addprefix -include ,$$(filter cc/%.cc,$$^)) -x c++ -c /dev/null -o $$@
+endef
+$(foreach folder,$(UNITY_FOLDERS),$(eval $(call unity_rule,$(folder))))
 
 $(OBJECTS_dispatch) $(LAUNCHERS).o $(GPU_LAUNCHERS_cc): $(BUILD)/%.o: %.cc $(BUILD)/flags.cpu
 	@mkdir -p $(@D)

@@ -24,12 +24,7 @@
 #include "cc/framework/window.h"
 #include "cc/launch/choice.h"
 #include "cc/launch/op.h"
-#include "cc/shapes/capsule_conv.h"
-#include "cc/shapes/capsule_moments.h"
-#include "cc/shapes/capsule_prediction.h"
-#include "cc/shapes/capsule_routing.h"
-#include "cc/shapes/high_order_conv.h"
-#include "cc/shapes/inq_conv.h"
+#include "cc/shapes/every_op.h"
 #include "cc/xla/target.h"
 
 namespace capsops {
@@ -190,7 +185,7 @@ void Register(const char* device) {
 }
 
 template <typename... Ops>
-bool RegisterAll() {
+bool RegisterAll(OpList<Ops...>) {
   (Register<Ops, CpuExec>(tensorflow::DEVICE_CPU_XLA_JIT), ...);
 #if TF_CAPSOPS_CUDA
   (Register<Ops, GpuExec>(tensorflow::DEVICE_GPU_XLA_JIT), ...);
@@ -198,16 +193,7 @@ bool RegisterAll() {
   return true;
 }
 
-[[maybe_unused]] const bool kRegistered =
-    RegisterAll<capsule_conv::ForwardOp, capsule_conv::ForwardBiasReluOp,
-                capsule_conv::BackpropInputOp, capsule_conv::BackpropWeightsOp,
-                capsule_moments::ForwardOp, capsule_moments::BackwardOp,
-                capsule_moments::SharesOp, capsule_prediction::ForwardOp,
-                capsule_prediction::BackwardOp, capsule_routing::ForwardOp,
-                capsule_routing::ForwardWithSumsOp, capsule_routing::BackwardOp,
-                capsule_routing::CoefficientsOp, high_order_conv::ForwardOp,
-                high_order_conv::BackwardOp, inq_conv::ForwardOp,
-                inq_conv::BackpropInputOp>();
+[[maybe_unused]] const bool kRegistered = RegisterAll(EveryOp());
 
 }  // namespace
 }  // namespace capsops

@@ -117,7 +117,6 @@ def test_there_are_ops():
         "cc/launch/{}.h",
         "cc/shapes/{}.h",
         "cc/shapes/{}.cc",
-        "cc/kernels/{}.cc",
         "cc/cpu/{}.h",
         "cc/cpu/{}.cc",
         "cc/cpu/dispatch/{}.cc",

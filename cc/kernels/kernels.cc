@@ -1,16 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Registers the OpKernels of an op, for every element type on every device.
-#ifndef CAPSOPS_CC_FRAMEWORK_REGISTER_H_
-#define CAPSOPS_CC_FRAMEWORK_REGISTER_H_
+// Registers the OpKernels of all ops, for every element type on every device.
 
 #include "tensorflow/core/framework/kernel_def_builder.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 #include "cc/framework/planned_op.h"
+#include "cc/shapes/every_op.h"
 
 namespace capsops {
+namespace {
 
 template <typename Op, typename Exec, typename T>
 void RegisterKernel(const char* device) {
@@ -34,9 +34,8 @@ void RegisterKernels(const char* device) {
 #undef CAPSOPS_REGISTER
 }
 
-// At namespace scope: const bool kRegistered = RegisterOps<ForwardOp, BackwardOp>();
 template <typename... Ops>
-bool RegisterOps() {
+bool Register(OpList<Ops...>) {
   (RegisterKernels<Ops, CpuExec>(tensorflow::DEVICE_CPU), ...);
 #if TF_CAPSOPS_CUDA
   (RegisterKernels<Ops, GpuExec>(tensorflow::DEVICE_GPU), ...);
@@ -44,6 +43,7 @@ bool RegisterOps() {
   return true;
 }
 
-}  // namespace capsops
+[[maybe_unused]] const bool kRegistered = Register(EveryOp());
 
-#endif  // CAPSOPS_CC_FRAMEWORK_REGISTER_H_
+}  // namespace
+}  // namespace capsops

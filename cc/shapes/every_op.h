@@ -1,0 +1,33 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The list of all ops. OpKernels (cc/kernels) and XLA kernels (cc/xla) are registered
+// from it.
+#ifndef CAPSOPS_CC_SHAPES_EVERY_OP_H_
+#define CAPSOPS_CC_SHAPES_EVERY_OP_H_
+
+#include "cc/shapes/capsule_conv.h"
+#include "cc/shapes/capsule_moments.h"
+#include "cc/shapes/capsule_prediction.h"
+#include "cc/shapes/capsule_routing.h"
+#include "cc/shapes/high_order_conv.h"
+#include "cc/shapes/inq_conv.h"
+
+namespace capsops {
+
+template <typename... Ops>
+struct OpList {};
+
+using EveryOp =
+    OpList<capsule_conv::ForwardOp, capsule_conv::ForwardBiasReluOp,
+           capsule_conv::BackpropInputOp, capsule_conv::BackpropWeightsOp,
+           capsule_moments::ForwardOp, capsule_moments::BackwardOp,
+           capsule_moments::SharesOp, capsule_prediction::ForwardOp,
+           capsule_prediction::BackwardOp, capsule_routing::ForwardOp,
+           capsule_routing::ForwardWithSumsOp, capsule_routing::BackwardOp,
+           capsule_routing::CoefficientsOp, high_order_conv::ForwardOp,
+           high_order_conv::BackwardOp, inq_conv::ForwardOp, inq_conv::BackpropInputOp>;
+
+}  // namespace capsops
+
+#endif  // CAPSOPS_CC_SHAPES_EVERY_OP_H_
