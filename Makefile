@@ -38,24 +38,26 @@ $(VENV)/.ready-%: requirements.txt
 	$(Q)$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-# ---- Sanitizers --------------------------------------------------------------------
-# SANITIZE makes a build of its own, for the CPU only, that finds bad memory and undefined
-# behaviour, or data races. Tests of the ops run on the library of the former; TensorFlow
-# is not instrumented, so races are sought in tests/sanitizers/launchers.cc alone.
+# ---- Tests of the tests ------------------------------------------------------------
+# Builds of their own, for the tests alone:
+#   SANITIZE=address,undefined  finds bad memory and undefined behaviour, and counts the
+#                               lines that run; for the CPU only
+#   SANITIZE=thread             finds data races in tests/sanitizers/launchers.cc, for
+#                               TensorFlow is not instrumented; for the CPU only
+#   make faults                 has the faults on purpose of cc/launch/faults.h
+# COVERAGE=1 has `make test` report the lines of Python that ran, and with
+# SANITIZE=address,undefined those of C++.
 MEMORY := address,undefined
 ifneq ($(filter-out $(MEMORY) thread,$(SANITIZE))$(filter-out 0 1,$(words $(SANITIZE))),)
 $(error SANITIZE must be $(MEMORY) or thread, got '$(SANITIZE)')
 endif
 comma := ,
-
-# ---- Tests of the tests ------------------------------------------------------------
-# `make coverage` and `make faults` share a build that counts the lines that run, and has
-# the faults of cc/launch/faults.h.
-FAULTS := $(filter coverage faults,$(MAKECMDGOALS))
-DEFINE_FAULTS := $(if $(FAULTS),-DCAPSOPS_FAULTS=1)
+COUNTS_LINES := $(filter $(MEMORY),$(SANITIZE))
+FAULTS := $(filter faults,$(MAKECMDGOALS))
+DEFINE_FAULTS := $(if $(FAULTS)$(COUNTS_LINES),-DCAPSOPS_FAULTS=1)
 
 BUILD := build$(if $(SANITIZE),/sanitize-$(subst $(comma),-,$(SANITIZE)),$(if $(FAULTS),/faults))
-OPTIMIZE := $(if $(SANITIZE),-O1 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=undefined,$(if $(FAULTS),-O1 --coverage,-O3))
+OPTIMIZE := $(if $(SANITIZE),-O1 -g1 -fsanitize=$(SANITIZE) -fno-sanitize-recover=undefined,$(if $(FAULTS),-O1,-O3))$(if $(COUNTS_LINES), --coverage)
 
 # ---- CUDA --------------------------------------------------------------------------
 # CUDA=auto builds for the GPUs that nvidia-smi sees, and for the CPU only where it sees
@@ -136,7 +138,7 @@ UNITY := $(UNITY_FOLDERS:%=$(BUILD)/cc/%.o)
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
 OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/common/*.cu.cc cuda/*/launch.cu.cc)))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
-ifdef FAULTS
+ifdef DEFINE_FAULTS
 OBJECTS_dispatch += $(BUILD)/tests/faults/faults.o
 OBJECTS_cuda += $(if $(WITH_CUDA),$(BUILD)/tests/faults/faults.cu.o)
 endif
@@ -166,7 +168,7 @@ endif
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow.
-LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a:libgcov.a -Wl,--no-undefined $(if $(SANITIZE),-fsanitize=$(SANITIZE),$(if $(FAULTS),--coverage,-s)) \
+LINK = $(CXX) -shared -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a:libgcov.a -Wl,--no-undefined $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(if $(COUNTS_LINES),--coverage),-s) \
   $(1) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
 
 # A file for each kind of command line, rewritten only when the command line changes;
@@ -253,20 +255,21 @@ endif
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
 CAPSOPS := $(PY) -m tf_capsops
 # As many processes as cores: more threads than one, $(1), wait for each other.
-PYTEST = TF_NUM_INTRAOP_THREADS=$(1) $(PY) -m pytest -n auto --dist worksteal
+PYTEST = TF_NUM_INTRAOP_THREADS=$(1) $(PY) -m $(COUNTED)pytest -n auto --dist worksteal
+ifneq ($(COVERAGE),)
+COUNTED := $(if $(SANITIZE),,coverage run -m )
+export COVERAGE_FILE := $(abspath $(BUILD))/coverage/python
+endif
 # ThreadSanitizer cannot do with the randomness of addresses that newer systems have.
 LESS_RANDOM = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Python and TensorFlow know nothing of sanitizers, so those come before them, with the
 # C++ library whose exceptions they watch.
 UNDER_SANITIZERS = LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(l).so))" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY))
-# Every op and every path of its kernels, those of older processors included.
-SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_faults.py test_threads.py) -k "not xla"
-ON_FAULTS := TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY)) COVERAGE_FILE=$(abspath $(BUILD))/coverage/python
-# Those that reach lines which others do not, without those that take long for what they
-# reach, and without those that only the library of users can pass.
-COVERING_TESTS := tests --ignore=tests/adversarial --ignore=tests/studies --ignore-glob='*_memory.py' --ignore-glob='*_large.py' \
-  -k "not same_bits and not threads_do and not no_faults_on_purpose and not exported_symbols and not without_a_gpu and not losses_are_the_same and not same_history"
+# Every op and every path of its kernels, those of older processors included, and every
+# rule of shapes.
+SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_*_op.py test_*_shapes.py test_*_types.py test_faults.py test_threads.py) -k "not xla"
+ON_FAULTS := TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY)) TF_NUM_INTRAOP_THREADS=1
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
 .PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel docs format lint requirements clean FORCE
@@ -279,11 +282,15 @@ demo: build  ## train on handwritten digits, evaluate, draw reconstructions (run
 
 ifndef SANITIZE
 test: build  ## run the tests, of each grid of sizes and types a selection; ARGS="-k name" picks some
+	@$(if $(COVERAGE),rm -rf $(BUILD)/coverage && mkdir $(BUILD)/coverage)
 	$(call PYTEST,1) $(ARGS)
+	$(if $(COVERAGE),$(Q)$(PY) -m coverage combine --quiet && $(PY) -m coverage report)
 else
 test: $(LAUNCHERS) $(if $(filter thread,$(SANITIZE)),,build)
+	@$(if $(COVERAGE),find $(BUILD) -name '*.gcda' -delete)
 	$(Q)for level in 2 3 4; do TSAN_OPTIONS=halt_on_error=1 TF_CAPSOPS_CPU_LEVEL=$$level $(LESS_RANDOM) $(LAUNCHERS) || exit 1; done
 	$(if $(filter thread,$(SANITIZE)),,$(UNDER_SANITIZERS) $(call PYTEST,1) --capture=sys $(or $(ARGS),$(SANITIZED_TESTS)))
+	$(if $(COVERAGE),$(Q)$(PY) -m gcovr $(BUILD))
 endif
 
 gpu-checks: $(if $(WITH_CUDA),$(GPU_LAUNCHERS))  ## run every GPU kernel under compute-sanitizer, and look for results that vary
@@ -294,15 +301,13 @@ test-all: build $(if $(WITH_CUDA),studies)  ## run all tests: whole grids, other
 	$(call PYTEST,2) --all $(ARGS)
 	$(call PYTEST,1) --jit $(or $(ARGS),tests/ops)
 
-coverage: build  ## fail where the tests leave out over 5% of the lines of tf_capsops/ or of cc/
-	@rm -rf $(BUILD)/coverage && mkdir $(BUILD)/coverage && find $(BUILD) -name '*.gcda' -delete
-	$(ON_FAULTS) $(subst -m pytest,-m coverage run -m pytest,$(call PYTEST,1)) $(or $(ARGS),$(COVERING_TESTS))
-	$(ON_FAULTS) $(PY) -m coverage combine --quiet
-	@status=0; $(ON_FAULTS) $(PY) -m coverage report || status=1; $(PY) -m gcovr $(BUILD) || status=1; exit $$status
+coverage:  ## fail where the tests leave out over 5% of the lines of tf_capsops/ or of cc/
+	$(MAKE) test COVERAGE=1
+	$(MAKE) test COVERAGE=1 SANITIZE=$(MEMORY)
 
 faults: build  ## show which test notices each wrong kernel and each rule left out; ARGS="--device GPU"
-	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py kernels $(ARGS)
-	$(ON_FAULTS) TF_NUM_INTRAOP_THREADS=1 $(PY) tools/faults.py rules $(ARGS)
+	$(ON_FAULTS) $(PY) tools/faults.py kernels $(ARGS)
+	$(ON_FAULTS) $(PY) tools/faults.py rules $(ARGS)
 
 build: $(ENVIRONMENT) $(LIBRARY)  ## create .venv and build the library, nothing else
 
@@ -360,4 +365,5 @@ help:
 	  CXX "C++ compiler ($(CXX)); CXXFLAGS, NVCCFLAGS and LDFLAGS add to ours" \
 	  ARGS "passed on to pytest, the demo, the benchmark" \
 	  SANITIZE "address,undefined or thread: make test finds bad memory, or data races" \
+	  COVERAGE "1: make test reports the lines that ran, of C++ with SANITIZE=address,undefined" \
 	  V "1 shows every command"

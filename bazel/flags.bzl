@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler flags of the Makefile, and the CPU kernels for each instruction set."""
+"""The compiler flags of the Makefile, and its translation units."""
 
 COPTS = [
     "-std=c++17",
@@ -31,6 +31,21 @@ _ISA_COPTS = {
     "v3": ["-march=x86-64-v3"],
     "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
 }
+
+# Each of these folders of cc/ is one translation unit.
+UNITY_FOLDERS = ["framework", "shapes", "ops"]
+
+def unity_sources():
+    """Returns generated sources, each of which includes all sources of a folder."""
+    for folder in UNITY_FOLDERS:
+        sources = native.glob(["cc/%s/*.cc" % folder])
+        native.genrule(
+            name = folder + "_unity",
+            srcs = sources,
+            outs = ["unity/%s.cc" % folder],
+            cmd = "printf '#include \"%s\"\n' $(SRCS) >$@",
+        )
+    return ["unity/%s.cc" % folder for folder in UNITY_FOLDERS]
 
 def isa_libraries(srcs, deps):
     """Declares a library of `srcs` for each instruction set, cpu_v2 and so on.

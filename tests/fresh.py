@@ -1,13 +1,15 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Python code in a process of its own, with this tf_capsops."""
+"""Runs Python code in a process of its own, which imports this tf_capsops itself."""
 
+import multiprocessing
 import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
+import tempfile
+import types
 
 import tf_capsops
 
@@ -28,17 +30,74 @@ def code_of(page):
     return "\n".join(blocks)
 
 
+class Process:
+    """A process that runs Python code, with what tests use of `subprocess.Popen`.
+
+    Importing TensorFlow takes seconds. So a server imports it once, and each process is
+    a fork of that server, which has imported nothing else and has used no device.
+
+    Attributes:
+        pid: Its number.
+        stdout: What it prints, as a text file.
+        returncode: Its exit code, once `communicate` has returned.
+    """
+
+    def __init__(self, code, arguments, cwd, environment):
+        output, theirs = multiprocessing.Pipe(duplex=False)
+        self.stdout = os.fdopen(os.dup(output.fileno()))
+        output.close()
+        self._errors = tempfile.NamedTemporaryFile("r")
+        self._process = _FORKS.Process(
+            target=_run_code,
+            args=(code, arguments, cwd, environment, theirs, self._errors.name),
+        )
+        self._process.start()
+        theirs.close()
+        self.pid, self.returncode = self._process.pid, None
+
+    def communicate(self):
+        """Waits for its end; returns what it printed, and what it printed as errors."""
+        printed = self.stdout.read()
+        self._process.join()
+        self.returncode = self._process.exitcode
+        return printed, self._errors.read()
+
+    def poll(self):
+        """Returns its exit code, or None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def terminate(self):
+        self._process.terminate()
+
+    def kill(self):
+        self._process.kill()
+
+
+def _run_code(code, arguments, cwd, environment, output, errors):
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(output.fileno(), 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)
+    os.chdir(cwd or ".")
+    sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.argv = ["-c", *arguments]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(main))
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tensorflow", "keras"])
+
+
 def start(code, *arguments, cwd=None, **environment):
-    """Starts `code` in a fresh interpreter; `finish` waits for it."""
+    """Starts a `Process` that runs `code`; `finish` waits for it."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": path, **environment}
+    return Process(code, [*map(str, arguments)], cwd, environment)
 
 
 def interrupt(process, text, group=False):

@@ -218,6 +218,7 @@ def zero_beside_huge(op):
     seconds to get memory before it says so.
     """
     attributes = {n: _ONES[n] for n in _attributes(op, lambda *values: values[0])}
+    dtypes = itertools.cycle((tf.float32, tf.bfloat16))
     for change in (
         {},
         {"padding": "SAME"},
@@ -237,11 +238,10 @@ def zero_beside_huge(op):
                     dims |= dict.fromkeys(zero, 0) | dict.fromkeys(huge, size)
                     if not signatures.follow(op, dims, changed):
                         continue
-                    for dtype in (tf.float32, tf.bfloat16):
-                        call = _call(op, form, dims, dict(changed), dtype)
-                        counts = map(math.prod, call.results)
-                        if call.feasible() and max(counts) < NO_MEMORY:
-                            yield call
+                    call = _call(op, form, dims, dict(changed), next(dtypes))
+                    counts = map(math.prod, call.results)
+                    if call.feasible() and max(counts) < NO_MEMORY:
+                        yield call
 
 
 def _two_choices(axes, first, second):

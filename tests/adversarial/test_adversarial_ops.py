@@ -5,7 +5,6 @@
 import contextlib
 import faulthandler
 import math
-import os
 import re
 
 import pytest
@@ -42,13 +41,6 @@ def _planned(request):
 
 def _examples(share):
     return settings(max_examples=max(1, int(settings.default.max_examples * share)))
-
-
-@pytest.fixture
-def eager_share(pytestconfig):
-    """Eager calls are quick: always as many as all tests draw, or as are asked for."""
-    every = pytestconfig.getoption("all") or "TF_CAPSOPS_EXAMPLES" in os.environ
-    return 1 if every else 10
 
 
 def _outcome(compute):
@@ -97,8 +89,8 @@ def _run_eagerly(call, device):
 
 
 @every_op
-def test_eagerly(op, device, eager_share):
-    @_examples(eager_share)
+def test_eagerly(op, device):
+    @_examples(1)
     @given(calls(op))
     def run(call):
         if is_gpu(device):  # TensorFlow waits ten seconds for memory that it cannot get
