@@ -130,7 +130,8 @@ FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG $(DEFINE_FAULTS) --expt-relaxed-cons
 # that has it. So the most modest come first: no AVX-512 copy serves an older processor.
 OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/shapes/*.cc cc/ops/*.cc cc/kernels/*.cc cc/xla/*.cc cc/framework/*.cc cc/launch/*.cc))
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
-OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/common/*.cu.cc cuda/*/launch.cu.cc)))
+# Folders of kernel paths come first: they take longest, and all cores stay busy to the end.
+OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(filter-out cuda/studies/%,$(wildcard cuda/*/*/*.cu.cc cuda/*/*.cu.cc))))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
 ifdef FAULTS
 OBJECTS_dispatch += $(BUILD)/tests/faults/faults.o
