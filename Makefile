@@ -136,7 +136,8 @@ OBJECTS_tensorflow := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/kernels/*.cc cc
 UNITY_FOLDERS := framework shapes ops
 UNITY := $(UNITY_FOLDERS:%=$(BUILD)/cc/%.o)
 OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc))
-OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(wildcard cuda/common/*.cu.cc cuda/*/launch.cu.cc)))
+# Folders of kernel paths come first: they take longest, and all cores stay busy to the end.
+OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(filter-out cuda/studies/%,$(wildcard cuda/*/*/*.cu.cc cuda/*/*.cu.cc))))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
 ifdef DEFINE_FAULTS
 OBJECTS_dispatch += $(BUILD)/tests/faults/faults.o

@@ -7,7 +7,6 @@
 #define CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/common/launch.cuh"
@@ -17,42 +16,11 @@ namespace capsops::capsule_conv {
 
 constexpr int kSumElements = 32;  // of a block
 
-// out = the sum of `parts` arrays of its size. kThreads threads share an element's.
-template <typename S, typename A, int kThreads>
-__global__ void __launch_bounds__(kSumElements* kThreads)
-    SumPartsKernel(int64_t elements, int parts, const A* __restrict__ partial,
-                   S* __restrict__ out) {
-  __shared__ A sums[kThreads][kSumElements];
-  const int of = threadIdx.x % kSumElements, thread = threadIdx.x / kSumElements;
-  const int64_t element = int64_t{blockIdx.x} * kSumElements + of;
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
-  A sum = 0;
-  if (element < elements) {
-#pragma unroll 4
-    for (int part = thread; part < parts; part += kThreads) {
-      sum += partial[part * elements + element];
-    }
-  }
-  sums[thread][of] = sum;
-  __syncthreads();
-  if (thread > 0 || element >= elements) return;
-#pragma unroll
-  for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
-  Narrow(sum, out + element);
-}
-
+// Writes the sum of `parts` arrays of `elements` elements. S is T's CudaType, and A its
+// Accumulator, of any type T.
 template <typename S, typename A>
 LaunchError SumParts(const GpuExec& exec, const char* op, int64_t elements, int parts,
-                     const A* partial, S* out) {
-  const auto sum = [&](auto threads) {
-    return LaunchOverlapped(
-        op, SumPartsKernel<S, A, threads>, dim3(CeilDivide(elements, kSumElements)),
-        kSumElements * threads, 0, exec, elements, parts, partial, out);
-  };
-  if (parts > 96) return sum(std::integral_constant<int, 32>());
-  return sum(std::integral_constant<int, 8>());
-}
+                     const A* partial, S* out);
 
 // The gradient of so many weights, of which the kernel of `plan` makes `parts` parts.
 template <typename T, typename PlanOfParts>

@@ -227,7 +227,7 @@ struct TilePlan {
   // Needs no packing; nullptr but where small.cuh does the task.
   Launch<S> launch_small = nullptr;
   // Of wgmma only.
-  bool by_wgmma = false, squares = false;
+  bool squares = false;
   int ring = 0;
   Divisor by_across;
 };

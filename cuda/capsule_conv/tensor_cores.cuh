@@ -2,7 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Capsule convolution and its input gradient on tensor cores: the plans of all tasks,
-// and their launches one after the other.
+// and their launches one after the other. A path is a struct (mma/path.cuh,
+// wgmma/path.cuh):
+//   Refusal  why it does no task that is like this one; else empty
+//   Plan     the cheapest plan of a task; kPlain says that the filter is in memory
+//   Pack     packs the filter for a plan
+//   Across   how taps across become columns where there are few (wgmma/across.cuh), or
+//            void
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
 
@@ -12,37 +18,50 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/capsule_conv/mma/launch.cuh"
+#include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/tasks.cuh"
-#include "cuda/capsule_conv/wgmma/across.cuh"
-#include "cuda/capsule_conv/wgmma/launch.cuh"
-#include "cuda/capsule_conv/wgmma/pack.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/tensor_cores.cuh"
+#include "cuda/common/types.cuh"
 
 namespace capsops::capsule_conv {
 
 // Products of S with precision kTf32. Element i of the filter is `weights[i]`: Weights
 // is a pointer, or what reads another form of it.
-template <typename S, Tf32 kTf32, typename Weights = const S*>
+template <typename Path, typename S, Tf32 kTf32, typename Weights = const S*>
 class Products {
  public:
-  static Products ByWgmma(const Tasks& tasks, const GpuDevice& device) {
-    std::string refusal = tasks.refusal;
-    bool spread = false;
-    if (refusal.empty()) {
-      const Task& task = tasks.tasks.front();
-      spread = kSpreads && wgmma::SpreadsTaps(task);
-      refusal =
-          wgmma::Refusal<S, kTf32>(spread ? wgmma::SpreadTaps(task) : task, device);
+  Products(const Tasks& tasks, const GpuDevice& device)
+      : zeros_(tasks.zeros), refusal_(tasks.refusal) {
+    if (!refusal_.empty()) return;
+    if constexpr (kSpreads) spread_ = Across::Helps(tasks.tasks.front());
+    refusal_ = Path::Refusal(Spread(tasks.tasks.front()), device);
+    if (!refusal_.empty()) return;
+    int64_t products = 0;
+    for (const Task& whole : tasks.tasks) {
+      const Task task = Spread(whole);
+      const auto alike =
+          std::find_if(steps_.begin(), steps_.end(),
+                       [&](const Step& step) { return SameSizes(step.whole, whole); });
+      Step step{task,
+                alike != steps_.end()
+                    ? alike->plan
+                    : Path::template Plan<S, kTf32, kPlain>(task, device),
+                whole};
+      if (step.plan.tiles == 0) {
+        refusal_ = "no tile of it fits in shared memory";
+        return;
+      }
+      MoveTo(task, &step.plan.product);
+      const int64_t words =
+          PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
+      packed_words_ = std::max(packed_words_, RoundUp(words, 4));
+      if constexpr (kSpreads) {
+        if (spread_) products = std::max(products, Across::Elements(task));
+      }
+      steps_.push_back(step);
     }
-    return Products(tasks, device, refusal, wgmma::PlanTask<S, kTf32>, spread);
-  }
-  static Products ByMma(const Tasks& tasks, const GpuDevice& device) {
-    return Products(
-        tasks, device, tasks.refusal, [](const Task& task, const GpuDevice& device) {
-          TilePlan<S> plan;
-          if constexpr (kPlain) plan = mma::PlanSmall<S, kTf32>(task, device);
-          return plan.tiles > 0 ? plan : mma::PlanTask<S, kTf32>(task, device);
-        });
+    workspace_ = 4 * (packed_words_ + products);
   }
 
   // Why there are none; else empty.
@@ -70,14 +89,15 @@ class Products {
           continue;
         }
       }
-      error = Pack(exec, op, step, weights, packed);
+      error = Path::template Pack<S, kTf32>(exec, op, step.task.filter, plan, weights,
+                                            packed);
       if (!error.empty()) return error;
       if constexpr (kSpreads) {
         if (spread_) {
           float* const products = reinterpret_cast<float*>(packed + packed_words_);
           error = plan.launch(exec, op, plan, source, packed, products);
           if (!error.empty()) return error;
-          error = wgmma::AddTaps(exec, op, step.whole, products, target);
+          error = Across::Add(exec, op, step.whole, products, target);
           continue;
         }
       }
@@ -87,9 +107,11 @@ class Products {
   }
 
  private:
+  using Across = typename Path::Across;
   static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
   // Sums of taps in a 16-bit type would be rounded once more.
-  static constexpr bool kSpreads = kPlain && std::is_same_v<S, float>;
+  static constexpr bool kSpreads =
+      !std::is_void_v<Across> && kPlain && std::is_same_v<S, float>;
 
   struct Step {
     Task task;  // with its taps across as columns if these are spread
@@ -97,58 +119,34 @@ class Products {
     Task whole;
   };
 
-  template <typename PlanTask>
-  Products(const Tasks& tasks, const GpuDevice& device, const std::string& refusal,
-           const PlanTask& plan_task, bool spread = false)
-      : zeros_(tasks.zeros), spread_(spread), refusal_(refusal) {
-    if (!refusal_.empty()) return;
-    int64_t products = 0;
-    for (const Task& whole : tasks.tasks) {
-      const Task task = spread ? wgmma::SpreadTaps(whole) : whole;
-      const auto alike =
-          std::find_if(steps_.begin(), steps_.end(),
-                       [&](const Step& step) { return SameSizes(step.whole, whole); });
-      Step step{task, alike != steps_.end() ? alike->plan : plan_task(task, device),
-                whole};
-      if (step.plan.tiles == 0) {
-        refusal_ = "no tile of it fits in shared memory";
-        return;
-      }
-      MoveTo(task, &step.plan.product);
-      const int64_t words =
-          PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
-      packed_words_ = std::max(packed_words_, RoundUp(words, 4));
-      if (spread) products = std::max(products, wgmma::SpreadElements(task));
-      steps_.push_back(step);
+  Task Spread(const Task& whole) const {
+    if constexpr (kSpreads) {
+      if (spread_) return Across::Spread(whole);
     }
-    workspace_ = 4 * (packed_words_ + products);
-  }
-
-  static LaunchError Pack(const GpuExec& exec, const char* op, const Step& step,
-                          const Weights& weights, uint32_t* packed) {
-    const TilePlan<S>& plan = step.plan;
-    if (plan.by_wgmma) {
-      return wgmma::PackUnits<wgmma::OperandOf<S, kTf32>, wgmma::kFilterParts<kTf32>>(
-          exec, op, step.task.filter, plan.product, plan.columns, weights, packed);
-    }
-    return mma::PackFilter<S, kTf32>(exec, op, step.task.filter, plan.product,
-                                     plan.columns, weights, packed);
+    return whole;
   }
 
   std::vector<Step> steps_;
   int64_t zeros_, packed_words_ = 0, workspace_ = 0;
-  bool spread_;
+  bool spread_ = false;
   std::string refusal_;
 };
 
-// The kernels that other convolutions share: `extern template` in their sources.
-#define CAPSOPS_SHARED_PRODUCT(KEYWORDS, S, TF32)                                   \
-  KEYWORDS TilePlan<S> mma::PlanTask<S, Tf32::TF32>(const Task&, const GpuDevice&); \
-  KEYWORDS TilePlan<S> wgmma::PlanTask<S, Tf32::TF32>(const Task&, const GpuDevice&);
-#define CAPSOPS_SHARED_PRODUCTS(KEYWORDS)           \
-  CAPSOPS_SHARED_PRODUCT(KEYWORDS, float, kRounded) \
-  CAPSOPS_SHARED_PRODUCT(KEYWORDS, __half, kExact)  \
-  CAPSOPS_SHARED_PRODUCT(KEYWORDS, __nv_bfloat16, kExact)
+// Plans the forward convolution, or the gradient of the input.
+template <typename Path, typename T, Tf32 kTf32>
+ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
+                                  const Problem& p, bool gradient) {
+  using Plan = ConvPlan<GpuExec, T>;
+  const Products<Path, CudaType<T>, kTf32> products(
+      gradient ? InputGradientTasks(p) : ForwardTasks(p), device);
+  if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
+  return Plan::Make(products.workspace(),
+                    [op, products](const GpuExec& exec, const T* source,
+                                   const T* weights, T* target, void* workspace) {
+                      return products.Run(exec, op, Native(source), Native(weights),
+                                          Native(target), workspace);
+                    });
+}
 
 }  // namespace capsops::capsule_conv
 

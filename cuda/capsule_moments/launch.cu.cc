@@ -8,34 +8,32 @@
 // registers: all of a parent's statistics and sums are one thread's. Tensor cores make
 // the votes where TF32 is exact or allowed (mma), and FMA elsewhere (fma). Everything
 // else stores shares (general).
-#include "cuda/capsule_moments/fma/launch.cuh"
-
 #include "cc/launch/capsule_moments.h"
-#include "cuda/capsule_moments/general/launch.cuh"
-#include "cuda/capsule_moments/mma/launch.cuh"
+#include "cuda/capsule_moments/paths.h"
 
 namespace capsops::capsule_moments {
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
-      Forward::kName, {{"mma", [&] { return PlanForwardBy<mma::Path, T>(exec, p); }},
-                       {"fma", [&] { return PlanForwardBy<fma::Path, T>(exec, p); }},
-                       {"general", [&] { return general::PlanForward<T>(p); }}});
+      Forward::kName, {{"mma", [&] { return mma::PlanForward<T>(exec, p); }},
+                       {"fma", [&] { return fma::PlanForward<T>(exec, p); }},
+                       {"general", [&] { return general::PlanForward<T>(exec, p); }}});
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
-      Backward::kName, {{"mma", [&] { return PlanBackwardBy<mma::Path, T>(exec, p); }},
-                        {"fma", [&] { return PlanBackwardBy<fma::Path, T>(exec, p); }},
-                        {"general", [&] { return general::PlanBackward<T>(p); }}});
+      Backward::kName,
+      {{"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
+       {"fma", [&] { return fma::PlanBackward<T>(exec, p); }},
+       {"general", [&] { return general::PlanBackward<T>(exec, p); }}});
 }
 
 template <typename T>
-SharesPlan<GpuExec, T> PlanShares(const GpuExec&, const Problem& p) {
+SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& p) {
   return Choose<SharesPlan<GpuExec, T>>(
-      Shares::kName, {{"general", [&] { return general::PlanShares<T>(p); }}});
+      Shares::kName, {{"general", [&] { return general::PlanShares<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

@@ -96,7 +96,6 @@ struct Rows {
 template <typename Path>
 LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
                   const Gradient* grad, const Workspace& parts, void* workspace) {
-  const int64_t blocks = CeilDivide(Capsules(in->p), kThreads);
   float2* const row_scales = Workspace::In<float2>(workspace, parts.row_scales);
   float2* const scales = Workspace::In<float2>(workspace, parts.scales);
   in->rule = Rule::kSoftmax;
@@ -104,8 +103,7 @@ LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
   float* const row_dots = Workspace::In<float>(workspace, parts.row_dots);
   float* const dots = Workspace::In<float>(workspace, parts.dots);
   const auto merge = [&](const float2* row_scales, const float* row_dots) {
-    return LaunchOverlapped(name, MergeKernel, blocks, kThreads, 0, exec, in->p,
-                            row_scales, row_dots, scales, dots);
+    return MergeRows(exec, name, in->p, row_scales, row_dots, scales, dots);
   };
   LaunchError error = together
                           ? Path::Dots(exec, name, *in, *grad, row_scales, row_dots)
@@ -207,12 +205,7 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
       Path::Differentiate(exec, name, in, grad, moments, to.statistics, rows,
                           parts.parts, Workspace::In<float>(workspace, parts.partial));
   if (!error.empty()) return error;
-  const int64_t threads = RoundUp(p.in_channels * kSide, kLanes);
-  const auto kernel =
-      p.pose_inner == 5 ? CapsuleKernel<5, CudaType<T>> : CapsuleKernel<4, CudaType<T>>;
-  return LaunchOverlapped(name, kernel, Capsules(p) / p.in_channels,
-                          std::min<int64_t>(threads, kThreads), 0, exec, p, rows.poses,
-                          rows.activations, to.poses, to.activations);
+  return SumRows(exec, name, p, rows.poses, rows.activations, to.poses, to.activations);
 }
 
 template <typename Path, typename T>
@@ -250,14 +243,10 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
           };
           const LaunchError error = ForSamples(p, parts.samples, run);
           if (!error.empty()) return error;
-          const int64_t matrices = Children(p) * p.out_channels;
-          const int64_t numbers = matrices * p.pose_inner * kSide;
-          return LaunchOverlapped(Backward::kName, PartsKernel<CudaType<T>>,
-                                  CeilDivide(numbers, kThreads), kThreads, 0, exec,
-                                  numbers, matrices, parts.parts,
-                                  Workspace::In<const float>(workspace, parts.weights),
-                                  Workspace::In<const float>(workspace, parts.prior),
-                                  out.weights, out.prior);
+          return SumParts(exec, Backward::kName, p, parts.parts,
+                          Workspace::In<const float>(workspace, parts.weights),
+                          Workspace::In<const float>(workspace, parts.prior),
+                          out.weights, out.prior);
         });
   }
   return {};

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels that make numbers of capsules, and the gradients of weights and prior, from
-// those of rows [position, k] and from parts.
+// Launches the kernels that mma and fma share: they make numbers of capsules, and the
+// gradients of weights and prior, from those of rows [position, k] and from parts. S is
+// float, __half or __nv_bfloat16.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_ROWS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_ROWS_CUH_
 
@@ -13,109 +14,25 @@
 
 namespace capsops::capsule_moments {
 
-// Makes {most, scale} of each capsule of those of its rows, and the sum of share dr of
-// the sums within its rows; or only that sum, of those with the final shares. What is
-// not there is null.
-__global__ void __launch_bounds__(kThreads)
-    MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
-                float2* scales, float* dots) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
-  const int64_t capsules = Capsules(p), children = Children(p);
-  const int i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= capsules) return;
-  float most = -INFINITY, sum = 0, dot = 0;
-  if (row_scales == nullptr) {
-    VisitWindows(p, i, [&](int64_t position, int64_t k) {
-      dot += row_dots[position * children + k];
-    });
-    dots[i] = dot;
-    return;
-  }
-  VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    most = fmaxf(most, row_scales[position * children + k].x);
-  });
-  VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    const float2 row = row_scales[position * children + k];
-    const float part = ExpBelow(row.x, most) / row.y;
-    sum += part;
-    if (row_dots != nullptr) dot += part * row_dots[position * children + k];
-  });
-  scales[i] = {most, 1 / sum};
-  if (row_dots != nullptr) dots[i] = dot / sum;
-}
+// Writes {most, scale} of each capsule from those of its rows, and the sum of share dr
+// from the sums within its rows; or only that sum, from the sums with the final shares.
+// Tensors that are absent are null.
+LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
+                      const float2* row_scales, const float* row_dots, float2* scales,
+                      float* dots);
 
-// Adds up the parts of the gradients of weights and prior.
-template <typename N>
-__global__ void __launch_bounds__(kThreads)
-    PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
-                const float* prior_parts, N* grad_weights, float* grad_prior) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < weights) {
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) sum += weight_parts[part * weights + i];
-    Narrow(sum, grad_weights + i);
-  }
-  if (i < priors && grad_prior != nullptr) {
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) sum += prior_parts[part * priors + i];
-    grad_prior[i] = sum;
-  }
-}
+// Adds up the gradients of each capsule's pose and activation over its rows.
+// `grad_activations` may be null.
+template <typename S>
+LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
+                    const float* poses, const float* activations, S* grad_poses,
+                    S* grad_activations);
 
-// Adds up the gradients of capsules from their rows. A block has the capsules of a
-// pixel, which the same windows see, and a thread a row of a pose.
-template <int Q, typename N>
-__global__ void __launch_bounds__(kThreads)
-    CapsuleKernel(Problem p, const float* poses, const float* activations,
-                  N* grad_poses, N* grad_activations) {
-  LetKernelAfterBegin();
-  Digits<int> d(blockIdx.x);
-  const int x = d.Next(p.in_width), y = d.Next(p.in_height), n = d.rest;
-  const int channels = static_cast<int>(p.in_channels);
-  const int width = static_cast<int>(p.kernel_width);
-  const int taps = static_cast<int>(p.kernel_height) * width;
-  const int64_t children = taps * channels;
-  WaitForKernelBefore();
-  for (int first = 0; first < channels * kSide; first += blockDim.x) {
-    const int i = first + threadIdx.x, c = i / kSide;
-    float sums[Q] = {}, sum = 0;
-    for (int tap0 = 0; tap0 < taps; tap0 += kLanes) {
-      // A lane finds the window that sees the pixel at its tap.
-      const int mine = tap0 + threadIdx.x % kLanes, kh = mine / width;
-      const int out_y = WindowWith(y, kh, p.pad_top, p.stride_height, p.dilation_height,
-                                   p.out_height);
-      const int out_x = WindowWith(x, mine - kh * width, p.pad_left, p.stride_width,
-                                   p.dilation_width, p.out_width);
-      const int position =
-          (n * static_cast<int>(p.out_height) + out_y) * static_cast<int>(p.out_width) +
-          out_x;
-      unsigned seen = __ballot_sync(~0u, mine < taps && out_y >= 0 && out_x >= 0);
-      for (; seen != 0; seen &= seen - 1) {
-        const int lane = __ffs(seen) - 1;
-        const int64_t row =
-            __shfl_sync(~0u, position, lane) * children + (tap0 + lane) * channels + c;
-        if (c >= channels) continue;
-        float numbers[Q];
-        LoadRow(poses + (row * kSide + i % kSide) * Q, numbers);
-#pragma unroll
-        for (int q = 0; q < Q; ++q) sums[q] += numbers[q];
-        if (grad_activations != nullptr && i % kSide == 0) sum += activations[row];
-      }
-    }
-    if (c >= channels) continue;
-    const int64_t capsule = int64_t{blockIdx.x} * channels + c;
-#pragma unroll
-    for (int q = 0; q < Q; ++q) {
-      Narrow(sums[q], grad_poses + (capsule * kSide + i % kSide) * Q + q);
-    }
-    if (grad_activations != nullptr && i % kSide == 0) {
-      Narrow(sum, grad_activations + capsule);
-    }
-  }
-}
+// Adds up the parts of the gradients of weights and prior. `grad_prior` may be null.
+template <typename S>
+LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, int parts,
+                     const float* weights, const float* prior, S* grad_weights,
+                     float* grad_prior);
 
 }  // namespace capsops::capsule_moments
 

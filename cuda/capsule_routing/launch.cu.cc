@@ -8,8 +8,6 @@
 // phases that share memory between them, for everything else and for double. The third,
 // `resident`, is for few samples, whose predictions fit into the shared memory of the
 // whole GPU: one kernel keeps them there.
-#include "cuda/capsule_routing/mma/launch.cuh"
-
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -17,8 +15,7 @@
 
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/round.h"
-#include "cuda/capsule_routing/phases/launch.cuh"
-#include "cuda/capsule_routing/resident/launch.cuh"
+#include "cuda/capsule_routing/paths.h"
 
 namespace capsops::capsule_routing {
 

@@ -85,6 +85,16 @@ auto WithPrecision(const GpuExec& exec, const Then& then) {
   }
 }
 
+// Plans by `then` likewise, and refuses products of double.
+template <typename Plan, typename T, Tf32 kFull = Tf32::kSplit, typename Then>
+Plan PlanWithPrecision(const GpuExec& exec, const Then& then) {
+  if constexpr (std::is_same_v<T, double>) {
+    return Plan::Refuse("it has no products of double");
+  } else {
+    return WithPrecision<T, kFull>(exec, then);
+  }
+}
+
 // What of an operand's making can be done once for many products. The hardware cuts
 // off: 0.35 to 0.71 units in the last place more, by mantissa, make that right on
 // average, and leave what is TF32 already as it is.

@@ -5,32 +5,29 @@
 // kernel_width elements for each group of a pixel; docs/high_order_conv.md describes
 // the kernels.
 #include "cc/launch/high_order_conv.h"
-#include "cuda/high_order_conv/channels_launch.cuh"
-#include "cuda/high_order_conv/general.cuh"
-#include "cuda/high_order_conv/pixels.cuh"
-#include "cuda/high_order_conv/planes.cuh"
-#include "cuda/high_order_conv/rows_launch.cuh"
+#include "cuda/high_order_conv/paths.h"
 
 namespace capsops::high_order_conv {
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
-      kForwardName, {{"rows", [&] { return rows::PlanForward<T>(exec, p); }},
-                     {"planes", [&] { return planes::PlanForward<T>(p); }},
-                     {"channels", [&] { return channels::PlanForward<T>(exec, p); }},
-                     {"pixels", [&] { return pixels::PlanForward<T>(p); }},
-                     {"general", [&] { return general::PlanForward<T>(p); }}});
+      Forward::kName, {{"rows", [&] { return rows::PlanForward<T>(exec, p); }},
+                       {"planes", [&] { return planes::PlanForward<T>(exec, p); }},
+                       {"channels", [&] { return channels::PlanForward<T>(exec, p); }},
+                       {"pixels", [&] { return pixels::PlanForward<T>(exec, p); }},
+                       {"general", [&] { return general::PlanForward<T>(exec, p); }}});
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
-      kBackwardName, {{"rows", [&] { return rows::PlanBackward<T>(exec, p); }},
-                      {"planes", [&] { return planes::PlanBackward<T>(p); }},
-                      {"channels", [&] { return channels::PlanBackward<T>(exec, p); }},
-                      {"pixels", [&] { return pixels::PlanBackward<T>(p); }},
-                      {"general", [&] { return general::PlanBackward<T>(p); }}});
+      Backward::kName,
+      {{"rows", [&] { return rows::PlanBackward<T>(exec, p); }},
+       {"planes", [&] { return planes::PlanBackward<T>(exec, p); }},
+       {"channels", [&] { return channels::PlanBackward<T>(exec, p); }},
+       {"pixels", [&] { return pixels::PlanBackward<T>(exec, p); }},
+       {"general", [&] { return general::PlanBackward<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

@@ -121,6 +121,7 @@ def test_there_are_ops():
         "cc/cpu/{}.cc",
         "cc/cpu/dispatch/{}.cc",
         "cuda/{}/launch.cu.cc",
+        "cuda/{}/paths.h",
         "tf_capsops/ops/{}.py",
         "tf_capsops/bench/suites/{}.py",
         "tests/reference/{}.py",
@@ -129,6 +130,49 @@ def test_there_are_ops():
 )
 def test_every_op_lives_in_every_room(op, place):
     assert (ROOT / place.format(op)).is_file()
+
+
+def _reached(path, seen=()):
+    """Returns a CUDA source and what it includes, as paths."""
+    reached = {path, *seen}
+    for name in re.findall(r'#include "(cuda/.+)"', _text(path)):
+        if name not in reached:
+            reached |= _reached(name, reached)
+    return reached
+
+
+def _kernel_folders(path):
+    """Returns where the kernels are that a CUDA source sees, itself left out."""
+    seen = _reached(path) - {path}
+    return {str(pathlib.Path(each).parent) for each in seen if _has_kernels(each)}
+
+
+def _has_kernels(path):
+    return "__global__" in _text(path)
+
+
+def _units():
+    units = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("cuda/**/*.cu.cc")]
+    return [unit for unit in units if not unit.startswith("cuda/studies/")]
+
+
+@pytest.mark.parametrize("op", _ops())
+def test_an_edit_of_a_kernel_path_recompiles_that_path_alone(op):
+    assert not any(map(_has_kernels, _reached(f"cuda/{op}/launch.cu.cc")))
+    paths = [unit for unit in _units() if unit.startswith(f"cuda/{op}/")]
+    assert len(paths) > 2
+    for path in paths:
+        assert len(_kernel_folders(path) - {f"cuda/{op}"}) < 2, path
+
+
+def test_no_two_units_compile_the_same_kernel():
+    """Those that are no templates are compiled wherever their header is included."""
+    plain = re.compile(r"(?<!>\n)^(?:static )?__global__", re.MULTILINE)
+    headers = [each for unit in _units() for each in _reached(unit) - {unit}]
+    twice = {each for each in headers if headers.count(each) > 1}
+    assert "cuda/common/launch.cuh" in twice
+    assert [each for each in sorted(twice) if plain.search(_text(each))] == []
+    assert plain.search(_text("cuda/capsule_conv/tma/pack_grad.cuh"))
 
 
 @pytest.mark.parametrize("op", _ops())

@@ -1,14 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The right operands of product.cuh: [tap or step][column][term].
+// The filter as the right operand of product.cuh: [tap][column][term].
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
 
 #include <cstdint>
 
 #include "cuda/capsule_conv/block.cuh"
-#include "cuda/capsule_conv/tma/weights.cuh"
+#include "cuda/common/divisor.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 
@@ -85,59 +85,6 @@ __global__ void __launch_bounds__(kPackThreads)
       packed[(tap * p.columns + column + line) * p.terms + term + fast] =
           tile[fast][line];
     }
-  }
-}
-
-constexpr int kStepPixels = 32;  // that a step contracts
-constexpr int kGradColumns = 128;
-
-struct PackedGrad {
-  PixelBoxes boxes;
-  int batch, height, width, columns;
-  int column_blocks;
-};
-
-// Of a product's 8 terms, pixels 0, 2, 4, 6 come before 1, 3, 5, 7: see ReadChannels.
-__global__ void __launch_bounds__(kPackThreads)
-    PackGradKernel(const PackedGrad p, const float* grad, float* packed,
-                   const Unwritten parts) {
-  LetKernelAfterBegin();
-  parts.Mark();
-  constexpr int kLines = kPackThreads / kGradColumns;
-  constexpr int kTurns = kStepPixels / kLines;
-  __shared__ float tile[kStepPixels][kGradColumns + 1];
-  const int step = blockIdx.x / p.column_blocks;
-  const int column = (blockIdx.x - step * p.column_blocks) * kGradColumns;
-  const PixelBoxes& boxes = p.boxes;
-  const int line = step / boxes.width, first_x = (step - line * boxes.width) * boxes.x;
-  const int image = line / boxes.height;
-  const int first_y = (line - image * boxes.height) * boxes.y;
-  const int read = threadIdx.x % kGradColumns, slow = threadIdx.x / kGradColumns;
-  float numbers[kTurns]{};
-#pragma unroll
-  for (int n = 0; n < kTurns; ++n) {
-    const int row = slow + n * kLines;
-    const int x = row & (boxes.x - 1), rest = row >> boxes.x_bits;
-    const int y = rest & (boxes.y - 1);
-    const int at = image * boxes.batch + (rest >> boxes.y_bits);
-    const bool there = at < p.batch && first_y + y < p.height && first_x + x < p.width;
-    const int64_t pixel =
-        (int64_t{at} * p.height + first_y + y) * p.width + first_x + x;
-    if (there && column + read < p.columns) {
-      numbers[n] = grad[pixel * p.columns + column + read];
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < kTurns; ++n) tile[slow + n * kLines][read] = numbers[n];
-  __syncthreads();
-  const int at = threadIdx.x % kStepPixels, t = at % 8;
-  const int pixel = at - t + t % 4 * 2 + t / 4;
-#pragma unroll
-  for (int m = threadIdx.x / kStepPixels; m < kGradColumns;
-       m += kPackThreads / kStepPixels) {
-    if (column + m >= p.columns) continue;
-    packed[(int64_t{step} * p.columns + column + m) * kStepPixels + at] =
-        tile[pixel][m];
   }
 }
 

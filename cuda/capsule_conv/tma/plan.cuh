@@ -143,16 +143,6 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
   return kMostShared<Work, S> > device.shared ? "no tile fits in shared memory" : "";
 }
 
-// When this path is tried. Where there are few products, its two launches take longer
-// than what other paths do with whole quads, or without packing a short contraction.
-// Pixels that are read of less than 32 numbers leave much of a step empty.
-enum class Turn { kFirst, kAfterGather, kLast };
-inline Turn TurnOf(const Problem& p, int64_t read, bool phases) {
-  const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
-  if (HasFewProducts(p)) return quads && !phases ? Turn::kLast : Turn::kAfterGather;
-  return read < 32 ? Turn::kAfterGather : Turn::kFirst;
-}
-
 }  // namespace capsops::capsule_conv::tma
 
 #endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_

@@ -13,6 +13,7 @@
 #include "cuda/capsule_conv/patch.cuh"
 #include "cuda/capsule_conv/wgmma/patch.cuh"
 #include "cuda/common/divisor.cuh"
+#include "cuda/common/warp.cuh"
 
 namespace capsops::capsule_conv::wgmma {
 

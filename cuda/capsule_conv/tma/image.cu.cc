@@ -2,14 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches the forward product and the input gradient of tma/product.cuh.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_LAUNCH_CUH_
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tma/pack.cuh"
 #include "cuda/capsule_conv/tma/plan.cuh"
 
@@ -140,8 +138,8 @@ ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Proble
 
 // The forward product, or the gradient of the input.
 template <typename T, Tf32 kTf32>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuDevice& device,
-                               const Problem& p, bool gradient) {
+ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
+                                 const Problem& p, bool gradient) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
   const int64_t in = p.in_channels * p.pose_inner;
@@ -176,6 +174,14 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuDevice& device,
   });
 }
 
-}  // namespace capsops::capsule_conv::tma
+template <typename T>
+ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
+                               bool gradient) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanImageBy<T, precision.value>(op, exec.device, p, gradient);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_LAUNCH_CUH_
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
+
+}  // namespace capsops::capsule_conv::tma

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans for the kernels of capsule routing of few samples.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,8 +11,8 @@
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/obstacles.cuh"
+#include "cuda/capsule_routing/paths.h"
 #include "cuda/capsule_routing/resident/kernels.cuh"
-#include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_routing::resident {
 
@@ -149,6 +148,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
       });
 }
 
-}  // namespace capsops::capsule_routing::resident
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_LAUNCH_CUH_
+}  // namespace capsops::capsule_routing::resident

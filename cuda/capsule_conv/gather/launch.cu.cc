@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches convolutions whose operands are gathered.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_LAUNCH_CUH_
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +13,8 @@
 #include "cuda/capsule_conv/gather/forward.cuh"
 #include "cuda/capsule_conv/gather/weights.cuh"
 #include "cuda/capsule_conv/parts.cuh"
+#include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tasks.cuh"
-#include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_conv::gather {
 
@@ -181,7 +180,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
 
 // `Plan` is a ConvPlan or a BiasReluPlan.
 template <typename Plan, typename T, Tf32 kTf32>
-Plan PlanForward(const char* op, const GpuDevice& device, const Problem& p) {
+Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   using S = CudaType<T>;
   const std::string refusal = Refusal(p);
   if (!refusal.empty()) return Plan::Refuse(refusal);
@@ -250,8 +249,8 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
 
 // The gradient of the weights, by partial sums in the workspace.
 template <typename T, Tf32 kTf32>
-ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
-                                 const Problem& p) {
+ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
+                                   const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
   const std::string refusal = Refusal(p);
@@ -265,6 +264,28 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
   return PlanByParts<T>(op, plan, t.weights, t.splits * (kWarps / t.column_warps));
 }
 
-}  // namespace capsops::capsule_conv::gather
+template <typename Plan, typename T>
+Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradient) {
+  return PlanWithPrecision<Plan, T>(exec, [&](auto precision) {
+    if (gradient) return Plan::Refuse("it makes no gradient of the input");
+    return PlanForwardBy<Plan, T, precision.value>(op, exec.device, p);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_LAUNCH_CUH_
+template <typename T>
+ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
+  });
+}
+
+#define CAPSOPS_INSTANTIATE(T)                                              \
+  template ConvPlan<GpuExec, T> PlanImage<ConvPlan<GpuExec, T>, T>(         \
+      const char*, const GpuExec&, const Problem&, bool);                   \
+  template BiasReluPlan<GpuExec, T> PlanImage<BiasReluPlan<GpuExec, T>, T>( \
+      const char*, const GpuExec&, const Problem&, bool);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
+#undef CAPSOPS_INSTANTIATE
+CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+
+}  // namespace capsops::capsule_conv::gather

@@ -3,28 +3,19 @@
 
 // High-order convolution of any size, type and layout. One thread computes each element
 // of a result, straight from the definition; threads follow the order of memory.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_GENERAL_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_GENERAL_CUH_
-
 #include <algorithm>
 #include <cstdint>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
+#include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
+#include "cuda/high_order_conv/reach.cuh"
 
 namespace capsops::high_order_conv::general {
 
 constexpr int kThreads = 256;
 constexpr int kBlockOfSum = 32;
-
-__device__ inline int64_t Split(int64_t n, int64_t by, int64_t* remainder) {
-  const bool narrow = (static_cast<uint64_t>(n) | static_cast<uint64_t>(by)) >> 32 == 0;
-  const int64_t quotient =
-      narrow ? static_cast<uint32_t>(n) / static_cast<uint32_t>(by) : n / by;
-  *remainder = n - quotient * by;
-  return quotient;
-}
 
 // A sum in blocks of 32 terms. The rounding error of n terms grows with 32 + n / 32,
 // and not with n.
@@ -43,20 +34,6 @@ class Sum {
  private:
   A total_ = 0, block_ = 0;
   int count_ = 0;
-};
-
-// The taps [begin, end) along one axis whose pixels are inside the image.
-struct Reach {
-  int64_t begin, end;
-
-  // `before` and `after` count the pixels on the two sides of this one. The first tap
-  // is kernel / 2 times `dilation` pixels before it.
-  __device__ Reach(int64_t before, int64_t after, int64_t kernel, int64_t dilation) {
-    int64_t ignored;
-    const int64_t center = kernel / 2;
-    begin = max(int64_t{0}, center - Split(before, dilation, &ignored));
-    end = min(kernel, center + Split(after, dilation, &ignored) + 1);
-  }
 };
 
 struct Place {
@@ -155,8 +132,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline int64_t Pixels(const Problem& p) { return p.batch * p.height * p.width; }
-
 inline unsigned Blocks(int64_t elements) {
   return std::min(CeilDivide(elements, kThreads), int64_t{INT32_MAX});
 }
@@ -173,7 +148,7 @@ LaunchError Gather(const char* name, const GpuExec& exec, const Problem& p,
 }
 
 template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   return ForwardPlan<GpuExec, T>::Make(
       0, [p](const GpuExec& exec, const T* input, const T* filters, T* output, void*) {
         return Gather<T, false>(kForwardName, exec, p, input, filters, output);
@@ -181,7 +156,7 @@ ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
 }
 
 template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   return BackwardPlan<GpuExec, T>::Make(0, [p](const GpuExec& exec, const T* grad,
                                                const T* input, const T* filters,
                                                T* grad_input, T* grad_filters, void*) {
@@ -196,6 +171,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
   });
 }
 
-}  // namespace capsops::high_order_conv::general
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_GENERAL_CUH_
+}  // namespace capsops::high_order_conv::general

@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Divides images among the blocks of the kernels of channels.cuh, and launches them.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_LAUNCH_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_LAUNCH_CUH_
+#include "cuda/high_order_conv/channels.cuh"
 
 #include <algorithm>
 #include <cstdint>
 
 #include "cuda/common/launch.cuh"
-#include "cuda/high_order_conv/channels.cuh"
+#include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::channels {
@@ -133,6 +132,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   });
 }
 
-}  // namespace capsops::high_order_conv::channels
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_LAUNCH_CUH_
+}  // namespace capsops::high_order_conv::channels

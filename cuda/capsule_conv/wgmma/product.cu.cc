@@ -2,25 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches the products of wgmma/product.cuh.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_
+#include "cuda/capsule_conv/wgmma/product.cuh"
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <type_traits>
 
+#include "cuda/capsule_conv/paths.h"
+#include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/capsule_conv/tensor_cores.cuh"
 #include "cuda/capsule_conv/wgmma/across.cuh"
-#include "cuda/capsule_conv/wgmma/product.cuh"
+#include "cuda/capsule_conv/wgmma/path.cuh"
 
 namespace capsops::capsule_conv::wgmma {
-
-// What tensor cores multiply: what is split becomes three parts of bfloat16.
-template <typename S, Tf32 kTf32>
-using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft || kTf32 == Tf32::kSplit,
-                                     __nv_bfloat16, S>;
-template <Tf32 kTf32>
-constexpr int kFilterParts = kTf32 == Tf32::kSplit ? 3 : 1;
 
 // The boxes of patches. Poses of one quad a row follow each other in a pixel, row by
 // row.
@@ -145,7 +140,6 @@ template <typename S, typename C>
 TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
                      bool squares, int buffers) {
   TilePlan<S> plan;
-  plan.by_wgmma = true;
   plan.columns = C::kColumns;
   plan.step_words = C::kStepWords;
   plan.launch = Launch<S, C>;
@@ -249,8 +243,6 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   return best;
 }
 
-// Why there are no such products of any task of a convolution; else empty.
-template <typename S, Tf32 kTf32>
 std::string Refusal(const Task& task, const GpuDevice& device) {
   const int columns = Columns(task);
   if (task.source.columns % kQuad != 0) {
@@ -261,7 +253,6 @@ std::string Refusal(const Task& task, const GpuDevice& device) {
   return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
 }
 
-// The cheapest tile of all kernels.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   TilePlan<S> best;
@@ -288,6 +279,22 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   return best;
 }
 
-}  // namespace capsops::capsule_conv::wgmma
+template <typename T>
+ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
+                               bool gradient) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_LAUNCH_CUH_
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
+
+// inq_conv has these tasks, too, with filters that it packs itself.
+template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
+template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
+                                                           const GpuDevice&);
+template TilePlan<__half> PlanTask<__half, Tf32::kExact>(const Task&, const GpuDevice&);
+template TilePlan<__nv_bfloat16> PlanTask<__nv_bfloat16, Tf32::kExact>(
+    const Task&, const GpuDevice&);
+
+}  // namespace capsops::capsule_conv::wgmma

@@ -3,8 +3,7 @@
 
 // Plans by the kernels of capsule routing in phases, which do any sizes, also empty
 // ones, and the launches.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_LAUNCH_CUH_
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <string>
@@ -12,9 +11,9 @@
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/obstacles.cuh"
+#include "cuda/capsule_routing/paths.h"
 #include "cuda/capsule_routing/phases/tilings.cuh"
 #include "cuda/capsule_routing/phases/vectors.cuh"
-#include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_routing::phases {
 
@@ -283,7 +282,9 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
 }
 
 template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, Problem p) {
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
+                                              const Problem& problem) {
+  Problem p = problem;
   using Plan = CoefficientsPlan<GpuExec, T>;
   using A = Accumulator<T>;
   if (p.batch == 0 || p.in_caps == 0 || p.out_caps == 0) {
@@ -305,6 +306,8 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, Problem p) {
                     });
 }
 
-}  // namespace capsops::capsule_routing::phases
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_LAUNCH_CUH_
+}  // namespace capsops::capsule_routing::phases

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches the filter's gradient on tensor cores.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_LAUNCH_CUH_
+#include "cuda/capsule_conv/mma/weights.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -11,8 +10,8 @@
 #include <type_traits>
 
 #include "cc/launch/capsule_conv.h"
-#include "cuda/capsule_conv/mma/weights.cuh"
 #include "cuda/capsule_conv/parts.cuh"
+#include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tasks.cuh"
 
 namespace capsops::capsule_conv::mma {
@@ -201,8 +200,8 @@ WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
 
 // The gradient by partial sums in the workspace.
 template <typename T, Tf32 kTf32>
-ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
-                                 const Problem& p) {
+ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
+                                   const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
   const std::string refusal = RefuseWeights(p);
@@ -212,6 +211,13 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
   return PlanByParts<T>(op, plan, plan.product.weights, plan.product.splits);
 }
 
-}  // namespace capsops::capsule_conv::mma
+template <typename T>
+ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_LAUNCH_CUH_
+CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+
+}  // namespace capsops::capsule_conv::mma

@@ -2,15 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Divides images among the blocks of the kernels of rows.cuh, and launches them.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_LAUNCH_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_LAUNCH_CUH_
+#include "cuda/high_order_conv/rows.cuh"
 
 #include <algorithm>
 #include <type_traits>
 
 #include "cuda/common/launch.cuh"
+#include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
-#include "cuda/high_order_conv/rows.cuh"
 
 namespace capsops::high_order_conv::rows {
 
@@ -140,6 +139,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   });
 }
 
-}  // namespace capsops::high_order_conv::rows
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_LAUNCH_CUH_
+}  // namespace capsops::high_order_conv::rows

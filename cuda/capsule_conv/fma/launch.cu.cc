@@ -3,8 +3,7 @@
 
 // Capsule convolution of any sizes and types, also empty ones, in FMA: its products,
 // how they are cut into blocks, and the launches.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <string>
@@ -14,7 +13,7 @@
 #include "cuda/capsule_conv/fma/axes.cuh"
 #include "cuda/capsule_conv/fma/product.cuh"
 #include "cuda/capsule_conv/parts.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/capsule_conv/paths.h"
 
 namespace capsops::capsule_conv::fma {
 
@@ -247,6 +246,19 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
       });
 }
 
-}  // namespace capsops::capsule_conv::fma
+template <typename T>
+ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
+                               bool gradient) {
+  return PlanProduct<T>(op, exec.device, p,
+                        gradient ? InputProduct(p) : ForwardProduct(p));
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_LAUNCH_CUH_
+template <typename T>
+ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
+  return PlanProduct<T>(BackpropWeights::kName, exec.device, p, WeightsProduct(p));
+}
+
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
+CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+
+}  // namespace capsops::capsule_conv::fma

@@ -3,8 +3,7 @@
 
 // Capsule moments of any sizes: shares are stored, votes are not. Samples are taken as
 // many at a time as the workspace has room for.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_LAUNCH_CUH_
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,8 +11,8 @@
 
 #include "cuda/capsule_moments/general/shares.cuh"
 #include "cuda/capsule_moments/general/sums.cuh"
+#include "cuda/capsule_moments/paths.h"
 #include "cuda/capsule_moments/samples.cuh"
-#include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_moments::general {
 
@@ -51,7 +50,7 @@ LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
 }
 
 template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
   const int64_t samples = SamplesAtATime(p, sizeof(S));
   return ForwardPlan<GpuExec, T>::Make(
@@ -80,7 +79,7 @@ ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
 }
 
 template <typename T>
-SharesPlan<GpuExec, T> PlanShares(const Problem& p) {
+SharesPlan<GpuExec, T> PlanShares(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
   return SharesPlan<GpuExec, T>::Make(
       0, [p](const GpuExec& exec, const T* poses, const T* activations,
@@ -135,7 +134,7 @@ LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, boo
 }
 
 template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
   const int64_t samples = SamplesAtATime(p, 2 * sizeof(S));
   const int64_t votes = samples * SampleVotes(p);
@@ -168,6 +167,8 @@ BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
       });
 }
 
-}  // namespace capsops::capsule_moments::general
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanShares, SharesPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_LAUNCH_CUH_
+}  // namespace capsops::capsule_moments::general

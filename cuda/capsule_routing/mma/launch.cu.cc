@@ -3,8 +3,7 @@
 
 // Plans by the tensor-core kernels of capsule routing: how the work is cut, and the
 // launches.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_LAUNCH_CUH_
+#include "cuda/common/launch.cuh"
 
 #include <algorithm>
 #include <string>
@@ -15,7 +14,7 @@
 #include "cuda/capsule_routing/mma/pass.cuh"
 #include "cuda/capsule_routing/mma/vectors.cuh"
 #include "cuda/capsule_routing/obstacles.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/capsule_routing/paths.h"
 
 namespace capsops::capsule_routing::mma {
 
@@ -366,6 +365,8 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
   });
 }
 
-}  // namespace capsops::capsule_routing::mma
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_LAUNCH_CUH_
+}  // namespace capsops::capsule_routing::mma

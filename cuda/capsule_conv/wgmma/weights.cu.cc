@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches the weight gradient of wgmma/weights.cuh.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LAUNCH_CUH_
+#include "cuda/capsule_conv/wgmma/weights.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -13,8 +12,8 @@
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/parts.cuh"
+#include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tasks.cuh"
-#include "cuda/capsule_conv/wgmma/weights.cuh"
 #include "cuda/common/tensor_cores.cuh"
 
 namespace capsops::capsule_conv::wgmma {
@@ -247,17 +246,15 @@ std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
 }
 
-// Whether tiles are full enough, and many enough, to take less time than those of
-// `mma`.
-inline bool FillsBlocks(const Problem& p) {
+bool FillsBlocks(const Problem& p) {
   return 2 * p.in_channels >= kWeightChannels &&
          2 * p.out_channels * p.pose_columns >= kWeightRows && !HasFewProducts(p);
 }
 
 // The gradient by partial sums in the workspace.
 template <typename T, Tf32 kTf32>
-ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
-                                 const Problem& p) {
+ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
+                                   const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
   const std::string refusal = RefuseWeights<S>(p, device);
@@ -268,6 +265,13 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
   return PlanByParts<T>(op, plan, plan.sums.weights, plan.sums.splits);
 }
 
-}  // namespace capsops::capsule_conv::wgmma
+template <typename T>
+ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LAUNCH_CUH_
+CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+
+}  // namespace capsops::capsule_conv::wgmma

@@ -5,14 +5,12 @@
 // pixels, which it moves at once: 4 where the width is a multiple of 4 and nothing is
 // dilated across, else 1. Packs are counted through all rows of a plane, so no width
 // wastes threads. Threads share what they read through the first-level cache.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
-
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
+#include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::planes {
@@ -341,7 +339,7 @@ Plan WithSizes(const Problem& p, const Make& make) {
 }
 
 template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   return WithSizes<Plan, T>(
       p, [](auto pixels, auto width, auto channels, Work w, int64_t blocks) {
@@ -357,7 +355,7 @@ ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
 }
 
 template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   return WithSizes<Plan, T>(p, [](auto pixels, auto width, auto channels, Work w,
                                   int64_t blocks) {
@@ -385,6 +383,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
   });
 }
 
-}  // namespace capsops::high_order_conv::planes
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PLANES_CUH_
+}  // namespace capsops::high_order_conv::planes

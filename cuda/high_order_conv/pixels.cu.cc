@@ -5,14 +5,15 @@
 // are not too large. Neighbouring threads have neighbouring pixels, and compute 4
 // channels of a group at a time. Filters pass through shared memory, so that they are
 // read and written in whole words.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
-
 #include <cuda_pipeline.h>
 
 #include <cstdint>
 
-#include "cuda/high_order_conv/general.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/high_order_conv/paths.h"
+#include "cuda/high_order_conv/plan.cuh"
+#include "cuda/high_order_conv/reach.cuh"
 #include "cuda/high_order_conv/segment.cuh"
 
 namespace capsops::high_order_conv::pixels {
@@ -21,8 +22,6 @@ constexpr int kThreads = 256;
 constexpr int kTogether = 4;       // channels computed at a time
 constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
 constexpr int kFewestPixels = 32;  // of a block
-
-using general::Reach;
 
 // A block has `pixels` pixels, a power of two. Each has `kThreads / pixels` threads,
 // which share its channels.
@@ -48,7 +47,7 @@ struct Place {
     parts = kThreads / w.pixels;
     inside = of_block < count;
     pixel = first + (inside ? of_block : 0);
-    general::Split(general::Split(pixel, p.width, &x), p.height, &y);
+    Split(Split(pixel, p.width, &x), p.height, &y);
   }
 };
 
@@ -190,12 +189,12 @@ inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks)
   w->pixels = PixelsOfBlock(p, bytes, most);
   if (w->pixels == 0) return "the filters of 32 pixels do not fit in shared memory";
   w->per_pixel = p.groups * p.kernel_height * p.kernel_width;
-  *blocks = CeilDivide(general::Pixels(p), w->pixels);
+  *blocks = CeilDivide(Pixels(p), w->pixels);
   return *blocks <= INT32_MAX ? nullptr : kTooLarge;
 }
 
 template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   Work w;
   int64_t blocks;
@@ -212,7 +211,7 @@ ForwardPlan<GpuExec, T> PlanForward(const Problem& p) {
 }
 
 template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   using S = CudaType<T>;
   using A = Accumulator<T>;
@@ -234,6 +233,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const Problem& p) {
   });
 }
 
-}  // namespace capsops::high_order_conv::pixels
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PIXELS_CUH_
+}  // namespace capsops::high_order_conv::pixels

@@ -2,13 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches the weight gradient of tma/product.cuh.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
-
 #include <cstdint>
 #include <string>
 
-#include "cuda/capsule_conv/tma/pack.cuh"
+#include "cuda/capsule_conv/paths.h"
+#include "cuda/capsule_conv/tma/pack_grad.cuh"
 #include "cuda/capsule_conv/tma/plan.cuh"
 
 namespace capsops::capsule_conv::tma {
@@ -113,8 +111,8 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
 constexpr int64_t kMostPixels = int64_t{1} << 20;
 
 template <typename T, Tf32 kTf32>
-ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
-                                 const Problem& p) {
+ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
+                                   const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
   using Work = WeightWork<S>;
@@ -163,6 +161,13 @@ ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuDevice& device,
   });
 }
 
-}  // namespace capsops::capsule_conv::tma
+template <typename T>
+ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_LAUNCH_CUH_
+CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+
+}  // namespace capsops::capsule_conv::tma

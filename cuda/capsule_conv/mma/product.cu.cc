@@ -3,16 +3,17 @@
 
 // Plans and launches the products of mma/product.cuh and mma/small.cuh, of every pose:
 // float in TF32 or split TF32, float16 and bfloat16.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
+#include "cuda/capsule_conv/mma/product.cuh"
 
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/capsule_conv/mma/product.cuh"
+#include "cuda/capsule_conv/mma/path.cuh"
 #include "cuda/capsule_conv/mma/small.cuh"
+#include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/capsule_conv/tensor_cores.cuh"
 
 namespace capsops::capsule_conv::mma {
 
@@ -189,7 +190,6 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   });
 }
 
-// The cheapest tile by small.cuh; no tiles where it cannot.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
   const int columns = task.target.channels * task.target.columns;
@@ -208,7 +208,6 @@ TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
   return columns <= 8 ? find(Small<8>()) : find(Small<16>());
 }
 
-// The cheapest tile of the kernel for so many columns.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   const int columns = task.target.channels * task.target.columns;
@@ -220,6 +219,22 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   return FindTile<S, kTf32, Wide>(task, device);
 }
 
-}  // namespace capsops::capsule_conv::mma
+template <typename T>
+ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
+                               bool gradient) {
+  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
+    return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient);
+  });
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_LAUNCH_CUH_
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
+
+// inq_conv has these tasks, too, with filters that it packs itself.
+template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
+template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
+                                                           const GpuDevice&);
+template TilePlan<__half> PlanTask<__half, Tf32::kExact>(const Task&, const GpuDevice&);
+template TilePlan<__nv_bfloat16> PlanTask<__nv_bfloat16, Tf32::kExact>(
+    const Task&, const GpuDevice&);
+
+}  // namespace capsops::capsule_conv::mma

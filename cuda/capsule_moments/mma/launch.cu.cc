@@ -3,9 +3,6 @@
 
 // Capsule moments of 4 x 4 poses, or 4 x 5 with coordinates, and up to 32 parents: the
 // launches.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_LAUNCH_CUH_
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -13,6 +10,7 @@
 
 #include "cuda/capsule_moments/mma/pass.cuh"
 #include "cuda/capsule_moments/mma/weights.cuh"
+#include "cuda/capsule_moments/paths.h"
 #include "cuda/capsule_moments/plans.cuh"
 
 namespace capsops::capsule_moments::mma {
@@ -168,6 +166,17 @@ struct Path {
   }
 };
 
-}  // namespace capsops::capsule_moments::mma
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  return PlanForwardBy<Path, T>(exec, p);
+}
 
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_LAUNCH_CUH_
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  return PlanBackwardBy<Path, T>(exec, p);
+}
+
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+
+}  // namespace capsops::capsule_moments::mma

@@ -1,0 +1,46 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The path as tensor_cores.cuh has it.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_
+
+#include <string>
+
+#include "cuda/capsule_conv/mma/pack.cuh"
+#include "cuda/capsule_conv/tasks.cuh"
+
+namespace capsops::capsule_conv::mma {
+
+// The cheapest tile by small.cuh; no tiles where it cannot.
+template <typename S, Tf32 kTf32>
+TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device);
+
+// The cheapest tile of the kernel for so many columns. product.cu.cc has the kernels.
+template <typename S, Tf32 kTf32>
+TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
+
+struct Path {
+  using Across = void;
+
+  static std::string Refusal(const Task&, const GpuDevice&) { return ""; }
+
+  template <typename S, Tf32 kTf32, bool kPlain>
+  static TilePlan<S> Plan(const Task& task, const GpuDevice& device) {
+    TilePlan<S> plan;
+    if constexpr (kPlain) plan = PlanSmall<S, kTf32>(task, device);
+    return plan.tiles > 0 ? plan : PlanTask<S, kTf32>(task, device);
+  }
+
+  template <typename S, Tf32 kTf32, typename Weights>
+  static LaunchError Pack(const GpuExec& exec, const char* op, const Filter& filter,
+                          const TilePlan<S>& plan, const Weights& weights,
+                          uint32_t* packed) {
+    return PackFilter<S, kTf32>(exec, op, filter, plan.product, plan.columns, weights,
+                                packed);
+  }
+};
+
+}  // namespace capsops::capsule_conv::mma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_

@@ -1,0 +1,63 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The kernel that adds up the taps across, where these are columns of a product.
+#include "cuda/capsule_conv/wgmma/across.cuh"
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv::wgmma {
+
+constexpr int kAddThreads = 256;
+
+// `pixel` packs make a pixel of the target; `products` has one for each tap.
+template <int kPack>
+__global__ void AddTapsKernel(const Image source, const Image target,
+                              const Axis vertical, const Axis across,
+                              const Placement placement, int pixel,
+                              const Pack<float, kPack>* __restrict__ products,
+                              Pack<float, kPack>* __restrict__ sums) {
+  const int image = blockIdx.x / vertical.points;
+  const int y = static_cast<int>(blockIdx.x) - image * vertical.points;
+  products += int64_t{blockIdx.x} * source.width * across.taps * pixel;
+  sums +=
+      (int64_t{image} * target.height + y * placement.stride_y + placement.offset_y) *
+      target.width * pixel;
+  for (int i = threadIdx.x; i < across.points * pixel; i += kAddThreads) {
+    const int x = i / pixel, e = i - x * pixel;
+    Pack<float, kPack> sum{};
+    for (int tap = 0; tap < across.taps; ++tap) {
+      const int from = x * across.stride + across.offset + tap * across.step;
+      if (from < 0 || from >= source.width) continue;
+      const Pack<float, kPack> term =
+          products[(int64_t{from} * across.taps + tap) * pixel + e];
+#pragma unroll
+      for (int n = 0; n < kPack; ++n) sum.at[n] += term.at[n];
+    }
+    sums[(x * placement.stride_x + placement.offset_x) * pixel + e] = sum;
+  }
+}
+
+LaunchError Across::Add(const GpuExec& exec, const char* op, const Task& task,
+                        const float* products, float* target) {
+  const int64_t rows = task.target.batch * task.vertical.points;
+  const int pixel = static_cast<int>(task.target.pixel());
+  if (auto error = CheckGrid(op, rows); !error.empty()) return error;
+  const auto launch = [&](auto pack) {
+    using Packs = Pack<float, pack.value>;
+    AddTapsKernel<pack.value><<<rows, kAddThreads, 0, exec.stream>>>(
+        task.source, task.target, task.vertical, task.horizontal, task.placement,
+        pixel / pack.value, reinterpret_cast<const Packs*>(products),
+        reinterpret_cast<Packs*>(target));
+    return CheckLaunch(op);
+  };
+  return pixel % 4 == 0 ? launch(std::integral_constant<int, 4>())
+                        : launch(std::integral_constant<int, 1>());
+}
+
+}  // namespace capsops::capsule_conv::wgmma

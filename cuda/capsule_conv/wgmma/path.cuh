@@ -1,0 +1,54 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The path as tensor_cores.cuh has it.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_
+
+#include <string>
+#include <type_traits>
+
+#include "cuda/capsule_conv/tasks.cuh"
+#include "cuda/capsule_conv/wgmma/across.cuh"
+#include "cuda/capsule_conv/wgmma/pack.cuh"
+
+namespace capsops::capsule_conv::wgmma {
+
+// What tensor cores multiply: what is split becomes three parts of bfloat16.
+template <typename S, Tf32 kTf32>
+using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft || kTf32 == Tf32::kSplit,
+                                     __nv_bfloat16, S>;
+template <Tf32 kTf32>
+constexpr int kFilterParts = kTf32 == Tf32::kSplit ? 3 : 1;
+
+// Why there are no such products of any task of a convolution; else empty.
+std::string Refusal(const Task& task, const GpuDevice& device);
+
+// The cheapest tile of all kernels, which are in product.cu.cc.
+template <typename S, Tf32 kTf32>
+TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
+
+struct Path {
+  using Across = wgmma::Across;
+
+  static std::string Refusal(const Task& task, const GpuDevice& device) {
+    return wgmma::Refusal(task, device);
+  }
+
+  template <typename S, Tf32 kTf32, bool kPlain>
+  static TilePlan<S> Plan(const Task& task, const GpuDevice& device) {
+    return PlanTask<S, kTf32>(task, device);
+  }
+
+  template <typename S, Tf32 kTf32, typename Weights>
+  static LaunchError Pack(const GpuExec& exec, const char* op, const Filter& filter,
+                          const TilePlan<S>& plan, const Weights& weights,
+                          uint32_t* packed) {
+    return PackUnits<OperandOf<S, kTf32>, kFilterParts<kTf32>>(
+        exec, op, filter, plan.product, plan.columns, weights, packed);
+  }
+};
+
+}  // namespace capsops::capsule_conv::wgmma
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_

@@ -1,0 +1,38 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The planners of the kernel paths, each of which is a translation unit of its own. No
+// kernels are seen from here, so that an edit of one path recompiles that path alone.
+#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_
+#define CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_
+
+#include "cc/launch/capsule_moments.h"
+
+namespace capsops::capsule_moments {
+
+namespace mma {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+}  // namespace mma
+
+namespace fma {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+}  // namespace fma
+
+namespace general {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
+}  // namespace general
+
+}  // namespace capsops::capsule_moments
+
+#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_

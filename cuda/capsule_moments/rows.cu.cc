@@ -1,0 +1,159 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Kernels that make numbers of capsules, and the gradients of weights and prior, from
+// those of rows [position, k] and from parts.
+#include "cuda/capsule_moments/rows.cuh"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/capsule_moments/inputs.cuh"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_moments {
+
+// Makes {most, scale} of each capsule of those of its rows, and the sum of share dr of
+// the sums within its rows; or only that sum, of those with the final shares. What is
+// not there is null.
+__global__ void __launch_bounds__(kThreads)
+    MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
+                float2* scales, float* dots) {
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
+  const int64_t capsules = Capsules(p), children = Children(p);
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= capsules) return;
+  float most = -INFINITY, sum = 0, dot = 0;
+  if (row_scales == nullptr) {
+    VisitWindows(p, i, [&](int64_t position, int64_t k) {
+      dot += row_dots[position * children + k];
+    });
+    dots[i] = dot;
+    return;
+  }
+  VisitWindows(p, i, [&](int64_t position, int64_t k) {
+    most = fmaxf(most, row_scales[position * children + k].x);
+  });
+  VisitWindows(p, i, [&](int64_t position, int64_t k) {
+    const float2 row = row_scales[position * children + k];
+    const float part = ExpBelow(row.x, most) / row.y;
+    sum += part;
+    if (row_dots != nullptr) dot += part * row_dots[position * children + k];
+  });
+  scales[i] = {most, 1 / sum};
+  if (row_dots != nullptr) dots[i] = dot / sum;
+}
+
+// Adds up the parts of the gradients of weights and prior.
+template <typename N>
+__global__ void __launch_bounds__(kThreads)
+    PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
+                const float* prior_parts, N* grad_weights, float* grad_prior) {
+  LetKernelAfterBegin();
+  WaitForKernelBefore();
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < weights) {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += weight_parts[part * weights + i];
+    Narrow(sum, grad_weights + i);
+  }
+  if (i < priors && grad_prior != nullptr) {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += prior_parts[part * priors + i];
+    grad_prior[i] = sum;
+  }
+}
+
+// Adds up the gradients of capsules from their rows. A block has the capsules of a
+// pixel, which the same windows see, and a thread a row of a pose.
+template <int Q, typename N>
+__global__ void __launch_bounds__(kThreads)
+    CapsuleKernel(Problem p, const float* poses, const float* activations,
+                  N* grad_poses, N* grad_activations) {
+  LetKernelAfterBegin();
+  Digits<int> d(blockIdx.x);
+  const int x = d.Next(p.in_width), y = d.Next(p.in_height), n = d.rest;
+  const int channels = static_cast<int>(p.in_channels);
+  const int width = static_cast<int>(p.kernel_width);
+  const int taps = static_cast<int>(p.kernel_height) * width;
+  const int64_t children = taps * channels;
+  WaitForKernelBefore();
+  for (int first = 0; first < channels * kSide; first += blockDim.x) {
+    const int i = first + threadIdx.x, c = i / kSide;
+    float sums[Q] = {}, sum = 0;
+    for (int tap0 = 0; tap0 < taps; tap0 += kLanes) {
+      // A lane finds the window that sees the pixel at its tap.
+      const int mine = tap0 + threadIdx.x % kLanes, kh = mine / width;
+      const int out_y = WindowWith(y, kh, p.pad_top, p.stride_height, p.dilation_height,
+                                   p.out_height);
+      const int out_x = WindowWith(x, mine - kh * width, p.pad_left, p.stride_width,
+                                   p.dilation_width, p.out_width);
+      const int position =
+          (n * static_cast<int>(p.out_height) + out_y) * static_cast<int>(p.out_width) +
+          out_x;
+      unsigned seen = __ballot_sync(~0u, mine < taps && out_y >= 0 && out_x >= 0);
+      for (; seen != 0; seen &= seen - 1) {
+        const int lane = __ffs(seen) - 1;
+        const int64_t row =
+            __shfl_sync(~0u, position, lane) * children + (tap0 + lane) * channels + c;
+        if (c >= channels) continue;
+        float numbers[Q];
+        LoadRow(poses + (row * kSide + i % kSide) * Q, numbers);
+#pragma unroll
+        for (int q = 0; q < Q; ++q) sums[q] += numbers[q];
+        if (grad_activations != nullptr && i % kSide == 0) sum += activations[row];
+      }
+    }
+    if (c >= channels) continue;
+    const int64_t capsule = int64_t{blockIdx.x} * channels + c;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+      Narrow(sums[q], grad_poses + (capsule * kSide + i % kSide) * Q + q);
+    }
+    if (grad_activations != nullptr && i % kSide == 0) {
+      Narrow(sum, grad_activations + capsule);
+    }
+  }
+}
+
+LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
+                      const float2* row_scales, const float* row_dots, float2* scales,
+                      float* dots) {
+  return LaunchOverlapped(name, MergeKernel, CeilDivide(Capsules(p), kThreads),
+                          kThreads, 0, exec, p, row_scales, row_dots, scales, dots);
+}
+
+template <typename S>
+LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
+                    const float* poses, const float* activations, S* grad_poses,
+                    S* grad_activations) {
+  const int64_t threads = RoundUp(p.in_channels * kSide, kLanes);
+  const auto kernel = p.pose_inner == 5 ? CapsuleKernel<5, S> : CapsuleKernel<4, S>;
+  return LaunchOverlapped(name, kernel, Capsules(p) / p.in_channels,
+                          std::min<int64_t>(threads, kThreads), 0, exec, p, poses,
+                          activations, grad_poses, grad_activations);
+}
+
+template <typename S>
+LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, int parts,
+                     const float* weights, const float* prior, S* grad_weights,
+                     float* grad_prior) {
+  const int64_t matrices = Children(p) * p.out_channels;
+  const int64_t numbers = matrices * p.pose_inner * kSide;
+  return LaunchOverlapped(name, PartsKernel<S>, CeilDivide(numbers, kThreads), kThreads,
+                          0, exec, numbers, matrices, parts, weights, prior,
+                          grad_weights, grad_prior);
+}
+
+#define CAPSOPS_INSTANTIATE(S)                                                       \
+  template LaunchError SumRows<S>(const GpuExec&, const char*, const Problem&,       \
+                                  const float*, const float*, S*, S*);               \
+  template LaunchError SumParts<S>(const GpuExec&, const char*, const Problem&, int, \
+                                   const float*, const float*, S*, float*);
+CAPSOPS_INSTANTIATE(float)
+CAPSOPS_INSTANTIATE(__half)
+CAPSOPS_INSTANTIATE(__nv_bfloat16)
+#undef CAPSOPS_INSTANTIATE
+
+}  // namespace capsops::capsule_moments

@@ -1,0 +1,183 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans and launches the kernels of fma/forward.cuh and fma/backward.cuh.
+#include "cuda/common/launch.cuh"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+
+#include "cc/launch/capsule_prediction.h"
+#include "cuda/capsule_prediction/fma/backward.cuh"
+#include "cuda/capsule_prediction/fma/forward.cuh"
+#include "cuda/capsule_prediction/paths.h"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_prediction::fma {
+namespace {
+
+template <typename T, int K, int V>
+LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, int64_t blocks,
+                          const T* input, const T* weights, T* output) {
+  const int64_t tiles = CeilDivide(z.columns, kLanes * V);
+  ForwardKernel<CudaType<T>, Accumulator<T>, K, V>
+      <<<blocks, kForwardWarps * kLanes, 0, exec.stream>>>(
+          z, tiles, Native(input), Native(weights), Native(output));
+  return CheckLaunch(Forward::kName);
+}
+
+// Whether rows of `length` elements of T, from these pointers on, consist of 16-byte
+// words.
+template <typename T>
+bool Words(int64_t length, std::initializer_list<const T*> pointers) {
+  return length * sizeof(T) % 16 == 0 &&
+         std::all_of(pointers.begin(), pointers.end(), Aligned16);
+}
+
+// Divides an input capsule for V columns a lane. `groups` is 0 where one block has too
+// few warps.
+Division Divide(const Problem& p, int v) {
+  const auto tiles = [](int64_t count) {
+    // Powers of two divide the warps. More than kMaxBackwardWarps are too many.
+    int64_t power = 1;
+    while (power < count && power <= kMaxBackwardWarps) power *= 2;
+    return static_cast<int>(power);
+  };
+  Division d{tiles(CeilDivide(p.out_caps * p.out_dim, kLanes * v)),
+             tiles(CeilDivide(p.in_dim, kBackwardK)), 0};
+  const int side_by_side = d.column_tiles * d.k_tiles;
+  d.groups = (side_by_side > kBackwardWarps ? kMaxBackwardWarps : kBackwardWarps) /
+             side_by_side;
+  return d;
+}
+
+template <typename T, int V, bool kWords, int kWarps>
+LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& d,
+                           const T* grad, const T* input, const T* weights,
+                           T* grad_input, T* grad_weights) {
+  using A = Accumulator<T>;
+  constexpr int kRings =
+      kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
+  constexpr int kFold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
+  constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
+  constexpr int kShared = std::max(kRings, kFold);
+  static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
+  BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
+      <<<z.in_caps, kWarps * kLanes, kShared, exec.stream>>>(
+          z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
+          Native(grad_weights));
+  return CheckLaunch(Backward::kName);
+}
+
+// Returns the V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, and of equals
+// the largest.
+int ChooseV(int64_t columns, int max_v) {
+  int best = 1;
+  for (int v : {2, 4, 5}) {
+    const auto padded = [&](int u) { return RoundUp(columns, kLanes * u); };
+    if (v <= max_v && padded(v) <= padded(best)) best = v;
+  }
+  return best;
+}
+
+// Calls launch(V) with V as a compile-time constant; kMax bounds what is compiled.
+template <int kMax, typename Launch>
+LaunchError WithV(int v, const Launch& launch) {
+  if constexpr (kMax >= 5) {
+    if (v == 5) return launch(std::integral_constant<int, 5>{});
+  }
+  if constexpr (kMax >= 4) {
+    if (v == 4) return launch(std::integral_constant<int, 4>{});
+  }
+  if constexpr (kMax >= 2) {
+    if (v == 2) return launch(std::integral_constant<int, 2>{});
+  }
+  return launch(std::integral_constant<int, 1>{});
+}
+
+// A lane's V K weights may fill this much of its registers.
+template <typename T>
+constexpr int kForwardMaxV(int k) {
+  return 320 / sizeof(Accumulator<T>) / k;
+}
+template <typename T>
+constexpr int kBackwardMaxV = 160 / int{sizeof(Accumulator<T>)} / kBackwardK;
+
+Sizes MakeSizes(const Problem& p) {
+  return {p.batch, p.in_caps, p.out_caps * p.out_dim, static_cast<int>(p.in_dim),
+          false};
+}
+
+// The largest in_dim of the forward kernel.
+constexpr int64_t kMaxForwardK = 32;
+
+}  // namespace
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
+  using Plan = ForwardPlan<GpuExec, T>;
+  if (p.in_dim > kMaxForwardK) {
+    return Plan::Refuse("in_dim is over " + std::to_string(kMaxForwardK));
+  }
+  const auto with_k = [z = MakeSizes(p)](auto k) {
+    constexpr int kDepth = k, kMax = kForwardMaxV<T>(kDepth);
+    const int best_v = ChooseV(z.columns, kMax);
+    const int64_t blocks = z.in_caps * CeilDivide(z.columns, kLanes * best_v) *
+                           CeilDivide(z.batch, kForwardSamples);
+    const std::string obstacle = GridObstacle(blocks);
+    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    return Plan::Make(0,
+                      [=](const GpuExec& exec, const T* input, const T* weights,
+                          T* output, void*) -> LaunchError {
+                        if (blocks == 0) return {};
+                        Sizes sizes = z;
+                        sizes.vector = z.in_dim == kDepth && Words(z.in_dim, {weights});
+                        return WithV<kMax>(best_v, [&](auto v) {
+                          return LaunchForward<T, kDepth, v>(exec, sizes, blocks, input,
+                                                             weights, output);
+                        });
+                      });
+  };
+  if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
+  if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
+  return with_k(std::integral_constant<int, kMaxForwardK>{});
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
+  using Plan = BackwardPlan<GpuExec, T>;
+  const Sizes z = MakeSizes(p);
+  const int best_v = ChooseV(z.columns, kBackwardMaxV<T>);
+  const Division d = Divide(p, best_v);
+  if (z.columns == 0) return Plan::Refuse("there are no output elements");
+  if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
+  const std::string obstacle = GridObstacle(z.in_caps);
+  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  return Plan::Make(
+      0,
+      [p, z, d, best_v](const GpuExec& exec, const T* grad, const T* input,
+                        const T* weights, T* grad_input, T* grad_weights,
+                        void*) -> LaunchError {
+        if (z.in_caps == 0) return {};
+        Sizes sizes = z;
+        sizes.vector = p.in_dim % kBackwardK == 0 &&
+                       Words(p.in_dim, {input, weights}) && Aligned16(grad_weights);
+        const bool words = sizes.vector && Words(z.columns, {grad});
+        return WithV<kBackwardMaxV<T>>(best_v, [&](auto v) {
+          constexpr int kFew = kBackwardWarps, kMany = kMaxBackwardWarps;
+          const bool few = d.column_tiles * d.k_tiles <= kFew;
+          const auto launch = words ? few ? LaunchBackward<T, v, true, kFew>
+                                          : LaunchBackward<T, v, true, kMany>
+                              : few ? LaunchBackward<T, v, false, kFew>
+                                    : LaunchBackward<T, v, false, kMany>;
+          return launch(exec, sizes, d, grad, input, weights, grad_input, grad_weights);
+        });
+      });
+}
+
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+
+}  // namespace capsops::capsule_prediction::fma

@@ -1,0 +1,29 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The planners of the kernel paths, each of which is a translation unit of its own. No
+// kernels are seen from here, so that an edit of one path recompiles that path alone.
+#ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_
+#define CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_
+
+#include "cc/launch/capsule_prediction.h"
+
+namespace capsops::capsule_prediction {
+
+namespace fma {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+}  // namespace fma
+
+namespace gemm {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+}  // namespace gemm
+
+}  // namespace capsops::capsule_prediction
+
+#endif  // CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_

@@ -1,0 +1,42 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The planners of the kernel paths, each of which is a translation unit of its own. No
+// kernels are seen from here, so that an edit of one path recompiles that path alone.
+#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
+#define CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
+
+#include "cc/launch/capsule_routing.h"
+
+namespace capsops::capsule_routing {
+
+namespace mma {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
+                                              const Problem& problem);
+}  // namespace mma
+
+namespace phases {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
+                                              const Problem& problem);
+}  // namespace phases
+
+namespace resident {
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+}  // namespace resident
+
+}  // namespace capsops::capsule_routing
+
+#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_

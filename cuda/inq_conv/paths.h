@@ -1,0 +1,54 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The planners of the kernel paths, each of which is a translation unit of its own. No
+// kernels are seen from here, so that an edit of one path recompiles that path alone.
+#ifndef CAPSOPS_CUDA_INQ_CONV_PATHS_H_
+#define CAPSOPS_CUDA_INQ_CONV_PATHS_H_
+
+#include <cstdint>
+
+#include "cc/launch/capsule_conv.h"
+#include "cc/launch/inq_conv.h"
+#include "cuda/capsule_conv/tasks.cuh"
+
+namespace capsops::inq_conv {
+
+// InqConv, or its input gradient.
+struct Convolution {
+  const char* op;
+  bool backward;
+  int levels;
+  int64_t codes, source, target;  // elements
+  capsule_conv::Tasks tasks;
+  capsule_conv::Problem poses;  // with weights in their own layout
+
+  Convolution(const Problem& problem, bool backward);
+};
+
+namespace wgmma {
+template <typename T>
+InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv);
+}  // namespace wgmma
+
+namespace mma {
+template <typename T>
+InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv);
+}  // namespace mma
+
+namespace fma {
+// T is float or double.
+template <typename T>
+InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv);
+}  // namespace fma
+
+namespace widened {
+// Makes a plan of a 16-bit type of one of float.
+template <typename T>
+InqPlan<GpuExec, T> PlanConvolution(const Convolution& conv,
+                                    const InqPlan<GpuExec, float>& plan);
+}  // namespace widened
+
+}  // namespace capsops::inq_conv
+
+#endif  // CAPSOPS_CUDA_INQ_CONV_PATHS_H_
