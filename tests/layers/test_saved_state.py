@@ -190,6 +190,21 @@ def test_a_clone_of_half_precision_scales_its_loss_too():
     assert isinstance(clone.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+def test_a_config_may_be_changed():
+    model = _capsnet()
+    _sub_models_frozen(model)
+    config = model.get_config()
+    weighted = models.CapsNet.from_config({**config, "reconstruction_weight": 0.5})
+    assert _states(weighted) == _states(model)
+    wider = models.CapsNet.from_config({**config, "filters": 5, "num_classes": 4})
+    assert wider.encoder.get_layer("conv").filters == 5
+    assert wider.encoder.output_shape == (None, 4, 4)
+    half = models.CapsNet.from_config({**config, "dtype": "mixed_float16"})
+    assert half.encoder.get_layer("conv").compute_dtype == "float16"
+    config.pop("layers")  # as files of earlier releases have it
+    assert models.CapsNet.from_config(config).encoder.trainable
+
+
 @pytest.mark.parametrize(
     "layer", [layers.PrimaryCaps(2, 4, 3), layers.PoseCaps(2, (2, 2))]
 )

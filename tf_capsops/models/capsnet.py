@@ -106,10 +106,9 @@ class CapsNet(Unrolled, keras.Model):
             "reconstruction_weight": reconstruction_weight,
             "objects": self.objects,
         }
-        if layers is None:
-            layers = new_parts(self._arguments, self.dtype_policy)
-        else:
-            layers = saved_parts(layers)
+        made_of = self._arguments, self.dtype_policy
+        layers = saved_parts(layers, *made_of) if layers else None
+        layers = layers or new_parts(*made_of)
         self.encoder, self.decoder = layers["encoder"], layers["decoder"]
         self.length, self.mask = layers["length"], layers["mask"]
         # Makes the weights, and tells Keras what to export.
@@ -289,7 +288,7 @@ class CapsNet(Unrolled, keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_config(self):
-        layers = {"layers": parts_config(self)}
+        layers = {"layers": parts_config(self, self._arguments)}
         return {**super().get_config(), **self._arguments, **layers}
 
     def get_compile_config(self):

@@ -26,26 +26,40 @@ def new_parts(arguments, dtype):
     }
 
 
-def saved_parts(config):
-    """Returns the parts of a `CapsNet` by name, from what `parts_config` returns."""
+def saved_parts(config, arguments, dtype):
+    """Returns the parts of a `CapsNet` by name, from what `parts_config` returned.
+
+    None if it was made of other arguments: somebody has changed the model's config.
+    """
+    config = dict(config)
+    if config.pop("made_of") != _made_of(arguments, dtype):
+        return None
     return {
         name: keras.saving.deserialize_keras_object(part)
         for name, part in config.items()
     }
 
 
-def parts_config(model):
-    """Returns the configs of a `CapsNet`'s parts by name.
+def parts_config(model, arguments):
+    """Returns the configs of a `CapsNet`'s parts by name, and what they are made of.
 
     They keep what the arguments of `CapsNet` do not say: what is trainable, dtype
     policies of single layers, and quantization.
     """
-    config = {
-        name: keras.saving.serialize_keras_object(getattr(model, name))
-        for name in ("encoder", "decoder", "length", "mask")
-    }
-    # With lists for tuples, as in a file: a model that was loaded has the same config.
-    return json.loads(json.dumps(config))
+    names = ("encoder", "decoder", "length", "mask")
+    parts = {name: getattr(model, name) for name in names}
+    return {"made_of": _made_of(arguments, model.dtype_policy), **_as_in_file(parts)}
+
+
+def _made_of(arguments, dtype):
+    others = ("reconstruction_weight", "objects")
+    used = {name: each for name, each in arguments.items() if name not in others}
+    return _as_in_file({**used, "dtype": dtype})
+
+
+def _as_in_file(values):
+    """Returns a config with lists for tuples, so that it equals the one of a file."""
+    return json.loads(json.dumps(keras.saving.serialize_keras_object(values)))
 
 
 def _encoder(arguments, dtype):
