@@ -6,6 +6,7 @@ import math
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_capsops import arguments
@@ -90,10 +91,16 @@ class SpreadLoss(keras.losses.Loss):
     grows linearly, from `start` to `end` over the first `steps` steps of training, lest
     capsules die early. Batches are averaged, unless `reduction` says otherwise.
 
+    A pair of classes t and i counts `y_t (1 - y_i)`, with the labels y. So where a
+    sample has several true classes, the sums of all of them are added, and true classes
+    are not compared with each other; smoothed labels weight the pairs; and a sample
+    without a label, all zeros, has the loss 0.
+
     The steps are those of an optimizer, so that a run that is resumed goes on where it
     stopped. `tf_capsops.models.matrix_capsnet` sees to it; of any other model call
     `loss.follow(model.optimizer)` after `compile`, and after loading it from a file.
-    Without that the margin stays at `start`, and the loss warns of it.
+    Without that the margin stays at `start`, or where it was in the file, and the loss
+    warns of it.
 
     Call arguments: `y_pred`, activations `[..., classes]`; `y_true` as for
     `MarginLoss`.
@@ -111,6 +118,8 @@ class SpreadLoss(keras.losses.Loss):
     >>> loss.follow(keras.optimizers.Adam())     # whose first step is to come
     >>> float(loss([1], [[0.25, 0.5, 0.75]]))    # 0.25^2 + 0.75^2
     0.625
+    >>> float(loss([[1, 1, 0]], [[0.25, 0.5, 0.75]]))    # 1.0^2 + 0.75^2
+    1.5625
     """
 
     def __init__(
@@ -131,32 +140,55 @@ class SpreadLoss(keras.losses.Loss):
             )
         self.start = start
         self.end = end
-        self._optimizer = None
+        self._steps_in_file = 0
+        self._followed = None
+        self._optimizer = None  # the one followed, for Keras to see, or None
 
     def follow(self, optimizer):
         """Takes the steps of a Keras optimizer for those of the margin."""
-        self._optimizer = optimizer
+        # In a function, because Keras saves what it sees as a part of the loss, and a
+        # model that is loaded would look for its optimizer elsewhere.
+        self._followed = lambda: optimizer
 
     def call(self, y_true, y_pred):
         activations = tf.convert_to_tensor(y_pred)
         labels = one_hot_labels(y_true, activations)
-        true = tf.reduce_sum(labels * activations, axis=-1, keepdims=True)
         margin = tf.cast(self._margin(), activations.dtype)
-        excess = tf.square(tf.maximum(margin - (true - activations), 0.0))
-        return tf.reduce_sum((1.0 - labels) * excess, axis=-1)
+        ahead = activations[..., :, tf.newaxis] - activations[..., tf.newaxis, :]
+        excess = tf.square(tf.maximum(margin - ahead, 0.0))
+        pairs = labels[..., :, tf.newaxis] * (1.0 - labels)[..., tf.newaxis, :]
+        others = 1.0 - tf.eye(labels.shape[-1], dtype=labels.dtype)
+        return tf.reduce_sum(pairs * others * excess, axis=[-2, -1])
 
     def _margin(self):
-        if self._optimizer is None:
-            if self.start < self.end:
-                warnings.warn(
-                    f"SpreadLoss: the margin stays at {self.start}: call "
-                    "loss.follow(model.optimizer) after compile and before training",
-                    stacklevel=2,
-                )
-            return self.start
-        steps = tf.cast(tf.convert_to_tensor(self._optimizer.iterations), tf.float32)
-        grown = tf.minimum(steps / self.steps, 1.0)
-        return self.start + (self.end - self.start) * grown
+        if self._followed is None:
+            # Rounded as below, but for the exact start.
+            grown = np.float32(min(self._steps_in_file, self.steps)) / self.steps
+            grown = grown if self._steps_in_file else 0.0
+        else:
+            steps = tf.convert_to_tensor(self._followed().iterations)
+            grown = tf.minimum(tf.cast(steps, tf.float32) / self.steps, 1.0)
+        margin = self.start + (self.end - self.start) * grown
+        if self._followed is None and self.start < self.end:
+            warnings.warn(
+                f"SpreadLoss: the margin stays at {margin:.3g}: call "
+                "loss.follow(model.optimizer) after compile and before training",
+                stacklevel=2,
+            )
+        return margin
+
+    def save_own_variables(self, store):
+        self._optimizer = None
+        followed = self._followed
+        store["steps"] = followed().iterations if followed else self._steps_in_file
+
+    def load_own_variables(self, store):
+        if "steps" in store:
+            self._optimizer = None
+            self._steps_in_file = int(np.asarray(store["steps"]))
+        elif self._followed is not None:
+            # Files of earlier releases have the optimizer as a part of the loss.
+            self._optimizer = self._followed()
 
     def get_config(self):
         return {

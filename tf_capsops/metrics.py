@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops import arguments
+from tf_capsops.losses import one_hot_labels
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -16,11 +17,16 @@ class ExactMatch(keras.metrics.Mean):
     digits: a pair counts if the two longest capsules are those of both.
 
     `update_state` takes `y_true`, `[B, classes]` with a 1 for each class that is there,
-    and `y_pred`, scores `[B, classes]`.
+    and `y_pred`, scores `[B, classes]`. A class of a smoothed label counts as there
+    above 0.5. Integer labels, `[B]` or `[B, 1]`, are samples of one class.
 
     Args:
       objects: how many classes a sample shows. With 1 this is the accuracy.
       name, dtype: as for every Keras metric.
+
+    Raises:
+      ValueError: if `objects` is not a positive integer, or the labels have none of
+        these shapes.
 
     >>> metric = tf_capsops.metrics.ExactMatch(objects=2)
     >>> metric.update_state([[1, 0, 1], [0, 1, 1]], [[0.6, 0.1, 0.4], [0.9, 0.8, 0.1]])
@@ -36,7 +42,8 @@ class ExactMatch(keras.metrics.Mean):
         scores = tf.convert_to_tensor(y_pred)
         highest = tf.math.top_k(scores, self.objects).indices
         read = tf.reduce_sum(tf.one_hot(highest, scores.shape[-1]), axis=-2)
-        right = tf.reduce_all(read == tf.cast(y_true, read.dtype), axis=-1)
+        shown = one_hot_labels(y_true, scores) > 0.5
+        right = tf.reduce_all((read > 0) == shown, axis=-1)
         super().update_state(tf.cast(right, self.dtype), sample_weight)
 
     def get_config(self):

@@ -4,6 +4,7 @@
 
 import gzip
 import io
+import re
 import zipfile
 
 import keras
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from tf_capsops import data
+from tf_capsops.cli import runs
 
 _GOOD = {
     "x_train": np.arange(96, dtype=np.uint8).reshape(6, 4, 4),
@@ -100,6 +102,30 @@ def test_bad_files_are_explained(tmp_path, changes, text):
     with pytest.raises(ValueError, match=text) as caught:
         data.load(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "labels, text",
+    [
+        ([0, 2, 4, 0, 2, 4], "shapes has labels up to 4, but none of 1, 3: these are"),
+        ([1, 2, 3, 1, 2, 3], "up to 3, but none of 0: these are classes without an"),
+        ([0, 255, 0, 255, 0, 255], r"none of 1, 2, .*, 9, 10 and 244 more: these are"),
+    ],
+)
+def test_labels_with_gaps_are_named(tmp_path, labels, text, capsys):
+    path = _file(tmp_path, y_train=np.array(labels), y_test=np.array(labels[:3]))
+    with pytest.warns(UserWarning, match=text):
+        loaded = data.load(path)
+    assert loaded.num_classes == max(labels) + 1
+    runs.open_data(str(path))  # as commands do
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert printed.startswith("warning: shapes has labels") and re.search(text, printed)
+
+
+def test_labels_without_gaps_need_no_warning(tmp_path, recwarn):
+    data.load(_file(tmp_path))
+    assert not recwarn.list
 
 
 def _header(shape):

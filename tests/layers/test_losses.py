@@ -1,6 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MarginLoss and ReconstructionLoss."""
+"""MarginLoss, SpreadLoss and ReconstructionLoss."""
+
+import warnings
 
 import keras
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tf_capsops.layers import Length
-from tf_capsops.losses import MarginLoss, ReconstructionLoss
+from tf_capsops.losses import MarginLoss, ReconstructionLoss, SpreadLoss
 
 _LENGTHS = np.array([[0.95, 0.05, 0.3], [0.2, 0.7, 0.1]])
 _LABELS = np.array([0, 1])
@@ -163,3 +165,92 @@ def test_batches_that_a_graph_does_not_know_are_compared_when_it_runs():
     text = "ReconstructionLoss: y_true and y_pred must be of one shape"
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         loss(tf.zeros([1, 4, 4, 1]), result)
+
+
+# Classes 0 and 1 are there. By hand, with a margin of 0.5: each of them with class 2 is
+# 0.4^2 and 0.6^2, and with class 3 0.1^2 and 0.3^2.
+_SEVERAL = np.array([[0.5, 0.3, 0.4, 0.1]])
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_spread_loss_adds_up_over_several_true_classes(way, device):
+    loss = _WAYS[way](SpreadLoss(1, start=0.5, end=0.5, dtype="float64"))
+    several = loss(np.array([[1, 1, 0, 0]]), _SEVERAL)
+    np.testing.assert_allclose(several, 0.16 + 0.01 + 0.36 + 0.09)
+
+
+def test_spread_loss_of_activations_that_are_far_from_right():
+    """True activations are not added up: 0.9 + 0 would be ahead of both others."""
+    loss = SpreadLoss(1, start=0.5, end=0.5, dtype="float64")
+    found = loss(np.array([[1, 1, 0, 0]]), np.array([[0.9, 0.0, 0.1, 0.1]]))
+    np.testing.assert_allclose(found, 2 * 0.6**2)
+
+
+def test_spread_loss_of_labels_that_are_smoothed_or_missing():
+    def expected(labels):  # the definition, one pair after the other
+        return sum(
+            labels[t] * (1 - labels[i]) * max(0, 0.5 - (_SEVERAL[0][t] - a)) ** 2
+            for t in range(4)
+            for i, a in enumerate(_SEVERAL[0])
+            if i != t
+        )
+
+    loss = SpreadLoss(1, start=0.5, end=0.5, dtype="float64")
+    smoothed = [0.85, 0.05, 0.05, 0.05]
+    np.testing.assert_allclose(loss([smoothed], _SEVERAL), expected(smoothed))
+    assert float(loss(np.zeros([1, 4]), _SEVERAL)) == 0
+    assert float(loss(np.ones([1, 4]), _SEVERAL)) == 0
+
+
+def _following(optimizer, **arguments):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    loss = SpreadLoss(10, start=0.1, end=0.9)
+    model.compile(optimizer, loss, run_eagerly=True, **arguments)
+    loss.follow(model.optimizer)
+    return model
+
+
+def _assert_goes_on(model, again, data):
+    assert again.optimizer.iterations == model.optimizer.iterations
+    for ours, theirs in zip(model.optimizer.variables, again.optimizer.variables):
+        np.testing.assert_array_equal(theirs, ours)
+    again.loss.follow(again.optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert again.train_on_batch(*data) == model.train_on_batch(*data)
+
+
+def test_the_margin_and_the_optimizer_go_on_from_a_file(tmp_path):
+    random = np.random.default_rng(1)
+    data = random.random([5, 4], np.float32), np.array([0, 1, 2, 0, 1])
+    model = _following("adam")
+    for _ in range(3):
+        model.train_on_batch(*data)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    # Before it follows the optimizer, the margin is that of the file, 0.1 + 0.8 * 0.3.
+    with pytest.warns(UserWarning, match=r"stays at 0\.34: call loss\.follow"):
+        found = again.test_on_batch(*data)
+    assert found == model.test_on_batch(*data)
+    _assert_goes_on(model, again, data)
+
+
+def test_files_that_have_the_optimizer_in_the_loss(tmp_path, monkeypatch):
+    """As those of earlier releases."""
+    data = np.ones([2, 4]), np.array([0, 1])
+    model, again = _following("adam"), _following("adam")
+    for _ in range(3):
+        model.train_on_batch(*data)
+    with monkeypatch.context() as patch:
+        patch.setattr(SpreadLoss, "save_own_variables", lambda self, store: None)
+        patch.setattr(model.loss, "_optimizer", model.optimizer)
+        model.save_weights(tmp_path / "model.weights.h5")
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(tmp_path / "model.weights.h5")
+    again.save_weights(tmp_path / "later.weights.h5")
+    later = _following("adam")
+    later.optimizer.build(later.trainable_variables)
+    later.load_weights(tmp_path / "later.weights.h5")
+    _assert_goes_on(model, again, data)
+    assert later.optimizer.iterations == 3

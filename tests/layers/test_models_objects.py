@@ -144,3 +144,15 @@ def test_exact_match_counts_samples_whose_classes_are_all_found():
     single = metrics.ExactMatch(1)
     single.update_state(np.eye(3)[[0, 1, 2, 1]], scores)
     assert float(single.result()) == 0.5
+
+
+def test_exact_match_reads_labels_as_the_losses_do():
+    scores = [[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.6, 0.3, 0.1]]
+    labels = np.array([0, 1, 2])  # as many as classes, so that shapes say nothing
+    smoothed = np.eye(3)[labels] * 0.9 + 0.1 / 3
+    for each in (labels, labels[:, None], np.eye(3)[labels], smoothed):
+        metric = metrics.ExactMatch(1)
+        metric.update_state(each, scores)
+        assert float(metric.result()) == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="labels must be one-hot of shape"):
+        metrics.ExactMatch(1).update_state(np.ones([1, 3]), scores)

@@ -332,3 +332,48 @@ def test_a_rule_needs_no_base_class():
     poses, _ = layer(children)
     mean = tf.reduce_mean(tf.reduce_sum(layer.kernel, axis=-2), axis=(0, 1, 2))
     np.testing.assert_allclose(poses[0, 0, 0, :, 0], mean, rtol=1e-5)
+
+
+class _Returns(_Mean):
+    """A rule whose results were changed."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def get_config(self):
+        return {"change": self.change}
+
+    def route(self, moments, training=False):
+        return self.change(*super().route(moments))
+
+
+@pytest.mark.parametrize(
+    "change, got",
+    [
+        (lambda poses, _: poses, r"one: a tensor of shape \(3, "),
+        (lambda *pair: (*pair, pair[1]), "3: a tensor of shape .*, a tensor of"),
+        (lambda poses, _: [poses], "1: a tensor of shape"),
+        (lambda poses, activations: (activations, poses), "2: a tensor of shape"),
+        (lambda poses, activations: (poses, activations[..., None]), "2: a tensor"),
+        (lambda poses, _: (poses, None), "2: .*, a NoneType"),
+        (lambda *_: None, "one: a NoneType"),
+    ],
+)
+@pytest.mark.parametrize("name", ["conv", "class", "dense"])
+def test_what_a_rule_must_return(name, change, got):
+    layer, inputs, shapes = _drawn(name, routing=_Returns(change))
+    filters, rows, columns = shapes[0][-3:]
+    text = (
+        rf"_Returns\.route must return two tensors, poses \[N, H', W', {filters}, "
+        rf"{rows}, {columns}\] and activations \[N, H', W', {filters}\], got {got}"
+    )
+    with pytest.raises(ValueError, match=text):
+        layer(inputs)
+
+
+def test_a_tensor_is_not_unpacked_along_the_batch():
+    """In a graph as well, and of two samples, which would pass for the two results."""
+    layer = DenseCaps(4, (2, 3), routing=_Returns(lambda poses, _: poses))
+    inputs = tf.ones([2, 6, 2, 4]), tf.ones([2, 6])
+    with pytest.raises(ValueError, match="must return two tensors"):
+        tf.function(layer)(inputs)

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import warnings
 
 import keras
 import tensorflow as tf
@@ -104,15 +105,18 @@ def write_json(path, content):
 
 
 def open_data(source):
-    """Loads a data set.
+    """Loads a data set, and prints what there is to warn of.
 
     Raises:
       CommandError: if that fails.
     """
     if source.rpartition(":")[2] == "digits":
         require("sklearn")
-    with reported(ValueError, OSError):
-        return data.load(source)
+    with reported(ValueError, OSError), warnings.catch_warnings(record=True) as caught:
+        dataset = data.load(source)
+    for each in caught:
+        print(f"warning: {each.message}", file=sys.stderr)
+    return dataset
 
 
 def require_library():

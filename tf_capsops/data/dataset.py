@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class Dataset:
 def checked(name, x_train, y_train, x_test, y_test):
     """Checks arrays, and returns the `Dataset` of them.
 
+    Warns of numbers below the highest label that no training image has.
+
     Raises:
       ValueError: if they are not images and labels, or do not fit each other.
     """
@@ -67,7 +70,18 @@ def checked(name, x_train, y_train, x_test, y_test):
     unseen = sorted(set(y_test.tolist()) - set(y_train.tolist()))
     if unseen:
         raise ValueError(f"y_test has labels that y_train has not: {unseen[:10]}")
-    return Dataset(name, x_train, y_train, x_test, y_test)
+    dataset = Dataset(name, x_train, y_train, x_test, y_test)
+    missing = sorted(set(range(dataset.num_classes)) - set(y_train.tolist()))
+    if missing:
+        some = ", ".join(map(str, missing[:10]))
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        warnings.warn(
+            f"{name} has labels up to {dataset.num_classes - 1}, but none of {some}"
+            f"{more}: these are classes without an image. Number the classes from 0 "
+            "on without gaps if they are not meant",
+            stacklevel=2,
+        )
+    return dataset
 
 
 def _images(name, images):

@@ -27,7 +27,7 @@ def load(source, seed=0):
         * the path of a `.npz` file with the arrays x_train, y_train, x_test and y_test.
           Images are `[N, H, W]` or `[N, H, W, C]`, of 0 to 255 where they are integers
           and 0 to 1 where they are not; labels are integers from 0 on, `[N]` or
-          `[N, 1]`;
+          `[N, 1]`, and a warning names those in between that no image has;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
         * `"multimnist"`, `"affine_mnist"` or `"shifted_mnist"`, made from MNIST, or

@@ -8,15 +8,15 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
-from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.routed import checked_pose_shape
-from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.layers.window import map_size
 from tf_capsops.shapes import dimensions
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class PoseCaps(keras.layers.Layer):
+class PoseCaps(Convolving):
     """Convolves features to pose matrices and their activations.
 
     The primary capsules of Hinton, Sabour and Frosst (2018), whose kernel is 1 x 1: a
@@ -62,26 +62,24 @@ class PoseCaps(keras.layers.Layer):
         bias_constraint=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.capsules = positive_int("PoseCaps", "capsules", capsules)
-        self.pose_shape = checked_pose_shape(self, pose_shape)
-        set_window(self, kernel_size, strides, padding)
-        self.conv = Conv2D(
-            self.capsules * (math.prod(self.pose_shape) + 1),
-            self.kernel_size,
-            strides=self.strides,
-            padding=self.padding,
-            data_format="channels_last",
-            use_bias=use_bias,
-            kernel_initializer=kernel_initializer,
-            bias_initializer=bias_initializer,
-            kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer,
-            kernel_constraint=kernel_constraint,
-            bias_constraint=bias_constraint,
-            dtype=self.dtype_policy,
-            name="conv",
+        capsules = positive_int("PoseCaps", "capsules", capsules)
+        pose_shape = checked_pose_shape(self, pose_shape)
+        super().__init__(
+            capsules * (math.prod(pose_shape) + 1),
+            kernel_size,
+            strides,
+            padding,
+            use_bias,
+            kernel_initializer,
+            bias_initializer,
+            kernel_regularizer,
+            bias_regularizer,
+            kernel_constraint,
+            bias_constraint,
+            **kwargs,
         )
+        self.capsules = capsules
+        self.pose_shape = pose_shape
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -101,19 +99,8 @@ class PoseCaps(keras.layers.Layer):
         return (*capsules, *self.pose_shape), capsules
 
     def get_config(self):
-        conv = self.conv.get_config()
         return {
             **super().get_config(),
             "capsules": self.capsules,
             "pose_shape": self.pose_shape,
-            "kernel_size": self.kernel_size,
-            "strides": self.strides,
-            "padding": self.padding,
-            "use_bias": conv["use_bias"],
-            "kernel_initializer": conv["kernel_initializer"],
-            "bias_initializer": conv["bias_initializer"],
-            "kernel_regularizer": conv["kernel_regularizer"],
-            "bias_regularizer": conv["bias_regularizer"],
-            "kernel_constraint": conv["kernel_constraint"],
-            "bias_constraint": conv["bias_constraint"],
         }

@@ -6,18 +6,18 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, known_shape, positive_int
-from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
     checked_data_format,
     with_channels_last,
 )
-from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.layers.window import map_size
 from tf_capsops.ops.squash import squash
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class PrimaryCaps(keras.layers.Layer):
+class PrimaryCaps(Convolving):
     """Convolves to `channels * capsule_dim` features, read as squashed capsules.
 
     Section 4 of Sabour et al. (2017), who use 32 channels of 8-dimensional capsules,
@@ -67,27 +67,25 @@ class PrimaryCaps(keras.layers.Layer):
         data_format=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.channels = positive_int("PrimaryCaps", "channels", channels)
-        self.capsule_dim = positive_int("PrimaryCaps", "capsule_dim", capsule_dim)
-        set_window(self, kernel_size, strides, padding)
-        self.data_format = checked_data_format("PrimaryCaps", data_format)
-        self.conv = Conv2D(
-            self.channels * self.capsule_dim,
-            self.kernel_size,
-            strides=self.strides,
-            padding=self.padding,
-            data_format="channels_last",
-            use_bias=use_bias,
-            kernel_initializer=kernel_initializer,
-            bias_initializer=bias_initializer,
-            kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer,
-            kernel_constraint=kernel_constraint,
-            bias_constraint=bias_constraint,
-            dtype=self.dtype_policy,
-            name="conv",
+        channels = positive_int("PrimaryCaps", "channels", channels)
+        capsule_dim = positive_int("PrimaryCaps", "capsule_dim", capsule_dim)
+        super().__init__(
+            channels * capsule_dim,
+            kernel_size,
+            strides,
+            padding,
+            use_bias,
+            kernel_initializer,
+            bias_initializer,
+            kernel_regularizer,
+            bias_regularizer,
+            kernel_constraint,
+            bias_constraint,
+            **kwargs,
         )
+        self.channels = channels
+        self.capsule_dim = capsule_dim
+        self.data_format = checked_data_format("PrimaryCaps", data_format)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -107,21 +105,10 @@ class PrimaryCaps(keras.layers.Layer):
         return (input_shape[0], height * width * self.channels, self.capsule_dim)
 
     def get_config(self):
-        conv = self.conv.get_config()
         return {
             **super().get_config(),
             "channels": self.channels,
             "capsule_dim": self.capsule_dim,
-            "kernel_size": self.kernel_size,
-            "strides": self.strides,
-            "padding": self.padding,
-            "use_bias": conv["use_bias"],
-            "kernel_initializer": conv["kernel_initializer"],
-            "bias_initializer": conv["bias_initializer"],
-            "kernel_regularizer": conv["kernel_regularizer"],
-            "bias_regularizer": conv["bias_regularizer"],
-            "kernel_constraint": conv["kernel_constraint"],
-            "bias_constraint": conv["bias_constraint"],
             "data_format": self.data_format,
         }
 

@@ -121,7 +121,8 @@ class Routed(keras.layers.Layer):
                 **window,
             )
 
-        return self.routing.route(moments, training=training), passes
+        parents = self.routing.route(moments, training=training)
+        return _checked_parents(self.routing, parents, poses, weights), passes
 
     def get_config(self):
         return {
@@ -132,6 +133,38 @@ class Routed(keras.layers.Layer):
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
             "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
         }
+
+
+def _checked_parents(rule, parents, poses, weights):
+    """Returns what a rule's `route` has returned, if it is poses and activations.
+
+    Raises:
+      ValueError: if not; the message names the rule and what came.
+    """
+    capsules = (poses.shape[0], None, None, weights.shape[3])
+    expected = ((*capsules, poses.shape[-2], weights.shape[-1]), capsules)
+    is_pair = isinstance(parents, (list, tuple)) and len(parents) == 2
+    if is_pair and all(
+        hasattr(each, "shape") and tf.TensorShape(shape).is_compatible_with(each.shape)
+        for each, shape in zip(parents, expected)
+    ):
+        return parents
+    if isinstance(parents, (list, tuple)):
+        got = f"{len(parents)}: {', '.join(map(_described, parents))}"
+    else:
+        got = f"one: {_described(parents)}"
+    *_, filters, rows, columns = expected[0]
+    raise ValueError(
+        f"{type(rule).__name__}.route must return two tensors, poses "
+        f"[N, H', W', {filters}, {rows}, {columns}] and activations "
+        f"[N, H', W', {filters}], got {got}"
+    )
+
+
+def _described(value):
+    if hasattr(value, "shape"):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def checked_pose_shape(layer, shape):

@@ -3,17 +3,16 @@
 """The capsule network of Sabour, Frosst and Hinton, with its decoder."""
 
 import inspect
-import math
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int, positive_pair, scaled_images
-from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 from tf_capsops.models import targets
 from tf_capsops.models.outputs import metrics_by_output, one_by_output
+from tf_capsops.models.parts import new_parts, parts_config, saved_parts
 from tf_capsops.models.unrolled import Unrolled
 
 
@@ -64,6 +63,7 @@ class CapsNet(Unrolled, keras.Model):
         objects=1,
         **kwargs,
     ):
+        layers = kwargs.pop("layers", None)  # of a config; older files have none
         super().__init__(**kwargs)
         if len(input_shape) != 3:
             raise ValueError(
@@ -106,47 +106,11 @@ class CapsNet(Unrolled, keras.Model):
             "reconstruction_weight": reconstruction_weight,
             "objects": self.objects,
         }
-        dtype = self.dtype_policy
-        last = {"data_format": "channels_last", "dtype": dtype}
-        self.encoder = keras.Sequential(
-            [
-                keras.Input(image_shape, name="images"),
-                Conv2D(filters, kernel_size, activation="relu", name="conv", **last),
-                PrimaryCaps(
-                    primary_channels,
-                    primary_dim,
-                    primary_kernel_size,
-                    strides=primary_strides,
-                    name="primary_caps",
-                    **last,
-                ),
-                DigitCaps(
-                    num_classes,
-                    capsule_dim,
-                    routing_iterations=routing_iterations,
-                    dtype=dtype,
-                    name="digit_caps",
-                ),
-            ],
-            name="encoder",
-        )
-        self.decoder = keras.Sequential(
-            [keras.Input([num_classes * capsule_dim], name="masked_capsules")]
-            + [
-                keras.layers.Dense(units, activation="relu", dtype=dtype)
-                for units in decoder_units
-            ]
-            + [
-                # Losses are summed over a whole image: keep them out of half precision.
-                keras.layers.Dense(
-                    math.prod(image_shape), activation="sigmoid", dtype="float32"
-                ),
-                keras.layers.Reshape(image_shape, dtype="float32"),
-            ],
-            name="decoder",
-        )
-        self.length = Length(dtype="float32", name="length")
-        self.mask = Mask(dtype=dtype, name="mask")
+        made_of = self._arguments, self.dtype_policy
+        layers = saved_parts(layers, *made_of) if layers else None
+        layers = layers or new_parts(*made_of)
+        self.encoder, self.decoder = layers["encoder"], layers["decoder"]
+        self.length, self.mask = layers["length"], layers["mask"]
         # Makes the weights, and tells Keras what to export.
         self(keras.KerasTensor((None, *image_shape)))
 
@@ -324,7 +288,8 @@ class CapsNet(Unrolled, keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_config(self):
-        return {**super().get_config(), **self._arguments}
+        layers = {"layers": parts_config(self, self._arguments)}
+        return {**super().get_config(), **self._arguments, **layers}
 
     def get_compile_config(self):
         return self._compile_arguments if self.compiled else None

@@ -26,6 +26,13 @@ class CapsuleClassifier(Unrolled, keras.Model):
     True
     """
 
+    def __init__(self, *args, dtype=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        if dtype is None:  # `keras.models.clone_model` does not pass it on
+            policies = [layer.dtype_policy for layer in self.layers[1:]]
+            dtype = next((p for p in policies if p.quantization_mode is None), None)
+        self.dtype_policy = keras.dtype_policies.get(dtype)
+
     def call(self, inputs, training=None, mask=None):
         images = scaled_images(self.name, keras.tree.flatten(inputs)[0])
         return super().call(images, training=training, mask=mask)
@@ -109,14 +116,6 @@ class CapsuleClassifier(Unrolled, keras.Model):
         dtype = keras.dtype_policies.serialize(self.dtype_policy)
         return {**super().get_config(), "dtype": dtype}
 
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        dtype = config.pop("dtype")
-        model = super().from_config(config, custom_objects)
-        model.dtype_policy = keras.dtype_policies.get(dtype)
-        return model
-
 
 def _flow_before(layer, children, flow):
     """Returns the flow `[B, H, W, C, J]` from a layer's children to the classes.
@@ -144,9 +143,8 @@ def _flow_before(layer, children, flow):
 
 def classifier(images, scores, name, dtype):
     """Returns a `CapsuleClassifier`; Keras scales its loss under mixed_float16."""
-    model = CapsuleClassifier(images, scores, name=name)
-    model.dtype_policy = keras.dtype_policies.get(dtype)
-    return model
+    policy = keras.dtype_policies.get(dtype)
+    return CapsuleClassifier(images, scores, name=name, dtype=policy)
 
 
 def checked_sizes(owner, input_shape, num_classes):

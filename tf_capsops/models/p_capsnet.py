@@ -8,6 +8,7 @@ import keras
 
 from tf_capsops.arguments import positive_int, scaled_images
 from tf_capsops.layers import CapsuleConv2D, Length
+from tf_capsops.models.sequential import Sequential
 from tf_capsops.models.unrolled import Unrolled
 from tf_capsops.ops.squash import squash
 
@@ -114,21 +115,15 @@ def p_capsnet(
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class PCapsNet(Unrolled, keras.Sequential):
+class PCapsNet(Unrolled, Sequential):
     """The `keras.Sequential` that `p_capsnet` returns.
 
-    It refuses integer images, and keeps a dtype policy of its own.
+    It refuses integer images, and keeps `trainable` and a dtype policy of its own.
     """
 
     def call(self, inputs, training=None, mask=None):
         images = scaled_images("p_capsnet", inputs)
         return super().call(images, training=training, mask=mask)
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        model = super().from_config(config, custom_objects)
-        model.dtype_policy = config["dtype"]
-        return model
 
 
 def _convolution(layer, pose_shape, dtype, name, activation=None):

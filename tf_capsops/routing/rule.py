@@ -46,7 +46,8 @@ class Rule:
 
         Returns:
           Poses `[N, H', W', O, P, R]` and activations `[N, H', W', O]`, of the type of
-          the moments, which is float32 also where the capsules' is a half type.
+          the moments, which is float32 also where the capsules' is a half type. If a
+          rule returns anything else, the layer that calls it raises a `ValueError`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define route")
 

@@ -1,0 +1,83 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers have in common whose capsules a convolution makes."""
+
+import keras
+
+from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.window import set_window
+
+_ARGUMENTS = (
+    "use_bias",
+    "kernel_initializer",
+    "bias_initializer",
+    "kernel_regularizer",
+    "bias_regularizer",
+    "kernel_constraint",
+    "bias_constraint",
+)
+
+
+class Convolving(keras.layers.Layer):
+    """A layer with a convolution of its own, `conv`: of `PrimaryCaps` and `PoseCaps`.
+
+    The config of such a layer holds its arguments and, as `"conv"`, what else is in the
+    config of the convolution: whether it is trainable, its dtype policy and the like,
+    where that is not what the layer gives a new one.
+    """
+
+    def __init__(
+        self,
+        filters,
+        kernel_size,
+        strides,
+        padding,
+        use_bias,
+        kernel_initializer,
+        bias_initializer,
+        kernel_regularizer,
+        bias_regularizer,
+        kernel_constraint,
+        bias_constraint,
+        conv=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        set_window(self, kernel_size, strides, padding)
+        new = self._new_conv(
+            filters,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            bias_regularizer=bias_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+        )
+        self.conv = Conv2D.from_config({**new.get_config(), **conv}) if conv else new
+
+    def _new_conv(self, filters, **arguments):
+        return Conv2D(
+            filters,
+            self.kernel_size,
+            strides=self.strides,
+            padding=self.padding,
+            data_format="channels_last",
+            dtype=self.dtype_policy,
+            name="conv",
+            **arguments,
+        )
+
+    def get_config(self):
+        conv = self.conv.get_config()
+        given = {name: getattr(self.conv, name) for name in _ARGUMENTS}
+        new = self._new_conv(self.conv.filters, **given).get_config()
+        changes = {name: conv[name] for name in conv if conv[name] != new.get(name)}
+        return {
+            **super().get_config(),
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            **{name: conv[name] for name in _ARGUMENTS},
+            **({"conv": changes} if changes else {}),
+        }

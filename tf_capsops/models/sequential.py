@@ -1,0 +1,29 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `keras.Sequential` that our models consist of."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class Sequential(keras.Sequential):
+    """A `keras.Sequential` whose file keeps its own `trainable` and dtype policy.
+
+    Keras writes both into the config of a `Sequential`, but reads neither.
+
+    >>> model = tf_capsops.models.sequential.Sequential(
+    ...     [keras.Input([4]), keras.layers.Dense(3)], trainable=False)
+    >>> type(model).from_config(model.get_config()).trainable
+    False
+    """
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        model = super().from_config(config, custom_objects)
+        if not config.get("trainable", True):
+            # Setting it on a model that has layers would set it on them, too.
+            layers = [model.inputs[0], *model.layers]
+            model = cls(layers, trainable=False, name=model.name)
+        if "dtype" in config:
+            model.dtype_policy = keras.dtype_policies.get(config["dtype"])
+        return model
