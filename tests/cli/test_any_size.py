@@ -16,7 +16,7 @@ from tf_capsops.routing import Dynamic
 
 def _compiled(model):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, metrics=["accuracy"])
+    model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
     return model
 
 

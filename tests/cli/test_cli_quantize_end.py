@@ -42,7 +42,7 @@ def files(tmp_path_factory):
     layers = [keras.Input([5, 6, 1]), keras.layers.Flatten(), keras.layers.Dense(3)]
     for name, model in {"model": _with_operators(), "own": Halving(layers)}.items():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss, metrics=["accuracy"])
+        model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
         model.save(folder / f"{name}.keras")
     random = np.random.default_rng(1)
     x = random.integers(0, 256, [2, 30, 5, 6], np.uint8)
