@@ -103,8 +103,6 @@ def run(args):
     deterministic = args.seed is not None and not args.nondeterministic
     repeatable = runs.seed_everything(args.seed, deterministic)
     quantization.recompile(model, learning_rate, epochs_per_step * batches)
-
-    directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     config = {
         "data": data.absolute(args.data or runs.remembered_data(source)),
         **_recipe(source, args, repeatable["seed"]),
@@ -125,6 +123,7 @@ def run(args):
     training, counter = pipeline.training_batches(
         dataset.train, batch_size, distortion, repeatable["seed"]
     )
+    directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     with runs.in_use(directory):
         runs.write_json(directory / runs.CONFIG, config)
         before = quantization.Accuracy.of(model, dataset)
@@ -150,7 +149,7 @@ def run(args):
                         model,
                         training,
                         epochs=epochs,
-                        # They steer nothing: they are there for the progress.
+                        # Used only to show the progress.
                         validation_data=tests,
                         shuffle=False,
                         verbose=verbose,
