@@ -180,3 +180,10 @@ def test_an_op_has_one_name_everywhere(op):
     assert f"namespace capsops::{op}" in _text(f"cc/launch/{op}.h")
     # Python adds the "2d" of its field, as in tf.nn.conv2d.
     assert re.search(rf"^def {op}(2d)?\(", _text(f"tf_capsops/ops/{op}.py"), re.M)
+
+
+def test_deprecations_that_our_own_code_causes_are_errors():
+    warn = "import warnings; warnings.warn('old', DeprecationWarning)"
+    exec(warn, {"__name__": "tensorflow.python.somewhere"})
+    with pytest.raises(DeprecationWarning, match="old"):
+        exec(warn, {"__name__": "tf_capsops.somewhere"})

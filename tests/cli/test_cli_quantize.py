@@ -103,6 +103,17 @@ def _classifier(path, compiled=True):
     model.save(path)
 
 
+def _size(path):
+    return f"{path.stat().st_size:,}"
+
+
+def _without_optimizer(run):
+    """Saves a run's model beside it, without what it was compiled with."""
+    path = run.with_name("bare.keras")
+    keras.saving.load_model(run / "model.keras", compile=False).save(path)
+    return path
+
+
 def _data(path):
     random = np.random.default_rng(1)
     images = random.integers(0, 256, [2, 30, 5, 6], np.uint8)
@@ -132,6 +143,9 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
         f"after: test accuracy {1 - report['wrong_after'] / 30:.2%}",
         "epoch 4/4  train_accuracy",
         "180 quantized weights: 720 bytes as float32, 68 packed (3 bits each)\n",
+        f"model.keras: {_size(run / 'model.keras')} bytes with the optimizer's state, "
+        f"{_size(_without_optimizer(run))} without it\n"
+        f"codes.keras: {_size(run / 'codes.keras')} bytes without an optimizer, with",
     ):
         assert line in printed
     # The layers' bytes are 36 weights and 4 biases, and 144 and 3.

@@ -6,29 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tolerances
+from quantized import assert_same, quantize
 
 from tf_capsops import inq, layers, models
-
-
-def _quantize(model, bits=4):
-    """Quantizes every kernel in a model at once."""
-    random = np.random.default_rng(1)
-    for _, kernel in inq.kernels.layers_and_kernels(model):
-        weights = random.normal(size=kernel.shape).astype(np.float32)
-        kernel.assign(inq.quantize(weights / 4, bits))
-    return model
-
-
-def _assert_same(model, converted, images):
-    expected = model(images)
-    allowed = 64 * tolerances.ulp(np.float32)
-    for ours, plain in zip(
-        tf.nest.flatten(converted(images)), tf.nest.flatten(expected)
-    ):
-        scale = np.abs(plain).max()
-        np.testing.assert_allclose(ours, plain, rtol=0, atol=allowed * scale)
-        assert scale > 0
 
 
 def _images(*shape):
@@ -59,7 +39,7 @@ def _sequential():
 
 
 def test_sequential(tmp_path):
-    model = _quantize(_sequential())
+    model = quantize(_sequential())
     model.layers[1].set_weights([np.full(6, value) for value in (2.0, 0.5, 0.1, 3.0)])
     converted = inq.convert(model)
     kinds = [type(layer).__name__ for layer in converted.layers]
@@ -73,7 +53,7 @@ def test_sequential(tmp_path):
     assert [e.name for e in converted.layers] == [e.name for e in model.layers]
     assert converted.name == "plain"
     images = _images(2, 9, 9, 3)
-    _assert_same(model, converted, images)
+    assert_same(model, converted, images)
     converted.save(tmp_path / "codes.keras")
     loaded = keras.saving.load_model(tmp_path / "codes.keras")
     np.testing.assert_array_equal(loaded(images), converted(images))
@@ -96,7 +76,7 @@ def test_depthwise_and_separable_convolutions(tmp_path, policy):
     depthwise = keras.layers.DepthwiseConv2D(
         2, dilation_rate=2, activation="tanh", dtype=policy, name="depthwise"
     )
-    model = _quantize(keras.Model(inputs, depthwise(separable(inputs))))
+    model = quantize(keras.Model(inputs, depthwise(separable(inputs))))
     converted = inq.convert(model)
     first, second = converted.get_layer("separable").layers
     assert type(first) is layers.InqDepthwiseConv2D and first.bias is None
@@ -104,7 +84,7 @@ def test_depthwise_and_separable_convolutions(tmp_path, policy):
     assert type(converted.get_layer("depthwise")) is layers.InqDepthwiseConv2D
     images = _images(2, 9, 8, 3)
     if policy == "float32":
-        _assert_same(model, converted, images)
+        assert_same(model, converted, images)
     else:
         np.testing.assert_allclose(converted(images), model(images), atol=0.02)
     converted.save(tmp_path / "codes.keras")
@@ -122,12 +102,12 @@ def test_functional_with_branches_shared_layers_and_models_inside():
     left = inner(conv(conv(inputs)))
     right = keras.layers.Conv2D(3, 1, groups=1, name="right")(inputs)
     outputs = {"sum": keras.layers.Add()([left, right]), "right": right}
-    model = _quantize(keras.Model(inputs, outputs))
+    model = quantize(keras.Model(inputs, outputs))
     converted = inq.convert(model)
     assert type(converted.get_layer("shared")) is layers.InqConv2D
     assert type(converted.get_layer("in").layers[0]) is layers.InqDense
     assert len(converted.layers) == len(model.layers)
-    _assert_same(model, converted, _images(2, 8, 8, 2))
+    assert_same(model, converted, _images(2, 8, 8, 2))
 
 
 @pytest.mark.filterwarnings("ignore:convert: ")
@@ -145,7 +125,7 @@ def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
             layers.DigitCaps(3, 4, name="digits"),
         ]
     )
-    _quantize(model)
+    quantize(model)
     kernel = model.get_layer("unfinished").kernel
     kernel.assign(kernel.numpy() * np.where(np.arange(4) == 2, 1.25, 1))
     converted = inq.convert(model)
@@ -156,7 +136,7 @@ def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
             assert type(after) is type(before)
             for ours, theirs in zip(after.get_weights(), before.get_weights()):
                 np.testing.assert_array_equal(ours, theirs)
-    _assert_same(model, converted, _images(2, 9, 9, 4))
+    assert_same(model, converted, _images(2, 9, 9, 4))
 
 
 @pytest.mark.filterwarnings("ignore:convert: ")
@@ -197,13 +177,13 @@ def test_capsules(tmp_path):
         primary_kernel_size=3,
         decoder_units=(32,),
     )
-    _quantize(model)
+    quantize(model)
     converted = inq.convert(model)
     found = {type(each).__name__ for each in inq.kernels.layers_in(converted)}
     assert {"InqConv2D", "InqDense", "DigitCaps"} <= found
     assert not {"Conv2D", "Dense", "PrimaryCaps"} & found
     images = tf.abs(_images(3, 8, 8, 1))
-    _assert_same(model, converted, images)
+    assert_same(model, converted, images)
     converted.save(tmp_path / "codes.keras")
     loaded = keras.saving.load_model(tmp_path / "codes.keras")
     np.testing.assert_array_equal(
@@ -226,13 +206,13 @@ def test_after_training(tmp_path):
         )
         == 3
     )
-    _assert_same(model, converted, images)
+    assert_same(model, converted, images)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "float64"])
 def test_keeps_policy_and_what_is_trainable(policy):
     dense = keras.layers.Dense(2, dtype=policy, bias_regularizer="l1", trainable=False)
-    model = _quantize(keras.Sequential([keras.Input([3]), dense]))
+    model = quantize(keras.Sequential([keras.Input([3]), dense]))
     after = inq.convert(model).layers[0]
     assert after.dtype_policy.name == policy
     assert not after.trainable and after.bias_regularizer is not None
@@ -251,7 +231,7 @@ def test_keeps_policy_and_what_is_trainable(policy):
     ids=lambda layer: type(layer).__name__,
 )
 def test_keeps_the_regularizer_of_activities(tmp_path, layer):
-    model = _quantize(keras.Sequential([keras.Input([6, 6, 2]), layer]))
+    model = quantize(keras.Sequential([keras.Input([6, 6, 2]), layer]))
     converted = inq.convert(model)
     assert type(converted.layers[0]) is not type(layer)
     converted.save(tmp_path / "codes.keras")
@@ -269,7 +249,7 @@ def test_images_that_are_not_scaled_are_still_refused(tmp_path, name):
     build = getattr(models, name)
     model = build((28, 28, 1), 3, **({"filters": 2} if name == "capsnet" else {}))
     model.compile()
-    converted = inq.convert(_quantize(model))
+    converted = inq.convert(quantize(model))
     images = np.ones([2, 28, 28, 1], np.float32)
     converted(images)
     assert converted.compiled == (name == "p_capsnet")
@@ -287,7 +267,7 @@ def test_a_sequential_model_without_an_input_layer():
     with pytest.raises(ValueError, match=r"convert: .* has no weights yet"):
         inq.convert(model)
     model(np.ones([2, 4]))
-    _assert_same(_quantize(model), inq.convert(model), _images(2, 4))
+    assert_same(quantize(model), inq.convert(model), _images(2, 4))
 
 
 def test_other_models_are_refused():
@@ -330,4 +310,4 @@ def test_masks_pass_through_a_dense_layer():
     with pytest.warns(UserWarning):  # the layers that stay as they are
         converted = inq.convert(model)
     assert isinstance(converted.layers[1], layers.InqDense)
-    _assert_same(model, converted, words)
+    assert_same(model, converted, words)

@@ -5,6 +5,7 @@
 import dataclasses
 import pathlib
 import tempfile
+import warnings
 
 import keras
 
@@ -76,14 +77,31 @@ def recompile(model, learning_rate, steps):
     model.compile_from_config({**model.get_compile_config(), "optimizer": optimizer})
 
 
-def rounded_at_once(model, dataset, bits):
-    """The accuracy with all weights quantized at once; changes nothing."""
-    kept = model.get_weights()
-    for _, kernel in layers_and_kernels(model):
+def rehearsed(model, bits):
+    """Does with a copy what is done after training, to see whether it can be done.
+
+    Returns:
+      The copy, without a loss, with all weights quantized at once; and the bytes of its
+      file.
+
+    Raises:
+      ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
+    """
+    copy = bare_copy(model)
+    for _, kernel in layers_and_kernels(copy):
         kernel.assign(inq.quantize(kernel, bits))
-    accuracy = Accuracy.of(model, dataset)
-    model.set_weights(kept)
-    return accuracy
+    file_size(converted(copy, bits))
+    return copy, file_size(copy)
+
+
+def converted(model, bits):
+    """What `tf_capsops.inq.convert` returns, without its warning.
+
+    The command prints the table of layers, which says the same.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "convert: ")
+        return inq.convert(model, bits)
 
 
 def bare_copy(model):
@@ -102,11 +120,13 @@ def file_size(model):
 
 
 def sizes(report):
-    """Two lines about the sizes in a report."""
+    """Three lines about the sizes in a report."""
     weights, files = report["bytes_of_weights"], report["bytes_of_file"]
     return (
         f"{report['weights']:,} quantized weights: {weights['float32']:,} bytes as "
         f"float32, {weights['packed']:,} packed ({report['bits']} bits each)\n"
-        f"model file: {files['float']:,} bytes as float32, {files['codes']:,} with "
-        "codes where an operator takes them"
+        f"model.keras: {files['model']:,} bytes with the optimizer's state, "
+        f"{files['float']:,} without it\n"
+        f"codes.keras: {files['codes']:,} bytes without an optimizer, with codes where "
+        "an operator takes them"
     )

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import pathlib
 import sys
-import warnings
 
 from tf_capsops.cli import arguments, recipes, settings
 from tf_capsops.cli.errors import INTERRUPTED, CommandError, reported
@@ -95,6 +94,8 @@ def run(args):
         steps = inq.IncrementalQuantization(
             model, args.bits, fractions, epochs_per_step
         )
+    with reported(Exception):  # whatever a model of somebody else's may raise
+        rounded, float_bytes = quantization.rehearsed(model, args.bits)
     share = trained["validation"]
     dataset, part = validation.held_out(dataset, share), validation.part(share)
     batches = -(-len(dataset.train) // batch_size)
@@ -102,8 +103,6 @@ def run(args):
     deterministic = args.seed is not None and not args.nondeterministic
     repeatable = runs.seed_everything(args.seed, deterministic)
     quantization.recompile(model, learning_rate, epochs_per_step * batches)
-
-    directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     config = {
         "data": data.absolute(args.data or runs.remembered_data(source)),
         **_recipe(source, args, repeatable["seed"]),
@@ -120,62 +119,83 @@ def run(args):
     }
     name = config["recipe"]
     config["changed"] = name and recipes.changes(config, settings.of_recipe(name))
-    runs.write_json(directory / runs.CONFIG, config)
-    before = quantization.Accuracy.of(model, dataset)
-    at_once = quantization.rounded_at_once(model, dataset, args.bits)
-    print(
-        f"{dataset.name}: {len(dataset.train)} images for training, "
-        f"{len(dataset.test)} for {validation.purpose(share)}\n"
-        f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
-        f"{epochs_per_step} epochs of {batches} batches\n"
-        f"before: {part} accuracy {before}\n"
-        f"all weights quantized at once, without training: {at_once}",
-        flush=True,
-    )
-    float_bytes = quantization.file_size(quantization.bare_copy(model))
-    interactive = sys.stdout.isatty()
-    verbose, shown = progress.callbacks(epochs, batches, interactive, part)
-    log = quantization.StepLog(steps, dataset, interactive)
     tests = dataset.test.batches(256)
     training, counter = pipeline.training_batches(
         dataset.train, batch_size, distortion, repeatable["seed"]
     )
-    clock, history = outcome.Clock(), keras.callbacks.History()
-    with runs.in_use(directory), interruption.Hold() as hold:
-        with reported(ValueError):
-            seconds, stopped = hold.fit(
-                model,
-                training,
-                epochs=epochs,
-                # They steer nothing: they are there for the progress.
-                validation_data=tests,
-                shuffle=False,
-                verbose=verbose,
-                callbacks=[history, clock, counter, *shown, steps, log],
-            )
+    directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
+    with runs.in_use(directory):
+        runs.write_json(directory / runs.CONFIG, config)
+        before = quantization.Accuracy.of(model, dataset)
+        at_once = quantization.Accuracy.of(rounded, dataset)
+        del rounded  # and the memory that its weights take
+        print(
+            f"{dataset.name}: {len(dataset.train)} images for training, "
+            f"{len(dataset.test)} for {validation.purpose(share)}\n"
+            f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
+            f"{epochs_per_step} epochs of {batches} batches\n"
+            f"before: {part} accuracy {before}\n"
+            f"all weights quantized at once, without training: {at_once}",
+            flush=True,
+        )
+        interactive = sys.stdout.isatty()
+        verbose, shown = progress.callbacks(epochs, batches, interactive, part)
+        log = quantization.StepLog(steps, dataset, interactive)
+        clock, history = outcome.Clock(), keras.callbacks.History()
+        with interruption.Hold() as hold:
+            try:
+                with reported(ValueError):
+                    seconds, stopped = hold.fit(
+                        model,
+                        training,
+                        epochs=epochs,
+                        # Used only to show the progress.
+                        validation_data=tests,
+                        shuffle=False,
+                        verbose=verbose,
+                        callbacks=[history, clock, counter, *shown, steps, log],
+                    )
+            finally:
+                _keep(directory, model, history)
+            if stopped:
+                fixed = (0, *steps.steps)[steps.steps_taken]
+                print(
+                    f"{interruption.where(history.history, epochs, seconds)}, with "
+                    f"{fixed:.1%} of the weights fixed"
+                )
+                return INTERRUPTED
+            report = {
+                "data": dataset.name,
+                "part": part,
+                "images": len(dataset.test),
+                "bits": args.bits,
+                "seconds": seconds,
+                "wrong_before": before.wrong,
+                "wrong_quantized_at_once": at_once.wrong,
+                "steps": log.records,
+                "bytes_of_file": {"float": float_bytes},
+            }
+            try:
+                _finish(model, dataset, directory, steps, clock, before, report)
+            except Exception as error:  # of whatever kind: the training is not lost
+                text = " ".join(str(error).split()) or type(error).__name__
+                raise CommandError(
+                    f"the quantized network is in {directory / runs.MODEL}, but "
+                    f"converting and measuring it failed: {text}"
+                ) from error
+    return 0
+
+
+def _keep(directory, model, history):
+    """Saves what has been trained, and says where it is."""
+    from tf_capsops.cli import runs
+
+    with reported(OSError):
         model.save(directory / runs.MODEL)
         runs.write_json(directory / runs.HISTORY, history.history)
-        if stopped:
-            fixed = (0, *steps.steps)[steps.steps_taken]
-            print(
-                f"\n{interruption.where(history.history, epochs, seconds)}, with "
-                f"{fixed:.1%} of the weights fixed\n"
-                f"wrote {directory}: {runs.MODEL}, {runs.CONFIG}, {runs.HISTORY}"
-            )
-            return INTERRUPTED
-        report = {
-            "data": dataset.name,
-            "part": part,
-            "images": len(dataset.test),
-            "bits": args.bits,
-            "seconds": seconds,
-            "wrong_before": before.wrong,
-            "wrong_quantized_at_once": at_once.wrong,
-            "steps": log.records,
-            "bytes_of_file": {"float": float_bytes},
-        }
-        _finish(model, dataset, directory, steps, clock, before, report)
-    return 0
+    print(
+        f"\nwrote {directory}: {runs.MODEL}, {runs.CONFIG}, {runs.HISTORY}", flush=True
+    )
 
 
 def _recipe(source, args, seed):
@@ -206,10 +226,7 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     after = quantization.Accuracy.of(model, dataset)
     bare = quantization.bare_copy(model)
     layers = inq.report(bare, steps.bits)
-    with warnings.catch_warnings():
-        # The table of layers, which is printed below, says all that it warns of.
-        warnings.filterwarnings("ignore", "convert: ")
-        converted = inq.convert(bare, steps.bits)
+    converted = quantization.converted(bare, steps.bits)
     converted.save(directory / CODES)
     sizes = [each.mask.size for each in steps.kernels]
     report["wrong_after"] = after.wrong
@@ -219,7 +236,8 @@ def _finish(model, dataset, directory, steps, clock, before, report):
         "float32": 4 * sum(sizes),
         "packed": sum(-(-size * steps.bits // 8) for size in sizes),
     }
-    report["bytes_of_file"]["codes"] = (directory / CODES).stat().st_size
+    for key, name in {"model": runs.MODEL, "codes": CODES}.items():
+        report["bytes_of_file"][key] = (directory / name).stat().st_size
     report["layers"] = [dataclasses.asdict(each) for each in layers]
     runs.write_json(directory / REPORT, report)
     part = report["part"]
@@ -230,8 +248,7 @@ def _finish(model, dataset, directory, steps, clock, before, report):
         f"after: {part} accuracy {after}; it was {before}\n"
         f"{layers}\n"
         f"{quantization.sizes(report)}\n"
-        f"wrote {directory}: {runs.MODEL}, {CODES}, {runs.CONFIG}, {runs.HISTORY}, "
-        f"{REPORT}, {outcome.RESULT}"
+        f"wrote {directory}: {CODES}, {REPORT}, {outcome.RESULT}"
     )
 
 

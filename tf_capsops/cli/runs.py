@@ -160,11 +160,7 @@ def open_model(target, source=None):
         text = " ".join(str(error).split()) or type(error).__name__
         raise CommandError(f"{path} holds no model that loads: {text}") from error
     shape, classes = _sizes(model, path)
-    if shape != tuple(dataset.image_shape):
-        raise CommandError(
-            f"the model takes images of shape {shape}, but those of {dataset.name} "
-            f"have {dataset.image_shape}"
-        )
+    _require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(
             f"the model knows {classes} classes, but {dataset.name} has "
@@ -184,8 +180,29 @@ def open_model(target, source=None):
     return model, dataset, path.parent
 
 
+def _require_takes(model, shape, dataset):
+    """Raises a CommandError unless a model takes the images of a data set."""
+    wanted = tuple(dataset.image_shape)
+    if not all(size in (None, given) for size, given in zip(shape, wanted)):
+        raise CommandError(
+            f"the model takes images of shape {shape}, but those of {dataset.name} "
+            f"have {wanted}"
+        )
+    if None in shape:
+        try:
+            model.compute_output_spec(keras.KerasTensor((None, *wanted)))
+        except ValueError as error:
+            raise CommandError(
+                f"the model takes images of shape {shape}, but not those of "
+                f"{dataset.name}, which have {wanted}: they may be too small for it"
+            ) from error
+
+
 def _sizes(model, path):
-    """Returns a model's `(height, width, channels)` and its number of classes."""
+    """Returns a model's `(height, width, channels)` and its number of classes.
+
+    Sizes that the model leaves open are None.
+    """
     if isinstance(model, CapsNet):
         return tuple(model.image_shape), model.num_classes
     try:

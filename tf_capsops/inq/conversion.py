@@ -30,6 +30,9 @@ def convert(model, bits=None):
     inside a layer of another kind. A warning names those of them that have a kernel,
     and `tf_capsops.inq.report` lists all layers with the reasons.
 
+    Operations between layers, such as `a + b` or `keras.ops.relu`, stay as they are,
+    and a layer that is used several times is one layer in the copy, too.
+
     Outputs are the same up to the rounding of sums. The copy of a model that refuses
     integer images refuses them too.
 
@@ -44,7 +47,9 @@ def convert(model, bits=None):
       images to the two outputs, not compiled, which decodes the longest capsule.
 
     Raises:
-      ValueError: `model` is of another kind or not built, or `bits` is not as above.
+      ValueError: `model` is of another kind or not built, or has a `call` of its own; a
+        layer, or a loss of a compiled model, has no config from which to make its copy;
+        or `bits` is not as above.
 
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> kernel = model.layers[0].kernel
@@ -58,9 +63,16 @@ def convert(model, bits=None):
     message = Report(reports.values()).warning()
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
-    fillings = []
+    copies, fillings = {}, []
 
     def clone(layer):
+        if id(layer) not in copies:
+            copies[id(layer)] = made(layer)
+        return copies[id(layer)]
+
+    def made(layer):
+        if _is_taken_apart(layer):
+            return _cloned(layer, clone)
         of_layer = reports.get(id(layer))
         if of_layer and of_layer.bits and not isinstance(layer, InqLayer):
             copy, fill = twin(layer, of_layer.bits)
@@ -69,14 +81,9 @@ def convert(model, bits=None):
         fillings.append(fill)
         return copy
 
-    result = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    result = clone(model)
     for fill in fillings:
         fill()
-    if isinstance(model, PCapsNet):
-        result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
-        result.dtype_policy = model.dtype_policy
-        if model.compiled:
-            result.compile_from_config(model.get_compile_config())
     return result
 
 
@@ -143,7 +150,48 @@ def _reports(model, bits):
     return found
 
 
+def _cloned(model, clone):
+    """A copy of a Sequential or functional model, whose layers `clone` copies."""
+    if model.compiled:
+        try:
+            keras.saving.deserialize_keras_object(model.get_compile_config())
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"convert: the loss, a metric or the optimizer of {model.name} cannot "
+                "be copied: decorate your own with "
+                "keras.saving.register_keras_serializable(), or convert the model "
+                "before you compile it"
+            ) from error
+    result = keras.models.clone_model(model, clone_function=clone)
+    if isinstance(model, PCapsNet):
+        result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
+    if type(result).call is not type(model).call:
+        kind = type(model).__name__
+        raise ValueError(
+            f"convert: the {kind} {model.name} has a call method of its own, which its "
+            "copy would not have: convert the models in it"
+        )
+    if isinstance(model, PCapsNet) or result.dtype_policy != model.dtype_policy:
+        result.dtype_policy = model.dtype_policy
+        if model.compiled:  # Keras scales the loss if the policy asks for it
+            result.compile_from_config(model.get_compile_config())
+    return result
+
+
 def _copied(layer):
-    """A layer of the same kind, and a function that gives it the weights once built."""
-    copy = type(layer).from_config(layer.get_config())
+    """A layer of the same kind, and a function that gives it the weights once built.
+
+    Operations such as `a + b`, and the functions of `Lambda` layers, have no weights:
+    the copied model uses the same objects.
+    """
+    if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.Lambda):
+        return layer, lambda: None
+    try:
+        copy = type(layer).from_config(layer.get_config())
+    except Exception as error:
+        raise ValueError(
+            f"convert: {layer.path or layer.name} cannot be copied: "
+            f"{type(layer).__name__} needs a get_config from whose result from_config "
+            "makes the layer again"
+        ) from error
     return copy, lambda: copy.set_weights(layer.get_weights())

@@ -75,7 +75,7 @@ class PartlyFixedKernel:
         self.top_exponent = None
         self.variable = variable
         self.mask = np.zeros(self.variable.shape, bool)
-        self._values = np.zeros(self.mask.shape, np.asarray(self.variable).dtype)
+        self._values = np.zeros_like(self.variable.numpy())
         self._constraint = None
 
     @property
@@ -91,7 +91,7 @@ class PartlyFixedKernel:
         Raises:
           ValueError: a weight is not finite.
         """
-        weights = np.array(self.variable)
+        weights = self.variable.numpy()
         if not np.all(np.isfinite(weights)):
             raise ValueError(
                 f"IncrementalQuantization: {self.variable.path} must be finite: "
@@ -113,7 +113,7 @@ class PartlyFixedKernel:
 
     def restore(self):
         """Restores the values of the fixed weights, whatever has changed them."""
-        weights = np.array(self.variable)
+        weights = self.variable.numpy()
         self.variable.assign(np.where(self.mask, self._values, weights))
 
     def hold(self, fit):

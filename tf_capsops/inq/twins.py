@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes layers that hold codes from plain layers whose weights are quantized."""
 
+import math
+
 import keras
 import numpy as np
 
@@ -36,9 +38,9 @@ def bits_or_why_not(layer, bits):
     for kernel in kernels(layer):
         unfinished, needed = _unfinished_and_bits(kernel)
         if unfinished:
-            size = np.asarray(kernel).size
+            weights = math.prod(kernel.shape)
             return None, (
-                f"{unfinished:,} of {size:,} weights of {kernel.name} are not "
+                f"{unfinished:,} of {weights:,} weights of {kernel.name} are not "
                 "quantized: neither zero nor a power of two"
             )
         fewest = max(fewest, needed)
@@ -76,7 +78,7 @@ def twin(layer, bits):
 
     def fill():
         for holder, kernel in holders_and_kernels:
-            holder.set_kernel(np.reshape(kernel, holder.codes.shape))
+            holder.set_kernel(kernel.numpy().reshape(holder.codes.shape))
             if holder.bias is not None:
                 holder.bias.assign(layer.bias)
 
@@ -155,7 +157,7 @@ def _shared(layer, bits):
 
 def _unfinished_and_bits(kernel):
     """How many weights are not quantized, and the fewest bits that hold the others."""
-    weights = np.asarray(kernel).astype(np.float64)
+    weights = kernel.numpy().astype(np.float64)
     mantissas, above = np.frexp(np.abs(weights[weights != 0]))
     powers = int(above.max() - above.min()) + 1 if above.size else 1
     return np.count_nonzero(mantissas != 0.5), 2 + (powers - 1).bit_length()
