@@ -29,7 +29,7 @@ def dimensions(tensor):
     unknown = None if tensor.shape.is_fully_defined() else tf.shape(tensor)
     return [
         unknown[axis] if size is None else size
-        for axis, size in enumerate(tensor.shape)
+        for axis, size in enumerate(tensor.shape.as_list())
     ]
 
 
@@ -63,7 +63,7 @@ class ShapeRule:
             f"{operand} must have rank {len(axes)} [{', '.join(axes)}], got "
             f"{shape_text(shape)}",
         )
-        for index, (axis, size) in enumerate(zip(axes, shape)):
+        for index, (axis, size) in enumerate(zip(axes, shape.as_list())):
             bound = size if self.sizes.get(axis) is None else self.sizes[axis]
             self.sizes[axis] = bound
             self.require(
@@ -85,4 +85,6 @@ def shape_text(shape):
     """Returns a shape as messages of C++ show it, such as "[2,?]"."""
     if shape.rank is None:
         return "<unknown>"
-    return f"[{','.join('?' if size is None else str(size) for size in shape)}]"
+    return (
+        f"[{','.join('?' if size is None else str(size) for size in shape.as_list())}]"
+    )

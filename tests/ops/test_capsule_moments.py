@@ -78,18 +78,6 @@ def test_poses_without_numbers(axis, normalize, device):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
-def test_a_second_derivative_names_the_op(device):
-    named = draw(tf.float32)
-    with tf.GradientTape() as outer:
-        outer.watch(named["poses"])
-        with tf.GradientTape() as tape:
-            tape.watch(named["poses"])
-            mass, _ = tf_capsops.capsule_moments(**named)
-        gradient = tape.gradient(mass, named["poses"])
-    with pytest.raises(LookupError, match="CapsuleMomentsGrad"):
-        outer.gradient(gradient, named["poses"])
-
-
 @pytest.mark.parametrize("name", ["activations", "bias", "prior"])
 def test_an_empty_vector_is_not_none(name):
     """The raw op takes one for what is absent."""

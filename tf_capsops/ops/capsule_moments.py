@@ -17,6 +17,7 @@ from tf_capsops.ops.capsule_moments_plain import (
     plain,
     plain_shares,
 )
+from tf_capsops.ops.undifferentiable import register as register_refusal
 from tf_capsops.shapes import ShapeRule
 
 NORMALIZATIONS = ("parents", "all", "none")
@@ -223,4 +224,5 @@ def _capsule_moments_grad(op, *grads):
     )
 
 
+register_refusal("CapsuleMomentsGrad", "CapsuleMoments")
 tf.no_gradient("CapsuleMomentShares")

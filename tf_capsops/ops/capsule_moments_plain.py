@@ -104,11 +104,13 @@ def _bound(op, operands, window):
     if activations is not None:
         activations = rule.bind("activations", activations, AXES["activations"])
     weights = rule.bind("weights", weights, AXES["weights"])
-    size = poses.shape[1:3].as_list()
+    image, kernel = poses.shape[1:3], weights.shape[:2].as_list()
     require_window(
-        rule, "weights", weights, size, window["padding"], window["dilations"]
+        rule, "weights", weights, image, window["padding"], window["dilations"]
     )
-    kernel = weights.shape[:2].as_list()
+    for name, known in zip(("height", "width"), kernel):
+        rule.require(known is not None, f"kernel_{name} must be known under portable()")
+    size = image.as_list()
     if None not in size:
         axes = steps_of_axes(size, kernel, **window)
         (rule.sizes["out_height"], _), (rule.sizes["out_width"], _) = axes

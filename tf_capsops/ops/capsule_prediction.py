@@ -14,8 +14,8 @@ def capsule_prediction(inputs, weights, name=None):
 
     `output[b, i, j] = weights[i, j] @ inputs[b, i]`: equation 2 (left) of Sabour,
     Frosst and Hinton, "Dynamic Routing Between Capsules" (2017), as the operator of
-    van de Wolfshaar, "CUDA, TensorFlow and Capsule Networks" (2018). Differentiable
-    twice in both arguments. Half types accumulate in float32.
+    van de Wolfshaar, "CUDA, TensorFlow and Capsule Networks" (2018). Differentiable any
+    number of times in both arguments. Half types accumulate in float32.
 
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16

@@ -37,10 +37,10 @@ def capsule_routing(
     which is contracted with weights and inputs at once.
 
     So memory beside inputs, outputs and gradients is `iterations` times the output,
-    kept for the gradient, and a small workspace. The op is differentiable twice in
-    inputs, weights and logits, through every iteration. Second derivatives are
-    computed by TensorFlow's own ops over blocks of input capsules, and do not store
-    `u_hat` either. Half types are computed in float32.
+    kept for the gradient, and a small workspace. The op is differentiable any
+    number of times in inputs, weights and logits, through every iteration. Second and
+    higher derivatives are computed by TensorFlow's own ops over blocks of input
+    capsules, and do not store `u_hat` either. Half types are computed in float32.
 
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
@@ -143,7 +143,7 @@ def plain(inputs, weights, logits, iterations, epsilon=1e-7):
 def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7):
     """The definition of `routing_coefficients` in TensorFlow's own ops."""
     _, coefficients = _routed(inputs, weights, logits, iterations, epsilon)
-    batch = dimensions(inputs)[0]
+    batch = sizes(inputs)[0]
     coefficients = tf.transpose(tf.squeeze(coefficients, axis=2), (0, 2, 1))
     return tf.broadcast_to(coefficients, [batch, *dimensions(coefficients)[1:]])
 
@@ -232,7 +232,10 @@ def _capsule_routing_second_grad(op, *grads):
     # The sums follow from the other inputs, so they have no gradient of their own.
     *operands, sums = op.inputs
     epsilon = op.get_attr("epsilon")
-    found = capsule_routing_second.gradients(*operands, grads, sums.shape[0], epsilon)
+    iterations = tf.compat.dimension_value(sums.shape[0])
+    if iterations is None:
+        iterations = tf.shape(sums)[0]
+    found = capsule_routing_second.gradients(*operands, grads, iterations, epsilon)
     return [*found, None]
 
 

@@ -28,21 +28,22 @@ def gradients(grad, inputs, weights, logits, tangents, iterations, epsilon):
       grad: what routing's gradient op was given, `[batch, out_caps, out_dim]`.
       inputs, weights, logits: as `capsule_routing` takes them.
       tangents: the gradients that come in for those three.
-      iterations, epsilon: of the routing.
+      iterations: of the routing, an int, or a scalar tensor where it is unknown.
+      epsilon: of the routing.
     """
     primals = inputs, weights, logits
-    return _traced(iterations, epsilon)(grad, primals, tangents)
+    return _traced(epsilon)(grad, primals, tangents, iterations)
 
 
 @functools.cache
-def _traced(iterations, epsilon):
-    """Returns a function of the gradient, the primals and their tangents.
+def _traced(epsilon):
+    """Returns a function of what `gradients` takes, as a graph.
 
     In a graph, what is not needed is not kept. An eager tape would record every block.
     """
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def backpropagated(grad, primals, tangents):
+    def backpropagated(grad, primals, tangents, iterations):
         return _gradients(grad, primals, tangents, iterations, epsilon)
 
     return backpropagated
@@ -57,11 +58,17 @@ def _gradients(grad, primals, tangents, iterations, epsilon):
         ]
 
     values = widened(primals)
-    with tf.GradientTape() as tape:
-        tape.watch(values)
-        tangent = _output_tangent(values, widened(tangents), iterations, epsilon)
-    found = tape.gradient(tangent, values, at_least_float32(grad))
+    tangent = _output_tangent(values, widened(tangents), iterations, epsilon)
+    found = _backpropagated(tangent, values, at_least_float32(grad))
     return [tf.cast(each, grad.dtype) for each in (tangent, *found)]
+
+
+def _backpropagated(results, values, grads):
+    """Returns gradients in a graph.
+
+    A tape would not record here while a `tf.autodiff.ForwardAccumulator` is active.
+    """
+    return tf.gradients(results, values, grads, unconnected_gradients="zero")
 
 
 def _output_tangent(values, tangents, iterations, epsilon):
@@ -69,12 +76,21 @@ def _output_tangent(values, tangents, iterations, epsilon):
     inputs, weights, _ = values
     batch, out = sizes(inputs)[0], sizes(weights)[1:3]
     blocks = _in_blocks([*values, *tangents], batch * out[0] * out[1])
-    total = total_tangent = tf.zeros([batch, *tf.unstack(out)], inputs.dtype)
-    for _ in range(iterations):
-        sums, sums_tangent = _pass(*blocks, total, total_tangent)
+
+    def iterate(total, total_tangent, _):
+        sums, sums_tangent = _pass(_block_sums, blocks, [total, total_tangent], 0, 2)
         output, tangent = _squash(sums, sums_tangent, epsilon)
-        total, total_tangent = total + output, total_tangent + tangent
-    return tangent
+        return total + output, total_tangent + tangent, tangent
+
+    state = [tf.zeros([batch, *tf.unstack(out)], inputs.dtype)] * 3
+    if tf.is_tensor(iterations):
+        state = tf.while_loop(
+            lambda *_: True, iterate, state, maximum_iterations=iterations
+        )
+    else:
+        for _ in range(iterations):
+            state = iterate(*state)
+    return state[-1]
 
 
 def _in_blocks(operands, predictions):
@@ -99,49 +115,62 @@ def _in_blocks(operands, predictions):
     ]
 
 
-@tf.custom_gradient
-def _pass(*operands):
-    """Returns the sums of a pass over the input capsules, and their tangents.
+def _pass(compute, blocks, shared, arrays, sums):
+    """Calls a function on each block, and adds up its results or stacks them.
+
+    The gradient of a pass is another pass, so that a derivative of any order computes
+    the predictions of a block again and stores no more than those.
 
     Args:
-      operands: what `_in_blocks` gave, then the sum of the outputs so far and its
-        tangent, `[batch, out_caps, out_dim]` each.
+      compute: a function of one block of each operand and of the shared operands, in
+        this order, that returns the block's results and what it adds to the sums.
+      blocks: operands with an axis of blocks first.
+      shared: operands that are the same for all blocks.
+      arrays: the number of results to stack, which have the shapes of the first blocks.
+      sums: the number of results to add up, which have the shapes of the first shared
+        operands.
     """
-    *blocks, total, total_tangent = operands
-    count = tf.shape(blocks[0])[0]
 
-    def add(number, *sums):
-        more = _block_sums(*[each[number] for each in blocks], total, total_tangent)
-        return number + 1, *(a + b for a, b in zip(sums, more))
+    @tf.custom_gradient
+    def run(*operands):
+        # In a gradient's graph, its own tensors for those of the function before it.
+        operands = [tf.identity(each) for each in operands]
+        blocks_of, rest = operands[: len(blocks)], operands[len(blocks) :]
+        count = tf.shape(blocks_of[0])[0]
 
-    zeros = tf.zeros_like(total)
-    _, *sums = tf.while_loop(
-        lambda number, *_: number < count, add, [0, zeros, zeros], parallel_iterations=1
-    )
+        def take(number, stacked, *totals):
+            results = compute(*[each[number] for each in blocks_of], *rest)
+            pairs = zip(stacked, results[:arrays], strict=True)
+            stacked = [array.write(number, result) for array, result in pairs]
+            added = [a + b for a, b in zip(totals, results[arrays:], strict=True)]
+            return number + 1, stacked, *added
 
-    def backward(*grads):
-        def differentiate(number, arrays, *by_totals):
-            chosen = [*(each[number] for each in blocks), total, total_tangent]
-            with tf.GradientTape() as tape:
-                tape.watch(chosen)
-                more = _block_sums(*chosen)
-            found = tape.gradient(more, chosen, grads)
-            arrays = [a.write(number, f) for a, f in zip(arrays, found)]
-            return number + 1, arrays, *(a + b for a, b in zip(by_totals, found[-2:]))
-
-        arrays = [
+        empty = [
             tf.TensorArray(each.dtype, count, element_shape=each.shape[1:])
-            for each in blocks
+            for each in blocks_of[:arrays]
         ]
-        _, arrays, *by_totals = tf.while_loop(
+        zeros = [tf.zeros_like(each) for each in rest[:sums]]
+        _, stacked, *totals = tf.while_loop(
             lambda number, *_: number < count,
-            differentiate,
-            [0, arrays, zeros, zeros],
+            take,
+            [0, empty, *zeros],
             parallel_iterations=1,
         )
-        return *(array.stack() for array in arrays), *by_totals
 
-    return tuple(sums), backward
+        def backward(*grads):
+            both = [*blocks_of, *grads[:arrays]], [*rest, *grads[arrays:]]
+            return _pass(differentiated, *both, len(blocks_of), len(rest))
+
+        return [*(array.stack() for array in stacked), *totals], backward
+
+    def differentiated(*operands):
+        ends = len(blocks), len(blocks) + arrays, len(operands) - sums
+        values = [*operands[: ends[0]], *operands[ends[1] : ends[2]]]
+        values = [tf.identity(each) for each in values]
+        grads = [*operands[ends[0] : ends[1]], *operands[ends[2] :]]
+        return _backpropagated(compute(*values), values, grads)
+
+    return run(*blocks, *shared)
 
 
 def _block_sums(x, w, b, dx, dw, db, total, dtotal):

@@ -20,8 +20,9 @@ def conv2d(images, filters, strides, padding, dilations):
       filters: `[kernel_height, kernel_width, channels, out_channels]`.
       strides, padding, dilations: As `window_attributes` returns them.
     """
-    is_empty = 0 in images.shape or 0 in filters.shape
-    if is_empty or (dilations != (1, 1) and None not in filters.shape[:2]):
+    kernel = filters.shape[:2].as_list()
+    is_empty = 0 in images.shape.as_list() or 0 in filters.shape.as_list()
+    if is_empty or (dilations != (1, 1) and None not in kernel):
         return product_of_patches(images, filters, strides, padding, dilations)
     return tf.nn.conv2d(images, filters, strides, padding, dilations=dilations)
 
@@ -104,15 +105,16 @@ def require_window(rule, operand, weights, image, padding, dilations):
       rule: A `ShapeRule`.
       operand: The name of the weights in messages.
       weights: A tensor `[kernel_height, kernel_width, ...]`.
-      image: The height and the width of the image; None where unknown.
+      image: The height and the width of the image, a `tf.TensorShape`.
       padding, dilations: As `window_attributes` returns them.
 
     Raises:
       tf.errors.InvalidArgumentError: It does not (a `ValueError` while a graph is
         built).
     """
-    for axis, name in enumerate(("height", "width")):
-        kernel, size, dilation = weights.shape[axis], image[axis], dilations[axis]
+    axes = zip(weights.shape[:2].as_list(), image.as_list(), dilations, strict=True)
+    for axis, (kernel, size, dilation) in enumerate(axes):
+        name = ("height", "width")[axis]
         must = f"{operand} dim {axis} (kernel_{name}) must be"
         got = f"got {shape_text(weights.shape)}"
         rule.require(kernel != 0, f"{must} at least 1, {got}")

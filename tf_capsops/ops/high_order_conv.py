@@ -141,7 +141,7 @@ def _bound(inputs, filters, kernel_size, groups, data_format):
     rule = ShapeRule("HighOrderConv")
     inputs = rule.bind("input", inputs, axes("channels"))
     axis = axes("channels").index("channels")
-    channels, got = inputs.shape[axis], shape_text(inputs.shape)
+    channels, got = inputs.shape.as_list()[axis], shape_text(inputs.shape)
     rule.require(
         channels is None or channels % groups == 0,
         f"input dim {axis} (channels) must be a multiple of {groups} (groups), got "
