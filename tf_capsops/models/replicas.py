@@ -56,7 +56,7 @@ def train_step(model):
         optimizer.apply(own, model.trainable_variables)
 
     def step(batch):
-        with _compiled_updates(optimizer, compiler(model)):
+        with _compiled_updates(model):
             strategy.run(replica, (batch,))
 
     return step
@@ -88,7 +88,7 @@ def shares(strategy, batch):
         return batch
     replicas, samples = strategy.num_replicas_in_sync, len(flat[0])
 
-    def share(context):
+    def divide(context):
         index = context.replica_id_in_sync_group
         part = slice(samples * index // replicas, samples * (index + 1) // replicas)
         return keras.tree.map_structure(
@@ -96,13 +96,41 @@ def shares(strategy, batch):
             batch,
         )
 
-    return strategy.experimental_distribute_values_from_function(share)
+    return strategy.experimental_distribute_values_from_function(divide)
 
 
-def first_share(strategy, batch):
-    """Returns what the first replica of this process has of a batch."""
-    local = strategy.experimental_local_results
-    return keras.tree.map_structure(lambda each: local(each)[0], batch)
+def share(strategy, batch, index=0):
+    """Returns what one replica of this process has of a batch."""
+
+    def of_replica(value):
+        distributed = isinstance(value, tf.distribute.DistributedValues)
+        return (
+            strategy.experimental_local_results(value)[index] if distributed else value
+        )
+
+    return keras.tree.map_structure(of_replica, batch)
+
+
+def without_empty_shares(strategy, batch):
+    """Returns a batch that has a sample for each replica, and how many it has too many.
+
+    Where the last batch leaves replicas without a sample, TensorFlow's convolutions
+    give them results of a wrong shape on CPUs. Processes know their own shares only,
+    so batches of several processes stay as they are.
+    """
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return batch, 0
+    replicas = range(strategy.num_replicas_in_sync)
+    parts = [share(strategy, batch, index) for index in replicas]
+    sample = keras.tree.map_structure(lambda value: value[:1], parts[0])
+    empty = [not len(keras.tree.flatten(part)[0]) for part in parts]
+    if not any(empty):
+        return batch, 0
+    parts = [sample if is_empty else part for part, is_empty in zip(parts, empty)]
+    full = strategy.experimental_distribute_values_from_function(
+        lambda context: parts[context.replica_id_in_sync_group]
+    )
+    return full, sum(empty)
 
 
 def of_any_size(batch):
@@ -158,20 +186,20 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _compiled_updates(optimizer, compile_function):
-    """Has `optimizer` compile the update of each variable on each device."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+def _compiled_updates(model):
+    """Has XLA compile the update of each variable on each device, if the model asks."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     update = optimizer.update_step
 
     def compiled(gradient, variable, learning_rate):
-        @compile_function
-        def update_variable(gradient, learning_rate):
-            update(gradient, variable, learning_rate)
+        function = compiler(model)(
+            lambda *values: update(values[0], variable, values[1])
+        )
+        function(gradient, tf.convert_to_tensor(learning_rate))
 
-        update_variable(gradient, learning_rate)
-
-    optimizer.update_step = compiled
+    if model.jit_compile:
+        optimizer.update_step = compiled
     try:
         yield
     finally:
-        del optimizer.update_step
+        vars(optimizer).pop("update_step", None)

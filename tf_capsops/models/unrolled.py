@@ -121,7 +121,7 @@ class _Function:
         if not isinstance(iterator, tf.distribute.DistributedIterator):
             batches = [replicas.shares(strategy, batch) for batch in batches]
         if not self.checked:
-            share = replicas.first_share(strategy, batches[0])
+            share = replicas.share(strategy, batches[0])
             self._check(share)
             self._model._build_with(share)
         return self._execution(batches)
@@ -144,15 +144,31 @@ class _Predictions:
 
     def __call__(self, batches):
         strategy = self._model.distribute_strategy
-        if strategy.num_replicas_in_sync > 1:
+        several = strategy.num_replicas_in_sync > 1
+        if several:
             # Of a batch that is not divided, each replica would predict all samples.
             batches = [replicas.shares(strategy, batch) for batch in batches]
         if not self.checked:
-            share = replicas.first_share(strategy, batches[0])
+            share = replicas.share(strategy, batches[0])
             x, _, _ = keras.utils.unpack_x_y_sample_weight(share)
             self._model.check_inputs(x)
             self.checked = True
-        return self._predict(batches)
+        return self._of_replicas(batches) if several else self._predict(batches)
+
+    def _of_replicas(self, batches):
+        strategy = self._model.distribute_strategy
+        full = [replicas.without_empty_shares(strategy, batch) for batch in batches]
+        if not any(added for _, added in full):
+            return self._predict(batches)
+
+        def predict(batch, added):
+            outputs = self._predict([batch])
+            return keras.tree.map_structure(
+                lambda output: output[: len(output) - added], outputs
+            )
+
+        outputs = [predict(*each) for each in full]
+        return keras.tree.map_structure(lambda *each: tf.concat(each, 0), *outputs)
 
 
 def _compiled(model, step):
