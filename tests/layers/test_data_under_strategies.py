@@ -62,10 +62,10 @@ def test_replicas_add_up_no_integers(said):
 
 class _Counting(Unrolled, keras.Sequential):
     def check_inputs(self, x):
-        self.inputs = [*getattr(self, "inputs", []), len(x)]
+        self.seen_inputs = [*getattr(self, "seen_inputs", []), len(x)]
 
     def check_targets(self, x, y):
-        self.targets = [*getattr(self, "targets", []), len(y)]
+        self.seen_targets = [*getattr(self, "seen_targets", []), len(y)]
 
 
 @pytest.mark.parametrize("strategy", [None, tf.distribute.OneDeviceStrategy("CPU:0")])
@@ -78,9 +78,9 @@ def test_first_batches_are_checked(strategy):
     split = {"validation_split": 0.5, "validation_batch_size": 1}
     model.fit(inputs, targets, epochs=2, **split, **options)
     # Each epoch is validated by a call of `evaluate`.
-    assert model.inputs == [2, 1, 1] and model.targets == [2, 1, 1]
+    assert model.seen_inputs == [2, 1, 1] and model.seen_targets == [2, 1, 1]
     model.predict(inputs, **options)
     model.predict_on_batch(inputs)
     for _ in range(2):
         model.train_on_batch(inputs, targets)
-    assert model.inputs[3:] == [2, 7, 7, 7] and model.targets[3:] == [7, 7]
+    assert model.seen_inputs[3:] == [2, 7, 7, 7] and model.seen_targets[3:] == [7, 7]

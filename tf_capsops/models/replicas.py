@@ -21,6 +21,7 @@ def train_step(model):
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     trained = []  # whether each variable has a gradient
+    updates = {}
 
     @compiler(model)
     def gradients(batch, samples):
@@ -56,7 +57,7 @@ def train_step(model):
         optimizer.apply(own, model.trainable_variables)
 
     def step(batch):
-        with _compiled_updates(model):
+        with _compiled_updates(model, updates):
             strategy.run(replica, (batch,))
 
     return step
@@ -186,16 +187,23 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _compiled_updates(model):
-    """Has XLA compile the update of each variable on each device, if the model asks."""
+def _compiled_updates(model, functions):
+    """Has XLA compile the update of each variable on each device, if the model asks.
+
+    Args:
+      model: the model, whose optimizer has another `update_step` meanwhile.
+      functions: a dict that keeps what is compiled, for the next step.
+    """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     update = optimizer.update_step
 
     def compiled(gradient, variable, learning_rate):
-        function = compiler(model)(
-            lambda *values: update(values[0], variable, values[1])
-        )
-        function(gradient, tf.convert_to_tensor(learning_rate))
+        key = id(variable)  # of the one that a device has
+        if key not in functions:
+            functions[key] = compiler(model)(
+                lambda gradient, rate: update(gradient, variable, rate)
+            )
+        functions[key](gradient, tf.convert_to_tensor(learning_rate))
 
     if model.jit_compile:
         optimizer.update_step = compiled
