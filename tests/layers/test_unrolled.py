@@ -69,7 +69,7 @@ def test_nothing_for_weights_of_samples(device):
     assert fit(compiled(CapsNet, 2)) == fit(compiled(KerasLoop, 2))
 
 
-def test_strategies_are_left_to_keras(device):
+def test_one_replica_trains_as_with_keras(device):
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
     batches = data.filter(lambda *_: True)  # of unknown number
     with tf.distribute.OneDeviceStrategy(device).scope():

@@ -8,21 +8,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int, positive_pair, scaled_images
+from tf_capsops.arguments import (
+    image_range,
+    positive_int,
+    positive_pair,
+    scaled_images,
+)
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 from tf_capsops.models import targets
-from tf_capsops.models.outputs import metrics_by_output, one_by_output
+from tf_capsops.models.images import ImageModel
+from tf_capsops.models.outputs import (
+    metrics_by_output,
+    one_by_output,
+    with_integers,
+)
 from tf_capsops.models.parts import new_parts, parts_config, saved_parts
-from tf_capsops.models.unrolled import Unrolled
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class CapsNet(Unrolled, keras.Model):
+class CapsNet(targets.Reconstructing, keras.Model):
     """A capsule network that classifies images and reconstructs them; see `capsnet`.
 
-    Call arguments: images `[B, H, W, C]`, or a dict of `"images"` and `"labels"`. The
-    decoder sees the capsule of the label where there is one, as in training, and
-    otherwise the longest.
+    Call arguments: images `[B, H, W, C]`, or a dict or list of `"images"` and
+    `"labels"`. The decoder sees the capsule of the label where there is one, as in
+    training, and otherwise the longest.
 
     Returns a dict: `"lengths"` `[B, num_classes]` and `"reconstruction"`
     `[B, H, W, C]`. With two or more `objects` the decoder draws each by itself, of the
@@ -30,8 +39,9 @@ class CapsNet(Unrolled, keras.Model):
     the order of the classes.
 
     `fit` and `evaluate` take images and labels, integers or one-hot; or images and a
-    dict of the targets `"lengths"` (labels) and `"reconstruction"` (what the decoder is
-    to draw), which more `objects` need, with a 1 in the labels for each. The sub-models
+    dict or list of the targets `"lengths"` (labels) and `"reconstruction"` (what the
+    decoder is to draw), which more `objects` need, with a 1 in the labels for each.
+    `sample_weight` is of both outputs, or a dict or list by output. The sub-models
     are `encoder` (images to capsules) and `decoder` (masked, flattened capsules to
     images); `encode` and `decode` call them. `routing_coefficients` shows what routing
     makes of an image.
@@ -145,7 +155,7 @@ class CapsNet(Unrolled, keras.Model):
 
     def encode(self, images):
         """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
-        return self.encoder(self._checked(images))
+        return self.encoder(self._checked(image_range("CapsNet", images)))
 
     def _checked(self, images):
         return scaled_images("CapsNet", images, self.image_shape)
@@ -164,7 +174,8 @@ class CapsNet(Unrolled, keras.Model):
           negative, and of sum one over the classes.
         """
         conv, primary, digit = self.encoder.layers
-        capsules = primary(conv(self._checked(images)))
+        images = self._checked(image_range("CapsNet", images))
+        capsules = primary(conv(images))
         size = [len(centers) for centers in self.primary_centers]
         coefficients = digit.coefficients(capsules)
         return tf.reshape(
@@ -239,7 +250,8 @@ class CapsNet(Unrolled, keras.Model):
             `"reconstruction"`; by default `MarginLoss()` and `ReconstructionLoss()`.
           metrics: a metric of the lengths or a list of them, or a dict of these for
             `"lengths"` and `"reconstruction"`. With several `objects`, "accuracy" is
-            `tf_capsops.metrics.ExactMatch`.
+            `tf_capsops.metrics.ExactMatch`. Losses and metrics of the lengths get
+            one-hot labels, those whose names begin with "sparse" integers.
           loss_weights: the weight of the loss on the lengths, or a dict of `"lengths"`
             and `"reconstruction"`; by default 1 and the model's
             `reconstruction_weight`.
@@ -265,27 +277,7 @@ class CapsNet(Unrolled, keras.Model):
             **kwargs,
         }
         self._compile_arguments = keras.saving.serialize_keras_object(arguments)
-        super().compile(**arguments)
-
-    # Keras trains models whose targets come with the data. Here the labels are an input
-    # as well, for the mask, and the images a target as well; the four methods below say
-    # so, and everything else about training is Keras' own.
-
-    def train_step(self, data):
-        return super().train_step(targets.labels_as_input(data, self.objects))
-
-    def test_step(self, data):
-        return super().test_step(targets.labels_as_input(data, self.objects))
-
-    def compute_loss(
-        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-    ):
-        y, sample_weight = targets.by_output(x, y, y_pred, sample_weight)
-        return super().compute_loss(x, y, y_pred, sample_weight, training)
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        y, sample_weight = targets.by_output(x, y, y_pred, sample_weight)
-        return super().compute_metrics(x, y, y_pred, sample_weight)
+        super().compile(**with_integers(arguments, self.objects))
 
     def get_config(self):
         layers = {"layers": parts_config(self, self._arguments)}
@@ -300,13 +292,15 @@ class CapsNet(Unrolled, keras.Model):
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class CapsNetInference(keras.Model):
-    """A functional model that refuses integer images, as `inference_model` makes it."""
+class CapsNetInference(ImageModel, keras.Model):
+    """The functional model of `inference_model`, which refuses unscaled images."""
+
+    owner = "CapsNet"
 
     def call(self, inputs, training=None, mask=None):
-        images = keras.tree.flatten(inputs)[0]
+        images = self.images_of(inputs)
         scaled_images("CapsNet", images, self.input_shape[1:])
-        return super().call(inputs, training=training, mask=mask)
+        return super().call(images, training=training, mask=mask)
 
 
 def capsnet(*args, **kwargs):
@@ -318,7 +312,9 @@ def capsnet(*args, **kwargs):
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1; integers are a `ValueError` in a call.
+        floating-point numbers from 0 to 1. Standardized ones train, too, but the
+        decoder cannot draw them. Integers are a `ValueError` in a call, and numbers
+        above 10 in `fit`, `evaluate` and `predict`.
       num_classes: how many classes.
       filters: features of the first convolution.
       kernel_size: its kernel, one or two ints.

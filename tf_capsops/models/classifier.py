@@ -6,18 +6,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int, scaled_images, window_attributes
+from tf_capsops.arguments import (
+    image_range,
+    positive_int,
+    scaled_images,
+    window_attributes,
+)
 from tf_capsops.layers.routed import Routed
 from tf_capsops.losses import SpreadLoss
-from tf_capsops.models.unrolled import Unrolled
+from tf_capsops.models.images import ImageModel
 from tf_capsops.ops.conv2d import patches
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class CapsuleClassifier(Unrolled, keras.Model):
+class CapsuleClassifier(ImageModel, keras.Model):
     """The functional model of `matrix_capsnet`, `efficient_capsnet` and `convnet`.
 
-    From images `[B, H, W, C]` to scores `[B, classes]`. It refuses integer images,
+    From images `[B, H, W, C]` to scores `[B, classes]`. It refuses unscaled images,
     keeps a dtype policy of its own, and a `SpreadLoss` follows its optimizer.
     `routing_coefficients` shows what routing makes of an image.
 
@@ -34,7 +39,7 @@ class CapsuleClassifier(Unrolled, keras.Model):
         self.dtype_policy = keras.dtype_policies.get(dtype)
 
     def call(self, inputs, training=None, mask=None):
-        images = scaled_images(self.name, keras.tree.flatten(inputs)[0])
+        images = scaled_images(self.name, self.images_of(inputs))
         return super().call(images, training=training, mask=mask)
 
     def routing_coefficients(self, images):
@@ -56,7 +61,7 @@ class CapsuleClassifier(Unrolled, keras.Model):
         Raises:
           ValueError: if no layer of the model routes, as in a `convnet`.
         """
-        images = scaled_images(self.name, tf.convert_to_tensor(images))
+        images = tf.convert_to_tensor(image_range(self.name, images))
         layers = self._routed_layers()
         inputs = {layer.name: layer.input for layer in layers}
         inputs = keras.Model(self.inputs[0], inputs)(images)

@@ -42,7 +42,8 @@ def matrix_capsnet(
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1; integers are a `ValueError` in a call.
+        floating-point numbers from 0 to 1, or standardized. Integers are a `ValueError`
+        in a call, and numbers above 10 in `fit`, `evaluate` and `predict`.
       num_classes: how many classes.
       routing: a rule of `tf_capsops.routing`, for all layers; None for `EM()`.
       filters: features of the first convolution, the paper's A.

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of `compile` for a model whose outputs are lengths and a reconstruction."""
 
+import keras
+
 from tf_capsops.metrics import ExactMatch
 
 
@@ -72,3 +74,87 @@ def metrics_by_output(argument, value, objects):
         ]
         for name, entries in metrics.items()
     }
+
+
+def with_integers(arguments, objects):
+    """Returns arguments of `compile` with wrapped sparse losses and metrics.
+
+    The model gives all of them one-hot labels. Wrapped, these get integers.
+
+    Args:
+      arguments: a dict of `"loss"`, `"metrics"` and `"weighted_metrics"`, each by
+        output, and others.
+      objects: how many classes a sample shows.
+
+    Raises:
+      ValueError: if one is sparse and there are several `objects`.
+    """
+
+    def wrapped(entry, wrapper):
+        if not _is_sparse(entry):
+            return entry
+        if objects > 1:
+            raise ValueError(
+                f"CapsNet: {entry!r} is of one class a sample, but this model has "
+                f"{objects} objects"
+            )
+        return wrapper(entry)
+
+    changed = dict(arguments)
+    loss = arguments["loss"]["lengths"]
+    changed["loss"] = {**arguments["loss"], "lengths": wrapped(loss, _IntegerLoss)}
+    for argument in ("metrics", "weighted_metrics"):
+        entries = arguments[argument].get("lengths", [])
+        entries = [wrapped(each, _IntegerMetric) for each in entries]
+        changed[argument] = {**arguments[argument], "lengths": entries}
+    return changed
+
+
+def _is_sparse(entry):
+    """Returns whether a loss or metric, in any form of Keras, wants integers."""
+    names = [entry] if isinstance(entry, str) else [getattr(entry, "__name__", "")]
+    names += [each.__name__ for each in type(entry).__mro__]
+    return any(name.lower().startswith("sparse") for name in names)
+
+
+def _integers(one_hot):
+    return keras.ops.argmax(one_hot, axis=-1)
+
+
+class _IntegerLoss(keras.losses.Loss):
+    """Gives a sparse loss, or a function, the integers of one-hot labels."""
+
+    def __init__(self, loss):
+        loss = keras.losses.get(loss)
+        self._call = loss
+        arguments = {"name": getattr(loss, "name", None) or loss.__name__}
+        if isinstance(loss, keras.losses.Loss):
+            self._call = loss.call
+            arguments |= {"reduction": loss.reduction, "dtype": loss.dtype}
+        super().__init__(**arguments)
+
+    def call(self, y_true, y_pred):
+        return self._call(_integers(y_true), y_pred)
+
+
+class _IntegerMetric(keras.metrics.Metric):
+    """Gives a sparse metric, or a function, the integers of one-hot labels."""
+
+    def __init__(self, metric):
+        found = keras.metrics.get(metric)
+        if not isinstance(found, keras.metrics.Metric):
+            name = metric if isinstance(metric, str) else found.__name__
+            found = keras.metrics.MeanMetricWrapper(found, name=name)
+        elif isinstance(metric, str):
+            found.name = metric
+        super().__init__(name=found.name, dtype=found.dtype)
+        self._metric = found
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self._metric.update_state(_integers(y_true), y_pred, sample_weight)
+
+    def result(self):
+        return self._metric.result()
+
+    def reset_state(self):
+        self._metric.reset_state()

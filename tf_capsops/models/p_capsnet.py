@@ -8,8 +8,8 @@ import keras
 
 from tf_capsops.arguments import positive_int, scaled_images
 from tf_capsops.layers import CapsuleConv2D, Length
+from tf_capsops.models.images import ImageModel
 from tf_capsops.models.sequential import Sequential
-from tf_capsops.models.unrolled import Unrolled
 from tf_capsops.ops.squash import squash
 
 
@@ -41,7 +41,8 @@ def p_capsnet(
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1; integers are a `ValueError` in a call.
+        floating-point numbers from 0 to 1, or standardized. Integers are a `ValueError`
+        in a call, and numbers above 10 in `fit`, `evaluate` and `predict`.
       num_classes: how many classes.
       filters: capsules at each pixel, for every layer but the last.
       kernel_sizes: their kernels, one or two ints each.
@@ -115,14 +116,16 @@ def p_capsnet(
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
-class PCapsNet(Unrolled, Sequential):
+class PCapsNet(ImageModel, Sequential):
     """The `keras.Sequential` that `p_capsnet` returns.
 
-    It refuses integer images, and keeps `trainable` and a dtype policy of its own.
+    It refuses unscaled images, and keeps `trainable` and a dtype policy of its own.
     """
 
+    owner = "p_capsnet"
+
     def call(self, inputs, training=None, mask=None):
-        images = scaled_images("p_capsnet", inputs)
+        images = scaled_images("p_capsnet", self.images_of(inputs))
         return super().call(images, training=training, mask=mask)
 
 

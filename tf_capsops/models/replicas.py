@@ -3,8 +3,8 @@
 """Steps of a model that has a replica on each of several devices.
 
 XLA compiles for one device, and Keras asks it to compile a step with all its replicas.
-Here XLA compiles what a replica does alone: its forward and backward pass, and then the
-update of its variables. Between them the strategy sums the gradients.
+Here XLA compiles what a replica does alone: its forward and backward pass, and the
+update of each of its variables. Between them Keras' optimizer sums the gradients.
 """
 
 import contextlib
@@ -16,49 +16,144 @@ import tensorflow as tf
 def train_step(model):
     """Returns a function that trains a model on a batch, of a share for each replica.
 
-    A share counts by its images, so a batch that does not divide evenly gives the
-    gradients that it gives on one device. No share may be empty.
+    A share counts by its samples, so a batch that does not divide evenly, or leaves
+    replicas without a sample, gives the gradients that it gives on one device.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
-    function = _compiler(model)
+    trained = []  # whether each variable has a gradient
     updates = {}
 
-    @function
-    def gradients(batch, images):
+    @compiler(model)
+    def gradients(batch, samples):
         # Keras divides the mean of a share by the number of replicas.
-        weight = (
-            strategy.num_replicas_in_sync * _count(batch) / _at_compile_time(images)
-        )
-        model.optimizer = recorder = _Recorder(optimizer, weight)
+        weight = strategy.num_replicas_in_sync * tf.cast(_count(batch), samples.dtype)
+        model.optimizer = recorder = _Recorder(optimizer, weight / samples)
         try:
             model.train_step(batch)
         finally:
             model.optimizer = optimizer
-        return recorder.gradients
+        trained[:] = [each is not None for each in recorder.gradients]
+        # A share without samples has zeros, which are no sparse IndexedSlices.
+        return [
+            tf.convert_to_tensor(each)
+            for each in recorder.gradients
+            if each is not None
+        ]
 
-    def replica(batch, images):
-        optimizer.apply(gradients(batch, images), model.trainable_variables)
+    def zeros():
+        variables = zip(model.trainable_variables, trained)
+        return [tf.zeros(each.shape, each.dtype) for each, has in variables if has]
+
+    def replica(batch):
+        batch = of_any_size(batch)
+        count = _count(batch)
+        # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
+        samples = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.cast(count, tf.float32)
+        )
+        own = tf.cond(count > 0, lambda: gradients(batch, samples), zeros)
+        own = iter(own)
+        own = [next(own) if has else None for has in trained]
+        optimizer.apply(own, model.trainable_variables)
 
     def step(batch):
-        images = strategy.reduce("SUM", strategy.run(_count, (batch,)), axis=None)
-        with _updates_by(optimizer, function, updates):
-            strategy.run(replica, (batch, images))
+        with _compiled_updates(model, updates):
+            strategy.run(replica, (batch,))
 
     return step
 
 
 def test_step(model):
     """Returns a function that evaluates a model on a batch, as `train_step` does."""
-    evaluate = _compiler(model)(model.test_step)
+    evaluate = compiler(model)(model.test_step)
 
     def replica(batch):
-        # Of `evaluate` itself the strategy would make one function of all replicas.
-        evaluate(batch)
+        batch = of_any_size(batch)
+
+        def evaluated():
+            evaluate(batch)
+            return True
+
+        tf.cond(_count(batch) > 0, evaluated, lambda: False)
 
     return lambda batch: model.distribute_strategy.run(replica, (batch,))
 
 
-def _compiler(model):
+def shares(strategy, batch):
+    """Returns a batch divided among the replicas, unless it is already.
+
+    Keras gives each replica the whole of it.
+    """
+    flat = [each for each in keras.tree.flatten(batch) if each is not None]
+    if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
+        return batch
+    replicas, samples = strategy.num_replicas_in_sync, len(flat[0])
+
+    def divide(context):
+        index = context.replica_id_in_sync_group
+        part = slice(samples * index // replicas, samples * (index + 1) // replicas)
+        return keras.tree.map_structure(
+            lambda each: None if each is None else tf.convert_to_tensor(each)[part],
+            batch,
+        )
+
+    return strategy.experimental_distribute_values_from_function(divide)
+
+
+def share(strategy, batch, index=0):
+    """Returns what one replica of this process has of a batch."""
+
+    def of_replica(value):
+        distributed = isinstance(value, tf.distribute.DistributedValues)
+        return (
+            strategy.experimental_local_results(value)[index] if distributed else value
+        )
+
+    return keras.tree.map_structure(of_replica, batch)
+
+
+def without_empty_shares(strategy, batch):
+    """Returns a batch that has a sample for each replica, and how many it has too many.
+
+    Where the last batch leaves replicas without a sample, TensorFlow's convolutions
+    give them results of a wrong shape on CPUs. Processes know their own shares only,
+    so batches of several processes stay as they are.
+    """
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return batch, 0
+    replicas = range(strategy.num_replicas_in_sync)
+    parts = [share(strategy, batch, index) for index in replicas]
+    sample = keras.tree.map_structure(lambda value: value[:1], parts[0])
+    empty = [not len(keras.tree.flatten(part)[0]) for part in parts]
+    if not any(empty):
+        return batch, 0
+    parts = [sample if is_empty else part for part, is_empty in zip(parts, empty)]
+    full = strategy.experimental_distribute_values_from_function(
+        lambda context: parts[context.replica_id_in_sync_group]
+    )
+    return full, sum(empty)
+
+
+def of_any_size(batch):
+    """Returns a batch whose static shapes leave open how many samples it has.
+
+    Keras weighs the losses of outputs by the static size of a batch, where it is known.
+    It puts an empty optional where data has no sample weights; here that is None.
+    """
+
+    def any_size(tensor):
+        if isinstance(tensor, tf.Tensor) and tensor.shape.rank:
+            shape = [None, *tensor.shape[1:]]
+            return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+        return none_if_optional(tensor)
+
+    return keras.tree.map_structure(any_size, batch)
+
+
+def compiler(model):
+    """Returns what compiles a function of what one device does, as the model asks."""
+    if model.run_eagerly:
+        return lambda function: function
     return tf.function(
         jit_compile=model.jit_compile, reduce_retracing=True, autograph=False
     )
@@ -70,16 +165,13 @@ def _count(batch):
         return tf.shape(keras.tree.flatten(batch)[0])[0]
 
 
-def _at_compile_time(number):
-    """Returns a number on the host that XLA may know when it compiles.
-
-    Otherwise each step would wait until it had been copied to the GPU.
-    """
-    return tf.shape(tf.zeros([number, 0]))[0]
+def none_if_optional(tensor):
+    """Keras puts an empty optional where data has no sample weights."""
+    return None if isinstance(tensor, tf.experimental.Optional) else tensor
 
 
 class _Recorder:
-    """Stands in for an optimizer in `train_step`, and keeps the gradients."""
+    """Takes the place of an optimizer in `train_step`, and keeps the gradients."""
 
     def __init__(self, optimizer, weight):
         self._optimizer = optimizer
@@ -95,30 +187,27 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _updates_by(optimizer, function, updates):
-    """Has `optimizer` update variables in a `function`, which `updates` keeps.
+def _compiled_updates(model, functions):
+    """Has XLA compile the update of each variable on each device, if the model asks.
 
-    Keras' own has the strategy update every variable of every replica by itself.
+    Args:
+      model: the model, whose optimizer has another `update_step` meanwhile.
+      functions: a dict that keeps what is compiled, for the next step.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    update = optimizer.update_step
 
-    def update(gradients, variables, _):
-        key = tuple(variable.path for variable in variables)
-        if key not in updates:
+    def compiled(gradient, variable, learning_rate):
+        key = id(variable)  # of the one that a device has
+        if key not in functions:
+            functions[key] = compiler(model)(
+                lambda gradient, rate: update(gradient, variable, rate)
+            )
+        functions[key](gradient, tf.convert_to_tensor(learning_rate))
 
-            @function
-            def all_at_once(gradients):
-                rate = optimizer.learning_rate
-                for gradient, variable in zip(gradients, variables, strict=True):
-                    optimizer.update_step(gradient, variable.value, rate)
-
-            updates[key] = all_at_once
-        context = tf.distribute.get_replica_context()
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
-        updates[key](total)
-
-    optimizer._backend_update_step = update
+    if model.jit_compile:
+        optimizer.update_step = compiled
     try:
         yield
     finally:
-        del optimizer._backend_update_step
+        vars(optimizer).pop("update_step", None)

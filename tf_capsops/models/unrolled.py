@@ -18,13 +18,11 @@ class Unrolled:
     the steps follow each other in one graph, and whether there is another batch is
     asked on the host alone. Weights, losses and metrics are those of Keras' loop.
 
-    Graphs grow with `steps_per_execution`. Executions of one step on one device and
-    eager ones are Keras' own.
+    Graphs grow with `steps_per_execution`.
 
     Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
     replica's share of a batch counts by its samples, and `jit_compile` has XLA compile
-    what each replica does. `fit` and `evaluate` take data sets of a known number of
-    batches then, and every replica needs a share of the last one.
+    the forward and backward pass of each replica.
 
     >>> import keras
     >>> import numpy as np
@@ -36,112 +34,182 @@ class Unrolled:
     >>> history = model.fit(np.ones([9, 3]), np.ones(9), batch_size=2, verbose=0)
     """
 
+    # `fit`, `evaluate`, `predict` and the methods on a batch call these two with the
+    # first batch, on the host and outside of graphs, before anything is computed.
+
+    def check_inputs(self, x):
+        """Raises a ValueError if the model does not take such inputs."""
+
+    def check_targets(self, x, y):
+        """Raises a ValueError if inputs `x` cannot have the targets `y`, or None."""
+
+    # Keras calls these three at the beginning of each `fit`, `evaluate`, `predict` and
+    # `*_on_batch`, and then the functions with an iterator for each execution.
+
     def make_train_function(self, force=False):
-        with self.distribute_strategy.scope():
-            single = self._replicas == 1 and tf.distribute.has_strategy()
-        if (
-            self.run_eagerly
-            or single
-            or self.steps_per_execution == self._replicas == 1
-        ):
-            return super().make_train_function(force)
         if self.train_function is None or force:
-            if self._replicas > 1:
-                self.train_function = _distributed(self, replicas.train_step(self))
-            else:
-                self.train_function = _unrolled(
-                    self.train_step, self.steps_per_execution, self.jit_compile
-                )
+            self.train_function = _Function(self, self.train_step, replicas.train_step)
+        self.train_function.checked = False
         return self.train_function
 
     def make_test_function(self, force=False):
-        if self.run_eagerly or self._replicas == 1:
-            return super().make_test_function(force)
         if self.test_function is None or force:
-            self.test_function = _distributed(self, replicas.test_step(self))
+            self.test_function = _Function(self, self.test_step, replicas.test_step)
+        self.test_function.checked = False
         return self.test_function
 
-    @property
-    def _replicas(self):
-        return self.distribute_strategy.num_replicas_in_sync
+    def make_predict_function(self, force=False):
+        if self.predict_function is None or force:
+            super().make_predict_function(force)
+            self.predict_function = _Predictions(self, self.predict_function)
+        self.predict_function.checked = False
+        return self.predict_function
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Keras builds metrics with the mean of all shares of a batch. Shares may differ
-        # in size, and batches of several processes are refused; any share will do.
-        if iterator is not None and self._replicas > 1:
-            _, _, batches = next(iter(iterator))
-            local = self.distribute_strategy.experimental_local_results
-            data_batch = keras.tree.map_structure(
-                lambda shares: local(shares)[0], next(batches)
+        # Under a strategy, Keras builds metrics with the mean of the shares of a batch,
+        # which it takes out of the data. But shares may differ in size, batches of
+        # several processes are refused, and a generator gives each batch once.
+        # `_Function` builds them with a share of the first batch that it runs.
+        pass
+
+    def _build_with(self, share):
+        super()._maybe_symbolic_build(data_batch=share)
+
+
+class _Function:
+    """Runs the steps of an execution on batches of an iterator."""
+
+    def __init__(self, model, step, step_of_replicas):
+        self.checked = False
+        self._model = model
+        with model.distribute_strategy.scope():
+            distributed = tf.distribute.has_strategy()
+        if distributed:
+            self._run = self._run_distributed
+            several = model.distribute_strategy.num_replicas_in_sync > 1
+            step = step_of_replicas(model) if several else _compiled(model, step)
+            self._execution = _distributed(model, step)
+        else:
+            self._run = self._run_alone
+            self._step = _compiled(model, step)
+            self._execution = _unrolled(model, self._step)
+
+    def __call__(self, iterator):
+        return self._run(iterator)
+
+    def _run_alone(self, iterator):
+        if not isinstance(iterator, tf.data.Iterator):  # the one of train_on_batch
+            batch = next(iterator)
+            self._check(batch)
+            return self._step(batch)
+        first = iterator.get_next_as_optional()
+        if not first.has_value():
+            raise StopIteration
+        if not self.checked:
+            with tf.device("CPU:0"):
+                self._check(first.get_value())
+        return self._execution(first, iterator)
+
+    def _run_distributed(self, iterator):
+        # In a graph TensorFlow asks all replicas for another batch on their GPUs, and
+        # waits for the answers. Here the host takes the batches of an execution first.
+        strategy = self._model.distribute_strategy
+        steps = self._model.steps_per_execution
+        batches = list(itertools.islice(iterator, steps))
+        if not batches:
+            raise StopIteration
+        if not isinstance(iterator, tf.distribute.DistributedIterator):
+            batches = [replicas.shares(strategy, batch) for batch in batches]
+        if not self.checked:
+            share = replicas.share(strategy, batches[0])
+            self._check(share)
+            self._model._build_with(share)
+        return self._execution(batches)
+
+    def _check(self, batch):
+        batch = keras.tree.map_structure(replicas.none_if_optional, batch)
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        self._model.check_inputs(x)
+        self._model.check_targets(x, y)
+        self.checked = True
+
+
+class _Predictions:
+    """Predicts the batches of an execution by Keras' own function."""
+
+    def __init__(self, model, predict):
+        self.checked = False
+        self._model = model
+        self._predict = predict
+
+    def __call__(self, batches):
+        strategy = self._model.distribute_strategy
+        several = strategy.num_replicas_in_sync > 1
+        if several:
+            # Of a batch that is not divided, each replica would predict all samples.
+            batches = [replicas.shares(strategy, batch) for batch in batches]
+        if not self.checked:
+            share = replicas.share(strategy, batches[0])
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(share)
+            self._model.check_inputs(x)
+            self.checked = True
+        return self._of_replicas(batches) if several else self._predict(batches)
+
+    def _of_replicas(self, batches):
+        strategy = self._model.distribute_strategy
+        full = [replicas.without_empty_shares(strategy, batch) for batch in batches]
+        if not any(added for _, added in full):
+            return self._predict(batches)
+
+        def predict(batch, added):
+            outputs = self._predict([batch])
+            return keras.tree.map_structure(
+                lambda output: output[: len(output) - added], outputs
             )
-            iterator = None
-        super()._maybe_symbolic_build(iterator, data_batch)
+
+        outputs = [predict(*each) for each in full]
+        return keras.tree.map_structure(lambda *each: tf.concat(each, 0), *outputs)
+
+
+def _compiled(model, step):
+    """Returns a function that runs a step of a model on a batch."""
+
+    def step_on_batch(batch):
+        batch = keras.tree.map_structure(replicas.none_if_optional, batch)
+        return model.distribute_strategy.run(step, (batch,))
+
+    return replicas.compiler(model)(step_on_batch)
 
 
 def _distributed(model, step):
-    """Returns a function that takes so many batches of a distributed iterator."""
-    known = left = None
+    """Returns a function that takes batches with a share for each replica."""
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def execution(iterator, steps):
-        for _ in range(steps):
-            step(iterator.get_next())
-        return model.get_metrics_result()  # of all replicas
+    def execution(batches):
+        for batch in batches:
+            logs = step(replicas.of_any_size(batch))
+        return model.get_metrics_result() if logs is None else logs
 
-    # TensorFlow asks all replicas for another batch on their GPUs, and waits for the
-    # answers. Here the host counts.
-    def function(iterator):
-        nonlocal known, left
-        if iterator is not known:
-            known, left = iterator, iterator._cardinality
-            if left == tf.data.UNKNOWN_CARDINALITY:
-                raise ValueError(
-                    f"{model.name}: replicas train and are evaluated on data sets of a "
-                    "known number of batches; tf.data.experimental.assert_cardinality "
-                    "tells it"
-                )
-        steps = model.steps_per_execution
-        if left != tf.data.INFINITE_CARDINALITY:
-            steps = min(steps, left)
-            left -= steps
-        if not steps:
-            raise StopIteration
-        return execution(iterator, int(steps))
-
-    return function
+    return _graph(model, execution)
 
 
-def _unrolled(train_step, steps, jit_compile):
-    """Returns a function that trains up to so many batches of an iterator."""
+def _unrolled(model, step):
+    """Returns a function that takes up to so many batches of an iterator."""
+    steps = model.steps_per_execution
 
-    @tf.function(jit_compile=jit_compile, reduce_retracing=True, autograph=False)
-    def step(batch):
-        return train_step(keras.tree.map_structure(_none_if_optional, batch))
-
-    @tf.function(reduce_retracing=True, autograph=False)
     def execution(first, iterator):
         logs = step(first.get_value())
         for _ in range(steps - 1):
             logs = _step_if_any(step, iterator.get_next_as_optional(), logs)
         return logs
 
-    def function(iterator):
-        if not isinstance(iterator, tf.data.Iterator):  # the one of train_on_batch
-            for batch in itertools.islice(iterator, steps):
-                logs = step(batch)
-            return logs
-        first = iterator.get_next_as_optional()
-        if not first.has_value():
-            raise StopIteration
-        return execution(first, iterator)
+    return _graph(model, execution)
 
-    return function
+
+def _graph(model, execution):
+    if model.run_eagerly:
+        return execution
+    return tf.function(execution, reduce_retracing=True, autograph=False)
 
 
 def _step_if_any(step, batch, logs):
     return tf.cond(batch.has_value(), lambda: step(batch.get_value()), lambda: logs)
-
-
-def _none_if_optional(tensor):
-    """Keras puts an empty optional where data has no sample weights."""
-    return None if isinstance(tensor, tf.experimental.Optional) else tensor
