@@ -162,11 +162,55 @@ def known_shape(owner, shape, axes):
         )
 
 
-def scaled_images(owner, images, image_shape=None):
-    """Returns `images`, a tensor or array, if type and shape are those of images.
+def image_range(owner, images):
+    """Returns `images` after checking that they are not pixels from 0 to 255.
 
-    Integers are most likely pixels of 0 to 255 that nobody has scaled, from which a
-    network would learn, silently, what it cannot use on scaled images.
+    Networks learn nothing from pixels that nobody has scaled, and do not say so. Values
+    are read on the host: tensors of a graph pass, for only their types are known.
+
+    Args:
+      owner: the name to begin the message with.
+      images: an array, a tensor, or nested lists of numbers, of any shape.
+
+    Raises:
+      ValueError: if they are integers, or floating-point numbers above 10; the message
+        names owner and what came, and says how to scale.
+
+    >>> from tf_capsops.arguments import image_range
+    >>> image_range("model", [[0.0, 0.5]])
+    [[0.0, 0.5]]
+    """
+    array = _floating_point(owner, images)
+    if not tf.is_symbolic_tensor(array) and not isinstance(array, keras.KerasTensor):
+        array = np.asarray(array)
+        if np.any(array > 10):
+            raise ValueError(
+                f"{owner}: images must be floating-point numbers from 0 to 1, or "
+                f"standardized, got {np.nanmax(array):g}: if they are pixels from 0 to "
+                "255, divide by 255"
+            )
+    return images
+
+
+def _floating_point(owner, images):
+    """Returns `images`, or an array of nested lists, if they are of a floating type."""
+    try:
+        array = images if hasattr(images, "dtype") else np.asarray(images)
+        dtype = keras.backend.standardize_dtype(array.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{owner}: images must be numbers: {error}") from error
+    if not keras.backend.is_float_dtype(dtype):
+        raise ValueError(
+            f"{owner}: images must be floating-point numbers from 0 to 1, got {dtype}: "
+            "divide integers from 0 to 255 by 255"
+        )
+    return array
+
+
+def scaled_images(owner, images, image_shape=None):
+    """Returns `images` if type and shape are those of images, nested lists as an array.
+
+    `image_range` says why integers are refused, and checks values as well.
 
     Args:
       owner: the name to begin the message with.
@@ -177,12 +221,7 @@ def scaled_images(owner, images, image_shape=None):
       ValueError: if it is another type or shape; the message names owner and type or
         shape.
     """
-    dtype = keras.backend.standardize_dtype(images.dtype)
-    if not keras.backend.is_float_dtype(dtype):
-        raise ValueError(
-            f"{owner}: images must be floating-point numbers from 0 to 1, got {dtype}: "
-            "divide integers from 0 to 255 by 255"
-        )
+    images = _floating_point(owner, images)
     shape = tf.TensorShape(images.shape)
     if image_shape and not shape.is_compatible_with([None, *image_shape]):
         raise ValueError(
