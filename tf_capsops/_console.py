@@ -1,10 +1,11 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports TensorFlow without its log lines, where the process is a command of ours.
+"""Imports TensorFlow quietly, where the process is a command of ours.
 
-Nobody who runs `tf-capsops` can do anything about oneDNN's rounding or a driver that is
-not there. A `TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the environment brings the lines back.
-To come before TensorFlow, the package imports this module first.
+It leaves out log lines: nobody who runs `tf-capsops` can do anything about oneDNN's
+rounding or a driver that is not there. A `TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the
+environment brings them back. Until the imports are done, Ctrl-C ends the process at
+once. To come before TensorFlow, the package imports this module first.
 """
 
 import contextlib
@@ -12,8 +13,11 @@ import ctypes
 import os
 import pathlib
 import re
+import signal
 import sys
 import tempfile
+
+from tf_capsops.cli.errors import INTERRUPTED
 
 # A line of log, the warning before the first one, and the second line of a long one.
 _LOG = re.compile(
@@ -69,7 +73,21 @@ def _import_quietly():
         getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(_ERROR)
 
 
+def _end(number, frame):
+    os._exit(INTERRUPTED)
+
+
+def imports_are_done():
+    """Makes Ctrl-C a KeyboardInterrupt again, which commands handle."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 if _is_command():
+    # A KeyboardInterrupt would end in a traceback, or be lost in a library's import.
+    # Somebody else's handler, or none as under nohup, stays.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_ERROR))
     if level not in ("0", "1"):
         _import_quietly()
