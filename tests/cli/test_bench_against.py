@@ -91,20 +91,14 @@ def test_says_what_is_not_the_same():
 
 
 @pytest.mark.parametrize(
-    "text, error",
-    [
-        ("", "is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "is no report of tf-capsops bench"),
-        ("{}", "is no report of tf-capsops bench"),
-        ('{"results": [{"op": "x"}]}', "is no report of tf-capsops bench"),
-    ],
+    "text", ["", "[]", "{}", '{"results": [{"op": "x"}]}', "[" * 100_000]
 )
-def test_refuses_other_files(text, error, tmp_path):
+def test_refuses_other_files(text, tmp_path):
     path = tmp_path / "bench.json"
     path.write_text(text)
     with pytest.raises(CommandError) as caught:
         bench.main(["--suite", "smoke", "--against", str(path)])
-    assert str(caught.value) == f"{path} {error}"
+    assert str(caught.value) == f"{path} is no report of tf-capsops bench"
 
 
 @pytest.mark.parametrize(

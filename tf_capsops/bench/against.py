@@ -9,6 +9,7 @@ far single rivals are from it tells what else changes by chance.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ from rich import box
 from rich.table import Table
 
 from tf_capsops.bench import report
-from tf_capsops.cli import runs
 from tf_capsops.cli.errors import CommandError
 
 _ROW = "op", "case", "direction", "device", "dtype"
@@ -35,13 +35,15 @@ def read(path: pathlib.Path) -> dict:
         CommandError: It cannot be read, or is not what the benchmark wrote.
     """
     try:
-        made = runs.read_json(path)
+        made = json.loads(path.read_text())
         for result in made["results"]:
             _key(result)
             for method in result["methods"].values():
                 if "median_us" in method:
                     _times(method)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CommandError(f"{path} is no report of tf-capsops bench") from error
     return made
 
@@ -129,7 +131,7 @@ def mark(old: Mapping, new: Mapping, rivals: Sequence[float]) -> str:
         quartiles of both runs are apart, and the medians by more than 5% and more than
         any rival's; "?" where a run has too few samples to tell; else "".
     """
-    if min(old.get("samples", 0), new.get("samples", 0)) < _FEWEST:
+    if any(method.get("samples", _FEWEST) < _FEWEST for method in (old, new)):
         return _UNKNOWN
     machine = statistics.median(rivals) if rivals else 1.0
     chance = [max(ratio / machine, machine / ratio) for ratio in rivals]
