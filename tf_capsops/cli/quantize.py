@@ -138,7 +138,8 @@ def run(args):
     log = quantization.StepLog(steps, dataset, interactive)
     tests = dataset.test.batches(256)
     training, counter = pipeline.training_batches(
-        dataset.train, batch_size, distortion, repeatable["seed"]
+        *(dataset.train, batch_size, distortion),
+        *(repeatable["seed"], deterministic),
     )
     clock, history = outcome.Clock(), keras.callbacks.History()
     with runs.in_use(directory), interruption.Hold() as hold:
