@@ -9,8 +9,10 @@ import urllib.error
 import urllib.request
 
 import fresh
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_capsops import kernels, models
 
@@ -163,6 +165,23 @@ def test_other_methods_and_places(address):
     assert _refused(f"{address}:predict") == (405, "Method Not Allowed")
     assert _refused(address, b"{}") == (405, "Method Not Allowed")
     assert _refused(f"{address}s") == (404, "Not Found")
+
+
+def test_scores_alone_are_exported_without_the_decoder(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (fresh.ROOT / "docs" / "layers.md").read_text()
+    code = re.search(r"^network = .*?(?=^```$)", page, re.DOTALL | re.MULTILINE)[0]
+    exec(code, {"keras": keras, "again": model})
+    images = np.random.default_rng(2).random((2, 9, 8, 1), np.float32)
+    expected = model(images)
+    both = tf.saved_model.load("exported")
+    alone = tf.saved_model.load("exported_scores")
+    for found in (both.serve(images)["lengths"], alone.serve(images)):
+        np.testing.assert_allclose(found, expected["lengths"], rtol=0, atol=1e-6)
+    weights = sorted(tuple(each.shape) for each in alone.variables)
+    kept = [*model.encoder.variables, *model.length.variables]
+    assert weights == sorted(tuple(each.shape) for each in kept)
+    assert len(both.variables) == len(weights) + len(model.decoder.variables)
 
 
 def test_the_rule_for_tensorflow_serving_has_all_sources():
