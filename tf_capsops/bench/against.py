@@ -4,7 +4,7 @@
 
 Times of two runs differ by the machine, too. The rivals tell by how much: their code is
 the same, so the median of what they changed by is taken for what the machine did. How
-far single rivals are from it tells what else changes by chance.
+much single rivals deviate from it shows what changes by chance.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tf_capsops.cli.errors import CommandError
 
 _ROW = "op", "case", "direction", "device", "dtype"
 _STYLES = {"slower": "red", "failed": "red", "faster": "green"}
-_FEWEST = 5  # samples of a run whose quartiles say something of its spread
+_FEWEST = 5  # samples in a run; the quartiles of fewer say nothing about its spread
 _UNKNOWN = "?"
-_MARGIN = 0.05  # by which times of two runs differ without a reason, at least
+_MARGIN = 0.05  # smaller differences between two runs are noise
 _HEADINGS = "before, us", "now, us", "now / before", "rivals", "without the machine"
 
 

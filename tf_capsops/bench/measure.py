@@ -155,7 +155,8 @@ class Chain:
     def _seconds(self, length: int, rounds: int) -> float:
         calls = list(itertools.islice(itertools.cycle(self._sets), length))
         with tf.device(self._device):
-            # TensorFlow warns of functions that it traces as often as this one is made.
+            # A call of the tf.function itself would warn of retracing, because every
+            # chain makes the same one anew.
             if length not in self._graphs:
                 self._graphs[length] = self._run.get_concrete_function(*calls)
             run = self._graphs[length]

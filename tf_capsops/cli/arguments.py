@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         namespace, rest = super().parse_known_args(args, namespace)
-        if rest:  # which a command's parser would leave to that of all commands
+        if rest:  # or the main parser reports them, without the command's name
             options = re.findall(r"--[\w-]+", self.format_usage())
             misspelt = (each.partition("=")[0] for each in rest if each.startswith("-"))
             hints = (suggestion(each, options) for each in misspelt)

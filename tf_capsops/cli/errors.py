@@ -30,7 +30,7 @@ def reported(*errors):
     try:
         yield
     except BrokenPipeError:
-        raise  # what was printed had no reader
+        raise  # nobody reads the output, and `main` ends the command
     except errors as error:
         text = str(error)
         if isinstance(error, OSError) and error.filename:
@@ -53,9 +53,9 @@ def make_directory(path):
 
 
 def suggestion(word, known):
-    """Returns a question to end a message with: the known word that is most like it.
+    """Returns the end of a message that asks for the most similar of the known words.
 
-    It is empty where none is similar.
+    It is empty if none is similar.
     """
     similar = difflib.get_close_matches(word, known, 1, 0.7)
     return f"; did you mean {similar[0]}?" if similar else ""

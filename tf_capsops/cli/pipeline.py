@@ -35,9 +35,9 @@ def training_batches(samples, batch_size, distortion, seed, deterministic=False)
       batch_size: images a batch; the last, smaller one is kept.
       distortion: a `presets.Distortion` of the images alone, not of their targets.
       seed: an int; the same one gives the same batches.
-      deterministic: whether TensorFlow's ops are. It then makes one batch after the
-        other, since the number of the epoch is a variable, and logs an error while it
-        changes a parallel map to that.
+      deterministic: whether TensorFlow's ops are. TensorFlow then runs a map serially
+        after one that reads a variable, as the epoch's number is; it logs an error when
+        it has to change a parallel one.
 
     Returns:
       A `tf.data.Dataset` of images and targets, and a Keras callback that tells it

@@ -197,7 +197,7 @@ def _sizes(model, path):
 
 
 def _model_file(path):
-    """Returns the file of the model that a run's directory holds, or a file itself."""
+    """Returns the model's file: `path` itself, or that in a run's directory."""
     if path.is_file():
         if path.suffix not in (".keras", ".h5", ".hdf5"):
             raise CommandError(
@@ -214,7 +214,7 @@ def _model_file(path):
         return path / MODEL
     if any(path.glob("checkpoint-*.keras")):
         raise CommandError(
-            f"{path} is not trained yet: `tf-capsops train --resume {path}` goes on"
+            f"{path} has not been trained to its end: `tf-capsops train --resume {path}` goes on"
         )
     held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
     raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
@@ -229,7 +229,7 @@ def _newest():
 
 
 def _within(directory):
-    """Returns the runs in a directory, the one whose model was written last at last."""
+    """Returns the runs in a directory, the newest model last."""
     models = directory.glob(f"*/{MODEL}")
     return [path.parent for path in sorted(models, key=lambda p: p.stat().st_mtime)]
 
