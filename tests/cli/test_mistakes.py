@@ -66,7 +66,7 @@ def test_damaged_model(run, capsys, content):
         ("folder/new/config.json", "config.json is not a .keras file: give a run's"),
         (
             "folder/stopped",
-            "folder/stopped has not been trained to its end: `tf-capsops train --resume "
+            "the training of folder/stopped was stopped: `tf-capsops train --resume "
             "folder/stopped` goes on",
         ),
         ("folder/empty.keras", "folder/empty.keras holds no model that loads: "),

@@ -214,7 +214,8 @@ def _model_file(path):
         return path / MODEL
     if any(path.glob("checkpoint-*.keras")):
         raise CommandError(
-            f"{path} has not been trained to its end: `tf-capsops train --resume {path}` goes on"
+            f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
+            "goes on"
         )
     held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
     raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
