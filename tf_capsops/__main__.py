@@ -5,7 +5,7 @@
 import os
 import sys
 
-from tf_capsops import _console
+from tf_capsops import _break
 from tf_capsops._version import __version__
 from tf_capsops.cli import (
     arguments,
@@ -41,7 +41,7 @@ def main(argv=None):
       a file is at fault, after one line that says so, 130 after Ctrl-C, or 141 where
       nobody reads the output any more.
     """
-    _console.imports_are_done()
+    _break.imports_are_done()
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(argv)

@@ -4,8 +4,8 @@
 
 It leaves out log lines: nobody who runs `tf-capsops` can do anything about oneDNN's
 rounding or a driver that is not there. A `TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the
-environment brings them back. Until the imports are done, Ctrl-C ends the process at
-once. To come before TensorFlow, the package imports this module first.
+environment brings them back. To come before TensorFlow, the package imports this module
+first.
 """
 
 import contextlib
@@ -13,11 +13,10 @@ import ctypes
 import os
 import pathlib
 import re
-import signal
 import sys
 import tempfile
 
-from tf_capsops.cli.errors import INTERRUPTED
+from tf_capsops import _break
 
 # A line of log, the warning before the first one, and the second line of a long one.
 _LOG = re.compile(
@@ -29,14 +28,6 @@ _ERROR = 2  # the least severe line that is shown
 # together with the date of absl's release. If another TensorFlow has another name for
 # it, the lines appear again.
 _SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
-
-
-def _is_command():
-    program = pathlib.Path((sys.argv or [""])[0]).name
-    # While Python looks for the module that -m names, argv has "-m" in its place.
-    return program == "tf-capsops" or (
-        program == "-m" and "tf_capsops" in sys.orig_argv
-    )
 
 
 @contextlib.contextmanager
@@ -73,21 +64,7 @@ def _import_quietly():
         getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(_ERROR)
 
 
-def _end(number, frame):
-    os._exit(INTERRUPTED)
-
-
-def imports_are_done():
-    """Makes Ctrl-C a KeyboardInterrupt again, which commands handle."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-if _is_command():
-    # A KeyboardInterrupt would end in a traceback, or be lost in a library's import.
-    # Somebody else's handler, or none as under nohup, stays.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+if _break.is_command():
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_ERROR))
     if level not in ("0", "1"):
         _import_quietly()

@@ -10,7 +10,7 @@ import sys
 import fresh
 import pytest
 
-from tf_capsops import _console
+from tf_capsops import _break
 from tf_capsops.__main__ import main
 from tf_capsops.cli import evaluate
 from tf_capsops.cli.errors import reported
@@ -65,7 +65,7 @@ def test_ctrl_c_during_imports(tmp_path):
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_once_a_command_runs(monkeypatch):
-    before = signal.signal(signal.SIGINT, _console._end)
+    before = signal.signal(signal.SIGINT, _break._end)
     try:
         assert main(["--version"]) == 0
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
