@@ -77,6 +77,7 @@ class Process:
 
 
 def _run_code(code, arguments, cwd, environment, output, errors):
+    assert "preloaded" in sys.modules
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(output.fileno(), 1)
@@ -89,6 +90,9 @@ def _run_code(code, arguments, cwd, environment, output, errors):
     exec(compile(code, "<string>", "exec"), vars(main))
 
 
+# The server finds what it imports by this variable.
+_TESTS = str(ROOT / "tests")
+os.environ["PYTHONPATH"] = os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["preloaded"])
 

@@ -5,6 +5,7 @@
 import contextlib
 
 from tf_capsops import (
+    _break,  # noqa: F401, before all others
     _console,  # noqa: F401, before TensorFlow
     _library,
     inq,

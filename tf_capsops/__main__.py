@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `python -m tf_capsops`, installed as `tf-capsops`."""
 
-import argparse
+import os
 import sys
 
+from tf_capsops import _break
 from tf_capsops._version import __version__
 from tf_capsops.cli import (
+    arguments,
     denoise,
     evaluate,
     info,
@@ -15,7 +17,7 @@ from tf_capsops.cli import (
     report,
     train,
 )
-from tf_capsops.cli.errors import INTERRUPTED, CommandError, require
+from tf_capsops.cli.errors import CLOSED, INTERRUPTED, CommandError, require
 
 _COMMANDS = {
     "train": train,
@@ -36,9 +38,24 @@ def main(argv=None):
 
     Returns:
       The exit status: 0, 1 where `info` finds no usable library, 2 where an argument or
-      a file is at fault, after one line that says so, or 130 after Ctrl-C.
+      a file is at fault, after one line that says so, 130 after Ctrl-C, or 141 where
+      nobody reads the output any more.
     """
+    _break.imports_are_done()
     argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(argv)
+        if sys.stdout is not None:  # closed
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python would complain when it flushes the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
+
+
+def _run(argv):
+    """Runs one command, and returns the exit status."""
     try:
         if argv[:1] == ["bench"]:
             return _bench(argv[1:])
@@ -67,7 +84,7 @@ def _bench(argv):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="tf-capsops", description="Capsule networks in TensorFlow."
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -1,10 +1,11 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports TensorFlow without its log lines, where the process is a command of ours.
+"""Imports TensorFlow quietly, where the process is a command of ours.
 
-Nobody who runs `tf-capsops` can do anything about oneDNN's rounding or a driver that is
-not there. A `TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the environment brings the lines back.
-To come before TensorFlow, the package imports this module first.
+It leaves out log lines: nobody who runs `tf-capsops` can do anything about oneDNN's
+rounding or a driver that is not there. A `TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the
+environment brings them back. To come before TensorFlow, the package imports this module
+first.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ import pathlib
 import re
 import sys
 import tempfile
+
+from tf_capsops import _break
 
 # A line of log, the warning before the first one, and the second line of a long one.
 _LOG = re.compile(
@@ -25,14 +28,6 @@ _ERROR = 2  # the least severe line that is shown
 # together with the date of absl's release. If another TensorFlow has another name for
 # it, the lines appear again.
 _SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
-
-
-def _is_command():
-    program = pathlib.Path((sys.argv or [""])[0]).name
-    # While Python looks for the module that -m names, argv has "-m" in its place.
-    return program == "tf-capsops" or (
-        program == "-m" and "tf_capsops" in sys.orig_argv
-    )
 
 
 @contextlib.contextmanager
@@ -69,7 +64,7 @@ def _import_quietly():
         getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(_ERROR)
 
 
-if _is_command():
+if _break.is_command():
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_ERROR))
     if level not in ("0", "1"):
         _import_quietly()

@@ -4,6 +4,7 @@
 
 import importlib.util
 import os
+import pathlib
 import platform
 import subprocess
 import sys
@@ -20,7 +21,8 @@ TENSORFLOW = (
 class LibraryHook(BuildHookInterface):
     """Runs `make build` with the interpreter that builds the wheel.
 
-    Set CUDA=0 or CUDA_ARCHS as for make. The library calls no Python, so that one wheel
+    An editable installation (`pip install -e .`) uses the library that is there. Set
+    CUDA=0 or CUDA_ARCHS as for make. The library calls no Python, so that one wheel
     serves every Python 3 of a platform.
     """
 
@@ -32,6 +34,9 @@ class LibraryHook(BuildHookInterface):
         return [] if present or os.environ.get("PY") else [TENSORFLOW]
 
     def initialize(self, version, build_data):
+        built = pathlib.Path(self.root, "tf_capsops", "libtf_capsops.so")
+        if version == "editable" and built.is_file():
+            return
         python = os.environ.get("PY") or sys.executable
         subprocess.run(
             ["make", "-C", self.root, "build"],

@@ -180,3 +180,15 @@ def test_floor_is_the_slower_of_memory_and_arithmetic():
     ceilings = Ceilings(bytes_per_second=100, flops_per_second=10, seconds_per_call=0.5)
     assert ceilings.seconds(cases.Cost(elements=50, flops=1), itemsize=4) == 2
     assert ceilings.seconds(cases.Cost(elements=50, flops=40), itemsize=4) == 4
+
+
+def test_many_chains_are_no_reason_to_warn(monkeypatch):
+    """TensorFlow warns of a function that it traces again and again, twice at most."""
+    warned = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda *text: warned.append(text))
+    negate = measure.forward_step(tf.negative)
+    for size in range(1, 7):
+        chain = measure.Chain(negate, [(tf.ones(size),)], CPU, seconds=1e-9)
+        chain.warm_up()
+        assert chain.sample() > 0
+    assert not warned

@@ -13,8 +13,9 @@ from tf_capsops.bench import against
 from tf_capsops.cli.errors import CommandError
 
 
-def _method(median):
-    return {"median_us": median, "quartiles_us": [0.98 * median, 1.02 * median]}
+def _method(median, spread=0.02, samples=5):
+    quartiles = [(1 - spread) * median, (1 + spread) * median]
+    return {"median_us": median, "quartiles_us": quartiles, "samples": samples}
 
 
 def _report(ours, *rivals):
@@ -47,6 +48,33 @@ def test_marks(now, mark):
         assert (each in printed) == (each == mark)
 
 
+@pytest.mark.parametrize(
+    "before, now, rivals, mark",
+    [
+        (_method(100), _method(106), [1.0], "slower"),
+        (_method(100), _method(94), [1.0], "faster"),
+        (_method(100), _method(106), [], "slower"),
+        # Quartiles are apart, and the difference is small.
+        (_method(100, 0.01), _method(104, 0.01), [1.0], ""),
+        # The difference is large, and so is the spread of either run.
+        (_method(100, 0.2), _method(130), [1.0], "slower"),
+        (_method(100, 0.3), _method(130), [1.0], ""),
+        (_method(100), _method(130, 0.22), [1.0], ""),
+        # A rival changed by as much, to either side.
+        (_method(100), _method(120), [1.0, 1.0, 1.25], ""),
+        (_method(100), _method(120), [1.0, 1.0, 0.8], ""),
+        (_method(100), _method(120), [1.0, 1.0, 1.15], "slower"),
+        (_method(100), _method(80), [1.0, 1.0, 1.15], "faster"),
+        # Of few samples the quartiles are apart by chance.
+        (_method(100, samples=4), _method(200), [1.0], "?"),
+        (_method(100), _method(50, samples=3), [1.0], "?"),
+        (_method(100, samples=3), _method(100, samples=3), [], "?"),
+    ],
+)
+def test_the_spread_of_both_runs_decides(before, now, rivals, mark):
+    assert against.mark(before, now, rivals) == mark
+
+
 def test_says_what_is_not_the_same():
     now = _report(100, 300)
     now["cores"] = 4
@@ -62,11 +90,23 @@ def test_says_what_is_not_the_same():
     assert "cores: 2 before, 4 now" in printed
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": [{"op": "x"}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"results": [{"op": "x"}]}', "[" * 100_000]
+)
 def test_refuses_other_files(text, tmp_path):
     path = tmp_path / "bench.json"
     path.write_text(text)
-    with pytest.raises(CommandError, match="no report of tf-capsops bench"):
+    with pytest.raises(CommandError) as caught:
+        bench.main(["--suite", "smoke", "--against", str(path)])
+    assert str(caught.value) == f"{path} is no report of tf-capsops bench"
+
+
+@pytest.mark.parametrize(
+    "name, error", [("no.json", "No such file or directory"), ("", "Is a directory")]
+)
+def test_refuses_what_is_no_file(name, error, tmp_path):
+    path = tmp_path / name
+    with pytest.raises(CommandError, match=f"cannot read {path}: {error}"):
         bench.main(["--suite", "smoke", "--against", str(path)])
 
 
@@ -76,5 +116,7 @@ def test_command(tmp_path, capsys):
     assert bench.main(arguments) == 0
     again = [*arguments, "--against", str(tmp_path / "bench.json")]
     assert bench.main(again) == 0
-    assert "Against commit" in capsys.readouterr().out
+    table = capsys.readouterr().out.partition("Against commit")[2]
+    assert table.count("nothing can be said with fewer than 5 samples") == 1
+    assert "slower" not in table and "faster" not in table
     assert json.loads((tmp_path / "bench.json").read_text())["results"]

@@ -277,9 +277,28 @@ def test_other_models_are_named(work, capsys):
         (["evaluate"], "no run in"),
         (["evaluate", "nowhere"], "no model at nowhere: give a run's directory"),
         (["evaluate", "notes.txt", "--data", "digits"], "notes.txt"),
-        (["evaluate", "notes.txt"], "to name the data: give --data"),
+        (["evaluate", "notes.txt"], "notes.txt is not a .keras file: give a run's"),
         (["reconstruct", "nowhere"], "no model at nowhere"),
         (["dance"], "invalid choice: 'dance'"),
+        (["trian"], "did you mean train?"),
+        (["--versoin"], "unrecognized arguments: --versoin; did you mean --version?"),
+        (
+            ["train", "--modle", "capsnet"],
+            "train: error: unrecognized arguments: --modle capsnet; did you mean "
+            "--model?",
+        ),
+        (["train", "--epoch-size=3"], "unrecognized arguments: --epoch-size=3"),
+        (["train", "--model", "capsent"], "did you mean capsnet?"),
+        (
+            ["train", "--recipe", "capsnet-mnits"],
+            "inq3-mnist, got 'capsnet-mnits'; did you mean capsnet-mnist?",
+        ),
+        (["train", "--resume", "nowhere"], "takes a run's directory, and nowhere is"),
+        (["report", "nope"], "report: error: RECIPE must be one of capsnet-digits, p_"),
+        (["bench", "--op", "CapsuleRoutng"], "did you mean CapsuleRouting?"),
+        (["bench", "--outptu", "x"], "--outptu x; did you mean --output?"),
+        (["bench", "--against", "no.json"], "read no.json: No such file or directory"),
+        (["bench", "--output", "notes.txt"], "make the directory notes.txt: File exi"),
     ],
 )
 def test_mistakes_end_in_one_line(tmp_path, monkeypatch, capsys, arguments, text):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import fresh
+import numpy as np
 
 from tf_capsops import _console
 
@@ -31,8 +32,15 @@ def _errors(*command, **environment):
     return done.stderr
 
 
-def test_module_prints_no_log_lines():
-    assert _errors("-m", "tf_capsops", "info") == ""
+def test_module_prints_no_log_lines(tmp_path):
+    """Not in a seeded training either, where TensorFlow changes the pipeline."""
+    images, labels = np.zeros([4, 8, 8], np.uint8), np.arange(4) % 2
+    names = ("x_train", "y_train", "x_test", "y_test")
+    np.savez(tmp_path / "few.npz", **dict(zip(names, 2 * [images, labels])))
+    command = ["train", "--data", tmp_path / "few.npz", "--model", "p_capsnet"]
+    command += ["--epochs", "1", "--seed", "1", "--output", tmp_path / "run"]
+    assert _errors("-m", "tf_capsops", *command) == ""
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 def test_program_prints_no_log_lines(tmp_path):

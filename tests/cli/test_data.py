@@ -78,7 +78,19 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
         ),
         ({"x_test": np.zeros([3, 5, 4], np.uint8)}, r"one shape, got \(4, 4, 1\) and"),
         ({"x_train": np.full([6, 4, 4], 2.0)}, "must be in 0 to 1, got 2.0 to 2.0"),
-        ({"x_train": np.full([6, 4, 4], np.nan)}, "must be in 0 to 1, got nan to nan"),
+        (
+            {"x_train": np.linspace(0, 255, 96).reshape(6, 4, 4)},
+            "must be in 0 to 1, got 0.0 to 255.0: divide pixels from 0 to 255 by 255$",
+        ),
+        (
+            {"x_test": np.linspace(-3, 3, 48).reshape(3, 4, 4)},
+            "got -3.0 to 3.0: scale them to floating-point numbers from 0 to 1$",
+        ),
+        (
+            {"x_train": np.full([6, 4, 4], 65535, np.uint16)},
+            "got 65535 to 65535: scale them to floating-point numbers from 0 to 1$",
+        ),
+        ({"x_train": np.full([6, 4, 4], np.nan)}, "must be in 0 to 1, got nan to nan$"),
         ({"x_train": np.full([6, 4, 4], -1)}, "must be in 0 to 255, got -1 to -1"),
         ({"x_train": np.full([6, 4, 4], "a")}, "x_train must be numbers, got <U1"),
         (

@@ -3,6 +3,7 @@
 """Commands that cannot do what they were asked say so in one line and write nothing."""
 
 import json
+import os
 import sys
 
 import keras
@@ -54,6 +55,36 @@ def test_damaged_model(run, capsys, content):
     (run / "model.keras").write_bytes(content)
     arguments = ["evaluate", "run", "--data", "digits"]
     _assert_refused(arguments, "run/model.keras holds no model that loads: ", capsys)
+
+
+@pytest.mark.parametrize(
+    "target, text",
+    [
+        ("folder", "folder is no run: it has no model.keras, but folder/new has"),
+        ("folder/empty", "folder/empty is no run: it has no model.keras\n"),
+        ("folder/new.png", "folder/new.png is not a .keras file: give a run's dir"),
+        ("folder/new/config.json", "config.json is not a .keras file: give a run's"),
+        (
+            "folder/stopped",
+            "the training of folder/stopped was stopped: `tf-capsops train --resume "
+            "folder/stopped` goes on",
+        ),
+        ("folder/empty.keras", "folder/empty.keras holds no model that loads: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "reconstruct", "quantize"])
+def test_what_is_no_run(work, capsys, command, target, text):
+    for number, name in enumerate(("old", "new", "stopped", "empty")):
+        (work / "folder" / name).mkdir(parents=True)
+        if name in ("old", "new"):
+            model = work / "folder" / name / "model.keras"
+            model.touch()
+            os.utime(model, (number, number))
+    (work / "folder" / "new" / "config.json").write_text("{}")
+    (work / "folder" / "stopped" / "checkpoint-3.keras").touch()
+    (work / "folder" / "new.png").write_bytes(b"\x89PNG")
+    (work / "folder" / "empty.keras").touch()
+    _assert_refused([command, target], text, capsys)
 
 
 @pytest.mark.parametrize("source", [5, None, ["digits"], {}, True])

@@ -225,11 +225,23 @@ def test_the_files_of_data_sets_are_passed_on(work, monkeypatch):
     ]
 
 
+def test_without_runs_there_is_no_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--read-only"]) == 0
+    assert "there are no runs of recipes in runs" in capsys.readouterr().out
+    assert results_of()["recipes"] == {}
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["results.json"]
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["cats"], "--recipe must be one of "),
+        (["cats"], "report: error: RECIPE must be one of "),
         (["--seeds", "5..1"], "must be such as 1..5, got '5..1'"),
+        (["--runs", "broken.json"], "--runs must be a directory, got broken.json"),
+        (["--results", "runs"], "runs: Is a directory"),
+        (["--results", "broken.json/new.json"], "cannot make the directory broken"),
+        (["--release", "broken.json"], "cannot make the directory broken.json: File"),
         (["--data", "cats:a.npz"], "must be NAME:FILE.npz with a name of mnist, "),
         (["--data", "digits:a.npz"], "must be NAME:FILE.npz with a name of mnist, "),
         (["--results", "broken.json"], "broken.json does not hold results of recipes"),

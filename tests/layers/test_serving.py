@@ -9,8 +9,10 @@ import urllib.error
 import urllib.request
 
 import fresh
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_capsops import kernels, models
 
@@ -89,22 +91,97 @@ def test_the_input_is_described(address):
     assert _asked(address) == {"inputs": {"images": [None, 9, 8, 1]}}
 
 
+def _refused(address, body=None, **headers):
+    """Returns the status and the text of an answer that is an error."""
+    request = urllib.request.Request(address, body, headers)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        _asked(request)
+    return caught.value.code, json.load(caught.value)["error"]
+
+
+def _with(pixel):
+    """An image as JSON, whose last pixel is this text."""
+    image = np.full([1, 9, 8, 1], 0.5).tolist()
+    image[0][-1][-1] = ["last"]
+    return json.dumps({"instances": image}).replace('"last"', pixel).encode()
+
+
+def test_an_image_with_a_last_pixel(address):
+    for pixel in ("0", "1", "0.25", "-3.0", "1e-300"):
+        assert len(_asked(f"{address}:predict", _with(pixel))["predictions"]) == 1
+
+
+_FORM = 'the body must be JSON, {"instances": [image, ...]}, of images of one shape'
+_SHAPE = "instances must be (None, 9, 8, 1), got "
+_NUMBERS = "instances must be numbers, got "
+_FINITE = "instances must be finite numbers"
+_SCALE = "if they are pixels from 0 to 255, divide by 255"
+
+
 @pytest.mark.parametrize(
     "body, text",
     [
-        (b'{"instances": [[1, 2]]}', "instances must be (None, 9, 8, 1), got (1, 2)"),
-        (b'{"instances": [[1], [1, 2]]}', "inhomogeneous"),
-        (b'{"instances": "digit"}', "could not convert"),
-        (b'{"images": []}', "instances"),
-        (b"[1, 2]", "must be integers"),
-        (b"{", "Expecting"),
+        (b"", f"{_FORM}: Expecting value: line 1 column 1 (char 0)"),
+        (b"{", f"{_FORM}: Expecting property name"),
+        (b"\xff\xfe\xfd", f"{_FORM}: 'utf-16"),
+        (b'{"instances": "\xff"}', f"{_FORM}: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"instances": 1' + 5000 * b"0" + b"}", f"{_FORM}: Exceeds the limit"),
+        (b'{"instances": [[1], [1, 2]]}', "inhomogeneous shape"),
+        (b'{"instances": ' + b"[" * 100 + b"]" * 100 + b"}", f"{_FORM}: setting"),
+        *((each, f"{_FORM}$") for each in (b"{}", b"[]", b"[1, 2]", b"5", b"null")),
+        *((each, f"{_FORM}$") for each in (b'"instances"', b'{"images": []}')),
+        (b"[" * 100_000, f"{_FORM}$"),
+        (b'{"instances": ' + b"[" * 100_000, f"{_FORM}$"),
+        (b'{"instances": []}', f"{_SHAPE}(0,)"),
+        (b'{"instances": [[1, 2]]}', f"{_SHAPE}(1, 2)"),
+        (b'{"instances": 5}', f"{_SHAPE}()"),
+        (b'{"instances": "digit"}', f"{_SHAPE}()"),
+        (b'{"instances": {"a": 1}}', f"{_SHAPE}()"),
+        (_with("null"), f"{_NUMBERS}object"),
+        (_with('"0.5"'), f"{_NUMBERS}<U"),
+        (_with("{}"), f"{_NUMBERS}object"),
+        (_with("1" + 400 * "0"), f"{_NUMBERS}object"),
+        (_with("true").replace(b"0.5", b"true"), f"{_NUMBERS}bool"),
+        *((_with(each), _FINITE) for each in ("NaN", "Infinity", "-Infinity")),
+        *((_with(each), _FINITE) for each in ("1e999", "1e300")),
+        (_with("255"), f"got 255: {_SCALE}"),
+        (_with("255.0"), f"got 255: {_SCALE}"),
+        (_with("255").replace(b"0.5", b"1"), f"got 255: {_SCALE}"),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_bad_requests_are_told_why(address, body, text):
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        _asked(f"{address}:predict", body)
-    assert caught.value.code == 400
-    assert text in json.load(caught.value)["error"]
+    code, error = _refused(f"{address}:predict", body)
+    assert code == 400
+    assert text in f"{error}$"
+
+
+def test_large_requests_are_refused(address):
+    code, error = _refused(f"{address}:predict", b" " * (8 << 20) + _with("1"))
+    assert (code, error) == (413, "the body must have at most 8388608 bytes")
+
+
+def test_other_methods_and_places(address):
+    assert _refused(f"{address}:predict") == (405, "Method Not Allowed")
+    assert _refused(address, b"{}") == (405, "Method Not Allowed")
+    assert _refused(f"{address}s") == (404, "Not Found")
+
+
+def test_scores_alone_are_exported_without_the_decoder(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (fresh.ROOT / "docs" / "layers.md").read_text()
+    code = re.search(r"^network = .*?(?=^```$)", page, re.DOTALL | re.MULTILINE)[0]
+    exec(code, {"keras": keras, "again": model})
+    images = np.random.default_rng(2).random((2, 9, 8, 1), np.float32)
+    expected = model(images)
+    both = tf.saved_model.load("exported")
+    alone = tf.saved_model.load("exported_scores")
+    for found in (both.serve(images)["lengths"], alone.serve(images)):
+        np.testing.assert_allclose(found, expected["lengths"], rtol=0, atol=1e-6)
+    weights = sorted(tuple(each.shape) for each in alone.variables)
+    kept = [*model.encoder.variables, *model.length.variables]
+    assert weights == sorted(tuple(each.shape) for each in kept)
+    assert len(both.variables) == len(weights) + len(model.decoder.variables)
 
 
 def test_the_rule_for_tensorflow_serving_has_all_sources():

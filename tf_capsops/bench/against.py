@@ -3,7 +3,8 @@
 """Compares a report of the benchmark with an earlier one.
 
 Times of two runs differ by the machine, too. The rivals tell by how much: their code is
-the same, so the median of what they changed by is taken for what the machine did.
+the same, so the median of what they changed by is taken for what the machine did. How
+much single rivals deviate from it shows what changes by chance.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -21,6 +22,9 @@ from tf_capsops.cli.errors import CommandError
 
 _ROW = "op", "case", "direction", "device", "dtype"
 _STYLES = {"slower": "red", "failed": "red", "faster": "green"}
+_FEWEST = 5  # samples in a run; the quartiles of fewer say nothing about its spread
+_UNKNOWN = "?"
+_MARGIN = 0.05  # smaller differences between two runs are noise
 _HEADINGS = "before, us", "now, us", "now / before", "rivals", "without the machine"
 
 
@@ -37,10 +41,10 @@ def read(path: pathlib.Path) -> dict:
             for method in result["methods"].values():
                 if "median_us" in method:
                     _times(method)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(
-            f"{path} is no report of tf-capsops bench: {error!r}"
-        ) from None
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CommandError(f"{path} is no report of tf-capsops bench") from error
     return made
 
 
@@ -59,8 +63,7 @@ def _times(method: Mapping) -> tuple[float, float, float]:
 def table(earlier: Mapping, made: Mapping) -> Table:
     """Returns a table of our times, for the terminal.
 
-    A row is marked as slower or faster where the quartiles of the two runs lie apart,
-    once the machine's share is taken away.
+    `mark` says which rows are marked as slower or faster.
     """
     before = {_key(result): result for result in earlier["results"]}
     shown = Table(title=_title(earlier), title_justify="left", box=box.SIMPLE_HEAD)
@@ -68,7 +71,7 @@ def table(earlier: Mapping, made: Mapping) -> Table:
     for heading in _HEADINGS:
         shown.add_column(heading, justify="right")
     shown.add_column("")
-    missing = 0
+    missing, unknown = 0, False
     for result in made["results"]:
         old = before.get(_key(result), {"methods": {}})["methods"]
         rows = list(_rows(old, result["methods"]))
@@ -79,7 +82,13 @@ def table(earlier: Mapping, made: Mapping) -> Table:
             missing += 1
         for row in rows:
             shown.add_row(*row, style=_STYLES.get(row[-1]))
+            unknown = unknown or row[-1] == _UNKNOWN
     notes = [f"{missing} results have nothing to compare with"] if missing else []
+    if unknown:
+        notes.append(
+            f"{_UNKNOWN}: nothing can be said with fewer than {_FEWEST} samples in "
+            "each run (--repeat)"
+        )
     notes += _differences(earlier, made)
     shown.caption, shown.caption_justify = "\n".join(notes), "left"
     return shown
@@ -97,18 +106,43 @@ def _rows(old: Mapping, new: Mapping):
     rivals = [new[n]["median_us"] / old[n]["median_us"] for n in both if n not in ours]
     machine = statistics.median(rivals) if rivals else 1.0
     for name in ours:
-        low, median, high = _times(old[name])
-        now_low, now, now_high = (time / machine for time in _times(new[name]))
-        mark = "slower" if now_low > high else "faster" if now_high < low else ""
+        now = new[name]["median_us"]
+        before = old[name]["median_us"]
         yield (
             name,
-            f"{median:.1f}",
-            f"{now * machine:.1f}",
-            f"{now * machine / median:.2f}",
+            f"{before:.1f}",
+            f"{now:.1f}",
+            f"{now / before:.2f}",
             f"{machine:.2f}" if rivals else "",
-            f"{now / median:.2f}",
-            mark,
+            f"{now / before / machine:.2f}",
+            mark(old[name], new[name], rivals),
         )
+
+
+def mark(old: Mapping, new: Mapping, rivals: Sequence[float]) -> str:
+    """Says what became of a method from one run to another.
+
+    Args:
+        old: The method's entry in the earlier report, and `new` that in the later one.
+        rivals: The ratios by which the times of rivals changed.
+
+    Returns:
+        "slower" or "faster" where, once the machine's share is taken away, the
+        quartiles of both runs are apart, and the medians by more than 5% and more than
+        any rival's; "?" where a run has too few samples to tell; else "".
+    """
+    if any(method.get("samples", _FEWEST) < _FEWEST for method in (old, new)):
+        return _UNKNOWN
+    machine = statistics.median(rivals) if rivals else 1.0
+    chance = [max(ratio / machine, machine / ratio) for ratio in rivals]
+    margin = max([1 + _MARGIN, *chance])
+    low, median, high = _times(old)
+    now_low, now, now_high = (time / machine for time in _times(new))
+    if now_low > high and now > margin * median:
+        return "slower"
+    if now_high < low and now * margin < median:
+        return "faster"
+    return ""
 
 
 def _title(earlier: Mapping) -> str:

@@ -28,7 +28,7 @@ from tf_capsops.bench import (
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
 from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import reported
+from tf_capsops.cli.errors import make_directory
 from tf_capsops.machine import machine
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -39,9 +39,9 @@ _WIDTH = 100  # columns, where the output is no terminal
 
 def parser_of_options(
     prog: str, description: str, output: str, files: str
-) -> argparse.ArgumentParser:
+) -> arguments.Parser:
     """Makes a parser of the options that the papers' benchmarks have, too."""
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog=prog,
         description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -78,7 +78,7 @@ def prepare(options: argparse.Namespace) -> Console:
     return console if console.is_terminal else Console(width=_WIDTH)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> arguments.Parser:
     parser = parser_of_options(
         "tf-capsops bench",
         "Time the ops against plain TensorFlow, all in one run.",
@@ -233,8 +233,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options = _parser().parse_args(argv)
     earlier = options.against and against.read(options.against)
-    with reported(OSError):
-        options.output.mkdir(parents=True, exist_ok=True)
+    make_directory(options.output)
     console = prepare(options)
     made = {"command": report.command(argv), "tf32": options.tf32, **machine()}
     made |= {"ceilings": [], "results": []}

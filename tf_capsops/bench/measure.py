@@ -150,13 +150,19 @@ class Chain:
                 return tf.constant(0)
 
         self._run = run
+        self._graphs: dict[int, Callable] = {}  # by length
 
     def _seconds(self, length: int, rounds: int) -> float:
         calls = list(itertools.islice(itertools.cycle(self._sets), length))
         with tf.device(self._device):
+            # A call of the tf.function itself would warn of retracing, because every
+            # chain makes the same one anew.
+            if length not in self._graphs:
+                self._graphs[length] = self._run.get_concrete_function(*calls)
+            run = self._graphs[length]
             start = time.perf_counter()
             for _ in range(rounds):
-                self._run(*calls)
+                run(*calls)
             tf.test.experimental.sync_devices()
         return time.perf_counter() - start
 

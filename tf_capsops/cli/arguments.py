@@ -5,6 +5,30 @@
 import argparse
 import contextlib
 import math
+import re
+
+from tf_capsops.cli.errors import suggestion
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests the option or choice of the most similar name."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:  # or the main parser reports them, without the command's name
+            options = re.findall(r"--[\w-]+", self.format_usage())
+            misspelt = (each.partition("=")[0] for each in rest if each.startswith("-"))
+            hints = (suggestion(each, options) for each in misspelt)
+            hint = next(filter(None, hints), "")
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        return namespace, rest
+
+    def error(self, message):
+        found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if found:
+            choices = [each.strip("'") for each in found[2].split(", ")]
+            message += suggestion(found[1], choices)
+        super().error(message)
 
 
 def int_from(smallest, end=math.inf):

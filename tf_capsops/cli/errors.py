@@ -3,9 +3,12 @@
 """The error that ends a command with one line instead of a traceback."""
 
 import contextlib
+import difflib
 import importlib.util
 
-INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
+# Exit statuses, as shells have them: after Ctrl-C, and when the output has no reader.
+INTERRUPTED = 130
+CLOSED = 141
 
 # The optional packages, by the names that they are imported by.
 _PACKAGES = {
@@ -26,8 +29,36 @@ def reported(*errors):
     """Turns `errors` raised inside into a `CommandError` of the same text."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # nobody reads the output, and `main` ends the command
     except errors as error:
-        raise CommandError(" ".join(str(error).split())) from error
+        text = str(error)
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}"
+        raise CommandError(" ".join(text.split())) from error
+
+
+def make_directory(path):
+    """Makes a directory, with those above it, unless it is there already.
+
+    Raises:
+      CommandError: if that fails.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(
+            f"cannot make the directory {path}: {error.strerror}"
+        ) from error
+
+
+def suggestion(word, known):
+    """Returns the end of a message that asks for the most similar of the known words.
+
+    It is empty if none is similar.
+    """
+    similar = difflib.get_close_matches(word, known, 1, 0.7)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def require(*modules):

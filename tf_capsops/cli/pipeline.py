@@ -23,7 +23,7 @@ class _Epoch(keras.callbacks.Callback):
         self.number.assign(epoch)
 
 
-def training_batches(samples, batch_size, distortion, seed):
+def training_batches(samples, batch_size, distortion, seed, deterministic=False):
     """Makes the shuffled, distorted batches of an epoch.
 
     Every epoch has another order, which follows from the seed and the epoch's number
@@ -35,6 +35,9 @@ def training_batches(samples, batch_size, distortion, seed):
       batch_size: images a batch; the last, smaller one is kept.
       distortion: a `presets.Distortion` of the images alone, not of their targets.
       seed: an int; the same one gives the same batches.
+      deterministic: whether TensorFlow's ops are. TensorFlow then runs a map serially
+        after one that reads a variable, as the epoch's number is; it logs an error when
+        it has to change a parallel one.
 
     Returns:
       A `tf.data.Dataset` of images and targets, and a Keras callback that tells it
@@ -59,7 +62,8 @@ def training_batches(samples, batch_size, distortion, seed):
         return distort(images, [seed, number], distortion), targets
 
     batches = tf.data.Dataset.range(1).flat_map(order)
-    batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    parallel = None if deterministic else tf.data.AUTOTUNE
+    batches = batches.map(batch, num_parallel_calls=parallel)
     known = tf.data.experimental.assert_cardinality(count)
     return batches.apply(known).prefetch(4), epoch
 

@@ -121,7 +121,8 @@ def run(args):
     config["changed"] = name and recipes.changes(config, settings.of_recipe(name))
     tests = dataset.test.batches(256)
     training, counter = pipeline.training_batches(
-        dataset.train, batch_size, distortion, repeatable["seed"]
+        *(dataset.train, batch_size, distortion),
+        *(repeatable["seed"], deterministic),
     )
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     with runs.in_use(directory):

@@ -12,7 +12,7 @@ import json
 import pathlib
 
 from tf_capsops.cli import presets
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.cli.errors import CommandError, suggestion
 
 _SABOUR = "Sabour et al. 2017"
 
@@ -180,15 +180,20 @@ RECIPES = {
 }
 
 
-def find(name):
+def find(name, argument="--recipe"):
     """Returns the recipe of a name.
+
+    Args:
+      name: what the command line has.
+      argument: where, for the message.
 
     Raises:
       CommandError: if there is none.
     """
     if name not in RECIPES:
         raise CommandError(
-            f"--recipe must be one of {', '.join(RECIPES)}, got {name!r}"
+            f"{argument} must be one of {', '.join(RECIPES)}, got {name!r}"
+            f"{suggestion(name, RECIPES)}"
         )
     return RECIPES[name]
 

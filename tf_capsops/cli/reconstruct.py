@@ -10,7 +10,7 @@ import functools
 import pathlib
 
 from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import CommandError, reported, require
+from tf_capsops.cli.errors import CommandError, make_directory, reported, require
 
 
 def add_arguments(parser):
@@ -59,8 +59,8 @@ def run(args):
     if args.beside:
         models = _beside(args, model, dataset, directory)
         pictures["comparison"] = lambda _, *others: figures.comparison(models, *others)
+    make_directory(output)
     with reported(OSError):
-        output.mkdir(parents=True, exist_ok=True)
         for stem, draw in pictures.items():
             partial = output / f"partial-{stem}.png"
             draw(model, dataset, partial)

@@ -9,7 +9,7 @@ import shutil
 import keras
 
 from tf_capsops.cli import quantization, quantize, recipes, results, runs
-from tf_capsops.cli.errors import reported
+from tf_capsops.cli.errors import make_directory, reported
 from tf_capsops.models.pretrained import MANIFEST
 
 _CARD = """# {name}
@@ -40,8 +40,8 @@ def write(folder, entries, names, root):
       names: of recipes; those without a finished run below `root` are passed over.
       root: where the runs are.
     """
+    make_directory(folder)
     with reported(OSError, ValueError):
-        folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / MANIFEST
         content = json.loads(manifest.read_text()) if manifest.is_file() else {}
         for name in names:

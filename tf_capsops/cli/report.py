@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from tf_capsops.cli import arguments, recipes
-from tf_capsops.cli.errors import reported, require
+from tf_capsops.cli.errors import CommandError, make_directory, reported, require
 
 CURVES = "learning_curves.png"
 
@@ -89,11 +89,13 @@ def run(args):
     """Trains, reads and reports. Returns the exit status."""
     require("matplotlib", "tensorboard")
     for name in args.recipes:
-        recipes.find(name)
+        recipes.find(name, "RECIPE")
     from tf_capsops.cli import figures, release, results, variants, votes
 
     names = args.recipes or list(recipes.RECIPES)
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
+    if root.exists() and not root.is_dir():
+        raise CommandError(f"--runs must be a directory, got {root}")
     entries, others = results.read(path), variants.read(path)
     failed = []
     # The first seed of every recipe, then the second: a table of one seed each is
@@ -118,10 +120,14 @@ def run(args):
     curves = {
         name: entries[name]["runs"] for name in recipes.RECIPES if name in entries
     }
-    figures.learning_curves(curves, path.with_name(CURVES))
+    if curves:
+        figures.learning_curves(curves, path.with_name(CURVES))
     print(results.text(entries, names))
     print(variants.text(others, names), end="")
-    print(f"wrote {path} and {path.with_name(CURVES)}")
+    if curves:
+        print(f"wrote {path} and {path.with_name(CURVES)}")
+    else:
+        print(f"there are no runs of recipes in {root} to draw\nwrote {path}")
     if args.release:
         release.write(pathlib.Path(args.release), entries, names, root)
         print(f"wrote {args.release}")
@@ -180,6 +186,6 @@ def _write(path, entries, others):
             "results_variants": {**variants.table(others), **shown},
         },
     }
+    make_directory(path.parent)
     with reported(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         runs.write_json(path, content)

@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 import warnings
+import zipfile
 
 import keras
 import tensorflow as tf
@@ -144,11 +145,7 @@ def open_model(target, source=None):
     Raises:
       CommandError: if one of them is missing or they do not fit each other.
     """
-    path = _newest() if target is None else pathlib.Path(target)
-    if path.is_dir():
-        path = path / MODEL
-    if not path.is_file():
-        raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
+    path = _newest() / MODEL if target is None else _model_file(pathlib.Path(target))
     require_library()
     if source is None:
         source = remembered_data(path.parent)
@@ -220,12 +217,43 @@ def _sizes(model, path):
     )
 
 
+def _model_file(path):
+    """Returns the model's file: `path` itself, or that in a run's directory."""
+    if path.is_file():
+        if path.suffix not in (".keras", ".h5", ".hdf5"):
+            raise CommandError(
+                f"{path} is not a .keras file: give a run's directory or its {MODEL}"
+            )
+        if path.suffix == ".keras" and not zipfile.is_zipfile(path):
+            raise CommandError(
+                f"{path} holds no model that loads: it is not what Keras saved"
+            )
+        return path
+    if not path.exists():
+        raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
+    if (path / MODEL).is_file():
+        return path / MODEL
+    if any(path.glob("checkpoint-*.keras")):
+        raise CommandError(
+            f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
+            "goes on"
+        )
+    held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
+    raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
+
+
 def _newest():
     """The directory in runs/ whose model was written last."""
-    models = sorted(ROOT.glob(f"*/{MODEL}"), key=lambda path: path.stat().st_mtime)
-    if not models:
+    runs = _within(ROOT)
+    if not runs:
         raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
-    return models[-1].parent
+    return runs[-1]
+
+
+def _within(directory):
+    """Returns the runs in a directory, the newest model last."""
+    models = directory.glob(f"*/{MODEL}")
+    return [path.parent for path in sorted(models, key=lambda p: p.stat().st_mtime)]
 
 
 def read_json(path):

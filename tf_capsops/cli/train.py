@@ -217,6 +217,8 @@ def _resume(args):
             f"--resume goes on with the arguments of the run: no --{option}"
         )
     directory = pathlib.Path(args.resume)
+    if not directory.is_dir():
+        raise CommandError(f"--resume takes a run's directory, and {directory} is none")
     epoch, path = checkpoints.newest(directory)
     if path is None:
         why = "it is trained" if (directory / runs.MODEL).is_file() else "no checkpoint"
@@ -261,7 +263,8 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
     # Not by `compile`, whose arguments the file of the model keeps.
     model.steps_per_execution = config["steps_per_execution"]
     batches, counter = pipeline.training_batches(
-        dataset.train, batch_size, distortion, config["seed"]
+        *(dataset.train, batch_size, distortion),
+        *(config["seed"], config["deterministic"]),
     )
     tests = dataset.test.batches(
         distribution.test_batch_size(strategy, len(dataset.test))

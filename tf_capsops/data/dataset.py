@@ -106,9 +106,19 @@ def _images(name, images):
     low, high = images.min(), images.max()
     if not (low >= 0 and high <= top):
         raise ValueError(
-            f"{name} of type {images.dtype} must be in 0 to {top}, got {low} to {high}"
+            f"{name} of type {images.dtype} must be in 0 to {top}, got {low} to "
+            f"{high}{_remedy(top, low, high)}"
         )
     return images.astype(np.float32) / np.float32(top)
+
+
+def _remedy(top, low, high):
+    """Says how to scale images of other values, if they are any."""
+    if not np.isfinite([low, high]).all():
+        return ""
+    if top == 1 and low >= 0 and 10 < high <= 255:
+        return ": divide pixels from 0 to 255 by 255"
+    return ": scale them to floating-point numbers from 0 to 1"
 
 
 def _labels(name, labels, count):

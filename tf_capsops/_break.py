@@ -1,0 +1,35 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Lets Ctrl-C end a command at once while its imports last, which takes seconds.
+
+A KeyboardInterrupt would end in a traceback there, or be lost in a library's import.
+The package imports this module before all others, and it imports next to nothing.
+"""
+
+import os
+import signal
+import sys
+
+
+def is_command():
+    """Whether the process is `tf-capsops` or `python -m tf_capsops`."""
+    program = os.path.basename((sys.argv or [""])[0])
+    # While Python looks for the module that -m names, argv has "-m" in its place.
+    return program == "tf-capsops" or (
+        program == "-m" and "tf_capsops" in sys.orig_argv
+    )
+
+
+def _end(number, frame):
+    os._exit(130)  # as after any Ctrl-C: `cli.errors.INTERRUPTED`
+
+
+def imports_are_done():
+    """Makes Ctrl-C a KeyboardInterrupt again, which commands handle."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Somebody else's handler, or none as under nohup, stays.
+if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _end)
