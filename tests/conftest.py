@@ -9,17 +9,17 @@ for a quarter of the cases, each time another one, in each of the other types.
 
 import ctypes
 import os
-import pathlib
-import runpy
 import sys
 
 # Read when NumPy and TensorFlow are imported. The references' products are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") not in ("0", "1"):
-    # pytest holds back what this file prints and writes it after the summary. The
-    # package itself is quiet only in its commands.
-    _console = pathlib.Path(__file__).parents[1] / "tf_capsops" / "_console.py"
-    runpy.run_path(str(_console))["_import_quietly"]()
+
+import quiet
+
+with quiet.no_stderr():  # which pytest would write after its summary
+    import tf_capsops
+
+    tf_capsops._console._import_quietly()
 
 import frames
 import hypothesis
@@ -27,7 +27,6 @@ import pytest
 import tensorflow as tf
 from hypothesis.internal.conjecture import providers
 
-import tf_capsops
 from tf_capsops.bench import cases
 
 _GPUS = tf.config.list_physical_devices("GPU")

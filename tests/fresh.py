@@ -11,15 +11,13 @@ import sys
 import tempfile
 import types
 
-import tf_capsops
-
 # The code of `tf-capsops`. A shell that starts tests in the background has them ignore
 # Ctrl-C.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
 )
-ROOT = pathlib.Path(tf_capsops.__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def code_of(page):
@@ -46,7 +44,7 @@ class Process:
         output, theirs = multiprocessing.Pipe(duplex=False)
         self.stdout = os.fdopen(os.dup(output.fileno()))
         output.close()
-        self._errors = tempfile.NamedTemporaryFile("r")
+        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
         self._process = _FORKS.Process(
             target=_run_code,
             args=(code, arguments, cwd, environment, theirs, self._errors.name),
@@ -82,7 +80,7 @@ def _run_code(code, arguments, cwd, environment, output, errors):
     os.environ.update(environment)
     os.dup2(output.fileno(), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
-    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     os.chdir(cwd or ".")
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.argv = ["-c", *arguments]

@@ -5,11 +5,9 @@
 No device is used here: CUDA does not survive a fork.
 """
 
-import pathlib
-import runpy
+import quiet
 
-_console = pathlib.Path(__file__).parents[1] / "tf_capsops" / "_console.py"
-with runpy.run_path(str(_console))["_without_log_lines"]():
+with quiet.no_stderr():
     import keras
     import tensorflow
 
