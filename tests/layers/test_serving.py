@@ -17,8 +17,9 @@ import tensorflow as tf
 from tf_capsops import kernels, models
 
 _SERVER = """
-import sys
+import os
 import uvicorn
+os.dup2(1, 2)  # uvicorn names its address on stderr
 uvicorn.run("serve:app", port=0)
 """
 
@@ -47,7 +48,7 @@ def address(model, tmp_path_factory):
     (folder / "serve.py").write_text(code)
     model.inference_model().export(folder / "capsnet", verbose=False)
     server = fresh.start(_SERVER, cwd=folder, MODEL=str(folder / "capsnet"))
-    for line in server.stderr:
+    for line in server.stdout:
         if found := re.search(r"running on (http://\S+)", line):
             break
     else:
