@@ -218,6 +218,25 @@ def test_ranks_of_a_capsule_convolution_must_be_known():
         compute.get_concrete_function(*[tf.TensorSpec(None, tf.float32)] * 2)
 
 
+def test_the_size_of_a_kernel_of_moments_must_be_known():
+    poses = tf.TensorSpec([1, 3, 3, 1, 2, 2])
+    weights = tf.TensorSpec([None, 2, 1, 2, 2, 2])
+
+    def moments(poses, weights):
+        return tf_capsops.capsule_moments(poses, None, weights)
+
+    with pytest.raises(ValueError, match=r"kernel_height must be known under portable"):
+        traced(_portable(moments)).get_concrete_function(poses, weights)
+
+
+def test_coefficients_of_unknown_ranks():
+    operands = tf.ones([2, 3, 4]), tf.ones([3, 5, 6, 4])
+    compute = traced(
+        _portable(tf_capsops.routing_coefficients), [tf.TensorSpec(None)] * 2
+    )
+    np.testing.assert_allclose(compute(*operands), np.full([2, 3, 5], 0.2), rtol=1e-6)
+
+
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_coefficients_have_no_gradient(iterations, device):
     _, inputs, weights, logits = _OPS["capsule_routing"].draw(
