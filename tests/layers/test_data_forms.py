@@ -306,7 +306,7 @@ def test_sparse_metrics_are_those_of_a_plain_model(capsnet, batch, labels):
         keras.losses.sparse_categorical_crossentropy,
         keras.losses.SparseCategoricalCrossentropy(),
     ],
-    ids=str,
+    ids=["name", "function", "object"],
 )
 def test_sparse_losses_are_those_of_a_plain_model(capsnet, loss):
     lengths = capsnet(IMAGES)["lengths"]
