@@ -60,7 +60,7 @@ def test_replicas_add_up_no_integers(said):
     assert said["summed types"] == ["float32"]
 
 
-class _Counting(Unrolled, keras.Sequential):
+class Counting(Unrolled, keras.Sequential):
     def check_inputs(self, x):
         self.seen_inputs = [*getattr(self, "seen_inputs", []), len(x)]
 
@@ -71,7 +71,7 @@ class _Counting(Unrolled, keras.Sequential):
 @pytest.mark.parametrize("strategy", [None, tf.distribute.OneDeviceStrategy("CPU:0")])
 def test_first_batches_are_checked(strategy):
     with strategy.scope() if strategy else tf.device("CPU:0"):
-        model = _Counting([keras.Input([3]), keras.layers.Dense(1)])
+        model = Counting([keras.Input([3]), keras.layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
     inputs, targets = np.ones([7, 3]), np.ones([7, 1])
     options = {"batch_size": 2, "verbose": 0}

@@ -30,59 +30,76 @@ WEIGHTS = np.linspace(0, 1, SAMPLES, dtype=np.float32)
 
 
 class Batches(keras.utils.PyDataset):
+    def __init__(self, inputs, targets):
+        super().__init__()
+        self.arrays = inputs, targets
+
     def __len__(self):
         return len(range(0, SAMPLES, BATCH))
 
     def __getitem__(self, index):
-        part = slice(index * BATCH, (index + 1) * BATCH)
-        return IMAGES[part], LABELS[part]
+        return tuple(each[index * BATCH :][:BATCH] for each in self.arrays)
 
 
-def generator():
-    yield from (Batches()[index] for index in range(len(Batches())))
+def generator(data):
+    yield from (Batches(*data)[index] for index in range(len(Batches(*data))))
 
 
-def data_set():
-    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
-
-
-def fit(*data, **arguments):
+def fit(model, *data, **arguments):
     arguments = {"shuffle": False, "verbose": 0, **arguments}
-    return lambda model: [*model.fit(*data, **arguments).history["loss"]]
+    return model.fit(*data, **arguments).history["loss"]
 
 
-def evaluate(*data, **arguments):
-    return lambda model: model.evaluate(
-        *data, verbose=0, return_dict=True, **arguments
-    )["loss"]
+def evaluate(model, *data, **arguments):
+    arguments = {"return_dict": True, "verbose": 0, **arguments}
+    return model.evaluate(*data, **arguments)["loss"]
 
 
-def lengths(predict):
-    return lambda model: predict(model)["lengths"].tolist()
+def trained_on(model, *batch):
+    return model.train_on_batch(*batch, return_dict=True)["loss"]
 
 
-USES = {
-    "arrays": fit(IMAGES, LABELS, batch_size=BATCH, epochs=2),
-    "data set": fit(data_set()),
-    "unknown size": fit(data_set().filter(lambda *_: True)),
-    "infinite": fit(data_set().repeat(), steps_per_epoch=2, epochs=2),
-    "generator": lambda model: fit(generator())(model),
-    "PyDataset": fit(Batches()),
-    "validation_split": fit(IMAGES, LABELS, batch_size=BATCH, validation_split=0.4),
-    "class_weight": fit(
-        IMAGES, LABELS, batch_size=BATCH, class_weight={0: 1.0, 1: 2.0, 2: 0.5}
-    ),
-    "sample_weight": fit(IMAGES, LABELS, batch_size=BATCH, sample_weight=WEIGHTS),
-    "train_on_batch": lambda model: model.train_on_batch(IMAGES, LABELS)[0],
-    "one sample": lambda model: model.train_on_batch(IMAGES[:1], LABELS[:1])[0],
-    "test_on_batch": lambda model: model.test_on_batch(IMAGES, LABELS)[0],
-    "evaluate": evaluate(IMAGES, LABELS, batch_size=BATCH),
-    "evaluate a generator": lambda model: evaluate(generator())(model),
-    "predict": lengths(
-        lambda model: model.predict(IMAGES, batch_size=BATCH, verbose=0)
-    ),
-    "predict_on_batch": lengths(lambda model: model.predict_on_batch(IMAGES)),
-}
+def tested_on(model, *batch):
+    return model.test_on_batch(*batch, return_dict=True)["loss"]
+
+
+def flat(outputs):
+    return np.concatenate([each.ravel() for each in keras.tree.flatten(outputs)])
+
+
+def uses_of_any_model(x, y):
+    """Returns what to do with a model, by name."""
+    data_set = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    unknown, endless = data_set.filter(lambda *_: True), data_set.repeat()
+    size = {"batch_size": BATCH}
+    return {
+        "data set": lambda model: fit(model, data_set),
+        "unknown size": lambda model: fit(model, unknown),
+        "infinite": lambda model: fit(model, endless, steps_per_epoch=2, epochs=2),
+        "generator": lambda model: fit(model, generator((x, y))),
+        "PyDataset": lambda model: fit(model, Batches(x, y)),
+        "validation_split": lambda model: fit(
+            model, x, y, validation_split=0.4, **size
+        ),
+        "one sample": lambda model: trained_on(model, x[:1], y[:1]),
+        "test_on_batch": lambda model: tested_on(model, x, y),
+        "evaluate": lambda model: evaluate(model, x, y, **size),
+        "evaluate a generator": lambda model: evaluate(model, generator((x, y))),
+    }
+
+
+def uses_of_network(x, y):
+    """Returns what to do with a capsule network, by name."""
+    size = {"batch_size": BATCH}
+    classes = {0: 1.0, 1: 2.0, 2: 0.5}
+    return {
+        "arrays": lambda model: fit(model, x, y, epochs=2, **size),
+        "class_weight": lambda model: fit(model, x, y, class_weight=classes, **size),
+        "sample_weight": lambda model: fit(model, x, y, sample_weight=WEIGHTS, **size),
+        "train_on_batch": lambda model: trained_on(model, x, y, WEIGHTS),
+        "predict": lambda model: flat(model.predict(x, verbose=0, **size)),
+        "predict_on_batch": lambda model: flat(model.predict_on_batch(x)),
+    }
 
 
 def network():
@@ -104,22 +121,16 @@ def network():
     return model
 
 
-@keras.saving.register_keras_serializable("tests")
 class Dense(Unrolled, keras.Sequential):
     pass
 
 
-def compiled():
-    """A model that XLA compiles, whose statistics and optimizer have variables."""
+def dense(**compiling):
     keras.utils.set_random_seed(1)
     layers = [keras.Input([6]), keras.layers.Dense(3), keras.layers.Dense(1)]
     model = Dense(layers)
-    model.compile(
-        keras.optimizers.Adam(0.01, weight_decay=0.01),
-        "mse",
-        steps_per_execution=2,
-        jit_compile=True,
-    )
+    optimizer = keras.optimizers.Adam(0.01, weight_decay=0.01)
+    model.compile(optimizer, "mse", steps_per_execution=2, **compiling)
     return model
 
 
@@ -145,28 +156,35 @@ class Recording(tf.distribute.ReductionToOneDevice):
 
 
 def results(model, use):
-    outcome = use(model)
+    outcome = np.asarray(use(model)).tolist()
     return [outcome, [weight.tolist() for weight in model.get_weights()]]
 
 
 def main():
     recording = Recording()
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], recording)
-    said = {name: [] for name in [*USES, "XLA", "pixels"]}
     inputs = IMAGES.reshape(SAMPLES, -1)[:, :6]
+    targets = np.float32(LABELS[:, None])
+    said = {}
+
+    def say(name, *arguments):
+        said.setdefault(name, []).append(results(*arguments))
+
     for scope in (tf.device("CPU:0"), strategy.scope()):
         with scope:
-            model, dense = network(), compiled()
-        initial = model.get_weights()
-        use = fit(inputs, LABELS, batch_size=BATCH, epochs=2)
-        said["XLA"].append(results(dense, use))
-        for name, use in USES.items():
-            model.set_weights(initial)
-            said[name].append(results(model, use))
+            capsules = network()
+            eager, graphs = dense(run_eagerly=True), dense(jit_compile=True)
+        initial = capsules.get_weights()
+        for name, use in uses_of_network(IMAGES, LABELS).items():
+            capsules.set_weights(initial)
+            say(name, capsules, use)
+        for name, use in uses_of_any_model(inputs, targets).items():
+            say(name, eager, use)
+        say("XLA", graphs, lambda model: fit(model, inputs, targets, batch_size=BATCH))
         try:
-            model.fit(255 * IMAGES, LABELS, verbose=0)
+            capsules.fit(255 * IMAGES, LABELS, verbose=0)
         except ValueError as error:
-            said["pixels"].append(str(error))
+            said.setdefault("pixels", []).append(str(error))
     said["summed types"] = sorted(recording.types)
     print(json.dumps(said))
 
