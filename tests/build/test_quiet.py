@@ -14,7 +14,7 @@ def test_no_log_lines_of_tensorflow():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     done = subprocess.run(
-        [sys.executable, *"-m pytest -q tests/build/test_tolerances.py".split()],
+        [sys.executable, "-m", "pytest", "-q", "tests/build/test_tolerances.py"],
         cwd=fresh.ROOT,
         env=environment,
         capture_output=True,

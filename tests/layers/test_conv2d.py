@@ -117,6 +117,17 @@ PRIMARY, FIRST, DEEP, SHALLOW = (
 )
 
 
+@pytest.mark.parametrize("dtype, multiple", [(tf.float32, 4), (tf.bfloat16, 8)])
+def test_rows_are_loaded_16_bytes_at_once(dtype, multiple, monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [HOPPER])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: gpu)
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    for size in (256, 260, 258):
+        fits = size % multiple == 0
+        assert conv2d.ours_is_faster((9, 9, 256, size), dtype) == fits
+        assert conv2d.ours_is_faster((9, 9, size, 256), dtype) == fits
+
+
 @pytest.mark.parametrize(
     "gpus, tf32, dtype, faster",
     [
@@ -124,7 +135,10 @@ PRIMARY, FIRST, DEEP, SHALLOW = (
         ([HOPPER, HOPPER], True, tf.float32, [PRIMARY, FIRST, DEEP]),
         ([HOPPER, AMPERE], True, tf.float32, []),
         ([HOPPER], False, tf.float32, []),
-        ([HOPPER], True, tf.float16, []),
+        ([HOPPER], True, tf.float16, [PRIMARY, FIRST, DEEP]),
+        ([HOPPER], False, tf.bfloat16, [PRIMARY, FIRST, DEEP]),
+        ([HOPPER], True, tf.float64, []),
+        ([AMPERE], True, tf.bfloat16, []),
         ([], True, tf.float32, [PRIMARY, FIRST]),
         ([], True, tf.bfloat16, []),
     ],

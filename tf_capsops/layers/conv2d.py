@@ -77,16 +77,25 @@ def ours_is_faster(kernel_shape, dtype):
     gpus = tf.config.get_visible_devices("GPU")
     *_, channels, filters = kernel_shape
     window = math.prod(kernel_shape[:-1])
-    if dtype != tf.float32:
-        return False
     if not gpus:
-        return filters >= 16 and (window >= _FEWEST_ON_CPU or channels == 1)
-    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-    if not tf32 or not all(map(_is_hopper, gpus)) or filters % 4:
+        has_enough = window >= _FEWEST_ON_CPU or channels == 1
+        return dtype == tf.float32 and filters >= 16 and has_enough
+    if not (all(map(_is_hopper, gpus)) and _has_tensor_cores(dtype)):
+        return False
+    aligned = 16 // tf.as_dtype(dtype).size  # numbers that a GPU loads at once
+    if filters % aligned:
         return False
     if channels % 4:
         return window <= _MOST_OF_FEW_CHANNELS
-    return window >= _FEWEST_ON_GPU and min(channels, filters) >= 128
+    is_large = window >= _FEWEST_ON_GPU and min(channels, filters) >= 128
+    return is_large and channels % aligned == 0
+
+
+def _has_tensor_cores(dtype):
+    """Whether our kernels for Hopper multiply such numbers on tensor cores."""
+    if dtype == tf.float32:
+        return tf.config.experimental.tensor_float_32_execution_enabled()
+    return dtype in (tf.float16, tf.bfloat16)
 
 
 def _is_hopper(gpu):
