@@ -110,7 +110,7 @@ def test_train_keeps_older_runs_and_repeats_a_seed(tmp_path):
     assert histories[0] == histories[1]
 
 
-def test_train_on_a_file(eagerly, tmp_path, monkeypatch, capsys):
+def test_train_on_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(1)
     np.savez(
