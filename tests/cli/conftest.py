@@ -1,18 +1,30 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with finished runs of recipes, and copies of it."""
+"""A folder with finished runs of recipes, and copies of it; and graphs switched off."""
 
 import shutil
 import subprocess
 
 import pytest
+import tensorflow as tf
 from reports import CAPSNET, EFFICIENT, QUANTIZED, here, quickly
 
 from tf_capsops.__main__ import main
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory):
+def eagerly():
+    """Functions run eagerly: tracing takes seconds where a training has a few steps.
+
+    test_cli, test_recipes and test_train_options train in graphs, as users do.
+    """
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.fixture(scope="module")
+def reported(eagerly, tmp_path_factory):
     """A folder with runs, results and a release; and the commands that were started."""
     folder, started = tmp_path_factory.mktemp("reported"), []
     with pytest.MonkeyPatch.context() as patched:
@@ -27,7 +39,7 @@ def reported(tmp_path_factory):
 
 
 @pytest.fixture
-def work(reported, tmp_path, monkeypatch):
+def work(reported, eagerly, tmp_path, monkeypatch):
     """A copy of that folder, as the working directory, where nothing is trained."""
     shutil.copytree(reported[0], tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Three recipes that train quickly, for tests of `tf-capsops report`."""
+"""Three recipes that train quickly on few digits, for tests of `tf-capsops report`."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_capsops.__main__ import main
 from tf_capsops.cli import recipes
+from tf_capsops.data import dataset, sources
 
 EFFICIENT, CAPSNET, QUANTIZED = (
     "efficient_capsnet-digits",
@@ -19,6 +20,7 @@ EFFICIENT, CAPSNET, QUANTIZED = (
 )
 
 
+TRAINING, TESTS = 150, 60  # of the digits
 _SMALL = {
     EFFICIENT: {"filters": (8, 8, 16)},
     CAPSNET: {"filters": 8, "primary_channels": 2, "decoder_units": (16,)},
@@ -27,14 +29,29 @@ _SMALL = {
 
 
 def quickly(monkeypatch, epochs=1):
-    """Leaves three recipes, of small networks and so many epochs."""
+    """Leaves three recipes, of small networks and so many epochs, and few digits."""
     quick = {}
     for name, network in _SMALL.items():
-        changes = {"epochs": epochs, "network": network}
+        changes = {"epochs": epochs, "batch_size": 50, "network": network}
         quick[name] = dataclasses.replace(recipes.RECIPES[name], changes=changes)
     monkeypatch.setattr(recipes, "RECIPES", quick)
+    fewer = {"training": TRAINING, "tests": TESTS}
+    few = dataclasses.replace(recipes.DATA["digits"], **fewer)
+    monkeypatch.setitem(recipes.DATA, "digits", few)
+    monkeypatch.setattr(sources, "_digits", _few)
     # It would last until the process ends, and keep other tests from XLA.
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+
+
+_all = sources._digits
+
+
+def _few():
+    whole = _all()
+    training = whole.x_train[:TRAINING], whole.y_train[:TRAINING]
+    return dataset.Dataset(
+        "digits", *training, whole.x_test[:TESTS], whole.y_test[:TESTS]
+    )
 
 
 def here(started):

@@ -13,6 +13,8 @@ from tf_capsops.__main__ import main
 from tf_capsops.cli import figures
 from tf_capsops.routing import Dynamic
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 def _compiled(model):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark: it runs, says what it measured, and measures what it says."""
 
+import dataclasses
 import datetime
 import json
 import re
@@ -12,7 +13,7 @@ import rich.console
 import tensorflow as tf
 
 from tf_capsops import bench
-from tf_capsops.bench import cases, measure, pytorch, report
+from tf_capsops.bench import cases, command, measure, pytorch, report
 from tf_capsops.bench.floor import Ceilings
 
 CPU = "CPU:0"
@@ -47,13 +48,28 @@ def test_every_suite_has_cases_of_every_kind(suite):
     assert benched == {"CPU", "GPU"}
 
 
+@pytest.fixture(autouse=True)
+def _samples_are_short(monkeypatch):
+    monkeypatch.setitem(measure._SAMPLE_SECONDS, "CPU", 0.01)
+
+
 @pytest.mark.parametrize(
-    "ops, dtypes",
-    [(["CapsulePrediction", "InqConv"], ["float32", "float64"])]
-    + [([op], ["float32"]) for op in cases.suites()],
+    "ops, dtypes, xla",
+    [
+        (["CapsulePrediction", "InqConv"], ["float32", "float64"], False),
+        (["InqConv"], ["float32"], True),
+    ]
+    + [
+        pytest.param([op], ["float32"], True, marks=pytest.mark.slow)
+        for op in cases.suites()
+        if op != "InqConv"
+    ],
     ids=str,
 )
-def test_report(ops, dtypes, tmp_path, capsys):
+def test_report(ops, dtypes, xla, tmp_path, capsys, monkeypatch):
+    """XLA compiles the rivals of one op; for the others it takes seconds each."""
+    if not xla:
+        monkeypatch.setattr(measure, "compiled", lambda step: step)
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--op", *ops, "--dtype", *dtypes, "--output", str(tmp_path)]
     assert bench.main(arguments) == 0
@@ -92,6 +108,10 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
         "print(json.dumps({'direction': 'forward', **failed}))\n"
     )
     monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
+    alone = dataclasses.replace(cases.suites()["CapsuleMoments"], rivals={}, parts={})
+    monkeypatch.setattr(cases, "suites", lambda: {"CapsuleMoments": alone})
+    known = Ceilings(bytes_per_second=1e9, flops_per_second=1e9, seconds_per_call=1e-6)
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: known)
     arguments = ["--suite", "smoke", "--op", "CapsuleMoments", "--device", "CPU"]
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
     (smoke,) = cases.suites()["CapsuleMoments"].select(cases.SMOKE)

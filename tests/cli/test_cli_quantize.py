@@ -12,18 +12,26 @@ import pytest
 import tensorflow as tf
 
 import tf_capsops
-from tf_capsops import inq
+from tf_capsops import data, inq
 from tf_capsops.__main__ import main
 from tf_capsops.inq.kernels import layers_and_kernels
+
+pytestmark = pytest.mark.usefixtures("eagerly")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A directory with a run of capsnet and one of p_capsnet, quantized to 4 bits."""
     folder = tmp_path_factory.mktemp("runs")
+    digits, arrays = data.load("digits"), {}
+    for part, count in (("train", 150), ("test", 60)):
+        arrays[f"x_{part}"] = getattr(digits, f"x_{part}")[:count]
+        arrays[f"y_{part}"] = getattr(digits, f"y_{part}")[:count]
+    np.savez(folder / "digits.npz", **arrays)
+    train = ["train", "--data", str(folder / "digits.npz"), "--batch-size", "50"]
     for name in ("capsnet", "p_capsnet"):
         run = str(folder / name)
-        assert main(["train", "--model", name, "--epochs", "2", "--output", run]) == 0
+        assert main([*train, "--model", name, "--epochs", "2", "--output", run]) == 0
         quantized = ["--output", str(folder / f"quantized-{name}")]
         assert main(["quantize", run, "--bits", "4", *quantized]) == 0
     return folder

@@ -14,6 +14,8 @@ from tf_capsops.__main__ import main
 from tf_capsops.cli import rules
 from tf_capsops.losses import SpreadLoss
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 _RULES = {
     "em": "EM",
     "vb": "VB",

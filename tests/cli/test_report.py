@@ -12,7 +12,7 @@ import keras
 import matplotlib.image
 import numpy as np
 import pytest
-from reports import CAPSNET, EFFICIENT, QUANTIZED, here, results_of
+from reports import CAPSNET, EFFICIENT, QUANTIZED, TESTS, here, results_of
 
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
@@ -43,7 +43,7 @@ def test_results_are_those_of_the_runs(work):
         assert run["wrong_by_epoch"] == [run["wrong"]]
         assert run["parameters"] == model.count_params()
     (vote,) = entry["votes"]
-    assert vote["seeds"] == [1, 2] and 0 <= vote["wrong"] < 360
+    assert vote["seeds"] == [1, 2] and 0 <= vote["wrong"] < TESTS
     assert content["cores"] >= 1 and content["date"]
     quantized = content["recipes"][QUANTIZED]["runs"][0]
     report = json.loads(
@@ -65,7 +65,7 @@ def test_the_table_has_mean_deviation_and_what_is_missing(work, monkeypatch):
         row[0]: dict(zip(columns, row)) for row in content["tables"]["results"]["rows"]
     }
     assert all(len(row) == len(columns) for row in content["tables"]["results"]["rows"])
-    errors = [run["wrong"] / 360 for run in content["recipes"][EFFICIENT]["runs"]]
+    errors = [run["wrong"] / TESTS for run in content["recipes"][EFFICIENT]["runs"]]
     ours = rows[EFFICIENT]["ours, mean ± deviation (seeds)"]
     assert ours == f"{np.mean(errors):.2%} ± {np.std(errors, ddof=1):.2%} (2)"
     parameters = content["recipes"][EFFICIENT]["runs"][0]["parameters"]

@@ -36,17 +36,17 @@ def test_variants_have_a_table_of_their_own(work, capsys):
     rows = {tuple(row[1:3]): dict(zip(made["columns"], row)) for row in made["rows"]}
     # Those that are as the recipe otherwise stand first.
     changed = "batch size 64; distortion degrees 20"
-    shares = [("", "287 held out"), ("", "144 held out"), (changed, "287 held out")]
+    shares = [("", "30 held out"), ("", "15 held out"), (changed, "30 held out")]
     assert list(rows) == shares
     wrong = []
     for seed in "12":
         result = json.loads((work / f"runs/other-{seed}/result.json").read_text())
-        wrong.append(result["wrong"] / 287)
+        wrong.append(result["wrong"] / 30)
     ours = f"{np.mean(wrong):.2%} ± {np.std(wrong, ddof=1):.2%} (2)"
-    row = rows[changed, "287 held out"]
+    row = rows[changed, "30 held out"]
     assert row["error, mean ± deviation (seeds)"] == ours
     assert row["each seed's"] == f"1: {wrong[0]:.2%}, 2: {wrong[1]:.2%}"
-    assert f"{ours}  287 held out  {changed}" in capsys.readouterr().out
+    assert f"{ours}  30 held out  {changed}" in capsys.readouterr().out
 
 
 def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
@@ -57,18 +57,19 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     digits = data.load("digits")
     names = ("x_train", "y_train", "x_test", "y_test")
     np.savez("digits.npz", **{name: getattr(digits, name) for name in names})
-    found = []
+    found, one_step = [], ["--steps", "1"]
     for name, run, options in (
         ("same", trained, ["--seed", "1"]),
         ("steps", trained, ["--seed", "1", "--steps", "0.5", "1"]),
         ("held", "runs/held", ["--seed", "1"]),
         ("named", trained, ["--seed", "1", "--data", "digits"]),
-        # The recipe has one seed for both, its own data, and five bits.
-        ("seed", trained, ["--seed", "2"]),
-        ("data", trained, ["--seed", "1", "--data", "digits.npz"]),
-        ("bits", trained, ["--seed", "1", "--bits", "6"]),
-        ("file", "runs/stopped/checkpoint.keras", ["--seed", "1"]),
-        ("stopped", "runs/stopped", ["--seed", "1"]),
+        # The recipe has one seed for both, its own data, and five bits. Other steps
+        # would be a variant of it.
+        ("seed", trained, ["--seed", "2", *one_step]),
+        ("data", trained, ["--seed", "1", "--data", "digits.npz", *one_step]),
+        ("bits", trained, ["--seed", "1", "--bits", "6", *one_step]),
+        ("file", "runs/stopped/checkpoint.keras", ["--seed", "1", *one_step]),
+        ("stopped", "runs/stopped", ["--seed", "1", *one_step]),
     ):
         if name == "file":
             shutil.copytree(trained, "runs/stopped")
@@ -92,7 +93,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     content = results_of()
     rows = content["tables"]["results_variants"]["rows"]
     assert [row[:3] for row in rows] == [
-        [QUANTIZED, "", "287 held out"],
+        [QUANTIZED, "", "30 held out"],
         [QUANTIZED, "steps 0.5 1; epochs 2", "test"],
     ]
     # They are the same runs with a setting that is None as without it.
