@@ -61,7 +61,7 @@ def _train(model, optimizer="sgd", bits=4, epochs=5, fit=None, **compiled):
     """Fits with a callback that is not the last to say what weights are."""
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, **compiled)
+    model.compile(optimizer, loss, **{"jit_compile": False, **compiled})
     steps = inq.IncrementalQuantization(model, bits, _STEPS)
     recorder = _Recorder(steps)
     model.fit(
@@ -141,7 +141,7 @@ def test_a_training_step_traced_before_is_replaced_and_after_replaced_again():
     model = _model()
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
     model.fit(images, labels, verbose=0)
     steps = inq.IncrementalQuantization(model, 4, _STEPS)
     recorder = _Recorder(steps)
@@ -174,7 +174,8 @@ def test_works_with_our_layers():
         ]
     )
     images, labels = _data()
-    model.compile(keras.optimizers.Adam(0.01), tf_capsops.losses.MarginLoss())
+    optimizer = keras.optimizers.Adam(0.01)
+    model.compile(optimizer, tf_capsops.losses.MarginLoss(), jit_compile=False)
     steps = inq.IncrementalQuantization(model, 5, _STEPS)
     recorder = _Recorder(steps)
     with warnings.catch_warnings():
@@ -287,7 +288,7 @@ def test_a_second_fit_goes_on():
     model = _model()
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss)
+    model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
     steps = inq.IncrementalQuantization(model, 4, _STEPS, epochs_per_step=2)
     recorder = _Recorder(steps)
 
@@ -312,7 +313,7 @@ def test_a_second_fit_goes_on():
 
 def test_steps_are_epochs_apart():
     model = _model()
-    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
     steps = inq.IncrementalQuantization(model.layers[0], 4, (0.5, 1), epochs_per_step=3)
     fractions = []
     see = keras.callbacks.LambdaCallback(
@@ -328,7 +329,7 @@ def test_a_layer_used_twice_counts_once():
     inputs = keras.Input([3])
     dense = keras.layers.Dense(3)
     model = keras.Model(inputs, dense(dense(inputs)))
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     steps = inq.IncrementalQuantization([model, dense, dense], 4, [1])
     model.fit(np.ones([2, 3]), np.ones([2, 3]), verbose=0, callbacks=[steps])
     assert [each.layer for each in steps.kernels] == [dense]

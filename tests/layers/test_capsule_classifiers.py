@@ -67,13 +67,20 @@ def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
     model = _made(name)
     # Down to nothing, or the last epoch's accuracy follows from rounding.
     rate = keras.optimizers.schedules.CosineDecay(0.01, 60)
-    model.compile(keras.optimizers.Adam(rate), SpreadLoss(60), metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(rate),
+        SpreadLoss(60),
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
     history = model.fit(_IMAGES, _LABELS, epochs=60, batch_size=12, verbose=0).history
     assert np.all(np.isfinite(history["loss"]))
     if name != "vb":  # whose priors outweigh so few children
         assert history["accuracy"][-1] > 0.6
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.run_eagerly = True  # nothing else is traced
     scores = model.predict(_IMAGES, verbose=0)
     np.testing.assert_array_equal(loaded.predict(_IMAGES, verbose=0), scores)
     assert np.all((scores >= 0) & (scores <= 1 + 1e-6))
@@ -87,7 +94,7 @@ def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(name, policy, tmp_path, device):
     model = _made(name, dtype=policy)
-    model.compile("adam", SpreadLoss(10))
+    model.compile("adam", SpreadLoss(10), run_eagerly=True)
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert scaled == (policy == "mixed_float16")
     model.fit(_IMAGES, _LABELS, verbose=0)
@@ -236,5 +243,5 @@ def test_bad_spread_losses_are_refused(arguments):
 
 def test_margin_loss_compiles_too(device):
     model = _made("efficient")
-    model.compile("adam", MarginLoss(), metrics=["accuracy"])
+    model.compile("adam", MarginLoss(), metrics=["accuracy"], run_eagerly=True)
     assert np.isfinite(model.fit(_IMAGES, _LABELS, verbose=0).history["loss"][0])

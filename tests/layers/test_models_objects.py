@@ -51,7 +51,7 @@ def test_each_object_is_decoded_from_its_own_capsule(device):
 
 def test_loss_is_margin_plus_weighted_reconstructions_of_both():
     model = _small(reconstruction_weight=0.01)
-    model.compile()
+    model.compile(run_eagerly=True)
     result = model.evaluate(
         _IMAGES, _TARGETS, batch_size=12, return_dict=True, verbose=0
     )
@@ -76,7 +76,7 @@ def test_xla_decodes_the_same(device):
 
 def test_fit_learns_and_files_keep_everything(tmp_path):
     model = _small()
-    model.compile(keras.optimizers.Adam(0.01))
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
     losses_ = model.fit(_IMAGES, _TARGETS, epochs=12, verbose=0).history["loss"]
     assert losses_[-1] < 0.7 * losses_[0]
     path = tmp_path / "pairs.keras"
@@ -96,14 +96,14 @@ def test_fit_learns_and_files_keep_everything(tmp_path):
 def test_fit_takes_what_the_data_set_gives():
     pairs = data.MultiMnist(data.load("digits"))
     model = capsnet(pairs.image_shape, 10, objects=2, **_SMALL)
-    model.compile()
+    model.compile(run_eagerly=True)
     batches = pairs.train.batches(16).take(2)
     assert model.fit(batches, shuffle=False, verbose=0).history["loss"][0] > 0
 
 
 def test_one_object_takes_another_image_as_its_reconstruction():
     model = _small(objects=1)
-    model.compile()
+    model.compile(run_eagerly=True)
     labels, others = _CLASSES[:, 0], np.ones_like(_IMAGES)
     targets = {"lengths": labels, "reconstruction": others}
     result = model.evaluate(_IMAGES, targets, return_dict=True, verbose=0)
@@ -118,7 +118,7 @@ def test_mistakes_are_explained():
     with pytest.raises(ValueError, match="objects must be"):
         _small(objects=0)
     model = _small()
-    model.compile()
+    model.compile(run_eagerly=True)
     with pytest.raises(
         ValueError, match="with 2 objects, fit and evaluate need a dict"
     ):
