@@ -35,16 +35,25 @@ _MODELS = {
         (8, 7, 2), 3, **_EFFICIENT, primary_dim=4, **options
     ),
 }
+_QUICK = ("self", "efficient")  # to trace
 every_model = pytest.mark.parametrize("name", _MODELS)
 
 
 def _matrix(routing, **options):
-    return matrix_capsnet((8, 7, 2), 3, routing, **_MATRIX, **options)
+    return matrix_capsnet((8, 7, 2), 3, routing, **{**_MATRIX, **options})
 
 
 def _made(name, **options):
     keras.utils.set_random_seed(1)
     return _MODELS[name](**options)
+
+
+def _smaller(name, **options):
+    """Has a layer less, for what takes long to trace."""
+    if name != "efficient":
+        options |= {"capsules": (3,), "capsule_kernel_sizes": (3,)}
+        options["capsule_strides"] = (2,)
+    return _made(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +73,13 @@ def test_the_papers_sizes(model, shape, classes, trainable, all_weights):
 
 @every_model
 def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
-    model = _made(name)
+    model = _smaller(name)
     # Down to nothing, or the last epoch's accuracy follows from rounding.
-    rate = keras.optimizers.schedules.CosineDecay(0.01, 60)
-    model.compile(
-        keras.optimizers.Adam(rate),
-        SpreadLoss(60),
-        metrics=["accuracy"],
-        jit_compile=False,
-    )
-    history = model.fit(_IMAGES, _LABELS, epochs=60, batch_size=12, verbose=0).history
+    adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 60))
+    model.compile(adam, SpreadLoss(60), metrics=["accuracy"], jit_compile=False)
+    tens = np.tile(_IMAGES, [10, 1, 1, 1]), np.tile(_LABELS, 10)  # epochs take time
+    options = {"batch_size": 12, "shuffle": False, "verbose": 0}
+    history = model.fit(*tens, epochs=6, **options).history
     assert np.all(np.isfinite(history["loss"]))
     if name != "vb":  # whose priors outweigh so few children
         assert history["accuracy"][-1] > 0.6
@@ -93,7 +99,7 @@ def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
 @every_model
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(name, policy, tmp_path, device):
-    model = _made(name, dtype=policy)
+    model = _smaller(name, dtype=policy)
     model.compile("adam", SpreadLoss(10), run_eagerly=True)
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert scaled == (policy == "mixed_float16")
@@ -140,9 +146,15 @@ def test_routing_coefficients(name, device):
     np.testing.assert_allclose(found[:, :5], flow, rtol=1e-4, atol=1e-6)
 
 
-@every_model
+@pytest.mark.parametrize(  # test_export.py has every rule
+    "name",
+    [
+        pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow)
+        for name in _MODELS
+    ],
+)
 def test_portable_exports(name, tmp_path, device):
-    model = _made(name)
+    model = _smaller(name)
     with tf_capsops.portable():
         model.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")

@@ -53,13 +53,11 @@ def test_has_capsule_convolutions_only(pose_shape):
 def test_plain_fit_learns(device, pose_shape):
     model = _small(pose_shape=pose_shape)
     adam = keras.optimizers.Adam(0.01)
-    model.compile(
-        adam, MarginLoss(), metrics=["accuracy"], jit_compile=pose_shape == (4, 4)
-    )
-    before = model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0)
+    model.compile(adam, MarginLoss(), metrics=["accuracy"], jit_compile=False)
     history = model.fit(_IMAGES, _LABELS, epochs=20, verbose=0).history
-    assert history["loss"][-1] < before["loss"] / 2
-    assert history["accuracy"][-1] > before["accuracy"]
+    # An epoch is one batch, and what it gives is from before the step.
+    assert history["loss"][-1] < history["loss"][0] / 2
+    assert history["accuracy"][-1] > history["accuracy"][0]
 
 
 def test_lengths_are_those_of_the_class_capsules(device):
