@@ -15,7 +15,7 @@ from tf_capsops import inq
 _STEPS = (0.5, 0.75, 0.875, 1.0)
 
 
-def _data(samples=24):
+def _data(samples=12):
     random = np.random.default_rng(2)
     images = random.normal(size=[samples, 6, 6, 2]).astype(np.float32)
     return images, random.integers(0, 3, samples)
@@ -61,7 +61,7 @@ def _train(model, optimizer="sgd", bits=4, epochs=5, fit=None, **compiled):
     """Fits with a callback that is not the last to say what weights are."""
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, **{"jit_compile": False, **compiled})
+    model.compile(optimizer, loss, **compiled)
     steps = inq.IncrementalQuantization(model, bits, _STEPS)
     recorder = _Recorder(steps)
     model.fit(
@@ -114,7 +114,17 @@ _OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
+# Others have what these have: "decayed" momentum, "adamw" the moments of Adam.
+_SLOW = ("momentum", "adam", "clipped", "lion")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each in _SLOW else ())
+        for each in _OPTIMIZERS
+    ],
+)
 def test_fixed_weights_keep_every_bit(optimizer):
     model = _model()
     steps, recorder = _train(model, _OPTIMIZERS[optimizer]())
@@ -141,7 +151,7 @@ def test_a_training_step_traced_before_is_replaced_and_after_replaced_again():
     model = _model()
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
     model.fit(images, labels, verbose=0)
     steps = inq.IncrementalQuantization(model, 4, _STEPS)
     recorder = _Recorder(steps)
@@ -174,8 +184,7 @@ def test_works_with_our_layers():
         ]
     )
     images, labels = _data()
-    optimizer = keras.optimizers.Adam(0.01)
-    model.compile(optimizer, tf_capsops.losses.MarginLoss(), jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), tf_capsops.losses.MarginLoss())
     steps = inq.IncrementalQuantization(model, 5, _STEPS)
     recorder = _Recorder(steps)
     with warnings.catch_warnings():
@@ -288,7 +297,7 @@ def test_a_second_fit_goes_on():
     model = _model()
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), loss)
     steps = inq.IncrementalQuantization(model, 4, _STEPS, epochs_per_step=2)
     recorder = _Recorder(steps)
 

@@ -158,7 +158,7 @@ def test_images_have_their_channels_last_whatever_keras_is_told():
 
 def test_labels_that_are_no_class_are_refused():
     model = _small()
-    model.compile(jit_compile=False)
+    model.compile()
     for use, eagerly in ((model.fit, True), (model.evaluate, False)):
         model.run_eagerly = eagerly
         with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 2, got"):

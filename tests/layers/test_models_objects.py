@@ -76,7 +76,7 @@ def test_xla_decodes_the_same(device):
 
 def test_fit_learns_and_files_keep_everything(tmp_path):
     model = _small()
-    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01))
     losses_ = model.fit(_IMAGES, _TARGETS, epochs=12, verbose=0).history["loss"]
     assert losses_[-1] < 0.7 * losses_[0]
     path = tmp_path / "pairs.keras"

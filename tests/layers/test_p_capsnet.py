@@ -53,7 +53,7 @@ def test_has_capsule_convolutions_only(pose_shape):
 def test_plain_fit_learns(device, pose_shape):
     model = _small(pose_shape=pose_shape)
     adam = keras.optimizers.Adam(0.01)
-    model.compile(adam, MarginLoss(), metrics=["accuracy"], jit_compile=False)
+    model.compile(adam, MarginLoss(), metrics=["accuracy"])
     history = model.fit(_IMAGES, _LABELS, epochs=20, verbose=0).history
     # An epoch is one batch, and what it gives is from before the step.
     assert history["loss"][-1] < history["loss"][0] / 2
