@@ -22,7 +22,7 @@ def _model():
         ],
         name="small",
     )
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=True)
     return model
 
 
@@ -112,7 +112,7 @@ def test_trained_weights_that_are_no_kernels_are_named():
         ],
         name="text",
     )
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     left = r"text/words/embeddings, text/lstm/lstm_cell/recurrent_kernel will not be q"
     with pytest.warns(UserWarning, match=left):
         _fit(model, _steps(model))

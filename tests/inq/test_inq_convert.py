@@ -194,7 +194,7 @@ def test_capsules(tmp_path):
 def test_after_training(tmp_path):
     keras.utils.set_random_seed(1)
     model = _sequential()
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     steps = inq.IncrementalQuantization(model, bits=4)
     images = _images(8, 9, 9, 3)
     model.fit(images, np.ones([8, 5]), epochs=4, verbose=0, callbacks=[steps])

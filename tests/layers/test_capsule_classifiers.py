@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """models.matrix_capsnet and models.efficient_capsnet, and the spread loss."""
 
+import itertools
 import warnings
 
 import keras
@@ -35,16 +36,33 @@ _MODELS = {
         (8, 7, 2), 3, **_EFFICIENT, primary_dim=4, **options
     ),
 }
+
+
+def _slow_but_for(*chosen):
+    return [
+        each if each in chosen else pytest.param(each, marks=pytest.mark.slow)
+        for each in _MODELS
+    ]
+
+
 every_model = pytest.mark.parametrize("name", _MODELS)
 
 
 def _matrix(routing, **options):
-    return matrix_capsnet((8, 7, 2), 3, routing, **_MATRIX, **options)
+    return matrix_capsnet((8, 7, 2), 3, routing, **{**_MATRIX, **options})
 
 
 def _made(name, **options):
     keras.utils.set_random_seed(1)
     return _MODELS[name](**options)
+
+
+def _smaller(name, **options):
+    """Has a layer less, for what takes long to trace."""
+    if name != "efficient":
+        options |= {"capsules": (3,), "capsule_kernel_sizes": (3,)}
+        options["capsule_strides"] = (2,)
+    return _made(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +80,23 @@ def test_the_papers_sizes(model, shape, classes, trainable, all_weights):
     assert model.output_shape == (None, classes)
 
 
-@every_model
+# Every model is trained and saved in the test of mixed precision as well.
+@pytest.mark.parametrize("name", _slow_but_for("em", "inverted", "efficient"))
 def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
-    model = _made(name)
+    model = _smaller(name)
     # Down to nothing, or the last epoch's accuracy follows from rounding.
-    rate = keras.optimizers.schedules.CosineDecay(0.01, 60)
-    model.compile(keras.optimizers.Adam(rate), SpreadLoss(60), metrics=["accuracy"])
-    history = model.fit(_IMAGES, _LABELS, epochs=60, batch_size=12, verbose=0).history
+    adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 60))
+    model.compile(adam, SpreadLoss(60), metrics=["accuracy"])
+    tens = np.tile(_IMAGES, [10, 1, 1, 1]), np.tile(_LABELS, 10)  # epochs take time
+    options = {"batch_size": 12, "shuffle": False, "verbose": 0}
+    history = model.fit(*tens, epochs=6, **options).history
     assert np.all(np.isfinite(history["loss"]))
     if name != "vb":  # whose priors outweigh so few children
         assert history["accuracy"][-1] > 0.6
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.run_eagerly = True  # nothing else is traced
     scores = model.predict(_IMAGES, verbose=0)
     np.testing.assert_array_equal(loaded.predict(_IMAGES, verbose=0), scores)
     assert np.all((scores >= 0) & (scores <= 1 + 1e-6))
@@ -83,19 +106,29 @@ def test_learns_and_is_saved_with_its_loss(name, tmp_path, device):
     assert found == pytest.approx(expected)
 
 
-@every_model
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "name, policy",
+    [
+        pytest.param(*each, marks=pytest.mark.slow if number % 4 in (1, 2) else ())
+        for number, each in enumerate(
+            itertools.product(_MODELS, ["mixed_float16", "mixed_bfloat16"])
+        )
+    ],
+)
 def test_mixed_precision(name, policy, tmp_path, device):
-    model = _made(name, dtype=policy)
-    model.compile("adam", SpreadLoss(10))
+    model = _smaller(name, dtype=policy)
+    model.compile("adam", SpreadLoss(10), run_eagerly=True)
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert scaled == (policy == "mixed_float16")
-    model.fit(_IMAGES, _LABELS, verbose=0)
-    assert model(_IMAGES).dtype == tf.float32
+    history = model.fit(_IMAGES, _LABELS, verbose=0).history
+    assert np.all(np.isfinite(history["loss"]))
+    scores = model(_IMAGES)
+    assert scores.dtype == tf.float32
+    assert np.all((scores >= 0) & (scores <= 1 + 1e-6))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.dtype_policy.name == policy
-    np.testing.assert_array_equal(loaded(_IMAGES), model(_IMAGES))
+    np.testing.assert_array_equal(loaded(_IMAGES), scores)
 
 
 @every_model
@@ -133,9 +166,10 @@ def test_routing_coefficients(name, device):
     np.testing.assert_allclose(found[:, :5], flow, rtol=1e-4, atol=1e-6)
 
 
-@every_model
+# test_export.py has every rule and layer of the others.
+@pytest.mark.parametrize("name", _slow_but_for("efficient"))
 def test_portable_exports(name, tmp_path, device):
-    model = _made(name)
+    model = _smaller(name)
     with tf_capsops.portable():
         model.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")
@@ -236,5 +270,5 @@ def test_bad_spread_losses_are_refused(arguments):
 
 def test_margin_loss_compiles_too(device):
     model = _made("efficient")
-    model.compile("adam", MarginLoss(), metrics=["accuracy"])
+    model.compile("adam", MarginLoss(), metrics=["accuracy"], run_eagerly=True)
     assert np.isfinite(model.fit(_IMAGES, _LABELS, verbose=0).history["loss"][0])

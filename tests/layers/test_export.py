@@ -36,12 +36,14 @@ def _of_layers(shape, *stack):
     return keras.Sequential([keras.Input(shape), *stack])
 
 
-def _routed(rule):
-    """Two layers of a rule, padded, so that places of windows lie outside."""
+def _routed(layer):
     images = keras.Input((5, 4, 3))
-    capsules = layers.PoseCaps(3)(images)
-    capsules = layers.ConvCaps2D(4, 2, 2, "same", routing=rule)(capsules)
-    return keras.Model(images, layers.ClassCaps(5, routing=rule)(capsules)[0])
+    return keras.Model(images, layer(layers.PoseCaps(3)(images))[0])
+
+
+def _convolution(rule):
+    """Is padded, so that places of windows lie outside."""
+    return _routed(layers.ConvCaps2D(4, 2, 2, "same", routing=rule))
 
 
 _NETWORKS = {
@@ -76,11 +78,13 @@ _NETWORKS = {
         layers.InqDepthwiseConv2D(3),
         layers.InqDense(5),
     ),
-    "em": lambda: _routed(routing.EM(iterations=2)),
-    "vb": lambda: _routed(routing.VB(iterations=2)),
-    "dynamic": lambda: _routed(routing.Dynamic(iterations=2)),
-    "inverted_attention": lambda: _routed(routing.InvertedAttention()),
-    "self_attention": lambda: _routed(routing.SelfAttention()),
+    "em": lambda: _convolution(routing.EM(iterations=2)),
+    "vb": lambda: _convolution(routing.VB(iterations=2)),
+    "dynamic": lambda: _convolution(routing.Dynamic(iterations=2)),
+    "inverted_attention": lambda: _convolution(routing.InvertedAttention()),
+    "self_attention": lambda: _routed(
+        layers.ClassCaps(5, routing=routing.SelfAttention())
+    ),
 }
 every_network = pytest.mark.parametrize("name", _NETWORKS)
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PoseCaps, ConvCaps2D, ClassCaps and DenseCaps, as Keras layers."""
 
+import itertools
 import json
 
 import keras
@@ -94,12 +95,28 @@ def test_exports_run_without_the_layer(rule, tmp_path, device):
 
 @every_rule
 @every_layer
-def test_portable_and_compiled_layers_agree(name, rule, device):
+def test_portable_layers_agree(name, rule, device):
     layer, inputs, _ = _drawn(name, routing=rule)
     expected = layer(inputs)
     with tf_capsops.portable():
         _assert_equal(layer(inputs), expected, 2e-4)
-    _assert_equal(tf.function(layer, jit_compile=True)(inputs), expected, 2e-4)
+
+
+def _compiled():
+    """Every rule in one layer and every layer of one rule; with `slow`, all in all."""
+    for rule, name in itertools.product(_RULES, _LAYERS):
+        chosen = name == "dense" or isinstance(rule, InvertedAttention)
+        identity = f"{name}-{type(rule).__name__}"
+        marks = () if chosen else pytest.mark.slow
+        yield pytest.param(name, rule, id=identity, marks=marks)
+
+
+@pytest.mark.parametrize("name, rule", _compiled())
+def test_compiled_layers_agree(name, rule, device):
+    layer, inputs, _ = _drawn(name, routing=rule)
+    compiled = tf.function(layer, jit_compile=True)
+    layer(inputs)  # which makes its weights
+    _assert_equal(compiled(inputs), layer(inputs), 2e-4)
 
 
 @every_rule
