@@ -8,6 +8,7 @@ for a quarter of the cases, each time another one, in each of the other types.
 """
 
 import ctypes
+import gc
 import os
 import sys
 
@@ -115,6 +116,13 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("all"):
         config.hook.pytest_deselected(items=[i for i in items if not _selected(i)])
         items[:] = filter(_selected, items)
+
+
+def pytest_collection_finish(session):
+    """Collects garbage more rarely, without a million objects of TensorFlow."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_sessionfinish(session):

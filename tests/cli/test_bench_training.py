@@ -149,7 +149,9 @@ def test_a_network_that_fails_says_why_and_leaves_the_policy(monkeypatch, capsys
     assert keras.config.dtype_policy().name == "float32"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"]
+)
 def test_half_precision_is_mixed_precision(dtype):
     options = _options(dtype=[dtype], model=["p_capsnet"], steps_per_execution=[1])
     with warnings.catch_warnings():

@@ -68,7 +68,9 @@ def test_denoise_writes_everything(small, capsys):
     "text, networks",
     [
         ("epoch 4/40", ["plain"]),
-        ("averaging network: ", ["plain", "averaging"]),
+        pytest.param(
+            *("averaging network: ", ["plain", "averaging"]), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_ctrl_c_saves_what_there_is_and_ends(tmp_path, text, networks):

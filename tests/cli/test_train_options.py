@@ -35,7 +35,9 @@ def _result(name="noise"):
 
 
 @pytest.mark.parametrize("model", ["capsnet", "p_capsnet"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_mixed_precision(images, model, dtype, capsys):
     policy = keras.config.dtype_policy()
     assert main([*images, "--model", model, "--mixed-precision", dtype]) == 0

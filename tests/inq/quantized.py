@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with quantized weights, and comparisons with what convert makes of them."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tolerances
@@ -28,3 +29,26 @@ def assert_same(model, converted, images):
         scale = np.abs(plain).max()
         np.testing.assert_allclose(ours, plain, rtol=0, atol=allowed * scale)
         assert scale > 0
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps masks and kernels as they are after every epoch and execution."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+        self.records = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._keep()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._keep()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._keep()
+
+    def _keep(self):
+        self.records.append(
+            [(each.mask.copy(), each.variable.numpy()) for each in self.steps.kernels]
+        )

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from quantized import Recorder
 
 import tf_capsops
 from tf_capsops import inq
@@ -34,36 +35,13 @@ def _model(**kernel):
     )
 
 
-class _Recorder(keras.callbacks.Callback):
-    """Keeps masks and kernels as they are after every epoch and execution."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self.steps = steps
-        self.records = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._keep()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._keep()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._keep()
-
-    def _keep(self):
-        self.records.append(
-            [(each.mask.copy(), each.variable.numpy()) for each in self.steps.kernels]
-        )
-
-
 def _train(model, optimizer="sgd", bits=4, epochs=5, fit=None, **compiled):
     """Fits with a callback that is not the last to say what weights are."""
     images, labels = _data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, **compiled)
     steps = inq.IncrementalQuantization(model, bits, _STEPS)
-    recorder = _Recorder(steps)
+    recorder = Recorder(steps)
     model.fit(
         images,
         labels,
@@ -154,7 +132,7 @@ def test_a_training_step_traced_before_is_replaced_and_after_replaced_again():
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
     model.fit(images, labels, verbose=0)
     steps = inq.IncrementalQuantization(model, 4, _STEPS)
-    recorder = _Recorder(steps)
+    recorder = Recorder(steps)
     callbacks = [steps, recorder]
     model.fit(images, labels, 4, 4, verbose=0, callbacks=callbacks)
     _assert_fixed_from_then_on(steps, recorder)
@@ -186,7 +164,7 @@ def test_works_with_our_layers():
     images, labels = _data()
     model.compile(keras.optimizers.Adam(0.01), tf_capsops.losses.MarginLoss())
     steps = inq.IncrementalQuantization(model, 5, _STEPS)
-    recorder = _Recorder(steps)
+    recorder = Recorder(steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         model.fit(images, labels, 4, 5, verbose=0, callbacks=[steps, recorder])
@@ -299,7 +277,7 @@ def test_a_second_fit_goes_on():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss)
     steps = inq.IncrementalQuantization(model, 4, _STEPS, epochs_per_step=2)
-    recorder = _Recorder(steps)
+    recorder = Recorder(steps)
 
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -2,14 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsulePrediction's gradients and theirs, against finite differences."""
 
-import itertools
-import unittest
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from frames import switched
-from parameterized import parameterized
 from registrations import bare
 from tolerances import assert_jacobians_close
 
@@ -58,17 +54,19 @@ def test_gradients_of_gradient_op(case, dtype, device):
     _check(gradients, *_draw(case, dtype))
 
 
-class PaperTest(unittest.TestCase):
-    """The gradient tests of paper 002, on its grid of sizes."""
+# The grid of paper 002; the times grow with the square of the sizes.
+paper_cases = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if index % 4 == 0 else pytest.mark.slow)
+        for index, case in enumerate(SUITE.select(cases.PAPER))
+    ],
+    ids=str,
+)
 
-    @parameterized.expand(
-        itertools.product(
-            [f"{d.device_type}:0" for d in tf.config.list_logical_devices()],
-            SUITE.select(cases.PAPER),
-        )
-    )
-    def test_gradients(self, device, case):
-        with tf.device(device):
-            _, inputs, weights = _draw(case, tf.float32)
-            _check(lambda x: tf_capsops.capsule_prediction(x, weights), inputs)
-            _check(lambda w: tf_capsops.capsule_prediction(inputs, w), weights)
+
+@paper_cases
+def test_gradients_on_the_papers_grid(case, device):
+    _, inputs, weights = _draw(case, tf.float32)
+    _check(lambda x: tf_capsops.capsule_prediction(x, weights), inputs)
+    _check(lambda w: tf_capsops.capsule_prediction(inputs, w), weights)

@@ -195,6 +195,7 @@ def test_gradient_step_leaves_out_the_output():
     assert [result.numpy() for result in results] == [10, 6]
 
 
+@pytest.mark.slow
 def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     """The CPU's charts need neither a GPU nor the library of the studies."""
     monkeypatch.setattr(simeng_zhejin, "IMAGE", (6, 5))
