@@ -54,7 +54,7 @@ endif
 comma := ,
 COUNTS_LINES := $(filter $(MEMORY),$(SANITIZE))
 FAULTS := $(filter faults,$(MAKECMDGOALS))
-DEFINE_FAULTS := $(if $(FAULTS)$(COUNTS_LINES),-DCAPSOPS_FAULTS=1)
+DEFINE_FAULTS := $(if $(FAULTS),-DCAPSOPS_FAULTS=1)
 
 BUILD := build$(if $(SANITIZE),/sanitize-$(subst $(comma),-,$(SANITIZE)),$(if $(FAULTS),/faults))
 OPTIMIZE := $(if $(SANITIZE),-O1 -g1 -fsanitize=$(SANITIZE) -fno-sanitize-recover=undefined,$(if $(FAULTS),-O1,-O3))$(if $(COUNTS_LINES), --coverage)
@@ -139,7 +139,10 @@ OBJECTS_dispatch := $(patsubst %.cc,$(BUILD)/%.o,$(wildcard cc/cpu/dispatch/*.cc
 # Folders of kernel paths come first: they take longest, and all cores stay busy to the end.
 OBJECTS_cuda := $(if $(WITH_CUDA),$(patsubst %.cc,$(BUILD)/%.o,$(filter-out cuda/studies/%,$(wildcard cuda/*/*/*.cu.cc cuda/*/*.cu.cc))))
 OBJECTS_cpu := $(foreach i,$(ISAS),$(patsubst cc/cpu/%.cc,$(BUILD)/cc/cpu/$(i)/%.o,$(wildcard cc/cpu/*.cc)))
-ifdef DEFINE_FAULTS
+ifneq ($(COUNTS_LINES),)
+OBJECTS_dispatch += $(BUILD)/tests/sanitizers/coverage.o
+endif
+ifneq ($(FAULTS),)
 OBJECTS_dispatch += $(BUILD)/tests/faults/faults.o
 OBJECTS_cuda += $(if $(WITH_CUDA),$(BUILD)/tests/faults/faults.cu.o)
 endif

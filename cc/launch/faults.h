@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Faults on purpose, by which the tests are tested. Only the library of `make faults`
-// and `make coverage` has them. There TF_CAPSOPS_FAULT, read at every call, names one:
+// has them. There TF_CAPSOPS_FAULT, read at every call, names one:
 //   spoil CapsuleConv x86-64-v4 0   this kernel's result 0 has one wrong number
 //   launch CapsuleConv x86-64-v4    this kernel cannot be launched
 //   rule CapsuleConv input rank     this rule of cc/shapes is left out
