@@ -126,7 +126,7 @@ endif
 FLAGS_cuda := -x cu -std=c++17 -O3 -DNDEBUG $(DEFINE_FAULTS) --expt-relaxed-constexpr -lineinfo -ccbin $(CXX) \
   -Xcompiler -fPIC,-fvisibility=hidden -Xfatbin -compress-all --threads 0 -I. \
   $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
-  -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST) $(NVCCFLAGS)
+  $(if $(filter 0,$(CUDA_PTX)),,-gencode arch=compute_$(NEWEST)$(comma)code=compute_$(NEWEST)) $(NVCCFLAGS)
 
 # A function that several instruction sets define inline is kept from the first object
 # that has it. So the most modest come first: no AVX-512 copy serves an older processor.
@@ -365,6 +365,7 @@ help:
 	  CUDA "auto: for the GPUs that are here; 1: for $(EVERY_ARCH); 0: without" \
 	  "" "(now $(BUILT))" \
 	  CUDA_ARCHS "other GPU architectures than those, such as \"89 90\"" \
+	  CUDA_PTX "0: no PTX for GPUs to come, which takes a third of the time of nvcc" \
 	  CUDA_HOME "the CUDA toolkit; or NVCC, its compiler" \
 	  CXX "C++ compiler ($(CXX)); CXXFLAGS, NVCCFLAGS and LDFLAGS add to ours" \
 	  ARGS "passed on to pytest, the demo, the benchmark" \
