@@ -22,7 +22,7 @@ struct PackedGrad {
   int column_blocks;
 };
 
-// Of a product's 8 terms, pixels 0, 2, 4, 6 come before 1, 3, 5, 7: see ReadChannels.
+// A product adds 8 terms: pixels 0, 2, 4, 6 come before 1, 3, 5, 7: see ReadChannels.
 __global__ void __launch_bounds__(kPackThreads)
     PackGradKernel(const PackedGrad p, const float* grad, float* packed,
                    const Unwritten parts) {

@@ -14,7 +14,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// What tensor cores multiply: what is split becomes three parts of bfloat16.
+// The type that tensor cores multiply. A split operand is three parts of bfloat16.
 template <typename S, Tf32 kTf32>
 using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft || kTf32 == Tf32::kSplit,
                                      __nv_bfloat16, S>;
