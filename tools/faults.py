@@ -43,6 +43,7 @@ OTHER_OPS = "tests/ops/test_capsule_conv_bias_relu.py"
 CPU_TESTS = [
     "tests/ops/test_every_op.py::test_values_and_gradients",
     "tests/ops/test_capsule_routing.py::test_coefficients",
+    "tests/ops/test_capsule_moments.py::test_shares",
     f"{OTHER_OPS}::test_values_and_gradients",
     *("-k", "CPU and float32 and (ones or primes) and not large"),
 ]

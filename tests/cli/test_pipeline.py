@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tf_capsops import models
-from tf_capsops.cli.pipeline import copied_ahead, distort, training_batches
+from tf_capsops.cli.pipeline import distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
 from tf_capsops.data.samples import ArraySamples
+from tf_capsops.models.ahead import copied_ahead
 
 
 def _dot(size=9):

@@ -36,7 +36,7 @@ _FORMS = [
 @pytest.fixture(scope="module")
 def said():
     program = fresh.ROOT / "tests" / "layers" / "two_replicas.py"
-    return json.loads(fresh.run(program.read_text(), CUDA_VISIBLE_DEVICES="-1"))
+    return json.loads(fresh.run(program.read_text()))
 
 
 def test_every_form_is_tested(said):

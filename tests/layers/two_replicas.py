@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on one device and on two, and prints as JSON what came out of both.
 
-A program of its own, because logical devices are made before anything else runs.
+On two GPUs where there are as many, and otherwise on two logical CPUs: these are made
+before anything else runs, so this is a program of its own.
 """
 
 import json
@@ -10,11 +11,19 @@ import warnings
 
 import tensorflow as tf
 
-(_CPU,) = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(
-    _CPU, [tf.config.LogicalDeviceConfiguration()] * 2
-)
-tf.config.set_visible_devices([], "GPU")
+_GPUS = tf.config.list_physical_devices("GPU")
+if len(_GPUS) > 1:
+    DEVICES = ["GPU:0", "GPU:1"]
+    for _gpu in _GPUS:
+        tf.config.experimental.set_memory_growth(_gpu, True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+else:
+    DEVICES = ["CPU:0", "CPU:1"]
+    (_CPU,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        _CPU, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    tf.config.set_visible_devices([], "GPU")
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -162,7 +171,7 @@ def results(model, use):
 
 def main():
     recording = Recording()
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], recording)
+    strategy = tf.distribute.MirroredStrategy(DEVICES, recording)
     inputs = IMAGES.reshape(SAMPLES, -1)[:, :6]
     targets = np.float32(LABELS[:, None])
     said = {}
@@ -170,7 +179,7 @@ def main():
     def say(name, *arguments):
         said.setdefault(name, []).append(results(*arguments))
 
-    for scope in (tf.device("CPU:0"), strategy.scope()):
+    for scope in (tf.device(DEVICES[0]), strategy.scope()):
         with scope:
             capsules = network()
             eager, graphs = dense(run_eagerly=True), dense(jit_compile=True)

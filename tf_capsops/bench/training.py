@@ -28,7 +28,7 @@ import tensorflow as tf
 from tf_capsops.bench import cases, measure, pytorch, report, trace
 from tf_capsops.bench.networks import CASES, NETWORKS, Trainee
 from tf_capsops.cli.arguments import positive_int
-from tf_capsops.cli.pipeline import copied_ahead
+from tf_capsops.models.ahead import copied_ahead
 
 PLAIN = "plain Keras"
 _JIT = {"off": False, "on": True}

@@ -12,8 +12,9 @@ import tempfile
 import keras
 import tensorflow as tf
 
-from tf_capsops.cli import pipeline, runs
+from tf_capsops.cli import runs
 from tf_capsops.cli.errors import CommandError
+from tf_capsops.models.ahead import copied_ahead
 
 _MOST_TESTS = 256  # test images a batch
 _FORM = (
@@ -154,7 +155,7 @@ def shared(strategy, batches):
         with tf.device("CPU:0"):
             own = batches.map(functools.partial(_slices, index, count))
         kind = tf.DeviceSpec.from_string(strategy.extended.worker_devices[index])
-        return pipeline.copied_ahead(own, f"{kind.device_type}:{kind.device_index}")
+        return copied_ahead(own, f"{kind.device_type}:{kind.device_index}")
 
     return strategy.distribute_datasets_from_function(
         share,

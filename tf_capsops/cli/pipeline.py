@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from tf_capsops.data.samples import warp
 
-_COPIES = 8  # batches that wait on a device
-
 
 class _Epoch(keras.callbacks.Callback):
     """Keeps the number of the epoch, also of a run that was resumed, in a variable."""
@@ -66,26 +64,6 @@ def training_batches(samples, batch_size, distortion, seed, deterministic=False)
     batches = batches.map(batch, num_parallel_calls=parallel)
     known = tf.data.experimental.assert_cardinality(count)
     return batches.apply(known).prefetch(4), epoch
-
-
-def copied_ahead(batches, device):
-    """Returns a `tf.data.Dataset` of the same batches in the memory of a device.
-
-    They are copied there while the device works on the ones before. TensorFlow copies a
-    batch after all the work that the device has been given before, so copies are made
-    one a step; those that wait let the first steps of an execution follow each other.
-
-    Args:
-      batches: a `tf.data.Dataset` on the processor.
-      device: such as "GPU:0".
-    """
-    copied = batches.apply(tf.data.experimental.copy_to_device(f"/{device}"))
-    with tf.device(device):
-        copied = copied.prefetch(_COPIES)
-    # TensorFlow does not know how many copies there are; Keras asks, for its progress
-    # bar and to end an epoch without a warning.
-    copied.cardinality = batches.cardinality
-    return copied
 
 
 def distort(images, seed, distortion):

@@ -4,6 +4,8 @@
 
 import keras
 
+from tf_capsops.models.grouping import Bar
+
 _LABELS = {
     "lengths_accuracy": "train_accuracy",
     "val_lengths_accuracy": "test_accuracy",
@@ -23,20 +25,11 @@ def accuracies(history):
     return history[name], history[f"val_{name}"]
 
 
-class StepBar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar of each epoch's steps, for any `steps_per_execution`.
-
-    The last execution of an epoch may have fewer steps; Keras' own bar counts them in
-    full and goes beyond its end.
-    """
+class StepBar(Bar):
+    """A progress bar of each epoch's steps, which shows although `verbose` is 0."""
 
     def set_params(self, params):
         super().set_params({**params, "verbose": 1})
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.target is not None:
-            batch = min(batch, self.target - 1)
-        super().on_train_batch_end(batch, logs)
 
 
 class EpochBar(keras.callbacks.Callback):

@@ -271,8 +271,6 @@ def _train(model, dataset, directory, config, distortion, epoch, history):
     )
     if config["distribute"]:
         batches, tests = (distribution.shared(strategy, d) for d in (batches, tests))
-    elif tf.config.list_physical_devices("GPU"):
-        batches = pipeline.copied_ahead(batches, "GPU:0")
     part = validation.part(config["validation"])
     verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty(), part)
     clock = outcome.Clock()

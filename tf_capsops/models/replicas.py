@@ -3,14 +3,17 @@
 """Steps of a model that has a replica on each of several devices.
 
 XLA compiles for one device, and Keras asks it to compile a step with all its replicas.
-Here XLA compiles what a replica does alone: its forward and backward pass, and the
-update of each of its variables. Between them Keras' optimizer sums the gradients.
+Here XLA compiles what one replica does. On GPUs that is the whole step, with the sums
+of the gradients over all replicas. Replicas on CPUs are compiled only to evaluate,
+because XLA has no such sums there.
 """
 
 import contextlib
 
 import keras
 import tensorflow as tf
+
+_SUM = tf.distribute.ReduceOp.SUM
 
 
 def train_step(model):
@@ -21,9 +24,7 @@ def train_step(model):
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     trained = []  # whether each variable has a gradient
-    updates = {}
 
-    @compiler(model)
     def gradients(batch, samples):
         # Keras divides the mean of a share by the number of replicas.
         weight = strategy.num_replicas_in_sync * tf.cast(_count(batch), samples.dtype)
@@ -48,19 +49,17 @@ def train_step(model):
         batch = of_any_size(batch)
         count = _count(batch)
         # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
-        samples = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.cast(count, tf.float32)
-        )
+        samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
         own = tf.cond(count > 0, lambda: gradients(batch, samples), zeros)
         own = iter(own)
         own = [next(own) if has else None for has in trained]
-        optimizer.apply(own, model.trainable_variables)
+        with _without_merging(optimizer) if compiled else contextlib.nullcontext():
+            optimizer.apply(own, model.trainable_variables)
 
-    def step(batch):
-        with _compiled_updates(model, updates):
-            strategy.run(replica, (batch,))
-
-    return step
+    compiled = on_gpus(strategy) and model.jit_compile and not model.run_eagerly
+    if compiled:
+        replica = compiler(model)(replica)
+    return lambda batch: strategy.run(lambda share: replica(share), (batch,))
 
 
 def test_step(model):
@@ -77,6 +76,13 @@ def test_step(model):
         tf.cond(_count(batch) > 0, evaluated, lambda: False)
 
     return lambda batch: model.distribute_strategy.run(replica, (batch,))
+
+
+def on_gpus(strategy):
+    """Whether a strategy has several replicas, and all of them on GPUs."""
+    if strategy.num_replicas_in_sync == 1:
+        return False
+    return all("GPU" in device for device in strategy.extended.worker_devices)
 
 
 def shares(strategy, batch):
@@ -187,27 +193,39 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _compiled_updates(model, functions):
-    """Has XLA compile the update of each variable on each device, if the model asks.
+def _without_merging(optimizer):
+    """Lets an optimizer update what one replica has, in a program of that replica.
 
-    Args:
-      model: the model, whose optimizer has another `update_step` meanwhile.
-      functions: a dict that keeps what is compiled, for the next step.
+    Two steps of Keras' optimizers need all replicas to meet outside of such a program:
+    counting the iterations, and asking the first replica whether gradients are finite.
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    update = optimizer.update_step
+    iterations = optimizer.iterations
+    own = tf.distribute.get_strategy().experimental_local_results(iterations.value)
+    own = own[_index_in_process()]
+    iterations.assign_add = lambda value: own.assign_add(tf.cast(value, own.dtype))
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaled:
+        check_finite = optimizer.check_finite
 
-    def compiled(gradient, variable, learning_rate):
-        key = id(variable)  # of the one that a device has
-        if key not in functions:
-            functions[key] = compiler(model)(
-                lambda gradient, rate: update(gradient, variable, rate)
-            )
-        functions[key](gradient, tf.convert_to_tensor(learning_rate))
+        def all_finite(gradients):
+            wrong = tf.cast(tf.logical_not(check_finite(gradients)), tf.float32)
+            return _context().all_reduce(_SUM, wrong) == 0
 
-    if model.jit_compile:
-        optimizer.update_step = compiled
+        optimizer.check_finite = all_finite
     try:
         yield
     finally:
-        vars(optimizer).pop("update_step", None)
+        del iterations.assign_add
+        if scaled:
+            del optimizer.check_finite
+
+
+def _context():
+    return tf.distribute.get_replica_context()
+
+
+def _index_in_process():
+    """Returns which of the devices of this process the current replica has."""
+    devices = tf.distribute.get_strategy().extended.worker_devices
+    index = tf.get_static_value(_context().replica_id_in_sync_group)
+    return index % len(devices)

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training several batches in an execution, without waiting for the GPU in between."""
 
-import itertools
+import inspect
+import warnings
 
 import keras
 import tensorflow as tf
 
-from tf_capsops.models import replicas
+from tf_capsops.models import grouping, replicas
+from tf_capsops.models.ahead import Ahead, Taken, gpu_of
 
 
 class Unrolled:
@@ -20,9 +22,14 @@ class Unrolled:
 
     Graphs grow with `steps_per_execution`.
 
+    On GPUs, `fit` copies batches ahead, and runs up to 20 steps in an execution if
+    `compile` did not ask for another number. Callbacks that see each batch, and eager
+    training, switch this off. Otherwise the progress bar moves by as many steps, and
+    shows what the execution before was like, so as not to wait for the GPU.
+
     Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
-    replica's share of a batch counts by its samples, and `jit_compile` has XLA compile
-    the forward and backward pass of each replica.
+    replica's share of a batch counts by its samples. On GPUs XLA compiles the whole
+    step of each replica, also by default; replicas on CPUs train without XLA.
 
     >>> import keras
     >>> import numpy as np
@@ -33,6 +40,8 @@ class Unrolled:
     >>> model.compile("sgd", "mse", steps_per_execution=4)
     >>> history = model.fit(np.ones([9, 3]), np.ones(9), batch_size=2, verbose=0)
     """
+
+    _logs_may_be_late = False  # while `fit` runs, and no callback reads them
 
     # `fit`, `evaluate`, `predict` and the methods on a batch call these two with the
     # first batch, on the host and outside of graphs, before anything is computed.
@@ -50,6 +59,8 @@ class Unrolled:
         if self.train_function is None or force:
             self.train_function = _Function(self, self.train_step, replicas.train_step)
         self.train_function.checked = False
+        self.train_function.may_be_late = self._logs_may_be_late
+        self.train_function.logs.forget()
         return self.train_function
 
     def make_test_function(self, force=False):
@@ -64,6 +75,21 @@ class Unrolled:
             self.predict_function = _Predictions(self, self.predict_function)
         self.predict_function.checked = False
         return self.predict_function
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        given = inspect.signature(super().compile).bind(*args, **kwargs).arguments
+        several = replicas.on_gpus(self.distribute_strategy)
+        if several and given.get("jit_compile", "auto") == "auto":
+            # Keras alone cannot compile them. It warns if a layer does not allow it.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.jit_compile = not self.run_eagerly
+
+    def fit(self, *args, **kwargs):
+        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        with grouping.grouped(self, bound.arguments):
+            return super().fit(*bound.args, **bound.kwargs)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy, Keras builds metrics with the mean of the shares of a batch,
@@ -80,45 +106,54 @@ class _Function:
     """Runs the steps of an execution on batches of an iterator."""
 
     def __init__(self, model, step, step_of_replicas):
-        self.checked = False
+        self.checked = self.may_be_late = False
+        self.logs = grouping.Logs(model)
         self._model = model
+        self._executions = {}  # by their number of steps
         with model.distribute_strategy.scope():
             distributed = tf.distribute.has_strategy()
         if distributed:
             self._run = self._run_distributed
             several = model.distribute_strategy.num_replicas_in_sync > 1
             step = step_of_replicas(model) if several else _compiled(model, step)
+            self._taken = Taken()
             self._execution = _distributed(model, step)
         else:
             self._run = self._run_alone
             self._step = _compiled(model, step)
-            self._execution = _unrolled(model, self._step)
+            self._ahead = Ahead(gpu_of(model))
 
     def __call__(self, iterator):
-        return self._run(iterator)
+        logs = self._run(iterator)
+        return self.logs.late(logs) if self.may_be_late else logs
 
     def _run_alone(self, iterator):
         if not isinstance(iterator, tf.data.Iterator):  # the one of train_on_batch
             batch = next(iterator)
             self._check(batch)
             return self._step(batch)
+        iterator = self._ahead.of(iterator)
         first = iterator.get_next_as_optional()
         if not first.has_value():
             raise StopIteration
         if not self.checked:
             with tf.device("CPU:0"):
                 self._check(first.get_value())
-        return self._execution(first, iterator)
+        steps = self._model.steps_per_execution
+        if steps not in self._executions:
+            self._executions[steps] = _unrolled(self._model, self._step, steps)
+        return self._executions[steps](first, iterator)
 
     def _run_distributed(self, iterator):
         # In a graph TensorFlow asks all replicas for another batch on their GPUs, and
         # waits for the answers. Here the host takes the batches of an execution first.
         strategy = self._model.distribute_strategy
         steps = self._model.steps_per_execution
-        batches = list(itertools.islice(iterator, steps))
+        ahead = isinstance(iterator, tf.distribute.DistributedIterator)
+        batches = self._taken.of(iterator, steps, ahead)
         if not batches:
             raise StopIteration
-        if not isinstance(iterator, tf.distribute.DistributedIterator):
+        if not ahead:
             batches = [replicas.shares(strategy, batch) for batch in batches]
         if not self.checked:
             share = replicas.share(strategy, batches[0])
@@ -192,9 +227,8 @@ def _distributed(model, step):
     return _graph(model, execution)
 
 
-def _unrolled(model, step):
+def _unrolled(model, step, steps):
     """Returns a function that takes up to so many batches of an iterator."""
-    steps = model.steps_per_execution
 
     def execution(first, iterator):
         logs = step(first.get_value())
