@@ -45,7 +45,7 @@ CPU_TESTS = [
     "tests/ops/test_capsule_routing.py::test_coefficients",
     "tests/ops/test_capsule_moments.py::test_shares",
     f"{OTHER_OPS}::test_values_and_gradients",
-    *("-k", "CPU and float32 and (ones or primes) and not large"),
+    *("-k", "CPU and float32 and (ones or primes or shares) and not large"),
 ]
 GPU_TESTS = ["tests/ops/test_paths_*.py", OTHER_OPS]
 RULE_TESTS = [

@@ -3,9 +3,10 @@
 """Steps of a model that has a replica on each of several devices.
 
 XLA compiles for one device, and Keras asks it to compile a step with all its replicas.
-Here XLA compiles what one replica does. On GPUs that is the whole step, with the sums
-of the gradients over all replicas. Replicas on CPUs are compiled only to evaluate,
-because XLA has no such sums there.
+Here XLA compiles what one replica does: the whole step where TensorFlow can sum
+gradients within a compiled program, as on the GPUs of one process. Elsewhere it
+compiles the forward and backward pass and the update of each variable, and Keras'
+optimizer sums the gradients between them.
 """
 
 import contextlib
@@ -20,10 +21,12 @@ def train_step(model):
     """Returns a function that trains a model on a batch, of a share for each replica.
 
     A share counts by its samples, so a batch that does not divide evenly, or leaves
-    replicas without a sample, gives the gradients that it gives on one device.
+    replicas without a sample, gives the gradients that it gives on one device. Where
+    `even` is true, all shares have the same number of samples.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     trained = []  # whether each variable has a gradient
+    updates = {}
 
     def gradients(batch, samples):
         # Keras divides the mean of a share by the number of replicas.
@@ -45,21 +48,35 @@ def train_step(model):
         variables = zip(model.trainable_variables, trained)
         return [tf.zeros(each.shape, each.dtype) for each, has in variables if has]
 
-    def replica(batch):
+    def apply(own):
+        own = iter(own)
+        own = [next(own) if has else None for has in trained]
+        optimizer.apply(own, model.trainable_variables)
+
+    compiled_gradients = compiler(model)(gradients)
+
+    def in_parts(batch):
         batch = of_any_size(batch)
         count = _count(batch)
         # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
         samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
-        own = tf.cond(count > 0, lambda: gradients(batch, samples), zeros)
-        own = iter(own)
-        own = [next(own) if has else None for has in trained]
-        with _without_merging(optimizer) if compiled else contextlib.nullcontext():
-            optimizer.apply(own, model.trainable_variables)
+        apply(tf.cond(count > 0, lambda: compiled_gradients(batch, samples), zeros))
 
-    compiled = on_gpus(strategy) and model.jit_compile and not model.run_eagerly
-    if compiled:
-        replica = compiler(model)(replica)
-    return lambda batch: strategy.run(lambda share: replica(share), (batch,))
+    @compiler(model)
+    def whole(batch):
+        count = tf.cast(_count(batch), tf.float32)
+        own = gradients(batch, strategy.num_replicas_in_sync * count)
+        with _without_merging(optimizer):
+            apply(own)
+
+    def step(batch, even):
+        if even and model.jit_compile and on_gpus(strategy):
+            strategy.run(lambda share: whole(of_any_size(share)), (batch,))
+        else:
+            with _compiled_updates(model, updates):
+                strategy.run(in_parts, (batch,))
+
+    return step
 
 
 def test_step(model):
@@ -75,14 +92,23 @@ def test_step(model):
 
         tf.cond(_count(batch) > 0, evaluated, lambda: False)
 
-    return lambda batch: model.distribute_strategy.run(replica, (batch,))
+    return lambda batch, even: model.distribute_strategy.run(replica, (batch,))
 
 
 def on_gpus(strategy):
-    """Whether a strategy has several replicas, and all of them on GPUs."""
-    if strategy.num_replicas_in_sync == 1:
-        return False
-    return all("GPU" in device for device in strategy.extended.worker_devices)
+    """Whether a strategy has several replicas, all on GPUs of this process."""
+    # Of several processes, XLA's sums do not find each other (TensorFlow 2.21).
+    return isinstance(strategy, tf.distribute.MirroredStrategy) and (
+        strategy.num_replicas_in_sync > 1
+        and all("GPU" in device for device in strategy.extended.worker_devices)
+    )
+
+
+def are_even(strategy, batch):
+    """Whether the replicas of this process have as many samples of a batch each."""
+    indices = range(len(strategy.extended.worker_devices))
+    parts = (share(strategy, batch, index) for index in indices)
+    return len({len(keras.tree.flatten(part)[0]) for part in parts}) == 1
 
 
 def shares(strategy, batch):
@@ -227,5 +253,31 @@ def _context():
 def _index_in_process():
     """Returns which of the devices of this process the current replica has."""
     devices = tf.distribute.get_strategy().extended.worker_devices
-    index = tf.get_static_value(_context().replica_id_in_sync_group)
-    return index % len(devices)
+    return tf.get_static_value(_context().replica_id_in_sync_group) % len(devices)
+
+
+@contextlib.contextmanager
+def _compiled_updates(model, functions):
+    """Has XLA compile the update of each variable on each device, if the model asks.
+
+    Args:
+      model: the model, whose optimizer has another `update_step` meanwhile.
+      functions: a dict that keeps what is compiled, for the next step.
+    """
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    update = optimizer.update_step
+
+    def compiled(gradient, variable, learning_rate):
+        key = id(variable)  # of the one that a device has
+        if key not in functions:
+            functions[key] = compiler(model)(
+                lambda gradient, rate: update(gradient, variable, rate)
+            )
+        functions[key](gradient, tf.convert_to_tensor(learning_rate))
+
+    if model.jit_compile:
+        optimizer.update_step = compiled
+    try:
+        yield
+    finally:
+        vars(optimizer).pop("update_step", None)

@@ -3,6 +3,7 @@
 """Training several batches in an execution, without waiting for the GPU in between."""
 
 import inspect
+import itertools
 import warnings
 
 import keras
@@ -115,7 +116,10 @@ class _Function:
         if distributed:
             self._run = self._run_distributed
             several = model.distribute_strategy.num_replicas_in_sync > 1
-            step = step_of_replicas(model) if several else _compiled(model, step)
+            if several:
+                step = step_of_replicas(model)
+            else:
+                step = _of_one_replica(_compiled(model, step))
             self._taken = Taken()
             self._execution = _distributed(model, step)
         else:
@@ -159,7 +163,12 @@ class _Function:
             share = replicas.share(strategy, batches[0])
             self._check(share)
             self._model._build_with(share)
-        return self._execution(batches)
+        of_one_kind = itertools.groupby(
+            batches, lambda batch: replicas.are_even(strategy, batch)
+        )
+        for even, batches in of_one_kind:
+            logs = self._execution(list(batches), even)
+        return logs
 
     def _check(self, batch):
         batch = keras.tree.map_structure(replicas.none_if_optional, batch)
@@ -216,12 +225,16 @@ def _compiled(model, step):
     return replicas.compiler(model)(step_on_batch)
 
 
+def _of_one_replica(step):
+    return lambda batch, even: step(batch)
+
+
 def _distributed(model, step):
     """Returns a function that takes batches with a share for each replica."""
 
-    def execution(batches):
+    def execution(batches, even):
         for batch in batches:
-            logs = step(replicas.of_any_size(batch))
+            logs = step(replicas.of_any_size(batch), even)
         return model.get_metrics_result() if logs is None else logs
 
     return _graph(model, execution)
