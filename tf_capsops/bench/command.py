@@ -23,6 +23,7 @@ from tf_capsops.bench import (
     measure,
     pytorch,
     report,
+    threads,
     training,
 )
 from tf_capsops.bench.cases import Case, OpSuite
@@ -103,6 +104,7 @@ def _parser() -> arguments.Parser:
         metavar="BENCH_JSON",
         help="compare with an earlier bench.json, and mark what has become slower",
     )
+    threads.add_argument(parser)
     training.add_arguments(parser)
     return parser
 
@@ -222,6 +224,21 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
             yield entry, results
 
 
+def _measured(argv: Sequence[str], options, console: Console) -> dict:
+    """Returns the report of what the options ask for, and prints it on the way."""
+    made = {"command": report.command(argv), "tf32": options.tf32, **machine()}
+    made |= {"ceilings": [], "results": []}
+    for ceilings, results in _run(options, console):
+        made["ceilings"].append(ceilings)
+        made["results"] += results
+    for result in training.run(options):
+        made["results"].append(result)
+        console.print(report.training_table(result))
+    for result in made["results"] if options.threads else ():
+        result["threads"] = options.threads[0]
+    return made
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
@@ -231,25 +248,32 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0, or 1 where one of our own ops or networks could not be run.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    counts = options.threads or []
+    if len(counts) > 1 and options.against:
+        parser.error("--against compares with one number of --threads")
     earlier = options.against and against.read(options.against)
     make_directory(options.output)
-    console = prepare(options)
-    made = {"command": report.command(argv), "tf32": options.tf32, **machine()}
-    made |= {"ceilings": [], "results": []}
-    for ceilings, results in _run(options, console):
-        made["ceilings"].append(ceilings)
-        made["results"] += results
-    for result in training.run(options):
-        made["results"].append(result)
-        console.print(report.training_table(result))
-
     data, picture = options.output / "bench.json", options.output / "bench.png"
+    written = str(data)
+    if len(counts) > 1:
+        made = threads.measure(argv, counts, options.output)
+        console = prepare(options)
+        for table in threads.tables(made):
+            console.print(table)
+    else:
+        if counts:
+            threads.use(*counts)
+            options.device = ["CPU"]
+        console = prepare(options)
+        made = _measured(argv, options, console)
+        chart.save(made, picture)
+        written += f" and {picture}"
     data.write_text(json.dumps(made, indent=2) + "\n")
-    chart.save(made, picture)
     if earlier:
         console.print(against.table(earlier, made))
-    console.print(f"Wrote {data} and {picture}.")
+    console.print(f"Wrote {written}.")
     ours = (
         method
         for result in made["results"]
