@@ -125,6 +125,20 @@ def test_callbacks_of_batches_see_each(as_on_a_gpu):
     assert bar == batches.numbers == [*range(12)]
 
 
+@pytest.mark.parametrize("frequency, grouped", [("epoch", True), (5, False)])
+def test_checkpoints_of_epochs_see_no_batches(
+    as_on_a_gpu, frequency, grouped, tmp_path
+):
+    path = str(tmp_path / "best.keras")
+    saved = keras.callbacks.ModelCheckpoint(path, save_freq=frequency)
+    _, bar, weights = fit([saved], epochs=1)
+    assert bar == ([19] if grouped else [*range(12)])
+    if grouped:
+        kept = keras.models.load_model(path, {"Dense": Dense})
+        assert [each.tolist() for each in kept.get_weights()] == weights
+        assert int(kept.optimizer.iterations) == 12 and kept.loss == "mse"
+
+
 def test_another_fit_may_group_otherwise(as_on_a_gpu):
     model, batches = dense(), Batches()
     arguments = {"batch_size": BATCH, "verbose": 0, "shuffle": False}

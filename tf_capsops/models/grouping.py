@@ -100,10 +100,15 @@ def _see_batches(callbacks):
     return any(
         getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
         for callback in keras.tree.flatten(callbacks or [])
-        if not _is_bar(callback)
+        if not _is_bar(callback) and not _saves_epochs(callback)
         for hook in _BATCH_HOOKS
     )
 
 
 def _is_bar(callback):
     return isinstance(callback, keras.callbacks.ProgbarLogger)
+
+
+def _saves_epochs(callback):
+    saving = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
+    return isinstance(callback, saving) and callback.save_freq == "epoch"

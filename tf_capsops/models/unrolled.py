@@ -87,6 +87,12 @@ class Unrolled:
                 warnings.simplefilter("ignore")
                 self.jit_compile = not self.run_eagerly
 
+    def compile_from_config(self, config):
+        # Keras leaves this to models with a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         with grouping.grouped(self, bound.arguments):
