@@ -5,6 +5,8 @@
 No device is used here: CUDA does not survive a fork.
 """
 
+import gc
+
 import quiet
 
 with quiet.no_stderr():
@@ -12,3 +14,8 @@ with quiet.no_stderr():
     import tensorflow
 
 IMPORTED = keras, tensorflow
+
+# Its forks need not look at a million objects of TensorFlow for garbage, nor copy them.
+gc.collect()
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)

@@ -16,15 +16,15 @@ from tf_capsops import data, inq
 from tf_capsops.__main__ import main
 from tf_capsops.inq.kernels import layers_and_kernels
 
-pytestmark = pytest.mark.usefixtures("eagerly")
+pytestmark = pytest.mark.usefixtures("eagerly", "undrawn")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(eagerly, undrawn, tmp_path_factory):
     """A directory with a run of capsnet and one of p_capsnet, quantized to 4 bits."""
     folder = tmp_path_factory.mktemp("runs")
     digits, arrays = data.load("digits"), {}
-    for part, count in (("train", 150), ("test", 60)):
+    for part, count in (("train", 50), ("test", 60)):
         arrays[f"x_{part}"] = getattr(digits, f"x_{part}")[:count]
         arrays[f"y_{part}"] = getattr(digits, f"y_{part}")[:count]
     np.savez(folder / "digits.npz", **arrays)

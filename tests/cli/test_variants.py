@@ -60,7 +60,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     found, one_step = [], ["--steps", "1"]
     for name, run, options in (
         ("same", trained, ["--seed", "1"]),
-        ("steps", trained, ["--seed", "1", "--steps", "0.5", "1"]),
+        ("steps", trained, ["--seed", "1", *one_step]),
         ("held", "runs/held", ["--seed", "1"]),
         ("named", trained, ["--seed", "1", "--data", "digits"]),
         # The recipe has one seed for both, its own data, and five bits. Other steps
@@ -94,7 +94,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     rows = content["tables"]["results_variants"]["rows"]
     assert [row[:3] for row in rows] == [
         [QUANTIZED, "", "30 held out"],
-        [QUANTIZED, "steps 0.5 1; epochs 2", "test"],
+        [QUANTIZED, "steps 1; epochs 1", "test"],
     ]
     # They are the same runs with a setting that is None as without it.
     first, second = (run["settings"]["trained"] for run in content["variants"])
@@ -179,8 +179,6 @@ def test_a_file_of_something_else_is_refused(work, content, capsys):
 
 
 def test_a_run_of_an_older_recipe_is_none_of_it(work, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.chdir(work)
     quickly(monkeypatch, epochs=2)
     assert main(["report", EFFICIENT, "--read-only"]) == 0
     content = results_of()
