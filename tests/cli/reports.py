@@ -39,12 +39,17 @@ def quickly(monkeypatch, epochs=1):
         quick[name] = dataclasses.replace(recipes.RECIPES[name], changes=changes)
     monkeypatch.setattr(recipes, "RECIPES", quick)
     monkeypatch.setattr(recipes, "quantization_steps", lambda bits: [0.5, 1.0])
+    few_digits(monkeypatch)
+    # It would last until the process ends, and keep other tests from XLA.
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+
+
+def few_digits(monkeypatch):
+    """Leaves few digits, and recipes that expect so many."""
     fewer = {"training": TRAINING, "tests": TESTS}
     few = dataclasses.replace(recipes.DATA["digits"], **fewer)
     monkeypatch.setitem(recipes.DATA, "digits", few)
     monkeypatch.setattr(sources, "_digits", _few)
-    # It would last until the process ends, and keep other tests from XLA.
-    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
 
 
 _all = sources._digits

@@ -15,6 +15,8 @@ from tf_capsops.__main__ import main
 from tf_capsops.cli import canvas, pair_figures, settings
 from tf_capsops.cli.evaluate import multi_hot
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
@@ -53,7 +55,7 @@ def test_affine_images_are_trained_and_evaluated(digits, tmp_path, monkeypatch, 
 
 
 @pytest.fixture(scope="module")
-def pairs(digits):
+def pairs(eagerly, digits):
     """A directory with a run on pairs in it, of 12 epochs."""
     run = digits.parent / "pairs"
     options = ["--epochs", "12", "--batch-size", "10", "--learning-rate", "0.01"]
