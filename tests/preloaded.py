@@ -13,7 +13,10 @@ with quiet.no_stderr():
     import keras
     import tensorflow
 
+import pipelines
+
 IMPORTED = keras, tensorflow
+pipelines.switch_tuning_off()
 
 # Its forks need not look at a million objects of TensorFlow for garbage, nor copy them.
 gc.collect()

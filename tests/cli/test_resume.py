@@ -80,9 +80,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     assert 1 <= done <= len(_history(run)["loss"])
     assert keras.saving.load_model(path).name == "caps_net"
     (run / "partial.keras").write_bytes(b"what a kill leaves while a file is written")
-    printed = fresh.finish(
-        fresh.start(_COMMAND, "train", "--resume", "runs/noise")
-    )
+    printed = fresh.finish(fresh.start(_COMMAND, "train", "--resume", "runs/noise"))
     assert f"on from epoch {done} of 4" in printed and "test accuracy" in printed
     whole = finished[0] / "runs" / "noise"
     assert _history(run) == _history(whole)
