@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with finished runs of recipes, and copies of it; what takes long, left out."""
+"""A folder with finished runs of recipes, copies of it, and what saves time."""
 
 import shutil
 import subprocess

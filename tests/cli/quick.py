@@ -23,7 +23,7 @@ def eager():
 
 @contextlib.contextmanager
 def undrawn():
-    """Composes pictures and writes empty files, for drawing one takes up to a second."""
+    """Composes pictures and writes empty files: drawing one takes up to a second."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(canvas, "save", lambda figure, path: pathlib.Path(path).touch())
         yield
