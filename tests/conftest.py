@@ -24,6 +24,7 @@ with quiet.no_stderr():  # which pytest would write after its summary
 
 import frames
 import hypothesis
+import pipelines
 import pytest
 import tensorflow as tf
 from hypothesis.internal.conjecture import providers
@@ -34,6 +35,7 @@ _GPUS = tf.config.list_physical_devices("GPU")
 for _gpu in _GPUS:
     tf.config.experimental.set_memory_growth(_gpu, True)
 tf.config.experimental.enable_tensor_float_32_execution(False)
+pipelines.switch_tuning_off()
 
 _DEVICES = sorted({f"{d.device_type}:0" for d in tf.config.list_logical_devices()})
 # Each process takes up to 2 GB, and as much of a GPU.

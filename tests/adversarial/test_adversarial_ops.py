@@ -4,8 +4,10 @@
 
 import contextlib
 import faulthandler
+import functools
 import math
 import re
+import time
 
 import pytest
 import signatures
@@ -37,21 +39,27 @@ def _planned(request):
             stack.enter_context(kernels.pretend_device(capability=90, **GPUS[90]))
         stack.enter_context(kernels.recorded())
         yield
+    faulthandler.cancel_dump_traceback_later()
+    _end_if_it_hangs.cache_clear()
 
 
 def _examples(share):
     return settings(max_examples=max(1, int(settings.default.max_examples * share)))
 
 
+@functools.lru_cache(maxsize=1)
+def _end_if_it_hangs(second):
+    """Ends the process if it is not called again; costs a thread each second."""
+    faulthandler.dump_traceback_later(_SECONDS, exit=True)
+
+
 def _outcome(compute):
     """Returns results or the error, whichever comes."""
-    faulthandler.dump_traceback_later(_SECONDS, exit=True)
+    _end_if_it_hangs(int(time.monotonic()))
     try:
         return compute(), None
     except verdicts.ERRORS as error:
         return None, error
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _assert_names_op_and_input(error, call):

@@ -11,6 +11,7 @@ import fresh
 import pytest
 
 import tf_capsops
+from tools import tensorflow_config
 
 _NVCC = """#!/bin/sh
 case "$1" in
@@ -120,6 +121,10 @@ def test_a_build_for_the_cpu_leaves_no_older_studies(tmp_path):
     """Links a library without any object, which takes a second."""
     library, studies = tmp_path / "new.so", tmp_path / "libtf_capsops_studies.so"
     studies.touch()
+    # What make would ask another process that imports TensorFlow.
+    (tmp_path / "tensorflow.key").write_text(tensorflow_config.fingerprint())
+    libraries = tensorflow_config.describe()["libraries"]
+    tensorflow_config.write(tmp_path, "tensorflow.ldflags", libraries)
     names = [f"LIBRARY={library}", f"BUILD={tmp_path}", "OBJECTS="]
     result = _make(str(library), *names, "CUDA=0", path=tmp_path)
     assert result.returncode == 0, result.stderr

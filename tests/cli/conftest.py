@@ -1,12 +1,12 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with finished runs of recipes, and copies of it; and graphs switched off."""
+"""A folder with finished runs of recipes, copies of it, and what saves time."""
 
 import shutil
 import subprocess
 
 import pytest
-import tensorflow as tf
+import quick
 from reports import CAPSNET, EFFICIENT, QUANTIZED, here, quickly
 
 from tf_capsops.__main__ import main
@@ -14,32 +14,36 @@ from tf_capsops.__main__ import main
 
 @pytest.fixture(scope="module")
 def eagerly():
-    """Functions run eagerly: tracing takes seconds where a training has a few steps.
-
-    test_cli, test_recipes and test_train_options train in graphs, as users do.
-    """
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+    """Functions run eagerly. test_cli and test_train_options train in graphs, too."""
+    with quick.eager():
+        yield
 
 
-@pytest.fixture(scope="module")
-def reported(eagerly, tmp_path_factory):
+@pytest.fixture
+def undrawn():
+    """Pictures are empty files."""
+    with quick.undrawn():
+        yield
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory):
     """A folder with runs, results and a release; and the commands that were started."""
     folder, started = tmp_path_factory.mktemp("reported"), []
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, quick.eager():
         patched.chdir(folder)
         quickly(patched)
         patched.setattr(subprocess, "call", here(started))
-        assert main(["report", EFFICIENT, "--seeds", "1..2"]) == 0
-        rest = ["report", CAPSNET, QUANTIZED, "--seeds", "1"]
-        assert main([*rest, "--release", "released"]) == 0
+        with quick.undrawn():  # the last report draws one
+            assert main(["report", EFFICIENT, "--seeds", "1..2"]) == 0
+            rest = ["report", CAPSNET, QUANTIZED, "--seeds", "1"]
+            assert main([*rest, "--release", "released"]) == 0
         assert main(["report", EFFICIENT, "--seeds", "1", "--release", "released"]) == 0
     return folder, started
 
 
 @pytest.fixture
-def work(reported, eagerly, tmp_path, monkeypatch):
+def work(reported, eagerly, undrawn, tmp_path, monkeypatch):
     """A copy of that folder, as the working directory, where nothing is trained."""
     shutil.copytree(reported[0], tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")

@@ -29,18 +29,27 @@ _SMALL = {
 
 
 def quickly(monkeypatch, epochs=1):
-    """Leaves three recipes, of small networks and so many epochs, and few digits."""
+    """Leaves three recipes, of small networks and so many epochs, and few digits.
+
+    Quantization takes two steps.
+    """
     quick = {}
     for name, network in _SMALL.items():
         changes = {"epochs": epochs, "batch_size": 50, "network": network}
         quick[name] = dataclasses.replace(recipes.RECIPES[name], changes=changes)
     monkeypatch.setattr(recipes, "RECIPES", quick)
+    monkeypatch.setattr(recipes, "quantization_steps", lambda bits: [0.5, 1.0])
+    few_digits(monkeypatch)
+    # It would last until the process ends, and keep other tests from XLA.
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+
+
+def few_digits(monkeypatch):
+    """Leaves few digits, and recipes that expect so many."""
     fewer = {"training": TRAINING, "tests": TESTS}
     few = dataclasses.replace(recipes.DATA["digits"], **fewer)
     monkeypatch.setitem(recipes.DATA, "digits", few)
     monkeypatch.setattr(sources, "_digits", _few)
-    # It would last until the process ends, and keep other tests from XLA.
-    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
 
 
 _all = sources._digits

@@ -17,6 +17,7 @@ from tf_capsops.bench import cases, command, measure, pytorch, report
 from tf_capsops.bench.floor import Ceilings
 
 CPU = "CPU:0"
+_CEILINGS = Ceilings(bytes_per_second=1e9, flops_per_second=1e9, seconds_per_call=1e-6)
 
 
 @pytest.mark.parametrize("suite", cases.suites().values(), ids=lambda suite: suite.op)
@@ -67,9 +68,13 @@ def _samples_are_short(monkeypatch):
     ids=str,
 )
 def test_report(ops, dtypes, xla, tmp_path, capsys, monkeypatch):
-    """XLA compiles the rivals of one op; for the others it takes seconds each."""
+    """XLA compiles the rivals of one op, and ceilings are measured once.
+
+    Both take seconds each.
+    """
     if not xla:
         monkeypatch.setattr(measure, "compiled", lambda step: step)
+        monkeypatch.setattr(command, "measure_ceilings", lambda *_: _CEILINGS)
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--op", *ops, "--dtype", *dtypes, "--output", str(tmp_path)]
     assert bench.main(arguments) == 0
@@ -110,8 +115,7 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
     alone = dataclasses.replace(cases.suites()["CapsuleMoments"], rivals={}, parts={})
     monkeypatch.setattr(cases, "suites", lambda: {"CapsuleMoments": alone})
-    known = Ceilings(bytes_per_second=1e9, flops_per_second=1e9, seconds_per_call=1e-6)
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: known)
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: _CEILINGS)
     arguments = ["--suite", "smoke", "--op", "CapsuleMoments", "--device", "CPU"]
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
     (smoke,) = cases.suites()["CapsuleMoments"].select(cases.SMOKE)

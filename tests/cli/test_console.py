@@ -37,7 +37,7 @@ def test_module_prints_no_log_lines(tmp_path):
     images, labels = np.zeros([4, 8, 8], np.uint8), np.arange(4) % 2
     names = ("x_train", "y_train", "x_test", "y_test")
     np.savez(tmp_path / "few.npz", **dict(zip(names, 2 * [images, labels])))
-    command = ["train", "--data", tmp_path / "few.npz", "--model", "p_capsnet"]
+    command = ["train", "--data", tmp_path / "few.npz", "--model", "convnet"]
     command += ["--epochs", "1", "--seed", "1", "--output", tmp_path / "run"]
     assert _errors("-m", "tf_capsops", *command) == ""
     assert (tmp_path / "run" / "result.json").is_file()

@@ -15,9 +15,13 @@ import tensorflow as tf
 from tf_capsops.__main__ import main
 from tf_capsops.cli import denoise, denoisers, pipeline
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 # The command in a process of its own, as small as the fixture makes it here.
 _SMALL_COMMAND = f"""
+import tensorflow as tf
 from tf_capsops.cli import denoise, denoisers
+tf.config.run_functions_eagerly(True)
 whole, denoise._STEPS = denoisers.photograph, 2
 denoisers.photograph = lambda name: whole(name)[200:270, 300:372]
 {fresh.COMMAND}"""

@@ -67,7 +67,8 @@ def _free_ports():
 @pytest.fixture(scope="module")
 def alone(folder):
     """The run of one device."""
-    fresh.finish(_start(folder, "alone", "--jit", "off"))
+    eagerly = "import tensorflow as tf; tf.config.run_functions_eagerly(True)\n"
+    fresh.finish(_start(folder, "alone", "--jit", "off", code=eagerly))
     return folder / "runs" / "alone"
 
 

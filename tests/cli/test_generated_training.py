@@ -15,6 +15,8 @@ from tf_capsops.__main__ import main
 from tf_capsops.cli import canvas, pair_figures, settings
 from tf_capsops.cli.evaluate import multi_hot
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
@@ -53,10 +55,10 @@ def test_affine_images_are_trained_and_evaluated(digits, tmp_path, monkeypatch, 
 
 
 @pytest.fixture(scope="module")
-def pairs(digits):
-    """A directory with a run on pairs in it, of 12 epochs."""
+def pairs(eagerly, digits):
+    """A directory with a run on pairs in it, of 6 epochs."""
     run = digits.parent / "pairs"
-    options = ["--epochs", "12", "--batch-size", "10", "--learning-rate", "0.01"]
+    options = ["--epochs", "6", "--batch-size", "10", "--learning-rate", "0.02"]
     options += ["--output", str(run), "--reconstruction-weight", "0.01"]
     assert main(["train", "--data", f"multimnist:{digits}", *options]) == 0
     return run

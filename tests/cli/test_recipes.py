@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from reports import TESTS, TRAINING, few_digits
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
@@ -35,6 +36,12 @@ def work(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def few(eagerly, undrawn, monkeypatch):
+    """Few digits, on which nothing takes long."""
+    few_digits(monkeypatch)
 
 
 def _config(run):
@@ -92,7 +99,7 @@ def test_networks_are_of_the_size_that_the_pages_say(name):
     assert scores.shape == (1, known.classes)
 
 
-def test_a_recipe_trains_as_it_says(work, capsys):
+def test_a_recipe_trains_as_it_says(work, few, capsys):
     given = ["train", "--recipe", "efficient_capsnet-digits", "--epochs", "2"]
     assert main(given) == 0
     printed = capsys.readouterr().out
@@ -102,7 +109,7 @@ def test_a_recipe_trains_as_it_says(work, capsys):
     assert (config["data"], config["model"]) == ("digits", "efficient_capsnet")
     run = work / "runs" / "efficient_capsnet-digits"
     result = json.loads((run / "result.json").read_text())
-    assert (result["part"], result["images"]) == ("test", 360)
+    assert (result["part"], result["images"]) == ("test", TESTS)
     assert result["parameters"] == _PARAMETERS["efficient_capsnet-digits"]
     assert result["seconds_per_epoch"] > 0 and result["peak_bytes"]["host"] > 1e8
     assert result["machine"]["cores"] >= 1
@@ -256,40 +263,42 @@ def test_a_plain_network_has_as_many_parameters():
     assert abs(plain.count_params() / ours.count_params() - 1) < 0.001
 
 
-def test_a_run_with_validation_never_sees_the_test_images(work, capsys):
+def test_a_run_with_validation_never_sees_the_test_images(work, few, capsys):
+    held = round(0.25 * TRAINING)
+    parts = f"{TRAINING - held} images for training, {held} for validation"
     given = ["--model", "p_capsnet", "--epochs", "2", "--validation", "0.25"]
     given += ["--seed", "5", "--nondeterministic"]
     assert main(["train", *given]) == 0
     printed = capsys.readouterr().out
-    assert "1078 images for training, 359 for validation" in printed
+    assert parts in printed
     assert "validation_accuracy" in printed and "test_accuracy" not in printed
     config = _config("digits")
     assert config["validation"] == 0.25
     assert (config["seed"], config["deterministic"]) == (5, False)
     history = json.loads(pathlib.Path("runs/digits/history.json").read_text())
     result = json.loads(pathlib.Path("runs/digits/result.json").read_text())
-    assert (result["part"], result["images"]) == ("validation", 359)
+    assert (result["part"], result["images"]) == ("validation", held)
     accuracy = history["val_accuracy"][-1]
-    np.testing.assert_allclose(accuracy, 1 - result["wrong"] / 359, rtol=1e-6)
+    np.testing.assert_allclose(accuracy, 1 - result["wrong"] / held, rtol=1e-6)
     # Nor does it when it goes on.
     pathlib.Path("runs/digits/result.json").unlink()
     shutil.copy("runs/digits/model.keras", "runs/digits/checkpoint-1.keras")
     assert main(["train", "--resume", "runs/digits"]) == 0
     assert "validation accuracy" in capsys.readouterr().out
     result = json.loads(pathlib.Path("runs/digits/result.json").read_text())
-    assert (result["part"], result["images"]) == ("validation", 359)
+    assert (result["part"], result["images"]) == ("validation", held)
     # Nor does a quantization of it.
     options = ["--steps", "1", "--epochs-per-step", "1", "--output", "runs/quantized"]
     assert main(["quantize", "runs/digits", *options]) == 0
     printed = capsys.readouterr().out
-    assert "1078 images for training, 359 for validation" in printed
+    assert parts in printed
     assert "after: validation accuracy" in printed and "test" not in printed
     result = json.loads(pathlib.Path("runs/quantized/result.json").read_text())
-    assert (result["part"], result["images"]) == ("validation", 359)
+    assert (result["part"], result["images"]) == ("validation", held)
     assert _config("quantized")["validation"] == 0.25
 
 
-def test_distortions_may_be_chosen(work):
+def test_distortions_may_be_chosen(work, few):
     given = ["--recipe", "p_capsnet-digits", "--epochs", "1"]
     given += ["--distortion", "1", "5", "0.2", "--output", "runs/distorted"]
     assert main(["train", *given]) == 0

@@ -18,6 +18,13 @@ from tf_capsops.__main__ import main
 from tf_capsops.cli import checkpoints, interruption
 
 _PATIENCE = 120  # seconds
+# Tracing would take longer than the steps.
+_COMMAND = f"""
+import tensorflow as tf
+tf.config.run_functions_eagerly(True)
+{fresh.COMMAND}"""
+
+pytestmark = pytest.mark.usefixtures("eagerly")
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +33,13 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     random = np.random.default_rng(1)
     arrays = {}
-    for part, count in (("train", 60), ("test", 8)):
+    for part, count in (("train", 40), ("test", 8)):
         arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
         arrays[f"y_{part}"] = np.arange(count) % 2
     np.savez(folder / "noise.npz", **arrays)
     arguments = ["train", "--data", "noise.npz", "--batch-size", "4"]
     arguments += ["--epochs", "4", "--seed", "7", "--reconstruction-weight", "0.1"]
-    fresh.finish(fresh.start(fresh.COMMAND, *arguments, cwd=folder))
+    fresh.finish(fresh.start(_COMMAND, *arguments, cwd=folder))
     return folder, arguments
 
 
@@ -48,7 +55,7 @@ def stopped(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def stop(number):
-        process = fresh.start(fresh.COMMAND, *arguments, cwd=tmp_path)
+        process = fresh.start(_COMMAND, *arguments, cwd=tmp_path)
         run = tmp_path / "runs" / "noise"
         latest = time.monotonic() + _PATIENCE
         while checkpoints.newest(run)[1] is None and process.poll() is None:
@@ -73,9 +80,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     assert 1 <= done <= len(_history(run)["loss"])
     assert keras.saving.load_model(path).name == "caps_net"
     (run / "partial.keras").write_bytes(b"what a kill leaves while a file is written")
-    printed = fresh.finish(
-        fresh.start(fresh.COMMAND, "train", "--resume", "runs/noise")
-    )
+    printed = fresh.finish(fresh.start(_COMMAND, "train", "--resume", "runs/noise"))
     assert f"on from epoch {done} of 4" in printed and "test accuracy" in printed
     whole = finished[0] / "runs" / "noise"
     assert _history(run) == _history(whole)

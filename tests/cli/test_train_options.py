@@ -38,7 +38,7 @@ def _result(name="noise"):
 @pytest.mark.parametrize(
     "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
 )
-def test_mixed_precision(images, model, dtype, capsys):
+def test_mixed_precision(images, undrawn, model, dtype, capsys):
     policy = keras.config.dtype_policy()
     assert main([*images, "--model", model, "--mixed-precision", dtype]) == 0
     assert f"2 epochs of 6 batches, {dtype}" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from reports import CAPSNET, EFFICIENT, QUANTIZED, quickly, results_of
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import recipes, results, settings, variants
+from tf_capsops.cli import interruption, recipes, results, settings, variants
 
 
 def test_variants_have_a_table_of_their_own(work, capsys):
@@ -49,7 +49,7 @@ def test_variants_have_a_table_of_their_own(work, capsys):
     assert f"{ours}  30 held out  {changed}" in capsys.readouterr().out
 
 
-def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
+def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
     train = ["train", "--recipe", CAPSNET, "--seed", "1", "--validation", "0.2"]
     assert main([*train, "--output", "runs/held"]) == 0
     trained = f"runs/{CAPSNET}-seed-1"
@@ -57,11 +57,12 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
     digits = data.load("digits")
     names = ("x_train", "y_train", "x_test", "y_test")
     np.savez("digits.npz", **{name: getattr(digits, name) for name in names})
-    found, one_step = [], ["--steps", "1"]
+    found, one_step, ended = [], ["--steps", "1"], 0
     for name, run, options in (
         ("same", trained, ["--seed", "1"]),
-        ("steps", trained, ["--seed", "1", "--steps", "0.5", "1"]),
+        ("steps", trained, ["--seed", "1", *one_step]),
         ("held", "runs/held", ["--seed", "1"]),
+        # From here on, Ctrl-C comes at once: `quantize` says first what it does.
         ("named", trained, ["--seed", "1", "--data", "digits"]),
         # The recipe has one seed for both, its own data, and five bits. Other steps
         # would be a variant of it.
@@ -76,8 +77,11 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
             shutil.copy("runs/stopped/model.keras", run)
         if name == "stopped":
             (work / "runs" / "stopped" / "result.json").unlink()
+        if name == "named":
+            monkeypatch.setattr(interruption.Hold, "fit", lambda *_, **__: (0.0, True))
+            ended = 130
         quantized = f"runs/{name}-quantized"
-        assert main(["quantize", run, *options, "--output", quantized]) == 0
+        assert main(["quantize", run, *options, "--output", quantized]) == ended
         config = json.loads((work / quantized / "config.json").read_text())
         found.append((config["recipe"], config["changed"]))
     assert found == [
@@ -87,14 +91,13 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work):
         (QUANTIZED, []),
         *[(None, None)] * 5,
     ]
-    shutil.rmtree("runs/named-quantized")  # the same again
     assert main(["report", QUANTIZED, "--read-only"]) == 0
     assert results.finished(work, QUANTIZED, 1).name == "same-quantized"
     content = results_of()
     rows = content["tables"]["results_variants"]["rows"]
     assert [row[:3] for row in rows] == [
         [QUANTIZED, "", "30 held out"],
-        [QUANTIZED, "steps 0.5 1; epochs 2", "test"],
+        [QUANTIZED, "steps 1; epochs 1", "test"],
     ]
     # They are the same runs with a setting that is None as without it.
     first, second = (run["settings"]["trained"] for run in content["variants"])
@@ -179,8 +182,6 @@ def test_a_file_of_something_else_is_refused(work, content, capsys):
 
 
 def test_a_run_of_an_older_recipe_is_none_of_it(work, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.chdir(work)
     quickly(monkeypatch, epochs=2)
     assert main(["report", EFFICIENT, "--read-only"]) == 0
     content = results_of()

@@ -36,14 +36,18 @@ def _of_layers(shape, *stack):
     return keras.Sequential([keras.Input(shape), *stack])
 
 
-def _routed(layer):
-    images = keras.Input((5, 4, 3))
+def _routed(layer, shape):
+    images = keras.Input(shape)
     return keras.Model(images, layer(layers.PoseCaps(3)(images))[0])
 
 
 def _convolution(rule):
-    """Is padded, so that places of windows lie outside."""
-    return _routed(layers.ConvCaps2D(4, 2, 2, "same", routing=rule))
+    """Is padded, so that places of windows lie outside.
+
+    Graphs grow with the places of a window, and with them the time that this takes.
+    """
+    layer = layers.ConvCaps2D(4, (2, 1), 2, "same", routing=rule)
+    return _routed(layer, (5, 4, 3))
 
 
 _NETWORKS = {
@@ -83,7 +87,7 @@ _NETWORKS = {
     "dynamic": lambda: _convolution(routing.Dynamic(iterations=2)),
     "inverted_attention": lambda: _convolution(routing.InvertedAttention()),
     "self_attention": lambda: _routed(
-        layers.ClassCaps(5, routing=routing.SelfAttention())
+        layers.ClassCaps(5, routing=routing.SelfAttention()), (2, 3, 3)
     ),
 }
 every_network = pytest.mark.parametrize("name", _NETWORKS)

@@ -77,7 +77,7 @@ def _policies():
 
 @pytest.mark.parametrize("name, policy", _policies())
 def test_losses_are_the_same(device, name, policy):
-    _, expected = train(name, policy, jit_compile=False)
+    _, expected = train(name, policy, run_eagerly=True)
     model, losses = train(name, policy, jit_compile=True)
     # Keras goes on without XLA, and warns, where a layer does not support it.
     assert model.jit_compile

@@ -90,7 +90,7 @@ def test_every_type(op, name, dtype, device):
 
 
 @half_types
-@_named(lambda op: op.frames.get("long_sums", ()))
+@_named(lambda op: [n for n in op.frames.get("long_sums", ()) if "NCHW" not in n])
 def test_half_types_accumulate_in_float32(op, name, dtype, device):
     case = op.case(name)
     tensors = op.positive(op.draw(case, dtype))

@@ -48,6 +48,10 @@ def output_shape(inputs_shape, weights_shape, strides, dilations, padding):
     return (inputs_shape[0], *size, weights_shape[3], *pose)
 
 
+def _einsum(equation, *operands):
+    return np.einsum(equation, *operands, optimize=True)  # a product of matrices
+
+
 def forward(inputs, weights, strides=(1, 1), padding="VALID", dilations=(1, 1)):
     """output[n,y,x,o] = sum over kh, kw, c of input[n,y',x',c] @ weights[kh,kw,c,o]."""
     shape = output_shape(inputs.shape, weights.shape, strides, dilations, padding)
@@ -55,7 +59,7 @@ def forward(inputs, weights, strides=(1, 1), padding="VALID", dilations=(1, 1)):
     for k, pixels, source in _pairs(
         inputs.shape, weights.shape, strides, dilations, padding
     ):
-        output[pixels] += np.einsum(
+        output[pixels] += _einsum(
             "nyxc...pq,co...qr->nyxo...pr", inputs[source], weights[k]
         )
     return output
@@ -69,7 +73,7 @@ def backprop_input(
     for k, pixels, source in _pairs(
         inputs_shape, weights.shape, strides, dilations, padding
     ):
-        result[source] += np.einsum(
+        result[source] += _einsum(
             "nyxo...pr,co...qr->nyxc...pq", grad[pixels], weights[k]
         )
     return result
@@ -83,7 +87,7 @@ def backprop_weights(
     for k, pixels, source in _pairs(
         inputs.shape, weights_shape, strides, dilations, padding
     ):
-        result[k] += np.einsum(
+        result[k] += _einsum(
             "nyxc...pq,nyxo...pr->co...qr", inputs[source], grad[pixels]
         )
     return result
