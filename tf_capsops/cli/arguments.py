@@ -23,6 +23,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return namespace, rest
 
+    def _print_message(self, message, file=None):
+        # argparse hides it where nobody reads a help of more than a buffer's length.
+        if message and file is not None:
+            file.write(message)
+
     def error(self, message):
         found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if found:

@@ -132,23 +132,24 @@ def _text(result, names):
     if "reconstruction_rmse" in result:
         rmse = result["reconstruction_rmse"]
         lines.append(f"reconstruction, root mean square error: {rmse:.4f}")
-    wide = max(5, *map(len, names))
+    # Numbers stand to the right of their columns, names to the left.
+    heads = [str(number) for number in range(len(names))]
+    wide, side = max(5, *map(len, names)), ">" if names == heads else "<"
     if "classes" in result:
         lines.append(f"{'class':{wide}}  images  found")
         for name, (images, found) in zip(names, result["classes"]):
-            lines.append(f"{name:{wide}}{images:8}{found:7}")
+            lines.append(f"{name:{side}{wide}}{images:8}{found:7}")
         return "\n".join(lines)
     lines.append(f"{'class':{wide}}  images  precision   recall")
     rows = zip(names, result["confusion"], result["precision"], result["recall"])
     for name, row, *shares in rows:
         shown = ("-" if share is None else f"{share:.2%}" for share in shares)
         precision, recall = (f"{each:>9}" for each in shown)
-        lines.append(f"{name:{wide}}{sum(row):8}{precision:>11}{recall}")
+        lines.append(f"{name:{side}{wide}}{sum(row):8}{precision:>11}{recall}")
     lines.append("confusion matrix (rows: label, columns: prediction)")
     confusion = result["confusion"]
     width = max(len(str(count)) for row in confusion for count in row) + 1
     # Where names are longer than their numbers, the columns have the numbers.
-    heads = [str(number) for number in range(len(names))]
     first = names
     if names != heads:
         first = [f"{head:>{len(heads[-1])}} {name}" for head, name in zip(heads, names)]
@@ -156,5 +157,5 @@ def _text(result, names):
     lines.append(" " * wide + "".join(f"{head:>{width}}" for head in heads))
     for name, row in zip(first, confusion):
         counts = "".join(f"{count or '.':>{width}}" for count in row)
-        lines.append(f"{name:{wide}}{counts}")
+        lines.append(f"{name:{side}{wide}}{counts}")
     return "\n".join(lines)

@@ -299,6 +299,7 @@ def run_recipe(args, train):
         argparse.Namespace(
             model=source,
             data=None,
+            skip_broken=None,
             bits=recipe.bits,
             steps=None,
             epochs_per_step=None,

@@ -194,7 +194,7 @@ def read_pictures(paths, image_shape):
     ...     grey = tf.fill([20, 30, 1], tf.constant(255, tf.uint8))
     ...     tf.io.write_file(file.name, tf.io.encode_png(grey))
     ...     images = data.read_pictures([file.name], (8, 8, 3))
-    >>> images.shape, float(images.min())
+    >>> images.shape, round(float(images.min()), 3)
     ((1, 8, 8, 3), 1.0)
     """
     return np.stack([_read(os.fspath(path), tuple(image_shape)) for path in paths])
