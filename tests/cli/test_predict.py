@@ -4,7 +4,10 @@
 
 import json
 import pathlib
+import re
+import shlex
 
+import fresh
 import keras
 import numpy as np
 import pytest
@@ -126,3 +129,21 @@ def test_models_that_take_no_pictures(run, capsys):
     assert "no model at elsewhere" in capsys.readouterr().err
     assert main(["predict", run]) == 2
     assert "required: FILE|FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    """docs/my_pictures.md: Python that draws, commands, and Python that predicts."""
+    monkeypatch.chdir(tmp_path)
+    page = (fresh.ROOT / "docs/my_pictures.md").read_text()
+    draw, *rest = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (commands,) = re.findall(r"^```\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    exec(draw, {})
+    for command in commands.splitlines():
+        program, *arguments = shlex.split(command)
+        assert program == "tf-capsops" and main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "test accuracy 100.00%" in printed
+    assert "shapes/circle/7.png: circle 0." in printed
+    exec("".join(rest), {})
+    assert "circle" in capsys.readouterr().out.splitlines()
