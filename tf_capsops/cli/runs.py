@@ -115,6 +115,8 @@ def open_data(source, **options):
     """
     if source.rpartition(":")[2] == "digits":
         require("sklearn")
+    if sys.stderr.isatty() and data.is_pictures(source):
+        print(f"looking at all pictures in {source}", file=sys.stderr, flush=True)
     with reported(ValueError, OSError), warnings.catch_warnings(record=True) as caught:
         dataset = data.load(source, **options)
     for each in caught:

@@ -37,11 +37,14 @@ def _begin(args):
         validation,
     )
 
-    # The data.
     settings.check(args)
     source = args.data or "digits"
     if args.recipe:
         source = recipes.source(args.recipe, args.data)
+    # Before anything is computed, as pictures are when the data is opened.
+    strategy = distribution.strategy(args.distribute)
+
+    # The data.
     dataset = runs.open_data(source, **_of_pictures(args))
     if args.recipe:
         recipes.check_data(args.recipe, dataset)
@@ -51,8 +54,7 @@ def _begin(args):
     described = runs.described(dataset)
     dataset = validation.held_out(dataset, args.validation)
 
-    # The devices, and what is random.
-    strategy = distribution.strategy(args.distribute)
+    # What is random, and where it is computed.
     distribution.check_shares(strategy, len(dataset.train), batch_size)
     seed = None if args.nondeterministic else args.seed
     repeatable = runs.seed_everything(args.seed, seed is not None)

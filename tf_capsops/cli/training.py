@@ -39,7 +39,7 @@ def train(model, dataset, directory, config, distortion, epoch=0, history=None):
       The exit status.
 
     Raises:
-      CommandError: if another worker ends.
+      CommandError: if another worker ends, or a picture is not there any more.
     """
     strategy = model.distribute_strategy
     epochs, batch_size = config["epochs"], config["batch_size"]
@@ -79,6 +79,11 @@ def train(model, dataset, directory, config, distortion, epoch=0, history=None):
             raise CommandError(
                 "another worker has ended, and with it the run: start all of them "
                 "again, with --resume, to go on from the last checkpoint"
+            ) from error
+        except tf.errors.NotFoundError as error:
+            raise CommandError(
+                f"a picture is gone: {error.message.splitlines()[0]}; put it back, and "
+                "go on with --resume"
             ) from error
         _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
     return INTERRUPTED if stopped else 0

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads data sets from `.npz` files and from folders."""
+"""Reads data sets from `.npz` files and from folders of idx files."""
 
 import gzip
 import os
@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 
-from tf_capsops.data import dataset, pictures
+from tf_capsops.data import dataset
 
 # As MNIST's authors name them, and those of Fashion-MNIST.
 _IDX = {
@@ -20,23 +20,16 @@ _IDX = {
 }
 
 
-def read(path, seed, options):
-    """Reads an `.npz` file, a folder of idx files or a folder of pictures.
-
-    Args:
-      path: of the file or folder.
-      seed: an int, from which follows which pictures are for testing.
-      options: those of `pictures.load`.
+def read(path):
+    """Reads an `.npz` file, or a folder of idx files.
 
     Returns:
-      A `Dataset` or `Pictures`, named after the file or folder.
+      A `Dataset`, named after the file or folder.
 
     Raises:
       ValueError: if it does not hold what it must.
     """
-    if os.path.isdir(path) and not has_idx(path):
-        return pictures.load(path, seed, **options)
-    return _idx_folder(path) if os.path.isdir(path) else _npz(path)
+    return _folder(path) if os.path.isdir(path) else _npz(path)
 
 
 def has_idx(path):
@@ -44,7 +37,7 @@ def has_idx(path):
     return any(name.removesuffix(".gz") in _IDX.values() for name in os.listdir(path))
 
 
-def _idx_folder(path):
+def _folder(path):
     try:
         arrays = [_idx(pathlib.Path(path), name) for name in _IDX.values()]
         name = os.path.basename(os.path.abspath(path))

@@ -6,16 +6,13 @@ import os
 
 import keras
 
-from tf_capsops.data import dataset, files
+from tf_capsops.data import dataset, files, pictures
 from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.multimnist import MultiMnist
-from tf_capsops.data.pictures import Pictures
 
 _DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")  # modules in keras.datasets
 _GENERATED = {kind.name: kind for kind in (MultiMnist, AffineMnist, ShiftedMnist)}
 _NAMES = ("digits", *_DOWNLOADED, *_GENERATED)
-
-
 # Options that only folders of pictures take.
 _OF_PICTURES = ("image_size", "color_mode", "test_share", "skip_broken")
 
@@ -75,13 +72,13 @@ def load(source, seed=0, **options):
     kind, base = _parts(source)
     if kind:
         base = _plain(base, seed, options, f"{kind}:")
-        if isinstance(base, Pictures):
+        if isinstance(base, pictures.Pictures):
             raise ValueError(f"{kind} is made of arrays of digits, not of {base.name}")
         loaded = _GENERATED[kind](base, seed)
     else:
         loaded = _plain(source, seed, options)
     given = [name for name in _OF_PICTURES if options.get(name)]
-    if given and not isinstance(loaded, Pictures):
+    if given and not isinstance(loaded, pictures.Pictures):
         option = given[0].replace("_", "-")
         raise ValueError(f"{source} is no folder of pictures: no --{option}")
     return loaded
@@ -131,7 +128,9 @@ def _plain(source, seed, options, before=""):
             f"no data at {source!r}: data must be {names}, an .npz file or a folder of "
             "pictures or idx files"
         )
-    return files.read(source, seed, options)
+    if is_pictures(source):
+        return pictures.load(source, seed, **options)
+    return files.read(source)
 
 
 def _digits():
