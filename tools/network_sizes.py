@@ -62,7 +62,9 @@ def measure(model: str, preset: str | None, size: int, batch_size: int) -> dict:
     distortion = presets.Distortion(**trained["distortion"])
     batches, counter = pipeline.training_batches(samples, batch_size, distortion, 0)
     clock = outcome.Clock()
-    network.fit(batches, epochs=_EPOCHS, verbose=0, callbacks=[clock, counter])
+    network.fit(
+        batches, epochs=_EPOCHS, shuffle=False, verbose=0, callbacks=[clock, counter]
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if tf.config.list_physical_devices("GPU"):
         peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]

@@ -144,11 +144,8 @@ def load(
             each[good] for each in (paths, labels, shapes, is_training)
         )
     if skipped:
-        warnings.warn(
-            f"{len(skipped)} files that are no pictures were skipped, such as "
-            f"{skipped[0]}",
-            stacklevel=2,
-        )
+        more = f", and {len(skipped) - 1} more" if skipped[1:] else ""
+        warnings.warn(f"skipped {skipped[0]}, which is no picture{more}", stacklevel=2)
     size = image_size or _same(paths, shapes[:, :2], "--image-size PIXELS", _pixels)
     channels = COLOR_MODES[color_mode] if color_mode else None
     if channels is None:
