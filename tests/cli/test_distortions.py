@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_capsops import models
 from tf_capsops.cli.pipeline import distort, training_batches
-from tf_capsops.cli.presets import Distortion
+from tf_capsops.cli.presets import PRESETS, Distortion, fitting
 from tf_capsops.data.samples import ArraySamples
 
 
@@ -77,6 +78,24 @@ def test_what_was_there_before_is_drawn_as_before():
     before = distort(images, [1, 2], Distortion(shift=2.0, degrees=10.0)).numpy()
     tiny = Distortion(shift=2.0, degrees=10.0, brightness=1e-7)
     np.testing.assert_allclose(distort(images, [1, 2], tiny), before, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "network, parameters",
+    [
+        ("capsnet", 14_816_064),
+        ("p_capsnet", 471_456),
+        ("matrix_capsnet", 103_524),
+        ("efficient_capsnet", 158_240),
+        ("convnet", 1_290_826),
+    ],
+)
+def test_large_networks_are_for_48_to_128_pixels(network, parameters):
+    options = PRESETS[network]["large"].network
+    make = getattr(models, network)
+    assert make((128, 128, 3), 10, **options).count_params() == parameters
+    make((48, 48, 1), 2, **options)
+    assert fitting((47, 64, 3)) == "compact" and fitting((64, 48, 3)) == "large"
 
 
 def test_entries_without_new_changes_are_those_of_earlier_releases():

@@ -239,6 +239,19 @@ def test_options_that_do_not_suit(halves, capsys, arguments, text):
     assert not pathlib.Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    "option, text",
+    [
+        ({"image_size": (8, 0)}, "load: image_size must be"),
+        ({"color_mode": "hsv"}, "color_mode must be grayscale or rgb, got 'hsv'"),
+        ({"test_share": 1.5}, "test_share must be between 0 and 1, got 1.5"),
+    ],
+)
+def test_options_of_odd_values(pets, option, text):
+    with pytest.raises(ValueError, match=text):
+        data.load(pets, **option)
+
+
 def test_a_class_of_one_picture_cannot_be_divided(pets, capsys):
     _write(pets / "cow" / "a.png", _pixels(1, 1))
     assert main(["train", "--data", "pets"]) == 2

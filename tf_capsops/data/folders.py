@@ -46,6 +46,8 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
     Raises:
       ValueError: if the folder is of another form; the message names file or folder.
     """
+    if test_share is not None and not 0 < test_share < 1:
+        raise ValueError(f"load: test_share must be between 0 and 1, got {test_share}")
     skipped = [] if skip_broken else None
     folder = pathlib.Path(folder)
     halves = [folder / "train", folder / "test"]

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops import _console
+from tf_capsops.arguments import positive_pair
 from tf_capsops.data import folders
 from tf_capsops.data.samples import Samples, on_processor
 
@@ -122,6 +123,12 @@ def load(
         pictures differ in size or colour and there is no option that says what to
         convert them to; the message names the file or folder.
     """
+    if image_size is not None:
+        image_size = positive_pair("load", "image_size", image_size)
+    if color_mode is not None and color_mode not in COLOR_MODES:
+        raise ValueError(
+            f"load: color_mode must be {' or '.join(COLOR_MODES)}, got {color_mode!r}"
+        )
     names, trained, tested, share, skipped = folders.find(
         folder, test_share, seed, class_names, skip_broken, training
     )
@@ -130,44 +137,25 @@ def load(
     is_training = np.arange(len(paths)) < len(trained.paths)
     shapes = _shapes(paths)
     good = shapes[:, 0] > 0
-    if not good.all():
-        broken = [str(path) for path in paths[~good]]
-        if not skip_broken:
-            more = f", and {len(broken) - 1} more" if broken[1:] else ""
-            raise ValueError(
-                f"{broken[0]} cannot be read as a picture{more}: take it out, or give "
-                "--skip-broken"
-            )
-        skipped = skipped + broken
-        _check_classes(paths, labels, is_training, good)
-        paths, labels, shapes, is_training = (
-            each[good] for each in (paths, labels, shapes, is_training)
-        )
+    _check_broken(paths[~good], skip_broken)
+    _check_classes(paths, labels, is_training, good)
+    skipped += paths[~good].tolist()
     if skipped:
         more = f", and {len(skipped) - 1} more" if skipped[1:] else ""
         warnings.warn(f"skipped {skipped[0]}, which is no picture{more}", stacklevel=2)
-    size = image_size or _same(paths, shapes[:, :2], "--image-size PIXELS", _pixels)
-    channels = COLOR_MODES[color_mode] if color_mode else None
-    if channels is None:
-        grey = shapes[:, 2:] < 3
-        (is_grey,) = _same(paths, grey, "--color-mode rgb or grayscale", _color)
-        channels = 1 if is_grey else 3
-    shape = (*map(int, size), channels)
+    shape = _image_shape(paths[good], shapes[good], image_size, color_mode)
+    train, test = (
+        PictureSamples(paths[part], labels[part], shape)
+        for part in (good & is_training, good & ~is_training)
+    )
     options = {
         "image_size": list(shape[:2]),
-        "color_mode": "grayscale" if channels == 1 else "rgb",
+        "color_mode": "grayscale" if shape[2] == 1 else "rgb",
         "test_share": share,
         "skip_broken": skip_broken,
     }
-    return Pictures(
-        os.path.basename(os.path.abspath(folder)),
-        names,
-        shape,
-        PictureSamples(paths[is_training], labels[is_training], shape),
-        PictureSamples(paths[~is_training], labels[~is_training], shape),
-        skipped,
-        options,
-    )
+    name = os.path.basename(os.path.abspath(folder))
+    return Pictures(name, names, shape, train, test, skipped, options)
 
 
 def read_pictures(paths, image_shape):
@@ -267,6 +255,16 @@ def _shapes(paths):
     return shapes
 
 
+def _check_broken(broken, skip_broken):
+    """Raises a ValueError if there are broken files that may not be skipped."""
+    if len(broken) and not skip_broken:
+        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise ValueError(
+            f"{broken[0]} cannot be read as a picture{more}: take it out, or give "
+            "--skip-broken"
+        )
+
+
 def _check_classes(paths, labels, is_training, good):
     """Raises a ValueError if a class has only broken pictures in a part."""
     for purpose, part in (("training", is_training), ("testing", ~is_training)):
@@ -277,6 +275,17 @@ def _check_classes(paths, labels, is_training, good):
                     f"{os.path.dirname(paths[own][0])} has no picture for {purpose} "
                     "that can be read"
                 )
+
+
+def _image_shape(paths, shapes, size, color_mode):
+    """Returns the (height, width, channels) that all pictures are converted to."""
+    if size is None:
+        size = _same(paths, shapes[:, :2], "--image-size PIXELS", _pixels)
+    if color_mode is None:
+        grey = shapes[:, 2:] < 3
+        (is_grey,) = _same(paths, grey, "--color-mode rgb or grayscale", _color)
+        color_mode = "grayscale" if is_grey else "rgb"
+    return (*map(int, size), COLOR_MODES[color_mode])
 
 
 def _same(paths, values, option, form):
