@@ -16,7 +16,7 @@ from tf_capsops.cli import confusion, figures, runs, validation
 
 CLASSES = ("cat", "dog")
 # Pictures of 9 rows and 8 columns; a cat's are red and a dog's are green.
-_QUICK = ["--model", "efficient_capsnet", "--epochs", "1", "--batch-size", "8"]
+_QUICK = ["--model", "convnet", "--epochs", "1", "--batch-size", "8"]
 
 
 def _pixels(label, number, channels=3, size=(9, 8)):
@@ -265,7 +265,8 @@ def test_broken_files_are_skipped_and_counted(halves, capfd):
     loaded = runs.open_data("pets", skip_broken=True)
     assert np.bincount(loaded.train.labels).tolist() == [8, 10]
     assert capfd.readouterr().err == (
-        "warning: skipped pets/train/cat/notes.txt, which is no picture, and 3 more\n"
+        "warning: skipped 4 files that are no pictures, such as "
+        "pets/train/cat/notes.txt\n"
     )
     assert runs.described(loaded)["pictures"]["skipped"] == 4
     for path in (halves / "test" / "dog").iterdir():

@@ -4,6 +4,7 @@
 
 import json
 import math
+import os
 import pathlib
 
 import numpy as np
@@ -66,11 +67,15 @@ def run(args):
     if dataset.objects == 1:
         output = pathlib.Path(args.output) if args.output else directory
         make_directory(output)
-        with reported(OSError):
-            runs.write_json(output / "confusion.json", result)
-            confusion.draw(matrix, names, output / "confusion.png")
+        if args.output or os.access(output, os.W_OK):
+            with reported(OSError):
+                runs.write_json(output / "confusion.json", result)
+                confusion.draw(matrix, names, output / "confusion.png")
+            said = f"wrote {output}: confusion.json, confusion.png"
+        else:
+            said = f"{output} may not be written to: no confusion.json, confusion.png"
         if not args.json:
-            print(f"wrote {output}: confusion.json, confusion.png")
+            print(said)
     return 0
 
 

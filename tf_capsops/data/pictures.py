@@ -141,8 +141,10 @@ def load(
     _check_classes(paths, labels, is_training, good)
     skipped += paths[~good].tolist()
     if skipped:
-        more = f", and {len(skipped) - 1} more" if skipped[1:] else ""
-        warnings.warn(f"skipped {skipped[0]}, which is no picture{more}", stacklevel=2)
+        what = "files that are no pictures, such as"
+        if len(skipped) == 1:
+            what = "file that is no picture,"
+        warnings.warn(f"skipped {len(skipped)} {what} {skipped[0]}", stacklevel=2)
     shape = _image_shape(paths[good], shapes[good], image_size, color_mode)
     train, test = (
         PictureSamples(paths[part], labels[part], shape)
