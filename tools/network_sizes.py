@@ -4,7 +4,8 @@
 
 Every network is trained for some steps on noise in a process of its own, on a GPU if
 there is one, by the same code as `train`. The outcome goes to docs/measured/NAME.json,
-from which tools/measured.py makes the table of docs/which_network.md.
+from which tools/measured.py makes the table of docs/which_network.md: which-network-cpu
+or, where there is a GPU, which-network-gpu, which that page may show, too.
 """
 
 from __future__ import annotations
