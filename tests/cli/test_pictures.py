@@ -200,7 +200,7 @@ _BAD = [
         _no_test,
         "pets has train/ but no test/: add it, or give pets/train itself",
     ),
-    (_bare, "pets has no folders, of which there must be one a class"),
+    (_bare, "pets has no folders: there must be one for each class, with its pictures"),
 ]
 
 

@@ -120,7 +120,10 @@ def _classes(folder, skipped):
             )
     classes = {path.name: _pictures(path, skipped) for path in _folders(folder)}
     if not classes:
-        raise ValueError(f"{folder} has no folders, of which there must be one a class")
+        raise ValueError(
+            f"{folder} has no folders: there must be one for each class, with its "
+            "pictures"
+        )
     return classes
 
 
