@@ -12,6 +12,7 @@ from tf_capsops.cli import (
     denoise,
     evaluate,
     info,
+    predict,
     quantize,
     reconstruct,
     report,
@@ -22,6 +23,7 @@ from tf_capsops.cli.errors import CLOSED, INTERRUPTED, CommandError, require
 _COMMANDS = {
     "train": train,
     "evaluate": evaluate,
+    "predict": predict,
     "reconstruct": reconstruct,
     "denoise": denoise,
     "quantize": quantize,

@@ -18,9 +18,12 @@ import tempfile
 
 from tf_capsops import _break
 
-# A line of log, the warning before the first one, and the second line of a long one.
+# A line of log, the warning before the first one, the second line of a long one, and
+# what the decoders of pictures say about broken ones.
 _LOG = re.compile(
     rb"[IWE]\d{4} |WARNING: All log messages before absl::|To enable the following"
+    rb"|Improper call to JPEG|Unsupported color conv|Corrupt JPEG|Premature end of JPEG"
+    rb"|libpng "
 )
 _ERROR = 2  # the least severe line that is shown
 # absl::SetMinLogLevel. TensorFlow has no Python function for the level of absl's log,
@@ -31,7 +34,7 @@ _SET_MIN_LOG_LEVEL = "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAt
 
 
 @contextlib.contextmanager
-def _without_log_lines():
+def without_log_lines():
     """Holds back what is written to stderr, and then writes all but lines of log."""
     if sys.stderr is None:  # closed
         yield
@@ -55,7 +58,7 @@ def _without_log_lines():
 def _import_quietly():
     # Not all of TensorFlow heeds the variable: some lines come while its libraries load
     # and look for a GPU, others from code whose level only a function of absl sets.
-    with _without_log_lines():
+    with without_log_lines():
         import tensorflow as tf
 
         tf.config.list_physical_devices()

@@ -64,6 +64,6 @@ def test_what_is_no_log_line_is_printed(capfd):
         b"I0000 00:00:1795320863.520833    2406 port.cc:153] oneDNN is on.\n"
         b"Warning: this is for people\n"
     )
-    with _console._without_log_lines():
+    with _console.without_log_lines():
         os.write(2, lines)
     assert capfd.readouterr().err == "Warning: this is for people\n"

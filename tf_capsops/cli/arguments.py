@@ -23,6 +23,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return namespace, rest
 
+    def _print_message(self, message, file=None):
+        # argparse hides it where nobody reads a help of more than a buffer's length.
+        if message and file is not None:
+            file.write(message)
+
     def error(self, message):
         found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if found:
@@ -57,7 +62,8 @@ share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
 
 
 DATA = (
-    "digits, mnist, fashion_mnist, cifar10, an .npz file or a folder of idx files; or "
+    "digits, mnist, fashion_mnist, cifar10, an .npz file, a folder of pictures with a "
+    "folder for each class, or one of idx files; or "
     "multimnist, affine_mnist or shifted_mnist, made from mnist, or with :FILE.npz "
     "from that"
 )
@@ -73,8 +79,20 @@ def add_run(parser, use):
     )
     parser.add_argument(
         "--data",
-        metavar="NAME|FILE.npz",
+        metavar="NAME|FILE.npz|FOLDER",
         help=f"{use}: {DATA} (default: the data of the run)",
+    )
+    add_skip_broken(parser)
+
+
+def add_skip_broken(parser):
+    """Adds the option that files that are no pictures are left out."""
+    parser.add_argument(
+        "--skip-broken",
+        action="store_const",
+        const=True,
+        help="leave out files in a folder that are no pictures or are damaged, and say "
+        "how many there are (default: refuse the folder)",
     )
 
 

@@ -46,9 +46,16 @@ def run(args):
     import matplotlib.image
     import numpy as np
 
-    from tf_capsops.cli import denoisers, figures, interruption, pipeline, runs
+    from tf_capsops.cli import (
+        denoisers,
+        figures,
+        interruption,
+        networks,
+        pipeline,
+        runs,
+    )
 
-    runs.require_library()
+    networks.require_library()
     (tested,) = set(PHOTOGRAPHS) - {args.train}
     image, clean = (denoisers.photograph(name) for name in (args.train, tested))
     stddev, repeatable = args.noise / 255, runs.seed_everything(args.seed)

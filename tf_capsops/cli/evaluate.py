@@ -1,27 +1,43 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the test accuracy of a trained model and its confusion matrix."""
+"""Prints the test accuracy of a trained model, and what it takes for what."""
 
 import json
 import math
+import os
+import pathlib
 
 import numpy as np
 
 from tf_capsops.cli import arguments
+from tf_capsops.cli.errors import make_directory, reported, require
 
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops evaluate`."""
     arguments.add_run(parser, "what to evaluate on")
-    parser.add_argument("--batch-size", type=arguments.positive_int, default=256)
+    parser.add_argument(
+        "--batch-size",
+        type=arguments.positive_int,
+        default=256,
+        help="images that are classified at a time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIRECTORY",
+        help="where confusion.png and confusion.json go (default: beside the model)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args):
     """Evaluates and reports. Returns the exit status."""
-    from tf_capsops.cli import runs
+    require("matplotlib")
+    from tf_capsops.cli import confusion, runs
 
-    model, dataset, _ = runs.open_model(args.model, args.data)
+    model, dataset, directory = runs.open_model(
+        args.model, args.data, skip_broken=args.skip_broken
+    )
     scores, shown, rmse = measure(model, dataset.test, args.batch_size)
     if dataset.objects > 1:
         found = shown * multi_hot(scores, dataset.objects)
@@ -30,7 +46,8 @@ def run(args):
     else:
         predicted = scores.argmax(axis=1)
         wrong = int(np.count_nonzero(predicted != shown))
-        counted = {"confusion": confusion_matrix(shown, predicted, scores.shape[1])}
+        matrix = confusion_matrix(shown, predicted, scores.shape[1])
+        counted = {"confusion": matrix}
     images = len(dataset.test)
     result = {
         "data": dataset.name,
@@ -42,10 +59,23 @@ def run(args):
     }
     if rmse is not None:
         result["reconstruction_rmse"] = rmse
-    if args.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+    names = confusion.names(dataset, directory, scores.shape[1])
+    if dataset.objects == 1:
+        result["class_names"] = names
+        result.update(confusion.precision_and_recall(matrix))
+    print(json.dumps(result) if args.json else _text(result, names), flush=True)
+    if dataset.objects == 1:
+        output = pathlib.Path(args.output) if args.output else directory
+        make_directory(output)
+        if args.output or os.access(output, os.W_OK):
+            with reported(OSError):
+                runs.write_json(output / "confusion.json", result)
+                confusion.draw(matrix, names, output / "confusion.png")
+            said = f"wrote {output}: confusion.json, confusion.png"
+        else:
+            said = f"{output} may not be written to: no confusion.json, confusion.png"
+        if not args.json:
+            print(said)
     return 0
 
 
@@ -97,23 +127,40 @@ def confusion_matrix(labels, predictions, classes):
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
-def _print(result):
-    print(f"{result['data']}: {result['images']} test images")
-    print(f"accuracy {result['accuracy']:.2%}")
-    print(f"error    {result['error']:.2%} ({result['wrong']} wrong)")
+def _text(result, names):
+    """Returns what is printed of a result."""
+    lines = [
+        f"{result['data']}: {result['images']} test images",
+        f"accuracy {result['accuracy']:.2%}",
+        f"error    {result['error']:.2%} ({result['wrong']} wrong)",
+    ]
     if "reconstruction_rmse" in result:
         rmse = result["reconstruction_rmse"]
-        print(f"reconstruction, root mean square error: {rmse:.4f}")
+        lines.append(f"reconstruction, root mean square error: {rmse:.4f}")
+    # Numbers stand to the right of their columns, names to the left.
+    heads = [str(number) for number in range(len(names))]
+    wide, side = max(5, *map(len, names)), ">" if names == heads else "<"
     if "classes" in result:
-        print("class  images  found")
-        for name, (images, found) in enumerate(result["classes"]):
-            print(f"{name:5}{images:8}{found:7}")
-        return
-    print("confusion matrix (rows: label, columns: prediction)")
+        lines.append(f"{'class':{wide}}  images  found")
+        for name, (images, found) in zip(names, result["classes"]):
+            lines.append(f"{name:{side}{wide}}{images:8}{found:7}")
+        return "\n".join(lines)
+    lines.append(f"{'class':{wide}}  images  precision   recall")
+    rows = zip(names, result["confusion"], result["precision"], result["recall"])
+    for name, row, *shares in rows:
+        shown = ("-" if share is None else f"{share:.2%}" for share in shares)
+        precision, recall = (f"{each:>9}" for each in shown)
+        lines.append(f"{name:{side}{wide}}{sum(row):8}{precision:>11}{recall}")
+    lines.append("confusion matrix (rows: label, columns: prediction)")
     confusion = result["confusion"]
     width = max(len(str(count)) for row in confusion for count in row) + 1
-    width = max(width, len(str(len(confusion) - 1)) + 1)
-    print(" " * 5 + "".join(f"{name:{width}}" for name in range(len(confusion))))
-    for name, row in enumerate(confusion):
+    # Where names are longer than their numbers, the columns have the numbers.
+    first = names
+    if names != heads:
+        first = [f"{head:>{len(heads[-1])}} {name}" for head, name in zip(heads, names)]
+    width, wide = max(width, len(heads[-1]) + 1), max(5, *map(len, first))
+    lines.append(" " * wide + "".join(f"{head:>{width}}" for head in heads))
+    for name, row in zip(first, confusion):
         counts = "".join(f"{count or '.':>{width}}" for count in row)
-        print(f"{name:5}{counts}")
+        lines.append(f"{name:{side}{wide}}{counts}")
+    return "\n".join(lines)

@@ -79,9 +79,10 @@ def reconstructions(model, dataset, path, count=40, columns=10):
     named in red.
     """
     chosen = _by_class(dataset.test.labels, count)
-    images, labels = (each.numpy() for each in dataset.test.take(chosen))
+    images, targets = dataset.test.take(chosen)
+    images, labels = images.numpy(), class_names(targets, dataset)
     outputs = model.predict(images, verbose=0)
-    predictions = outputs["lengths"].argmax(axis=1)
+    predictions = class_names(outputs["lengths"].argmax(axis=1), dataset)
     columns = min(columns, len(chosen))
     rows = -(-len(chosen) // columns)
     figure = canvas.figure(columns * 0.8, rows * 1.8 + 0.3)
@@ -121,7 +122,7 @@ def perturbations(model, dataset, path):
         )
         axes.set_xticks(columns, [f"{offset:+.2f}" for offset in OFFSETS], fontsize=6)
         axes.set_yticks(rows, range(1, dimensions + 1), fontsize=7)
-        axes.set_title(f"class {label}", fontsize=10)
+        axes.set_title(f"class {class_names([label], dataset)[0]}", fontsize=10)
         axes.set_xlabel("added to the dimension", fontsize=8)
     for axes in blocks[:, 0]:
         axes.set_ylabel("dimension of the capsule", fontsize=8)
@@ -139,7 +140,7 @@ def coefficients(model, dataset, path, count=10):
     show ratios to 1 / classes, with which routing begins, on logarithmic scales.
     """
     images, labels = _of_each_class(dataset, count)
-    scores, predicted = _predictions(model, images, dataset.objects)
+    scores, predicted = _predictions(model, images, dataset)
     everything = np.asarray(model.routing_coefficients(images))
     ranked = np.argsort(-scores, axis=1)[:, :2]
     each = [everything[np.arange(len(images)), ..., j] for j in ranked.T]
@@ -191,7 +192,7 @@ def comparison(models, dataset, path, count=10):
     images, labels = _of_each_class(dataset, count)
     means, predicted = {}, {}
     for name, model in models.items():
-        scores, predicted[name] = _predictions(model, images, dataset.objects)
+        scores, predicted[name] = _predictions(model, images, dataset)
         everything = np.asarray(model.routing_coefficients(images))
         classes = everything.shape[-1]
         best = everything[np.arange(len(images)), ..., scores.argmax(axis=1)]
@@ -222,18 +223,21 @@ def comparison(models, dataset, path, count=10):
     canvas.save(figure, path)
 
 
-def class_names(targets, objects):
+def class_names(targets, dataset):
     """Returns the classes of targets, as text: "3", or "3, 8" of several.
 
     Args:
       targets: labels `[B]`, or a dict of `"lengths"` `[B, classes]`, of which the
-        highest ones count.
-      objects: how many.
+        highest ones count, as many as an image shows.
+      dataset: what names them.
     """
-    if not isinstance(targets, dict):
-        return [str(label) for label in np.asarray(targets)]
-    ranked = np.argsort(-np.asarray(targets["lengths"]), axis=1, kind="stable")
-    return [", ".join(map(str, np.sort(each))) for each in ranked[:, :objects]]
+    known = dict(enumerate(dataset.class_names))
+    if isinstance(targets, dict):
+        ranked = np.argsort(-np.asarray(targets["lengths"]), axis=1, kind="stable")
+        shown = np.sort(ranked[:, : dataset.objects])
+    else:
+        shown = np.asarray(targets)[:, np.newaxis]
+    return [", ".join(known.get(each, str(each)) for each in row) for row in shown]
 
 
 def denoised(images, results, path, size=160):
@@ -274,14 +278,14 @@ def _perturbed(model, capsules, label):
 def _of_each_class(dataset, count):
     """Returns the first test images of each class, `count` in all, and their labels."""
     images, targets = dataset.test.take(_by_class(dataset.test.labels, count))
-    return images.numpy(), class_names(targets, dataset.objects)
+    return images.numpy(), class_names(targets, dataset)
 
 
-def _predictions(model, images, objects):
+def _predictions(model, images, dataset):
     """Returns the scores `[B, classes]` of images, and the classes that they name."""
     scores = model.predict(images, verbose=0)
     scores = scores["lengths"] if isinstance(scores, dict) else scores
-    return scores, class_names({"lengths": scores}, objects)
+    return scores, class_names({"lengths": scores}, dataset)
 
 
 def _by_class(labels, count):

@@ -5,6 +5,7 @@
 import math
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_capsops.data.samples import warp
@@ -21,7 +22,9 @@ class _Epoch(keras.callbacks.Callback):
         self.number.assign(epoch)
 
 
-def training_batches(samples, batch_size, distortion, seed, deterministic=False):
+def training_batches(
+    samples, batch_size, distortion, seed, deterministic=False, class_weight=None
+):
     """Makes the shuffled, distorted batches of an epoch.
 
     Every epoch has another order, which follows from the seed and the epoch's number
@@ -36,14 +39,17 @@ def training_batches(samples, batch_size, distortion, seed, deterministic=False)
       deterministic: whether TensorFlow's ops are. TensorFlow then runs a map serially
         after one that reads a variable, as the epoch's number is; it logs an error when
         it has to change a parallel one.
+      class_weight: "balanced" if all classes are to count alike in the loss, however
+        many images each has; None if all images are.
 
     Returns:
-      A `tf.data.Dataset` of images and targets, and a Keras callback that tells it
-      which epoch begins.
+      A `tf.data.Dataset` of images and targets, with weights of the images if classes
+      have any, and a Keras callback that tells it which epoch begins.
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
         epoch = _Epoch()
+        weights = class_weight and tf.constant(_balanced(samples.labels))
     count = -(-len(samples) // batch_size)
 
     def order(_):
@@ -57,7 +63,10 @@ def training_batches(samples, batch_size, distortion, seed, deterministic=False)
 
     def batch(number, chosen):
         images, targets = samples.make(*chosen)
-        return distort(images, [seed, number], distortion), targets
+        images = distort(images, [seed, number], distortion)
+        if weights is None:
+            return images, targets
+        return images, targets, tf.gather(weights, targets)
 
     batches = tf.data.Dataset.range(1).flat_map(order)
     parallel = None if deterministic else tf.data.AUTOTUNE
@@ -66,21 +75,70 @@ def training_batches(samples, batch_size, distortion, seed, deterministic=False)
     return batches.apply(known).prefetch(4), epoch
 
 
+def _balanced(labels):
+    """Returns weights by class, with which all have the same sum; 1 on average."""
+    counts = np.bincount(labels)
+    images = len(labels) / np.count_nonzero(counts)
+    return (images / np.maximum(counts, 1)).astype(np.float32)
+
+
 def distort(images, seed, distortion):
-    """Shifts, turns and zooms each image by random amounts, and pads with zeros.
+    """Changes each image by random amounts: its place, its light, and what it shows.
+
+    Args:
+      images: `[B, H, W, C]`, from 0 to 1.
+      seed: two integers.
+      distortion: a `presets.Distortion`, which has the largest amounts. Where it
+        neither turns nor zooms, shifts are whole pixels and lose nothing. What comes
+        from outside of an image is zero.
+    """
+    largest, seed = distortion, tf.cast(seed, tf.int64)
+    images = _moved(images, seed, largest)
+    if not (largest.flip or largest.brightness or largest.contrast or largest.erase):
+        return images
+    count = tf.shape(images)[0]
+    own = tf.random.experimental.stateless_fold_in(seed, 1)
+    draws = tf.random.stateless_uniform([7, count, 1, 1, 1], own)
+    if largest.flip:
+        mirrored = tf.reverse(images, axis=[2])
+        images = tf.where(draws[0] < largest.flip, mirrored, images)
+    if largest.brightness or largest.contrast:
+        mean = tf.reduce_mean(images, axis=(1, 2, 3), keepdims=True)
+        contrast = 1 + (2 * draws[1] - 1) * largest.contrast
+        brightness = (2 * draws[2] - 1) * largest.brightness
+        images = mean + brightness + (images - mean) * contrast
+        images = tf.clip_by_value(images, 0.0, 1.0)
+    return _erased(images, draws[3:], largest.erase) if largest.erase else images
+
+
+def _erased(images, draws, largest):
+    """Replaces in each image a rectangle of random area, form and place by the mean.
 
     Args:
       images: `[B, H, W, C]`.
-      seed: two integers.
-      distortion: a `presets.Distortion`, which has the largest amounts. Where it
-        neither turns nor zooms, shifts are whole pixels and lose nothing.
+      draws: four numbers from 0 to 1 for each, `[4, B, 1, 1, 1]`.
+      largest: the rectangle's largest share of the image's area.
     """
-    largest = distortion
+    share, form = draws[0] * largest, 4 ** (draws[1] - 0.5)  # up to twice as wide
+    mean = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
+    inside = True
+    for axis, factor, place in ((1, 1 / form, draws[2]), (2, form, draws[3])):
+        length = images.shape[axis]
+        size = tf.minimum(tf.sqrt(share * factor), 1.0) * length
+        shape = [-1 if each == axis else 1 for each in range(4)]
+        pixels = tf.reshape(tf.range(length, dtype=tf.float32) + 0.5, shape)
+        begin = place * (length - size)
+        inside &= (begin <= pixels) & (pixels < begin + size)
+    return tf.where(inside, mean, images)
+
+
+def _moved(images, seed, largest):
+    """Shifts, turns and zooms each image."""
     if not (largest.shift or largest.degrees or largest.zoom):
         return images
     count = tf.shape(images)[0]
     height, width = images.shape[1:3]
-    draws = tf.random.stateless_uniform([count, 4], tf.cast(seed, tf.int64), -1.0, 1.0)
+    draws = tf.random.stateless_uniform([count, 4], seed, -1.0, 1.0)
     angle = draws[:, 0] * math.radians(largest.degrees)
     scale = tf.exp(draws[:, 1] * math.log1p(largest.zoom))
     if largest.degrees or largest.zoom:

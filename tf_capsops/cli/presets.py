@@ -7,11 +7,32 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-    """The largest random changes: pixels, degrees, and a share of the image's size."""
+    """The largest random changes of training images.
+
+    Args:
+      shift: in pixels.
+      degrees: by which images are turned.
+      zoom: as a share of the image's size.
+      flip: the probability that left and right are exchanged.
+      brightness: what is added to all pixels, which are numbers from 0 to 1.
+      contrast: as a share of the distance of pixels from their mean.
+      erase: as a share of the image's area, the rectangle that is replaced by the mean.
+    """
 
     shift: float = 0.0
     degrees: float = 0.0
     zoom: float = 0.0
+    flip: float = 0.0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    erase: float = 0.0
+
+    @property
+    def entries(self):
+        """What `config.json` keeps: as in earlier releases where nothing is new."""
+        entries = dataclasses.asdict(self)
+        first = ("shift", "degrees", "zoom")
+        return {key: x for key, x in entries.items() if x or key in first}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +55,9 @@ _SMALL = {
     "learning_rate": 0.003,
     "distortion": Distortion(shift=0.5, degrees=7.0, zoom=0.1),
 }
+
+# How all networks for images of 48 to 128 pixels are trained.
+_LARGE = {"batch_size": 32, "distortion": Distortion(shift=4.0)}
 
 # By network and name. Each network has those that `fitting` names.
 PRESETS = {
@@ -69,6 +93,24 @@ PRESETS = {
             epochs=10,
             learning_rate=0.002,
         ),
+        # For larger images: a stride of 4 instead of 2 leaves a quarter of the primary
+        # capsules, and the small decoder an eighth of the paper's weights.
+        "large": Preset(
+            network={
+                "filters": 64,
+                "kernel_size": 9,
+                "primary_channels": 8,
+                "primary_dim": 8,
+                "primary_kernel_size": 9,
+                "primary_strides": 4,
+                "decoder_units": (128, 128),
+                # The paper's is a sum over 784 pixels; here there are up to 49,152.
+                "reconstruction_weight": 0.00002,
+            },
+            epochs=30,
+            learning_rate=0.002,
+            **_LARGE,
+        ),
         # The network of Sabour et al. (2017) and their shifts by up to two pixels.
         "sabour": Preset(
             network={},
@@ -77,6 +119,16 @@ PRESETS = {
         ),
     },
     "p_capsnet": {
+        "large": Preset(
+            network={
+                "filters": (8, 16, 16, 16),
+                "kernel_sizes": (5, 3, 3, 3),
+                "strides": (2, 2, 2, 1),
+            },
+            epochs=30,
+            learning_rate=0.003,
+            **_LARGE,
+        ),
         "small": Preset(
             network={"kernel_sizes": (3, 3, 3), "strides": (1, 1, 1)},
             epochs=60,
@@ -89,6 +141,19 @@ PRESETS = {
         ),
     },
     "matrix_capsnet": {
+        "large": Preset(
+            network={
+                "filters": 64,
+                "kernel_size": 7,
+                "strides": 4,
+                "primary_capsules": 16,
+                "capsules": (16, 16),
+                "capsule_strides": (2, 2),
+            },
+            epochs=30,
+            learning_rate=0.003,
+            **_LARGE,
+        ),
         "small": Preset(
             network={
                 "filters": 32,
@@ -110,6 +175,12 @@ PRESETS = {
         ),
     },
     "efficient_capsnet": {
+        "large": Preset(
+            network={"strides": (2, 2, 2, 2)},
+            epochs=30,
+            learning_rate=0.003,
+            **_LARGE,
+        ),
         "small": Preset(
             network={
                 "filters": (32, 32, 64),
@@ -127,6 +198,17 @@ PRESETS = {
         ),
     },
     "convnet": {
+        "large": Preset(
+            network={
+                "filters": (32, 64, 128, 128),
+                "kernel_size": 3,
+                "pool_size": 2,
+                "units": (128,),
+            },
+            epochs=30,
+            learning_rate=0.001,
+            **_LARGE,
+        ),
         "small": Preset(
             network={
                 "filters": (32, 32),
@@ -159,4 +241,7 @@ LAST_MARGINS = {("compact", "em"): 0.3}
 
 def fitting(image_shape):
     """The name of the preset for images `(height, width, channels)`."""
-    return "small" if min(image_shape[:2]) < 16 else "compact"
+    smallest = min(image_shape[:2])
+    if smallest < 16:
+        return "small"
+    return "compact" if smallest < 48 else "large"

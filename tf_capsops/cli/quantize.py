@@ -70,7 +70,9 @@ def run(args):
         validation,
     )
 
-    model, dataset, source = runs.open_model(args.model, args.data)
+    model, dataset, source = runs.open_model(
+        args.model, args.data, training=True, skip_broken=args.skip_broken
+    )
     if dataset.objects > 1:
         raise CommandError(
             f"quantize takes no models that read {dataset.objects} classes from an "
@@ -113,8 +115,10 @@ def run(args):
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
-        "distortion": dataclasses.asdict(distortion),
+        "distortion": distortion.entries,
         "validation": share,
+        "class_weight": trained["class_weight"],
+        **runs.described(dataset),
         **repeatable,
     }
     name = config["recipe"]
@@ -122,7 +126,7 @@ def run(args):
     tests = dataset.test.batches(256)
     training, counter = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
-        *(repeatable["seed"], deterministic),
+        *(repeatable["seed"], deterministic, trained["class_weight"]),
     )
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     with runs.in_use(directory):
@@ -295,6 +299,7 @@ def run_recipe(args, train):
         argparse.Namespace(
             model=source,
             data=None,
+            skip_broken=None,
             bits=recipe.bits,
             steps=None,
             epochs_per_step=None,

@@ -43,7 +43,9 @@ def run(args):
     from tf_capsops.cli import figures, pair_figures, runs
     from tf_capsops.models import CapsNet
 
-    model, dataset, directory = runs.open_model(args.model, args.data)
+    model, dataset, directory = runs.open_model(
+        args.model, args.data, skip_broken=args.skip_broken
+    )
     _check_routes(model, directory)
     output = pathlib.Path(args.output) if args.output else directory
     pictures = {"coefficients": figures.coefficients}
@@ -89,7 +91,9 @@ def _beside(args, model, dataset, directory):
 
     models = {directory.name: model}
     for target in args.beside:
-        other, others_data, where = runs.open_model(target, args.data)
+        other, others_data, where = runs.open_model(
+            target, args.data, skip_broken=args.skip_broken
+        )
         _check_routes(other, where)
         if others_data.name != dataset.name:
             raise CommandError(

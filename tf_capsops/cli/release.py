@@ -18,6 +18,7 @@ _CARD = """# {name}
 |---|---|
 | network | {network}, {parameters:,} parameters |
 | images | {shape}, values from 0 to 1 |
+| classes | {classes} |
 | trained on | {data}, {training:,} images |
 | test error | {error:.2%}: {wrong} of {images:,} images wrong |
 | made by | `{command}` with tf_capsops at {commit}, on {machine} |
@@ -70,6 +71,7 @@ def _write(folder, name, entry, run):
         else recipe.model,
         "parameters": entry["parameters"],
         "shape": list(data.image_shape),
+        "classes": runs.class_names(run, data.classes),
         "data": recipe.data,
         "training": data.training,
         "images": entry["images"],
@@ -83,7 +85,8 @@ def _write(folder, name, entry, run):
     }
     runs.write_json(path.with_suffix(".json"), card)
     shape = " x ".join(map(str, data.image_shape))
-    path.with_suffix(".md").write_text(_CARD.format(**{**card, "shape": shape}))
+    text = {**card, "shape": shape, "classes": ", ".join(card["classes"])}
+    path.with_suffix(".md").write_text(_CARD.format(**text))
     return {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "bytes": path.stat().st_size,

@@ -10,21 +10,19 @@ import os
 import pathlib
 import sys
 import warnings
-import zipfile
 
 import keras
 import tensorflow as tf
 
-from tf_capsops import __version__, _library, data
+from tf_capsops import __version__, data
 from tf_capsops.arguments import positive_int, positive_number
-from tf_capsops.cli import presets
+from tf_capsops.cli import networks, presets
 from tf_capsops.cli.errors import CommandError, reported, require
-from tf_capsops.models import CapsNet
+from tf_capsops.cli.networks import MODEL, ROOT
 
-MODEL = "model.keras"
 CONFIG = "config.json"
 HISTORY = "history.json"
-ROOT = pathlib.Path("runs")
+__all__ = ["MODEL", "ROOT"]  # for those who import them from here
 
 
 def create(wanted):
@@ -105,32 +103,28 @@ def write_json(path, content):
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def open_data(source):
+def open_data(source, **options):
     """Loads a data set, and prints what there is to warn of.
+
+    Args:
+      source: as `data.load` takes it.
+      **options: those of `data.load`.
 
     Raises:
       CommandError: if that fails.
     """
     if source.rpartition(":")[2] == "digits":
         require("sklearn")
+    if sys.stderr.isatty() and data.is_pictures(source):
+        print(f"looking at all pictures in {source}", file=sys.stderr, flush=True)
     with reported(ValueError, OSError), warnings.catch_warnings(record=True) as caught:
-        dataset = data.load(source)
+        dataset = data.load(source, **options)
     for each in caught:
         print(f"warning: {each.message}", file=sys.stderr)
     return dataset
 
 
-def require_library():
-    """Loads the operators.
-
-    Raises:
-      CommandError: if the library is missing or was built for another TensorFlow.
-    """
-    with reported(ImportError):
-        _library.load()
-
-
-def open_model(target, source=None):
+def open_model(target, source=None, training=False, skip_broken=False):
     """Loads the model of a run and the data to use it on.
 
     A `CapsNet`, or any Keras model from images `[B, H, W, C]` to scores `[B, classes]`.
@@ -138,6 +132,8 @@ def open_model(target, source=None):
     Args:
       target: a run's directory, or a `.keras` file; None for the newest run in runs/.
       source: what `--data` gave; None for the data the run was trained on.
+      training: whether the training images are needed, too.
+      skip_broken: whether to leave out files that are no pictures.
 
     Returns:
       The model, the data set, and the directory of the model.
@@ -145,19 +141,17 @@ def open_model(target, source=None):
     Raises:
       CommandError: if one of them is missing or they do not fit each other.
     """
-    path = _newest() / MODEL if target is None else _model_file(pathlib.Path(target))
-    require_library()
-    if source is None:
-        source = remembered_data(path.parent)
-    dataset = open_data(source)
-    try:
-        model = keras.saving.load_model(path)
-    except Exception as error:
-        # Damaged files raise whatever the part of Keras that reads them does.
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise CommandError(f"{path} holds no model that loads: {text}") from error
-    shape, classes = _sizes(model, path)
-    _require_takes(model, shape, dataset)
+    path = networks.find(target)
+    networks.require_library()
+    directory = path.parent
+    source = source or remembered_data(directory)
+    model, shape, classes = networks.load(path)
+    options = {"skip_broken": True} if skip_broken else {}
+    if data.is_pictures(source):
+        options = {**_options(directory, source, shape, classes), **options}
+        options["training"] = training
+    dataset = open_data(source, **options)
+    networks.require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(
             f"the model knows {classes} classes, but {dataset.name} has "
@@ -174,86 +168,61 @@ def open_model(target, source=None):
             f"the model reads {objects} of {classes} classes from an image, and "
             f"{dataset.name} must have as many, not {dataset.num_classes}"
         )
-    return model, dataset, path.parent
+    return model, dataset, directory
 
 
-def _require_takes(model, shape, dataset):
-    """Raises a CommandError unless a model takes the images of a data set."""
-    wanted = tuple(dataset.image_shape)
-    if not all(size in (None, given) for size, given in zip(shape, wanted)):
-        raise CommandError(
-            f"the model takes images of shape {shape}, but those of {dataset.name} "
-            f"have {wanted}"
-        )
-    if None in shape:
-        try:
-            model.compute_output_spec(keras.KerasTensor((None, *wanted)))
-        except ValueError as error:
-            raise CommandError(
-                f"the model takes images of shape {shape}, but not those of "
-                f"{dataset.name}, which have {wanted}: they may be too small for it"
-            ) from error
+def _options(directory, source, shape, classes):
+    """Returns how pictures are read for a network, as `data.load` takes it.
 
-
-def _sizes(model, path):
-    """Returns a model's `(height, width, channels)` and its number of classes.
-
-    Sizes that the model leaves open are None.
+    Of the data that a run was trained on, the same are for testing as then.
     """
-    if isinstance(model, CapsNet):
-        return tuple(model.image_shape), model.num_classes
-    try:
-        scores = model.output_shape
-        outputs = getattr(model, "output", None)
-        if isinstance(outputs, dict):
-            scores = outputs["lengths"].shape  # a CapsNet that holds codes
-        (_, *image_shape), (_, classes) = model.input_shape, scores
-        if len(image_shape) == 3 and isinstance(classes, int):
-            return tuple(image_shape), classes
-    except (AttributeError, KeyError, TypeError, ValueError):
-        pass  # several inputs or outputs, or none yet
-    raise CommandError(
-        f"{path} holds a {type(model).__name__} that does not classify images"
-    )
+    path, config = directory / CONFIG, read_config(directory)
+    options = {"color_mode": {1: "grayscale", 3: "rgb"}.get(shape[2])}
+    with reported(ValueError):
+        kept = _pictures(path, config.get("pictures", {}))
+    if None not in shape[:2]:
+        options["image_size"] = shape[:2]
+    elif kept.get("image_size"):
+        options["image_size"] = kept["image_size"]
+    if config.get("data") == data.absolute(source):
+        options["test_share"] = kept.get("test_share")
+        options["skip_broken"] = kept.get("skip_broken", False)
+    if config.get("classes"):
+        options["class_names"] = class_names(directory, classes)
+    return options
 
 
-def _model_file(path):
-    """Returns the model's file: `path` itself, or that in a run's directory."""
-    if path.is_file():
-        if path.suffix not in (".keras", ".h5", ".hdf5"):
-            raise CommandError(
-                f"{path} is not a .keras file: give a run's directory or its {MODEL}"
-            )
-        if path.suffix == ".keras" and not zipfile.is_zipfile(path):
-            raise CommandError(
-                f"{path} holds no model that loads: it is not what Keras saved"
-            )
-        return path
-    if not path.exists():
-        raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
-    if (path / MODEL).is_file():
-        return path / MODEL
-    if any(path.glob("checkpoint-*.keras")):
+def class_names(directory, classes):
+    """Returns what a run calls its classes: their numbers if it does not say.
+
+    Args:
+      directory: the run's.
+      classes: how many there are.
+
+    Raises:
+      CommandError: if `config.json` has names for another number of classes.
+    """
+    names = read_config(directory).get("classes")
+    if names is None:
+        return [str(number) for number in range(classes)]
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not good or len(names) != classes:
         raise CommandError(
-            f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
-            "goes on"
+            f"{directory / CONFIG}: classes must be the names of {classes} classes, "
+            f"got {names!r}"
         )
-    held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
-    raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
+    return names
 
 
-def _newest():
-    """The directory in runs/ whose model was written last."""
-    runs = _within(ROOT)
-    if not runs:
-        raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
-    return runs[-1]
+def described(dataset):
+    """Returns what `config.json` keeps of a folder of pictures, and nothing of others.
 
-
-def _within(directory):
-    """Returns the runs in a directory, the newest model last."""
-    models = directory.glob(f"*/{MODEL}")
-    return [path.parent for path in sorted(models, key=lambda p: p.stat().st_mtime)]
+    That is how the pictures are read, and the names of the classes.
+    """
+    if not isinstance(dataset, data.Pictures):
+        return {}
+    pictures = {**dataset.options, "skipped": len(dataset.skipped)}
+    return {"classes": dataset.class_names, "pictures": pictures}
 
 
 def read_json(path):
@@ -286,7 +255,9 @@ def read_config(directory):
 
 
 def read_training(directory):
-    """Returns a run's epochs, batch_size, learning_rate, distortion and validation.
+    """Returns how a run was trained.
+
+    That is epochs, batch_size, learning_rate, distortion, validation and class_weight.
 
     What `config.json` does not say, as where there is none, is a usual value.
 
@@ -305,6 +276,7 @@ def read_training(directory):
             ),
             "distortion": _distortion(path, config.get("distortion", {})),
             "validation": _share(path, config.get("validation")),
+            "class_weight": _class_weight(path, config.get("class_weight")),
         }
 
 
@@ -374,12 +346,34 @@ def _distortion(path, entries):
     return presets.Distortion(**entries)
 
 
-def _share(path, share):
+def _share(path, share, name="validation"):
     if share is not None and not (type(share) is float and 0 < share < 1):
         raise ValueError(
-            f"{path}: validation must be between 0 and 1 or null, got {share!r}"
+            f"{path}: {name} must be between 0 and 1 or null, got {share!r}"
         )
     return share
+
+
+def _pictures(path, entries):
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: pictures must be an object, got {entries!r}")
+    _share(path, entries.get("test_share"), "test_share")
+    size = entries.get("image_size")
+    if size is not None and not (
+        isinstance(size, list)
+        and len(size) == 2
+        and all(type(each) is int and each > 0 for each in size)
+    ):
+        raise ValueError(f"{path}: image_size must be two integers, got {size!r}")
+    return entries
+
+
+def _class_weight(path, weight):
+    if weight not in (None, "balanced"):
+        raise ValueError(
+            f"{path}: class_weight must be balanced or null, got {weight!r}"
+        )
+    return weight
 
 
 def remembered_data(directory):

@@ -18,6 +18,11 @@ _CHANGING = (
     "batch_size",
     "learning_rate",
     "distortion",
+    "flip",
+    "brightness",
+    "contrast",
+    "erase",
+    "class_weight",
     "mixed_precision",
     "validation",
 )
@@ -78,11 +83,11 @@ def of(args, dataset=None):
         network["objects"] = dataset.objects
     if given["reconstruction_weight"]:
         network["reconstruction_weight"] = given["reconstruction_weight"]
-    distortion = preset.distortion
-    if given["distortion"]:
-        if dataset is not None and dataset.generated:
-            raise CommandError(f"{dataset.name} distorts its images: no --distortion")
-        distortion = presets.Distortion(*given["distortion"])
+    if given["class_weight"] and dataset is not None and dataset.objects > 1:
+        raise CommandError(
+            f"images of {dataset.name} show {dataset.objects} classes: no "
+            "--class-weight"
+        )
     if model == "matrix_capsnet":
         routing = given["routing"] or routing or "em"
     margin = presets.LAST_MARGINS.get((name, routing))
@@ -99,11 +104,27 @@ def of(args, dataset=None):
         "epochs": given["epochs"] or preset.epochs,
         "batch_size": given["batch_size"] or preset.batch_size,
         "learning_rate": given["learning_rate"] or preset.learning_rate,
-        "distortion": dataclasses.asdict(distortion),
+        "distortion": _distortion(given, preset, dataset).entries,
         "mixed_precision": given["mixed_precision"],
         "validation": given["validation"],
+        "class_weight": given["class_weight"],
         **({"margin": margin} if margin else {}),
     }
+
+
+def _distortion(given, preset, dataset):
+    """Returns the preset's `Distortion`, with what options change in it."""
+    options = ("distortion", "flip", "brightness", "contrast", "erase")
+    changing = [option for option in options if given[option]]
+    if changing and dataset is not None and dataset.generated:
+        raise CommandError(f"{dataset.name} distorts its images: no --{changing[0]}")
+    distortion = preset.distortion
+    if given["distortion"]:
+        distortion = presets.Distortion(*given["distortion"])
+    changes = {option: given[option] for option in changing if option != "distortion"}
+    if "flip" in changes:
+        changes["flip"] = 0.5
+    return dataclasses.replace(distortion, **changes)
 
 
 def _preset(args, dataset):

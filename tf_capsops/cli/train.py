@@ -3,118 +3,13 @@
 """Trains a capsule network; writes model, history and pictures to a directory."""
 
 import pathlib
-import sys
 import warnings
 
-from tf_capsops.cli import arguments, presets, quantize, recipes, settings
-from tf_capsops.cli.errors import INTERRUPTED, CommandError, reported, require
+from tf_capsops.cli import presets, quantize, recipes, settings
+from tf_capsops.cli.errors import CommandError, reported, require
+from tf_capsops.cli.train_arguments import add_arguments
 
-
-def add_arguments(parser):
-    """Adds the arguments of `tf-capsops train`."""
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="everything that a result is trained with, options of one's own aside: "
-        f"{', '.join(recipes.RECIPES)}",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="NAME|FILE.npz",
-        help=f"what to train on: {arguments.DATA} (default: that of the recipe, or "
-        "digits)",
-    )
-    parser.add_argument(
-        "--validation",
-        type=arguments.share,
-        metavar="SHARE",
-        help="hold out this share of the training images, the same ones in every run, "
-        "and judge by them instead of the test images; for choosing options (default: "
-        "train on all, and test)",
-    )
-    parser.add_argument(
-        "--model",
-        choices=list(presets.PRESETS),
-        help="capsnet, with routing and a decoder; p_capsnet, of capsule convolutions "
-        "only; matrix_capsnet, with any --routing; efficient_capsnet, with "
-        "self-attention routing; or convnet, without capsules (default: capsnet)",
-    )
-    parser.add_argument(
-        "--routing",
-        choices=["em", "vb", "dynamic", "inverted-attention", "self-attention"],
-        help="the rule by which matrix_capsnet routes (default: em)",
-    )
-    parser.add_argument(
-        "--preset",
-        choices=sorted({name for each in presets.PRESETS.values() for name in each}),
-        help="sizes and schedule; sabour for capsnet and convnet only (default: small "
-        "or compact, by the images' size)",
-    )
-    parser.add_argument("--epochs", type=arguments.positive_int)
-    parser.add_argument("--batch-size", type=arguments.positive_int)
-    parser.add_argument("--learning-rate", type=arguments.positive_float)
-    parser.add_argument(
-        "--distortion",
-        type=arguments.float_from_zero,
-        nargs=3,
-        metavar=("PIXELS", "DEGREES", "ZOOM"),
-        help="shift, turn and zoom each training image by random amounts up to these; "
-        "2 15 0.1 makes it up to a tenth larger or smaller (default: as the preset "
-        "has it, such as 2 0 0 for sabour)",
-    )
-    parser.add_argument(
-        "--routing-iterations",
-        type=arguments.positive_int,
-        help="how often routing computes the parents, for capsnet (default: 3) and "
-        "matrix_capsnet (default: 2)",
-    )
-    parser.add_argument(
-        "--routing-gradient",
-        choices=["all", "last"],
-        help="the iterations of em routing that gradients flow through; with last, "
-        "training takes less time (default: all)",
-    )
-    parser.add_argument(
-        "--reconstruction-weight",
-        type=arguments.positive_float,
-        help="what the squared error of a reconstruction, summed over an image, counts "
-        "beside the margin loss, for capsnet; more for images of few pixels or of "
-        "colours, which stay grey (default: 0.0005, or 0.02 for small)",
-    )
-    parser.add_argument(
-        "--mixed-precision",
-        choices=["float16", "bfloat16"],
-        help="compute in this type and keep weights in float32; float16 with a scaled "
-        "loss (default: float32 throughout)",
-    )
-    parser.add_argument(
-        "--jit",
-        choices=["auto", "on", "off"],
-        help="compile with XLA; auto does so where there is a GPU and no --seed "
-        "(default: auto)",
-    )
-    parser.add_argument(
-        "--steps-per-execution",
-        type=arguments.positive_int,
-        help="batches from one look at the training to the next; more cost less time "
-        "where batches are quick (default: 20 where there is a GPU, else 1)",
-    )
-    parser.add_argument(
-        "--distribute",
-        choices=["mirrored", "multiworker"],
-        help="divide every batch among all GPUs, or where there is none all logical "
-        "CPUs, of this process or of all processes that TF_CONFIG names (default: "
-        "one device)",
-    )
-    arguments.add_seed(parser)
-    arguments.add_nondeterministic(parser)
-    arguments.add_output(parser, "RECIPE or runs/DATA")
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="go on with a run that was stopped or killed, from its directory, with "
-        "the arguments that it was given",
-    )
+__all__ = ["add_arguments", "run"]
 
 
 def run(args):
@@ -133,25 +28,39 @@ def _begin(args):
     import tensorflow as tf
 
     from tf_capsops import data
-    from tf_capsops.cli import distribution, rules, runs, validation
+    from tf_capsops.cli import (
+        distribution,
+        networks,
+        rules,
+        runs,
+        training,
+        validation,
+    )
 
+    settings.check(args)
     source = args.data or "digits"
     if args.recipe:
         source = recipes.source(args.recipe, args.data)
-    settings.check(args)
-    dataset = runs.open_data(source)
+    # Before anything is computed, as pictures are when the data is opened.
+    strategy = distribution.strategy(args.distribute)
+
+    # The data.
+    dataset = runs.open_data(source, **_of_pictures(args))
     if args.recipe:
         recipes.check_data(args.recipe, dataset)
-    runs.require_library()
+    networks.require_library()
     trained = settings.of(args, dataset)
     epochs, batch_size = trained["epochs"], trained["batch_size"]
+    described = runs.described(dataset)
     dataset = validation.held_out(dataset, args.validation)
-    strategy = distribution.strategy(args.distribute)
+
+    # What is random, and where it is computed.
     distribution.check_shares(strategy, len(dataset.train), batch_size)
     seed = None if args.nondeterministic else args.seed
     repeatable = runs.seed_everything(args.seed, seed is not None)
     gpu = bool(tf.config.list_physical_devices("GPU"))
 
+    # The network.
     steps = -(-len(dataset.train) // batch_size)
     with strategy.scope():
         with reported(ValueError):
@@ -161,8 +70,11 @@ def _begin(args):
         loss = rules.loss(trained, epochs * steps)
         model.compile(optimizer, loss=loss, metrics=["accuracy"])
     use_xla(model, args.jit or "auto", seed)
+
+    # The run.
     config = {
         "data": data.absolute(source),
+        **described,
         "recipe": args.recipe,
         "changed": _changed(args.recipe, trained),
         **trained,
@@ -182,13 +94,32 @@ def _begin(args):
         print(
             f"{dataset.name}: {len(dataset.train)} images for training, "
             f"{len(dataset.test)} for {validation.purpose(args.validation)}, "
-            f"{dataset.num_classes} classes\n"
+            f"{dataset.num_classes} classes{_named(described)}\n"
             f"{_title(config)}: {model.count_params():,} parameters, "
             f"{epochs} epochs of {steps} batches{_manner(config, strategy)}",
             flush=True,
         )
         distortion = presets.Distortion(**trained["distortion"])
-        return _train(model, dataset, directory, config, distortion, 0, {})
+        return training.train(model, dataset, directory, config, distortion)
+
+
+def _of_pictures(args):
+    """Returns the options that were given for a folder of pictures."""
+    names = ("image_size", "color_mode", "test_share", "skip_broken")
+    given = {name: getattr(args, name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "image_size" in given:
+        height, *width = given["image_size"]
+        if len(width) > 1:
+            raise CommandError("--image-size takes one number, or height and width")
+        given["image_size"] = (height, *(width or [height]))
+    return given
+
+
+def _named(described):
+    """Says what the classes are called, if there are not too many."""
+    names = described.get("classes", [])
+    return f": {', '.join(names)}" if 0 < len(names) <= 20 else ""
 
 
 def _changed(recipe, trained):
@@ -207,7 +138,14 @@ def _title(config):
 
 def _resume(args):
     """Goes on with a run."""
-    from tf_capsops.cli import checkpoints, distribution, runs, validation
+    from tf_capsops.cli import (
+        checkpoints,
+        distribution,
+        networks,
+        runs,
+        training,
+        validation,
+    )
 
     others = {**vars(args), "command": None, "resume": None}
     given = [name for name, value in others.items() if value is not None]
@@ -225,10 +163,10 @@ def _resume(args):
         raise CommandError(f"nothing to resume in {directory}: {why}")
     config = {**runs.read_training(directory), **runs.read_execution(directory)}
     history = runs.read_history(directory, epoch)
-    runs.require_library()
+    networks.require_library()
     strategy = distribution.strategy(config["distribute"])
     with strategy.scope():
-        model, dataset, _ = runs.open_model(path)
+        model, dataset, _ = runs.open_model(path, training=True)
     if not model.compiled:
         raise CommandError(f"{path} was saved without its loss")
     dataset = validation.held_out(dataset, config["validation"])
@@ -239,113 +177,7 @@ def _resume(args):
     with distribution.writing(strategy, lambda: directory) as place:
         print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
         distortion = config["distortion"]
-        return _train(model, dataset, place, config, distortion, epoch, history)
-
-
-def _train(model, dataset, directory, config, distortion, epoch, history):
-    """Trains from an epoch on, saves and reports. Returns the exit status."""
-    import keras
-    import tensorflow as tf
-
-    from tf_capsops.cli import (
-        checkpoints,
-        distribution,
-        interruption,
-        outcome,
-        pipeline,
-        progress,
-        validation,
-    )
-
-    strategy = model.distribute_strategy
-    epochs, batch_size = config["epochs"], config["batch_size"]
-    steps = -(-len(dataset.train) // batch_size)
-    # Not by `compile`, whose arguments the file of the model keeps.
-    model.steps_per_execution = config["steps_per_execution"]
-    batches, counter = pipeline.training_batches(
-        *(dataset.train, batch_size, distortion),
-        *(config["seed"], config["deterministic"]),
-    )
-    tests = dataset.test.batches(
-        distribution.test_batch_size(strategy, len(dataset.test))
-    )
-    if config["distribute"]:
-        batches, tests = (distribution.shared(strategy, d) for d in (batches, tests))
-    part = validation.part(config["validation"])
-    verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty(), part)
-    clock = outcome.Clock()
-    boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
-    saved = checkpoints.Checkpoints(directory, history)
-    with interruption.Hold() as hold:
-        try:
-            seconds, stopped = hold.fit(
-                model,
-                batches,
-                epochs=epochs,
-                initial_epoch=epoch,
-                # They steer nothing: they are there for the curves.
-                validation_data=tests,
-                shuffle=False,
-                verbose=verbose,
-                callbacks=[clock, counter, *shown, boards, saved],
-            )
-        except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
-            raise CommandError(
-                "another worker has ended, and with it the run: start all of them "
-                "again, with --resume, to go on from the last checkpoint"
-            ) from error
-        _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
-    return INTERRUPTED if stopped else 0
-
-
-def _save(model, dataset, directory, config, history, clock, seconds, stopped):
-    """Writes what a training has made, as far as it came, and says so."""
-    import keras
-
-    from tf_capsops import models
-    from tf_capsops.cli import (
-        checkpoints,
-        figures,
-        interruption,
-        outcome,
-        pair_figures,
-        progress,
-        runs,
-        validation,
-    )
-
-    epochs = config["epochs"]
-    part = validation.part(config["validation"])
-    model.save(directory / runs.MODEL)
-    if config["distribute"]:  # pictures are drawn by one device
-        model = keras.saving.load_model(directory / runs.MODEL)
-    written = [runs.MODEL, runs.CONFIG]
-    if history:
-        figures.curves(history, directory / "curves.png", part)
-        written += [runs.HISTORY, "curves.png"]
-    if isinstance(model, models.CapsNet):
-        draw = pair_figures if dataset.objects > 1 else figures
-        draw.reconstructions(model, dataset, directory / "reconstructions.png")
-        written.append("reconstructions.png")
-    said = [f"trained in {seconds:.0f} s"]
-    if stopped:
-        said = [f"\n{interruption.where(history, epochs, seconds)}"]
-        if checkpoints.newest(directory)[1]:
-            said[0] += f"; `tf-capsops train --resume {directory}` goes on"
-    if history:
-        accuracy = progress.accuracies(history)[1][-1]
-        wrong = round((1 - accuracy) * len(dataset.test))
-        said.append(
-            f"{part} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
-            f"({wrong} of {len(dataset.test)} wrong)"
-        )
-        if not stopped:
-            of = {"part": part, "images": len(dataset.test), "wrong": wrong}
-            outcome.write(directory, model, clock, of)
-            checkpoints.remove(directory)
-            written.append(outcome.RESULT)
-    said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
-    print("\n".join(said))
+        return training.train(model, dataset, place, config, distortion, epoch, history)
 
 
 def use_xla(model, jit, seed):

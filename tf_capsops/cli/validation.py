@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training images that are held out, for choices that the test images must not make."""
 
-import dataclasses
-
 import numpy as np
 
 from tf_capsops.cli.errors import CommandError, reported
@@ -23,25 +21,15 @@ def held_out(dataset, share):
     """
     if share is None:
         return dataset
-    if dataset.generated:
-        # Made for training and for validation as they would be for testing.
-        with reported(ValueError):
-            return dataclasses.replace(dataset, base=held_out(dataset.base, share))
-    images = len(dataset.x_train)
+    images = len(dataset.train)
     count = round(share * images)
     if not 0 < count < images:
         raise CommandError(
             f"--validation {share:g} of {images} images leaves a part without any"
         )
     order = np.random.default_rng(_SEED).permutation(images)
-    rest, out = order[count:], order[:count]
-    return dataclasses.replace(
-        dataset,
-        x_train=dataset.x_train[rest],
-        y_train=dataset.y_train[rest],
-        x_test=dataset.x_train[out],
-        y_test=dataset.y_train[out],
-    )
+    with reported(ValueError):
+        return dataset.held_out(order[count:], order[:count])
 
 
 def purpose(share):

@@ -1,19 +1,23 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Image data sets for training: loaded whole, or generated sample by sample."""
+"""Image data sets: arrays, folders of pictures, and samples that are generated."""
 
 from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.dataset import Dataset
 from tf_capsops.data.multimnist import MultiMnist
+from tf_capsops.data.pictures import Pictures, read_pictures
 from tf_capsops.data.samples import Samples
-from tf_capsops.data.sources import absolute, load
+from tf_capsops.data.sources import absolute, is_pictures, load
 
 __all__ = [
     "AffineMnist",
     "Dataset",
     "MultiMnist",
+    "Pictures",
     "Samples",
     "ShiftedMnist",
     "absolute",
+    "is_pictures",
     "load",
+    "read_pictures",
 ]

@@ -39,6 +39,11 @@ class Dataset:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
     @property
+    def class_names(self):
+        """What the classes are called: their numbers, as text."""
+        return [str(number) for number in range(self.num_classes)]
+
+    @property
     def image_shape(self):
         return self.x_train.shape[1:]
 
@@ -49,6 +54,16 @@ class Dataset:
     @functools.cached_property
     def test(self):
         return ArraySamples(self.x_test, self.y_test)
+
+    def held_out(self, rest, out):
+        """Returns a data set with training samples `rest`, judged by those of `out`."""
+        return dataclasses.replace(
+            self,
+            x_train=self.x_train[rest],
+            y_train=self.y_train[rest],
+            x_test=self.x_train[out],
+            y_test=self.y_train[out],
+        )
 
 
 def checked(name, x_train, y_train, x_test, y_test):

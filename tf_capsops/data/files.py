@@ -32,6 +32,11 @@ def read(path):
     return _folder(path) if os.path.isdir(path) else _npz(path)
 
 
+def has_idx(path):
+    """Whether a folder has one of the idx files."""
+    return any(name.removesuffix(".gz") in _IDX.values() for name in os.listdir(path))
+
+
 def _folder(path):
     try:
         arrays = [_idx(pathlib.Path(path), name) for name in _IDX.values()]

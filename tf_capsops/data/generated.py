@@ -33,6 +33,10 @@ class Generated(abc.ABC):
         return self.base.num_classes
 
     @property
+    def class_names(self):
+        return self.base.class_names
+
+    @property
     def image_shape(self):
         height, width, channels = self.base.image_shape
         return height + 2 * self.margin, width + 2 * self.margin, channels
@@ -44,3 +48,7 @@ class Generated(abc.ABC):
     @functools.cached_property
     def test(self):
         return self._samples(self.base.x_test, self.base.y_test, testing=1)
+
+    def held_out(self, rest, out):
+        """Returns a data set made of other digits, both parts of those for training."""
+        return dataclasses.replace(self, base=self.base.held_out(rest, out))

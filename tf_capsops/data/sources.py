@@ -6,16 +6,18 @@ import os
 
 import keras
 
-from tf_capsops.data import dataset, files
+from tf_capsops.data import dataset, files, pictures
 from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.multimnist import MultiMnist
 
 _DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")  # modules in keras.datasets
 _GENERATED = {kind.name: kind for kind in (MultiMnist, AffineMnist, ShiftedMnist)}
 _NAMES = ("digits", *_DOWNLOADED, *_GENERATED)
+# Options that only folders of pictures take.
+_OF_PICTURES = ("image_size", "color_mode", "test_share", "skip_broken")
 
 
-def load(source, seed=0):
+def load(source, seed=0, **options):
     """Loads a data set.
 
     Args:
@@ -28,17 +30,35 @@ def load(source, seed=0):
           Images are `[N, H, W]` or `[N, H, W, C]`, of 0 to 255 where they are integers
           and 0 to 1 where they are not; labels are integers from 0 on, `[N]` or
           `[N, 1]`, and a warning names those in between that no image has;
+        * the path of a folder of PNG and JPEG pictures, which has one folder for each
+          class, or `train` and `test` with these in each. Pictures are decoded as they
+          are needed;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
         * `"multimnist"`, `"affine_mnist"` or `"shifted_mnist"`, made from MNIST, or
           from any of the above with `"multimnist:FILE.npz"`.
-      seed: an int, from which generated samples follow.
+      seed: an int, from which follow generated samples, and which pictures are for
+        testing.
+      **options: for folders of pictures alone:
+
+        * `image_size`: (height, width) that pictures are resized to, without regard to
+          their proportions; None for their own, if they all have the same;
+        * `color_mode`: `"rgb"` or `"grayscale"`, which pictures are converted to; None
+          for what they are, if they all are the same. An alpha channel is dropped;
+        * `test_share`: how much of each class is for testing, where the folder has no
+          `train` and `test`; None for 0.2. It is the same pictures each time;
+        * `skip_broken`: True to leave out, with a warning, files that are no pictures;
+        * `class_names`: the classes, in the order of their numbers, of which the folder
+          may lack some; None for the names of the folders in alphabetical order;
+        * `training`: False if only `test` is needed. Then all pictures are in it, where
+          there is no other `test` and no `test_share`.
 
     Returns:
-      A `Dataset`, `MultiMnist`, `AffineMnist` or `ShiftedMnist`.
+      A `Dataset`, `Pictures`, `MultiMnist`, `AffineMnist` or `ShiftedMnist`.
 
     Raises:
-      ValueError: if a file does not hold such arrays, or a download fails.
+      ValueError: if a file does not hold such arrays, a download fails, or a folder of
+        pictures is not as it must be; the message names the file or folder at fault.
       FileNotFoundError: if there is no such file.
 
     >>> from tf_capsops import data
@@ -51,8 +71,29 @@ def load(source, seed=0):
     source = os.fspath(source)
     kind, base = _parts(source)
     if kind:
-        return _GENERATED[kind](_plain(base, f"{kind}:"), seed)
-    return _plain(source)
+        base = _plain(base, seed, options, f"{kind}:")
+        if isinstance(base, pictures.Pictures):
+            raise ValueError(f"{kind} is made of arrays of digits, not of {base.name}")
+        loaded = _GENERATED[kind](base, seed)
+    else:
+        loaded = _plain(source, seed, options)
+    given = [name for name in _OF_PICTURES if options.get(name)]
+    if given and not isinstance(loaded, pictures.Pictures):
+        option = given[0].replace("_", "-")
+        raise ValueError(f"{source} is no folder of pictures: no --{option}")
+    return loaded
+
+
+def is_pictures(source):
+    """Whether a `source` of `load` is a folder of pictures.
+
+    >>> from tf_capsops import data
+    >>> data.is_pictures("digits")
+    False
+    """
+    source = os.fspath(source)
+    named = source in _NAMES or _parts(source)[0]
+    return not named and os.path.isdir(source) and not files.has_idx(source)
 
 
 def absolute(source):
@@ -76,7 +117,7 @@ def _parts(source):
     return None, source
 
 
-def _plain(source, before=""):
+def _plain(source, seed, options, before=""):
     if source == "digits":
         return _digits()
     if source in _DOWNLOADED:
@@ -85,8 +126,10 @@ def _plain(source, before=""):
         names = ", ".join(repr(name) for name in _NAMES)
         raise FileNotFoundError(
             f"no data at {source!r}: data must be {names}, an .npz file or a folder of "
-            "idx files"
+            "pictures or idx files"
         )
+    if is_pictures(source):
+        return pictures.load(source, seed, **options)
     return files.read(source)
 
 

@@ -1,0 +1,149 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-capsops predict`: classes and scores of pictures, and what is said of others."""
+
+import json
+import pathlib
+import re
+import shlex
+
+import fresh
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops import inq, layers
+from tf_capsops.__main__ import main
+
+# Scores are the means of the channels.
+_NAMES = ["red", "green", "blue"]
+
+
+def _write(path, colour, size=(6, 5)):
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tf.io.write_file(str(path), tf.io.encode_png(np.full([*size, len(colour)], colour)))
+
+
+def _save(path, shape, *rest):
+    layer = keras.layers.GlobalAveragePooling2D()
+    keras.Sequential([keras.Input(shape), *rest, layer]).save(path)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run's directory, and pictures of one colour each, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = pathlib.Path("run")
+    folder.mkdir()
+    _save(folder / "model.keras", [4, 4, 3])
+    (folder / "config.json").write_text(json.dumps({"classes": _NAMES}))
+    _write("many/green.png", np.array([51, 204, 0], np.uint8))
+    _write("many/more/blue.PNG", np.array([0, 102, 255], np.uint8))
+    _write("grey.png", np.array([51], np.uint8))
+    pathlib.Path("many/notes.txt").write_text("no picture")
+    return "run"
+
+
+def test_a_line_for_each_picture(run, capsys):
+    assert main(["predict", run, "many/green.png", "grey.png"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "many/green.png: green 0.8000\ngrey.png: red 0.2000\n"
+    assert not printed.err
+
+
+def test_folders_and_several_classes(run, capsys):
+    assert main(["predict", run, "many", "--top", "2"]) == 0
+    assert capsys.readouterr().out == (
+        "many/green.png: green 0.8000, red 0.2000\n"
+        "many/more/blue.PNG: blue 1.0000, green 0.4000\n"
+    )
+    assert main(["predict", run, "grey.png", "--top", "9"]) == 0
+    assert capsys.readouterr().out.count("0.2000") == 3
+
+
+def test_json(run, capsys):
+    assert main(["predict", run, "many", "--json", "--top", "2"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == {
+        "file": "many/green.png",
+        "class": "green",
+        "score": pytest.approx(0.8),
+        "top": [
+            {"class": "green", "score": pytest.approx(0.8)},
+            {"class": "red", "score": pytest.approx(0.2)},
+        ],
+    }
+    assert second["class"] == "blue"
+
+
+def test_a_model_alone_numbers_its_classes(run, capsys):
+    _save("alone.keras", [None, None, 3])
+    assert main(["predict", "alone.keras", "many"]) == 0
+    assert capsys.readouterr().out == (
+        "many/green.png: 1 0.8000\nmany/more/blue.PNG: 2 1.0000\n"
+    )
+
+
+def test_quantized_codes(run, capsys):
+    model = keras.Sequential(
+        [keras.Input([4, 4, 3]), layers.Conv2D(3, 1), keras.layers.Flatten()]
+    )
+    layer = model.layers[0]
+    layer.kernel.assign(inq.quantize(np.eye(3)[None, None], 5))
+    model = keras.Sequential(
+        [keras.Input([4, 4, 3]), layer, keras.layers.GlobalAveragePooling2D()]
+    )
+    inq.convert(model, 5).save("run/codes.keras")
+    assert main(["predict", "run/codes.keras", "many/green.png"]) == 0
+    assert capsys.readouterr().out == "many/green.png: green 0.8000\n"
+
+
+def test_others_are_answered_beside_files_that_cannot_be_read(run, capfd):
+    pathlib.Path("cut.png").write_bytes(pathlib.Path("grey.png").read_bytes()[:-20])
+    pathlib.Path("empty").mkdir()
+    given = ["many/green.png", "cut.png", "none.png", "empty", "many/notes.txt"]
+    assert main(["predict", run, *given, "grey.png"]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == "many/green.png: green 0.8000\ngrey.png: red 0.2000\n"
+    assert printed.err.splitlines() == [
+        f"tf-capsops predict: error: {text}"
+        for text in (
+            "cut.png is no picture that can be read",
+            "there is no file none.png",
+            "empty has no PNG or JPEG pictures",
+            "many/notes.txt is no picture that can be read",
+        )
+    ]
+    assert main(["predict", run, "cut.png", "--json"]) == 2
+    assert json.loads(capfd.readouterr().out) == []
+
+
+def test_models_that_take_no_pictures(run, capsys):
+    _save("four.keras", [4, 4, 4])
+    assert main(["predict", "four.keras", "grey.png"]) == 2
+    text = "four.keras takes images of 4 channels, and pictures have 1 or 3"
+    assert text in capsys.readouterr().err
+    assert main(["predict", "elsewhere", "grey.png"]) == 2
+    assert "no model at elsewhere" in capsys.readouterr().err
+    assert main(["predict", run]) == 2
+    assert "required: FILE|FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    """docs/my_pictures.md: Python that draws, commands, and Python that predicts."""
+    monkeypatch.chdir(tmp_path)
+    page = (fresh.ROOT / "docs/my_pictures.md").read_text()
+    draw, *rest = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (commands,) = re.findall(r"^```\n(tf-capsops .*?)^```$", page, re.DOTALL | re.M)
+    exec(draw, {})
+    for command in commands.splitlines():
+        program, *arguments = shlex.split(command)
+        assert program == "tf-capsops" and main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "test accuracy 100.00%" in printed
+    assert "shapes/circle/7.png: circle 0." in printed
+    exec("".join(rest), {})
+    assert "circle" in capsys.readouterr().out.splitlines()

@@ -1,0 +1,314 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures in folders, decoded as they are needed."""
+
+import dataclasses
+import os
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tf_capsops import _console
+from tf_capsops.arguments import positive_pair
+from tf_capsops.data import folders
+from tf_capsops.data.samples import Samples, on_processor
+
+COLOR_MODES = {"grayscale": 1, "rgb": 3}  # channels, by the names that Keras has
+_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue in grey, as JPEG has them
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """A folder of pictures, of which a batch at a time is in memory.
+
+    `train` and `test` are `Samples`, as every data set has them: images `[B, H, W, C]`,
+    float32 in [0, 1], and a target is the number of the class. `tf_capsops.data.load`
+    makes it.
+
+    Args:
+      name: the folder's.
+      class_names: what the folders of the classes are called.
+      image_shape: (height, width, channels) of the images.
+      train, test: the `Samples` for training and for testing.
+      skipped: the files that were passed over because they are no pictures.
+      options: those of `tf_capsops.data.load` that give the same again.
+
+    >>> import pathlib, tempfile
+    >>> import tensorflow as tf
+    >>> from tf_capsops import data
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for number in range(20):
+    ...     path = folder / ("cat", "dog")[number % 2] / f"{number}.png"
+    ...     path.parent.mkdir(exist_ok=True)
+    ...     picture = tf.zeros([8, 8, 3], tf.uint8)
+    ...     tf.io.write_file(str(path), tf.io.encode_png(picture))
+    >>> pets = data.load(folder)
+    >>> pets.class_names, pets.image_shape, len(pets.train), len(pets.test)
+    (['cat', 'dog'], (8, 8, 3), 16, 4)
+    """
+
+    name: str
+    class_names: list
+    image_shape: tuple
+    train: Samples
+    test: Samples
+    skipped: list
+    options: dict
+
+    generated = False
+    objects = 1
+
+    @property
+    def num_classes(self):
+        return len(self.class_names)
+
+    def held_out(self, rest, out):
+        """Returns a data set with training samples `rest`, judged by those of `out`."""
+        train, test = self.train.only(rest), self.train.only(out)
+        return dataclasses.replace(self, train=train, test=test)
+
+
+class PictureSamples(Samples):
+    """Pictures by the paths of their files; a target is the label.
+
+    Args:
+      paths: of the files.
+      labels: as many class numbers.
+      image_shape: (height, width, channels) that they are converted to.
+    """
+
+    def __init__(self, paths, labels, image_shape):
+        super().__init__(np.asarray(labels, np.int32))
+        self._files = np.asarray(paths, np.object_)
+        self._image_shape = image_shape
+        self._paths, self._labels = on_processor(
+            np.array([os.fsencode(path) for path in paths], np.object_), self.labels
+        )
+
+    def draws(self, epoch):
+        return tf.zeros([len(self), 0])
+
+    def make(self, indices, draws):
+        images = tf.map_fn(
+            lambda path: decoded(path, self._image_shape),
+            tf.gather(self._paths, indices),
+            fn_output_signature=tf.TensorSpec(self._image_shape),
+        )
+        return images, tf.gather(self._labels, indices)
+
+    def only(self, indices):
+        """Returns the samples with these numbers."""
+        paths, labels = self._files[indices], self.labels[indices]
+        return PictureSamples(paths, labels, self._image_shape)
+
+
+def load(
+    folder,
+    seed=0,
+    *,
+    image_size=None,
+    color_mode=None,
+    test_share=None,
+    skip_broken=False,
+    class_names=None,
+    training=True,
+):
+    """Returns the `Pictures` of a folder, after a look at each of them.
+
+    Args: as those of `tf_capsops.data.load`.
+
+    Raises:
+      ValueError: if the folder is of another form, a file is no picture, or the
+        pictures differ in size or colour and there is no option that says what to
+        convert them to; the message names the file or folder.
+    """
+    if image_size is not None:
+        image_size = positive_pair("load", "image_size", image_size)
+    if color_mode is not None and color_mode not in COLOR_MODES:
+        raise ValueError(
+            f"load: color_mode must be {' or '.join(COLOR_MODES)}, got {color_mode!r}"
+        )
+    names, trained, tested, share, skipped = folders.find(
+        folder, test_share, seed, class_names, skip_broken, training
+    )
+    paths = np.array(trained.paths + tested.paths, np.object_)
+    labels = np.array(trained.labels + tested.labels, np.int32)
+    is_training = np.arange(len(paths)) < len(trained.paths)
+    shapes = _shapes(paths)
+    good = shapes[:, 0] > 0
+    _check_broken(paths[~good], skip_broken)
+    _check_classes(paths, labels, is_training, good)
+    skipped += paths[~good].tolist()
+    if skipped:
+        what = "files that are no pictures, such as"
+        if len(skipped) == 1:
+            what = "file that is no picture,"
+        warnings.warn(f"skipped {len(skipped)} {what} {skipped[0]}", stacklevel=2)
+    shape = _image_shape(paths[good], shapes[good], image_size, color_mode)
+    train, test = (
+        PictureSamples(paths[part], labels[part], shape)
+        for part in (good & is_training, good & ~is_training)
+    )
+    options = {
+        "image_size": list(shape[:2]),
+        "color_mode": "grayscale" if shape[2] == 1 else "rgb",
+        "test_share": share,
+        "skip_broken": skip_broken,
+    }
+    name = os.path.basename(os.path.abspath(folder))
+    return Pictures(name, names, shape, train, test, skipped, options)
+
+
+def read_pictures(paths, image_shape):
+    """Reads pictures as a network takes them.
+
+    Args:
+      paths: of PNG or JPEG files.
+      image_shape: (height, width, channels): each is resized to this height and width,
+        and converted to grey for 1 channel and to colour for 3.
+
+    Returns:
+      A NumPy array `[N, height, width, channels]`, float32 in [0, 1].
+
+    Raises:
+      ValueError: if a file is missing or no picture; the message names it.
+
+    >>> import tempfile
+    >>> import tensorflow as tf
+    >>> from tf_capsops import data
+    >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
+    ...     grey = tf.fill([20, 30, 1], tf.constant(255, tf.uint8))
+    ...     tf.io.write_file(file.name, tf.io.encode_png(grey))
+    ...     images = data.read_pictures([file.name], (8, 8, 3))
+    >>> images.shape, round(float(images.min()), 3)
+    ((1, 8, 8, 3), 1.0)
+    """
+    return np.stack([_read(os.fspath(path), tuple(image_shape)) for path in paths])
+
+
+def _read(path, image_shape):
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path}")
+    try:
+        with _console.without_log_lines(), tf.device("CPU:0"):
+            return decoded(os.fsencode(path), image_shape).numpy()
+    except tf.errors.PermissionDeniedError as error:
+        raise ValueError(f"{path} may not be read") from error
+    except tf.errors.OpError as error:
+        raise ValueError(f"{path} is no picture that can be read") from error
+
+
+def decoded(path, image_shape):
+    """Returns the picture in a file, `[H, W, C]`, as numbers from 0 to 1.
+
+    Args:
+      path: a string tensor.
+      image_shape: (height, width, channels); a height and width of None are those of
+        the picture.
+    """
+    *size, channels = image_shape
+    picture = _with_channels(_decoded(path), channels)
+    if None in size:
+        return picture / 255
+
+    def resized():
+        # Averages where a picture is made smaller, as Keras' own loader does not.
+        return tf.image.resize(picture, size, antialias=True)
+
+    fits = tf.reduce_all(tf.equal(tf.shape(picture)[:2], size))
+    picture = tf.cond(fits, lambda: picture, resized)
+    return tf.ensure_shape(tf.clip_by_value(picture / 255, 0.0, 1.0), image_shape)
+
+
+def _decoded(path):
+    return tf.io.decode_image(tf.io.read_file(path), expand_animations=False)
+
+
+def _with_channels(picture, channels):
+    """Converts between grey (with or without alpha) and colour; drops alpha."""
+    picture = tf.cast(picture, tf.float32)
+    is_grey = tf.shape(picture)[-1] < 3
+    if channels == 1:
+        weights = tf.constant(_WEIGHTS)
+
+        def grey():
+            return tf.reduce_sum(picture[..., :3] * weights, axis=-1, keepdims=True)
+
+        return tf.cond(is_grey, lambda: picture[..., :1], grey)
+    return tf.cond(
+        is_grey, lambda: tf.repeat(picture[..., :1], 3, -1), lambda: picture[..., :3]
+    )
+
+
+def _shapes(paths):
+    """Returns height, width and channels of each picture, zeros where it is broken."""
+
+    def shape(number, path):
+        return number, tf.shape(_decoded(path))
+
+    files = np.array([os.fsencode(path) for path in paths], np.object_)
+    shapes = np.zeros([len(paths), 3], np.int64)
+    with _console.without_log_lines(), tf.device("CPU:0"):
+        found = tf.data.Dataset.from_tensor_slices(files).enumerate()
+        found = found.map(shape, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+        for numbers, sizes in found.batch(1024).as_numpy_iterator():
+            shapes[numbers] = sizes
+    return shapes
+
+
+def _check_broken(broken, skip_broken):
+    """Raises a ValueError if there are broken files that may not be skipped."""
+    if len(broken) and not skip_broken:
+        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise ValueError(
+            f"{broken[0]} cannot be read as a picture{more}: take it out, or give "
+            "--skip-broken"
+        )
+
+
+def _check_classes(paths, labels, is_training, good):
+    """Raises a ValueError if a class has only broken pictures in a part."""
+    for purpose, part in (("training", is_training), ("testing", ~is_training)):
+        for label in np.unique(labels[part]):
+            own = part & (labels == label)
+            if not good[own].any():
+                raise ValueError(
+                    f"{os.path.dirname(paths[own][0])} has no picture for {purpose} "
+                    "that can be read"
+                )
+
+
+def _image_shape(paths, shapes, size, color_mode):
+    """Returns the (height, width, channels) that all pictures are converted to."""
+    if size is None:
+        size = _same(paths, shapes[:, :2], "--image-size PIXELS", _pixels)
+    if color_mode is None:
+        grey = shapes[:, 2:] < 3
+        (is_grey,) = _same(paths, grey, "--color-mode rgb or grayscale", _color)
+        color_mode = "grayscale" if is_grey else "rgb"
+    return (*map(int, size), COLOR_MODES[color_mode])
+
+
+def _same(paths, values, option, form):
+    """Returns the row that all rows of `values` are.
+
+    Raises:
+      ValueError: if they differ; the message names two files and an option.
+    """
+    other = (values != values[0]).any(axis=1)
+    if other.any():
+        second = other.argmax()
+        raise ValueError(
+            f"{paths[second]} {form(values[second])}, and {paths[0]} "
+            f"{form(values[0])}: give {option} to convert all pictures"
+        )
+    return values[0]
+
+
+def _pixels(size):
+    return f"is {size[1]} x {size[0]} pixels large"
+
+
+def _color(is_grey):
+    return "is grey" if is_grey[0] else "has colours"
