@@ -54,10 +54,6 @@ class Bar(keras.callbacks.ProgbarLogger):
     full and goes beyond its end.
     """
 
-    def on_epoch_begin(self, epoch, logs=None):
-        super().on_epoch_begin(epoch, logs)
-        self.model.train_function.logs.forget()
-
     def on_train_batch_end(self, batch, logs=None):
         if self.target is not None:
             batch = min(batch, self.target - 1)

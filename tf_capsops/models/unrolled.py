@@ -98,6 +98,12 @@ class Unrolled:
         with grouping.grouped(self, bound.arguments):
             return super().fit(*bound.args, **bound.kwargs)
 
+    def reset_metrics(self):
+        super().reset_metrics()
+        # `fit` does this at the beginning of an epoch.
+        if isinstance(self.train_function, _Function):
+            self.train_function.logs.forget()
+
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy, Keras builds metrics with the mean of the shares of a batch,
         # which it takes out of the data. But shares may differ in size, batches of
