@@ -3,6 +3,7 @@
 """`bench --threads` measures each number of threads, and compares them."""
 
 import json
+import re
 import types
 
 import pytest
@@ -47,10 +48,12 @@ def test_numbers_of_threads_are_compared(used, tmp_path, capsys):
     ):
         assert table.startswith(first["direction"])
         ours = [each["methods"]["tf_capsops"]["median_us"] for each in (first, last)]
-        *_, one, three = (row.split() for row in table.split("\n") if "." in row[:30])
-        assert one[:2] == ["1", f"{ours[0]:.4g}"] and one[-1] == "1.00"
-        assert three[:2] == ["3", f"{ours[1]:.4g}"]
-        assert three[-1] == f"{ours[0] / ours[1]:.2f}"
+        rows = re.findall(r"^ +(\d+) +(\S+) .* (\d+\.\d\d) *$", table, re.MULTILINE)
+        scaling = f"{ours[0] / ours[1]:.2f}"
+        assert rows == [
+            ("1", f"{ours[0]:.4g}", "1.00"),
+            ("3", f"{ours[1]:.4g}", scaling),
+        ]
 
 
 def test_a_run_that_fails_says_so(used, tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.models import Unrolled, grouping, unrolled
-from tf_capsops.models.ahead import Ahead, Taken, gpu_of
+from tf_capsops.models import Unrolled, ahead, grouping, replicas
+from tf_capsops.models.ahead import DeviceCopies, Prefetcher, gpu_of
 
 SAMPLES, BATCH = 23, 2
 X = np.random.default_rng(1).random((SAMPLES, 3), np.float32)
@@ -28,16 +28,6 @@ class Batches(keras.callbacks.Callback):
         self.numbers.append(batch)
 
 
-class Bar(keras.callbacks.ProgbarLogger, Batches):
-    """What the progress bar sees."""
-
-    def __init__(self):
-        keras.callbacks.ProgbarLogger.__init__(self)
-        self.numbers = []
-
-    on_train_batch_end = Batches.on_train_batch_end
-
-
 def dense():
     keras.utils.set_random_seed(1)
     model = Dense([keras.Input([3]), keras.layers.Dense(1)])
@@ -45,41 +35,67 @@ def dense():
     return model
 
 
-def fit(callbacks=(), **arguments):
-    model, bar = dense(), Bar()
-    given = {"batch_size": BATCH, "verbose": 0, "epochs": 2, "shuffle": False}
-    callbacks = [bar, *callbacks]
-    history = model.fit(X, Y, callbacks=callbacks, **{**given, **arguments}).history
-    assert model.steps_per_execution == 1
-    return history, bar.numbers, [weight.tolist() for weight in model.get_weights()]
+@pytest.fixture
+def as_on_a_gpu(monkeypatch, device):
+    """Makes models take their device for a GPU."""
+    for module in (ahead, grouping):
+        monkeypatch.setattr(module, "gpu_of", lambda model: device)
+    return device
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch, device):
-    """Models believe to be on a GPU, which is their device."""
-    for module in (unrolled, grouping):
-        monkeypatch.setattr(module, "gpu_of", lambda model: device)
-    return device
+def seen(monkeypatch):
+    """Returns what progress bars see: numbers of batches and losses."""
+    pairs, update = [], grouping.Bar.on_train_batch_end
+
+    def see(bar, batch, logs=None):
+        pairs.append((batch, logs["loss"]))
+        update(bar, batch, logs)
+
+    monkeypatch.setattr(grouping.Bar, "on_train_batch_end", see)
+    return pairs
+
+
+@pytest.fixture
+def fit(seen):
+    """Returns a function that trains, and returns history, batches seen and weights."""
+
+    def train(callbacks=(), **arguments):
+        model = dense()
+        given = {"batch_size": BATCH, "verbose": 0, "epochs": 2, "shuffle": False}
+        callbacks = [grouping.Bar(), *callbacks]
+        history = model.fit(X, Y, callbacks=callbacks, **{**given, **arguments}).history
+        assert model.steps_per_execution == 1
+        numbers = [batch for batch, _ in seen]
+        seen.clear()
+        return history, numbers, [weight.tolist() for weight in model.get_weights()]
+
+    return train
 
 
 def test_the_gpu_of_a_model(device):
     assert gpu_of(dense()) == (device if device.startswith("GPU") else None)
 
 
-def test_an_iterators_batches_are_taken_once_and_in_order(device):
+def test_an_iterators_batches_are_taken_once_and_in_order(as_on_a_gpu):
     batches = tf.data.Dataset.range(7).batch(2)
     with tf.device("CPU:0"):
         iterator = iter(batches)
     next(iterator)
-    ahead = Ahead(device)
-    copies = ahead.of(iterator)
-    assert ahead.of(iterator) is copies is not iterator
-    assert [batch.numpy().tolist() for batch in copies] == [[2, 3], [4, 5], [6]]
-    assert Ahead(None).of(iterator) is iterator
+    copies = DeviceCopies()
+    copied = copies.iterator_for(iterator, None)
+    assert copies.iterator_for(iterator, None) is copied is not iterator
+    assert [batch.numpy().tolist() for batch in copied] == [[2, 3], [4, 5], [6]]
+
+
+def test_batches_stay_where_a_model_is_on_no_gpu(monkeypatch):
+    monkeypatch.setattr(ahead, "gpu_of", lambda model: None)
+    iterator = iter(tf.data.Dataset.range(7))
+    assert DeviceCopies().iterator_for(iterator, None) is iterator
 
 
 def test_batches_are_taken_for_the_next_execution():
-    taken, drawn = Taken(), []
+    taken, drawn = Prefetcher(), []
 
     def numbers(count):
         for number in range(count):
@@ -87,13 +103,13 @@ def test_batches_are_taken_for_the_next_execution():
             yield number
 
     iterator = numbers(7)
-    assert taken.of(iterator, 2, True) == [0, 1]
-    assert taken.of(iterator, 3, True) == [2, 3, 4]
+    assert taken.take(iterator, 2, True) == [0, 1]
+    assert taken.take(iterator, 3, True) == [2, 3, 4]
     taken._thread.submit(int).result()  # after what the thread has to do
     assert drawn == [*range(7)]
-    assert taken.of(iterator, 3, True) == [5, 6]
-    assert taken.of(iterator, 3, True) == []
-    assert taken.of(numbers(5), 2, False) == [0, 1] and drawn[7:] == [0, 1]
+    assert taken.take(iterator, 3, True) == [5, 6]
+    assert taken.take(iterator, 3, True) == []
+    assert taken.take(numbers(5), 2, False) == [0, 1] and drawn[7:] == [0, 1]
 
 
 def test_a_failing_data_set_says_so():
@@ -101,14 +117,14 @@ def test_a_failing_data_set_says_so():
         yield 1
         raise ValueError("no second picture")
 
-    taken, iterator = Taken(), broken()
-    assert taken.of(iterator, 1, True) == [1]
+    taken, iterator = Prefetcher(), broken()
+    assert taken.take(iterator, 1, True) == [1]
     with pytest.raises(ValueError, match="no second picture"):
-        taken.of(iterator, 1, True)
+        taken.take(iterator, 1, True)
 
 
 @pytest.mark.parametrize("epochs, steps", [(2, None), (3, 4), (1, 11)])
-def test_grouped_steps_train_alike(as_on_a_gpu, epochs, steps, monkeypatch):
+def test_grouped_steps_train_alike(as_on_a_gpu, fit, epochs, steps, monkeypatch):
     arguments = {"epochs": epochs, "steps_per_epoch": steps}
     grouped = fit(**arguments)
     monkeypatch.setattr(grouping, "gpu_of", lambda model: None)
@@ -119,15 +135,28 @@ def test_grouped_steps_train_alike(as_on_a_gpu, epochs, steps, monkeypatch):
     assert grouped[1] == [19 if steps is None else size - 1] * epochs
 
 
-def test_callbacks_of_batches_see_each(as_on_a_gpu):
-    batches = Batches()
-    _, bar, _ = fit([batches], epochs=1)
-    assert bar == batches.numbers == [*range(12)]
+@pytest.mark.parametrize("kind", ["subclass", "lambda", "of a checkpoint"])
+def test_callbacks_of_batches_see_each(as_on_a_gpu, fit, kind, tmp_path):
+    class Checkpoint(keras.callbacks.ModelCheckpoint):
+        on_train_batch_end = Batches.on_train_batch_end
+        numbers = ()
+
+    numbers = []
+    callback = {
+        "subclass": Batches(),
+        "lambda": keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: numbers.append(batch)
+        ),
+        "of a checkpoint": Checkpoint(str(tmp_path / "each.keras")),
+    }[kind]
+    callback.numbers = numbers
+    _, bar, _ = fit([callback], epochs=1)
+    assert bar == numbers == [*range(12)]
 
 
 @pytest.mark.parametrize("frequency, grouped", [("epoch", True), (5, False)])
 def test_checkpoints_of_epochs_see_no_batches(
-    as_on_a_gpu, frequency, grouped, tmp_path
+    as_on_a_gpu, fit, frequency, grouped, tmp_path
 ):
     path = str(tmp_path / "best.keras")
     saved = keras.callbacks.ModelCheckpoint(path, save_freq=frequency)
@@ -151,21 +180,16 @@ def test_another_fit_may_group_otherwise(as_on_a_gpu):
     assert losses == sorted(losses, reverse=True)
 
 
-class Seen(grouping.Bar):
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, logs)
-        self.losses = [*getattr(self, "losses", []), logs["loss"]]
-
-
-def test_the_bar_shows_the_execution_before(as_on_a_gpu, monkeypatch):
+def test_the_bar_shows_the_execution_before(as_on_a_gpu, seen, monkeypatch):
     arguments = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "epochs": 2}
     losses = []
     for gpu in (as_on_a_gpu, None):
         monkeypatch.setattr(grouping, "gpu_of", lambda model, gpu=gpu: gpu)
-        model, bar = dense(), Seen()
+        model = dense()
         model.compile("sgd", "mse", steps_per_execution=3)
-        history = model.fit(X, Y, callbacks=[bar], **arguments).history
-        losses.append((bar.losses, history["loss"]))
+        history = model.fit(X, Y, callbacks=[grouping.Bar()], **arguments).history
+        losses.append(([loss for _, loss in seen], history["loss"]))
+        seen.clear()
     (late, late_epochs), (exact, exact_epochs) = losses
     assert late_epochs == exact_epochs
     first, second = exact[:4], exact[4:]
@@ -185,17 +209,123 @@ def test_logs_of_ones_own_are_not_late(as_on_a_gpu):
     assert history["steps"] == [12, 24]
 
 
-def test_the_bar_ends_where_the_epoch_does(as_on_a_gpu, capsys):
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_the_bar_ends_where_the_epoch_does(as_on_a_gpu, length, capsys):
     model = dense()
     model.compile("sgd", "mse", steps_per_execution=5)
-    model.fit(X, Y, batch_size=BATCH, verbose=1)
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    if length == "unknown":
+        batches = batches.filter(lambda *_: True)
+    model.fit(batches, verbose=1)
     printed = capsys.readouterr().out
-    assert "12/12" in printed and "15/12" not in printed
+    assert "12/12" in printed and "15/" not in printed.split("\n")[-2]
 
 
-def test_compile_may_ask_for_steps(as_on_a_gpu):
+def test_only_training_is_grouped(as_on_a_gpu):
+    """Validation, and what callbacks call, have the user's steps."""
+    inputs = np.arange(200, dtype=np.float32)[:, None]
+    batches = tf.data.Dataset.from_tensor_slices((inputs, inputs)).batch(2)
+
+    class Calls(keras.callbacks.Callback):
+        tests, sizes, nested = 0, (), None
+
+        def on_test_batch_end(self, batch, logs=None):
+            self.tests += 1
+
+        def on_epoch_end(self, epoch, logs=None):
+            predict = self.model.predict
+            every = predict(inputs, batch_size=2, verbose=0)
+            some = predict(batches.repeat(), steps=3, verbose=0)
+            self.sizes = len(every), len(some)
+            self.losses = self.model.train_on_batch(inputs[:4], inputs[:4])
+            if self.nested is None:
+                self.nested = int(self.model.optimizer.iterations)
+                self.model.fit(batches.repeat(), steps_per_epoch=5, verbose=0)
+                self.nested = int(self.model.optimizer.iterations) - self.nested
+
+    keras.utils.set_random_seed(1)
+    model = Dense([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-6), "mse")
+    assert len(model.predict(inputs[:10], verbose=0)) == 10
+    calls = Calls()
+    validation = {"validation_data": batches.repeat(), "validation_steps": 5}
+    model.fit(batches, epochs=2, verbose=0, callbacks=[calls], **validation)
+    assert calls.tests == 10 and calls.sizes == (200, 6) and calls.nested == 5
+    assert int(model.optimizer.iterations) == 200 + 2 + 5
+    assert model.steps_per_execution == 1 and model.train_function.run is None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_data_set_with_workers_ends_with_its_epoch(as_on_a_gpu, workers):
+    class Endless(keras.utils.PyDataset):
+        def __getitem__(self, index):
+            return X[:BATCH], Y[:BATCH]
+
+        @property
+        def num_batches(self):
+            return None
+
+    model = dense()
+    data = Endless(workers=workers)
+    model.fit(data, steps_per_epoch=7, epochs=4, verbose=0)
+    assert int(model.optimizer.iterations) == 28
+
+
+def test_a_limit_on_the_steps_of_all_epochs(as_on_a_gpu):
+    model = dense()
+    keras.config.set_max_steps_per_epoch(5)
+    try:
+        with pytest.warns(UserWarning, match="Limiting steps_per_epoch to 5"):
+            model.fit(X, Y, batch_size=BATCH, verbose=0)
+    finally:
+        keras.config.set_max_steps_per_epoch(None)
+    assert int(model.optimizer.iterations) == 5
+
+
+def test_a_model_may_refuse_groups(as_on_a_gpu, seen):
+    model = dense()
+    model.groups_steps = False
+    model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[grouping.Bar()])
+    assert [batch for batch, _ in seen] == [*range(12)]
+
+
+def test_a_compile_of_ones_own_is_left_to_the_user(tmp_path):
+    class Own(Dense):
+        def compile(self, temperature, **arguments):
+            super().compile(**arguments)
+
+    model = Own([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile(1.0, optimizer="sgd", loss="mse")
+    model.save(tmp_path / "own.keras")
+    with pytest.warns(UserWarning, match="was not called as part of model loading"):
+        loaded = keras.models.load_model(tmp_path / "own.keras", {"Own": Own})
+    assert getattr(loaded, "optimizer", None) is None
+
+
+@pytest.mark.parametrize(
+    "asked, compiled", [({}, True), ({"jit_compile": False}, False)]
+)
+def test_replicas_on_gpus_are_compiled_by_default(monkeypatch, asked, compiled):
+    monkeypatch.setattr(replicas, "on_gpus", lambda strategy: True)
+    model = dense()
+    model.compile("sgd", "mse", **asked)
+    assert model.jit_compile == compiled
+    assert model.get_compile_config()["jit_compile"] == compiled
+
+
+def test_sparse_batches_under_a_strategy_of_one_device():
+    x = tf.sparse.from_dense(X)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model = Dense([keras.Input([3], sparse=True), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+    batches = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH)
+    model.fit(batches, verbose=0)
+    assert int(model.optimizer.iterations) == 12
+
+
+def test_compile_may_ask_for_steps(as_on_a_gpu, seen):
     model = dense()
     model.compile("sgd", "mse", steps_per_execution=3)
-    bar = Bar()
-    model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[bar])
-    assert bar.numbers == [2, 5, 8, 11] and model.steps_per_execution == 3
+    model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[grouping.Bar()])
+    assert [batch for batch, _ in seen] == [2, 5, 8, 11]
+    assert model.steps_per_execution == 3

@@ -100,6 +100,7 @@ class _Fit:
         build = network.ours if method.who == report.OURS else network.plain
         trainee = build(case)
         self._model = trainee.model
+        self._model.groups_steps = False  # `method.steps` says how many
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where Keras goes on without XLA
             self._model.compile(

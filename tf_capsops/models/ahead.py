@@ -30,37 +30,36 @@ def copied_ahead(batches, device):
     return copied
 
 
-class Ahead:
-    """Takes the batches of an iterator ahead of time, and copies them to a GPU.
+class DeviceCopies:
+    """Takes the batches of an iterator ahead of time, and copies them to a GPU."""
 
-    Args:
-      device: such as "GPU:0"; without one, or for batches that are on a GPU already,
-        iterators stay as they are.
-    """
-
-    def __init__(self, device):
-        self._device = device
+    def __init__(self):
         self._source = self._copies = None
 
-    def of(self, iterator):
-        """Returns an iterator of the batches that are left in `iterator`."""
+    def iterator_for(self, iterator, model):
+        """Returns an iterator of the batches that are left in `iterator`.
+
+        Batches that are on a GPU stay where they are, and so do those for a model
+        without variables on a GPU.
+        """
+        if iterator is self._source:
+            return self._copies
         (resource,) = tf.nest.flatten(iterator, expand_composites=True)
-        if not self._device or "GPU" in resource.device:
+        device = gpu_of(model)
+        if not device or "GPU" in resource.device:
             return iterator
-        if iterator is not self._source:
-            with tf.device("CPU:0"):
-                batches = (
-                    tf.data.Dataset.counter()
-                    .map(lambda _: iterator.get_next_as_optional())
-                    .take_while(lambda batch: batch.has_value())
-                    .map(lambda batch: batch.get_value())
-                )
-            self._copies = iter(copied_ahead(batches, self._device))
-            self._source = iterator
+        with tf.device("CPU:0"):
+            batches = (
+                tf.data.Dataset.counter()
+                .map(lambda _: iterator.get_next_as_optional())
+                .take_while(lambda batch: batch.has_value())
+                .map(lambda batch: batch.get_value())
+            )
+        self._source, self._copies = iterator, iter(copied_ahead(batches, device))
         return self._copies
 
 
-class Taken:
+class Prefetcher:
     """Takes batches of an iterator, and those of the next execution in another thread.
 
     The thread waits for the data, while this one launches what computes on the batches.
@@ -70,7 +69,7 @@ class Taken:
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._next = None, None
 
-    def of(self, iterator, count, ahead):
+    def take(self, iterator, count, ahead):
         """Returns a list of the next `count` batches, or as many as there are.
 
         Args:
@@ -78,10 +77,9 @@ class Taken:
           count: how many batches.
           ahead: whether to take as many ahead.
         """
-        source, taken = self._next
+        (source, taken), self._next = self._next, (None, None)
         batches = taken.result() if source is iterator else []
-        batches += itertools.islice(iterator, count - len(batches))
-        self._next = None, None
+        batches += itertools.islice(iterator, max(0, count - len(batches)))
         if ahead and len(batches) == count:
             self._next = iterator, self._thread.submit(_take, iterator, count)
         return batches
@@ -93,6 +91,8 @@ def _take(iterator, count):
 
 def gpu_of(model):
     """Returns the GPU that has a model's variables, such as "GPU:0", or None."""
+    if not tf.config.list_logical_devices("GPU"):
+        return None
     devices = {variable.value.device for variable in model.variables[:1]}
     for device in map(tf.DeviceSpec.from_string, devices):
         if device.device_type == "GPU":

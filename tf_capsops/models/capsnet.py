@@ -286,6 +286,10 @@ class CapsNet(targets.Reconstructing, keras.Model):
     def get_compile_config(self):
         return self._compile_arguments if self.compiled else None
 
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class CapsNetInference(ImageModel, keras.Model):

@@ -112,6 +112,11 @@ class CapsuleClassifier(ImageModel, keras.Model):
             if isinstance(loss, SpreadLoss):
                 loss.follow(self.optimizer)
 
+    def compile_from_config(self, config):
+        # Keras leaves this to models with a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     def get_config(self):
         dtype = keras.dtype_policies.serialize(self.dtype_policy)
         return {**super().get_config(), "dtype": dtype}

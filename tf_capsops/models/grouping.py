@@ -1,30 +1,67 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Has `fit` group its steps and not wait for a GPU, where nobody sees the difference.
+"""Groups the steps of `fit` on a GPU, and does not wait for their results.
 
-Keras converts the losses and metrics of each execution to numbers, and so waits until
-the GPU has computed them, before it launches the next execution. What is launched
-meanwhile would cost nothing. So here `fit` gets those of the execution before, and the
-epoch's own from the metrics at its end.
+After each execution Keras converts losses and metrics to numbers, which waits until the
+GPU has computed them, and only then launches the next execution. Passing the logs of
+the previous execution instead lets the host launch the next one at once. The logs of an
+epoch come from the metrics at its end, and are exact.
 """
 
-import contextlib
+import dataclasses
 
 import keras
 
-from tf_capsops.models.ahead import gpu_of
+from tf_capsops.models.ahead import DeviceCopies, Prefetcher, gpu_of
 
 _STEPS = 20  # in an execution, where the user leaves it to us
-_BATCH_HOOKS = [
+_HOOKS = [
     f"on_{part}batch_{side}" for part in ("", "train_") for side in ("begin", "end")
 ]
 
 
-class Logs:
-    """Gives the logs of executions to `fit`, each at the end of the next.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a `fit` runs.
 
-    Not those of a user's own `train_step` that are no metrics: Keras takes the epoch's
-    from the last execution.
+    Attributes:
+      steps: how many make an execution.
+      late: whether Keras gets the logs of the execution before.
+      ahead: whether batches are copied to the GPU before their step.
+    """
+
+    steps: int
+    late: bool = False
+    ahead: bool = False
+
+
+class Bar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar of each epoch's steps, for any `steps_per_execution`.
+
+    The last execution of an epoch may have fewer steps. Keras' own bar counts them in
+    full and goes beyond its end.
+    """
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        self._begin = int(self.model.optimizer.iterations)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.target is not None:
+            batch = min(batch, self.target - 1)
+        super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.target is None:
+            self.seen = int(self.model.optimizer.iterations) - self._begin
+        super().on_epoch_end(epoch, logs)
+
+
+class Logs:
+    """Delays the logs of executions by one.
+
+    If `train_step` returns anything other than the model's metrics, logs are not
+    delayed, because Keras then takes the epoch's logs from the last execution.
 
     Args:
       model: a `keras.Model`.
@@ -35,76 +72,72 @@ class Logs:
         self._names = None
         self._before = None
 
-    def forget(self):
-        """Gives those of the next execution at its own end."""
+    def reset(self):
+        """Has the next execution return its own logs."""
         self._before = None
 
-    def late(self, logs):
-        """Returns the logs before, and keeps these."""
+    def delay(self, logs):
+        """Returns the logs of the execution before, and keeps these."""
         if self._names is None:
             self._names = {*self._model.get_metrics_result()}
         before, self._before = self._before, logs
         return logs if before is None or {*logs} != self._names else before
 
 
-class Bar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar of each epoch's steps, for any `steps_per_execution`.
+class Run:
+    """One `fit`, with what it holds while it runs.
 
-    The last execution of an epoch may have fewer steps; Keras' own bar counts them in
-    full and goes beyond its end.
+    Args:
+      model: a `keras.Model`.
+      plan: a `Plan`; by default that of `evaluate` and the methods on a batch.
     """
 
-    def on_train_batch_end(self, batch, logs=None):
-        if self.target is not None:
-            batch = min(batch, self.target - 1)
-        super().on_train_batch_end(batch, logs)
+    def __init__(self, model, plan=None):
+        self.plan = plan or Plan(model.steps_per_execution)
+        self.logs = Logs(model)
+        self.copies = DeviceCopies()
+        self.prefetcher = Prefetcher()
 
 
-@contextlib.contextmanager
-def grouped(model, arguments):
-    """Changes the arguments of a `fit`, and `steps_per_execution` while it runs.
+def plan(model, arguments):
+    """Returns how a `fit` is to run; adds a progress bar to its arguments.
 
     Args:
       model: a `keras.Model`.
       arguments: those of `fit` by name; changed in place.
     """
-    callbacks = arguments.get("callbacks")
-    if model.run_eagerly or not gpu_of(model) or _see_batches(callbacks):
-        yield
-        return
     steps = model.steps_per_execution
+    if model.run_eagerly or not gpu_of(model):
+        return Plan(steps)
+    # Keras stops the workers of a PyDataset at the end of each epoch.
+    ahead = not isinstance(arguments.get("x"), keras.utils.PyDataset)
+    callbacks = arguments.get("callbacks")
+    if not model.groups_steps or _see_batches(callbacks):
+        return Plan(steps, ahead=ahead)
     if steps == 1:
-        # Keras counts whole executions. Where it is told how many steps, these divide.
-        total = arguments.get("steps_per_epoch") or 0
-        choices = range(_STEPS, 0, -1)
-        model.steps_per_execution = next(n for n in choices if total % n == 0)
+        # Keras counts whole executions, so their steps must divide `steps_per_epoch`.
+        limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
+        total = min(filter(None, limits), default=0)
+        steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
     callbacks = keras.tree.flatten(callbacks or [])
-    if arguments.get("verbose", "auto") and not any(map(_is_bar, callbacks)):
-        callbacks = [*callbacks, Bar()]
+    has_bar = any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks)
+    if arguments.get("verbose", "auto") and not has_bar:
+        callbacks.append(Bar())
     arguments["callbacks"] = callbacks
-    model._logs_may_be_late = True
-    try:
-        yield
-    finally:
-        model._logs_may_be_late = False
-        model.steps_per_execution = steps
+    return Plan(steps, late=True, ahead=ahead)
 
 
 def _see_batches(callbacks):
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return True
-    return any(
-        getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
-        for callback in keras.tree.flatten(callbacks or [])
-        if not _is_bar(callback) and not _saves_epochs(callback)
-        for hook in _BATCH_HOOKS
-    )
+    callbacks = keras.tree.flatten(callbacks or [])
+    return any(_sees(callback, hook) for callback in callbacks for hook in _HOOKS)
 
 
-def _is_bar(callback):
-    return isinstance(callback, keras.callbacks.ProgbarLogger)
-
-
-def _saves_epochs(callback):
-    saving = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
-    return isinstance(callback, saving) and callback.save_freq == "epoch"
+def _sees(callback, hook):
+    """Whether a callback has a hook other than these, which need not see each batch."""
+    classes = [keras.callbacks.Callback, keras.callbacks.ProgbarLogger, Bar]
+    if getattr(callback, "save_freq", None) == "epoch":
+        classes += [keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore]
+    function = getattr(getattr(callback, hook), "__func__", None)
+    return all(function is not getattr(each, hook) for each in classes)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training several batches in an execution, without waiting for the GPU in between."""
 
+import functools
 import inspect
 import itertools
 import warnings
@@ -10,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.models import grouping, replicas
-from tf_capsops.models.ahead import Ahead, Taken, gpu_of
+
+_Divided = tf.distribute.DistributedIterator
 
 
 class Unrolled:
@@ -23,14 +25,15 @@ class Unrolled:
 
     Graphs grow with `steps_per_execution`.
 
-    On GPUs, `fit` copies batches ahead, and runs up to 20 steps in an execution if
-    `compile` did not ask for another number. Callbacks that see each batch, and eager
-    training, switch this off. Otherwise the progress bar moves by as many steps, and
-    shows what the execution before was like, so as not to wait for the GPU.
+    On a GPU, `fit` copies batches ahead, and runs up to 20 steps in an execution if
+    `compile` did not ask for more than one. Callbacks that see each batch switch the
+    latter off, and so does `groups_steps = False`. The progress bar then moves by as
+    many steps, and shows the losses of the execution before.
 
     Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
     replica's share of a batch counts by its samples. On GPUs XLA compiles the whole
-    step of each replica, also by default; replicas on CPUs train without XLA.
+    step of each replica unless `jit_compile` is false. On CPUs it compiles only with
+    `jit_compile=True`, and in parts.
 
     >>> import keras
     >>> import numpy as np
@@ -42,7 +45,8 @@ class Unrolled:
     >>> history = model.fit(np.ones([9, 3]), np.ones(9), batch_size=2, verbose=0)
     """
 
-    _logs_may_be_late = False  # while `fit` runs, and no callback reads them
+    groups_steps = True  # whether `fit` may run other than `steps_per_execution`
+    _next_run = None  # of a `fit` that has not made its function yet
 
     # `fit`, `evaluate`, `predict` and the methods on a batch call these two with the
     # first batch, on the host and outside of graphs, before anything is computed.
@@ -60,8 +64,10 @@ class Unrolled:
         if self.train_function is None or force:
             self.train_function = _Function(self, self.train_step, replicas.train_step)
         self.train_function.checked = False
-        self.train_function.may_be_late = self._logs_may_be_late
-        self.train_function.logs.forget()
+        if self._next_run:
+            # `fit` has read the number of steps. All else has the user's.
+            self.train_function.run, self._next_run = self._next_run, None
+            self.steps_per_execution = self._users_steps
         return self.train_function
 
     def make_test_function(self, force=False):
@@ -77,32 +83,48 @@ class Unrolled:
         self.predict_function.checked = False
         return self.predict_function
 
+    @functools.wraps(keras.Model.compile)
     def compile(self, *args, **kwargs):
-        super().compile(*args, **kwargs)
-        given = inspect.signature(super().compile).bind(*args, **kwargs).arguments
-        several = replicas.on_gpus(self.distribute_strategy)
-        if several and given.get("jit_compile", "auto") == "auto":
-            # Keras alone cannot compile them. It warns if a layer does not allow it.
+        bound = inspect.signature(super().compile).bind(*args, **kwargs)
+        given = bound.arguments
+        if replicas.on_gpus(self.distribute_strategy) and not given.get("run_eagerly"):
+            # Keras alone cannot compile replicas, so its default is not to.
+            if given.get("jit_compile", "auto") == "auto":
+                given["jit_compile"] = True
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.jit_compile = not self.run_eagerly
+                warnings.filterwarnings("ignore", "Model doesn't support `jit_compile")
+                super().compile(*bound.args, **bound.kwargs)
+        else:
+            super().compile(*args, **kwargs)
 
     def compile_from_config(self, config):
-        # Keras leaves this to models with a `compile` of their own.
+        if type(self).compile is not Unrolled.compile:
+            super().compile_from_config(config)  # warns that it does not know how
+            return
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None and self.built:
+        if self.built:
             self.optimizer.build(self.trainable_variables)
 
+    @functools.wraps(keras.Model.fit)
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        with grouping.grouped(self, bound.arguments):
+        outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
+        self._users_steps = self.steps_per_execution
+        self._next_run = grouping.Run(self, grouping.plan(self, bound.arguments))
+        self.steps_per_execution = self._next_run.plan.steps
+        try:
             return super().fit(*bound.args, **bound.kwargs)
+        finally:
+            self._next_run, self.steps_per_execution = None, self._users_steps
+            if isinstance(self.train_function, _Function):
+                self.train_function.run = outer
 
     def reset_metrics(self):
         super().reset_metrics()
         # `fit` does this at the beginning of an epoch.
-        if isinstance(self.train_function, _Function):
-            self.train_function.logs.forget()
+        run = getattr(self.train_function, "run", None)
+        if run:
+            run.logs.reset()
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy, Keras builds metrics with the mean of the shares of a batch,
@@ -119,8 +141,8 @@ class _Function:
     """Runs the steps of an execution on batches of an iterator."""
 
     def __init__(self, model, step, step_of_replicas):
-        self.checked = self.may_be_late = False
-        self.logs = grouping.Logs(model)
+        self.checked = False
+        self.run = None  # of the `fit` that calls this
         self._model = model
         self._executions = {}  # by their number of steps
         with model.distribute_strategy.scope():
@@ -132,44 +154,44 @@ class _Function:
                 step = step_of_replicas(model)
             else:
                 step = _of_one_replica(_compiled(model, step))
-            self._taken = Taken()
             self._execution = _distributed(model, step)
         else:
             self._run = self._run_alone
             self._step = _compiled(model, step)
-            self._ahead = Ahead(gpu_of(model))
 
     def __call__(self, iterator):
-        logs = self._run(iterator)
-        return self.logs.late(logs) if self.may_be_late else logs
+        run = self.run or grouping.Run(self._model)
+        logs = self._run(iterator, run)
+        on_a_batch = not isinstance(iterator, (tf.data.Iterator, _Divided))
+        return run.logs.delay(logs) if run.plan.late and not on_a_batch else logs
 
-    def _run_alone(self, iterator):
+    def _run_alone(self, iterator, run):
         if not isinstance(iterator, tf.data.Iterator):  # the one of train_on_batch
             batch = next(iterator)
             self._check(batch)
             return self._step(batch)
-        iterator = self._ahead.of(iterator)
+        if run.plan.ahead:
+            iterator = run.copies.iterator_for(iterator, self._model)
         first = iterator.get_next_as_optional()
         if not first.has_value():
             raise StopIteration
         if not self.checked:
             with tf.device("CPU:0"):
                 self._check(first.get_value())
-        steps = self._model.steps_per_execution
+        steps = run.plan.steps
         if steps not in self._executions:
             self._executions[steps] = _unrolled(self._model, self._step, steps)
         return self._executions[steps](first, iterator)
 
-    def _run_distributed(self, iterator):
+    def _run_distributed(self, iterator, run):
         # In a graph TensorFlow asks all replicas for another batch on their GPUs, and
         # waits for the answers. Here the host takes the batches of an execution first.
         strategy = self._model.distribute_strategy
-        steps = self._model.steps_per_execution
-        ahead = isinstance(iterator, tf.distribute.DistributedIterator)
-        batches = self._taken.of(iterator, steps, ahead)
+        divided, plan = isinstance(iterator, _Divided), run.plan
+        batches = run.prefetcher.take(iterator, plan.steps, divided and plan.ahead)
         if not batches:
             raise StopIteration
-        if not ahead:
+        if not divided:
             batches = [replicas.shares(strategy, batch) for batch in batches]
         if not self.checked:
             share = replicas.share(strategy, batches[0])
