@@ -106,13 +106,11 @@ def plan(model, arguments):
       model: a `keras.Model`.
       arguments: those of `fit` by name; changed in place.
     """
-    steps = model.steps_per_execution
-    if model.run_eagerly or not gpu_of(model):
-        return Plan(steps)
+    steps, callbacks = model.steps_per_execution, arguments.get("callbacks")
     # Keras stops the workers of a PyDataset at the end of each epoch.
     ahead = not isinstance(arguments.get("x"), keras.utils.PyDataset)
-    callbacks = arguments.get("callbacks")
-    if not model.groups_steps or _see_batches(callbacks):
+    grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
+    if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)
     if steps == 1:
         # Keras counts whole executions, so their steps must divide `steps_per_epoch`.
