@@ -21,8 +21,8 @@ def train_step(model):
     """Returns a function that trains a model on a batch, of a share for each replica.
 
     A share counts by its samples, so a batch that does not divide evenly, or leaves
-    replicas without a sample, gives the gradients that it gives on one device. Where
-    `even` is true, all shares have the same number of samples.
+    replicas without a sample, gives the gradients that it gives on one device. The
+    function's argument `even` says that all shares have the same number of samples.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     trained = []  # whether each variable has a gradient
@@ -48,11 +48,6 @@ def train_step(model):
         variables = zip(model.trainable_variables, trained)
         return [tf.zeros(each.shape, each.dtype) for each, has in variables if has]
 
-    def apply(own):
-        own = iter(own)
-        own = [next(own) if has else None for has in trained]
-        optimizer.apply(own, model.trainable_variables)
-
     compiled_gradients = compiler(model)(gradients)
 
     def in_parts(batch):
@@ -60,14 +55,15 @@ def train_step(model):
         count = _count(batch)
         # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
         samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
-        apply(tf.cond(count > 0, lambda: compiled_gradients(batch, samples), zeros))
+        own = tf.cond(count > 0, lambda: compiled_gradients(batch, samples), zeros)
+        own = iter(own)
+        own = [next(own) if has else None for has in trained]
+        optimizer.apply(own, model.trainable_variables)
 
     @compiler(model)
     def whole(batch):
-        count = tf.cast(_count(batch), tf.float32)
-        own = gradients(batch, strategy.num_replicas_in_sync * count)
         with _without_merging(optimizer):
-            apply(own)
+            model.train_step(batch)
 
     def step(batch, even):
         if even and model.jit_compile and on_gpus(strategy):
