@@ -115,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(measured))
         return 0
     found = []
-    own = [sys.executable, __file__, options.name, "--batch-size"]
+    # As a module, so that the source tree is where Python looks for tf_capsops.
+    own = [sys.executable, "-m", "tools.network_sizes", options.name, "--batch-size"]
     for model, preset in NETWORKS:
         for size in options.sizes:
             command = [*own, str(options.batch_size), "--one", model, preset or ""]

@@ -25,7 +25,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where confusion.png and confusion.json go (default: beside the model)",
+        help="where confusion.png and confusion.json go (default: next to the model)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
