@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches for training: all images once, distorted as promised, repeatable."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +10,6 @@ from tf_capsops import models
 from tf_capsops.cli.pipeline import distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
 from tf_capsops.data.samples import ArraySamples
-from tf_capsops.models.ahead import copied_ahead
 
 
 def _dot(size=9):
@@ -103,22 +100,3 @@ def test_presets_make_networks_for_their_images(network, preset, shape, paramete
     assert model.count_params() == parameters
     fits = "small" if shape[0] == 8 else "compact"
     assert fitting(shape) == fits and fits in PRESETS[network]
-
-
-def test_copies_on_a_device_are_the_same_batches():
-    images = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
-    for kind in {d.device_type for d in tf.config.list_logical_devices()}:
-        device = f"{kind}:0"
-        epochs, copied = _epochs(
-            *(images, 4, Distortion(), 1, range(2)),
-            functools.partial(copied_ahead, device=device),
-        )
-        assert len(copied) == 3
-        orders = []
-        for epoch in epochs:
-            assert all(each.device.endswith(device) for each in epoch[0])
-            orders.append(np.concatenate([y for _, y in epoch]))
-            pixels = np.concatenate([x for x, _ in epoch])[:, 0, 0, 0]
-            np.testing.assert_array_equal(pixels, orders[-1])
-            assert sorted(orders[-1]) == list(range(10))
-        assert np.any(orders[0] != orders[1])

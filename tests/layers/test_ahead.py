@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_capsops.models import Unrolled, ahead, grouping, replicas
-from tf_capsops.models.ahead import DeviceCopies, Prefetcher, gpu_of
+from tf_capsops.models.ahead import Feed, gpu_of
 
 SAMPLES, BATCH = 23, 2
 X = np.random.default_rng(1).random((SAMPLES, 3), np.float32)
@@ -40,6 +40,7 @@ def as_on_a_gpu(monkeypatch, device):
     """Makes models take their device for a GPU."""
     for module in (ahead, grouping):
         monkeypatch.setattr(module, "gpu_of", lambda model: device)
+    monkeypatch.setattr(grouping, "has_gpus", lambda: True)
     return device
 
 
@@ -77,50 +78,66 @@ def test_the_gpu_of_a_model(device):
     assert gpu_of(dense()) == (device if device.startswith("GPU") else None)
 
 
-def test_an_iterators_batches_are_taken_once_and_in_order(as_on_a_gpu):
-    batches = tf.data.Dataset.range(7).batch(2)
-    with tf.device("CPU:0"):
-        iterator = iter(batches)
-    next(iterator)
-    copies = DeviceCopies()
-    copied = copies.iterator_for(iterator, None)
-    assert copies.iterator_for(iterator, None) is copied is not iterator
-    assert [batch.numpy().tolist() for batch in copied] == [[2, 3], [4, 5], [6]]
+def groups(data, steps, ahead_of_time=False, check=lambda batch: None):
+    """Returns what a `Feed` gives: numbers of steps and batches, as lists."""
+    model = keras.Sequential()
+    feed = Feed(model, iter(data), steps, ahead_of_time, check)
+    taken = iter(feed.next, None)
+    return [(group.steps, group.batch.numpy().tolist()) for group in taken]
 
 
-def test_batches_stay_where_a_model_is_on_no_gpu(monkeypatch):
-    monkeypatch.setattr(ahead, "gpu_of", lambda model: None)
+@pytest.mark.parametrize("ahead_of_time", [False, True])
+def test_batches_are_taken_once_and_in_order(ahead_of_time):
+    checked = []
+    data = tf.data.Dataset.range(11).batch(2)
+    taken = groups(data, 2, ahead_of_time, lambda batch: checked.append(batch.numpy()))
+    stacked = [(2, [[0, 1], [2, 3]]), (2, [[4, 5], [6, 7]])]
+    assert taken == [*stacked, (1, [8, 9]), (1, [10])]
+    assert [batch.tolist() for batch in checked] == [[0, 1]]
+
+
+def test_large_batches_make_smaller_groups(monkeypatch):
+    monkeypatch.setattr(ahead, "_MOST_BYTES", 7 * 8)
+    taken = groups(tf.data.Dataset.range(16).batch(2), 4)
+    assert [steps for steps, _ in taken] == [2, 2, 2, 2]
+    monkeypatch.setattr(ahead, "_MOST_BYTES", 1)
+    assert [steps for steps, _ in groups(tf.data.Dataset.range(3), 3)] == [1, 1, 1]
+
+
+def test_batches_of_other_shapes_come_alone():
+    data = tf.data.Dataset.range(1, 5).map(lambda size: tf.range(size))
+    expected = [(1, [*range(size)]) for size in range(1, 5)]
+    assert groups(data, 2) == expected
+
+
+def test_what_cannot_be_stacked_comes_alone():
+    data = tf.data.Dataset.from_tensor_slices(tf.sparse.eye(6)).batch(2)
+    feed = Feed(keras.Sequential(), iter(data), 3, False, lambda batch: None)
+    taken = [*iter(feed.next, None)]
+    assert [group.steps for group in taken] == [1, 1, 1]
+    rows = [tf.sparse.to_dense(group.batch).numpy() for group in taken]
+    np.testing.assert_array_equal(np.concatenate(rows), np.eye(6))
+
+
+def test_no_batch_is_lost_between_executions():
+    """Without copies ahead each execution takes its own, and not one batch more."""
     iterator = iter(tf.data.Dataset.range(7))
-    assert DeviceCopies().iterator_for(iterator, None) is iterator
+    for expected in ([0, 1, 2], [3, 4, 5]):
+        feed = Feed(keras.Sequential(), iterator, 3, False, lambda batch: None)
+        assert feed.next().batch.numpy().tolist() == expected
+    assert next(iterator) == 6
 
 
-def test_batches_are_taken_for_the_next_execution():
-    taken, drawn = Prefetcher(), []
-
-    def numbers(count):
-        for number in range(count):
-            drawn.append(number)
-            yield number
-
-    iterator = numbers(7)
-    assert taken.take(iterator, 2, True) == [0, 1]
-    assert taken.take(iterator, 3, True) == [2, 3, 4]
-    taken._thread.submit(int).result()  # after what the thread has to do
-    assert drawn == [*range(7)]
-    assert taken.take(iterator, 3, True) == [5, 6]
-    assert taken.take(iterator, 3, True) == []
-    assert taken.take(numbers(5), 2, False) == [0, 1] and drawn[7:] == [0, 1]
-
-
-def test_a_failing_data_set_says_so():
+def test_a_failing_data_set_says_so_at_its_step():
     def broken():
-        yield 1
-        raise ValueError("no second picture")
+        yield tf.constant(1.0)
+        yield tf.constant(2.0)
+        raise ValueError("no third picture")
 
-    taken, iterator = Prefetcher(), broken()
-    assert taken.take(iterator, 1, True) == [1]
-    with pytest.raises(ValueError, match="no second picture"):
-        taken.take(iterator, 1, True)
+    feed = Feed(keras.Sequential(), broken(), 1, True, lambda batch: None)
+    assert [float(feed.next().batch) for _ in range(2)] == [1, 2]
+    with pytest.raises(ValueError, match="no third picture"):
+        feed.next()
 
 
 @pytest.mark.parametrize("epochs, steps", [(2, None), (3, 4), (1, 11)])

@@ -28,7 +28,7 @@ import tensorflow as tf
 from tf_capsops.bench import cases, measure, pytorch, report, trace
 from tf_capsops.bench.networks import CASES, NETWORKS, Trainee
 from tf_capsops.cli.arguments import positive_int
-from tf_capsops.models.ahead import copied_ahead
+from tf_capsops.models import Unrolled
 
 PLAIN = "plain Keras"
 _JIT = {"off": False, "on": True}
@@ -135,8 +135,9 @@ def _batches(case: cases.Case, trainee: Trainee, kind: str) -> tf.data.Dataset:
         samples = tf.data.Dataset.from_tensor_slices(drawn)
     batches = samples.batch(batch, drop_remainder=True).map(trainee.arrange)
     batches = batches.cache().repeat()
-    if kind == "GPU":
-        return copied_ahead(batches, "GPU:0")
+    if kind == "GPU" and not isinstance(trainee.model, Unrolled):
+        # Ours copies batches ahead by itself.
+        return batches.apply(tf.data.experimental.prefetch_to_device("/GPU:0", 20))
     return batches.prefetch(tf.data.AUTOTUNE)
 
 

@@ -3,18 +3,15 @@
 """Trains on several devices at a time, of one process or of several."""
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
 import tempfile
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.cli import runs
 from tf_capsops.cli.errors import CommandError
-from tf_capsops.models.ahead import copied_ahead
 
 _MOST_TESTS = 256  # test images a batch
 _FORM = (
@@ -41,10 +38,7 @@ def strategy(name):
                 f"--distribute mirrored needs two devices of a kind or more, but there "
                 f"is only {devices[0].name.removeprefix('/device:')}"
             )
-        mirrored = tf.distribute.MirroredStrategy([device.name for device in devices])
-        # Every device gets a share of every batch, and need not be asked for it.
-        mirrored.extended.experimental_enable_get_next_as_optional = False
-        return mirrored
+        return tf.distribute.MirroredStrategy([device.name for device in devices])
     _check_workers(os.environ.get("TF_CONFIG"))
     return tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -142,32 +136,10 @@ def test_batch_size(strategy, images):
 
 
 def shared(strategy, batches):
-    """Returns batches of which each device gets a share, copied there ahead."""
-    if is_multiworker(strategy):
-        options = tf.data.Options()
-        policy = tf.data.experimental.AutoShardPolicy
-        options.experimental_distribute.auto_shard_policy = policy.DATA
-        return strategy.experimental_distribute_dataset(batches.with_options(options))
-
-    # By default one thread deals the shares to all devices, which then wait for it.
-    def share(context):
-        index, count = context.input_pipeline_id, context.num_input_pipelines
-        with tf.device("CPU:0"):
-            own = batches.map(functools.partial(_slices, index, count))
-        kind = tf.DeviceSpec.from_string(strategy.extended.worker_devices[index])
-        return copied_ahead(own, f"{kind.device_type}:{kind.device_index}")
-
-    return strategy.distribute_datasets_from_function(
-        share,
-        tf.distribute.InputOptions(
-            experimental_fetch_to_device=False,
-            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
-            experimental_place_dataset_on_device=True,
-        ),
-    )
-
-
-def _slices(index, count, *batch):
-    size = tf.shape(batch[0])[0]
-    begin, end = index * size // count, (index + 1) * size // count
-    return keras.tree.map_structure(lambda each: each[begin:end], batch)
+    """Returns batches of which each of several processes takes its share."""
+    if not is_multiworker(strategy):
+        return batches
+    options = tf.data.Options()
+    policy = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return strategy.experimental_distribute_dataset(batches.with_options(options))

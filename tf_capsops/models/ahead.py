@@ -1,97 +1,178 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Copies batches to a GPU while it works on the ones before."""
+"""Takes batches in groups, and copies them to the GPUs while these compute.
+
+Three groups are under way: the GPUs compute on one, the next one is in their memory,
+and the one after is taken from the data and stacked.
+"""
 
 import concurrent.futures
+import dataclasses
 import itertools
 
+import keras
 import tensorflow as tf
 
-_COPIES = 8  # batches that wait on a device
+from tf_capsops.models import replicas
+
+_MOST_BYTES = 2**26  # of the batches of a group
+_END = object()
 
 
-def copied_ahead(batches, device):
-    """Returns a `tf.data.Dataset` of the same batches in the memory of a device.
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Batches for consecutive steps.
 
-    They are copied there while the device works on the ones before. TensorFlow copies a
-    batch after all the work that the device has been given before, so copies are made
-    one a step; those that wait let the first steps of an execution follow each other.
+    Attributes:
+      batch: one batch, or several stacked along a new first axis; with several
+        replicas, each has its share.
+      steps: how many batches there are. They are stacked if there are more than one.
+      even: whether all replicas of this process have as many samples of a batch each.
+      spec: what one replica gets of any batch, as a structure of `tf.TypeSpec`s.
+    """
+
+    batch: object
+    steps: int
+    even: bool
+    spec: object
+
+
+class Feed:
+    """Takes the batches of an iterator in groups, for the devices of a model.
 
     Args:
-      batches: a `tf.data.Dataset` on the processor.
-      device: such as "GPU:0".
-    """
-    copied = batches.apply(tf.data.experimental.copy_to_device(f"/{device}"))
-    with tf.device(device):
-        copied = copied.prefetch(_COPIES)
-    # TensorFlow does not know how many copies there are; Keras asks, for its progress
-    # bar and to end an epoch without a warning.
-    copied.cardinality = batches.cardinality
-    return copied
-
-
-class DeviceCopies:
-    """Takes the batches of an iterator ahead of time, and copies them to a GPU."""
-
-    def __init__(self):
-        self._source = self._copies = None
-
-    def iterator_for(self, iterator, model):
-        """Returns an iterator of the batches that are left in `iterator`.
-
-        Batches that are on a GPU stay where they are, and so do those for a model
-        without variables on a GPU.
-        """
-        if iterator is self._source:
-            return self._copies
-        (resource,) = tf.nest.flatten(iterator, expand_composites=True)
-        device = gpu_of(model)
-        if not device or "GPU" in resource.device:
-            return iterator
-        with tf.device("CPU:0"):
-            batches = (
-                tf.data.Dataset.counter()
-                .map(lambda _: iterator.get_next_as_optional())
-                .take_while(lambda batch: batch.has_value())
-                .map(lambda batch: batch.get_value())
-            )
-        self._source, self._copies = iterator, iter(copied_ahead(batches, device))
-        return self._copies
-
-
-class Prefetcher:
-    """Takes batches of an iterator, and those of the next execution in another thread.
-
-    The thread waits for the data, while this one launches what computes on the batches.
+      model: a `keras.Model`.
+      iterator: gives batches, on the host or with a share for each replica.
+      steps: how many batches make an execution. They come as one group if they have
+        the same shapes and are not too large to be copied together.
+      ahead: whether to take and copy groups while the devices compute.
+      check: is called with one replica's share of the first batch, on the host.
     """
 
-    def __init__(self):
+    def __init__(self, model, iterator, steps, ahead, check):
+        self.source = iterator
+        # A copy starts when its GPU has done all that it was given before, so it must
+        # begin before the next execution is launched.
+        in_thread = _Ahead if ahead else iter
+        taken = in_thread(_groups(model.distribute_strategy, iterator, steps, check))
+        self._groups = in_thread(_on_devices(model, taken))
+
+    def next(self):
+        """Returns the next `Group`, or None at the end."""
+        return next(self._groups, None)
+
+
+class _Ahead:
+    """Takes the next item of an iterator in a thread."""
+
+    def __init__(self, items):
+        self._items = items
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._next = None, None
+        self._next = None
 
-    def take(self, iterator, count, ahead):
-        """Returns a list of the next `count` batches, or as many as there are.
+    def __iter__(self):
+        return self
 
-        Args:
-          iterator: an iterator; another one forgets what was taken ahead.
-          count: how many batches.
-          ahead: whether to take as many ahead.
-        """
-        (source, taken), self._next = self._next, (None, None)
-        batches = taken.result() if source is iterator else []
-        batches += itertools.islice(iterator, max(0, count - len(batches)))
-        if ahead and len(batches) == count:
-            self._next = iterator, self._thread.submit(_take, iterator, count)
-        return batches
+    def __next__(self):
+        if self._next is None:
+            self._next = self._submit()
+        item = self._next.result()
+        if item is _END:
+            raise StopIteration
+        self._next = self._submit()
+        return item
+
+    def _submit(self):
+        return self._thread.submit(next, self._items, _END)
 
 
-def _take(iterator, count):
-    return list(itertools.islice(iterator, count))
+def _groups(strategy, iterator, steps, check):
+    size = 1
+    spec = None
+    while batches := [*itertools.islice(iterator, size)]:
+        if spec is None:
+            first = replicas.shares(strategy, batches[0])
+            check(first[0])
+            spec, size = _spec(iterator, first), _group_size(first, steps)
+            batches += itertools.islice(iterator, size - 1)
+        shares = [replicas.shares(strategy, batch) for batch in batches]
+        if len(batches) == size > 1 and _stack_up(shares):
+            stacked = [_stacked(of_one) for of_one in zip(*shares)]
+            yield Group(stacked, size, _are_even(shares[0]), spec)
+        else:
+            for share in shares:
+                yield Group(share, 1, _are_even(share), spec)
+
+
+def _spec(iterator, shares):
+    if len(shares) == 1 and isinstance(iterator, tf.data.Iterator):
+        spec = iterator.element_spec  # may leave open the size of a batch
+    else:
+        spec = _specs(shares[0])
+    return keras.tree.map_structure(replicas.none_if_optional, spec)
+
+
+def _group_size(shares, steps):
+    """Returns the largest divisor of `steps` that leaves a group small enough."""
+    flat = [each for each in keras.tree.flatten(shares) if isinstance(each, tf.Tensor)]
+    size = sum(each.shape.num_elements() * each.dtype.size for each in flat)
+    most = max(1, min(steps, _MOST_BYTES // max(1, size)))
+    return next(n for n in range(most, 0, -1) if steps % n == 0)
+
+
+def _specs(shares):
+    return keras.tree.map_structure(
+        lambda each: None if each is None else tf.type_spec_from_value(each), shares
+    )
+
+
+def _stack_up(shares):
+    specs = [_specs(each) for each in shares]
+    flat = keras.tree.flatten(specs)
+    dense = all(each is None or isinstance(each, tf.TensorSpec) for each in flat)
+    return dense and all(each == specs[0] for each in specs)
+
+
+def _stacked(batches):
+    return keras.tree.map_structure(
+        lambda *each: None if each[0] is None else tf.stack(each), *batches
+    )
+
+
+def _are_even(shares):
+    return len({tuple(keras.tree.flatten(share)[0].shape[:1]) for share in shares}) == 1
+
+
+def _on_devices(model, groups):
+    strategy = model.distribute_strategy
+    for group in groups:
+        shares = group.batch
+        if strategy.num_replicas_in_sync == 1:
+            devices = [gpu_of(model)]
+        else:
+            devices = strategy.extended.worker_devices
+        shares = [_on_device(*each) for each in zip(shares, devices)]
+        yield dataclasses.replace(group, batch=replicas.joined(strategy, shares))
+
+
+def _on_device(batch, device):
+    def copied(value):
+        return None if value is None else tf.identity(value)
+
+    if not device:
+        return batch
+    with tf.device(device):
+        return keras.tree.map_structure(copied, batch)
+
+
+def has_gpus():
+    """Whether TensorFlow sees GPUs."""
+    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def gpu_of(model):
     """Returns the GPU that has a model's variables, such as "GPU:0", or None."""
-    if not tf.config.list_logical_devices("GPU"):
+    if not has_gpus():
         return None
     devices = {variable.value.device for variable in model.variables[:1]}
     for device in map(tf.DeviceSpec.from_string, devices):

@@ -12,7 +12,7 @@ import dataclasses
 
 import keras
 
-from tf_capsops.models.ahead import DeviceCopies, Prefetcher, gpu_of
+from tf_capsops.models.ahead import gpu_of, has_gpus
 
 _STEPS = 20  # in an execution, where the user leaves it to us
 _HOOKS = [
@@ -95,8 +95,7 @@ class Run:
     def __init__(self, model, plan=None):
         self.plan = plan or Plan(model.steps_per_execution)
         self.logs = Logs(model)
-        self.copies = DeviceCopies()
-        self.prefetcher = Prefetcher()
+        self.feed = None  # of the iterator of an epoch
 
 
 def plan(model, arguments):
@@ -108,7 +107,7 @@ def plan(model, arguments):
     """
     steps, callbacks = model.steps_per_execution, arguments.get("callbacks")
     # Keras stops the workers of a PyDataset at the end of each epoch.
-    ahead = not isinstance(arguments.get("x"), keras.utils.PyDataset)
+    ahead = has_gpus() and not isinstance(arguments.get("x"), keras.utils.PyDataset)
     grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
     if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)

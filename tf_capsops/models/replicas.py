@@ -21,8 +21,10 @@ def train_step(model):
     """Returns a function that trains a model on a batch, of a share for each replica.
 
     A share counts by its samples, so a batch that does not divide evenly, or leaves
-    replicas without a sample, gives the gradients that it gives on one device. The
-    function's argument `even` says that all shares have the same number of samples.
+    replicas without a sample, gives the gradients that it gives on one device.
+
+    The function's arguments are a batch; `even`, whether all shares have as many
+    samples; and `steps`, how many batches are stacked if there are more than one.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     trained = []  # whether each variable has a gradient
@@ -51,7 +53,7 @@ def train_step(model):
     compiled_gradients = compiler(model)(gradients)
 
     def in_parts(batch):
-        batch = of_any_size(batch)
+        batch = _of_any_size(batch)
         count = _count(batch)
         # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
         samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
@@ -61,16 +63,20 @@ def train_step(model):
         optimizer.apply(own, model.trainable_variables)
 
     @compiler(model)
-    def whole(batch):
-        with _without_merging(optimizer):
-            model.train_step(batch)
+    def whole(batch, steps):
+        def step(index):
+            model.train_step(_of_any_size(nth(batch, index)))
+            return ()
 
-    def step(batch, even):
+        with _without_merging(optimizer):
+            repeat(step, steps)
+
+    def step(batch, even, steps):
         if even and model.jit_compile and on_gpus(strategy):
-            strategy.run(lambda share: whole(of_any_size(share)), (batch,))
+            strategy.run(whole, (batch, steps))
         else:
             with _compiled_updates(model, updates):
-                strategy.run(in_parts, (batch,))
+                _run_each(strategy, in_parts, batch, steps)
 
     return step
 
@@ -80,7 +86,7 @@ def test_step(model):
     evaluate = compiler(model)(model.test_step)
 
     def replica(batch):
-        batch = of_any_size(batch)
+        batch = _of_any_size(batch)
 
         def evaluated():
             evaluate(batch)
@@ -88,7 +94,55 @@ def test_step(model):
 
         tf.cond(_count(batch) > 0, evaluated, lambda: False)
 
-    return lambda batch, even: model.distribute_strategy.run(replica, (batch,))
+    def step(batch, even, steps):
+        _run_each(model.distribute_strategy, replica, batch, steps)
+
+    return step
+
+
+def repeat(step, steps, results=()):
+    """Runs `step(0)`, `step(1)` and so on in one loop of a graph.
+
+    A single step is run as `step(None)`.
+
+    Args:
+      step: takes an index and returns tensors.
+      steps: how many.
+      results: tensors like those that a step returns.
+
+    Returns:
+      What the last step returned.
+    """
+    if steps == 1:
+        return step(None)
+    if tf.executing_eagerly():
+        return [step(index) for index in range(steps)][-1]
+
+    def body(index, _):
+        return index + 1, step(index)
+
+    # With its limit a constant, XLA knows the number of steps, and no step waits to
+    # learn on the host whether there is another one.
+    return tf.while_loop(
+        lambda index, _: index < steps, body, (0, results), parallel_iterations=1
+    )[1]
+
+
+def nth(batches, index):
+    """Returns one of stacked batches, or all if the index is None."""
+    if index is None:
+        return batches
+    return keras.tree.map_structure(
+        lambda each: None if each is None else tf.gather(each, index), batches
+    )
+
+
+def _run_each(strategy, step, batch, steps):
+    def run(index):
+        strategy.run(lambda share: step(nth(share, index)), (batch,))
+        return ()
+
+    repeat(run, steps)
 
 
 def on_gpus(strategy):
@@ -100,82 +154,107 @@ def on_gpus(strategy):
     )
 
 
-def are_even(strategy, batch):
-    """Whether the replicas of this process have as many samples of a batch each."""
-    indices = range(len(strategy.extended.worker_devices))
-    if len(indices) == 1:
-        return True
-    parts = (share(strategy, batch, index) for index in indices)
-    return len({len(keras.tree.flatten(part)[0]) for part in parts}) == 1
+def leave_data_whole(strategy):
+    """Has a strategy not divide data sets until the returned `ExitStack` is closed.
+
+    Dividing them costs more time on the host than a step of a small network takes on
+    two GPUs. `ahead.Feed` divides batches instead.
+    """
+    stack = contextlib.ExitStack()
+    of_one_process = isinstance(strategy, tf.distribute.MirroredStrategy)
+    if of_one_process and strategy.num_replicas_in_sync > 1:
+        name = "experimental_distribute_dataset"
+        setattr(strategy, name, lambda dataset, options=None: dataset)
+        stack.callback(delattr, strategy, name)
+    return stack
 
 
 def shares(strategy, batch):
-    """Returns a batch divided among the replicas, unless it is already.
+    """Returns a list of what each replica of this process has of a batch.
 
-    Keras gives each replica the whole of it.
+    A batch that is not divided among the replicas yet is divided evenly.
     """
+    batch = keras.tree.map_structure(none_if_optional, batch)
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return [_share(strategy, batch, 0)]
     flat = [each for each in keras.tree.flatten(batch) if each is not None]
-    if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
-        return batch
-    replicas, samples = strategy.num_replicas_in_sync, len(flat[0])
+    if not any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
+        samples, whole = flat[0].shape[0], batch
 
-    def divide(context):
-        index = context.replica_id_in_sync_group
-        part = slice(samples * index // replicas, samples * (index + 1) // replicas)
-        return keras.tree.map_structure(
-            lambda each: None if each is None else tf.convert_to_tensor(each)[part],
-            batch,
-        )
+        def divided(context):
+            index = context.replica_id_in_sync_group
+            begin, end = (samples * i // replicas for i in (index, index + 1))
+            return keras.tree.map_structure(lambda each: _part(each, begin, end), whole)
 
-    return strategy.experimental_distribute_values_from_function(divide)
+        batch = strategy.experimental_distribute_values_from_function(divided)
+    indices = range(len(strategy.extended.worker_devices))
+    return [_share(strategy, batch, index) for index in indices]
 
 
-def share(strategy, batch, index=0):
-    """Returns what one replica of this process has of a batch."""
-
-    def of_replica(value):
-        distributed = isinstance(value, tf.distribute.DistributedValues)
-        return (
-            strategy.experimental_local_results(value)[index] if distributed else value
-        )
-
-    return keras.tree.map_structure(of_replica, batch)
+def joined(strategy, shares):
+    """Returns the batch of which the replicas of this process have these shares."""
+    if strategy.num_replicas_in_sync == 1:
+        return shares[0]
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: shares[context.replica_id_in_sync_group % len(shares)]
+    )
 
 
-def without_empty_shares(strategy, batch):
-    """Returns a batch that has a sample for each replica, and how many it has too many.
+def without_empty_shares(strategy, shares):
+    """Returns shares with a sample for each replica, and how many were added.
 
     Where the last batch leaves replicas without a sample, TensorFlow's convolutions
     give them results of a wrong shape on CPUs. Processes know their own shares only,
     so batches of several processes stay as they are.
     """
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return batch, 0
-    replicas = range(strategy.num_replicas_in_sync)
-    parts = [share(strategy, batch, index) for index in replicas]
-    sample = keras.tree.map_structure(lambda value: value[:1], parts[0])
-    empty = [not len(keras.tree.flatten(part)[0]) for part in parts]
-    if not any(empty):
-        return batch, 0
-    parts = [sample if is_empty else part for part, is_empty in zip(parts, empty)]
-    full = strategy.experimental_distribute_values_from_function(
-        lambda context: parts[context.replica_id_in_sync_group]
-    )
-    return full, sum(empty)
+    empty = [not len(keras.tree.flatten(share)[0]) for share in shares]
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not any(
+        empty
+    ):
+        return shares, 0
+    full = shares[empty.index(False)]
+    sample = keras.tree.map_structure(lambda value: value[:1], full)
+    shares = [sample if is_empty else own for own, is_empty in zip(shares, empty)]
+    return shares, sum(empty)
 
 
-def of_any_size(batch):
+def none_if_optional(value):
+    """Keras puts an empty optional where data has no sample weights."""
+    optional = isinstance(value, (tf.experimental.Optional, tf.OptionalSpec))
+    return None if optional else value
+
+
+def _share(strategy, batch, index):
+    def of_replica(value):
+        if isinstance(value, tf.distribute.DistributedValues):
+            value = strategy.experimental_local_results(value)[index]
+        return none_if_optional(value)
+
+    return keras.tree.map_structure(of_replica, batch)
+
+
+def _part(value, begin, end):
+    if value is None:
+        return None
+    if isinstance(value, tf.SparseTensor):
+        rest = value.shape[1:]
+        start = [begin, *[0] * len(rest)]
+        return tf.sparse.slice(value, start, [end - begin, *rest])
+    return tf.convert_to_tensor(value)[begin:end]
+
+
+def _of_any_size(batch):
     """Returns a batch whose static shapes leave open how many samples it has.
 
     Keras weighs the losses of outputs by the static size of a batch, where it is known.
-    It puts an empty optional where data has no sample weights; here that is None.
     """
 
     def any_size(tensor):
         if isinstance(tensor, tf.Tensor) and tensor.shape.rank:
             shape = [None, *tensor.shape[1:]]
             return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
-        return none_if_optional(tensor)
+        return tensor
 
     return keras.tree.map_structure(any_size, batch)
 
@@ -193,11 +272,6 @@ def _count(batch):
     """Returns the number of samples in a share, on the host."""
     with tf.device("CPU:0"):
         return tf.shape(keras.tree.flatten(batch)[0])[0]
-
-
-def none_if_optional(tensor):
-    """Keras puts an empty optional where data has no sample weights."""
-    return None if isinstance(tensor, tf.experimental.Optional) else tensor
 
 
 class _Recorder:

@@ -4,15 +4,15 @@
 
 import functools
 import inspect
-import itertools
 import warnings
 
 import keras
 import tensorflow as tf
 
 from tf_capsops.models import grouping, replicas
+from tf_capsops.models.ahead import Feed
 
-_Divided = tf.distribute.DistributedIterator
+_ITERATORS = tf.data.Iterator, tf.distribute.DistributedIterator
 
 
 class Unrolled:
@@ -20,10 +20,8 @@ class Unrolled:
 
     Keras' loop over the steps of an execution computes on the GPU whether to go on, and
     copies the answer to the host, which waits for all that was launched before it. Here
-    the steps follow each other in one graph, and whether there is another batch is
-    asked on the host alone. Weights, losses and metrics are those of Keras' loop.
-
-    Graphs grow with `steps_per_execution`.
+    the batches of an execution are stacked, and the steps are a loop that counts. XLA
+    compiles the whole loop. Weights, losses and metrics are those of Keras' loop.
 
     On a GPU, `fit` copies batches ahead, and runs up to 20 steps in an execution if
     `compile` did not ask for more than one. Callbacks that see each batch switch the
@@ -32,7 +30,7 @@ class Unrolled:
 
     Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
     replica's share of a batch counts by its samples. On GPUs XLA compiles the whole
-    step of each replica unless `jit_compile` is false. On CPUs it compiles only with
+    loop of each replica unless `jit_compile` is false. On CPUs it compiles only with
     `jit_compile=True`, and in parts.
 
     >>> import keras
@@ -67,6 +65,7 @@ class Unrolled:
         if self._next_run:
             # `fit` has read the number of steps. All else has the user's.
             self.train_function.run, self._next_run = self._next_run, None
+            self.train_function.run.data.close()
             self.steps_per_execution = self._users_steps
         return self.train_function
 
@@ -110,11 +109,13 @@ class Unrolled:
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
         self._users_steps = self.steps_per_execution
-        self._next_run = grouping.Run(self, grouping.plan(self, bound.arguments))
-        self.steps_per_execution = self._next_run.plan.steps
+        run = grouping.Run(self, grouping.plan(self, bound.arguments))
+        run.data = replicas.leave_data_whole(self.distribute_strategy)
+        self._next_run, self.steps_per_execution = run, run.plan.steps
         try:
             return super().fit(*bound.args, **bound.kwargs)
         finally:
+            run.data.close()
             self._next_run, self.steps_per_execution = None, self._users_steps
             if isinstance(self.train_function, _Function):
                 self.train_function.run = outer
@@ -133,8 +134,8 @@ class Unrolled:
         # `_Function` builds them with a share of the first batch that it runs.
         pass
 
-    def _build_with(self, share):
-        super()._maybe_symbolic_build(data_batch=share)
+    def _build_with(self, spec):
+        super()._maybe_symbolic_build(data_batch=spec)
 
 
 class _Function:
@@ -144,72 +145,36 @@ class _Function:
         self.checked = False
         self.run = None  # of the `fit` that calls this
         self._model = model
-        self._executions = {}  # by their number of steps
-        with model.distribute_strategy.scope():
-            distributed = tf.distribute.has_strategy()
-        if distributed:
-            self._run = self._run_distributed
-            several = model.distribute_strategy.num_replicas_in_sync > 1
-            if several:
-                step = step_of_replicas(model)
-            else:
-                step = _of_one_replica(_compiled(model, step))
-            self._execution = _distributed(model, step)
+        if model.distribute_strategy.num_replicas_in_sync > 1:
+            self._execute = _of_replicas(model, step_of_replicas)
         else:
-            self._run = self._run_alone
-            self._step = _compiled(model, step)
+            self._execute = _alone(model, step)
 
     def __call__(self, iterator):
         run = self.run or grouping.Run(self._model)
-        logs = self._run(iterator, run)
-        on_a_batch = not isinstance(iterator, (tf.data.Iterator, _Divided))
-        return run.logs.delay(logs) if run.plan.late and not on_a_batch else logs
-
-    def _run_alone(self, iterator, run):
-        if not isinstance(iterator, tf.data.Iterator):  # the one of train_on_batch
-            batch = next(iterator)
-            self._check(batch)
-            return self._step(batch)
-        if run.plan.ahead:
-            iterator = run.copies.iterator_for(iterator, self._model)
-        first = iterator.get_next_as_optional()
-        if not first.has_value():
+        steps, on_data = 0, isinstance(iterator, _ITERATORS)
+        if not on_data:  # the one of train_on_batch
+            feed = Feed(self._model, iterator, 1, False, self._check)
+        elif run.feed is None or run.feed.source is not iterator:
+            plan = run.plan
+            feed = Feed(self._model, iterator, plan.steps, plan.ahead, self._check)
+            run.feed = feed
+        else:
+            feed = run.feed
+        while steps < run.plan.steps and (group := feed.next()):
+            self._model._build_with(group.spec)
+            logs = self._execute(group)
+            steps += group.steps
+        if not steps:
             raise StopIteration
-        if not self.checked:
-            with tf.device("CPU:0"):
-                self._check(first.get_value())
-        steps = run.plan.steps
-        if steps not in self._executions:
-            self._executions[steps] = _unrolled(self._model, self._step, steps)
-        return self._executions[steps](first, iterator)
-
-    def _run_distributed(self, iterator, run):
-        # In a graph TensorFlow asks all replicas for another batch on their GPUs, and
-        # waits for the answers. Here the host takes the batches of an execution first.
-        strategy = self._model.distribute_strategy
-        divided, plan = isinstance(iterator, _Divided), run.plan
-        batches = run.prefetcher.take(iterator, plan.steps, divided and plan.ahead)
-        if not batches:
-            raise StopIteration
-        if not divided:
-            batches = [replicas.shares(strategy, batch) for batch in batches]
-        if not self.checked:
-            share = replicas.share(strategy, batches[0])
-            self._check(share)
-            self._model._build_with(share)
-        of_one_kind = itertools.groupby(
-            batches, lambda batch: replicas.are_even(strategy, batch)
-        )
-        for even, batches in of_one_kind:
-            logs = self._execution(list(batches), even)
-        return logs
+        return run.logs.delay(logs) if run.plan.late and on_data else logs
 
     def _check(self, batch):
-        batch = keras.tree.map_structure(replicas.none_if_optional, batch)
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        self._model.check_inputs(x)
-        self._model.check_targets(x, y)
-        self.checked = True
+        if not self.checked:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self._model.check_inputs(x)
+            self._model.check_targets(x, y)
+            self.checked = True
 
 
 class _Predictions:
@@ -222,20 +187,15 @@ class _Predictions:
 
     def __call__(self, batches):
         strategy = self._model.distribute_strategy
-        several = strategy.num_replicas_in_sync > 1
-        if several:
-            # Of a batch that is not divided, each replica would predict all samples.
-            batches = [replicas.shares(strategy, batch) for batch in batches]
+        shares = [replicas.shares(strategy, batch) for batch in batches]
         if not self.checked:
-            share = replicas.share(strategy, batches[0])
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(share)
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(shares[0][0])
             self._model.check_inputs(x)
             self.checked = True
-        return self._of_replicas(batches) if several else self._predict(batches)
-
-    def _of_replicas(self, batches):
-        strategy = self._model.distribute_strategy
-        full = [replicas.without_empty_shares(strategy, batch) for batch in batches]
+        if strategy.num_replicas_in_sync == 1:
+            return self._predict(batches)
+        full = [replicas.without_empty_shares(strategy, each) for each in shares]
+        batches = [replicas.joined(strategy, each) for each, _ in full]
         if not any(added for _, added in full):
             return self._predict(batches)
 
@@ -245,52 +205,50 @@ class _Predictions:
                 lambda output: output[: len(output) - added], outputs
             )
 
-        outputs = [predict(*each) for each in full]
+        outputs = [predict(batch, added) for batch, (_, added) in zip(batches, full)]
         return keras.tree.map_structure(lambda *each: tf.concat(each, 0), *outputs)
 
 
-def _compiled(model, step):
-    """Returns a function that runs a step of a model on a batch."""
+def _alone(model, step):
+    """Returns a function that runs a step of a model on the batches of a group."""
+    compiler, traced, results = replicas.compiler(model), set(), ()
 
-    def step_on_batch(batch):
-        batch = keras.tree.map_structure(replicas.none_if_optional, batch)
+    @compiler
+    def one(batch):
         return model.distribute_strategy.run(step, (batch,))
 
-    return replicas.compiler(model)(step_on_batch)
+    @compiler
+    def many(batches, steps):
+        zeros = keras.tree.map_structure(
+            lambda result: tf.zeros(result.shape, result.dtype), results
+        )
+        return replicas.repeat(
+            lambda index: one(replicas.nth(batches, index)), steps, zeros
+        )
+
+    def execute(group):
+        nonlocal results
+        spec = tuple(keras.tree.flatten(group.spec))
+        if hasattr(one, "get_concrete_function") and spec not in traced:
+            # Traced with all that the data set leaves open, and outside of a loop, for
+            # the first step creates the optimizer's variables.
+            results = one.get_concrete_function(group.spec).structured_outputs
+            traced.add(spec)
+        if group.steps == 1:
+            return one(group.batch)
+        return many(group.batch, group.steps)
+
+    return execute
 
 
-def _of_one_replica(step):
-    return lambda batch, even: step(batch)
+def _of_replicas(model, step_of_replicas):
+    """Returns a function that runs a step of all replicas on the batches of a group."""
+    step = step_of_replicas(model)
 
+    def steps_of(batch, even, steps):
+        step(batch, even, steps)
+        return model.get_metrics_result()
 
-def _distributed(model, step):
-    """Returns a function that takes batches with a share for each replica."""
-
-    def execution(batches, even):
-        for batch in batches:
-            logs = step(replicas.of_any_size(batch), even)
-        return model.get_metrics_result() if logs is None else logs
-
-    return _graph(model, execution)
-
-
-def _unrolled(model, step, steps):
-    """Returns a function that takes up to so many batches of an iterator."""
-
-    def execution(first, iterator):
-        logs = step(first.get_value())
-        for _ in range(steps - 1):
-            logs = _step_if_any(step, iterator.get_next_as_optional(), logs)
-        return logs
-
-    return _graph(model, execution)
-
-
-def _graph(model, execution):
-    if model.run_eagerly:
-        return execution
-    return tf.function(execution, reduce_retracing=True, autograph=False)
-
-
-def _step_if_any(step, batch, logs):
-    return tf.cond(batch.has_value(), lambda: step(batch.get_value()), lambda: logs)
+    if not model.run_eagerly:
+        steps_of = tf.function(steps_of, reduce_retracing=True, autograph=False)
+    return lambda group: steps_of(group.batch, group.even, group.steps)
