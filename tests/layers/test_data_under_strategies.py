@@ -14,8 +14,10 @@ from tf_capsops.models import Unrolled
 
 _FORMS = [
     "XLA",
+    "XLA, even shares",
     "arrays",
     "data set",
+    "data set divided by the user",
     "unknown size",
     "infinite",
     "generator",

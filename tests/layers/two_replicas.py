@@ -6,6 +6,7 @@ On two GPUs where there are as many, and otherwise on two logical CPUs: these ar
 before anything else runs, so this is a program of its own.
 """
 
+import functools
 import json
 import warnings
 
@@ -83,6 +84,9 @@ def uses_of_any_model(x, y):
     size = {"batch_size": BATCH}
     return {
         "data set": lambda model: fit(model, data_set),
+        "data set divided by the user": lambda model: fit(
+            model, model.distribute_strategy.experimental_distribute_dataset(data_set)
+        ),
         "unknown size": lambda model: fit(model, unknown),
         "infinite": lambda model: fit(model, endless, steps_per_epoch=2, epochs=2),
         "generator": lambda model: fit(model, generator((x, y))),
@@ -189,7 +193,9 @@ def main():
             say(name, capsules, use)
         for name, use in uses_of_any_model(inputs, targets).items():
             say(name, eager, use)
-        say("XLA", graphs, lambda model: fit(model, inputs, targets, batch_size=BATCH))
+        for name, size in {"XLA": BATCH, "XLA, even shares": 4}.items():
+            use = functools.partial(fit, x=inputs, y=targets, batch_size=size, epochs=2)
+            say(name, graphs, use)
         try:
             capsules.fit(255 * IMAGES, LABELS, verbose=0)
         except ValueError as error:

@@ -87,21 +87,20 @@ class _Ahead:
 
 
 def _groups(strategy, iterator, steps, check):
-    size = 1
-    spec = None
+    """Yields groups whose batch is a list: of each replica's share, or of the whole."""
+    size, spec = 1, None
     while batches := [*itertools.islice(iterator, size)]:
         if spec is None:
-            first = replicas.shares(strategy, batches[0])
-            check(first[0])
-            spec, size = _spec(iterator, first), _group_size(first, steps)
+            shares = replicas.shares(strategy, replicas.parts(strategy, batches[0]))
+            check(shares[0])
+            spec, size = _spec(iterator, shares), _group_size(shares, steps)
             batches += itertools.islice(iterator, size - 1)
-        shares = [replicas.shares(strategy, batch) for batch in batches]
-        if len(batches) == size > 1 and _stack_up(shares):
-            stacked = [_stacked(of_one) for of_one in zip(*shares)]
-            yield Group(stacked, size, _are_even(shares[0]), spec)
+        batches = [replicas.parts(strategy, batch) for batch in batches]
+        if len(batches) == size > 1 and _stack_up(batches):
+            yield Group([_stacked(each) for each in zip(*batches)], size, None, spec)
         else:
-            for share in shares:
-                yield Group(share, 1, _are_even(share), spec)
+            for batch in batches:
+                yield Group(batch, 1, None, spec)
 
 
 def _spec(iterator, shares):
@@ -126,33 +125,38 @@ def _specs(shares):
     )
 
 
-def _stack_up(shares):
-    specs = [_specs(each) for each in shares]
+def _stack_up(batches):
+    specs = [_specs(each) for each in batches]
     flat = keras.tree.flatten(specs)
     dense = all(each is None or isinstance(each, tf.TensorSpec) for each in flat)
     return dense and all(each == specs[0] for each in specs)
 
 
 def _stacked(batches):
-    return keras.tree.map_structure(
-        lambda *each: None if each[0] is None else tf.stack(each), *batches
-    )
+    def stack(*values):
+        if values[0] is None:
+            return None
+        with tf.device(values[0].device):  # else TensorFlow copies them to a GPU
+            return tf.stack(values)
 
-
-def _are_even(shares):
-    return len({tuple(keras.tree.flatten(share)[0].shape[:1]) for share in shares}) == 1
+    return keras.tree.map_structure(stack, *batches)
 
 
 def _on_devices(model, groups):
     strategy = model.distribute_strategy
     for group in groups:
-        shares = group.batch
+        axis = int(group.steps > 1)
+        shares = replicas.shares(strategy, group.batch, axis)
+        sizes = {
+            tuple(keras.tree.flatten(each)[0].shape[: axis + 1]) for each in shares
+        }
         if strategy.num_replicas_in_sync == 1:
             devices = [gpu_of(model)]
         else:
             devices = strategy.extended.worker_devices
         shares = [_on_device(*each) for each in zip(shares, devices)]
-        yield dataclasses.replace(group, batch=replicas.joined(strategy, shares))
+        batch = replicas.joined(strategy, shares)
+        yield dataclasses.replace(group, batch=batch, even=len(sizes) == 1)
 
 
 def _on_device(batch, device):

@@ -8,9 +8,11 @@ the previous execution instead lets the host launch the next one at once. The lo
 epoch come from the metrics at its end, and are exact.
 """
 
+import concurrent.futures
 import dataclasses
 
 import keras
+import tensorflow as tf
 
 from tf_capsops.models.ahead import gpu_of, has_gpus
 
@@ -42,19 +44,16 @@ class Bar(keras.callbacks.ProgbarLogger):
     full and goes beyond its end.
     """
 
-    def on_epoch_begin(self, epoch, logs=None):
-        super().on_epoch_begin(epoch, logs)
-        self._begin = int(self.model.optimizer.iterations)
-
     def on_train_batch_end(self, batch, logs=None):
-        if self.target is not None:
-            batch = min(batch, self.target - 1)
-        super().on_train_batch_end(batch, logs)
+        super().on_train_batch_end(self._steps() - 1, logs)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.target is None:
-            self.seen = int(self.model.optimizer.iterations) - self._begin
+            self.seen = self._steps()
         super().on_epoch_end(epoch, logs)
+
+    def _steps(self):
+        return self.model.train_function.run.steps
 
 
 class Logs:
@@ -71,6 +70,7 @@ class Logs:
         self._model = model
         self._names = None
         self._before = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def reset(self):
         """Has the next execution return its own logs."""
@@ -80,8 +80,20 @@ class Logs:
         """Returns the logs of the execution before, and keeps these."""
         if self._names is None:
             self._names = {*self._model.get_metrics_result()}
-        before, self._before = self._before, logs
-        return logs if before is None or {*logs} != self._names else before
+        scalars = all(value.shape.rank == 0 for value in logs.values())
+        if {*logs} != self._names or not scalars:
+            return logs
+        # A copy from a GPU starts when this has done all that it was given before, so
+        # there is one for all logs, and it begins before the next execution.
+        packed = _packed([*logs.values()])
+        own = self._thread.submit(lambda: dict(zip(logs, packed.numpy())))
+        before, self._before = self._before, own
+        return (before or own).result()
+
+
+@tf.function(reduce_retracing=True)
+def _packed(scalars):
+    return tf.stack([tf.cast(scalar, tf.float32) for scalar in scalars])
 
 
 class Run:
@@ -96,6 +108,11 @@ class Run:
         self.plan = plan or Plan(model.steps_per_execution)
         self.logs = Logs(model)
         self.feed = None  # of the iterator of an epoch
+        self.steps = 0  # in this epoch
+
+    def begin_epoch(self):
+        self.steps = 0
+        self.logs.reset()
 
 
 def plan(model, arguments):

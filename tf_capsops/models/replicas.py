@@ -10,6 +10,7 @@ optimizer sums the gradients between them.
 """
 
 import contextlib
+import functools
 
 import keras
 import tensorflow as tf
@@ -169,27 +170,42 @@ def leave_data_whole(strategy):
     return stack
 
 
-def shares(strategy, batch):
+def parts(strategy, batch):
     """Returns a list of what each replica of this process has of a batch.
 
-    A batch that is not divided among the replicas yet is divided evenly.
+    A batch that is not divided among the replicas is the only item of the list.
     """
     batch = keras.tree.map_structure(none_if_optional, batch)
+    flat = keras.tree.flatten(batch)
+    if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
+        return _local(strategy, batch)
+    return [batch]
+
+
+def shares(strategy, parts, axis=0):
+    """Returns a list of what each replica of this process computes on.
+
+    Args:
+      strategy: the strategy.
+      parts: what `parts` returned. A batch that is not divided is divided evenly.
+      axis: the axis of samples.
+    """
     replicas = strategy.num_replicas_in_sync
-    if replicas == 1:
-        return [_share(strategy, batch, 0)]
-    flat = [each for each in keras.tree.flatten(batch) if each is not None]
-    if not any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
-        samples, whole = flat[0].shape[0], batch
+    if len(parts) > 1 or replicas == 1:
+        return parts
+    (whole,) = parts
+    samples = keras.tree.flatten(whole)[0].shape[axis]
 
-        def divided(context):
-            index = context.replica_id_in_sync_group
-            begin, end = (samples * i // replicas for i in (index, index + 1))
-            return keras.tree.map_structure(lambda each: _part(each, begin, end), whole)
+    def divided(context):
+        index = context.replica_id_in_sync_group
+        begin, end = (samples * i // replicas for i in (index, index + 1))
+        return keras.tree.map_structure(
+            lambda value: _part(value, begin, end, axis), whole
+        )
 
-        batch = strategy.experimental_distribute_values_from_function(divided)
-    indices = range(len(strategy.extended.worker_devices))
-    return [_share(strategy, batch, index) for index in indices]
+    return _local(
+        strategy, strategy.experimental_distribute_values_from_function(divided)
+    )
 
 
 def joined(strategy, shares):
@@ -225,23 +241,28 @@ def none_if_optional(value):
     return None if optional else value
 
 
-def _share(strategy, batch, index):
-    def of_replica(value):
+def _local(strategy, batch):
+    def own(index, value):
         if isinstance(value, tf.distribute.DistributedValues):
             value = strategy.experimental_local_results(value)[index]
         return none_if_optional(value)
 
-    return keras.tree.map_structure(of_replica, batch)
+    count = len(strategy.extended.worker_devices)
+    return [
+        keras.tree.map_structure(functools.partial(own, index), batch)
+        for index in range(count)
+    ]
 
 
-def _part(value, begin, end):
+def _part(value, begin, end, axis):
     if value is None:
         return None
     if isinstance(value, tf.SparseTensor):
         rest = value.shape[1:]
         start = [begin, *[0] * len(rest)]
         return tf.sparse.slice(value, start, [end - begin, *rest])
-    return tf.convert_to_tensor(value)[begin:end]
+    with tf.device(getattr(value, "device", "CPU:0")):  # not to copy all to a GPU
+        return tf.convert_to_tensor(value)[(slice(None),) * axis + (slice(begin, end),)]
 
 
 def _of_any_size(batch):

@@ -125,7 +125,7 @@ class Unrolled:
         # `fit` does this at the beginning of an epoch.
         run = getattr(self.train_function, "run", None)
         if run:
-            run.logs.reset()
+            run.begin_epoch()
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy, Keras builds metrics with the mean of the shares of a batch,
@@ -167,6 +167,7 @@ class _Function:
             steps += group.steps
         if not steps:
             raise StopIteration
+        run.steps += steps if on_data else 0
         return run.logs.delay(logs) if run.plan.late and on_data else logs
 
     def _check(self, batch):
@@ -187,7 +188,8 @@ class _Predictions:
 
     def __call__(self, batches):
         strategy = self._model.distribute_strategy
-        shares = [replicas.shares(strategy, batch) for batch in batches]
+        parts = [replicas.parts(strategy, batch) for batch in batches]
+        shares = [replicas.shares(strategy, each) for each in parts]
         if not self.checked:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(shares[0][0])
             self._model.check_inputs(x)
