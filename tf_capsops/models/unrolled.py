@@ -135,14 +135,19 @@ class Unrolled:
         pass
 
     def _build_with(self, spec):
-        super()._maybe_symbolic_build(data_batch=spec)
+        # Otherwise the first step creates variables, and is traced again for that.
+        flat = [each for each in keras.tree.flatten(spec) if each is not None]
+        known = all(each.shape.rank is not None for each in flat)
+        with self.distribute_strategy.scope():
+            if known and (self.built or tf.distribute.has_strategy()):
+                self._symbolic_build(data_batch=spec)
 
 
 class _Function:
     """Runs the steps of an execution on batches of an iterator."""
 
     def __init__(self, model, step, step_of_replicas):
-        self.checked = False
+        self.checked = self._is_built = False
         self.run = None  # of the `fit` that calls this
         self._model = model
         if model.distribute_strategy.num_replicas_in_sync > 1:
@@ -162,7 +167,9 @@ class _Function:
         else:
             feed = run.feed
         while steps < run.plan.steps and (group := feed.next()):
-            self._model._build_with(group.spec)
+            if not self._is_built:
+                self._model._build_with(group.spec)
+                self._is_built = True
             logs = self._execute(group)
             steps += group.steps
         if not steps:
