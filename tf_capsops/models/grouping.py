@@ -45,15 +45,18 @@ class Bar(keras.callbacks.ProgbarLogger):
     """
 
     def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(self._steps() - 1, logs)
+        run = getattr(self.model.train_function, "run", None)
+        if run:  # a model of ours
+            batch = run.steps - 1
+        elif self.target is not None:
+            batch = min(batch, self.target - 1)
+        super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.target is None:
-            self.seen = self._steps()
+        run = getattr(self.model.train_function, "run", None)
+        if run and self.target is None:
+            self.seen = run.steps
         super().on_epoch_end(epoch, logs)
-
-    def _steps(self):
-        return self.model.train_function.run.steps
 
 
 class Logs:
