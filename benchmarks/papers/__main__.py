@@ -68,11 +68,12 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        console = command.prepare(args)
+        args.device = command.devices(args.device)
     except CommandError as error:
         parser.error(str(error))
     if reason := _refuse(args):
         parser.error(reason)
+    console = command.prepare(args.tf32)
     line = shlex.join(["python", "-m", "benchmarks.papers", *argv])
     made = {"command": line, "tf32": args.tf32, **machine()}
     args.output.mkdir(parents=True, exist_ok=True)

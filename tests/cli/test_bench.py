@@ -160,6 +160,16 @@ def test_repeat_must_leave_a_spread(capsys):
     assert "--repeat: must be an integer >= 2, got '1'" in capsys.readouterr().err
 
 
+def test_devices_must_be_there(monkeypatch, tmp_path, capsys):
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [cpu])
+    output = tmp_path / "made"
+    assert main(["bench", "--device", "CPU", "GPU", "--output", str(output)]) == 2
+    said = "tf-capsops bench: error: --device GPU: TensorFlow sees none\n"
+    assert capsys.readouterr().err == said and not output.exists()
+    assert command.devices(None) == ["CPU"]
+
+
 def test_unread_results_are_computed():
     """Pure ops whose results nothing reads are computed, every one of the chain."""
 

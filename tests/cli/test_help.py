@@ -15,6 +15,7 @@ from tf_capsops import __version__, models
 from tf_capsops.__main__ import main, make_parser
 from tf_capsops.bench import cases, networks, options
 from tf_capsops.cli import presets
+from tf_capsops.cli.networks import RULES
 
 (_COMMANDS,) = (
     action.choices
@@ -91,6 +92,7 @@ def test_tables_of_the_parser_name_what_there_is():
     assert list(options.NETWORKS) == list(networks.NETWORKS)
     assert cases.ops() == sorted(cases.suites())
     assert all(callable(getattr(models, name)) for name in presets.PRESETS)
+    assert list(presets.RULES) == list(RULES)
 
 
 def test_commands_answer_without_tensorflow(tmp_path):

@@ -8,7 +8,7 @@ import argparse
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -36,23 +36,24 @@ _DIRECTIONS = "forward", "forward+backward"
 _WIDTH = 100  # columns, where the output is no terminal
 
 
-def prepare(args: argparse.Namespace) -> Console:
-    """Sets TensorFlow up as the options say, and returns where to print.
-
-    Without `args.device` it becomes the kinds that there are.
+def devices(wanted: Sequence[str] | None) -> list[str]:
+    """Returns the kinds of devices to measure on: those that there are without any.
 
     Raises:
-        CommandError: TensorFlow sees no device of a kind that is asked for.
+        CommandError: TensorFlow sees no device of a kind that is wanted.
     """
-    present = sorted({d.device_type for d in tf.config.list_physical_devices()})
-    present = [kind for kind in present if kind in options.DEVICES]
-    args.device = args.device or present
-    for kind in args.device:
-        if kind not in present:
+    seen = {device.device_type for device in tf.config.list_physical_devices()}
+    for kind in wanted or ():
+        if kind not in seen:
             raise CommandError(f"--device {kind}: TensorFlow sees none")
+    return list(wanted or (kind for kind in options.DEVICES if kind in seen))
+
+
+def prepare(tf32: bool) -> Console:
+    """Sets TensorFlow up, and returns where to print."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.experimental.enable_tensor_float_32_execution(args.tf32)
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
     console = Console()
     return console if console.is_terminal else Console(width=_WIDTH)
 
@@ -194,20 +195,21 @@ def _measured(args: argparse.Namespace, console: Console) -> dict:
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; returns 1 where an own op or network did not run, else 0."""
     counts = args.threads or []
+    args.device = devices(args.device)
     earlier = args.against and against.read(args.against)
     make_directory(args.output)
     data, picture = args.output / "bench.json", args.output / "bench.png"
     written = str(data)
     if len(counts) > 1:
         made = threads.measure(args.command_line, counts, args.output)
-        console = prepare(args)
+        console = prepare(args.tf32)
         for table in threads.tables(made):
             console.print(table)
     else:
         if counts:
             threads.use(*counts)
             args.device = ["CPU"]
-        console = prepare(args)
+        console = prepare(args.tf32)
         made = _measured(args, console)
         chart.save(made, picture)
         written += f" and {picture}"
