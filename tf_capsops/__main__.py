@@ -1,24 +1,31 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m tf_capsops`, installed as `tf-capsops`."""
+"""The command line: `python -m tf_capsops`, installed as `tf-capsops`.
+
+A command is a module with four parts. `add_arguments(parser)` declares its options,
+`check(args)` refuses what it can, and both do without TensorFlow, which takes seconds
+to import. Then `run(args)` does the work and returns the exit status. The first line of
+the module's docstring is its help.
+"""
 
 import os
 import sys
 
-from tf_capsops import _break
+from tf_capsops import _break, options
 from tf_capsops._version import __version__
+from tf_capsops.bench import options as bench
 from tf_capsops.cli import (
-    arguments,
     denoise,
     evaluate,
     info,
     predict,
     quantize,
     reconstruct,
-    report,
+    resume,
     train,
 )
-from tf_capsops.cli.errors import CLOSED, INTERRUPTED, CommandError, require
+from tf_capsops.errors import CLOSED, INTERRUPTED, CommandError, reported
+from tf_capsops.experiments import quantized, recipes, report
 
 _COMMANDS = {
     "train": train,
@@ -28,6 +35,7 @@ _COMMANDS = {
     "denoise": denoise,
     "quantize": quantize,
     "report": report,
+    "bench": bench,
     "info": info,
 }
 
@@ -43,7 +51,6 @@ def main(argv=None):
       a file is at fault, after one line that says so, 130 after Ctrl-C, or 141 where
       nobody reads the output any more.
     """
-    _break.imports_are_done()
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(argv)
@@ -59,14 +66,18 @@ def main(argv=None):
 def _run(argv):
     """Runs one command, and returns the exit status."""
     try:
-        if argv[:1] == ["bench"]:
-            return _bench(argv[1:])
-        parser = _parser()
+        parser = make_parser()
         args = parser.parse_args(argv)
         if args.command is None:
             parser.print_help()
             return 0
-        return _COMMANDS[args.command].run(args)
+        args.command_line = argv[1:]
+        command = _module(args)
+        command.check(args)
+        with reported(ImportError):  # TensorFlow is missing
+            from tf_capsops import _api  # noqa: F401, all that a model may consist of
+        _break.imports_are_done()
+        return command.run(args)
     except SystemExit as stop:  # argparse: a mistake, or --help
         return stop.code
     except KeyboardInterrupt:
@@ -77,16 +88,18 @@ def _run(argv):
         return 2
 
 
-def _bench(argv):
-    """Runs `tf-capsops bench`, which parses its own arguments, -h included."""
-    require("matplotlib", "rich")
-    from tf_capsops.bench import main as bench
+def _module(args):
+    """Returns the module of a command; two kinds of training have their own."""
+    if args.command == "train" and args.resume:
+        return resume
+    if args.command == "train" and args.recipe and recipes.find(args.recipe).bits:
+        return quantized
+    return _COMMANDS[args.command]
 
-    return bench(argv)
 
-
-def _parser():
-    parser = arguments.Parser(
+def make_parser():
+    """Returns the parser of the whole command line."""
+    parser = options.Parser(
         prog="tf-capsops", description="Capsule networks in TensorFlow."
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -95,7 +108,6 @@ def _parser():
         summary = module.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
-    commands.add_parser("bench", help="Times the operators against plain TensorFlow.")
     return parser
 
 

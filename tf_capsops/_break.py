@@ -11,17 +11,20 @@ import signal
 import sys
 
 
-def is_command():
-    """Whether the process is `tf-capsops` or `python -m tf_capsops`."""
+def _is_command():
     program = os.path.basename((sys.argv or [""])[0])
-    # While Python looks for the module that -m names, argv has "-m" in its place.
-    return program == "tf-capsops" or (
-        program == "-m" and "tf_capsops" in sys.orig_argv
-    )
+    if program != "-m":
+        return program == "tf-capsops"
+    # Python looks for the module that -m names, and argv has "-m" in its place.
+    return ("-m", "tf_capsops") in zip(sys.orig_argv, sys.orig_argv[1:])
+
+
+# Whether the process is `tf-capsops` or `python -m tf_capsops`.
+IS_COMMAND = _is_command()
 
 
 def _end(number, frame):
-    os._exit(130)  # as after any Ctrl-C: `cli.errors.INTERRUPTED`
+    os._exit(130)  # as after any Ctrl-C: `errors.INTERRUPTED`
 
 
 def imports_are_done():
@@ -31,5 +34,5 @@ def imports_are_done():
 
 
 # Somebody else's handler, or none as under nohup, stays.
-if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)

@@ -67,7 +67,7 @@ def _import_quietly():
         getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(_ERROR)
 
 
-if _break.is_command():
+if _break.IS_COMMAND:
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_ERROR))
     if level not in ("0", "1"):
         _import_quietly()

@@ -15,13 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tf_capsops
 from tf_capsops import _library
+from tf_capsops._version import __version__
 
 
 def _commit() -> dict:
     """Returns the commit of the checkout that this package is in, if it is in one."""
-    package = pathlib.Path(tf_capsops.__file__).resolve().parent
+    package = pathlib.Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(package), *arguments]
@@ -67,7 +67,7 @@ def machine() -> dict:
             "numpy": np.__version__,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
-            "tf_capsops": tf_capsops.__version__,
+            "tf_capsops": __version__,
         },
         "library": _library.build_info(),
     }

@@ -45,16 +45,16 @@ def measure(model: str, preset: str | None, size: int, batch_size: int) -> dict:
     import numpy as np
     import tensorflow as tf
 
-    from tf_capsops.cli import outcome, pipeline, presets, rules, settings
+    from tf_capsops.cli import callbacks, networks, pipeline, presets, train
     from tf_capsops.data.samples import ArraySamples
     from tf_capsops.machine import machine
 
     shape = (size, size, 3)
     data = types.SimpleNamespace(image_shape=shape, generated=False, objects=1)
     options = types.SimpleNamespace(model=model, preset=preset, recipe=None)
-    trained = settings.of(options, data)
-    network = rules.model(trained, shape, _CLASSES)
-    loss = rules.loss(trained, _STEPS * _EPOCHS)
+    trained = train.settings(options, data)
+    network = networks.make(trained, shape, _CLASSES)
+    loss = networks.loss(trained, _STEPS * _EPOCHS)
     network.compile("adam", loss=loss, metrics=["accuracy"])
     random = np.random.default_rng(0)
     count = _STEPS * batch_size
@@ -62,7 +62,7 @@ def measure(model: str, preset: str | None, size: int, batch_size: int) -> dict:
     samples = ArraySamples(images, random.integers(0, _CLASSES, count))
     distortion = presets.Distortion(**trained["distortion"])
     batches, counter = pipeline.training_batches(samples, batch_size, distortion, 0)
-    clock = outcome.Clock()
+    clock = callbacks.Clock()
     network.fit(
         batches, epochs=_EPOCHS, shuffle=False, verbose=0, callbacks=[clock, counter]
     )

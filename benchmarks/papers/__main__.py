@@ -12,7 +12,10 @@ import types
 from collections.abc import Iterable, Sequence
 
 from benchmarks.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
+from tf_capsops import options
 from tf_capsops.bench import command, report
+from tf_capsops.bench.options import add_shared
+from tf_capsops.errors import CommandError
 from tf_capsops.machine import machine
 
 PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
@@ -20,12 +23,11 @@ _OPS = sorted({paper.OP for paper in PAPERS})
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command.parser_of_options(
-        "python -m benchmarks.papers",
-        "Time other papers' kernels beside ours and plain TensorFlow.",
-        "runs/papers",
-        "papers.json and charts",
+    parser = options.Parser(
+        prog="python -m benchmarks.papers",
+        description="Time other papers' kernels beside ours and plain TensorFlow.",
     )
+    add_shared(parser, "runs/papers", "papers.json and charts")
     parser.add_argument(
         "--op",
         choices=_OPS,
@@ -36,15 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _refuse(options: argparse.Namespace) -> str:
+def _refuse(args: argparse.Namespace) -> str:
     """Returns why the papers cannot be measured as asked, or nothing."""
-    if "GPU" in options.device:
+    if "GPU" in args.device:
         try:
             studies.library_path()
         except ImportError as error:
             return str(error)
-    measurable = {paper.OP for paper in _selected(_OPS, options.device)}
-    for op in getattr(options, "op", []):
+    measurable = {paper.OP for paper in _selected(_OPS, args.device)}
+    for op in getattr(args, "op", []):
         if op not in measurable:
             return f"--op {op} is measured on a GPU, got --device CPU"
     return ""
@@ -64,27 +66,31 @@ def main(argv: Sequence[str]) -> int:
         0, or 1 where one of our own ops could not be run.
     """
     parser = _parser()
-    options = parser.parse_args(argv)
-    if reason := _refuse(options):
+    args = parser.parse_args(argv)
+    try:
+        args.device = command.devices(args.device)
+    except CommandError as error:
+        parser.error(str(error))
+    if reason := _refuse(args):
         parser.error(reason)
-    console = command.prepare(options)
+    console = command.prepare(args.tf32)
     line = shlex.join(["python", "-m", "benchmarks.papers", *argv])
-    made = {"command": line, "tf32": options.tf32, **machine()}
-    options.output.mkdir(parents=True, exist_ok=True)
-    failed, written = False, [options.output / "papers.json"]
-    for paper in _selected(getattr(options, "op", _OPS), options.device):
+    made = {"command": line, "tf32": args.tf32, **machine()}
+    args.output.mkdir(parents=True, exist_ok=True)
+    failed, written = False, [args.output / "papers.json"]
+    for paper in _selected(getattr(args, "op", _OPS), args.device):
         name = paper.__name__.rpartition(".")[2]
         made[name] = []
-        for kind in options.device:
+        for kind in args.device:
             if kind not in paper.DEVICES:
                 continue
-            for result in paper.run(f"{kind}:0", options.repeat):
+            for result in paper.run(f"{kind}:0", args.repeat):
                 made[name].append(result)
                 written[0].write_text(json.dumps(made, indent=2) + "\n")
                 console.print(paper.table(result))
                 failed |= "error" in result["methods"][report.OURS]
         if hasattr(paper, "draw"):
-            written.append(options.output / f"{name}.png")
+            written.append(args.output / f"{name}.png")
             paper.draw(made[name], written[-1])
     console.print(f"Wrote {' and '.join(map(str, written))}.")
     return 1 if failed else 0

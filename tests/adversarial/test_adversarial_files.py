@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from memory import peak
 
 from tf_capsops import _library, data, inq, layers
-from tf_capsops.cli import runs
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.cli import networks, runs
+from tf_capsops.errors import CommandError
 
 _MEMORY = 64 << 20  # bytes, which no file here should take
 _DEEP = "[" * 100_000
@@ -236,6 +236,6 @@ def test_models(model, tmp_path):
                 archive.writestr(each, content)
         path.write_bytes(_changed(more.draw, file.getvalue()))
         with _refused(CommandError, "model", 512 << 20):
-            runs.open_model(path, "digits")
+            networks.open_model(path, "digits")
 
     run()

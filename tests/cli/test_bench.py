@@ -12,7 +12,7 @@ import pytest
 import rich.console
 import tensorflow as tf
 
-from tf_capsops import bench
+from tf_capsops.__main__ import main
 from tf_capsops.bench import cases, command, measure, pytorch, report
 from tf_capsops.bench.floor import Ceilings
 
@@ -77,7 +77,7 @@ def test_report(ops, dtypes, xla, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(command, "measure_ceilings", lambda *_: _CEILINGS)
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--op", *ops, "--dtype", *dtypes, "--output", str(tmp_path)]
-    assert bench.main(arguments) == 0
+    assert main(["bench", *arguments]) == 0
     printed = capsys.readouterr().out
     made = json.loads((tmp_path / "bench.json").read_text())
     for result in made["results"]:
@@ -121,7 +121,7 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     (smoke,) = cases.suites()["CapsuleMoments"].select(cases.SMOKE)
     for installed in (False, True):
         monkeypatch.setattr(pytorch, "is_installed", lambda found=installed: found)
-        assert bench.main(arguments) == 0
+        assert main(["bench", *arguments]) == 0
         made = json.loads((tmp_path / "bench.json").read_text())
         forward, both = [result["methods"] for result in made["results"]]
         assert ("PyTorch" in forward, "PyTorch" in both) == (installed, installed)
@@ -132,7 +132,7 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     assert "PyTorch, torch.compile" not in both
     with script.open("a") as more:
         more.write("raise SystemExit('no memory')\n")
-    assert bench.main(arguments) == 0
+    assert main(["bench", *arguments]) == 0
     made = json.loads((tmp_path / "bench.json").read_text())
     for result in made["results"]:
         assert "median_us" in result["methods"]["PyTorch"]
@@ -156,9 +156,18 @@ def test_the_kernel_that_ran_has_a_column():
 
 
 def test_repeat_must_leave_a_spread(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["--repeat", "1"])
+    assert main(["bench", "--repeat", "1"]) == 2
     assert "--repeat: must be an integer >= 2, got '1'" in capsys.readouterr().err
+
+
+def test_devices_must_be_there(monkeypatch, tmp_path, capsys):
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [cpu])
+    output = tmp_path / "made"
+    assert main(["bench", "--device", "CPU", "GPU", "--output", str(output)]) == 2
+    said = "tf-capsops bench: error: --device GPU: TensorFlow sees none\n"
+    assert capsys.readouterr().err == said and not output.exists()
+    assert command.devices(None) == ["CPU"]
 
 
 def test_unread_results_are_computed():

@@ -8,9 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from tf_capsops import bench
+from tf_capsops.__main__ import main
 from tf_capsops.bench import against, measure
-from tf_capsops.cli.errors import CommandError
 
 
 def _method(median, spread=0.02, samples=5):
@@ -93,21 +92,21 @@ def test_says_what_is_not_the_same():
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"results": [{"op": "x"}]}', "[" * 100_000]
 )
-def test_refuses_other_files(text, tmp_path):
+def test_refuses_other_files(text, tmp_path, capsys):
     path = tmp_path / "bench.json"
     path.write_text(text)
-    with pytest.raises(CommandError) as caught:
-        bench.main(["--suite", "smoke", "--against", str(path)])
-    assert str(caught.value) == f"{path} is no report of tf-capsops bench"
+    assert main(["bench", "--suite", "smoke", "--against", str(path)]) == 2
+    said = f"tf-capsops bench: error: {path} is no report of tf-capsops bench\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(
     "name, error", [("no.json", "No such file or directory"), ("", "Is a directory")]
 )
-def test_refuses_what_is_no_file(name, error, tmp_path):
+def test_refuses_what_is_no_file(name, error, tmp_path, capsys):
     path = tmp_path / name
-    with pytest.raises(CommandError, match=f"cannot read {path}: {error}"):
-        bench.main(["--suite", "smoke", "--against", str(path)])
+    assert main(["bench", "--suite", "smoke", "--against", str(path)]) == 2
+    assert f"error: cannot read {path}: {error}" in capsys.readouterr().err
 
 
 def test_command(tmp_path, capsys, monkeypatch):
@@ -115,9 +114,9 @@ def test_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(measure, "compiled", lambda step: step)  # not with XLA
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--op", "CapsulePrediction", "--output", str(tmp_path)]
-    assert bench.main(arguments) == 0
+    assert main(["bench", *arguments]) == 0
     again = [*arguments, "--against", str(tmp_path / "bench.json")]
-    assert bench.main(again) == 0
+    assert main(["bench", *again]) == 0
     table = capsys.readouterr().out.partition("Against commit")[2]
     assert table.count("nothing can be said with fewer than 5 samples") == 1
     assert "slower" not in table and "faster" not in table

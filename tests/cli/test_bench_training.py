@@ -14,7 +14,7 @@ import rich.console
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tf_capsops import bench
+from tf_capsops.__main__ import main
 from tf_capsops.bench import cases, pytorch, report, trace, training
 from tf_capsops.bench.networks import CASES, NETWORKS
 
@@ -68,7 +68,7 @@ def _samples_are_short(monkeypatch):
 def test_report(tmp_path, capsys):
     arguments = ["--suite", "training-smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--model", "p_capsnet", "--steps-per-execution", "3"]
-    assert bench.main([*arguments, "--output", str(tmp_path)]) == 0
+    assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     made = json.loads((tmp_path / "bench.json").read_text())
     (result,) = made["results"]

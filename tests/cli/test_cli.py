@@ -16,7 +16,7 @@ import tf_capsops
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
 from tf_capsops.cli import figures
-from tf_capsops.cli.evaluate import confusion_matrix
+from tf_capsops.cli.evaluation import confusion_matrix
 
 _FILES = {
     "model.keras",
@@ -365,10 +365,3 @@ def test_help_and_version(capsys):
         assert command in printed
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == tf_capsops.__version__
-
-
-def test_bench_gets_the_remaining_arguments(monkeypatch):
-    seen = []
-    monkeypatch.setattr("tf_capsops.bench.main", lambda args: seen.append(args) or 3)
-    assert main(["bench", "-h", "--anything"]) == 3
-    assert seen == [["-h", "--anything"]]

@@ -10,7 +10,7 @@ import pytest
 
 from tf_capsops import inq
 from tf_capsops.__main__ import main
-from tf_capsops.cli import evaluate, outcome, runs
+from tf_capsops.cli import callbacks, evaluation, runs
 from tf_capsops.inq.kernels import layers_and_kernels
 
 QUANTIZE = ["quantize", "model.keras", "--data", "images.npz", "--bits", "3"]
@@ -99,7 +99,7 @@ def _nth(number, function, error):
 # What fails once the network is trained, and at which call: convert has been tried.
 FAILURES = {
     "conversion": (inq, "convert", 2, ValueError("no such layer")),
-    "report": (outcome, "write", 1, OSError(28, "No space left on device")),
+    "report": (callbacks, "write_result", 1, OSError(28, "No space left on device")),
 }
 
 
@@ -126,8 +126,8 @@ def test_ctrl_c_at_the_end(work, monkeypatch, capsys):
 
 def test_an_epoch_that_fails_loses_no_earlier_one(work, monkeypatch, capsys):
     # The accuracy before, at once and after the first step, and at the epoch's end.
-    failing = _nth(4, evaluate.scores, OSError("the disk is gone"))
-    monkeypatch.setattr(evaluate, "scores", failing)
+    failing = _nth(4, evaluation.scores, OSError("the disk is gone"))
+    monkeypatch.setattr(evaluation, "scores", failing)
     with pytest.raises(OSError, match="the disk is gone"):
         main(QUANTIZE)
     _assert_kept(work / "quantized")
@@ -147,6 +147,6 @@ def test_the_run_is_locked_before_the_network_is_tested(work, monkeypatch):
         assert runs.is_in_use(work / "quantized")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "scores", scores)
+    monkeypatch.setattr(evaluation, "scores", scores)
     assert main(QUANTIZE) == 130
     assert not runs.is_in_use(work / "quantized")

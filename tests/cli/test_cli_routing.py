@@ -12,7 +12,7 @@ import quick
 import tensorflow as tf
 
 from tf_capsops.__main__ import main
-from tf_capsops.cli import rules
+from tf_capsops.cli import networks
 from tf_capsops.losses import SpreadLoss
 
 pytestmark = pytest.mark.usefixtures("eagerly")
@@ -41,7 +41,7 @@ def images(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", _RULES)
 def test_every_rule_trains_and_is_evaluated(images, undrawn, name, capsys):
-    assert list(rules.RULES) == list(_RULES)
+    assert list(networks.RULES) == list(_RULES)
     assert main([*images, "--model", "matrix_capsnet", "--routing", name]) == 0
     config = json.loads(pathlib.Path("runs/noise/config.json").read_text())
     assert (config["model"], config["routing"]) == ("matrix_capsnet", name)

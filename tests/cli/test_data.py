@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tf_capsops import data
-from tf_capsops.cli import runs
+from tf_capsops.cli import networks
 
 _GOOD = {
     "x_train": np.arange(96, dtype=np.uint8).reshape(6, 4, 4),
@@ -129,7 +129,7 @@ def test_labels_with_gaps_are_named(tmp_path, labels, text, capsys):
     with pytest.warns(UserWarning, match=text):
         loaded = data.load(path)
     assert loaded.num_classes == max(labels) + 1
-    runs.open_data(str(path))  # as commands do
+    networks.open_data(str(path))  # as commands do
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert printed.startswith("warning: shapes has labels") and re.search(text, printed)

@@ -13,28 +13,29 @@ import pytest
 import tensorflow as tf
 
 from tf_capsops.__main__ import main
-from tf_capsops.cli import denoise, denoisers, pipeline
+from tf_capsops.cli import denoising
+from tf_capsops.models import denoisers
 
 pytestmark = pytest.mark.usefixtures("eagerly")
 
 # The command in a process of its own, as small as the fixture makes it here.
 _SMALL_COMMAND = f"""
 import tensorflow as tf
-from tf_capsops.cli import denoise, denoisers
+from tf_capsops.cli import denoising
 tf.config.run_functions_eagerly(True)
-whole, denoise._STEPS = denoisers.photograph, 2
-denoisers.photograph = lambda name: whole(name)[200:270, 300:372]
+whole, denoising._STEPS = denoising.photograph, 2
+denoising.photograph = lambda name: whole(name)[200:270, 300:372]
 {fresh.COMMAND}"""
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """Photographs of 70 x 72 pixels and two batches an epoch, in an empty directory."""
-    photograph = denoisers.photograph
+    photograph = denoising.photograph
     monkeypatch.setattr(
-        denoisers, "photograph", lambda name: photograph(name)[200:270, 300:372]
+        denoising, "photograph", lambda name: photograph(name)[200:270, 300:372]
     )
-    monkeypatch.setattr(denoise, "_STEPS", 2)
+    monkeypatch.setattr(denoising, "_STEPS", 2)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -58,12 +59,12 @@ def test_denoise_writes_everything(small, capsys):
     assert f"{history['test_psnr']['bilateral']:.2f} dB" in printed
 
     # The model and the pictures are those that were measured.
-    clean = denoisers.photograph("flower")
+    clean = denoising.photograph("flower")
     model = keras.saving.load_model(run / "denoiser.keras")
     noisy = clean + np.random.default_rng(0).normal(0, 25 / 255, clean.shape)
     result = model.predict(noisy.astype(np.float32)[np.newaxis], verbose=0)[0]
     expected = history["test_psnr"]["averaging network"]
-    assert denoisers.psnr(clean, result) == pytest.approx(expected, abs=1e-3)
+    assert denoising.psnr(clean, result) == pytest.approx(expected, abs=1e-3)
     picture = matplotlib.image.imread(run / "denoised.png")[..., :3]
     np.testing.assert_allclose(picture, np.clip(result, 0, 1), rtol=0, atol=1 / 255)
 
@@ -133,16 +134,16 @@ def test_averaging_network_stays_in_the_range_of_its_input():
 
 def test_psnr():
     clean = np.zeros([4, 4, 3], np.float32)
-    assert denoisers.psnr(clean, clean + 0.1) == pytest.approx(20, abs=1e-5)
-    assert denoisers.psnr(clean, clean - 3) == 120
+    assert denoising.psnr(clean, clean + 0.1) == pytest.approx(20, abs=1e-5)
+    assert denoising.psnr(clean, clean - 3) == 120
     two = tf.stack([clean + 0.1, clean + 0.01])
-    result = denoise._psnr(tf.stack([clean, clean]), two)
+    result = denoising._psnr(tf.stack([clean, clean]), two)
     np.testing.assert_allclose(result, [20, 40], rtol=1e-5)
 
 
 def test_bilateral_by_its_definition():
     image = np.random.default_rng(5).random([6, 7, 3])
-    result = denoisers.bilateral(image, space=1.5, colour=0.4, radius=1)
+    result = denoising.bilateral(image, space=1.5, colour=0.4, radius=1)
     around = image[2:5, 3:6]
     offsets = np.arange(3) - 1
     distances = offsets[:, np.newaxis] ** 2 + offsets**2
@@ -150,18 +151,18 @@ def test_bilateral_by_its_definition():
     weights = np.exp(-distances / (2 * 1.5**2) - differences / (2 * 0.4**2))
     expected = (weights[..., np.newaxis] * around).sum((0, 1)) / weights.sum()
     np.testing.assert_allclose(result[3, 4], expected, rtol=1e-12)
-    flat = denoisers.bilateral(np.full([5, 5, 3], 0.3), 2.0, 0.3)
+    flat = denoising.bilateral(np.full([5, 5, 3], 0.3), 2.0, 0.3)
     np.testing.assert_allclose(flat, 0.3, rtol=1e-12)
 
 
 def test_classic_filters_are_tried_at_several_strengths():
-    clean = denoisers.photograph("flower")[200:260, 300:360]
+    clean = denoising.photograph("flower")[200:260, 300:360]
     noise = np.random.default_rng(6).normal(0, 0.3, clean.shape).astype(np.float32)
-    for best in (denoisers.best_gaussian, denoisers.best_bilateral):
+    for best in (denoising.best_gaussian, denoising.best_bilateral):
         _, weak = best(clean + 0.1 * noise, clean)
         image, strong = best(clean + noise, clean)
         assert weak != strong
-        assert denoisers.psnr(clean, image) > denoisers.psnr(clean, clean + noise)
+        assert denoising.psnr(clean, image) > denoising.psnr(clean, clean + noise)
 
 
 def test_noisy_patches_are_squares_of_the_image():
@@ -170,7 +171,7 @@ def test_noisy_patches_are_squares_of_the_image():
     ramp[..., 0] = np.arange(20)[:, np.newaxis] / 100
     ramp[..., 1] = np.arange(30) / 100
     ramp[..., 2] = 0.5
-    batches = pipeline.noisy_patches(ramp, 8, 64, 0.1, seed=4)
+    batches = denoising.noisy_patches(ramp, 8, 64, 0.1, seed=4)
     noisy, clean = (each.numpy() for each in next(iter(batches)))
     assert noisy.shape == clean.shape == (64, 8, 8, 3)
     assert (noisy - clean).std() == pytest.approx(0.1, rel=0.05)
@@ -189,7 +190,7 @@ def test_noisy_patches_are_squares_of_the_image():
     assert len(ways) == 8
     np.testing.assert_allclose(clean[..., 2].std(axis=(1, 2)), 0, atol=1e-6)
     assert clean[:, 0, 0, 2].std() > 0.05
-    repeated = next(iter(pipeline.noisy_patches(ramp, 8, 64, 0.1, seed=4)))
+    repeated = next(iter(denoising.noisy_patches(ramp, 8, 64, 0.1, seed=4)))
     np.testing.assert_array_equal(repeated[0], noisy)
-    other = next(iter(pipeline.noisy_patches(ramp, 8, 64, 0.1, seed=5)))
+    other = next(iter(denoising.noisy_patches(ramp, 8, 64, 0.1, seed=5)))
     assert not np.array_equal(other[0], noisy)

@@ -15,7 +15,7 @@ import pytest
 
 from tests import tolerances
 from tf_capsops.__main__ import main
-from tf_capsops.cli import checkpoints
+from tf_capsops.cli import runs
 
 # Python code between the imports and the command.
 _TWO_CPUS = """
@@ -117,7 +117,7 @@ def test_two_processes_train_as_one(folder, alone):
 
 def _wait_for_a_checkpoint(run, process):
     latest = time.monotonic() + _PATIENCE
-    while checkpoints.newest(run)[1] is None:
+    while runs.newest_checkpoint(run)[1] is None:
         assert process.poll() is None and time.monotonic() < latest
         time.sleep(0.01)
 

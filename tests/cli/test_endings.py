@@ -12,8 +12,8 @@ import pytest
 
 from tf_capsops import _break
 from tf_capsops.__main__ import main
-from tf_capsops.cli import evaluate
-from tf_capsops.cli.errors import reported
+from tf_capsops.cli import info
+from tf_capsops.errors import reported
 
 
 def _without_a_reader(arguments, monkeypatch):
@@ -37,9 +37,26 @@ def test_output_of_many_lines(monkeypatch, capfd):
             for _ in range(10_000):
                 print("a line")
 
-    monkeypatch.setattr(evaluate, "run", run)
-    assert _without_a_reader(["evaluate"], monkeypatch) == 141
+    monkeypatch.setattr(info, "run", run)
+    assert _without_a_reader(["info"], monkeypatch) == 141
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "argv, original, ours",
+    [
+        (["/usr/bin/tf-capsops", "info"], ["python", "/usr/bin/tf-capsops"], True),
+        (["-m", "info"], ["python", "-m", "tf_capsops", "info"], True),
+        (["-m", "tf_capsops"], ["python", "-m", "mine", "tf_capsops"], False),
+        (["mine.py", "tf_capsops"], ["python", "mine.py", "tf_capsops"], False),
+        (["-c"], ["python", "-c", "import tf_capsops"], False),
+    ],
+)
+def test_programs_of_others_are_no_commands(argv, original, ours, monkeypatch):
+    """`import tf_capsops` registers the ops at once in all of them."""
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", original)
+    assert _break._is_command() == ours
 
 
 def test_ctrl_c_during_imports(tmp_path):
@@ -67,11 +84,11 @@ def test_ctrl_c_during_imports(tmp_path):
 def test_ctrl_c_is_a_keyboard_interrupt_once_a_command_runs(monkeypatch):
     before = signal.signal(signal.SIGINT, _break._end)
     try:
-        assert main(["--version"]) == 0
+        assert main(["info"]) == 0
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         # Somebody else's handler stays, or none as under nohup.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert main(["--version"]) == 0
+        assert main(["info"]) == 0
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -12,8 +12,8 @@ import pytest
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import canvas, pair_figures, settings
-from tf_capsops.cli.evaluate import multi_hot
+from tf_capsops.cli import canvas, figures, train
+from tf_capsops.cli.evaluation import multi_hot
 
 pytestmark = pytest.mark.usefixtures("eagerly")
 
@@ -113,10 +113,10 @@ class _Perfect:
 def test_the_picture_has_each_digit_in_its_colour(digits, tmp_path):
     dataset = data.load(f"multimnist:{digits}")
     path = tmp_path / "picture.png"
-    pair_figures.reconstructions(_Perfect(dataset), dataset, path, count=12)
+    figures.reconstructions(_Perfect(dataset), dataset, path, count=12)
     pixels = matplotlib.image.imread(path)[..., :3].reshape(-1, 3)
     paper = canvas.INK(0.0)[:3]
-    for color in pair_figures._COLORS * paper:
+    for color in figures._COLORS * paper:
         assert np.sum(np.abs(pixels - color).max(axis=1) < 1 / 255) > 100
 
 
@@ -132,7 +132,7 @@ def test_pictures_have_right_and_wrong_pairs(digits, pairs, monkeypatch):
     read = multi_hot(lengths, 2)
     wrong = np.flatnonzero(np.any(read != shown, axis=1))
     assert 3 in wrong
-    chosen = pair_figures._chosen(model, dataset, 8)
+    chosen = figures._chosen_pairs(model, dataset, 8)
     drawn, labels, decoded, marked = chosen
     few = min(len(wrong), 2)
     assert len(drawn) == 8 + few and marked.sum() == 2 * few
@@ -148,8 +148,8 @@ def test_pictures_have_right_and_wrong_pairs(digits, pairs, monkeypatch):
 def test_two_digits_lie_on_each_other_in_their_colours():
     pairs = np.zeros([1, 2, 1, 4, 1], np.float32)
     pairs[0, 0, 0, [0, 1]] = pairs[0, 1, 0, [1, 2]] = 1
-    first, both, second, none = pair_figures._overlaid(pairs)[0, 0]
-    np.testing.assert_allclose([first, second], pair_figures._COLORS * none, rtol=1e-6)
+    first, both, second, none = figures._overlaid(pairs)[0, 0]
+    np.testing.assert_allclose([first, second], figures._COLORS * none, rtol=1e-6)
     assert none.min() > 0.9
     assert np.all(both <= np.minimum(first, second))
 
@@ -177,9 +177,9 @@ def test_what_does_not_take_pairs_says_so(
 
 def test_the_recipe_of_pairs_trains_what_their_data_set_asks_for():
     args = types.SimpleNamespace(recipe="capsnet-multimnist", model=None, preset=None)
-    fixed = settings.of_recipe(args.recipe)
+    fixed = train.settings_of_recipe(args.recipe)
     assert fixed["network"]["objects"] == 2
-    assert settings.of(args, data.load("multimnist:digits")) == fixed
+    assert train.settings(args, data.load("multimnist:digits")) == fixed
 
 
 def test_pairs_need_as_many_classes_as_their_model_knows(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import confusion, figures, runs, validation
+from tf_capsops.cli import evaluation, figures, networks, pipeline
 
 CLASSES = ("cat", "dog")
 # Pictures of 9 rows and 8 columns; a cat's are red and a dog's are green.
@@ -262,13 +262,13 @@ def test_a_class_of_one_picture_cannot_be_divided(pets, capsys):
 def test_broken_files_are_skipped_and_counted(halves, capfd):
     for spoil in (_text, _renamed, _cut):
         spoil(halves)
-    loaded = runs.open_data("pets", skip_broken=True)
+    loaded = networks.open_data("pets", skip_broken=True)
     assert np.bincount(loaded.train.labels).tolist() == [8, 10]
     assert capfd.readouterr().err == (
         "warning: skipped 4 files that are no pictures, such as "
         "pets/train/cat/notes.txt\n"
     )
-    assert runs.described(loaded)["pictures"]["skipped"] == 4
+    assert networks.described(loaded)["pictures"]["skipped"] == 4
     for path in (halves / "test" / "dog").iterdir():
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="pets/test/dog has no picture for testing"):
@@ -331,10 +331,10 @@ def test_a_run_is_tested_on_the_pictures_that_it_was_not_trained_on(
     assert "10 images for training, 4 for validation" in printed
     assert main(["evaluate", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 6
-    _, dataset, _ = runs.open_model("runs/pets", training=True)
+    _, dataset, _ = networks.open_model("runs/pets", training=True)
     wanted = data.load(pets.resolve(), test_share=0.3)
     assert _files(dataset.test) == _files(wanted.test)
-    held = validation.held_out(dataset, 0.25)
+    held = pipeline.held_out(dataset, 0.25)
     assert _files(held.train) | _files(held.test) == _files(wanted.train)
     assert not _files(held.train) & _files(held.test)
     assert figures.class_names([1, 0], dataset) == ["dog", "cat"]
@@ -367,8 +367,8 @@ def test_configurations_of_odd_types(pets, capsys, entry, text):
 
 def test_precision_and_recall():
     matrix = np.array([[3, 1, 0], [1, 4, 0], [1, 0, 0]])
-    assert confusion.precision_and_recall(matrix) == {
+    assert evaluation.precision_and_recall(matrix) == {
         "precision": [0.6, 0.8, None],
         "recall": [0.75, 0.8, 0.0],
     }
-    assert confusion.precision_and_recall(np.diag([2, 0]))["recall"] == [1.0, None]
+    assert evaluation.precision_and_recall(np.diag([2, 0]))["recall"] == [1.0, None]

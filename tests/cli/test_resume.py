@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tf_capsops.__main__ import main
-from tf_capsops.cli import checkpoints, interruption
+from tf_capsops.cli import callbacks, runs
 
 _PATIENCE = 120  # seconds
 # Tracing would take longer than the steps.
@@ -58,7 +58,7 @@ def stopped(finished, tmp_path, monkeypatch):
         process = fresh.start(_COMMAND, *arguments, cwd=tmp_path)
         run = tmp_path / "runs" / "noise"
         latest = time.monotonic() + _PATIENCE
-        while checkpoints.newest(run)[1] is None and process.poll() is None:
+        while runs.newest_checkpoint(run)[1] is None and process.poll() is None:
             assert time.monotonic() < latest
             time.sleep(0.01)
         process.send_signal(number)
@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     process, run = stopped(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    done, path = checkpoints.newest(run)
+    done, path = runs.newest_checkpoint(run)
     assert 1 <= done <= len(_history(run)["loss"])
     assert keras.saving.load_model(path).name == "caps_net"
     (run / "partial.keras").write_bytes(b"what a kill leaves while a file is written")
@@ -106,7 +106,7 @@ def test_a_run_killed_after_its_last_checkpoint_is_finished(
     assert before["seconds_per_epoch"] > 0 and after["seconds_per_epoch"] is None
     for name in ("images", "wrong", "parameters"):
         assert after[name] == before[name]
-    assert checkpoints.newest(run)[1] is None
+    assert runs.newest_checkpoint(run)[1] is None
     assert keras.saving.load_model(run / "model.keras").name == "caps_net"
 
 
@@ -138,15 +138,15 @@ def heeds_ctrl_c():
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_waits_for_the_end_of_a_batch_or_of_the_block(capsys):
     done = []
-    with pytest.raises(KeyboardInterrupt), interruption.Hold():
+    with pytest.raises(KeyboardInterrupt), callbacks.Hold():
         _press_ctrl_c()
         done.append("block")
-    with pytest.raises(KeyboardInterrupt), interruption.Hold() as hold:
+    with pytest.raises(KeyboardInterrupt), callbacks.Hold() as hold:
         _press_ctrl_c()
         done.append("batch")
         hold.on_train_batch_end(0)
         done.append("another batch")
-    with pytest.raises(KeyboardInterrupt), interruption.Hold():
+    with pytest.raises(KeyboardInterrupt), callbacks.Hold():
         _press_ctrl_c()
         _press_ctrl_c()
         done.append("what may never end")
@@ -158,7 +158,7 @@ def test_ctrl_c_waits_for_the_end_of_a_batch_or_of_the_block(capsys):
 def test_ctrl_c_is_left_to_who_handles_it():
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interruption.Hold():
+        with callbacks.Hold():
             _press_ctrl_c()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -217,7 +217,7 @@ def test_what_cannot_go_on(
     _config(deterministic=False)(run)  # which would hold for the tests that follow
     if damage:
         damage(run)
-        if "no checkpoint" not in said and checkpoints.newest(run)[1] is None:
+        if "no checkpoint" not in said and runs.newest_checkpoint(run)[1] is None:
             shutil.copy(run / "model.keras", run / "checkpoint-2.keras")
     assert main(["train", "--resume", "runs/noise", *arguments]) == 2
     error = capsys.readouterr().err

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tf_capsops.__main__ import main
-from tf_capsops.cli import progress, train
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.cli import callbacks, networks
+from tf_capsops.errors import CommandError
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def test_xla_is_used_as_asked():
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     for jit in ("on", "off"):
-        train.use_xla(model, jit, None)
+        networks.use_xla(model, jit, None)
         assert model.jit_compile == (jit == "on")
     model.layers[0].supports_jit = False
     with warnings.catch_warnings(), pytest.raises(CommandError, match="no --jit on"):
         warnings.simplefilter("error")
-        train.use_xla(model, "on", None)
+        networks.use_xla(model, "on", None)
 
 
 def test_determinism_and_xla_exclude_each_other(images):
@@ -111,7 +111,7 @@ class _Seen(keras.callbacks.Callback):
 
 
 def test_the_bar_ends_where_the_epoch_ends(capsys):
-    verbose, (bar,) = progress.callbacks(epochs=1, steps=103, interactive=True)
+    verbose, (bar,) = callbacks.progress(epochs=1, steps=103, interactive=True)
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     model.compile("sgd", "mse", steps_per_execution=50)
     seen, ones = _Seen(bar), np.ones([103, 1])

@@ -2,9 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmarks of the ops against plain TensorFlow, and the cases shared with the tests.
 
-`main` is `tf-capsops bench`. No other part of the package imports this one.
+`command` is `tf-capsops bench`, and `options` declares its options.
 """
-
-from tf_capsops.bench.command import main
-
-__all__ = ["main"]

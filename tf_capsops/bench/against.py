@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from tf_capsops.bench import report
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.errors import CommandError
 
 _ROW = "op", "case", "direction", "device", "dtype"
 _STYLES = {"slower": "red", "failed": "red", "faster": "green"}

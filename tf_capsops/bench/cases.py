@@ -14,10 +14,12 @@ import functools
 import importlib
 import pkgutil
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-import tensorflow as tf
+if typing.TYPE_CHECKING:  # for the command's parser, which does not wait for them
+    import numpy as np
+    import tensorflow as tf
 
 CORRECTNESS = "correctness"  # compared with the float64 reference, with gradients
 GRADIENT = "gradient"  # small enough for finite differences
@@ -120,6 +122,14 @@ class OpSuite:
     def select(self, use: str) -> list[Case]:
         """Returns the cases for one use, in order."""
         return [case for case in self.cases if use in case.uses]
+
+
+def ops() -> list[str]:
+    """Returns the names of all ops: capsule_conv.py is about CapsuleConv."""
+    from tf_capsops.bench import suites as package
+
+    modules = pkgutil.iter_modules(package.__path__)
+    return [info.name.title().replace("_", "") for info in modules]
 
 
 @functools.cache

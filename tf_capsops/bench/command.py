@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command `tf-capsops bench`."""
+"""Measures what the options ask for, and reports: what `tf-capsops bench` does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import argparse
 import functools
 import json
 import math
-import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,6 +20,7 @@ from tf_capsops.bench import (
     cases,
     chart,
     measure,
+    options,
     pytorch,
     report,
     threads,
@@ -28,85 +28,34 @@ from tf_capsops.bench import (
 )
 from tf_capsops.bench.cases import Case, OpSuite
 from tf_capsops.bench.floor import Ceilings, measure_ceilings
-from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import make_directory
+from tf_capsops.errors import CommandError, make_directory
 from tf_capsops.machine import machine
 
-_DTYPES = ("float32", "float64", "float16", "bfloat16")
 _SEED = 20180211
 _DIRECTIONS = "forward", "forward+backward"
 _WIDTH = 100  # columns, where the output is no terminal
 
 
-def parser_of_options(
-    prog: str, description: str, output: str, files: str
-) -> arguments.Parser:
-    """Makes a parser of the options that the papers' benchmarks have, too."""
-    parser = arguments.Parser(
-        prog=prog,
-        description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    devices = sorted({d.device_type for d in tf.config.list_physical_devices()})
-    parser.add_argument("--device", choices=devices, nargs="+", default=devices)
-    parser.add_argument(
-        "--repeat",
-        type=arguments.int_from(2),
-        default=15,
-        help="samples of each method (at least 2)",
-    )
-    parser.add_argument(
-        "--tf32",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="allow TensorFloat-32 on GPU, as TensorFlow does unless told otherwise",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path(output),
-        help=f"directory for {files}",
-    )
-    return parser
+def devices(wanted: Sequence[str] | None) -> list[str]:
+    """Returns the kinds of devices to measure on: those that there are without any.
+
+    Raises:
+        CommandError: TensorFlow sees no device of a kind that is wanted.
+    """
+    seen = {device.device_type for device in tf.config.list_physical_devices()}
+    for kind in wanted or ():
+        if kind not in seen:
+            raise CommandError(f"--device {kind}: TensorFlow sees none")
+    return list(wanted or (kind for kind in options.DEVICES if kind in seen))
 
 
-def prepare(options: argparse.Namespace) -> Console:
-    """Sets TensorFlow up as the options say, and returns where to print."""
+def prepare(tf32: bool) -> Console:
+    """Sets TensorFlow up, and returns where to print."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
     console = Console()
     return console if console.is_terminal else Console(width=_WIDTH)
-
-
-def _parser() -> arguments.Parser:
-    parser = parser_of_options(
-        "tf-capsops bench",
-        "Time the ops against plain TensorFlow, all in one run.",
-        "runs/bench",
-        "bench.json and bench.png",
-    )
-    ops = sorted(cases.suites())
-    parser.add_argument("--op", choices=ops, nargs="+", default=ops)
-    parser.add_argument("--dtype", choices=_DTYPES, nargs="+", default=["float32"])
-    parser.add_argument(
-        "--suite",
-        choices=cases.BENCH_SUITES,
-        nargs="+",
-        default=[cases.ANCHORS],
-        help="ops at the sizes of the speed claims, of layers of published networks, "
-        "or at tiny ones that only show that the benchmark works; whole training steps "
-        "of networks, or of tiny ones",
-    )
-    parser.add_argument(
-        "--against",
-        type=pathlib.Path,
-        metavar="BENCH_JSON",
-        help="compare with an earlier bench.json, and mark what has become slower",
-    )
-    threads.add_argument(parser)
-    training.add_arguments(parser)
-    return parser
 
 
 def _argument_sets(
@@ -133,7 +82,7 @@ def _argument_sets(
 
 
 def _in_torch(
-    suite: OpSuite, case: Case, dtype: tf.DType, device: str, options
+    suite: OpSuite, case: Case, dtype: tf.DType, device: str, args
 ) -> dict[str, dict[str, measure.Timing | str]]:
     """Returns timings in PyTorch, where it is installed, by direction and method."""
     found: dict[str, dict[str, measure.Timing | str]] = {}
@@ -144,7 +93,7 @@ def _in_torch(
         return found
     drawn = {"sizes": dict(case.sizes), "attributes": dict(case.attributes)}
     kind = measure.device_type(device)
-    for row in pytorch.rows(script, kind, options, "--case", json.dumps(drawn)):
+    for row in pytorch.rows(script, kind, args, "--case", json.dumps(drawn)):
         timing = row.get("error") or measure.summary(row["samples"], row["peak_bytes"])
         for direction in [row["direction"]] if "direction" in row else _DIRECTIONS:
             found.setdefault(direction, {})[row["method"]] = timing
@@ -152,7 +101,7 @@ def _in_torch(
 
 
 def _measure_case(
-    suite: OpSuite, case: Case, dtype: tf.DType, device: str, options
+    suite: OpSuite, case: Case, dtype: tf.DType, device: str, args
 ) -> Iterator[tuple[str, cases.Cost, dict, str]]:
     """Yields direction, least cost, timings of all methods, and our kernels' names."""
     sets = _argument_sets(suite, case, dtype, device)
@@ -160,7 +109,7 @@ def _measure_case(
     with tf.device(device):
         rival_sets = [(grad, *prepare(*inputs)) for grad, *inputs in sets]
     training_step = functools.partial(measure.training_step, sources=suite.sources)
-    in_torch = _in_torch(suite, case, dtype, device, options)
+    in_torch = _in_torch(suite, case, dtype, device, args)
     directions = (
         (measure.forward_step, suite.forward_cost, 1),
         (training_step, suite.training_cost, 0),
@@ -175,7 +124,7 @@ def _measure_case(
             name: measure.Chain(step, [s[first:] for s in taken], device)
             for name, (step, taken) in steps.items()
         }
-        timings = measure.compare(chains, options.repeat)
+        timings = measure.compare(chains, args.repeat)
         timings |= in_torch.get(direction, {})
         kernel = ""
         if not isinstance(timings[report.OURS], str):
@@ -185,14 +134,14 @@ def _measure_case(
         yield direction, cost(case), timings, kernel
 
 
-def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
+def _run(args: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
     """Yields the ceilings and the results of each device and dtype, for the ops."""
-    if not {*options.suite} - {cases.TRAINING, cases.TRAINING_SMOKE}:
+    if not {*args.suite} - {cases.TRAINING, cases.TRAINING_SMOKE}:
         return
-    for kind in options.device:
+    for kind in args.device:
         device = f"{kind}:0"
-        for dtype in map(tf.as_dtype, options.dtype):
-            ceilings: Ceilings = measure_ceilings(device, dtype, options.repeat)
+        for dtype in map(tf.as_dtype, args.dtype):
+            ceilings: Ceilings = measure_ceilings(device, dtype, args.repeat)
             entry = report.ceilings_entry(device, dtype, ceilings)
             console.print(
                 f"{device} {dtype.name}: copy {entry['gigabytes_per_second']:.0f} GB/s,"
@@ -200,12 +149,12 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
                 f" TensorFlow {entry['tensorflow_us_per_call']:.1f} us a call"
             )
             results = []
-            for suite in (cases.suites()[op] for op in options.op):
+            for suite in (cases.suites()[op] for op in args.op):
                 for case in suite.cases:
-                    if kind not in case.devices or not {*case.uses} & {*options.suite}:
+                    if kind not in case.devices or not {*case.uses} & {*args.suite}:
                         continue
                     for direction, cost, timings, kernel in _measure_case(
-                        suite, case, dtype, device, options
+                        suite, case, dtype, device, args
                     ):
                         floor = ceilings.seconds(cost, dtype.size)
                         results.append(
@@ -224,50 +173,44 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, 
             yield entry, results
 
 
-def _measured(argv: Sequence[str], options, console: Console) -> dict:
+def _measured(args: argparse.Namespace, console: Console) -> dict:
     """Returns the report of what the options ask for, and prints it on the way."""
-    made = {"command": report.command(argv), "tf32": options.tf32, **machine()}
+    made = {
+        "command": report.command(args.command_line),
+        "tf32": args.tf32,
+        **machine(),
+    }
     made |= {"ceilings": [], "results": []}
-    for ceilings, results in _run(options, console):
+    for ceilings, results in _run(args, console):
         made["ceilings"].append(ceilings)
         made["results"] += results
-    for result in training.run(options):
+    for result in training.run(args):
         made["results"].append(result)
         console.print(report.training_table(result))
-    for result in made["results"] if options.threads else ():
-        result["threads"] = options.threads[0]
+    for result in made["results"] if args.threads else ():
+        result["threads"] = args.threads[0]
     return made
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the benchmark.
-
-    Args:
-        argv: The command line after `tf-capsops bench`.
-
-    Returns:
-        0, or 1 where one of our own ops or networks could not be run.
-    """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    counts = options.threads or []
-    if len(counts) > 1 and options.against:
-        parser.error("--against compares with one number of --threads")
-    earlier = options.against and against.read(options.against)
-    make_directory(options.output)
-    data, picture = options.output / "bench.json", options.output / "bench.png"
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; returns 1 where an own op or network did not run, else 0."""
+    counts = args.threads or []
+    args.device = devices(args.device)
+    earlier = args.against and against.read(args.against)
+    make_directory(args.output)
+    data, picture = args.output / "bench.json", args.output / "bench.png"
     written = str(data)
     if len(counts) > 1:
-        made = threads.measure(argv, counts, options.output)
-        console = prepare(options)
+        made = threads.measure(args.command_line, counts, args.output)
+        console = prepare(args.tf32)
         for table in threads.tables(made):
             console.print(table)
     else:
         if counts:
             threads.use(*counts)
-            options.device = ["CPU"]
-        console = prepare(options)
-        made = _measured(argv, options, console)
+            args.device = ["CPU"]
+        console = prepare(args.tf32)
+        made = _measured(args, console)
         chart.save(made, picture)
         written += f" and {picture}"
     data.write_text(json.dumps(made, indent=2) + "\n")

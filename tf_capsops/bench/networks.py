@@ -21,8 +21,8 @@ from tf_capsops import models
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case
 from tf_capsops.bench.suites import capsule_conv, capsule_routing, high_order_conv
-from tf_capsops.cli import denoisers
 from tf_capsops.losses import MarginLoss
+from tf_capsops.models import denoisers
 
 _EPSILON = 1e-7
 _LEAST_SQUARE = 1e-12  # of a length, whose root then has a gradient at 0 too

@@ -7,7 +7,6 @@ TensorFlow makes its threads once, so each number of them has a process of its o
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import subprocess
@@ -19,21 +18,7 @@ from rich import box
 from rich.table import Table
 
 from tf_capsops.bench import report
-from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import CommandError
-
-
-def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the option of the number of threads."""
-    parser.add_argument(
-        "--threads",
-        type=arguments.positive_int,
-        nargs="+",
-        metavar="N",
-        help="threads of an operation on the CPU, and no GPU (default: all cores); of "
-        "several numbers, each is measured in a process of its own, and a table "
-        "compares them",
-    )
+from tf_capsops.errors import CommandError
 
 
 def use(count: int) -> None:

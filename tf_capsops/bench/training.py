@@ -27,7 +27,6 @@ import tensorflow as tf
 
 from tf_capsops.bench import cases, measure, pytorch, report, trace
 from tf_capsops.bench.networks import CASES, NETWORKS, Trainee
-from tf_capsops.cli.arguments import positive_int
 from tf_capsops.models import Unrolled
 
 PLAIN = "plain Keras"
@@ -41,24 +40,6 @@ _BATCHES = 20  # in the data set
 _SEED = 20171026
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 _TORCH = "torch_training.py"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that only training steps have."""
-    group = parser.add_argument_group(f"training steps (--suite {cases.TRAINING})")
-    group.add_argument(
-        "--model", choices=list(NETWORKS), nargs="+", default=[*NETWORKS]
-    )
-    group.add_argument(
-        "--jit",
-        choices=list(_JIT),
-        nargs="+",
-        default=list(_JIT),
-        help="without and with XLA",
-    )
-    group.add_argument(
-        "--steps-per-execution", type=positive_int, nargs="+", default=[1, 20]
-    )
 
 
 @dataclasses.dataclass(frozen=True)

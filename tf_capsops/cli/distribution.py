@@ -11,7 +11,7 @@ import tempfile
 import tensorflow as tf
 
 from tf_capsops.cli import runs
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.errors import CommandError
 
 _MOST_TESTS = 256  # test images a batch
 _FORM = (

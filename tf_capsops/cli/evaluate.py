@@ -3,22 +3,20 @@
 """Prints the test accuracy of a trained model, and what it takes for what."""
 
 import json
-import math
 import os
 import pathlib
 
-import numpy as np
-
-from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import make_directory, reported, require
+from tf_capsops import options
+from tf_capsops.cli import runs
+from tf_capsops.errors import make_directory, reported, require
 
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops evaluate`."""
-    arguments.add_run(parser, "what to evaluate on")
+    options.add_run(parser, "what to evaluate on")
     parser.add_argument(
         "--batch-size",
-        type=arguments.positive_int,
+        type=options.positive_int,
         default=256,
         help="images that are classified at a time (default: %(default)s)",
     )
@@ -30,24 +28,30 @@ def add_arguments(parser):
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def check(args):
+    """Checks what can be checked without TensorFlow; raises a CommandError."""
+    require("matplotlib")
+    runs.find(args.model)
+
+
 def run(args):
     """Evaluates and reports. Returns the exit status."""
-    require("matplotlib")
-    from tf_capsops.cli import confusion, runs
+    from tf_capsops.cli import evaluation, networks, plots
 
-    model, dataset, directory = runs.open_model(
+    model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken
     )
-    scores, shown, rmse = measure(model, dataset.test, args.batch_size)
+    scores, shown, rmse = evaluation.measure(model, dataset.test, args.batch_size)
     if dataset.objects > 1:
-        found = shown * multi_hot(scores, dataset.objects)
-        wrong = int(np.count_nonzero(found.sum(axis=1) < dataset.objects))
-        counted = {"classes": np.stack([shown.sum(0), found.sum(0)], 1)}
+        found = shown * evaluation.multi_hot(scores, dataset.objects)
+        wrong = int((found.sum(axis=1) < dataset.objects).sum())
+        counts = zip(shown.sum(axis=0), found.sum(axis=0))
+        counted = {"classes": [[int(x), int(y)] for x, y in counts]}
     else:
         predicted = scores.argmax(axis=1)
-        wrong = int(np.count_nonzero(predicted != shown))
-        matrix = confusion_matrix(shown, predicted, scores.shape[1])
-        counted = {"confusion": matrix}
+        wrong = int((predicted != shown).sum())
+        matrix = evaluation.confusion_matrix(shown, predicted, scores.shape[1])
+        counted = {"confusion": matrix.tolist()}
     images = len(dataset.test)
     result = {
         "data": dataset.name,
@@ -55,14 +59,14 @@ def run(args):
         "wrong": wrong,
         "accuracy": 1 - wrong / images,
         "error": wrong / images,
-        **{name: counts.astype(int).tolist() for name, counts in counted.items()},
+        **counted,
     }
     if rmse is not None:
         result["reconstruction_rmse"] = rmse
-    names = confusion.names(dataset, directory, scores.shape[1])
+    names = evaluation.names(dataset, directory, scores.shape[1])
     if dataset.objects == 1:
         result["class_names"] = names
-        result.update(confusion.precision_and_recall(matrix))
+        result.update(evaluation.precision_and_recall(matrix))
     print(json.dumps(result) if args.json else _text(result, names), flush=True)
     if dataset.objects == 1:
         output = pathlib.Path(args.output) if args.output else directory
@@ -70,61 +74,13 @@ def run(args):
         if args.output or os.access(output, os.W_OK):
             with reported(OSError):
                 runs.write_json(output / "confusion.json", result)
-                confusion.draw(matrix, names, output / "confusion.png")
+                plots.confusion(matrix, names, output / "confusion.png")
             said = f"wrote {output}: confusion.json, confusion.png"
         else:
             said = f"{output} may not be written to: no confusion.json, confusion.png"
         if not args.json:
             print(said)
     return 0
-
-
-def scores(model, samples, batch_size=256):
-    """Returns the scores that a classifier gives images, `[images, classes]`."""
-    return measure(model, samples, batch_size)[0]
-
-
-def measure(model, samples, batch_size=256):
-    """Has a classifier classify, and reconstruct if it can, a batch at a time.
-
-    Args:
-      model: a Keras model from images to scores, or to a dict of `"lengths"` and
-        `"reconstruction"`.
-      samples: a `data.Samples`.
-      batch_size: images a batch.
-
-    Returns:
-      The scores, `[images, classes]`; the labels, `[images]`, or `[images, classes]`
-      with a 1 for each class that is there; and the root of the reconstructions' mean
-      square error, which is None for a model without any.
-    """
-    scores, labels, squares, pixels = [], [], 0.0, 0
-    for images, targets in samples.batches(batch_size):
-        outputs = model.predict_on_batch(images)
-        wanted = images
-        if isinstance(targets, dict):
-            targets, wanted = targets["lengths"], targets["reconstruction"]
-        if isinstance(outputs, dict):
-            errors = outputs["reconstruction"] - wanted.numpy()
-            squares += float(np.square(errors, dtype=np.float64).sum())
-            pixels += errors.size
-            outputs = outputs["lengths"]
-        scores.append(outputs)
-        labels.append(targets)
-    rmse = math.sqrt(squares / pixels) if pixels else None
-    return np.concatenate(scores), np.concatenate(labels), rmse
-
-
-def multi_hot(scores, objects):
-    """Returns a 1 for each of so many highest scores of a row, and 0 for the others."""
-    highest = np.argsort(-scores, axis=1, kind="stable")[:, :objects]
-    return np.eye(scores.shape[1])[highest].sum(axis=1)
-
-
-def confusion_matrix(labels, predictions, classes):
-    """Counts `[classes, classes]`: rows are labels, columns predictions."""
-    pairs = labels.astype(np.int64) * classes + predictions
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
 def _text(result, names):

@@ -6,70 +6,17 @@ import math
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.patches import Rectangle
 
 from tf_capsops.cli import canvas
-from tf_capsops.cli.progress import accuracies
+from tf_capsops.cli.evaluation import multi_hot
 
 # What is added to one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
-
-
-def curves(history, path, part="test"):
-    """Draws loss and error over the epochs of a Keras `History.history` to `path`.
-
-    Args:
-      history: lists of a number an epoch, by name.
-      path: where the picture goes.
-      part: what the images are called that were not trained on.
-    """
-    figure = canvas.figure(9, 3.4)
-    left, right = figure.subplots(1, 2)
-    epochs = np.arange(1, len(history["loss"]) + 1)
-    for axes, title in ((left, "loss"), (right, "error (%)")):
-        if title == "loss":
-            both = history["loss"], history["val_loss"]
-        else:
-            both = [100 * (1 - np.asarray(each)) for each in accuracies(history)]
-        names = ("training, distorted", canvas.BLUE), (part, canvas.ORANGE)
-        for values, (label, color) in zip(both, names, strict=True):
-            axes.plot(epochs, values, color=color, label=label, marker=_marker(epochs))
-        axes.set_title(title)
-        axes.set_xlabel("epoch")
-        if title == "loss":
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.set_yscale("log")
-        else:
-            _error_axis(axes)
-    left.legend(frameon=False)
-    canvas.save(figure, path)
-
-
-def learning_curves(runs, path):
-    """Draws the test error of every recipe over its epochs to `path`.
-
-    Args:
-      runs: lists of runs by recipe, each with "images" and "wrong_by_epoch".
-      path: where the picture goes.
-    """
-    columns = min(4, max(1, len(runs)))
-    rows = max(1, -(-len(runs) // columns))
-    figure = canvas.figure(2.9 * columns, 2.3 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, (name, seeds) in zip(panels, runs.items()):
-        for run in seeds:
-            errors = 100 * np.asarray(run["wrong_by_epoch"]) / run["images"]
-            epochs = np.arange(1, len(errors) + 1)
-            axes.plot(epochs, errors, linewidth=0.8, marker=_marker(epochs))
-        axes.set_title(name, fontsize=9)
-        _error_axis(axes)
-    for axes in list(figure.axes)[len(runs) :]:
-        axes.remove()
-    figure.supxlabel("epoch", fontsize=9)
-    figure.supylabel("test error (%), a line each seed", fontsize=9)
-    canvas.save(figure, path)
+_SEARCHED = 1000  # test images of pairs among which wrong predictions are looked for
+# Of the two reconstructions of a pair.
+_COLORS = np.array([to_rgb(canvas.BLUE), to_rgb(canvas.ORANGE)], np.float32)
 
 
 def reconstructions(model, dataset, path, count=40, columns=10):
@@ -78,6 +25,9 @@ def reconstructions(model, dataset, path, count=40, columns=10):
     The images are the first ones of each class, `count` in all. A wrong prediction is
     named in red.
     """
+    if dataset.objects > 1:
+        _reconstructed_pairs(model, dataset, path, count, columns)
+        return
     chosen = _by_class(dataset.test.labels, count)
     images, targets = dataset.test.take(chosen)
     images, labels = images.numpy(), class_names(targets, dataset)
@@ -94,6 +44,30 @@ def reconstructions(model, dataset, path, count=40, columns=10):
         for place, center in enumerate(centers[: len(chosen[part])]):
             _name(axes, center, labels[part][place], predictions[part][place])
     figure.suptitle("test images, and below each its reconstruction", fontsize=10)
+    canvas.save(figure, path)
+
+
+def _reconstructed_pairs(model, dataset, path, count, columns):
+    """Draws test images, and below each both reconstructions in two colours, to `path`.
+
+    Figure 5 of Sabour et al. (2017). L names the labels, and R the classes whose
+    capsules are decoded. Of the `count` images a quarter have wrong predictions, if
+    there are so many. They come last, in red, and twice: decoded from the labels, and
+    from the prediction (P).
+    """
+    images, shown, decoded, wrong = _chosen_pairs(model, dataset, count)
+    outputs = model({"images": images, "labels": decoded})
+    overlaid = _overlaid(np.asarray(outputs["reconstruction"]))
+    grey = canvas.INK(images.mean(axis=-1))[..., :3]
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    figure = canvas.figure(columns * 0.9, rows * 2.2 + 0.3)
+    for row, axes in enumerate(figure.subplots(rows, 1, squeeze=False)[:, 0]):
+        part = slice(row * columns, (row + 1) * columns)
+        centers, _ = canvas.tiles(axes, np.stack([grey[part], overlaid[part]]), columns)
+        for center, *sample in zip(centers, shown[part], decoded[part], wrong[part]):
+            _caption_pair(axes, center, *sample)
+    figure.suptitle("test images, and below each its reconstructions", fontsize=10)
     canvas.save(figure, path)
 
 
@@ -240,27 +214,47 @@ def class_names(targets, dataset):
     return [", ".join(known.get(each, str(each)) for each in row) for row in shown]
 
 
-def denoised(images, results, path, size=160):
-    """Draws to `path` the middle of each of `images` `{name: [H, W, 3]}`, enlarged.
+def _chosen_pairs(model, dataset, count):
+    """Chooses what to draw.
 
-    Args:
-      images: values of 0 to 1; what is outside is cut off.
-      results: the PSNR in dB of those that have one, by name.
-      path: where the picture goes.
-      size: pixels shown of each image, down and across.
+    Returns:
+      Images; their classes and those to decode, each `[N, classes]` with ones; and
+      whether the prediction is wrong.
     """
-    columns = 3
-    figure = canvas.figure(columns * 2.1, -(-len(images) // columns) * 2.3)
-    everything = figure.subplots(-(-len(images) // columns), columns, squeeze=False)
-    for axes in everything.flat:
-        canvas.bare(axes)
-    for axes, (name, image) in zip(everything.flat, images.items()):
-        top, left = ((length - size) // 2 for length in image.shape[:2])
-        shown = image[max(top, 0) :, max(left, 0) :][:size, :size]
-        axes.imshow(np.clip(shown, 0, 1), interpolation="nearest")
-        noted = f", {results[name]:.1f} dB" if name in results else ""
-        axes.set_title(name + noted, fontsize=8, pad=3)
-    canvas.save(figure, path)
+    right, wrong = [], []
+    for images, targets in dataset.test.batches(100).take(_SEARCHED // 100):
+        lengths = model.predict_on_batch(images)["lengths"]
+        shown, read = targets["lengths"].numpy(), multi_hot(lengths, model.objects)
+        for each in zip(images.numpy(), shown, read):
+            (right if np.array_equal(*each[1:]) else wrong).append(each)
+    wrong = wrong[: max(count // 4, count - len(right))]
+    chosen = [(*each, False) for each in right[: count - len(wrong)]]
+    for image, shown, read in wrong:
+        chosen += [(image, shown, shown, True), (image, shown, read, True)]
+    return [np.stack(each) for each in zip(*chosen)]
+
+
+def _overlaid(pairs):
+    """Returns images `[N, H, W, 3]` of pairs `[N, 2, H, W, C]`, in colours on paper.
+
+    Where both have ink, their colours mix to a dark one.
+    """
+    ink = np.einsum("nphwc,pk->nhwk", pairs, 1 - _COLORS) / pairs.shape[-1]
+    return np.clip(1 - ink, 0, 1) * canvas.INK(0.0)[:3]
+
+
+def _caption_pair(axes, center, shown, decoded, wrong):
+    """Names above an image the classes of its labels and those that are decoded."""
+    labels, read = (", ".join(map(str, np.flatnonzero(x))) for x in (shown, decoded))
+    predicted = " (P)" if labels != read else ""
+    axes.annotate(
+        f"L {labels}\nR {read}{predicted}",
+        (center, 1.02),
+        xycoords=("data", "axes fraction"),
+        ha="center",
+        fontsize=7,
+        color=canvas.RED if wrong else canvas.GREY,
+    )
 
 
 def _perturbed(model, capsules, label):
@@ -382,18 +376,3 @@ def _shade(axes, values, scale, extent=None):
     axes.imshow(values, extent=extent, **options)
     axes.set_facecolor("#d0d0d0")
     canvas.bare(axes)
-
-
-def _error_axis(axes):
-    """Scales an axis of errors in percent, which fall from 90 to fractions of 1."""
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_yscale("symlog", linthresh=1.0)
-    axes.set_yticks([0, 0.5, 1, 2, 5, 10, 20, 50, 100])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_ylim(bottom=0)
-
-
-def _marker(epochs):
-    """Returns a marker if there are too few points for a line."""
-    return "o" if len(epochs) < 5 else None

@@ -7,7 +7,11 @@ import sys
 
 
 def add_arguments(parser):
-    """`tf-capsops info` has no arguments."""
+    """`tf-capsops info` has no options."""
+
+
+def check(args):
+    """There is nothing to check: without options, there are no mistakes."""
 
 
 def run(args):
@@ -15,7 +19,8 @@ def run(args):
     import keras
     import tensorflow as tf
 
-    from tf_capsops import __version__, _library
+    from tf_capsops import _library
+    from tf_capsops._version import __version__
 
     _row("tf_capsops", __version__)
     _row("TensorFlow", tf.__version__)

@@ -1,18 +1,126 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads trained networks."""
+"""Makes networks, loads trained ones, and opens the data to use them on."""
 
-import pathlib
-import zipfile
+import sys
+import warnings
 
 import keras
+import tensorflow as tf
 
-from tf_capsops import _library
-from tf_capsops.cli.errors import CommandError, reported
+from tf_capsops import _library, data, losses, models, routing
+from tf_capsops._version import __version__
+from tf_capsops.cli import runs
+from tf_capsops.errors import CommandError, reported, require
 from tf_capsops.models import CapsNet
 
-MODEL = "model.keras"
-ROOT = pathlib.Path("runs")
+# With the paper's inverse temperature, 0.01, the activations of a network of few
+# capsules are so close to each other that the spread loss never falls. With this one,
+# all activations of the paper's network are 1 from the start, and it does not fall
+# either.
+_FINAL_LAMBDA_OF_SMALL = 0.05
+
+RULES = {
+    "em": routing.EM,
+    "vb": routing.VB,
+    "dynamic": routing.Dynamic,
+    "inverted-attention": routing.InvertedAttention,
+    "self-attention": routing.SelfAttention,
+}
+
+
+def rule(name, iterations, preset, gradient):
+    """Returns a rule of so many iterations, for a preset of matrix_capsnet.
+
+    `gradient` is that of `EM`, or None for its default; other rules have none.
+
+    Raises:
+      CommandError: if the rule does not iterate, and a number is given.
+    """
+    if name == "em":
+        scale = {"final_lambda": _FINAL_LAMBDA_OF_SMALL} if preset == "small" else {}
+        return routing.EM(iterations or 2, gradient=gradient or "all", **scale)
+    if name != "self-attention":
+        return RULES[name](iterations or 2)
+    if iterations:
+        raise CommandError("self-attention does not iterate: no --routing-iterations")
+    return routing.SelfAttention()
+
+
+def make(trained, image_shape, num_classes):
+    """Returns the network that `train.settings` describes, not compiled.
+
+    Raises:
+      ValueError: if the images do not suit it.
+      CommandError: if its rule does not suit the options.
+    """
+    options = dict(trained["network"])
+    if trained["routing"]:
+        options["routing"] = rule(
+            trained["routing"],
+            trained["routing_iterations"],
+            trained["preset"],
+            trained["routing_gradient"],
+        )
+    precision = trained["mixed_precision"]
+    dtype = precision and f"mixed_{precision}"
+    build = getattr(models, trained["model"])
+    return build(image_shape, num_classes, dtype=dtype, **options)
+
+
+def compile_for(model, trained, steps):
+    """Compiles a network for a training of so many steps.
+
+    The loss is the one that suits its scores; the learning rate follows `schedule`.
+
+    Args:
+      model: as `make` returns it.
+      trained: what `train.settings` returned.
+      steps: of all epochs.
+    """
+    rate = schedule(trained["learning_rate"], steps)
+    model.compile(
+        keras.optimizers.Adam(rate), loss=loss(trained, steps), metrics=["accuracy"]
+    )
+
+
+def loss(trained, steps):
+    """Returns the loss that suits the scores of a network, in a training of `steps`."""
+    if trained["routing"] in ("em", "vb"):
+        margin = trained.get("margin", 0.9)
+        return losses.SpreadLoss(max(1, steps // 2), end=margin)
+    if trained["model"] == "convnet" or trained["routing"] == "inverted-attention":
+        return keras.losses.SparseCategoricalCrossentropy()
+    return losses.MarginLoss()
+
+
+def schedule(learning_rate, steps):
+    """Up from zero in the first twentieth of the steps, then a cosine down to zero."""
+    warmup = max(1, steps // 20)
+    return keras.optimizers.schedules.CosineDecay(
+        0.0,
+        decay_steps=max(1, steps - warmup),
+        warmup_target=learning_rate,
+        warmup_steps=warmup,
+    )
+
+
+def use_xla(model, jit, seed):
+    """Switches XLA "on" or "off", unless "auto" leaves that to Keras."""
+    wanted = jit == "on"
+    if jit == "auto":
+        if model.distribute_strategy.num_replicas_in_sync == 1:
+            return
+        # Keras then uses none, for it would compile all replicas together.
+        wanted = bool(tf.config.list_physical_devices("GPU"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras goes on without XLA
+        model.jit_compile = wanted
+    if jit == "on" and not model.jit_compile:
+        text = f"Keras does not compile this {model.name} with XLA"
+        if seed is not None:
+            text = "Keras does not compile with XLA where --seed makes it deterministic"
+        raise CommandError(f"{text}: no --jit on")
 
 
 def require_library():
@@ -25,16 +133,26 @@ def require_library():
         _library.load()
 
 
-def find(target):
-    """Returns the path of a network's file.
+def seed_everything(seed, deterministic=None):
+    """Seeds every random choice, and returns what `config.json` says of repeating it.
 
     Args:
-      target: a run's directory, or a `.keras` file; None for the newest run in runs/.
-
-    Raises:
-      CommandError: if there is none.
+      seed: an int; None stands for 0.
+      deterministic: whether to select deterministic kernels instead of the fastest
+        ones; by default where there is a seed.
     """
-    return _newest() / MODEL if target is None else _model_file(pathlib.Path(target))
+    if deterministic is None:
+        deterministic = seed is not None
+    keras.utils.set_random_seed(seed or 0)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    return {
+        "seed": seed or 0,
+        "deterministic": deterministic,
+        "tf_capsops": __version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
 
 
 def load(path):
@@ -55,24 +173,6 @@ def load(path):
         text = " ".join(str(error).split()) or type(error).__name__
         raise CommandError(f"{path} holds no model that loads: {text}") from error
     return model, *_sizes(model, path)
-
-
-def require_takes(model, shape, dataset):
-    """Raises a CommandError unless a model takes the images of a data set."""
-    wanted = tuple(dataset.image_shape)
-    if not all(size in (None, given) for size, given in zip(shape, wanted)):
-        raise CommandError(
-            f"the model takes images of shape {shape}, but those of {dataset.name} "
-            f"have {wanted}"
-        )
-    if None in shape:
-        try:
-            model.compute_output_spec(keras.KerasTensor((None, *wanted)))
-        except ValueError as error:
-            raise CommandError(
-                f"the model takes images of shape {shape}, but not those of "
-                f"{dataset.name}, which have {wanted}: they may be too small for it"
-            ) from error
 
 
 def _sizes(model, path):
@@ -97,40 +197,117 @@ def _sizes(model, path):
     )
 
 
-def _model_file(path):
-    """Returns the model's file: `path` itself, or that in a run's directory."""
-    if path.is_file():
-        if path.suffix not in (".keras", ".h5", ".hdf5"):
-            raise CommandError(
-                f"{path} is not a .keras file: give a run's directory or its {MODEL}"
-            )
-        if path.suffix == ".keras" and not zipfile.is_zipfile(path):
-            raise CommandError(
-                f"{path} holds no model that loads: it is not what Keras saved"
-            )
-        return path
-    if not path.exists():
-        raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
-    if (path / MODEL).is_file():
-        return path / MODEL
-    if any(path.glob("checkpoint-*.keras")):
+def open_data(source, **options):
+    """Loads a data set, and prints what there is to warn of.
+
+    Args:
+      source: as `data.load` takes it.
+      **options: those of `data.load`.
+
+    Raises:
+      CommandError: if that fails.
+    """
+    if source.rpartition(":")[2] == "digits":
+        require("sklearn")
+    if sys.stderr.isatty() and data.is_pictures(source):
+        print(f"looking at all pictures in {source}", file=sys.stderr, flush=True)
+    with reported(ValueError, OSError), warnings.catch_warnings(record=True) as caught:
+        dataset = data.load(source, **options)
+    for each in caught:
+        print(f"warning: {each.message}", file=sys.stderr)
+    return dataset
+
+
+def described(dataset):
+    """Returns what `config.json` keeps of a folder of pictures, and nothing of others.
+
+    That is how the pictures are read, and the names of the classes.
+    """
+    if not isinstance(dataset, data.Pictures):
+        return {}
+    pictures = {**dataset.options, "skipped": len(dataset.skipped)}
+    return {"classes": dataset.class_names, "pictures": pictures}
+
+
+def open_model(target, source=None, training=False, skip_broken=False):
+    """Loads the model of a run and the data to use it on.
+
+    A `CapsNet`, or any Keras model from images `[B, H, W, C]` to scores `[B, classes]`.
+
+    Args:
+      target: a run's directory, or a `.keras` file; None for the newest run in runs/.
+      source: what `--data` gave; None for the data the run was trained on.
+      training: whether the training images are needed, too.
+      skip_broken: whether to leave out files that are no pictures.
+
+    Returns:
+      The model, the data set, and the directory of the model.
+
+    Raises:
+      CommandError: if one of them is missing or they do not fit each other.
+    """
+    path = runs.find(target)
+    require_library()
+    directory = path.parent
+    source = source or runs.remembered_data(directory)
+    model, shape, classes = load(path)
+    options = {"skip_broken": True} if skip_broken else {}
+    if data.is_pictures(source):
+        options = {**_options(directory, source, shape, classes), **options}
+        options["training"] = training
+    dataset = open_data(source, **options)
+    require_takes(model, shape, dataset)
+    if dataset.num_classes > classes:
         raise CommandError(
-            f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
-            "goes on"
+            f"the model knows {classes} classes, but {dataset.name} has "
+            f"{dataset.num_classes}"
         )
-    held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
-    raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
+    objects = getattr(model, "objects", 1)
+    if dataset.objects != objects:
+        raise CommandError(
+            f"the model reads {objects} of the classes from an image, but images of "
+            f"{dataset.name} show {dataset.objects}"
+        )
+    if objects > 1 and dataset.num_classes != classes:
+        raise CommandError(
+            f"the model reads {objects} of {classes} classes from an image, and "
+            f"{dataset.name} must have as many, not {dataset.num_classes}"
+        )
+    return model, dataset, directory
 
 
-def _newest():
-    """The directory in runs/ whose model was written last."""
-    runs = _within(ROOT)
-    if not runs:
-        raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
-    return runs[-1]
+def _options(directory, source, shape, classes):
+    """Returns how pictures are read for a network, as `data.load` takes it.
+
+    Of the data that a run was trained on, the same are for testing as then.
+    """
+    config, kept = runs.read_config(directory), runs.read_pictures(directory)
+    options = {"color_mode": {1: "grayscale", 3: "rgb"}.get(shape[2])}
+    if None not in shape[:2]:
+        options["image_size"] = shape[:2]
+    elif kept.get("image_size"):
+        options["image_size"] = kept["image_size"]
+    if config.get("data") == data.absolute(source):
+        options["test_share"] = kept.get("test_share")
+        options["skip_broken"] = kept.get("skip_broken", False)
+    if config.get("classes"):
+        options["class_names"] = runs.class_names(directory, classes)
+    return options
 
 
-def _within(directory):
-    """Returns the runs in a directory, the newest model last."""
-    models = directory.glob(f"*/{MODEL}")
-    return [path.parent for path in sorted(models, key=lambda p: p.stat().st_mtime)]
+def require_takes(model, shape, dataset):
+    """Raises a CommandError unless a model takes the images of a data set."""
+    wanted = tuple(dataset.image_shape)
+    if not all(size in (None, given) for size, given in zip(shape, wanted)):
+        raise CommandError(
+            f"the model takes images of shape {shape}, but those of {dataset.name} "
+            f"have {wanted}"
+        )
+    if None in shape:
+        try:
+            model.compute_output_spec(keras.KerasTensor((None, *wanted)))
+        except ValueError as error:
+            raise CommandError(
+                f"the model takes images of shape {shape}, but not those of "
+                f"{dataset.name}, which have {wanted}: they may be too small for it"
+            ) from error

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes batches for training, slightly distorted, and reproducible from a seed."""
+"""Holds images out, and makes batches of the others, distorted as a seed has it."""
 
 import math
 
@@ -9,6 +9,42 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.data.samples import warp
+from tf_capsops.errors import CommandError, reported
+
+_SEED = 0  # of held-out images: all runs are compared on the same ones
+
+
+def held_out(dataset, share):
+    """Returns a data set whose test images are held out of the training images.
+
+    Args:
+      dataset: as `data.load` returns it.
+      share: of the training images; None for the data set as it is.
+
+    Raises:
+      CommandError: if a part has no images, or one class where pairs need two.
+    """
+    if share is None:
+        return dataset
+    images = len(dataset.train)
+    count = round(share * images)
+    if not 0 < count < images:
+        raise CommandError(
+            f"--validation {share:g} of {images} images leaves a part without any"
+        )
+    order = np.random.default_rng(_SEED).permutation(images)
+    with reported(ValueError):
+        return dataset.held_out(order[count:], order[:count])
+
+
+def purpose(share):
+    """Returns what the images that are not trained on are for."""
+    return "testing" if share is None else "validation"
+
+
+def part(share):
+    """Returns what the images are called that a run is judged by."""
+    return "test" if share is None else "validation"
 
 
 class _Epoch(keras.callbacks.Callback):
@@ -154,46 +190,3 @@ def _moved(images, seed, largest):
     )
     transforms = tf.stack([tf.stack(row, axis=1) for row in rows], axis=1)
     return warp(images, transforms, (height, width))
-
-
-def noisy_patches(image, size, batch_size, stddev, seed):
-    """Returns an endless `tf.data.Dataset` of `(noisy, clean)` batches of squares.
-
-    Squares come from random places, turned and mirrored in all eight ways. Each of
-    their channels gets a random contrast and brightness; otherwise a network would
-    learn the colors of one photograph. The noise is Gaussian and independent for every
-    pixel and channel.
-
-    Args:
-      image: `[H, W, C]`, float32, of at least `size` rows and columns.
-      size: pixels on the side of a square.
-      batch_size: squares a batch.
-      stddev: the noise's standard deviation, in the image's units.
-      seed: an int; the same one gives the same batches.
-    """
-    with tf.device("CPU:0"):
-        image = tf.constant(image)
-    height, width, channels = image.shape
-    down, across = tf.meshgrid(tf.range(size), tf.range(size), indexing="ij")
-
-    def batch(seed):
-        seed = tf.cast(seed, tf.int64)
-        draws = tf.random.stateless_uniform([5, batch_size, 1, 1], seed)
-        turned, upside_down, mirrored = tf.unstack(draws[:3] < 0.5)
-        row = tf.where(turned, across, down)
-        column = tf.where(turned, down, across)
-        row = tf.where(upside_down, size - 1 - row, row)
-        column = tf.where(mirrored, size - 1 - column, column)
-        row += tf.cast(draws[3] * (height - size + 1), tf.int32)
-        column += tf.cast(draws[4] * (width - size + 1), tf.int32)
-        clean = tf.gather_nd(image, tf.stack([row, column], axis=-1))
-        contrast, offset = tf.unstack(
-            tf.random.stateless_uniform([2, batch_size, 1, 1, channels], seed + 1)
-        )
-        contrast = 0.2 + 0.8 * contrast
-        clean = clean * contrast + offset * (1 - contrast)
-        noise = tf.random.stateless_normal(tf.shape(clean), seed + 2, stddev=stddev)
-        return clean + noise, clean
-
-    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
-    return seeds.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)

@@ -6,8 +6,9 @@ import json
 import pathlib
 import sys
 
-from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import CommandError
+from tf_capsops import options
+from tf_capsops.cli import runs
+from tf_capsops.errors import CommandError
 
 _BATCH = 64  # pictures that are classified at a time
 
@@ -26,7 +27,7 @@ def add_arguments(parser):
     )
     parser.add_argument(
         "--top",
-        type=arguments.positive_int,
+        type=options.positive_int,
         metavar="K",
         help="the K classes of the highest scores, the best first (default: as many "
         "as an image shows, which is one for most networks)",
@@ -38,11 +39,16 @@ def add_arguments(parser):
     )
 
 
+def check(args):
+    """Checks what can be checked without TensorFlow; raises a CommandError."""
+    runs.find(args.model)
+
+
 def run(args):
     """Classifies and prints. Returns the exit status, 2 if a picture is at fault."""
-    from tf_capsops.cli import networks, runs
+    from tf_capsops.cli import networks
 
-    path = networks.find(args.model)
+    path = runs.find(args.model)
     model, shape, classes = networks.load(path)
     if shape[2] not in (1, 3):
         raise CommandError(

@@ -233,6 +233,9 @@ PRESETS = {
     },
 }
 
+# The rules of routing that matrix_capsnet has, the default one first.
+RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
+
 # By preset and rule, the last margin of the spread loss where it is not the paper's
 # 0.9. In the paper's network EM's activations of two classes come to differ by about
 # 0.5. Beyond that margin every image adds to the loss alike, the certain ones too.

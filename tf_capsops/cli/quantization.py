@@ -1,17 +1,199 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles, copies and measures models for `tf-capsops quantize`."""
+"""Quantizes a trained model: what `tf-capsops quantize` does."""
 
 import dataclasses
 import pathlib
+import sys
 import tempfile
 import warnings
 
 import keras
 
-from tf_capsops import inq
-from tf_capsops.cli import evaluate
+from tf_capsops import data, inq
+from tf_capsops.cli import callbacks, evaluation, networks, pipeline, runs, train
+from tf_capsops.errors import INTERRUPTED, CommandError, reported
+from tf_capsops.experiments import recipes
 from tf_capsops.inq.kernels import layers_and_kernels
+
+CODES = "codes.keras"
+REPORT = "report.json"
+
+
+def run(args):
+    """Quantizes, saves and reports. Returns the exit status."""
+    model, dataset, source = networks.open_model(
+        args.model, args.data, training=True, skip_broken=args.skip_broken
+    )
+    if dataset.objects > 1:
+        raise CommandError(
+            f"quantize takes no models that read {dataset.objects} classes from an "
+            "image"
+        )
+    if not model.compiled:
+        raise CommandError(
+            f"the {model.name} in {source} was saved without its loss: compile it "
+            "before you save it"
+        )
+    fractions = args.steps or recipes.quantization_steps(args.bits)
+    trained = runs.read_training(source)
+    epochs_per_step = args.epochs_per_step
+    epochs_per_step = epochs_per_step or recipes.epochs_per_step(trained["epochs"])
+    learning_rate = args.learning_rate or trained["learning_rate"]
+    batch_size = args.batch_size or trained["batch_size"]
+    distortion = trained["distortion"]
+    with reported(ValueError):
+        steps = inq.IncrementalQuantization(
+            model, args.bits, fractions, epochs_per_step
+        )
+    with reported(Exception):  # whatever a model of somebody else's may raise
+        rounded, float_bytes = rehearsed(model, args.bits)
+    share = trained["validation"]
+    dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
+    batches = -(-len(dataset.train) // batch_size)
+    epochs = epochs_per_step * len(steps.steps)
+    deterministic = args.seed is not None and not args.nondeterministic
+    repeatable = networks.seed_everything(args.seed, deterministic)
+    recompile(model, learning_rate, epochs_per_step * batches)
+    config = {
+        "data": data.absolute(args.data or runs.remembered_data(source)),
+        **_recipe(source, args, repeatable["seed"]),
+        "source": str(source.resolve()),
+        "bits": args.bits,
+        "steps": fractions,
+        "epochs_per_step": epochs_per_step,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "distortion": distortion.entries,
+        "validation": share,
+        "class_weight": trained["class_weight"],
+        **networks.described(dataset),
+        **repeatable,
+    }
+    name = config["recipe"]
+    config["changed"] = name and train.changes(name, config)
+    images, counter = pipeline.training_batches(
+        *(dataset.train, batch_size, distortion),
+        *(repeatable["seed"], deterministic, trained["class_weight"]),
+    )
+    directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
+    with runs.in_use(directory):
+        runs.write_json(directory / runs.CONFIG, config)
+        before = Accuracy.of(model, dataset)
+        at_once = Accuracy.of(rounded, dataset)
+        del rounded  # and the memory that its weights take
+        print(
+            f"{dataset.name}: {len(dataset.train)} images for training, "
+            f"{len(dataset.test)} for {pipeline.purpose(share)}\n"
+            f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
+            f"{epochs_per_step} epochs of {batches} batches\n"
+            f"before: {part} accuracy {before}\n"
+            f"all weights quantized at once, without training: {at_once}",
+            flush=True,
+        )
+        log = StepLog(steps, dataset, sys.stdout.isatty())
+        clock, history = callbacks.Clock(), keras.callbacks.History()
+        with callbacks.Hold() as hold:
+            try:
+                with reported(ValueError):
+                    seconds, stopped = hold.fit(
+                        model,
+                        images,
+                        epochs=epochs,
+                        steps=batches,
+                        # Used only to show the progress.
+                        validation_data=dataset.test.batches(256),
+                        callbacks=[history, clock, counter, steps, log],
+                        part=part,
+                    )
+            finally:
+                _keep(directory, model, history)
+            if stopped:
+                fixed = (0, *steps.steps)[steps.steps_taken]
+                print(
+                    f"{callbacks.where(history.history, epochs, seconds)}, with "
+                    f"{fixed:.1%} of the weights fixed"
+                )
+                return INTERRUPTED
+            report = {
+                "data": dataset.name,
+                "part": part,
+                "images": len(dataset.test),
+                "bits": args.bits,
+                "seconds": seconds,
+                "wrong_before": before.wrong,
+                "wrong_quantized_at_once": at_once.wrong,
+                "steps": log.records,
+                "bytes_of_file": {"float": float_bytes},
+            }
+            try:
+                _finish(model, dataset, directory, steps, clock, before, report)
+            except Exception as error:  # of whatever kind: the training is not lost
+                text = " ".join(str(error).split()) or type(error).__name__
+                raise CommandError(
+                    f"the quantized network is in {directory / runs.MODEL}, but "
+                    f"converting and measuring it failed: {text}"
+                ) from error
+    return 0
+
+
+def _keep(directory, model, history):
+    """Saves what has been trained, and says where it is."""
+    with reported(OSError):
+        model.save(directory / runs.MODEL)
+        runs.write_json(directory / runs.HISTORY, history.history)
+    print(
+        f"\nwrote {directory}: {runs.MODEL}, {runs.CONFIG}, {runs.HISTORY}", flush=True
+    )
+
+
+def _recipe(source, args, seed):
+    """Names the recipe that quantizes such a run to so many bits, None without one."""
+    other = {"recipe": None, "trained": None}
+    given = source if args.model is None else pathlib.Path(args.model)
+    if not (given.is_dir() or given.name == runs.MODEL):
+        return other  # another model of the run
+    own = runs.read_config(source)
+    if args.data and data.absolute(args.data) != own.get("data"):
+        return other
+    name = recipes.quantizing(own.get("recipe"), args.bits)
+    finished = (source / runs.RESULT).is_file()
+    if name is None or not finished or own.get("seed") != seed:
+        return other
+    fixed = train.settings_of_recipe(name)["trained"]
+    return {"recipe": name, "trained": {key: own.get(key) for key in fixed}}
+
+
+def _finish(model, dataset, directory, steps, clock, before, report):
+    """Converts the quantized model, measures, adds to the report, and prints it."""
+    after = Accuracy.of(model, dataset)
+    bare = bare_copy(model)
+    layers = inq.report(bare, steps.bits)
+    with_codes = converted(bare, steps.bits)
+    with_codes.save(directory / CODES)
+    counts = [each.mask.size for each in steps.kernels]
+    report["wrong_after"] = after.wrong
+    report["wrong_with_codes"] = Accuracy.of(with_codes, dataset).wrong
+    report["weights"] = sum(counts)
+    report["bytes_of_weights"] = {
+        "float32": 4 * sum(counts),
+        "packed": sum(-(-count * steps.bits // 8) for count in counts),
+    }
+    for key, name in {"model": runs.MODEL, "codes": CODES}.items():
+        report["bytes_of_file"][key] = (directory / name).stat().st_size
+    report["layers"] = [dataclasses.asdict(each) for each in layers]
+    runs.write_json(directory / REPORT, report)
+    part = report["part"]
+    accuracy = {"part": part, "images": after.images, "wrong": after.wrong}
+    callbacks.write_result(directory, model, clock, accuracy)
+    print(
+        f"quantized in {report['seconds']:.0f} s\n"
+        f"after: {part} accuracy {after}; it was {before}\n"
+        f"{layers}\n"
+        f"{sizes(report)}\n"
+        f"wrote {directory}: {CODES}, {REPORT}, {runs.RESULT}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +205,7 @@ class Accuracy:
 
     @classmethod
     def of(cls, model, dataset):
-        labels = evaluate.scores(model, dataset.test).argmax(axis=1)
+        labels = evaluation.scores(model, dataset.test).argmax(axis=1)
         return cls(int((labels != dataset.test.labels).sum()), len(labels))
 
     def __str__(self):

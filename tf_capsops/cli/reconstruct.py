@@ -9,13 +9,14 @@ each dimension of a capsule.
 import functools
 import pathlib
 
-from tf_capsops.cli import arguments
-from tf_capsops.cli.errors import CommandError, make_directory, reported, require
+from tf_capsops import options
+from tf_capsops.cli import runs
+from tf_capsops.errors import CommandError, make_directory, reported, require
 
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops reconstruct`."""
-    arguments.add_run(parser, "whose test images to draw")
+    options.add_run(parser, "whose test images to draw")
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",
@@ -31,29 +32,34 @@ def add_arguments(parser):
     )
     parser.add_argument(
         "--images",
-        type=arguments.positive_int,
+        type=options.positive_int,
         default=40,
         help="test images in reconstructions.png, for capsnet (default: %(default)s)",
     )
 
 
+def check(args):
+    """Checks what can be checked without TensorFlow; raises a CommandError."""
+    require("matplotlib")
+    for target in (args.model, *args.beside):
+        runs.find(target)
+
+
 def run(args):
     """Draws the figures. Returns the exit status."""
-    require("matplotlib")
-    from tf_capsops.cli import figures, pair_figures, runs
+    from tf_capsops.cli import figures, networks
     from tf_capsops.models import CapsNet
 
-    model, dataset, directory = runs.open_model(
+    model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken
     )
     _check_routes(model, directory)
     output = pathlib.Path(args.output) if args.output else directory
     pictures = {"coefficients": figures.coefficients}
     if isinstance(model, CapsNet):
-        module = pair_figures if dataset.objects > 1 else figures
         pictures = {
             "reconstructions": functools.partial(
-                module.reconstructions, count=args.images
+                figures.reconstructions, count=args.images
             ),
             "perturbations": figures.perturbations,
             **pictures,
@@ -87,11 +93,11 @@ def _check_routes(model, directory):
 
 def _beside(args, model, dataset, directory):
     """Returns the models to compare, by the names of their directories."""
-    from tf_capsops.cli import runs
+    from tf_capsops.cli import networks
 
     models = {directory.name: model}
     for target in args.beside:
-        other, others_data, where = runs.open_model(
+        other, others_data, where = networks.open_model(
             target, args.data, skip_broken=args.skip_broken
         )
         _check_routes(other, where)

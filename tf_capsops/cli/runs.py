@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes directories of training runs, and reads them again."""
+"""Makes directories of training runs, finds them, and reads their files."""
 
 import contextlib
 import dataclasses
@@ -8,21 +8,21 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import sys
-import warnings
+import zipfile
 
-import keras
-import tensorflow as tf
+from tf_capsops.cli import presets
+from tf_capsops.errors import CommandError, reported
 
-from tf_capsops import __version__, data
-from tf_capsops.arguments import positive_int, positive_number
-from tf_capsops.cli import networks, presets
-from tf_capsops.cli.errors import CommandError, reported, require
-from tf_capsops.cli.networks import MODEL, ROOT
-
+ROOT = pathlib.Path("runs")
+# The files of a run.
+MODEL = "model.keras"
 CONFIG = "config.json"
 HISTORY = "history.json"
-__all__ = ["MODEL", "ROOT"]  # for those who import them from here
+RESULT = "result.json"
+# Files in writing.
+PARTIAL_MODEL, PARTIAL_HISTORY = "partial.keras", f"partial-{HISTORY}"
 
 
 def create(wanted):
@@ -76,153 +76,82 @@ def is_in_use(directory):
         return True
 
 
-def seed_everything(seed, deterministic=None):
-    """Seeds every random choice, and returns what `config.json` says of repeating it.
+def find(target):
+    """Returns the path of a network's file.
 
     Args:
-      seed: an int; None stands for 0.
-      deterministic: whether to select deterministic kernels instead of the fastest
-        ones; by default where there is a seed.
+      target: a run's directory, or a `.keras` file; None for the newest run in runs/.
+
+    Raises:
+      CommandError: if there is none.
     """
-    if deterministic is None:
-        deterministic = seed is not None
-    keras.utils.set_random_seed(seed or 0)
-    if deterministic:
-        tf.config.experimental.enable_op_determinism()
-    return {
-        "seed": seed or 0,
-        "deterministic": deterministic,
-        "tf_capsops": __version__,
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-    }
+    return _newest() / MODEL if target is None else _model_file(pathlib.Path(target))
+
+
+def _model_file(path):
+    """Returns the model's file: `path` itself, or that in a run's directory."""
+    if path.is_file():
+        if path.suffix not in (".keras", ".h5", ".hdf5"):
+            raise CommandError(
+                f"{path} is not a .keras file: give a run's directory or its {MODEL}"
+            )
+        if path.suffix == ".keras" and not zipfile.is_zipfile(path):
+            raise CommandError(
+                f"{path} holds no model that loads: it is not what Keras saved"
+            )
+        return path
+    if not path.exists():
+        raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
+    if (path / MODEL).is_file():
+        return path / MODEL
+    if any(path.glob("checkpoint-*.keras")):
+        raise CommandError(
+            f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
+            "goes on"
+        )
+    held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
+    raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
+
+
+def _newest():
+    """The directory in runs/ whose model was written last."""
+    runs = _within(ROOT)
+    if not runs:
+        raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
+    return runs[-1]
+
+
+def _within(directory):
+    """Returns the runs in a directory, the newest model last."""
+    models = directory.glob(f"*/{MODEL}")
+    return [path.parent for path in sorted(models, key=lambda p: p.stat().st_mtime)]
+
+
+def checkpoints(directory):
+    """Returns a run's checkpoints, by the number of epochs that they were trained."""
+    paths = directory.glob("checkpoint-*.keras")
+    matches = ((re.fullmatch(r"checkpoint-(\d+)\.keras", p.name), p) for p in paths)
+    return {int(match[1]): path for match, path in matches if match}
+
+
+def newest_checkpoint(directory):
+    """Returns the number of epochs that a run's last checkpoint has, and its file.
+
+    They are 0 and None where there is none.
+    """
+    return max(checkpoints(directory).items(), default=(0, None))
+
+
+def remove_checkpoints(directory):
+    """Removes a run's checkpoints, and what a kill left of files in writing."""
+    partial = (directory / name for name in (PARTIAL_HISTORY, PARTIAL_MODEL))
+    for path in (*checkpoints(directory).values(), *partial):
+        path.unlink(missing_ok=True)
 
 
 def write_json(path, content):
     """Writes `content` to the file `path`, one entry a line."""
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def open_data(source, **options):
-    """Loads a data set, and prints what there is to warn of.
-
-    Args:
-      source: as `data.load` takes it.
-      **options: those of `data.load`.
-
-    Raises:
-      CommandError: if that fails.
-    """
-    if source.rpartition(":")[2] == "digits":
-        require("sklearn")
-    if sys.stderr.isatty() and data.is_pictures(source):
-        print(f"looking at all pictures in {source}", file=sys.stderr, flush=True)
-    with reported(ValueError, OSError), warnings.catch_warnings(record=True) as caught:
-        dataset = data.load(source, **options)
-    for each in caught:
-        print(f"warning: {each.message}", file=sys.stderr)
-    return dataset
-
-
-def open_model(target, source=None, training=False, skip_broken=False):
-    """Loads the model of a run and the data to use it on.
-
-    A `CapsNet`, or any Keras model from images `[B, H, W, C]` to scores `[B, classes]`.
-
-    Args:
-      target: a run's directory, or a `.keras` file; None for the newest run in runs/.
-      source: what `--data` gave; None for the data the run was trained on.
-      training: whether the training images are needed, too.
-      skip_broken: whether to leave out files that are no pictures.
-
-    Returns:
-      The model, the data set, and the directory of the model.
-
-    Raises:
-      CommandError: if one of them is missing or they do not fit each other.
-    """
-    path = networks.find(target)
-    networks.require_library()
-    directory = path.parent
-    source = source or remembered_data(directory)
-    model, shape, classes = networks.load(path)
-    options = {"skip_broken": True} if skip_broken else {}
-    if data.is_pictures(source):
-        options = {**_options(directory, source, shape, classes), **options}
-        options["training"] = training
-    dataset = open_data(source, **options)
-    networks.require_takes(model, shape, dataset)
-    if dataset.num_classes > classes:
-        raise CommandError(
-            f"the model knows {classes} classes, but {dataset.name} has "
-            f"{dataset.num_classes}"
-        )
-    objects = getattr(model, "objects", 1)
-    if dataset.objects != objects:
-        raise CommandError(
-            f"the model reads {objects} of the classes from an image, but images of "
-            f"{dataset.name} show {dataset.objects}"
-        )
-    if objects > 1 and dataset.num_classes != classes:
-        raise CommandError(
-            f"the model reads {objects} of {classes} classes from an image, and "
-            f"{dataset.name} must have as many, not {dataset.num_classes}"
-        )
-    return model, dataset, directory
-
-
-def _options(directory, source, shape, classes):
-    """Returns how pictures are read for a network, as `data.load` takes it.
-
-    Of the data that a run was trained on, the same are for testing as then.
-    """
-    path, config = directory / CONFIG, read_config(directory)
-    options = {"color_mode": {1: "grayscale", 3: "rgb"}.get(shape[2])}
-    with reported(ValueError):
-        kept = _pictures(path, config.get("pictures", {}))
-    if None not in shape[:2]:
-        options["image_size"] = shape[:2]
-    elif kept.get("image_size"):
-        options["image_size"] = kept["image_size"]
-    if config.get("data") == data.absolute(source):
-        options["test_share"] = kept.get("test_share")
-        options["skip_broken"] = kept.get("skip_broken", False)
-    if config.get("classes"):
-        options["class_names"] = class_names(directory, classes)
-    return options
-
-
-def class_names(directory, classes):
-    """Returns what a run calls its classes: their numbers if it does not say.
-
-    Args:
-      directory: the run's.
-      classes: how many there are.
-
-    Raises:
-      CommandError: if `config.json` has names for another number of classes.
-    """
-    names = read_config(directory).get("classes")
-    if names is None:
-        return [str(number) for number in range(classes)]
-    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not good or len(names) != classes:
-        raise CommandError(
-            f"{directory / CONFIG}: classes must be the names of {classes} classes, "
-            f"got {names!r}"
-        )
-    return names
-
-
-def described(dataset):
-    """Returns what `config.json` keeps of a folder of pictures, and nothing of others.
-
-    That is how the pictures are read, and the names of the classes.
-    """
-    if not isinstance(dataset, data.Pictures):
-        return {}
-    pictures = {**dataset.options, "skipped": len(dataset.skipped)}
-    return {"classes": dataset.class_names, "pictures": pictures}
 
 
 def read_json(path):
@@ -258,26 +187,16 @@ def read_training(directory):
     """Returns how a run was trained.
 
     That is epochs, batch_size, learning_rate, distortion, validation and class_weight.
-
     What `config.json` does not say, as where there is none, is a usual value.
 
     Raises:
       CommandError: if it is not JSON of an object, or an entry is of another type.
     """
+    usual = {"epochs": 50, "batch_size": 128, "learning_rate": 0.001, "distortion": {}}
     path, config = directory / CONFIG, read_config(directory)
-    with reported(ValueError):
-        return {
-            "epochs": positive_int(path, "epochs", config.get("epochs", 50)),
-            "batch_size": positive_int(
-                path, "batch_size", config.get("batch_size", 128)
-            ),
-            "learning_rate": positive_number(
-                path, "learning_rate", config.get("learning_rate", 0.001)
-            ),
-            "distortion": _distortion(path, config.get("distortion", {})),
-            "validation": _share(path, config.get("validation")),
-            "class_weight": _class_weight(path, config.get("class_weight")),
-        }
+    found = _checked(path, config, {**usual, "validation": None, "class_weight": None})
+    found["distortion"] = presets.Distortion(**found["distortion"])
+    return {**found, "learning_rate": float(found["learning_rate"])}
 
 
 def read_execution(directory):
@@ -288,22 +207,83 @@ def read_execution(directory):
     Raises:
       CommandError: if `config.json` does not say, or an entry is of another type.
     """
-    path, config = directory / CONFIG, read_config(directory)
-    types = {"seed": int, "deterministic": bool, "jit": bool}
-    types["steps_per_execution"] = int
-    for name, wanted in types.items():
-        value = config.get(name)
-        if type(value) is not wanted or value < (name == "steps_per_execution"):
-            raise CommandError(
-                f"{path}: {name} must be {wanted.__name__}, got {value!r}"
-            )
-    distribute = config.get("distribute")  # earlier releases had none
-    if distribute not in (None, "mirrored", "multiworker"):
-        raise CommandError(
-            f"{path}: distribute must be mirrored, multiworker or null, got "
-            f"{distribute!r}"
-        )
-    return {**{name: config[name] for name in types}, "distribute": distribute}
+    # Earlier releases did not distribute.
+    names = "seed", "deterministic", "jit", "steps_per_execution", "distribute"
+    return _checked(directory / CONFIG, read_config(directory), dict.fromkeys(names))
+
+
+def read_pictures(directory):
+    """Returns how a run reads pictures, as `data.load` takes it; {} if it does not say.
+
+    Raises:
+      CommandError: if an entry is of another type.
+    """
+    path, usual = directory / CONFIG, {"image_size": None, "test_share": None}
+    (found,) = _checked(path, read_config(directory), {"pictures": {}}).values()
+    return {**found, **_checked(path, found, usual)}
+
+
+def _checked(path, content, usual):
+    """Returns the entries that `usual` has, of the content of a file."""
+    found = {name: content.get(name, value) for name, value in usual.items()}
+    for name, value in found.items():
+        form, is_good = _ENTRIES[name]
+        if not is_good(value):
+            raise CommandError(f"{path}: {name} must be {form}, got {value!r}")
+    return found
+
+
+def _is_int(smallest):
+    return lambda value: type(value) is int and value >= smallest
+
+
+def _is_bool(value):
+    return type(value) is bool
+
+
+def _is_positive(value):
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
+
+
+def _is_share(value):
+    return value is None or (type(value) is float and 0 < value < 1)
+
+
+def _is_size(value):
+    return value is None or (
+        isinstance(value, list) and len(value) == 2 and all(map(_is_int(1), value))
+    )
+
+
+def _is_distortion(entries):
+    return (
+        isinstance(entries, dict)
+        and entries.keys() <= {*_AMOUNTS}
+        and all(each == 0 or _is_positive(each) for each in entries.values())
+    )
+
+
+_AMOUNTS = [field.name for field in dataclasses.fields(presets.Distortion)]
+# What an entry must be, in words and as a test.
+_ENTRIES = {
+    "epochs": ("an integer >= 1", _is_int(1)),
+    "batch_size": ("an integer >= 1", _is_int(1)),
+    "learning_rate": ("a positive number", _is_positive),
+    "distortion": (f"an object of {', '.join(_AMOUNTS)}, numbers >= 0", _is_distortion),
+    "validation": ("between 0 and 1 or null", _is_share),
+    "class_weight": ("balanced or null", lambda value: value in (None, "balanced")),
+    "seed": ("int", _is_int(0)),
+    "deterministic": ("bool", _is_bool),
+    "jit": ("bool", _is_bool),
+    "steps_per_execution": ("int", _is_int(1)),
+    "distribute": (
+        "mirrored, multiworker or null",
+        lambda value: value in (None, "mirrored", "multiworker"),
+    ),
+    "pictures": ("an object", lambda value: isinstance(value, dict)),
+    "image_size": ("two integers", _is_size),
+    "test_share": ("between 0 and 1 or null", _is_share),
+}
 
 
 def read_history(directory, epochs):
@@ -331,51 +311,6 @@ def read_history(directory, epochs):
     return {name: values[:epochs] for name, values in history.items()}
 
 
-def _distortion(path, entries):
-    names = [field.name for field in dataclasses.fields(presets.Distortion)]
-    if (
-        not isinstance(entries, dict)
-        or not entries.keys() <= {*names}
-        or not all(type(each) in (int, float) for each in entries.values())
-        or not all(0 <= each <= sys.float_info.max for each in entries.values())
-    ):
-        raise ValueError(
-            f"{path}: distortion must be an object of {', '.join(names)}, numbers >= "
-            f"0, got {entries!r}"
-        )
-    return presets.Distortion(**entries)
-
-
-def _share(path, share, name="validation"):
-    if share is not None and not (type(share) is float and 0 < share < 1):
-        raise ValueError(
-            f"{path}: {name} must be between 0 and 1 or null, got {share!r}"
-        )
-    return share
-
-
-def _pictures(path, entries):
-    if not isinstance(entries, dict):
-        raise ValueError(f"{path}: pictures must be an object, got {entries!r}")
-    _share(path, entries.get("test_share"), "test_share")
-    size = entries.get("image_size")
-    if size is not None and not (
-        isinstance(size, list)
-        and len(size) == 2
-        and all(type(each) is int and each > 0 for each in size)
-    ):
-        raise ValueError(f"{path}: image_size must be two integers, got {size!r}")
-    return entries
-
-
-def _class_weight(path, weight):
-    if weight not in (None, "balanced"):
-        raise ValueError(
-            f"{path}: class_weight must be balanced or null, got {weight!r}"
-        )
-    return weight
-
-
 def remembered_data(directory):
     """Returns the data that a run was trained on, as `--data` takes it.
 
@@ -392,3 +327,25 @@ def remembered_data(directory):
     if not isinstance(source, str):
         raise CommandError(f"{config} does not name the data: give --data")
     return source
+
+
+def class_names(directory, classes):
+    """Returns what a run calls its classes: their numbers if it does not say.
+
+    Args:
+      directory: the run's.
+      classes: how many there are.
+
+    Raises:
+      CommandError: if `config.json` has names for another number of classes.
+    """
+    names = read_config(directory).get("classes")
+    if names is None:
+        return [str(number) for number in range(classes)]
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not good or len(names) != classes:
+        raise CommandError(
+            f"{directory / CONFIG}: classes must be the names of {classes} classes, "
+            f"got {names!r}"
+        )
+    return names

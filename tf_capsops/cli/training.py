@@ -1,29 +1,89 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a compiled network, and writes what comes of it to the run's directory."""
+"""Trains a network, from its data to its files: what `tf-capsops train` does.
 
-import sys
+`run` reads from top to bottom: data, network, run. Then `fit` trains, and `_save`
+writes what came of it.
+"""
 
 import keras
 import tensorflow as tf
 
-from tf_capsops import models
+from tf_capsops import data, models
 from tf_capsops.cli import (
-    checkpoints,
+    callbacks,
     distribution,
     figures,
-    interruption,
-    outcome,
-    pair_figures,
+    networks,
     pipeline,
-    progress,
+    plots,
+    presets,
     runs,
-    validation,
+    train,
 )
-from tf_capsops.cli.errors import INTERRUPTED, CommandError
+from tf_capsops.errors import INTERRUPTED, CommandError, reported
+from tf_capsops.experiments import recipes
 
 
-def train(model, dataset, directory, config, distortion, epoch=0, history=None):
+def run(args):
+    """Trains a new network. Returns the exit status."""
+    # Before anything is computed, as pictures are when the data is opened.
+    strategy = distribution.strategy(args.distribute)
+
+    # The data.
+    source, options = train.data(args)
+    dataset = networks.open_data(source, **options)
+    described = networks.described(dataset)
+    if args.recipe:
+        recipes.check_data(args.recipe, dataset)
+    networks.require_library()
+    trained = train.settings(args, dataset)
+    changed = args.recipe and train.changes(args.recipe, trained)
+    dataset = pipeline.held_out(dataset, args.validation)
+    epochs, batch_size = trained["epochs"], trained["batch_size"]
+    steps = -(-len(dataset.train) // batch_size)
+
+    # The network.
+    seed = None if args.nondeterministic else args.seed
+    repeatable = networks.seed_everything(args.seed, seed is not None)
+    with strategy.scope(), reported(ValueError):
+        model = networks.make(trained, dataset.image_shape, dataset.num_classes)
+        networks.compile_for(model, trained, epochs * steps)
+    networks.use_xla(model, args.jit or "auto", seed)
+
+    # The run.
+    at_once = 20 if tf.config.list_physical_devices("GPU") else 1
+    config = {
+        "data": data.absolute(source),
+        **described,
+        "recipe": args.recipe,
+        "changed": changed,
+        **trained,
+        "jit": model.jit_compile,
+        "steps_per_execution": min(steps, args.steps_per_execution or at_once),
+        "distribute": args.distribute,
+        **repeatable,
+    }
+
+    def create():
+        return runs.create(args.output or runs.ROOT / (args.recipe or dataset.name))
+
+    distribution.check_shares(strategy, len(dataset.train), batch_size)
+    with distribution.writing(strategy, create) as directory:
+        runs.write_json(directory / runs.CONFIG, config)
+        print(
+            f"{dataset.name}: {len(dataset.train)} images for training, "
+            f"{len(dataset.test)} for {pipeline.purpose(args.validation)}, "
+            f"{dataset.num_classes} classes{_named(described)}\n"
+            f"{_title(config)}: {model.count_params():,} parameters, "
+            f"{epochs} epochs of {steps} batches{_manner(config, strategy)}",
+            flush=True,
+        )
+        distortion = presets.Distortion(**trained["distortion"])
+        return fit(model, dataset, directory, config, distortion)
+
+
+def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     """Trains, saves and reports.
 
     Args:
@@ -55,23 +115,21 @@ def train(model, dataset, directory, config, distortion, epoch=0, history=None):
     )
     if config["distribute"]:
         batches, tests = (distribution.shared(strategy, d) for d in (batches, tests))
-    part = validation.part(config["validation"])
-    verbose, shown = progress.callbacks(epochs, steps, sys.stdout.isatty(), part)
-    clock = outcome.Clock()
+    clock = callbacks.Clock()
     boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
-    saved = checkpoints.Checkpoints(directory, history or {})
-    with interruption.Hold() as hold:
+    saved = callbacks.Checkpoints(directory, history or {})
+    with callbacks.Hold() as hold:
         try:
             seconds, stopped = hold.fit(
                 model,
                 batches,
                 epochs=epochs,
+                steps=steps,
                 initial_epoch=epoch,
                 # Used only for the curves.
                 validation_data=tests,
-                shuffle=False,
-                verbose=verbose,
-                callbacks=[clock, counter, *shown, boards, saved],
+                callbacks=[clock, counter, boards, saved],
+                part=pipeline.part(config["validation"]),
             )
         except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
             raise CommandError(
@@ -90,34 +148,59 @@ def train(model, dataset, directory, config, distortion, epoch=0, history=None):
 def _save(model, dataset, directory, config, history, clock, seconds, stopped):
     """Writes what a training has made, as far as it came, and says so."""
     epochs = config["epochs"]
-    part = validation.part(config["validation"])
+    judged = pipeline.part(config["validation"])
     model.save(directory / runs.MODEL)
     if config["distribute"]:  # pictures are drawn by one device
         model = keras.saving.load_model(directory / runs.MODEL)
     written = [runs.MODEL, runs.CONFIG]
     if history:
-        figures.curves(history, directory / "curves.png", part)
+        plots.curves(history, directory / "curves.png", judged)
         written += [runs.HISTORY, "curves.png"]
     if isinstance(model, models.CapsNet):
-        draw = pair_figures if dataset.objects > 1 else figures
-        draw.reconstructions(model, dataset, directory / "reconstructions.png")
+        figures.reconstructions(model, dataset, directory / "reconstructions.png")
         written.append("reconstructions.png")
     said = [f"trained in {seconds:.0f} s"]
     if stopped:
-        said = [f"\n{interruption.where(history, epochs, seconds)}"]
-        if checkpoints.newest(directory)[1]:
+        said = [f"\n{callbacks.where(history, epochs, seconds)}"]
+        if runs.newest_checkpoint(directory)[1]:
             said[0] += f"; `tf-capsops train --resume {directory}` goes on"
     if history:
-        accuracy = progress.accuracies(history)[1][-1]
+        accuracy = callbacks.accuracies(history)[1][-1]
         wrong = round((1 - accuracy) * len(dataset.test))
         said.append(
-            f"{part} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
+            f"{judged} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
             f"({wrong} of {len(dataset.test)} wrong)"
         )
         if not stopped:
-            of = {"part": part, "images": len(dataset.test), "wrong": wrong}
-            outcome.write(directory, model, clock, of)
-            checkpoints.remove(directory)
-            written.append(outcome.RESULT)
+            of = {"part": judged, "images": len(dataset.test), "wrong": wrong}
+            callbacks.write_result(directory, model, clock, of)
+            runs.remove_checkpoints(directory)
+            written.append(runs.RESULT)
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
     print("\n".join(said))
+
+
+def _named(described):
+    """Says what the classes are called, if there are not too many."""
+    names = described.get("classes", [])
+    return f": {', '.join(names)}" if 0 < len(names) <= 20 else ""
+
+
+def _title(config):
+    """Says which network is trained, and whether as a recipe has it."""
+    recipe, network = config["recipe"], f"{config['preset']} {config['model']}"
+    if not recipe:
+        return network
+    changed = f" but for {', '.join(config['changed'])}" if config["changed"] else ""
+    return f"recipe {recipe}{changed}, {network}"
+
+
+def _manner(config, strategy):
+    """Says how the model is trained, where it is not plainly."""
+    said = [f", {config['mixed_precision']}"] if config["mixed_precision"] else []
+    said += [", with XLA"] if config["jit"] else []
+    if config["steps_per_execution"] > 1:
+        said.append(f", {config['steps_per_execution']} at a time")
+    if config["distribute"]:
+        said.append(f", on {strategy.num_replicas_in_sync} devices")
+    return "".join(said)

@@ -16,10 +16,9 @@ import math
 
 import tensorflow as tf
 
-import tf_capsops
 from tf_capsops.bench import cases, window
 from tf_capsops.bench.cases import Case, Cost
-from tf_capsops.ops.capsule_conv import plain
+from tf_capsops.ops.capsule_conv import capsule_conv2d, plain
 from tf_capsops.ops.conv2d import conv2d, product_of_patches, steps_of_axes
 
 _IMAGE = ("batch", "in_height", "in_width")
@@ -382,7 +381,7 @@ SUITE = cases.OpSuite(
     cases=tuple(_all_cases()),
     draw=_draw,
     output_shape=_output_shape,
-    ours=tf_capsops.capsule_conv2d,
+    ours=capsule_conv2d,
     rivals={
         "fold": plain,
         "patches": functools.partial(plain, convolve=product_of_patches),

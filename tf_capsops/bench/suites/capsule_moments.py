@@ -13,7 +13,6 @@ import functools
 
 import tensorflow as tf
 
-import tf_capsops
 from tf_capsops.arguments import window_attributes
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
@@ -224,7 +223,7 @@ SUITE = cases.OpSuite(
     cases=tuple(_all_cases()),
     draw=_draw,
     output_shape=lambda case: _shapes(case)[1],
-    ours=functools.partial(_as_one, tf_capsops.capsule_moments),
+    ours=functools.partial(_as_one, capsule_moments.capsule_moments),
     rivals={"votes": functools.partial(_as_one, _plain)},
     forward_cost=_forward_cost,
     training_cost=_training_cost,

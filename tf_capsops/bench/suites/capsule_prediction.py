@@ -17,10 +17,9 @@ import math
 import numpy as np
 import tensorflow as tf
 
-import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
-from tf_capsops.ops.capsule_prediction import plain
+from tf_capsops.ops.capsule_prediction import capsule_prediction, plain
 
 _DIMS = ("batch", "in_caps", "out_caps", "out_dim", "in_dim")
 
@@ -139,7 +138,7 @@ SUITE = cases.OpSuite(
     cases=tuple(_all_cases()),
     draw=_draw,
     output_shape=_output_shape,
-    ours=tf_capsops.capsule_prediction,
+    ours=capsule_prediction,
     rivals={"einsum": plain, "matmul": _matmul},
     forward_cost=_forward_cost,
     training_cost=_training_cost,

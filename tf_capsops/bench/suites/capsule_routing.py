@@ -13,10 +13,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
-from tf_capsops.ops.capsule_routing import plain, plain_squash
+from tf_capsops.ops.capsule_routing import capsule_routing, plain, plain_squash
 
 _DIMS = ("batch", "in_caps", "out_caps", "out_dim", "in_dim")
 _EPSILON = float(np.float32(1e-7))  # as the op's attribute holds it
@@ -180,7 +179,7 @@ SUITE = cases.OpSuite(
     cases=tuple(_all_cases()),
     draw=_draw,
     output_shape=_output_shape,
-    ours=tf_capsops.capsule_routing,
+    ours=capsule_routing,
     rivals={"einsum": _einsum, "matmul": plain},
     forward_cost=_forward_cost,
     training_cost=_training_cost,

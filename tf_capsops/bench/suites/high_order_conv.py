@@ -14,10 +14,9 @@ import math
 
 import tensorflow as tf
 
-import tf_capsops
 from tf_capsops.bench import cases
 from tf_capsops.bench.cases import Case, Cost
-from tf_capsops.ops.high_order_conv import offsets, plain
+from tf_capsops.ops.high_order_conv import high_order_conv2d, offsets, plain
 
 _IMAGE = ("batch", "height", "width", "channels")
 _PATCHES_BYTES = 1 << 33  # what the rival of this name may gather
@@ -260,7 +259,7 @@ SUITE = cases.OpSuite(
     cases=tuple(_all_cases()),
     draw=_draw,
     output_shape=_output_shape,
-    ours=tf_capsops.high_order_conv2d,
+    ours=high_order_conv2d,
     rivals={"slices": plain, "patches": _patches},
     forward_cost=_forward_cost,
     training_cost=_training_cost,

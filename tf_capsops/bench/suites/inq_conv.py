@@ -14,11 +14,10 @@ import math
 
 import numpy as np
 
-import tf_capsops
 from tf_capsops.bench import cases, window
 from tf_capsops.bench.cases import Case, Cost
 from tf_capsops.ops.conv2d import conv2d, steps_of_axes
-from tf_capsops.ops.inq_conv import decoded
+from tf_capsops.ops.inq_conv import decoded, inq_conv2d
 
 _IMAGE = ("batch", "in_height", "in_width")
 _CHANNELS = ("in_channels", "out_channels")
@@ -233,7 +232,7 @@ SUITE = cases.OpSuite(
     cases=tuple(_all_cases()),
     draw=_draw,
     output_shape=_output_shape,
-    ours=tf_capsops.inq_conv2d,
+    ours=inq_conv2d,
     rivals={"conv2d": _conv2d},
     forward_cost=_forward_cost,
     training_cost=_training_cost,

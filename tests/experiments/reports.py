@@ -10,8 +10,8 @@ import sys
 import tensorflow as tf
 
 from tf_capsops.__main__ import main
-from tf_capsops.cli import recipes
 from tf_capsops.data import dataset, sources
+from tf_capsops.experiments import recipes
 
 EFFICIENT, CAPSNET, QUANTIZED = (
     "efficient_capsnet-digits",

@@ -8,8 +8,9 @@ import shutil
 
 import keras
 
-from tf_capsops.cli import quantization, quantize, recipes, results, runs
-from tf_capsops.cli.errors import make_directory, reported
+from tf_capsops.cli import quantization, runs
+from tf_capsops.errors import make_directory, reported
+from tf_capsops.experiments import recipes, results
 from tf_capsops.models.pretrained import MANIFEST
 
 _CARD = """# {name}
@@ -59,7 +60,7 @@ def _write(folder, name, entry, run):
     recipe = recipes.find(name)
     path = folder / f"{name}.keras"
     if recipe.bits:
-        shutil.copy(run / quantize.CODES, path)
+        shutil.copy(run / quantization.CODES, path)
     else:
         model = keras.saving.load_model(run / runs.MODEL)
         quantization.bare_copy(model).save(path)

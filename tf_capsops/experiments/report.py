@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 
-from tf_capsops.cli import arguments, recipes
-from tf_capsops.cli.errors import CommandError, make_directory, reported, require
+from tf_capsops import options
+from tf_capsops.errors import CommandError, make_directory, reported, require
+from tf_capsops.experiments import recipes
 
 CURVES = "learning_curves.png"
 
@@ -21,7 +22,8 @@ def add_arguments(parser):
         "recipes",
         metavar="RECIPE",
         nargs="*",
-        help=f"default: all, which are {', '.join(recipes.RECIPES)}",
+        help=f"what to train and report (default: all, which are "
+        f"{', '.join(recipes.RECIPES)})",
     )
     parser.add_argument(
         "--seeds",
@@ -55,7 +57,7 @@ def add_arguments(parser):
         "mnist:mnist.npz, of which multimnist and affine_mnist are made too",
     )
     parser.add_argument("--read-only", action="store_true", help="train nothing")
-    arguments.add_nondeterministic(parser)
+    options.add_nondeterministic(parser)
     parser.add_argument(
         "--release",
         metavar="DIRECTORY",
@@ -85,17 +87,23 @@ def named_file(text):
     )
 
 
-def run(args):
-    """Trains, reads and reports. Returns the exit status."""
+def check(args):
+    """Checks what can be checked without TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
     for name in args.recipes:
         recipes.find(name, "RECIPE")
-    from tf_capsops.cli import figures, release, results, variants, votes
+    root = pathlib.Path(args.runs)
+    if root.exists() and not root.is_dir():
+        raise CommandError(f"--runs must be a directory, got {root}")
+
+
+def run(args):
+    """Trains, reads and reports. Returns the exit status."""
+    from tf_capsops.cli import plots
+    from tf_capsops.experiments import release, results, variants
 
     names = args.recipes or list(recipes.RECIPES)
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
-    if root.exists() and not root.is_dir():
-        raise CommandError(f"--runs must be a directory, got {root}")
     entries, others = results.read(path), variants.read(path)
     failed = []
     # The first seed of every recipe, then the second: a table of one seed each is
@@ -114,17 +122,17 @@ def run(args):
                 results.add(entries, name, seed, found)
                 _write(path, entries, others)
     for name in names:
-        votes.add(entries, name, root, args.seeds)
+        results.add_votes(entries, name, root, args.seeds)
     variants.add(others, names, root)
     _write(path, entries, others)
-    curves = {
+    learned = {
         name: entries[name]["runs"] for name in recipes.RECIPES if name in entries
     }
-    if curves:
-        figures.learning_curves(curves, path.with_name(CURVES))
+    if learned:
+        plots.learning_curves(learned, path.with_name(CURVES))
     print(results.text(entries, names))
     print(variants.text(others, names), end="")
-    if curves:
+    if learned:
         print(f"wrote {path} and {path.with_name(CURVES)}")
     else:
         print(f"there are no runs of recipes in {root} to draw\nwrote {path}")
@@ -142,7 +150,8 @@ def _train(name, seed, root, args):
     Memory and determinism are those of a process. Returns its exit status, or 2 where
     another process is at it.
     """
-    from tf_capsops.cli import interruption, results
+    from tf_capsops.cli import callbacks
+    from tf_capsops.experiments import results
 
     running = results.running(root, name, seed)
     if running is not None:
@@ -151,27 +160,28 @@ def _train(name, seed, root, args):
     files, recipe = dict(args.data), recipes.find(name)
     stopped = results.stopped(root, name, seed)
     if stopped is not None:
-        options = ["--resume", stopped]
+        given = ["--resume", stopped]
     else:
-        options = ["--recipe", name, "--seed", seed]
-        options += ["--output", root / f"{name}-seed-{seed}"]
+        given = ["--recipe", name, "--seed", seed]
+        given += ["--output", root / f"{name}-seed-{seed}"]
         if args.nondeterministic:
-            options += ["--nondeterministic"]
+            given += ["--nondeterministic"]
         made_of = "mnist" if recipes.DATA[recipe.data].generated else recipe.data
         file = files.get(recipe.data, files.get(made_of))
         if file is not None:
-            options += ["--data", file]
-    command = [sys.executable, "-m", "tf_capsops", "train", *map(str, options)]
+            given += ["--data", file]
+    command = [sys.executable, "-m", "tf_capsops", "train", *map(str, given)]
     package = pathlib.Path(__file__).resolve().parents[2]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     paths = os.pathsep.join(filter(None, paths))
     print(f"{name}, seed {seed}", flush=True)
-    with interruption.Hold():  # which gives the process time to save what it has
+    with callbacks.Hold():  # which gives the process time to save what it has
         return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
 
 
 def _write(path, entries, others):
-    from tf_capsops.cli import results, runs, variants
+    from tf_capsops.cli import runs
+    from tf_capsops.experiments import results, variants
     from tf_capsops.machine import machine
 
     shown = {"op": None, "device": "CPU", "right": False, "source": False}

@@ -11,9 +11,10 @@ import pytest
 from reports import TESTS, TRAINING, few_digits
 
 from tf_capsops import data
-from tf_capsops.__main__ import main
-from tf_capsops.cli import recipes, results, rules, settings, validation
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.__main__ import main, make_parser
+from tf_capsops.cli import networks, pipeline, train
+from tf_capsops.errors import CommandError
+from tf_capsops.experiments import recipes, results
 
 # As the pages and docstrings of the networks count them.
 _PARAMETERS = {
@@ -58,14 +59,15 @@ def _refused(arguments, text, capsys):
 def _built(name):
     recipe = recipes.find(name)
     known = recipes.DATA[recipe.data]
-    return rules.model(settings.of_recipe(name), known.image_shape, known.classes)
+    settings = train.settings_of_recipe(name)
+    return networks.make(settings, known.image_shape, known.classes)
 
 
 @pytest.mark.parametrize(
     ("name", "margin"), [("em-mnist", 0.3), ("em-digits", 0.9), ("vb-mnist", 0.9)]
 )
 def test_the_spread_loss_ends_where_the_network_can_follow(name, margin):
-    assert rules.loss(settings.of_recipe(name), 10).end == margin
+    assert networks.loss(train.settings_of_recipe(name), 10).end == margin
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -79,7 +81,7 @@ def test_a_name_says_what_is_trained_on_what(name):
     if recipe.bits:
         assert recipes.find(recipe.trained).data == recipe.data
     # A result of today is a result of the same recipe when it is read again.
-    fixed = settings.of_recipe(name)
+    fixed = train.settings_of_recipe(name)
     assert recipes.changes(json.loads(json.dumps(fixed)), fixed) == []
     assert recipes.changes({**fixed, "epochs": 1}, fixed) == ["epochs"]
     # So is one of before there was a setting, which is None now.
@@ -134,11 +136,9 @@ def test_a_recipe_trains_as_it_says(work, few, capsys):
     ],
 )
 def test_options_override_and_the_run_says_so(option, value, changed):
-    from tf_capsops.__main__ import _parser
-
-    args = _parser().parse_args(["train", "--recipe", "em-digits", option, value])
-    fixed = settings.of_recipe("em-digits")
-    assert recipes.changes(settings.of(args), fixed) == changed
+    args = make_parser().parse_args(["train", "--recipe", "em-digits", option, value])
+    fixed = train.settings_of_recipe("em-digits")
+    assert recipes.changes(train.settings(args), fixed) == changed
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_mistakes(work, capsys, arguments, text):
         np.savez(f"{name}.npz", **part, x_test=images, y_test=part["y_train"])
     # Of the second class there is one image for training, which is not held out.
     numbered = data.Dataset("numbers", *[images, np.arange(12)] * 2)
-    kept = validation.held_out(numbered, 0.25).y_train[0]
+    kept = pipeline.held_out(numbered, 0.25).y_train[0]
     labels = (np.arange(12) == kept).astype(int)
     np.savez("one.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     if "must be a number" in text:
@@ -216,20 +216,20 @@ def test_mistakes(work, capsys, arguments, text):
 
 def test_the_validation_part_is_training_images_only():
     digits = data.load("digits")
-    held = validation.held_out(digits, 0.25)
+    held = pipeline.held_out(digits, 0.25)
     assert (len(held.x_train), len(held.x_test)) == (1078, 359)
     both = np.concatenate([held.x_train, held.x_test])
     assert sorted(map(bytes, both)) == sorted(map(bytes, digits.x_train))
-    again = validation.held_out(digits, 0.25)
+    again = pipeline.held_out(digits, 0.25)
     np.testing.assert_array_equal(held.x_test, again.x_test)
     np.testing.assert_array_equal(held.y_test, again.y_test)
 
 
 def test_the_validation_part_of_generated_images_is_made_of_training_images():
     pairs = data.load("multimnist:digits")
-    held = validation.held_out(pairs, 0.25)
+    held = pipeline.held_out(pairs, 0.25)
     assert (len(held.train), len(held.test)) == (1078, 359)
-    base = validation.held_out(data.load("digits"), 0.25)
+    base = pipeline.held_out(data.load("digits"), 0.25)
     np.testing.assert_array_equal(held.test.labels, base.y_test)
 
 

@@ -16,7 +16,8 @@ from reports import CAPSNET, EFFICIENT, QUANTIZED, TESTS, here, results_of
 
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
-from tf_capsops.cli import evaluate, recipes, results, variants
+from tf_capsops.cli import evaluation
+from tf_capsops.experiments import recipes, results, variants
 
 
 @pytest.mark.slow
@@ -266,7 +267,7 @@ def test_released_networks_are_those_of_the_runs(work):
         model = models.load_pretrained(name, "released")
         file = "codes.keras" if name == QUANTIZED else "model.keras"
         other = keras.saving.load_model(f"runs/{name}-seed-1/{file}")
-        ours, theirs = (evaluate.scores(each, tests) for each in (model, other))
+        ours, theirs = (evaluation.scores(each, tests) for each in (model, other))
         np.testing.assert_array_equal(ours, theirs)
         labels = ours.argmax(axis=1)
         assert (labels != tests.labels).sum() == card["wrong"]

@@ -5,8 +5,9 @@
 import json
 import sys
 
-from tf_capsops.cli import outcome, recipes, results, runs, settings
-from tf_capsops.cli.errors import CommandError
+from tf_capsops.cli import runs, train
+from tf_capsops.errors import CommandError
+from tf_capsops.experiments import recipes, results
 
 _COLUMNS = (
     "recipe",
@@ -30,14 +31,14 @@ def read(path):
         content = results.content(path)
         found = list(content.get("variants", []))
         for name, entry in content["recipes"].items():
-            if name in recipes.RECIPES and results.changes(name, entry["settings"]):
+            if name in recipes.RECIPES and train.changes(name, entry["settings"]):
                 of = {"recipe": name, "settings": entry["settings"]}
                 found += [{**of, **run} for run in entry["runs"]]
         known = [
             {**run, "settings": _settings(run["recipe"], run["settings"])}
             for run in found
             if run["recipe"] in recipes.RECIPES
-            and results.changes(run["recipe"], run["settings"])
+            and train.changes(run["recipe"], run["settings"])
         ]
         table(known)
         return list({_key(run): run for run in known}.values())
@@ -49,18 +50,18 @@ def add(variants, names, root):
     One whose outcome cannot be read is left out, and said on stderr.
     """
     found = {}
-    for path in sorted(root.glob(f"**/{outcome.RESULT}")):
+    for path in sorted(root.glob(f"**/{runs.RESULT}")):
         run = path.parent
         config = runs.read_config(run)
         name = config.get("recipe")
-        if name not in names or not results.changes(name, config):
+        if name not in names or not train.changes(name, config):
             continue
         try:
             added = {
                 "recipe": name,
                 "settings": _settings(name, config),
                 "seed": config.get("seed"),
-                **outcome.read(run),
+                **results.outcome(run),
             }
             found.setdefault(_key(added), added)
         except CommandError as error:
@@ -70,7 +71,8 @@ def add(variants, names, root):
 
 def _settings(name, config):
     """Returns those settings of a run that its recipe fixes."""
-    return recipes.stated({key: config.get(key) for key in settings.of_recipe(name)})
+    fixed = train.settings_of_recipe(name)
+    return recipes.stated({key: config.get(key) for key in fixed})
 
 
 def _key(run):
@@ -112,7 +114,7 @@ def text(variants, names):
 
 def _changed(run):
     """Says in which settings a run is not as its recipe has it."""
-    own, fixed = run["settings"], settings.of_recipe(run["recipe"])
+    own, fixed = run["settings"], train.settings_of_recipe(run["recipe"])
     skipped = ["validation"]  # has a column
     if own.get("routing") != fixed.get("routing"):
         skipped.append("margin")  # goes with the routing

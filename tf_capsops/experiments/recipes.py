@@ -12,7 +12,7 @@ import json
 import pathlib
 
 from tf_capsops.cli import presets
-from tf_capsops.cli.errors import CommandError, suggestion
+from tf_capsops.errors import CommandError, suggestion
 
 _SABOUR = "Sabour et al. 2017"
 

@@ -12,7 +12,8 @@ from reports import CAPSNET, EFFICIENT, QUANTIZED, quickly, results_of
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import interruption, recipes, results, settings, variants
+from tf_capsops.cli import callbacks, train
+from tf_capsops.experiments import recipes, results, variants
 
 
 def test_variants_have_a_table_of_their_own(work, capsys):
@@ -78,7 +79,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
         if name == "stopped":
             (work / "runs" / "stopped" / "result.json").unlink()
         if name == "named":
-            monkeypatch.setattr(interruption.Hold, "fit", lambda *_, **__: (0.0, True))
+            monkeypatch.setattr(callbacks.Hold, "fit", lambda *_, **__: (0.0, True))
             ended = 130
         quantized = f"runs/{name}-quantized"
         assert main(["quantize", run, *options, "--output", quantized]) == ended
@@ -155,7 +156,7 @@ def test_runs_outlast_a_recipe_that_changes_and_changes_back(work, monkeypatch):
     ],
 )
 def test_what_a_variant_changed_is_named(name, options, changed):
-    own = json.loads(json.dumps(settings.of_recipe(name)))
+    own = json.loads(json.dumps(train.settings_of_recipe(name)))
     for key, value in options.items():
         own[key] = {**own[key], **value} if isinstance(value, dict) else value
     run = {"recipe": name, "settings": own, "seed": 1, "part": "test", "wrong": 1}

@@ -7,8 +7,12 @@ import contextlib
 import json
 import statistics
 
-from tf_capsops.cli import checkpoints, outcome, recipes, runs, settings
-from tf_capsops.cli.errors import CommandError, reported
+import numpy as np
+
+from tf_capsops.cli import callbacks, evaluation, networks, runs, train
+from tf_capsops.errors import CommandError, reported
+from tf_capsops.experiments import recipes
+from tf_capsops.machine import label
 
 _COLUMNS = (
     "recipe",
@@ -22,15 +26,25 @@ _COLUMNS = (
     "command",
 )
 
+# What the entry of a run has of its result.json.
+_KEPT = (
+    "part",
+    "images",
+    "wrong",
+    "parameters",
+    "seconds_per_epoch",
+    "peak_bytes",
+)
+
 
 def finished(root, name, seed):
     """Returns the directory of a finished run below `root`, or None."""
-    return _first(root, name, seed, lambda run: (run / outcome.RESULT).is_file())
+    return _first(root, name, seed, lambda run: (run / runs.RESULT).is_file())
 
 
 def stopped(root, name, seed):
     """Returns the directory of a run below `root` that can be resumed, or None."""
-    return _first(root, name, seed, lambda run: checkpoints.newest(run)[1])
+    return _first(root, name, seed, lambda run: runs.newest_checkpoint(run)[1])
 
 
 def running(root, name, seed):
@@ -39,14 +53,13 @@ def running(root, name, seed):
 
 
 def _first(root, name, seed, is_good):
-    fixed = settings.of_recipe(name)
     for path in sorted(root.glob(f"**/{runs.CONFIG}")):
         run = path.parent
         if not is_good(run):
             continue
         config = runs.read_config(run)
         same = (config.get("recipe"), config.get("seed")) == (name, seed)
-        if same and not recipes.changes(config, fixed):
+        if same and not train.changes(name, config):
             return run
     return None
 
@@ -98,24 +111,43 @@ def held_in(path):
         raise CommandError(f"{path} does not hold results of recipes") from error
 
 
-def changes(name, config):
-    """Names the settings of a run that are not those of its recipe."""
-    return recipes.changes(config, settings.of_recipe(name))
-
-
 def _is_current(name, config):
-    return name in recipes.RECIPES and not changes(name, config)
+    return name in recipes.RECIPES and not train.changes(name, config)
 
 
 def add(entries, name, seed, run):
     """Adds a finished run to the entries that `read` returned."""
-    _put(entries, name, {"seed": seed, **outcome.read(run)})
+    _put(entries, name, {"seed": seed, **outcome(run)})
+
+
+def outcome(directory):
+    """Returns a finished run's result.json, with the images it got wrong by epoch.
+
+    The machine has its name instead of its description.
+
+    Raises:
+      CommandError: if the file, or the history beside it, is missing or another one.
+    """
+    result = runs.read_json(directory / runs.RESULT)
+    history = runs.read_json(directory / runs.HISTORY)
+    try:
+        on, images = result["machine"], result["images"]
+        accuracies = callbacks.accuracies(history)[1]
+        return {
+            **{key: result[key] for key in _KEPT},
+            "machine": label(on),
+            "commit": on["commit"],
+            "date": on["date"],
+            "tensorflow": on["versions"]["tensorflow"],
+            "wrong_by_epoch": [round((1 - each) * images) for each in accuracies],
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CommandError(f"{directory} does not hold the outcome of a run") from error
 
 
 def _put(entries, name, added):
-    entry = entries.setdefault(
-        name, {"settings": settings.of_recipe(name), "runs": [], "votes": []}
-    )
+    settings = train.settings_of_recipe(name)
+    entry = entries.setdefault(name, {"settings": settings, "runs": [], "votes": []})
     others = [run for run in entry["runs"] if run["seed"] != added["seed"]]
     entry["runs"] = sorted([*others, added], key=lambda run: run["seed"])
 
@@ -123,6 +155,36 @@ def _put(entries, name, added):
 def has(entries, name, seed):
     """Whether the entries have a recipe's run of this seed."""
     return any(run["seed"] == seed for run in entries.get(name, {"runs": []})["runs"])
+
+
+def add_votes(entries, name, root, seeds):
+    """Adds the error of a recipe's networks together to the entries.
+
+    Only recipes that ask for it vote, and only where the networks of two seeds or more
+    are below `root`. The vote of more seeds that is there already stays.
+    """
+    if not recipes.find(name).votes:
+        return
+    found = {seed: finished(root, name, seed) for seed in seeds}
+    found = {seed: run for seed, run in found.items() if run is not None}
+    before = [vote["seeds"] for vote in entries.get(name, {}).get("votes", [])]
+    fewest = max([2, *map(len, before)])
+    if len(found) < fewest or list(found) in before:
+        return
+    scores = 0.0
+    for run in found.values():
+        model, dataset, _ = networks.open_model(run)
+        scores = scores + evaluation.scores(model, dataset.test)
+    wrong = int(np.count_nonzero(scores.argmax(axis=1) != dataset.test.labels))
+    voting = [run for run in entries[name]["runs"] if run["seed"] in found]
+    entries[name]["votes"] = [
+        {
+            "seeds": list(found),
+            "wrong": wrong,
+            "images": len(dataset.test),
+            "machine": machines(voting),
+        }
+    ]
 
 
 def table(entries):

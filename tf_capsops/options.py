@@ -1,13 +1,17 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Types of command-line arguments, and arguments that several commands have."""
+"""The command line's parser, types of its options, and options of several commands.
+
+Commands declare their options before TensorFlow is imported, which takes seconds, so
+that help and mistakes do not wait for it: nothing here may import it.
+"""
 
 import argparse
 import contextlib
 import math
 import re
 
-from tf_capsops.cli.errors import suggestion
+from tf_capsops.errors import CommandError, suggestion
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,7 +20,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:  # or the main parser reports them, without the command's name
-            options = re.findall(r"--[\w-]+", self.format_usage())
+            # The usage has -h for it.
+            options = ["--help", *re.findall(r"--[\w-]+", self.format_usage())]
             misspelt = (each.partition("=")[0] for each in rest if each.startswith("-"))
             hints = (suggestion(each, options) for each in misspelt)
             hint = next(filter(None, hints), "")
@@ -96,8 +101,28 @@ def add_skip_broken(parser):
     )
 
 
+def add_batches(parser, batch_size, rate, learning_rate):
+    """Adds the size of batches and the learning rate.
+
+    Args:
+      parser: a parser or a group of one.
+      batch_size, learning_rate: what they are by default, in words.
+      rate: which learning rate it is, in words.
+    """
+    parser.add_argument(
+        "--batch-size",
+        type=positive_int,
+        help=f"images that are trained on at a time (default: {batch_size})",
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=positive_float,
+        help=f"{rate} (default: {learning_rate})",
+    )
+
+
 def add_seed(parser):
-    """Adds the seed that `runs.seed_everything` takes."""
+    """Adds the seed that `networks.seed_everything` takes."""
     parser.add_argument(
         "--seed",
         type=seed,
@@ -126,3 +151,19 @@ def add_output(parser, default):
         help="a new directory; a number is added where it exists (default: "
         f"runs/{default})",
     )
+
+
+def refuse_all_but(taken, args, reason, more=""):
+    """Checks that no options are given but those that can be used.
+
+    Args:
+      taken: the names of these.
+      args: as they were parsed; options that are not given are None.
+      reason, more: what a message begins and ends with.
+
+    Raises:
+      CommandError: if another one is given, which the message names.
+    """
+    for name, value in vars(args).items():
+        if value is not None and name not in {"command", "command_line", *taken}:
+            raise CommandError(f"{reason}: no --{name.replace('_', '-')}{more}")

@@ -1,0 +1,53 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The public names of the package, and the registration of its ops."""
+
+import contextlib
+
+from tf_capsops import (
+    _console,  # noqa: F401, before TensorFlow
+    _library,
+    inq,
+    layers,
+    losses,
+    metrics,
+    models,
+    routing,
+)
+from tf_capsops._library import library_path
+from tf_capsops._portable import portable
+from tf_capsops._version import __version__
+from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
+from tf_capsops.ops.capsule_prediction import capsule_prediction
+from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
+from tf_capsops.ops.high_order_conv import high_order_conv2d
+from tf_capsops.ops.inq_conv import inq_conv2d
+from tf_capsops.ops.squash import squash
+
+__all__ = [
+    "__version__",
+    "capsule_conv2d",
+    "capsule_conv2d_bias_relu",
+    "capsule_moments",
+    "capsule_prediction",
+    "capsule_routing",
+    "high_order_conv2d",
+    "inq",
+    "inq_conv2d",
+    "layers",
+    "library_path",
+    "losses",
+    "metrics",
+    "models",
+    "moment_shares",
+    "portable",
+    "routing",
+    "routing_coefficients",
+    "squash",
+]
+
+# Registers the ops, so that a SavedModel that has them loads. Without a usable library
+# the rest of the package is still of use, and every op says what is wrong.
+with contextlib.suppress(ImportError):
+    _library.load()

@@ -1,0 +1,135 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Times the operators against plain TensorFlow, all in one run."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from tf_capsops import options
+from tf_capsops.bench import cases
+from tf_capsops.errors import CommandError, require
+
+DEVICES = ("CPU", "GPU")
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+NETWORKS = ("capsnet", "p_capsnet", "denoiser")  # of `networks.NETWORKS`
+
+
+def add_shared(parser: argparse.ArgumentParser, output: str, files: str) -> None:
+    """Adds the options that the papers' benchmarks have, too.
+
+    Args:
+        output: The directory that is written to by default.
+        files: What goes there, in words.
+    """
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        nargs="+",
+        help="kinds of devices to measure on (default: all that TensorFlow sees)",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=options.int_from(2),
+        default=15,
+        metavar="N",
+        help="samples of each method, at least 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tf32",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="allow TensorFloat-32 on a GPU, as TensorFlow does unless told otherwise",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path(output),
+        metavar="DIRECTORY",
+        help=f"where {files} go (default: %(default)s)",
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `tf-capsops bench`."""
+    add_shared(parser, "runs/bench", "bench.json and bench.png")
+    parser.add_argument(
+        "--suite",
+        choices=cases.BENCH_SUITES,
+        nargs="+",
+        default=[cases.ANCHORS],
+        help="ops at the sizes of the speed claims (anchors), of layers of published "
+        "networks, or at tiny ones that only show that the benchmark works (smoke); "
+        "whole training steps of networks, or of tiny ones (default: anchors)",
+    )
+    parser.add_argument(
+        "--op",
+        choices=cases.ops(),
+        nargs="+",
+        default=cases.ops(),
+        help="the operators to time (default: all)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        nargs="+",
+        default=["float32"],
+        help="types to compute in (default: float32)",
+    )
+    parser.add_argument(
+        "--against",
+        type=pathlib.Path,
+        metavar="BENCH_JSON",
+        help="compare with an earlier bench.json, and mark what has become slower",
+    )
+    parser.add_argument(
+        "--threads",
+        type=options.positive_int,
+        nargs="+",
+        metavar="N",
+        help="threads of an operation on the CPU, and no GPU (default: all cores); of "
+        "several numbers, each is measured in a process of its own, and a table "
+        "compares them",
+    )
+    group = parser.add_argument_group(f"training steps (--suite {cases.TRAINING})")
+    group.add_argument(
+        "--model",
+        choices=NETWORKS,
+        nargs="+",
+        default=list(NETWORKS),
+        help="the networks to train (default: all)",
+    )
+    group.add_argument(
+        "--jit",
+        choices=["off", "on"],
+        nargs="+",
+        default=["off", "on"],
+        help="without and with XLA (default: both)",
+    )
+    group.add_argument(
+        "--steps-per-execution",
+        type=options.positive_int,
+        nargs="+",
+        default=[1, 20],
+        metavar="N",
+        help="batches that Keras trains on at a time (default: 1 20)",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Checks what can be checked without TensorFlow.
+
+    Raises:
+        CommandError: Options do not go together, or a package is missing.
+    """
+    require("matplotlib", "rich")
+    if len(args.threads or []) > 1 and args.against:
+        raise CommandError("--against compares with one number of --threads")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and reports. Returns the exit status."""
+    from tf_capsops.bench import command
+
+    return command.run(args)

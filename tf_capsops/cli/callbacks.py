@@ -1,0 +1,274 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `fit` calls on the way: progress, times, checkpoints, a Ctrl-C that waits."""
+
+import os
+import resource
+import signal
+import statistics
+import sys
+import threading
+import time
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.cli import runs
+from tf_capsops.machine import machine
+from tf_capsops.models.grouping import Bar
+
+_PAUSE = 20  # times as long as saving took, until it is done again
+_LABELS = {
+    "lengths_accuracy": "train_accuracy",
+    "val_lengths_accuracy": "test_accuracy",
+    "accuracy": "train_accuracy",
+    "val_accuracy": "test_accuracy",
+    "psnr": "train_psnr",
+    "loss": "loss",
+}
+
+
+def accuracies(history):
+    """The accuracies in a Keras `History.history`: in training, and on other images.
+
+    A model of several outputs puts the name of one before that of the metric.
+    """
+    name = "lengths_accuracy" if "lengths_accuracy" in history else "accuracy"
+    return history[name], history[f"val_{name}"]
+
+
+class StepBar(Bar):
+    """A progress bar of each epoch's steps, which shows although `verbose` is 0."""
+
+    def set_params(self, params):
+        super().set_params({**params, "verbose": 1})
+
+
+class EpochBar(keras.callbacks.Callback):
+    """One progress bar over all epochs, for epochs too short for bars of their own."""
+
+    def __init__(self, part="test"):
+        super().__init__()
+        self._part = part
+
+    def on_train_begin(self, logs=None):
+        names = [_label(key, self._part) for key in _LABELS]
+        self._bar = keras.utils.Progbar(
+            self.params["epochs"], stateful_metrics=names, unit_name="epoch"
+        )
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = logs or {}
+        keys = [key for key in _LABELS if key in logs]
+        values = [(_label(key, self._part), logs[key]) for key in keys]
+        self._bar.update(epoch + 1, values)
+
+
+class EpochLine(keras.callbacks.Callback):
+    """Prints one line every few epochs, for output that is not a terminal."""
+
+    def __init__(self, every, part="test"):
+        super().__init__()
+        self._every = every
+        self._part = part
+
+    def on_epoch_end(self, epoch, logs=None):
+        epochs = self.params["epochs"]
+        if (epoch + 1) % self._every and epoch + 1 < epochs:
+            return
+        values = [f"epoch {epoch + 1}/{epochs}"]
+        for key in _LABELS:
+            if key in (logs or {}):
+                values.append(f"{_label(key, self._part)} {logs[key]:.4f}")
+        print("  ".join(values), flush=True)
+
+
+def _label(key, part):
+    return _LABELS[key].replace("test", part)
+
+
+def progress(epochs, steps, interactive, part="test"):
+    """Returns a Keras `verbose` value and the callbacks that show the progress.
+
+    Args:
+      epochs: how many there will be.
+      steps: batches an epoch.
+      interactive: whether the output is a terminal.
+      part: what the images are called that are not trained on.
+    """
+    if not interactive:
+        return 0, [EpochLine(max(1, epochs // 20), part)]
+    if steps < 100:
+        return 0, [EpochBar(part)]
+    return 0, [StepBar()]
+
+
+class Clock(keras.callbacks.Callback):
+    """Takes the time of every epoch, with what is done at its end.
+
+    Attributes:
+      seconds: of each epoch that this process trained.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds.append(time.perf_counter() - self._began)
+
+    def median(self):
+        """Returns the seconds of an epoch, None if there was none.
+
+        The first one counts only if there is no other: it also traces and compiles.
+        """
+        seconds = self.seconds[1:] or self.seconds
+        return statistics.median(seconds) if seconds else None
+
+
+def write_result(directory, model, clock, accuracy):
+    """Writes result.json: accuracy, size, time, memory and machine of a run.
+
+    Args:
+      directory: the run's.
+      model: as it was trained.
+      clock: the `Clock` that saw it.
+      accuracy: a dict of "part", "images" and "wrong".
+    """
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if tf.config.list_physical_devices("GPU"):
+        peak["gpu"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    content = {
+        **accuracy,
+        "parameters": model.count_params(),
+        # None where a resumed run had no epoch left to train.
+        "seconds_per_epoch": clock.median(),
+        "peak_bytes": peak,
+        "machine": machine(),
+    }
+    runs.write_json(directory / runs.RESULT, content)
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves history and model at the end of epochs.
+
+    Files are complete whenever the process is killed: each is written under another
+    name first. The history is written every epoch; the model after the first one, and
+    then as soon as saving it takes less than a twentieth of the time.
+
+    Attributes:
+      history: lists of a number an epoch, by name, as a Keras `History` has them.
+    """
+
+    def __init__(self, directory, history):
+        super().__init__()
+        self.history = history
+        self._directory = directory
+        self._due = 0.0
+
+    def on_epoch_end(self, epoch, logs=None):
+        # In one step, for Ctrl-C may come in between.
+        self.history = {
+            name: [*self.history.get(name, []), float(value)]
+            for name, value in (logs or {}).items()
+        }
+        partial = self._directory / runs.PARTIAL_HISTORY
+        runs.write_json(partial, self.history)
+        os.replace(partial, self._directory / runs.HISTORY)
+        began = time.monotonic()
+        if began < self._due:
+            return
+        partial = self._directory / runs.PARTIAL_MODEL
+        self.model.save(partial)
+        before = runs.checkpoints(self._directory)
+        os.replace(partial, self._directory / f"checkpoint-{epoch + 1}.keras")
+        for path in before.values():
+            path.unlink()
+        now = time.monotonic()
+        self._due = now + _PAUSE * (now - began)
+
+
+class Hold(keras.callbacks.Callback):
+    """In its `with` block Ctrl-C waits for the end of a batch or of the block.
+
+    Python raises KeyboardInterrupt wherever it happens to be, also while a model is
+    being written. There it was sometimes lost, and once the process crashed soon
+    after. `fit` ends after the current batch. A second Ctrl-C does not wait.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._asked = False
+        self._before = None
+
+    def __enter__(self):
+        # Somebody else's handler, or none as under nohup, stays.
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self._before:
+            signal.signal(signal.SIGINT, self._before)
+        if kind is None:
+            self._raise_if_asked()
+
+    def fit(self, model, batches, *, epochs, steps, callbacks, part="test", **options):
+        """Calls `model.fit`, until it or Ctrl-C ends it, and shows the progress.
+
+        Args:
+          model: as it is compiled.
+          batches: what it is trained on, in this order.
+          epochs: how many there will be.
+          steps: batches an epoch.
+          callbacks: those of the run.
+          part: what the images are called that are not trained on.
+          **options: others of Keras' `fit`.
+
+        Returns:
+          The seconds that it took, and whether it was stopped.
+        """
+        verbose, shown = progress(epochs, steps, sys.stdout.isatty(), part)
+        options |= {"epochs": epochs, "shuffle": False, "verbose": verbose}
+        began = time.perf_counter()
+        stopped = False
+        try:
+            model.fit(batches, callbacks=[*shown, *callbacks, self], **options)
+        except KeyboardInterrupt:
+            stopped = True
+        return time.perf_counter() - began, stopped
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._raise_if_asked()
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._raise_if_asked()
+
+    def _ask(self, number, frame):
+        if self._asked:
+            signal.default_int_handler(number, frame)
+        self._asked = True
+        print("\nstopping; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def _raise_if_asked(self):
+        if self._asked:
+            self._asked = False
+            raise KeyboardInterrupt
+
+
+def where(history, epochs, seconds):
+    """Says how far a training came that was stopped.
+
+    Args:
+      history: of its epochs, as a Keras `History` has it.
+      epochs: how many there should have been.
+      seconds: what it took.
+    """
+    current = min(len(history.get("loss", [])) + 1, epochs)
+    return f"stopped in epoch {current} of {epochs} after {seconds:.0f} s"

@@ -1,0 +1,91 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Has networks classify test images, and counts what they take for what."""
+
+import math
+
+import numpy as np
+
+from tf_capsops.cli import runs
+from tf_capsops.data import Pictures
+
+
+def scores(model, samples, batch_size=256):
+    """Returns the scores that a classifier gives images, `[images, classes]`."""
+    return measure(model, samples, batch_size)[0]
+
+
+def measure(model, samples, batch_size=256):
+    """Has a classifier classify, and reconstruct if it can, a batch at a time.
+
+    Args:
+      model: a Keras model from images to scores, or to a dict of `"lengths"` and
+        `"reconstruction"`.
+      samples: a `data.Samples`.
+      batch_size: images a batch.
+
+    Returns:
+      The scores, `[images, classes]`; the labels, `[images]`, or `[images, classes]`
+      with a 1 for each class that is there; and the root of the reconstructions' mean
+      square error, which is None for a model without any.
+    """
+    scores, labels, squares, pixels = [], [], 0.0, 0
+    for images, targets in samples.batches(batch_size):
+        outputs = model.predict_on_batch(images)
+        wanted = images
+        if isinstance(targets, dict):
+            targets, wanted = targets["lengths"], targets["reconstruction"]
+        if isinstance(outputs, dict):
+            errors = outputs["reconstruction"] - wanted.numpy()
+            squares += float(np.square(errors, dtype=np.float64).sum())
+            pixels += errors.size
+            outputs = outputs["lengths"]
+        scores.append(outputs)
+        labels.append(targets)
+    rmse = math.sqrt(squares / pixels) if pixels else None
+    return np.concatenate(scores), np.concatenate(labels), rmse
+
+
+def multi_hot(scores, objects):
+    """Returns a 1 for each of so many highest scores of a row, and 0 for the others."""
+    highest = np.argsort(-scores, axis=1, kind="stable")[:, :objects]
+    return np.eye(scores.shape[1])[highest].sum(axis=1)
+
+
+def confusion_matrix(labels, predictions, classes):
+    """Counts `[classes, classes]`: rows are labels, columns predictions."""
+    pairs = labels.astype(np.int64) * classes + predictions
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def names(dataset, directory, classes):
+    """Returns the names of a network's classes.
+
+    Args:
+      dataset: what it is evaluated on.
+      directory: the network's, whose `config.json` may name them, too.
+      classes: how many it knows.
+    """
+    if isinstance(dataset, Pictures) and dataset.num_classes == classes:
+        return dataset.class_names
+    return runs.class_names(directory, classes)
+
+
+def precision_and_recall(matrix):
+    """Returns both for each class, as lists by name; None where they are not defined.
+
+    Args:
+      matrix: counts `[classes, classes]`: rows are labels, columns predictions.
+
+    Returns:
+      A dict of `"precision"`, the share of right ones among the predictions of a class,
+      and `"recall"`, the same among its images.
+    """
+    right = np.diag(matrix)
+    return {
+        name: [float(r / n) if n else None for r, n in zip(right, totals)]
+        for name, totals in (
+            ("precision", matrix.sum(axis=0)),
+            ("recall", matrix.sum(axis=1)),
+        )
+    }
