@@ -106,14 +106,12 @@ LIBRARY := $(if $(SANITIZE)$(FAULTS),$(BUILD),tf_capsops)/libtf_capsops.so
 STUDIES := $(BUILD)/libtf_capsops_studies.so
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
 
-# What calls TensorFlow has no hot loops, and few processors still stop at v2: these take
-# half the time to compile with less than -O3.
+# What calls TensorFlow has no hot loops, and compiles in less time than with -O3.
 OPTIMIZE_tensorflow := $(OPTIMIZE:-O3=-O1)
-OPTIMIZE_v2 := $(filter -O2,$(OPTIMIZE:-O3=-O2))
 
 # One source, several instruction sets; cc/cpu/dispatch chooses at load time.
 ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,baseline)
-MARCH_v2 := -march=x86-64-v2 $(OPTIMIZE_v2)
+MARCH_v2 := -march=x86-64-v2
 MARCH_v3 := -march=x86-64-v3
 MARCH_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 

@@ -28,7 +28,7 @@ LINKOPTS = [
 
 _ISA_COPTS = {
     "baseline": [],
-    "v2": ["-march=x86-64-v2", "-O2"],
+    "v2": ["-march=x86-64-v2"],
     "v3": ["-march=x86-64-v3"],
     "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
 }
