@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiler flags of the Makefile, and its translation units."""
 
-COPTS = [
+_COPTS = [
     "-std=c++17",
-    "-O3",
     "-DNDEBUG",
     "-fvisibility=hidden",
     "-ffunction-sections",
@@ -13,7 +12,9 @@ COPTS = [
     "-Wextra",
 ]
 
-CPU_COPTS = COPTS + ["-ffp-contract=fast", "-Wno-psabi"]
+COPTS = _COPTS + ["-O1"]
+
+CPU_COPTS = _COPTS + ["-O3", "-ffp-contract=fast", "-Wno-psabi"]
 
 LINKOPTS = [
     "-Wl,--gc-sections",

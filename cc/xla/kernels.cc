@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tensorflow/compiler/tf2xla/type_util.h"
-#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "tensorflow/core/platform/errors.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -25,6 +24,7 @@
 #include "cc/launch/choice.h"
 #include "cc/launch/op.h"
 #include "cc/shapes/every_op.h"
+#include "cc/xla/op_kernel.h"
 #include "cc/xla/target.h"
 
 namespace capsops {
