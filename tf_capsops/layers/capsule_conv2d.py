@@ -9,6 +9,7 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.window import map_size, set_window
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.squash import squash
+from tf_capsops.registered import registered
 
 # So that models whose layers have it as their activation can be saved and loaded.
 keras.saving.register_keras_serializable("tf_capsops")(squash)
@@ -19,7 +20,7 @@ _AXES = {
 }
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsuleConv2D(keras.layers.Layer):
     """Convolution that multiplies pose matrices, by `tf_capsops.capsule_conv2d`.
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_capsops import _portable
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.registered import registered
 
 # Numbers of a window, KH * KW * C.
 _MOST_OF_FEW_CHANNELS = 256
@@ -16,7 +17,7 @@ _FEWEST_ON_GPU = 1024
 _FEWEST_ON_CPU = 8192
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class Conv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D`, by `tf_capsops.capsule_conv2d` where that is faster.
 

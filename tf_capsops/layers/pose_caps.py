@@ -4,7 +4,6 @@
 
 import math
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
@@ -12,10 +11,11 @@ from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.routed import checked_pose_shape
 from tf_capsops.layers.window import map_size
+from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class PoseCaps(Convolving):
     """Convolves features to pose matrices and their activations.
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first capsule layer, a convolution whose channels are read as capsules."""
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, known_shape, positive_int
@@ -14,9 +13,10 @@ from tf_capsops.layers.data_format import (
 )
 from tf_capsops.layers.window import map_size
 from tf_capsops.ops.squash import squash
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class PrimaryCaps(Convolving):
     """Convolves to `channels * capsule_dim` features, read as squashed capsules.
 

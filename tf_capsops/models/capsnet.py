@@ -23,9 +23,10 @@ from tf_capsops.models.outputs import (
     with_integers,
 )
 from tf_capsops.models.parts import new_parts, parts_config, saved_parts
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsNet(targets.Reconstructing, keras.Model):
     """A capsule network that classifies images and reconstructs them; see `capsnet`.
 
@@ -291,7 +292,7 @@ class CapsNet(targets.Reconstructing, keras.Model):
         self.optimizer.build(self.trainable_variables)
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsNetInference(ImageModel, keras.Model):
     """The functional model of `inference_model`, which refuses unscaled images."""
 
