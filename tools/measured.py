@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of measured numbers in README.md and docs/ from docs/measured.
 
-A table stands between `<!-- measured: NAME -->` and `<!-- /measured -->`. Each JSON
-file but tables.json is one run: where it came from (command, commit, date, machine),
-and `results`, as `tf-capsops bench` writes them, or `tables` that were measured in some
-other way. tables.json says which results each table shows; a table of training steps
-has a row for each method. Of two runs that measured the same on the same machine, the
-one with the later date counts.
+A table is between `<!-- measured: NAME -->` and `<!-- /measured -->`, laid out as
+mdformat does it. Each JSON file but tables.json is one run: where it came from
+(command, commit, date, machine), and `results`, as `tf-capsops bench` writes them, or
+`tables` that were measured in some other way. tables.json says which results each table
+shows; a table of training steps has a row for each method. Of two runs that measured
+the same on the same machine, the one with the later date counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -149,9 +150,21 @@ def _source(run: dict, machine: str) -> str:
 
 
 def _markdown(headings: Sequence, rows: Sequence, right: bool = True) -> str:
-    rule = ["---", *(["---:" if right else "---"] * (len(headings) - 1))]
+    rule = ["--", *(["-:" if right else "--"] * (len(headings) - 1))]
     lines = [headings, rule, *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    """Returns a list as mdformat lays it out: 100 columns, code in one piece."""
+    wrap = textwrap.TextWrapper(
+        100, "- ", "  ", break_long_words=False, break_on_hyphens=False
+    )
+    text = ""
+    for line in dict.fromkeys(lines):
+        whole = re.sub("`.*?`", lambda code: code[0].replace(" ", "\0"), line)
+        text += wrap.fill(whole).replace("\0", " ") + "\n"
+    return text
 
 
 def _rows(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
@@ -185,8 +198,7 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
     headings += spec["columns"]
     headings += ["floor"] if spec.get("floor") else []
     headings += ["kernel"] if any(kernels) else []
-    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
-    return f"{_markdown(headings, rows)}\n{lines}"
+    return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
 
 
 def _training_table(spec: dict, runs: Sequence[dict]) -> str:
@@ -213,14 +225,13 @@ def _training_table(spec: dict, runs: Sequence[dict]) -> str:
         [cell for cell, dropped in zip(line, empty, strict=True) if not dropped]
         for line in [["", *_TRAINING], *rows]
     )
-    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
-    return f"{_markdown(headings, rows)}\n{lines}"
+    return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
 
 
 def _given_table(table: dict, run: dict) -> str:
     text = _markdown(table["columns"], table["rows"], table.get("right", True))
     if table.get("source", True):
-        text += f"\n* {_source(run, _machine(run, table['device']))}\n"
+        text += "\n" + _bullets([_source(run, _machine(run, table["device"]))])
     return text
 
 
@@ -240,9 +251,13 @@ def make(name: str, root: pathlib.Path) -> str:
 
 def pages(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
     """Yields each page, its text, and its text with all tables made again."""
-    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+
+    def made(match):
+        return f"{match[1]}\n{make(match[2], root)}\n{match[4]}"
+
+    for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         text = path.read_text()
-        yield path, text, _MARKED.sub(lambda m: m[1] + make(m[2], root) + m[4], text)
+        yield path, text, _MARKED.sub(made, text)
 
 
 def sources(op: str, device: str) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_table_shows_the_newest_run_of_each_machine(root):
     text = (root / "README.md").read_text()
     assert "| in us | tf_capsops | fold | XLA | floor | kernel |\n" in text
     assert "| small | **123** | 250 (2.03) |  | 50 | wgmma |\n" in text
-    assert "* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+    assert "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
     assert text.startswith("Before\n") and text.endswith("<!-- /measured -->\nAfter\n")
 
 
@@ -88,7 +88,7 @@ def test_a_table_of_training_steps_shows_what_was_measured(root):
     assert "| capsnet: tf_capsops | 6.54 | 10000 |  |  |\n" in text
     best = "| capsnet: tf_capsops, XLA, 20 steps | **2.8** | 20000 | 2.51 | 81.5 |\n"
     assert best in text and "plain Keras" not in text
-    assert "* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+    assert "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
 
 
 def test_another_machine_is_another_row(root):
