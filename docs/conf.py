@@ -21,6 +21,10 @@ extensions += ["sphinx_copybutton"]
 exclude_patterns = ["measured"]
 html_theme = "furo"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# A long signature has an argument on each line.
+maximum_signature_line_length = 70
 myst_heading_anchors = 3
 # Do not guess the language of a block.
 highlight_language = "text"
