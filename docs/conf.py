@@ -42,13 +42,13 @@ PAGES = {
     "THIRD_PARTY_LICENSES.md": "licenses.md",
     "LICENSE": "license.md",
 }
-_LINK = re.compile(r"\]\((docs/|\.\./)?([^)#:]+)")
+_LINK = re.compile(r"\]\((docs/|(?:\.\./)*)([^)#:]+)")
 
 
 def _link(match):
-    folder, target = match.groups(default="")
-    if target in PAGES:
-        return f"]({PAGES[target]}"
+    folder, target = match.groups()
+    if target in PAGES:  # from docs/ it is one folder up
+        return f"]({folder.removeprefix('docs/').removeprefix('../')}{PAGES[target]}"
     return f"]({folder.removeprefix('docs/')}{target}"
 
 

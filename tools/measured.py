@@ -6,8 +6,9 @@ A table is between `<!-- measured: NAME -->` and `<!-- /measured -->`, laid out 
 mdformat does it. Each JSON file but tables.json is one run: where it came from
 (command, commit, date, machine), and `results`, as `tf-capsops bench` writes them, or
 `tables` that were measured in some other way. tables.json says which results each table
-shows; a table of training steps has a row for each method. Of two runs that measured
-the same on the same machine, the one with the later date counts.
+shows, or which columns of such a table; a table of training steps has a row for each
+method. Of two runs that measured the same on the same machine, the one with the later
+date counts.
 """
 
 from __future__ import annotations
@@ -228,6 +229,22 @@ def _training_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
 
 
+def _part(table: dict, spec: dict) -> dict:
+    """Returns a table's rows `where` columns have a text, and some of its columns."""
+    names = table["columns"]
+    where = {names.index(name): text for name, text in spec.get("where", {}).items()}
+    rows = [
+        row
+        for row in table["rows"]
+        if all(row[place] == text for place, text in where.items())
+    ]
+    if columns := spec.get("columns"):
+        places = [names.index(name) for name in columns.values()]
+        rows = [[row[place] for place in places] for row in rows]
+        names = list(columns)
+    return {**table, "columns": names, "rows": rows}
+
+
 def _given_table(table: dict, run: dict) -> str:
     text = _markdown(table["columns"], table["rows"], table.get("right", True))
     if table.get("source", True):
@@ -239,13 +256,13 @@ def make(name: str, root: pathlib.Path) -> str:
     """Returns the Markdown of one table."""
     runs = _runs(root)
     specs = _load(root / "docs/measured/tables.json")
-    if name in specs:
-        spec = specs[name]
+    spec = specs.get(name, {"of": name})
+    if "op" in spec:
         table = _training_table if spec["op"] == "training" else _bench_table
         return table(spec, runs)
     for run in reversed(runs):
-        if name in run.get("tables", {}):
-            return _given_table(run["tables"][name], run)
+        if table := run.get("tables", {}).get(spec["of"]):
+            return _given_table(_part(table, spec), run)
     raise Wrong(f"docs/measured has no table '{name}'")
 
 
@@ -280,14 +297,15 @@ def _shown(root: pathlib.Path) -> Iterator[tuple[str, str, str, dict]]:
         m[2] for _, text, _ in pages(root) for m in _MARKED.finditer(text)
     )
     for name in names:
-        if name in specs:
-            for row, run, result in _rows(specs[name], runs):
+        spec = specs.get(name, {"of": name})
+        if "op" in spec:
+            for row, run, result in _rows(spec, runs):
                 machine = _machine(run, result["device"])
                 label = f"{name}: {row['label']} ({machine})"
                 yield label, result["op"], result["device"], run
             continue
         for run in runs:
-            if table := run.get("tables", {}).get(name):
+            if table := run.get("tables", {}).get(spec["of"]):
                 yield name, table["op"], table["device"], run
 
 

@@ -91,6 +91,21 @@ def test_a_table_of_training_steps_shows_what_was_measured(root):
     assert "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
 
 
+def test_a_part_of_a_table_that_was_measured_otherwise(root):
+    given = {"columns": ["name", "us", "type", "us"], "op": None, "device": "GPU"}
+    given["rows"] = [["a", 1, "float32", 2], ["b", 3, "float16", 4]]
+    run = _run(0, "2026-01-01", results=[], tables={"all": given})
+    _write(root, "given", run)
+    part = {"of": "all", "where": {"type": "float16"}, "columns": {"": "name"}}
+    _write(root, "tables", {"conv": {"of": "all"}})
+    measured.main([], root)
+    whole = (root / "README.md").read_text()
+    assert "| name | us | type | us |\n" in whole and "| a | 1 | float32 | 2 |" in whole
+    _write(root, "tables", {"conv": part})
+    measured.main([], root)
+    assert "|  |\n| -- |\n| b |\n\n- H200" in (root / "README.md").read_text()
+
+
 def test_another_machine_is_another_row(root):
     _write(root, "b200", _run(80, "2026-01-01", gpus=[{"device_name": "NVIDIA B200"}]))
     measured.main([], root)
