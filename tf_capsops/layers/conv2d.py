@@ -23,7 +23,7 @@ class Conv2D(keras.layers.Conv2D):
 
     Arguments, weights, saved weights and results are those of `keras.layers.Conv2D`,
     but for rounding. Which shapes our kernels take depends on the devices that are
-    visible, the type and whether TF32 is allowed: docs/notebook/conv2d.md has the times.
+    visible, the type and whether TF32 is allowed: docs/conv2d.md has the rule.
     Groups and `"channels_first"` always run on TensorFlow's convolution, and so does
     everything under `tf_capsops.portable`.
 
@@ -68,8 +68,8 @@ class Conv2D(keras.layers.Conv2D):
 def ours_is_faster(kernel_shape, dtype):
     """Whether training with our kernels takes less time than with TensorFlow's.
 
-    The rule is fixed, so that runs do not differ; docs/notebook/conv2d.md says what it was made
-    from.
+    The rule is fixed, so that runs do not differ. docs/notebook/conv2d.md has the times
+    that it was made from.
 
     Args:
       kernel_shape: `[KH, KW, C, filters]`.
