@@ -54,8 +54,8 @@ class CapsuleConv2D(keras.layers.Layer):
       kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
         plain convolution with the same fans, and once for each of the G matrices.
       bias_initializer: as for `keras.layers.Conv2D`.
-      kernel_regularizer, bias_regularizer: likewise.
-      kernel_constraint, bias_constraint: likewise.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -35,8 +35,8 @@ class PoseCaps(Convolving):
       padding: `"valid"` or `"same"`.
       use_bias: whether the convolution has a bias.
       kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
-      kernel_regularizer, bias_regularizer: likewise.
-      kernel_constraint, bias_constraint: likewise.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -326,8 +326,8 @@ def capsnet(*args, **kwargs):
       capsule_dim: the length of a class capsule's vector.
       routing_iterations: how often routing computes the class capsules.
       decoder_units: units of the decoder's hidden layers.
-      reconstruction_weight: what the summed squared error of the reconstruction counts
-        beside the margin loss.
+      reconstruction_weight: the weight of the reconstruction's summed squared error
+        in the loss; the margin loss has 1.
       objects: how many objects of different classes an image shows.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
