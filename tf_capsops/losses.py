@@ -89,7 +89,8 @@ class SpreadLoss(keras.losses.Loss):
     `max(0, m - (a_t - a_i))^2`, summed over the classes i other than the true one t:
     equation 3 of Hinton, Sabour and Frosst, "Matrix Capsules" (2018). The margin m
     grows linearly, from `start` to `end` over the first `steps` steps of training, so
-    that capsules do not die early. Batches are averaged, unless `reduction` says otherwise.
+    that capsules do not die early. Batches are averaged, unless `reduction` says
+    otherwise.
 
     A pair of classes t and i counts `y_t (1 - y_i)`, with the labels y. So where a
     sample has several true classes, the sums of all of them are added, and true classes

@@ -37,10 +37,11 @@ def inq_conv2d(
 
     This is `tf.nn.conv2d`, with its rules for sizes and padding, and with weights given
     as codes of one byte. Code 0 is zero; code `1 + 2 * k` is `2 ** (top_exponent - k)`
-    and code `2 + 2 * k` is `-2 ** (top_exponent - k)`, for `k` from 0 to `2 ** (bits -
-    2) - 1`: the code book of Zhou et al., "Incremental Network Quantization" (2017).
-    Float32 results are as accurate as those of `tf.nn.conv2d` with the decoded weights.
-    Differentiable any number of times in `inputs`. Half types accumulate in float32.
+    and code `2 + 2 * k` is `-2 ** (top_exponent - k)`, for `k` from 0 to
+    `2 ** (bits - 2) - 1`: the code book of Zhou et al., "Incremental Network
+    Quantization" (2017). Float32 results are as accurate as those of `tf.nn.conv2d`
+    with the decoded weights. Differentiable any number of times in `inputs`. Half types
+    accumulate in float32.
 
     Args:
       inputs: Images, `[batch, in_height, in_width, in_channels]`, of type float32,
