@@ -44,8 +44,8 @@ PAGES = {
 }
 # What people search for in other words than those of the page that has it.
 SEARCHED = {
-    "my_pictures": "predict images, classify images, image folder, own images, explain, "
-    "which pixels decide, saliency, heatmap, csv labels",
+    "my_pictures": "predict images, classify images, image folder, own images, "
+    "explain, which pixels decide, saliency, heatmap, csv labels",
     "layers": "pretrained network, transfer learning, custom model",
     "export": "deploy, tflite, onnx, savedmodel, without library",
     "serving": "serve, http, rest api, docker",
