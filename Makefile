@@ -277,6 +277,7 @@ UNDER_SANITIZERS = LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell $(CXX) -pri
 # rule of shapes.
 SANITIZED_TESTS := $(addprefix tests/ops/,test_every_op.py test_*_robust.py test_*_op.py test_*_shapes.py test_*_types.py test_faults.py test_threads.py) -k "not xla"
 ON_FAULTS := TF_CAPSOPS_LIBRARY=$(abspath $(LIBRARY)) TF_NUM_INTRAOP_THREADS=1
+PAGES := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md THIRD_PARTY_LICENSES.md docs
 CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.cuh')
 
 .PHONY: help demo test gpu-checks test-all coverage faults build studies bench papers wheel docs format lint requirements clean FORCE
@@ -341,15 +342,17 @@ wheel: build  ## pack the wheel, for all architectures, and the source distribut
 docs: $(ENVIRONMENT)  ## make the documentation's site, build/site
 	$(PY) -m sphinx -W --keep-going -q -j auto docs $(BUILD)/site
 
-format: $(ENVIRONMENT)  ## format the sources
+format: $(ENVIRONMENT)  ## format the sources and the pages
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 	$(dir $(PY))clang-format -i $(CXX_FILES)
+	$(PY) -m mdformat $(PAGES)
 
 lint: $(ENVIRONMENT)  ## check layout, common mistakes, and the tables of measured numbers
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) tools/measured.py --check
+	$(PY) -m mdformat --check $(PAGES)
 	$(Q)$(dir $(PY))clang-format --dry-run -Werror $(CXX_FILES)
 
 requirements:  ## pin requirements.in again with hashes, for Python 3.10 to 3.13 at once (needs uv)

@@ -21,6 +21,10 @@ extensions += ["sphinx_copybutton"]
 exclude_patterns = ["measured"]
 html_theme = "furo"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# A long signature has an argument on each line.
+maximum_signature_line_length = 70
 myst_heading_anchors = 3
 # Do not guess the language of a block.
 highlight_language = "text"
@@ -38,13 +42,24 @@ PAGES = {
     "THIRD_PARTY_LICENSES.md": "licenses.md",
     "LICENSE": "license.md",
 }
-_LINK = re.compile(r"\]\((docs/|\.\./)?([^)#:]+)")
+# What people search for in other words than those of the page that has it.
+SEARCHED = {
+    "my_pictures": "predict images, classify images, image folder, own images, "
+    "explain, which pixels decide, saliency, heatmap, csv labels",
+    "layers": "pretrained network, transfer learning, custom model",
+    "export": "deploy, tflite, onnx, savedmodel, without library",
+    "serving": "serve, http, rest api, docker",
+    "faster": "faster, slow, speed up",
+    "installing": "pip install, wheel, cuda, gpu",
+    "migrating": "pytorch, port weights",
+}
+_LINK = re.compile(r"\]\((docs/|(?:\.\./)*)([^)#:]+)")
 
 
 def _link(match):
-    folder, target = match.groups(default="")
-    if target in PAGES:
-        return f"]({PAGES[target]}"
+    folder, target = match.groups()
+    if target in PAGES:  # from docs/ it is one folder up
+        return f"]({folder.removeprefix('docs/').removeprefix('../')}{PAGES[target]}"
     return f"]({folder.removeprefix('docs/')}{target}"
 
 
@@ -54,6 +69,9 @@ def _as_on_the_site(text):
 
 def _read(app, docname, content):
     content[0] = _as_on_the_site(content[0])
+    if words := SEARCHED.get(docname):
+        entries = "\n".join(f"   ! single: {each}" for each in words.split(", "))
+        content[0] += f"\n```{{eval-rst}}\n.. index::\n{entries}\n```\n"
 
 
 def _included(app, path, docname, content):

@@ -88,8 +88,9 @@ class SpreadLoss(keras.losses.Loss):
 
     `max(0, m - (a_t - a_i))^2`, summed over the classes i other than the true one t:
     equation 3 of Hinton, Sabour and Frosst, "Matrix Capsules" (2018). The margin m
-    grows linearly, from `start` to `end` over the first `steps` steps of training, lest
-    capsules die early. Batches are averaged, unless `reduction` says otherwise.
+    grows linearly, from `start` to `end` over the first `steps` steps of training, so
+    that capsules do not die early. Batches are averaged, unless `reduction` says
+    otherwise.
 
     A pair of classes t and i counts `y_t (1 - y_i)`, with the labels y. So where a
     sample has several true classes, the sums of all of them are added, and true classes
@@ -107,7 +108,8 @@ class SpreadLoss(keras.losses.Loss):
 
     Args:
       steps: how many steps it takes the margin to grow.
-      start, end: the first and the last margin.
+      start: the first margin.
+      end: the last margin.
       reduction, name, dtype: as for every Keras loss.
 
     Raises:

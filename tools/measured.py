@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of measured numbers in README.md and docs/ from docs/measured.
 
-A table stands between `<!-- measured: NAME -->` and `<!-- /measured -->`. Each JSON
-file but tables.json is one run: where it came from (command, commit, date, machine),
-and `results`, as `tf-capsops bench` writes them, or `tables` that were measured in some
-other way. tables.json says which results each table shows; a table of training steps
-has a row for each method. Of two runs that measured the same on the same machine, the
-one with the later date counts.
+A table is between `<!-- measured: NAME -->` and `<!-- /measured -->`, laid out as
+mdformat does it. Each JSON file but tables.json is one run: where it came from
+(command, commit, date, machine), and `results`, as `tf-capsops bench` writes them, or
+`tables` that were measured in some other way. tables.json says which results each table
+shows, or which columns of such a table; a table of training steps has a row for each
+method. Of two runs that measured the same on the same machine, the one with the later
+date counts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -149,9 +151,21 @@ def _source(run: dict, machine: str) -> str:
 
 
 def _markdown(headings: Sequence, rows: Sequence, right: bool = True) -> str:
-    rule = ["---", *(["---:" if right else "---"] * (len(headings) - 1))]
+    rule = ["--", *(["-:" if right else "--"] * (len(headings) - 1))]
     lines = [headings, rule, *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    """Returns a list as mdformat lays it out: 100 columns, code in one piece."""
+    wrap = textwrap.TextWrapper(
+        100, "- ", "  ", break_long_words=False, break_on_hyphens=False
+    )
+    text = ""
+    for line in dict.fromkeys(lines):
+        whole = re.sub("`.*?`", lambda code: code[0].replace(" ", "\0"), line)
+        text += wrap.fill(whole).replace("\0", " ") + "\n"
+    return text
 
 
 def _rows(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
@@ -185,8 +199,7 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
     headings += spec["columns"]
     headings += ["floor"] if spec.get("floor") else []
     headings += ["kernel"] if any(kernels) else []
-    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
-    return f"{_markdown(headings, rows)}\n{lines}"
+    return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
 
 
 def _training_table(spec: dict, runs: Sequence[dict]) -> str:
@@ -213,14 +226,29 @@ def _training_table(spec: dict, runs: Sequence[dict]) -> str:
         [cell for cell, dropped in zip(line, empty, strict=True) if not dropped]
         for line in [["", *_TRAINING], *rows]
     )
-    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
-    return f"{_markdown(headings, rows)}\n{lines}"
+    return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
+
+
+def _part(table: dict, spec: dict) -> dict:
+    """Returns a table's rows `where` columns have a text, and some of its columns."""
+    names = table["columns"]
+    where = {names.index(name): text for name, text in spec.get("where", {}).items()}
+    rows = [
+        row
+        for row in table["rows"]
+        if all(row[place] == text for place, text in where.items())
+    ]
+    if columns := spec.get("columns"):
+        places = [names.index(name) for name in columns.values()]
+        rows = [[row[place] for place in places] for row in rows]
+        names = list(columns)
+    return {**table, "columns": names, "rows": rows}
 
 
 def _given_table(table: dict, run: dict) -> str:
     text = _markdown(table["columns"], table["rows"], table.get("right", True))
     if table.get("source", True):
-        text += f"\n* {_source(run, _machine(run, table['device']))}\n"
+        text += "\n" + _bullets([_source(run, _machine(run, table["device"]))])
     return text
 
 
@@ -228,21 +256,25 @@ def make(name: str, root: pathlib.Path) -> str:
     """Returns the Markdown of one table."""
     runs = _runs(root)
     specs = _load(root / "docs/measured/tables.json")
-    if name in specs:
-        spec = specs[name]
+    spec = specs.get(name, {"of": name})
+    if "op" in spec:
         table = _training_table if spec["op"] == "training" else _bench_table
         return table(spec, runs)
     for run in reversed(runs):
-        if name in run.get("tables", {}):
-            return _given_table(run["tables"][name], run)
+        if table := run.get("tables", {}).get(spec["of"]):
+            return _given_table(_part(table, spec), run)
     raise Wrong(f"docs/measured has no table '{name}'")
 
 
 def pages(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
     """Yields each page, its text, and its text with all tables made again."""
-    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+
+    def made(match):
+        return f"{match[1]}\n{make(match[2], root)}\n{match[4]}"
+
+    for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         text = path.read_text()
-        yield path, text, _MARKED.sub(lambda m: m[1] + make(m[2], root) + m[4], text)
+        yield path, text, _MARKED.sub(made, text)
 
 
 def sources(op: str, device: str) -> list[str]:
@@ -265,14 +297,15 @@ def _shown(root: pathlib.Path) -> Iterator[tuple[str, str, str, dict]]:
         m[2] for _, text, _ in pages(root) for m in _MARKED.finditer(text)
     )
     for name in names:
-        if name in specs:
-            for row, run, result in _rows(specs[name], runs):
+        spec = specs.get(name, {"of": name})
+        if "op" in spec:
+            for row, run, result in _rows(spec, runs):
                 machine = _machine(run, result["device"])
                 label = f"{name}: {row['label']} ({machine})"
                 yield label, result["op"], result["device"], run
             continue
         for run in runs:
-            if table := run.get("tables", {}).get(name):
+            if table := run.get("tables", {}).get(spec["of"]):
                 yield name, table["op"], table["device"], run
 
 

@@ -21,7 +21,7 @@ namespace capsops::capsule_routing {
 
 // Phases are faster than mma where there are many output capsules of 16 elements, each
 // of which costs a warp there, and enough samples; backward only of 8-element input
-// capsules, and not in exact float (docs/routing.md, "Kernel paths").
+// capsules, and not in exact float (docs/routing.md, "Which path runs").
 static bool PhasesAreFaster(const Problem& p) {
   if (p.out_dim != 16 || p.out_caps <= 28 || p.batch <= 16) return false;
   const double tiles = static_cast<double>(p.batch) / 16;
@@ -30,7 +30,7 @@ static bool PhasesAreFaster(const Problem& p) {
 
 // One kernel for all iterations is faster where there are so few samples that the rows
 // of products of the other kernels are nearly empty, and where a block has no more
-// weights than were measured (docs/routing.md, "Kernel paths").
+// weights than were measured (docs/routing.md, "Which path runs").
 static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
   if (p.batch > most) return false;
   const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);

@@ -29,7 +29,7 @@ def _modules():
     return found
 
 
-def _public():
+def public_names():
     """Names the public functions and classes, with those of public modules."""
     for name in tf_capsops.__all__:
         member = getattr(tf_capsops, name)
@@ -50,7 +50,7 @@ def test_examples_run(name):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", list(_public()))
+@pytest.mark.parametrize("name", list(public_names()))
 def test_public_names_have_a_runnable_example(name):
     member = tf_capsops
     for part in name.split("."):

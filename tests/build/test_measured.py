@@ -65,7 +65,7 @@ def test_a_table_shows_the_newest_run_of_each_machine(root):
     text = (root / "README.md").read_text()
     assert "| in us | tf_capsops | fold | XLA | floor | kernel |\n" in text
     assert "| small | **123** | 250 (2.03) |  | 50 | wgmma |\n" in text
-    assert "* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+    assert "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
     assert text.startswith("Before\n") and text.endswith("<!-- /measured -->\nAfter\n")
 
 
@@ -88,7 +88,22 @@ def test_a_table_of_training_steps_shows_what_was_measured(root):
     assert "| capsnet: tf_capsops | 6.54 | 10000 |  |  |\n" in text
     best = "| capsnet: tf_capsops, XLA, 20 steps | **2.8** | 20000 | 2.51 | 81.5 |\n"
     assert best in text and "plain Keras" not in text
-    assert "* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+    assert "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+
+
+def test_a_part_of_a_table_that_was_measured_otherwise(root):
+    given = {"columns": ["name", "us", "type", "us"], "op": None, "device": "GPU"}
+    given["rows"] = [["a", 1, "float32", 2], ["b", 3, "float16", 4]]
+    run = _run(0, "2026-01-01", results=[], tables={"all": given})
+    _write(root, "given", run)
+    part = {"of": "all", "where": {"type": "float16"}, "columns": {"": "name"}}
+    _write(root, "tables", {"conv": {"of": "all"}})
+    measured.main([], root)
+    whole = (root / "README.md").read_text()
+    assert "| name | us | type | us |\n" in whole and "| a | 1 | float32 | 2 |" in whole
+    _write(root, "tables", {"conv": part})
+    measured.main([], root)
+    assert "|  |\n| -- |\n| b |\n\n- H200" in (root / "README.md").read_text()
 
 
 def test_another_machine_is_another_row(root):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python of each page runs as it stands, block after block in one session."""
 
+import re
+
 import fresh
 import pytest
 
@@ -19,6 +21,8 @@ labels = keras.utils.to_categorical(np.arange(8), 10)
 model = tf_capsops.models.p_capsnet((28, 28, 1), 10)
 model.compile("adam", tf_capsops.losses.MarginLoss(), metrics=["accuracy"])
 """
+_KERNELS = ["capsule_prediction", "routing", "moments", "capsule_conv", "conv2d"]
+_KERNELS += ["high_order_conv", "inq_conv"]
 # They have tests of their own.
 _ELSEWHERE = {"docs/migrating.md", "docs/my_pictures.md", "docs/serving.md"}
 
@@ -33,3 +37,20 @@ def test_blocks_run_as_they_stand(tmp_path):
         f"    exec(compile({_READER!r} + code, page, 'exec'), {{}})",
         cwd=tmp_path,
     )
+
+
+@pytest.mark.parametrize("op", _KERNELS)
+def test_a_kernel_page_says_first_which_path_runs(op):
+    page = (fresh.ROOT / f"docs/{op}.md").read_text()
+    first, second, *_ = re.findall("^## (.*)$", page, re.MULTILINE)
+    assert (first, second) == ("Which path runs", "How it works")
+    assert f"(notebook/{op}.md)" in page and "What was tried" not in page
+    assert (fresh.ROOT / f"docs/notebook/{op}.md").is_file()
+
+
+def test_the_first_page_asks_what_the_visitor_wants():
+    page = (fresh.ROOT / "README.md").read_text()
+    table = page[: page.index("## ")]
+    targets = re.findall(r"^\| .* \| \[.*\]\((docs/.*\.md)\) \|$", table, re.MULTILINE)
+    assert len(targets) == 4
+    assert all((fresh.ROOT / target).is_file() for target in targets)

@@ -30,7 +30,8 @@ class Pictures:
       name: the folder's.
       class_names: what the folders of the classes are called.
       image_shape: (height, width, channels) of the images.
-      train, test: the `Samples` for training and for testing.
+      train: the `Samples` for training.
+      test: the `Samples` for testing.
       skipped: the files that were passed over because they are no pictures.
       options: those of `tf_capsops.data.load` that give the same again.
 

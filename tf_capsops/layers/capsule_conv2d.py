@@ -9,6 +9,7 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.window import map_size, set_window
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.squash import squash
+from tf_capsops.registered import registered
 
 # So that models whose layers have it as their activation can be saved and loaded.
 keras.saving.register_keras_serializable("tf_capsops")(squash)
@@ -19,7 +20,7 @@ _AXES = {
 }
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsuleConv2D(keras.layers.Layer):
     """Convolution that multiplies pose matrices, by `tf_capsops.capsule_conv2d`.
 
@@ -53,8 +54,8 @@ class CapsuleConv2D(keras.layers.Layer):
       kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
         plain convolution with the same fans, and once for each of the G matrices.
       bias_initializer: as for `keras.layers.Conv2D`.
-      kernel_regularizer, bias_regularizer: likewise.
-      kernel_constraint, bias_constraint: likewise.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

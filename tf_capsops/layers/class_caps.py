@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """One capsule for each class, from capsules at all positions."""
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
+from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
 
 _AXES = ("batch", "height", "width", "channels")
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class ClassCaps(Routed):
     """Routes the capsules of a whole map to one capsule for each class.
 

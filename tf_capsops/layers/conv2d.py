@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_capsops import _portable
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.registered import registered
 
 # Numbers of a window, KH * KW * C.
 _MOST_OF_FEW_CHANNELS = 256
@@ -16,13 +17,13 @@ _FEWEST_ON_GPU = 1024
 _FEWEST_ON_CPU = 8192
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class Conv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D`, by `tf_capsops.capsule_conv2d` where that is faster.
 
     Arguments, weights, saved weights and results are those of `keras.layers.Conv2D`,
     but for rounding. Which shapes our kernels take depends on the devices that are
-    visible, the type and whether TF32 is allowed: docs/conv2d.md has the measurements.
+    visible, the type and whether TF32 is allowed: docs/conv2d.md has the rule.
     Groups and `"channels_first"` always run on TensorFlow's convolution, and so does
     everything under `tf_capsops.portable`.
 
@@ -67,8 +68,8 @@ class Conv2D(keras.layers.Conv2D):
 def ours_is_faster(kernel_shape, dtype):
     """Whether training with our kernels takes less time than with TensorFlow's.
 
-    The rule is fixed, so that runs do not differ; docs/conv2d.md says what it was made
-    from.
+    The rule is fixed, so that runs do not differ. docs/notebook/conv2d.md has the times
+    that it was made from.
 
     Args:
       kernel_shape: `[KH, KW, C, filters]`.

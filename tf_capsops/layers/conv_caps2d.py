@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutional capsules, routed by a rule."""
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
 from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.registered import registered
 
 _AXES = ("batch", "height", "width", "channels")
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class ConvCaps2D(Routed):
     """Convolutional capsules: the children in a window vote, and a rule routes them.
 

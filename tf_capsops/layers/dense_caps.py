@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fully connected capsules, routed by a rule."""
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class DenseCaps(Routed):
     """Fully connected capsules: a matrix for each pair of child and parent, and a rule.
 

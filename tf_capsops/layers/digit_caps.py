@@ -18,9 +18,10 @@ from tf_capsops.ops.capsule_routing import (
     capsule_routing,
     routing_coefficients,
 )
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class DigitCaps(keras.layers.Layer):
     """Fully connected capsules: each input predicts each output, and routing weighs.
 

@@ -14,10 +14,11 @@ from tf_capsops.layers.data_format import (
 )
 from tf_capsops.layers.initializers import CenterTap
 from tf_capsops.ops.high_order_conv import high_order_conv2d
+from tf_capsops.registered import registered
 from tf_capsops.shapes import joined, sizes
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class HighOrderConv2D(keras.layers.Layer):
     """Filters every pixel with weights that a convolution of the image generates.
 

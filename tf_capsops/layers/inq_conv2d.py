@@ -8,9 +8,10 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class InqConv2D(InqLayer):
     """A `keras.layers.Conv2D` with weights of few bits, by `tf_capsops.inq_conv2d`.
 

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class InqDense(InqLayer):
     """A `keras.layers.Dense` with weights of few bits, by `tf_capsops.inq_conv2d`.
 

@@ -9,9 +9,10 @@ from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
 from tf_capsops.ops.inq_conv import decoded
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class InqDepthwiseConv2D(InqLayer):
     """A `keras.layers.DepthwiseConv2D` with weights of few bits.
 

@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.ops.squash import at_least_float32
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class Length(keras.layers.Layer):
     """Computes Euclidean lengths along the last axis: how sure each capsule is.
 

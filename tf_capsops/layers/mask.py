@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from tf_capsops.arguments import dense_tensor, known_shape
 from tf_capsops.ops.squash import at_least_float32
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class Mask(keras.layers.Layer):
     """Zeroes all capsules but one and flattens the result, for a decoder.
 

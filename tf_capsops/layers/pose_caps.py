@@ -4,7 +4,6 @@
 
 import math
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
@@ -12,10 +11,11 @@ from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.routed import checked_pose_shape
 from tf_capsops.layers.window import map_size
+from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class PoseCaps(Convolving):
     """Convolves features to pose matrices and their activations.
 
@@ -35,8 +35,8 @@ class PoseCaps(Convolving):
       padding: `"valid"` or `"same"`.
       use_bias: whether the convolution has a bias.
       kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
-      kernel_regularizer, bias_regularizer: likewise.
-      kernel_constraint, bias_constraint: likewise.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

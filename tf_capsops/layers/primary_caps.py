@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first capsule layer, a convolution whose channels are read as capsules."""
 
-import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, known_shape, positive_int
@@ -14,9 +13,10 @@ from tf_capsops.layers.data_format import (
 )
 from tf_capsops.layers.window import map_size
 from tf_capsops.ops.squash import squash
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class PrimaryCaps(Convolving):
     """Convolves to `channels * capsule_dim` features, read as squashed capsules.
 
@@ -26,7 +26,7 @@ class PrimaryCaps(Convolving):
 
     Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`. Output
     shape: `[B, H' * W' * channels, capsule_dim]`, with the capsules of one position
-    beside each other, in the same order for both data formats.
+    next to each other, in the same order for both data formats.
 
     Args:
       channels: how many capsules each position has.
@@ -36,8 +36,8 @@ class PrimaryCaps(Convolving):
       padding: `"valid"` or `"same"`.
       use_bias: whether the convolution has a bias.
       kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
-      kernel_regularizer, bias_regularizer: likewise.
-      kernel_constraint, bias_constraint: likewise.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
 
     Raises:

@@ -23,9 +23,10 @@ from tf_capsops.models.outputs import (
     with_integers,
 )
 from tf_capsops.models.parts import new_parts, parts_config, saved_parts
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsNet(targets.Reconstructing, keras.Model):
     """A capsule network that classifies images and reconstructs them; see `capsnet`.
 
@@ -291,7 +292,7 @@ class CapsNet(targets.Reconstructing, keras.Model):
         self.optimizer.build(self.trainable_variables)
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsNetInference(ImageModel, keras.Model):
     """The functional model of `inference_model`, which refuses unscaled images."""
 
@@ -325,8 +326,8 @@ def capsnet(*args, **kwargs):
       capsule_dim: the length of a class capsule's vector.
       routing_iterations: how often routing computes the class capsules.
       decoder_units: units of the decoder's hidden layers.
-      reconstruction_weight: what the summed squared error of the reconstruction counts
-        beside the margin loss.
+      reconstruction_weight: the weight of the reconstruction's summed squared error
+        in the loss; the margin loss has 1.
       objects: how many objects of different classes an image shows.
       **kwargs: `name` and `dtype`, as for every Keras model.
 

@@ -16,9 +16,10 @@ from tf_capsops.layers.routed import Routed
 from tf_capsops.losses import SpreadLoss
 from tf_capsops.models.images import ImageModel
 from tf_capsops.ops.conv2d import patches
+from tf_capsops.registered import registered
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class CapsuleClassifier(ImageModel, keras.Model):
     """The functional model of `matrix_capsnet`, `efficient_capsnet` and `convnet`.
 
@@ -31,8 +32,8 @@ class CapsuleClassifier(ImageModel, keras.Model):
     True
     """
 
-    def __init__(self, *args, dtype=None, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, inputs, outputs, name=None, *, dtype=None, **kwargs):
+        super().__init__(inputs, outputs, name=name, **kwargs)
         if dtype is None:  # `keras.models.clone_model` does not pass it on
             policies = [layer.dtype_policy for layer in self.layers[1:]]
             dtype = next((p for p in policies if p.quantization_mode is None), None)

@@ -39,7 +39,8 @@ def efficient_capsnet(
         in a call, and numbers above 10 in `fit`, `evaluate` and `predict`.
       num_classes: how many classes.
       filters: features of each convolution; the last is a multiple of `primary_dim`.
-      kernel_sizes, strides: their kernels and strides.
+      kernel_sizes: the kernel of each convolution.
+      strides: the strides of each convolution.
       primary_dim: the length of a primary capsule's vector.
       capsule_dim: the length of a class capsule's vector.
       name: the model's name.

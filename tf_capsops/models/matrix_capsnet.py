@@ -50,7 +50,8 @@ def matrix_capsnet(
       kernel_size, strides: of the first convolution.
       primary_capsules: capsule types of `PoseCaps`, the paper's B.
       capsules: capsule types of each `ConvCaps2D`, the paper's C and D.
-      capsule_kernel_sizes, capsule_strides: their kernels and strides.
+      capsule_kernel_sizes: the kernel of each `ConvCaps2D`.
+      capsule_strides: the strides of each `ConvCaps2D`.
       pose_shape: (P, P), P at least 2.
       name: the model's name.
       dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras

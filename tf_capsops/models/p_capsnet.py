@@ -11,6 +11,7 @@ from tf_capsops.layers import CapsuleConv2D, Length
 from tf_capsops.models.images import ImageModel
 from tf_capsops.models.sequential import Sequential
 from tf_capsops.ops.squash import squash
+from tf_capsops.registered import registered
 
 
 def p_capsnet(
@@ -115,7 +116,7 @@ def p_capsnet(
     return model
 
 
-@keras.saving.register_keras_serializable("tf_capsops")
+@registered
 class PCapsNet(ImageModel, Sequential):
     """The `keras.Sequential` that `p_capsnet` returns.
 

@@ -4,8 +4,10 @@
 
 import keras
 
+from tf_capsops.registered import registered
 
-@keras.saving.register_keras_serializable("tf_capsops")
+
+@registered
 class Sequential(keras.Sequential):
     """A `keras.Sequential` whose file keeps its own `trainable` and dtype policy.
 

@@ -19,16 +19,17 @@ _MOST_CONVOLUTIONS = 16  # that the plain definition makes of matrices of rank 3
 def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
     """Convolves an image of capsules, multiplying matrices by matrices.
 
+    Computes, with strides `sh`, `sw` and dilations `dh`, `dw`:
+
         output[n, y, x, o] = sum over kh, kw, c of
             inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] @ weights[kh, kw, c, o]
 
-    with strides `sh`, `sw` and dilations `dh`, `dw`. This is `tf.nn.conv2d` with
-    matrices for numbers, and with its rules for sizes and padding. It is equation 2 of
-    Vaidya, "Speeding up Capsules", whose capsules are 4x4 matrices, and the capsule
-    convolution of Chen et al., "How to Accelerate Capsule Convolutions in Capsule
-    Networks", whose capsules of rank 3 multiply `pose_depth` matrices side by side.
-    Differentiable any number of times in both arguments. Half types accumulate in
-    float32.
+    This is `tf.nn.conv2d` with matrices for numbers, and with its rules for sizes and
+    padding. It is equation 2 of Vaidya, "Speeding up Capsules", whose capsules are 4x4
+    matrices, and the capsule convolution of Chen et al., "How to Accelerate Capsule
+    Convolutions in Capsule Networks", whose capsules of rank 3 multiply `pose_depth`
+    matrices side by side. Differentiable any number of times in both arguments. Half
+    types accumulate in float32.
 
     Args:
       inputs: Capsules, `[batch, in_height, in_width, in_channels, pose_rows,

@@ -60,7 +60,7 @@ def capsule_moments(
     are these three moments; `tf_capsops.routing` has them. With a `center`, mean and
     variance are `center + first / mass` and `second / mass - (first / mass)^2`.
 
-    Votes are never stored: memory beside inputs and outputs is a bounded workspace (on
+    Votes are never stored: memory besides inputs and outputs is a bounded workspace (on
     a GPU it may hold the shares of a few samples), and for "all" two numbers a child,
     in the gradient three. Differentiable once, in everything
     given; a second derivative is a `LookupError` that names the op.

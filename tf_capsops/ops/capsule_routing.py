@@ -36,7 +36,7 @@ def capsule_routing(
     `sum_i dl_r u_hat` and the gradient in `u_hat` is `sum_r (c_r ds_r + dl_r V_r)`,
     which is contracted with weights and inputs at once.
 
-    So memory beside inputs, outputs and gradients is `iterations` times the output,
+    So memory besides inputs, outputs and gradients is `iterations` times the output,
     kept for the gradient, and a small workspace. The op is differentiable any
     number of times in inputs, weights and logits, through every iteration. Second and
     higher derivatives are computed by TensorFlow's own ops over blocks of input

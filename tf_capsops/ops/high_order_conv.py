@@ -24,17 +24,18 @@ def high_order_conv2d(
 ):
     """Convolves images with a different filter at every pixel.
 
+    Computes, with a kernel of `KH` by `KW` and dilations `dh`, `dw`:
+
         output[n, y, x, c] = sum over kh, kw of
             inputs[n, y + (kh - KH // 2) * dh, x + (kw - KW // 2) * dw, c] *
                 filters[n, y, x, (g * KH + kh) * KW + kw]
 
-    with a kernel of `KH` by `KW`, dilations `dh`, `dw`, and `g = c // (channels /
-    groups)`: the channels of a group share their filters. This is the second step of
-    high-order convolution, whose first step, a convolution, generates the filters; with
-    groups it is the step of an involution that applies its kernels. The image is padded
-    with zeros. Filter entries for pixels outside have no effect, even if they are not
-    finite. Differentiable any number of times in both arguments. Half types accumulate
-    in float32.
+    Here `g = c // (channels / groups)`: the channels of a group share their filters.
+    This is the second step of high-order convolution, whose first step, a convolution,
+    generates the filters; with groups it is the step of an involution that applies its
+    kernels. The image is padded with zeros. Filter entries for pixels outside have no
+    effect, even if they are not finite. Differentiable any number of times in both
+    arguments. Half types accumulate in float32.
 
     Args:
       inputs: Images, `[batch, height, width, channels]`, of type float32, float64,

@@ -30,16 +30,18 @@ def inq_conv2d(
 ):
     """Convolves an image with weights that are zero or powers of two.
 
+    Computes, with strides `sh`, `sw` and dilations `dh`, `dw`:
+
         output[n, y, x, o] = sum over kh, kw, c of
             inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] * weight[kh, kw, c, o]
 
-    with strides `sh`, `sw` and dilations `dh`, `dw`: `tf.nn.conv2d`, whose rules for
-    sizes and padding are the same, with weights given as codes of one byte. Code 0 is
-    zero; code `1 + 2 * k` is `2 ** (top_exponent - k)` and code `2 + 2 * k` is
-    `-2 ** (top_exponent - k)`, for `k` from 0 to `2 ** (bits - 2) - 1`: the code book
-    of Zhou et al., "Incremental Network Quantization" (2017). Float32 results are as
-    accurate as those of `tf.nn.conv2d` with the decoded weights. Differentiable any
-    number of times in `inputs`. Half types accumulate in float32.
+    This is `tf.nn.conv2d`, with its rules for sizes and padding, and with weights given
+    as codes of one byte. Code 0 is zero; code `1 + 2 * k` is `2 ** (top_exponent - k)`
+    and code `2 + 2 * k` is `-2 ** (top_exponent - k)`, for `k` from 0 to
+    `2 ** (bits - 2) - 1`: the code book of Zhou et al., "Incremental Network
+    Quantization" (2017). Float32 results are as accurate as those of `tf.nn.conv2d`
+    with the decoded weights. Differentiable any number of times in `inputs`. Half types
+    accumulate in float32.
 
     Args:
       inputs: Images, `[batch, in_height, in_width, in_channels]`, of type float32,

@@ -52,7 +52,7 @@ class EM(Rule):
       gradient: "all", and gradients flow through every iteration, as in the paper; or
         "last", and the Gaussians that the last of several iterations starts from are
         constants. Training then takes less time, but the paper's network did not learn
-        images of 40 x 40 pixels (docs/results.md).
+        images of 40 x 40 pixels (docs/notebook/results.md).
 
     Raises:
       ValueError: if an argument is not as above.
