@@ -34,7 +34,9 @@ class DigitCaps(nn.Module):
     def __init__(self, children, parents, inner, columns, iterations):
         super().__init__()
         self.iterations = iterations
-        self.kernel = nn.Parameter(0.05 * torch.randn(children, parents, columns, inner))
+        self.kernel = nn.Parameter(
+            0.05 * torch.randn(children, parents, columns, inner)
+        )
 
     def forward(self, inputs):
         predictions = torch.einsum("bik,ijdk->bijd", inputs, self.kernel)
@@ -121,7 +123,9 @@ class SelfAttentionCaps(nn.Module):
 
     def __init__(self, children, parents, inner, columns):
         super().__init__()
-        self.kernel = nn.Parameter(0.05 * torch.randn(children, parents, inner, columns))
+        self.kernel = nn.Parameter(
+            0.05 * torch.randn(children, parents, inner, columns)
+        )
         self.priors = nn.Parameter(torch.zeros(children, parents))
 
     def forward(self, inputs):

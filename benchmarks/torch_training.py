@@ -80,8 +80,8 @@ def start_up(make_step, device, started):
     step()
     if device == "cuda":
         torch.cuda.synchronize()
-    parts = {"import": _IMPORTED - started, "build": built - began}
-    return {**parts, "first": time.time() - built}
+    parts = {"import_s": _IMPORTED - started, "build_s": built - began}
+    return {**parts, "first_s": time.time() - built}
 
 
 def losses(case, weights, images, labels):
@@ -137,7 +137,7 @@ def main():
     elif options.started:
         mode = torch_timing.WITH_GRAPHS[options.method]
         parts = start_up(lambda: make_step(mode), device, options.started)
-        print(json.dumps({"method": options.method, "start_up_s": parts}))
+        print(json.dumps({"method": options.method, **parts}))
     else:
         counted = torch_networks.parameters(torch_networks.network(options.case))
         torch_timing.report(

@@ -23,6 +23,7 @@ from tf_capsops.bench import (
     measure,
     pytorch,
     report,
+    start_up,
     threads,
     training,
 )
@@ -105,6 +106,7 @@ def _parser() -> arguments.Parser:
         help="compare with an earlier bench.json, and mark what has become slower",
     )
     threads.add_argument(parser)
+    pytorch.add_argument(parser)
     training.add_arguments(parser)
     return parser
 
@@ -140,11 +142,11 @@ def _in_torch(
     script = suite.torch
     if script is None or dtype != tf.float32 or not pytorch.has_script(script):
         return found
-    if not pytorch.is_installed():
+    if not pytorch.interpreter(options):
         return found
-    drawn = {"sizes": dict(case.sizes), "attributes": dict(case.attributes)}
+    drawn = pytorch.described(case)
     kind = measure.device_type(device)
-    for row in pytorch.rows(script, kind, options, "--case", json.dumps(drawn)):
+    for row in pytorch.rows(script, kind, options, "--case", drawn):
         timing = row.get("error") or measure.summary(row["samples"], row["peak_bytes"])
         for direction in [row["direction"]] if "direction" in row else _DIRECTIONS:
             found.setdefault(direction, {})[row["method"]] = timing
@@ -234,6 +236,8 @@ def _measured(argv: Sequence[str], options, console: Console) -> dict:
     for result in training.run(options):
         made["results"].append(result)
         console.print(report.training_table(result))
+        if options.start_up:
+            console.print(report.start_up_table(result, start_up.PARTS))
     for result in made["results"] if options.threads else ():
         result["threads"] = options.threads[0]
     return made
