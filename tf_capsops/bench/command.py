@@ -20,6 +20,8 @@ from tf_capsops.bench import (
     against,
     cases,
     chart,
+    dtypes,
+    layers,
     measure,
     pytorch,
     report,
@@ -97,7 +99,13 @@ def _parser() -> arguments.Parser:
         default=[cases.ANCHORS],
         help="ops at the sizes of the speed claims, of layers of published networks, "
         "or at tiny ones that only show that the benchmark works; whole training steps "
-        "of networks, or of tiny ones",
+        "of networks, or of tiny ones; every layer, or tiny ones",
+    )
+    parser.add_argument(
+        "--rivals",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure rivals, too",
     )
     parser.add_argument(
         "--against",
@@ -108,6 +116,7 @@ def _parser() -> arguments.Parser:
     threads.add_argument(parser)
     pytorch.add_argument(parser)
     training.add_arguments(parser)
+    layers.add_arguments(parser)
     return parser
 
 
@@ -142,7 +151,7 @@ def _in_torch(
     script = suite.torch
     if script is None or dtype != tf.float32 or not pytorch.has_script(script):
         return found
-    if not pytorch.interpreter(options):
+    if not options.rivals or not pytorch.interpreter(options):
         return found
     drawn = pytorch.described(case)
     kind = measure.device_type(device)
@@ -169,7 +178,8 @@ def _measure_case(
     )
     for direction, (make_step, cost, first) in zip(_DIRECTIONS, directions):
         steps = {report.OURS: (make_step(case.bind(suite.ours)), sets)}
-        for name, rival in {**suite.rivals, **suite.parts}.items():
+        rivals = {**suite.rivals, **suite.parts} if options.rivals else {}
+        for name, rival in rivals.items():
             step = make_step(case.bind(rival))
             steps[f"TF {name}"] = step, rival_sets
             steps[f"TF {name}, XLA"] = measure.compiled(step), rival_sets
@@ -189,7 +199,7 @@ def _measure_case(
 
 def _run(options: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
     """Yields the ceilings and the results of each device and dtype, for the ops."""
-    if not {*options.suite} - {cases.TRAINING, cases.TRAINING_SMOKE}:
+    if not {*options.suite} & {*cases.OF_OPS}:
         return
     for kind in options.device:
         device = f"{kind}:0"
@@ -238,6 +248,9 @@ def _measured(argv: Sequence[str], options, console: Console) -> dict:
         console.print(report.training_table(result))
         if options.start_up:
             console.print(report.start_up_table(result, start_up.PARTS))
+    made["results"] += layers.run(options)
+    if len(options.dtype) > 1 or {*options.suite} & {cases.LAYERS, cases.LAYERS_SMOKE}:
+        console.print(dtypes.table(made["results"]))
     for result in made["results"] if options.threads else ():
         result["threads"] = options.threads[0]
     return made

@@ -105,7 +105,7 @@ def _trained_numbers(case: cases.Case) -> int:
 
 def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
     """Measures a network in PyTorch."""
-    wanted = case.name in IN_TORCH and cases.TRAINING in case.uses
+    wanted = options.rivals and case.name in IN_TORCH and cases.TRAINING in case.uses
     if not wanted or dtype == "float64" or not pytorch.has_script(TORCH):
         return {}
     if not pytorch.interpreter(options):
@@ -131,7 +131,8 @@ def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict
     """Measures all methods of a case in TensorFlow."""
     entries: dict[str, dict] = {}
     jits = [_JIT[name] for name in options.jit]
-    for who, jit in itertools.product((report.OURS, PLAIN), jits):
+    whom = (report.OURS, PLAIN) if options.rivals else (report.OURS,)
+    for who, jit in itertools.product(whom, jits):
         slow = None
         for steps in sorted({*options.steps_per_execution}):
             method = Method(who, jit, steps)
