@@ -6,7 +6,9 @@ A table stands between `<!-- measured: NAME -->` and `<!-- /measured -->`. Each 
 file but tables.json is one run: where it came from (command, commit, date, machine),
 and `results`, as `tf-capsops bench` writes them, or `tables` that were measured in some
 other way. tables.json says which results each table shows; a table of training steps
-has a row for each method. Of two runs that measured the same on the same machine, the
+has a row for each method. With `"show": "start-up"` it says how long the first step of
+a process took, and with `"show": "dtypes"` a table of any results has our times in
+several types. Of two runs that measured the same on the same machine, the
 one with the later date counts.
 """
 
@@ -33,6 +35,14 @@ _TRAINING = {
     "launches": ("launches", 1),
     "peak MB": ("extra_bytes", 1e6),
 }
+# The same for the first step of a process.
+_START_UP = {
+    "seconds": ("start_up_s", 1),
+    "Python and imports": ("import_s", 1),
+    "building": ("build_s", 1),
+    "first step": ("first_s", 1),
+}
+_DTYPES = "float32", "bfloat16", "float16"
 _DROPPED = ("extremes_us", "samples", "times_ours")  # by --add, of each method
 
 
@@ -155,13 +165,30 @@ def _markdown(headings: Sequence, rows: Sequence, right: bool = True) -> str:
 
 
 def _rows(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
-    for row in spec["rows"]:
+    for row in spec["rows"] if "rows" in spec else _every_row(spec, runs):
         wanted = {"op": spec["op"], "dtype": "float32", **spec.get("where", {}), **row}
         found = _select(runs, wanted)
         if not found:
             raise Wrong(f"no run in docs/measured has {wanted}")
         for run, result in found:
             yield row, run, result
+
+
+def _every_row(spec: dict, runs: Sequence[dict]) -> list[dict]:
+    """Returns a row for each case and direction of an op that any run has."""
+    wanted = {"op": spec["op"], **spec.get("where", {})}
+    found = {
+        (result["case"], result["direction"]): None
+        for run in runs
+        for result in run.get("results", ())
+        if _matches(run, result, wanted)
+    }
+    if not found:
+        raise Wrong(f"no run in docs/measured has {wanted}")
+    return [
+        {"label": f"{case}, {direction}", "case": case, "direction": direction}
+        for case, direction in found
+    ]
 
 
 def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
@@ -191,30 +218,82 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
 
 def _training_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows every method of each row's network that was measured."""
+    columns = _START_UP if spec.get("show") == "start-up" else _TRAINING
+    first, _ = next(iter(columns.values()))
     chosen = list(_rows(spec, runs))
     machines = {_machine(run, result["device"]) for _, run, result in chosen}
     rows, sources = [], []
     for row, run, result in chosen:
         machine = _machine(run, result["device"])
         label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
-        methods = {n: m for n, m in result["methods"].items() if "median_us" in m}
-        best = min(method["median_us"] for method in methods.values())
+        methods = {n: _with_sum(m) for n, m in result["methods"].items()}
+        methods = {n: m for n, m in methods.items() if first in m}
+        if not methods:
+            raise Wrong(f"{result['op']} {result['case']}: no method has {first}")
+        best = min(method[first] for method in methods.values())
         for name, method in methods.items():
             cells = [
                 _number(method[field] / scale) if method.get(field) is not None else ""
-                for field, scale in _TRAINING.values()
+                for field, scale in columns.values()
             ]
-            if method["median_us"] == best:
+            if method[first] == best:
                 cells[0] = f"**{cells[0]}**"
             rows.append([f"{label}: {name}", *cells])
         sources.append(_source(run, machine))
     empty = [not any(each) for each in zip(*rows, strict=True)]
     headings, *rows = (
         [cell for cell, dropped in zip(line, empty, strict=True) if not dropped]
-        for line in [["", *_TRAINING], *rows]
+        for line in [["", *columns], *rows]
     )
     lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
     return f"{_markdown(headings, rows)}\n{lines}"
+
+
+def _with_sum(method: dict) -> dict:
+    """Adds up the parts of a first step, where a method has them."""
+    parts = [method.get(field) for field, _ in list(_START_UP.values())[1:]]
+    return method if None in parts else {**method, "start_up_s": sum(parts)}
+
+
+def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows our times in several types, with the ratios to float32.
+
+    A row names one of our methods, or the quickest of each type is shown.
+    """
+    dtypes = spec.get("dtypes", _DTYPES)
+    chosen = list(_rows(spec, runs))
+    machines = {_machine(run, result["device"]) for _, run, result in chosen}
+    rows, sources = [], []
+    for row, run, result in chosen:
+        machine = _machine(run, result["device"])
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        cells, first = [], None
+        for dtype in dtypes:
+            wanted = {"op": spec["op"], **spec.get("where", {}), **row, "dtype": dtype}
+            time, source = _our_time(_select(runs, wanted), machine, row)
+            text = "" if time is None else _number(time)
+            if time and first:
+                text += f" ({time / first:.2f})"
+            first = time if dtype == "float32" else first
+            cells.append(text)
+            sources += [source] if source else []
+        rows.append([label, *cells])
+    lines = "".join(f"* {line}\n" for line in dict.fromkeys(sources))
+    return f"{_markdown(['in us', *dtypes], rows)}\n{lines}"
+
+
+def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, str]:
+    """Returns our time on a machine in microseconds, and where it comes from."""
+    for run, result in found:
+        times = [
+            method["median_us"]
+            for name, method in result["methods"].items()
+            if name.startswith(OURS) and row.get("method", name) == name
+            if "median_us" in method
+        ]
+        if _machine(run, result["device"]) == machine and times:
+            return min(times), _source(run, machine)
+    return None, ""
 
 
 def _given_table(table: dict, run: dict) -> str:
@@ -231,6 +310,7 @@ def make(name: str, root: pathlib.Path) -> str:
     if name in specs:
         spec = specs[name]
         table = _training_table if spec["op"] == "training" else _bench_table
+        table = _dtype_table if spec.get("show") == "dtypes" else table
         return table(spec, runs)
     for run in reversed(runs):
         if name in run.get("tables", {}):
@@ -247,7 +327,7 @@ def pages(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
 
 def sources(op: str, device: str) -> list[str]:
     """Returns where the kernels of an op are, as patterns of git."""
-    if op == "training":
+    if op in ("training", "layers"):
         return ["cuda" if device.startswith("GPU") else "cc/cpu"]
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", op).lower()]
     if op == "InqConv":

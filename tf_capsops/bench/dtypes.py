@@ -33,12 +33,14 @@ def table(results: Sequence[Mapping]) -> Table:
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
+    several = len({result["device"] for result in results}) > 1
     shown.add_column("")
     for dtype in dtypes:
         shown.add_column(dtype, justify="right", no_wrap=True)
     notes = []
     for (op, case, direction, device, name), methods in rows.items():
-        label = f"{op} {case} {direction}, {device}, {name}"
+        label = f"{op} {case} {direction}" + (f", {device}" if several else "")
+        label += name.removeprefix(report.OURS)
         first = methods.get(_FIRST, {})
         cells, slow = [], False
         for dtype in dtypes:

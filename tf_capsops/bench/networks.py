@@ -141,8 +141,8 @@ def _all_cases():
     small = {"filters": (4, 8), "kernel_sizes": (3, 2), "strides": (1, 2)}
     small |= {"primary_dim": 4, "capsule_dim": 4}
     yield _case("efficient_capsnet", 2, (8, 9, 2), use, **digits, **small)
-    small = {"filters": 4, "kernel_size": 3, "primary_capsules": 3, "capsules": (2, 3)}
-    small |= {"capsule_kernel_sizes": (2, 2), "capsule_strides": (2, 1)}
+    small = {"filters": 4, "kernel_size": 3, "primary_capsules": 3, "capsules": (2,)}
+    small |= {"capsule_kernel_sizes": (3,), "capsule_strides": (2,)}
     small |= {"pose_shape": (2, 2), "strides": 1}
     yield _case("matrix_capsnet", 2, (8, 9, 2), use, **digits, **small)
     small = {"width": 4, "depth": 2, "kernel_size": 3, "dilations": (1, 2)}
