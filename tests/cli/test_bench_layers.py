@@ -41,14 +41,15 @@ def test_every_case_is_one_that_its_layer_takes(case):
 
 def test_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(measure._SAMPLE_SECONDS, "CPU", 0.001)
+    monkeypatch.setattr(layers, "_LENGTH", 1)
     arguments = ["--suite", "layers-smoke", "--device", "CPU", "--repeat", "2"]
-    arguments += ["--jit", "off", "--layer", "Mask", "PrimaryCaps", "--dtype", *_DTYPES]
+    arguments += ["--jit", "off", "--layer", "Mask", "Conv2D", "--dtype", *_DTYPES]
     assert bench.main([*arguments, "--output", str(tmp_path)]) == 0
     made = json.loads((tmp_path / "bench.json").read_text())
     found = [(e["case"], e["direction"], e["dtype"]) for e in made["results"]]
     assert found == [
         (layer, direction, dtype)
-        for layer in ("PrimaryCaps", "Mask")
+        for layer in ("Conv2D", "Mask")
         for direction in ("forward", "forward+backward")
         for dtype in _DTYPES
     ]
@@ -56,7 +57,7 @@ def test_report(tmp_path, capsys, monkeypatch):
         assert result["methods"]["tf_capsops"]["median_us"] > 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "float32 bfloat16 float16" in printed
-    assert "layers PrimaryCaps forward+backward" in printed
+    assert "layers Conv2D forward+backward" in printed
     assert keras.config.dtype_policy().name == "float32"
 
 

@@ -49,7 +49,10 @@ def test_both_networks_compute_the_same(case, device):
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)
         trainee.model.compile(
-            keras.optimizers.SGD(0.1), jit_compile=False, **trainee.compiling
+            keras.optimizers.SGD(0.1),
+            jit_compile=False,
+            run_eagerly=True,
+            **trainee.compiling,
         )
         batch = trainee.arrange(tf.constant(inputs), tf.constant(targets))
         steps = [trainee.model.train_on_batch(*batch, return_dict=True)["loss"]]
