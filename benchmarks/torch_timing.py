@@ -55,6 +55,8 @@ def report(methods, make_step, device, repeat, more=lambda step, count: {}, **fi
             row = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(json.dumps({"method": name, **fields, **row}), flush=True)
         torch.compiler.reset()
+        if device == "cuda":
+            torch.cuda.empty_cache()  # for the memory of CUDA graphs, which is apart
 
 
 def _measure(step, device, repeat, more):

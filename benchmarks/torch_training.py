@@ -1,78 +1,50 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times training steps of the network of Sabour et al. (2017) in PyTorch.
+"""Times training steps of the networks in torch_networks.py.
 
 `tf-capsops bench --suite training` runs this, and reads lines as torch_timing.py prints
-them, with `busy_us` and `launches` of a step where there is a GPU.
+them, with the network's `parameters` and, on a GPU, `busy_us` and `launches` of a step.
+With `--started` it takes one step instead, and prints how long the parts of that took.
 """
 
+import json
+import time
+
 import torch
+import torch_networks
 import torch_timing
-from torch import nn
-from torch.nn import functional
+
+_IMPORTED = time.time()
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def squash(vectors):
-    squared = vectors.square().sum(-1, keepdim=True)
-    return vectors * squared / (1 + squared) / torch.sqrt(squared + 1e-7)
+def training_step(case, mode, dtype, device):
+    """Returns a function that takes one training step.
 
-
-class CapsNet(nn.Module):
-    """The network as in section 4 of the paper, with its decoder; returns the loss."""
-
-    def __init__(self, classes=10, capsule_dim=16, iterations=3):
-        super().__init__()
-        self.iterations = iterations
-        self.conv = nn.Conv2d(1, 256, 9)
-        self.primary = nn.Conv2d(256, 256, 9, stride=2)
-        kernel = 0.05 * torch.randn(1152, classes, capsule_dim, 8)
-        self.kernel = nn.Parameter(kernel)
-        self.decoder = nn.Sequential(
-            nn.Linear(classes * capsule_dim, 512),
-            nn.ReLU(),
-            nn.Linear(512, 1024),
-            nn.ReLU(),
-            nn.Linear(1024, 784),
-            nn.Sigmoid(),
-        )
-
-    def capsules(self, images):
-        features = self.primary(functional.relu(self.conv(images)))
-        batch, _, height, width = features.shape
-        features = features.reshape(batch, 32, 8, height, width)
-        inputs = squash(features.permute(0, 3, 4, 1, 2).reshape(batch, 1152, 8))
-        predictions = torch.einsum("bik,ijdk->bijd", inputs, self.kernel)
-        logits = torch.zeros_like(predictions[..., 0])
-        for iteration in range(self.iterations):
-            sums = torch.einsum("bij,bijd->bjd", logits.softmax(2), predictions)
-            outputs = squash(sums)
-            if iteration + 1 < self.iterations:
-                logits = logits + torch.einsum("bijd,bjd->bij", predictions, outputs)
-        return outputs
-
-    def forward(self, images, labels):
-        capsules = self.capsules(images)
-        one_hot = functional.one_hot(labels, capsules.shape[1]).to(capsules.dtype)
-        lengths = torch.sqrt(capsules.square().sum(-1) + 1e-7)
-        margin = one_hot * functional.relu(0.9 - lengths).square()
-        margin = margin + 0.5 * (1 - one_hot) * functional.relu(lengths - 0.1).square()
-        drawn = self.decoder((capsules * one_hot[..., None]).flatten(1))
-        errors = (drawn - images.flatten(1)).square().sum(1)
-        return (margin.sum(1) + 0.0005 * errors).mean()
-
-
-def training_step(mode, batch, device):
-    """Returns a function that takes one training step."""
-    model = CapsNet().to(device)
+    Args:
+        case: A network's name, sizes and attributes.
+        mode: Of torch.compile, or None.
+        dtype: "float32", or the type of autocast; float16 has its loss scaled.
+        device: "cpu" or "cuda".
+    """
+    model = torch_networks.network(case).to(device)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    images = torch.rand(batch, 1, 28, 28, device=device)
-    labels = torch.randint(10, (batch,), device=device)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+    sizes = case["sizes"]
+    shape = sizes["batch"], sizes["channels"], sizes["in_height"], sizes["in_width"]
+    images = torch.rand(shape, device=device)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(sizes["classes"], shape[:1], device=device)
     loss_of = model if mode is None else torch.compile(model, mode=mode)
+    narrow = {"dtype": _DTYPES.get(dtype), "enabled": dtype in _DTYPES}
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        loss_of(images, labels).backward()
-        optimizer.step()
+        with torch.autocast(device, **narrow):
+            loss = loss_of(images, labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
     return step
 
@@ -93,18 +65,89 @@ def gpu_work(step, count):
     return {"busy_us": sum(kernels) / count, "launches": len(kernels) / count}
 
 
+def start_up(make_step, device, started):
+    """Takes the first step of this process, and returns the seconds of its parts.
+
+    Args:
+        make_step: Returns a function that takes one step.
+        started: When the process was started, in seconds since the epoch.
+    """
+    began = time.time()
+    step = make_step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    built = time.time()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    parts = {"import_s": _IMPORTED - started, "build_s": built - began}
+    return {**parts, "first_s": time.time() - built}
+
+
+def losses(case, weights, images, labels):
+    """Returns the losses before and after a step of gradient descent.
+
+    Args:
+        weights: Those of our network, arrays in its order.
+        images: `[B, H, W, C]`.
+    """
+    model = torch_networks.network(case)
+    ours = iter(weights)
+    with torch.no_grad():
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                array = torch.as_tensor(next(ours))
+                if isinstance(module, torch.nn.Conv2d) and array.ndim == 4:
+                    array = array.permute(3, 2, 0, 1)
+                elif isinstance(module, torch.nn.Linear):
+                    array = array.T
+                parameter.copy_(array.reshape(parameter.shape))
+    images = torch.as_tensor(images).permute(0, 3, 1, 2)
+    labels = torch.as_tensor(labels).long()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(images, labels)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
 def main():
     parser = torch_timing.parser(__doc__)
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--case", type=json.loads, required=True)
+    parser.add_argument("--dtype", choices=["float32", *_DTYPES], default="float32")
+    parser.add_argument("--started", type=float)
+    parser.add_argument("--method", choices=torch_timing.WITH_GRAPHS)
+    parser.add_argument("--weights", help="a file of check_torch.py")
     options = parser.parse_args()
     device = torch_timing.device_of(options)
-    torch_timing.report(
-        torch_timing.WITH_GRAPHS,
-        lambda mode: training_step(mode, options.batch_size, device),
-        device,
-        options.repeat,
-        gpu_work,
-    )
+
+    def make_step(mode):
+        return training_step(options.case, mode, options.dtype, device)
+
+    if options.weights:
+        import numpy as np
+
+        with np.load(options.weights) as file:
+            images, labels, *weights = (file[name] for name in file.files)
+        print(json.dumps({"losses": losses(options.case, weights, images, labels)}))
+    elif options.started:
+        mode = torch_timing.WITH_GRAPHS[options.method]
+        parts = start_up(lambda: make_step(mode), device, options.started)
+        print(json.dumps({"method": options.method, **parts}))
+    else:
+        counted = torch_networks.parameters(torch_networks.network(options.case))
+        torch_timing.report(
+            torch_timing.WITH_GRAPHS,
+            make_step,
+            device,
+            options.repeat,
+            gpu_work,
+            parameters=counted,
+        )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ mdformat does it. Each JSON file but tables.json is one run: where it came from
 (command, commit, date, machine), and `results`, as `tf-capsops bench` writes them, or
 `tables` that were measured in some other way. tables.json says which results each table
 shows, or which columns of such a table; a table of training steps has a row for each
-method. Of two runs that measured the same on the same machine, the one with the later
-date counts.
+method. With `"show": "start-up"` it says how long the first step of a process took, and
+with `"show": "dtypes"` a table of any results has our times in several types. Of two
+runs that measured the same on the same machine, the one with the later date counts.
 """
 
 from __future__ import annotations
@@ -19,10 +20,24 @@ import pathlib
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # as a script, it has this folder there alone
+
+from tools.measured_runs import (  # noqa: E402
+    Wrong,
+    bullets,
+    load,
+    machine_of,
+    markdown,
+    matches,
+    number,
+    read_runs,
+    select,
+    source_of,
+)
+
 OURS = "tf_capsops"
 _MARKED = re.compile(
     r"(<!-- measured: ([\w.-]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL
@@ -35,60 +50,15 @@ _TRAINING = {
     "launches": ("launches", 1),
     "peak MB": ("extra_bytes", 1e6),
 }
+# The same for the first step of a process.
+_START_UP = {
+    "seconds": ("start_up_s", 1),
+    "Python and imports": ("import_s", 1),
+    "building": ("build_s", 1),
+    "first step": ("first_s", 1),
+}
+_DTYPES = "float32", "bfloat16", "float16"
 _DROPPED = ("extremes_us", "samples", "times_ours")  # by --add, of each method
-
-
-class Wrong(Exception):
-    """One sentence for the user."""
-
-
-def _load(path: pathlib.Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise Wrong(f"{path}: {error}") from None
-
-
-def _runs(root: pathlib.Path) -> list[dict]:
-    """Returns all runs, the oldest first."""
-    runs = []
-    for path in sorted((root / "docs/measured").glob("*.json")):
-        if path.name != "tables.json":
-            runs.append({**_load(path), "name": path.stem})
-    return sorted(runs, key=lambda run: run["date"] or "")
-
-
-def _machine(run: dict, device: str) -> str:
-    """Names a run's GPU, or its processor."""
-    if device.startswith("GPU"):
-        return run["gpus"][0]["device_name"].removeprefix("NVIDIA ")
-    cpu = re.sub(r"\((R|TM)\)| CPU\b.*| Processor\b", "", run["cpu"])
-    return f"{run['cores']} cores of {cpu}"
-
-
-def _matches(run: dict, result: dict, wanted: dict) -> bool:
-    fields = ("op", "case", "direction", "dtype")
-    if any(result[field] != wanted[field] for field in fields if field in wanted):
-        return False
-    on_gpu = result["device"].startswith("GPU")
-    return (
-        wanted.get("device", result["device"]).partition(":")[0]
-        == result["device"].partition(":")[0]
-    ) and (not on_gpu or run["tf32"] == wanted.get("tf32", True))
-
-
-def _select(runs: Sequence[dict], wanted: dict) -> list[tuple[dict, dict]]:
-    """Returns the newest run and result of each machine."""
-    found = {}
-    for run in runs:
-        for result in run.get("results", ()):
-            if _matches(run, result, wanted):
-                found[_machine(run, result["device"])] = run, result
-    return [found[machine] for machine in sorted(found)]
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{float(f'{value:.3g}'):g}"
 
 
 def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
@@ -121,7 +91,7 @@ def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
         if heading in shown:
             value = shown[heading]
             contends = heading == OURS or heading in rivals
-            text = _number(value) + unit
+            text = number(value) + unit
             text = f"**{text}**" if contends and value == best else text
             if spec.get("ratios") and heading in rivals:
                 text += f" ({value / shown[OURS]:.2f})"
@@ -131,51 +101,35 @@ def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
         cells.insert(1, f"{quickest / shown[OURS]:.2g}x" if rivals else "")
     if spec.get("floor"):
         floor = result.get("floor_us")
-        cells.append("" if memory or floor is None else _number(floor / scale) + unit)
+        cells.append("" if memory or floor is None else number(floor / scale) + unit)
     return cells
 
 
-def _source(run: dict, machine: str) -> str:
-    """Returns where numbers come from, as one line."""
-    parts = [machine]
-    if machine in (gpu["device_name"].removeprefix("NVIDIA ") for gpu in run["gpus"]):
-        parts.append({True: "TF32", False: "no TF32"}.get(run["tf32"], ""))
-    if "versions" in run:
-        parts.append(f"TensorFlow {run['versions']['tensorflow']}")
-    state = " or before" if run.get("transcribed") else ""
-    state = " with changes" if run.get("modified") else state
-    parts.append(run["commit"][:12] + state)
-    parts += [run["date"] or "", run.get("note", "")]
-    text = ", ".join(part for part in parts if part)
-    return f"{text}: `{run['command']}`" if run["command"] else text
-
-
-def _markdown(headings: Sequence, rows: Sequence, right: bool = True) -> str:
-    rule = ["--", *(["-:" if right else "--"] * (len(headings) - 1))]
-    lines = [headings, rule, *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-
-
-def _bullets(lines: Sequence[str]) -> str:
-    """Returns a list as mdformat lays it out: 100 columns, code in one piece."""
-    wrap = textwrap.TextWrapper(
-        100, "- ", "  ", break_long_words=False, break_on_hyphens=False
-    )
-    text = ""
-    for line in dict.fromkeys(lines):
-        whole = re.sub("`.*?`", lambda code: code[0].replace(" ", "\0"), line)
-        text += wrap.fill(whole).replace("\0", " ") + "\n"
-    return text
-
-
 def _rows(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
-    for row in spec["rows"]:
+    for row in spec["rows"] if "rows" in spec else _every_row(spec, runs):
         wanted = {"op": spec["op"], "dtype": "float32", **spec.get("where", {}), **row}
-        found = _select(runs, wanted)
+        found = select(runs, wanted)
         if not found:
             raise Wrong(f"no run in docs/measured has {wanted}")
         for run, result in found:
             yield row, run, result
+
+
+def _every_row(spec: dict, runs: Sequence[dict]) -> list[dict]:
+    """Returns a row for each case and direction of an op that any run has."""
+    wanted = {"op": spec["op"], **spec.get("where", {})}
+    found = {
+        (result["case"], result["direction"]): None
+        for run in runs
+        for result in run.get("results", ())
+        if matches(run, result, wanted)
+    }
+    if not found:
+        raise Wrong(f"no run in docs/measured has {wanted}")
+    return [
+        {"label": f"{case}, {direction}", "case": case, "direction": direction}
+        for case, direction in found
+    ]
 
 
 def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
@@ -184,49 +138,100 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
     units = {"GPU": "us", "CPU": "ms"}
     kernels = [result["methods"][OURS].get("kernel", "") for _, _, result in chosen]
     rows, sources = [], []
-    machines = {_machine(run, result["device"]) for _, run, result in chosen}
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
     for (row, run, result), kernel in zip(chosen, kernels, strict=True):
         device = result["device"].partition(":")[0]
-        machine = _machine(run, device)
+        machine = machine_of(run, device)
         memory = row.get("value") == "memory"
         unit = " MB" if memory else f" {units[device]}" if len(devices) > 1 else ""
         label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
         cells = _cells(spec, row, result, unit)
         rows.append([label, *cells, *([kernel] if any(kernels) else [])])
-        sources.append(_source(run, machine))
+        sources.append(source_of(run, machine))
     headings = ["" if len(devices) > 1 else f"in {units[devices.pop()]}", OURS]
     headings += ["best rival"] if spec.get("best") else []
     headings += spec["columns"]
     headings += ["floor"] if spec.get("floor") else []
     headings += ["kernel"] if any(kernels) else []
-    return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
 
 
 def _training_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows every method of each row's network that was measured."""
+    columns = _START_UP if spec.get("show") == "start-up" else _TRAINING
+    first, _ = next(iter(columns.values()))
     chosen = list(_rows(spec, runs))
-    machines = {_machine(run, result["device"]) for _, run, result in chosen}
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
     rows, sources = [], []
     for row, run, result in chosen:
-        machine = _machine(run, result["device"])
+        machine = machine_of(run, result["device"])
         label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
-        methods = {n: m for n, m in result["methods"].items() if "median_us" in m}
-        best = min(method["median_us"] for method in methods.values())
+        methods = {n: _with_sum(m) for n, m in result["methods"].items()}
+        methods = {n: m for n, m in methods.items() if first in m}
+        if not methods:
+            raise Wrong(f"{result['op']} {result['case']}: no method has {first}")
+        best = min(method[first] for method in methods.values())
         for name, method in methods.items():
             cells = [
-                _number(method[field] / scale) if method.get(field) is not None else ""
-                for field, scale in _TRAINING.values()
+                number(method[field] / scale) if method.get(field) is not None else ""
+                for field, scale in columns.values()
             ]
-            if method["median_us"] == best:
+            if method[first] == best:
                 cells[0] = f"**{cells[0]}**"
             rows.append([f"{label}: {name}", *cells])
-        sources.append(_source(run, machine))
+        sources.append(source_of(run, machine))
     empty = [not any(each) for each in zip(*rows, strict=True)]
     headings, *rows = (
         [cell for cell, dropped in zip(line, empty, strict=True) if not dropped]
-        for line in [["", *_TRAINING], *rows]
+        for line in [["", *columns], *rows]
     )
-    return f"{_markdown(headings, rows)}\n{_bullets(sources)}"
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
+def _with_sum(method: dict) -> dict:
+    """Adds up the parts of a first step, where a method has them."""
+    parts = [method.get(field) for field, _ in list(_START_UP.values())[1:]]
+    return method if None in parts else {**method, "start_up_s": sum(parts)}
+
+
+def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows our times in several types, with the ratios to float32.
+
+    A row names one of our methods, or the quickest of each type is shown.
+    """
+    dtypes = spec.get("dtypes", _DTYPES)
+    chosen = list(_rows(spec, runs))
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
+    rows, sources = [], []
+    for row, run, result in chosen:
+        machine = machine_of(run, result["device"])
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        cells, first = [], None
+        for dtype in dtypes:
+            wanted = {"op": spec["op"], **spec.get("where", {}), **row, "dtype": dtype}
+            time, source = _our_time(select(runs, wanted), machine, row)
+            text = "" if time is None else number(time)
+            if time and first:
+                text += f" ({time / first:.2f})"
+            first = time if dtype == "float32" else first
+            cells.append(text)
+            sources += [source] if source else []
+        rows.append([label, *cells])
+    return f"{markdown(['in us', *dtypes], rows)}\n{bullets(sources)}"
+
+
+def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, str]:
+    """Returns our time on a machine in microseconds, and where it comes from."""
+    for run, result in found:
+        times = [
+            method["median_us"]
+            for name, method in result["methods"].items()
+            if name.startswith(OURS) and row.get("method", name) == name
+            if "median_us" in method
+        ]
+        if machine_of(run, result["device"]) == machine and times:
+            return min(times), source_of(run, machine)
+    return None, ""
 
 
 def _part(table: dict, spec: dict) -> dict:
@@ -246,19 +251,20 @@ def _part(table: dict, spec: dict) -> dict:
 
 
 def _given_table(table: dict, run: dict) -> str:
-    text = _markdown(table["columns"], table["rows"], table.get("right", True))
+    text = markdown(table["columns"], table["rows"], table.get("right", True))
     if table.get("source", True):
-        text += "\n" + _bullets([_source(run, _machine(run, table["device"]))])
+        text += "\n" + bullets([source_of(run, machine_of(run, table["device"]))])
     return text
 
 
 def make(name: str, root: pathlib.Path) -> str:
     """Returns the Markdown of one table."""
-    runs = _runs(root)
-    specs = _load(root / "docs/measured/tables.json")
+    runs = read_runs(root)
+    specs = load(root / "docs/measured/tables.json")
     spec = specs.get(name, {"of": name})
     if "op" in spec:
         table = _training_table if spec["op"] == "training" else _bench_table
+        table = _dtype_table if spec.get("show") == "dtypes" else table
         return table(spec, runs)
     for run in reversed(runs):
         if table := run.get("tables", {}).get(spec["of"]):
@@ -279,7 +285,7 @@ def pages(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
 
 def sources(op: str, device: str) -> list[str]:
     """Returns where the kernels of an op are, as patterns of git."""
-    if op == "training":
+    if op in ("training", "layers"):
         return ["cuda" if device.startswith("GPU") else "cc/cpu"]
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", op).lower()]
     if op == "InqConv":
@@ -291,8 +297,8 @@ def sources(op: str, device: str) -> list[str]:
 
 def _shown(root: pathlib.Path) -> Iterator[tuple[str, str, str, dict]]:
     """Yields label, op, device and run of every row that a page shows."""
-    runs = _runs(root)
-    specs = _load(root / "docs/measured/tables.json")
+    runs = read_runs(root)
+    specs = load(root / "docs/measured/tables.json")
     names = dict.fromkeys(
         m[2] for _, text, _ in pages(root) for m in _MARKED.finditer(text)
     )
@@ -300,7 +306,7 @@ def _shown(root: pathlib.Path) -> Iterator[tuple[str, str, str, dict]]:
         spec = specs.get(name, {"of": name})
         if "op" in spec:
             for row, run, result in _rows(spec, runs):
-                machine = _machine(run, result["device"])
+                machine = machine_of(run, result["device"])
                 label = f"{name}: {row['label']} ({machine})"
                 yield label, result["op"], result["device"], run
             continue
@@ -331,7 +337,7 @@ def stale(root: pathlib.Path) -> list[str]:
 
 def add(report: pathlib.Path, name: str, options, root: pathlib.Path) -> None:
     """Brings what `tf-capsops bench` wrote to docs/measured/NAME.json."""
-    run = _load(report)
+    run = load(report)
     run["commit"] = options.commit or run["commit"]
     run["cpu"] = options.processor or run["cpu"]
     if run["commit"] == "unknown":

@@ -106,6 +106,52 @@ def test_a_part_of_a_table_that_was_measured_otherwise(root):
     assert "|  |\n| -- |\n| b |\n\n- H200" in (root / "README.md").read_text()
 
 
+def _of_type(dtype, median):
+    methods = {"tf_capsops": {"median_us": 2 * median}, "rival": {"median_us": 1}}
+    methods["tf_capsops, XLA"] = {"median_us": median}
+    result = {"op": "layers", "case": "Length", "direction": "forward"}
+    return {**result, "device": "GPU:0", "dtype": dtype, "methods": methods}
+
+
+def test_a_table_compares_types(root):
+    """Of every case that was measured, where the table names none."""
+    spec = {"op": "layers", "show": "dtypes", "where": {"device": "GPU"}}
+    _write(root, "tables", {"conv": spec})
+    found = [_of_type("float32", 40), _of_type("bfloat16", 30)]
+    _write(root, "a_newer", _run(0, "2026-02-02", results=found))
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    assert "| in us | float32 | bfloat16 | float16 |\n" in text
+    assert "| Length, forward | 40 | 30 (0.75) |  |\n" in text
+    assert text.count("* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n") == 1
+    row = {"label": "a", "case": "Length", "method": "tf_capsops"}
+    _write(root, "tables", {"conv": {**spec, "rows": [row]}})
+    measured.main([], root)
+    assert "| a | 80 | 60 (0.75) |  |\n" in (root / "README.md").read_text()
+    assert measured.main(["--stale"], root) == 0
+
+
+def test_a_table_of_first_steps_has_their_parts(root, capsys):
+    rows = [{"label": "capsnet", "case": "capsnet"}]
+    spec = {"op": "training", "show": "start-up", "rows": rows}
+    _write(root, "tables", {"conv": spec})
+    parts = {"import_s": 4.5, "build_s": 0.5, "first_s": 3}
+    methods = {"tf_capsops": {"median_us": 1, **parts}, "PyTorch": {"median_us": 1}}
+    result = {"op": "training", "case": "capsnet", "direction": "step"}
+    result |= {"device": "GPU:0", "dtype": "float32", "methods": methods}
+    _write(root, "a_newer", _run(0, "2026-02-02", results=[result]))
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    headings = "|  | seconds | Python and imports | building | first step |\n"
+    assert headings in text
+    assert "| capsnet: tf_capsops | **8** | 4.5 | 0.5 | 3 |\n" in text
+    assert "PyTorch" not in text
+    del methods["tf_capsops"]
+    _write(root, "a_newer", _run(0, "2026-02-02", results=[result]))
+    assert measured.main([], root) == 1
+    assert "training capsnet: no method has start_up_s" in capsys.readouterr().err
+
+
 def test_another_machine_is_another_row(root):
     _write(root, "b200", _run(80, "2026-01-01", gpus=[{"device_name": "NVIDIA B200"}]))
     measured.main([], root)
@@ -162,7 +208,7 @@ def test_a_report_is_brought_in_with_its_commit(root, capsys):
 
 def test_sources_of_an_op_are_where_they_are_looked_for():
     ops = ("CapsuleConv", "CapsuleRouting", "CapsulePrediction", "HighOrderConv")
-    for op in (*ops, "training"):
+    for op in (*ops, "training", "layers"):
         for device in ("CPU:0", "GPU:0"):
             for pattern in measured.sources(op, device):
                 assert list(ROOT.glob(pattern)), pattern

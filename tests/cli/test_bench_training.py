@@ -5,6 +5,9 @@
 import argparse
 import dataclasses
 import json
+import os
+import time
+import types
 import warnings
 
 import keras
@@ -15,8 +18,17 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tf_capsops.__main__ import main
-from tf_capsops.bench import cases, pytorch, report, trace, training
+from tf_capsops.bench import (
+    cases,
+    fitting,
+    pytorch,
+    report,
+    start_up,
+    trace,
+    training,
+)
 from tf_capsops.bench.networks import CASES, NETWORKS
+from tf_capsops.errors import CommandError
 
 _TINY = [case for case in CASES if cases.TRAINING_SMOKE in case.uses]
 
@@ -37,7 +49,10 @@ def test_both_networks_compute_the_same(case, device):
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)
         trainee.model.compile(
-            keras.optimizers.SGD(0.1), jit_compile=False, **trainee.compiling
+            keras.optimizers.SGD(0.1),
+            jit_compile=False,
+            run_eagerly=True,
+            **trainee.compiling,
         )
         batch = trainee.arrange(tf.constant(inputs), tf.constant(targets))
         steps = [trainee.model.train_on_batch(*batch, return_dict=True)["loss"]]
@@ -76,7 +91,7 @@ def test_report(tmp_path, capsys):
     assert (result["op"], result["case"]) == ("training", "p_capsnet")
     names = [
         f"{who}{xla}, 3 steps"
-        for who in (report.OURS, training.PLAIN)
+        for who in (report.OURS, fitting.PLAIN)
         for xla in ("", ", XLA")
     ]
     assert list(result["methods"]) == names
@@ -98,6 +113,7 @@ def _options(**more):
     options = {"repeat": 2, "tf32": True, "jit": ["off"], "model": ["capsnet"]}
     options |= {"suite": [cases.TRAINING_SMOKE], "device": ["CPU"]}
     options |= {"dtype": ["float32"], "steps_per_execution": [1, 20]}
+    options |= {"rivals": True, "torch_python": None, "start_up": False}
     return argparse.Namespace(**{**options, **more})
 
 
@@ -160,17 +176,24 @@ def test_half_precision_is_mixed_precision(dtype):
     assert all("median_us" in method for method in result["methods"].values())
 
 
-def test_pytorch_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
-    script = tmp_path / "torch_training.py"
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A script in the place of benchmarks/torch_training.py, and nothing but that."""
+    monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(training, "_attempt", lambda *_: {"left_out": "a test"})
+    monkeypatch.setattr(pytorch, "is_installed", lambda: True)
+    monkeypatch.setattr(training, "_trained_numbers", lambda case: 7)
+    return tmp_path / training.TORCH
+
+
+def test_pytorch_runs_in_a_process_of_its_own(script, monkeypatch):
     script.write_text(
         "import json, sys\n"
         "row = {'samples': [2e-3, 4e-3], 'peak_bytes': 5, 'launches': len(sys.argv)}\n"
-        "print(json.dumps({'method': 'PyTorch', **row}))\n"
+        "print(json.dumps({'method': 'PyTorch', 'parameters': 7, **row}))\n"
         "print('AUTOTUNE addmm')\n"
         "print(json.dumps({'method': 'PyTorch, torch.compile', 'error': 'no'}))\n"
     )
-    monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
-    monkeypatch.setattr(training, "_attempt", lambda *_: {"left_out": "a test"})
     options = _options(suite=[cases.TRAINING])
     monkeypatch.setattr(pytorch, "is_installed", lambda: False)
     (result,) = training.run(options)
@@ -178,13 +201,123 @@ def test_pytorch_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(pytorch, "is_installed", lambda: True)
     (result,) = training.run(options)
     eager = result["methods"]["PyTorch"]
-    assert eager["median_us"] == pytest.approx(3000) and eager["launches"] == 8
+    assert eager["median_us"] == pytest.approx(3000) and eager["launches"] == 10
     assert eager["images_per_second"] == pytest.approx(32 / 3e-3)
     assert eager["extra_bytes"] == 5
     assert result["methods"]["PyTorch, torch.compile"] == {"error": "no"}
     script.write_text("raise SystemExit('no driver')")
     (result,) = training.run(options)
     assert result["methods"]["PyTorch"] == {"error": "no driver"}
+    without = _options(suite=[cases.TRAINING], rivals=False)
+    (result,) = training.run(without)
+    assert all(name.startswith(report.OURS) for name in result["methods"])
+
+
+def test_pytorch_is_given_network_and_type(script):
+    """And a network with another number of parameters than ours is not compared."""
+    script.write_text(
+        "import argparse, json\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--case', type=json.loads)\n"
+        "parser.add_argument('--dtype')\n"
+        "options = parser.parse_known_args()[0]\n"
+        "row = {'parameters': 7 + (options.dtype == 'float16'), 'samples': [1, 1]}\n"
+        "row |= {'peak_bytes': None, 'given': options.case['name']}\n"
+        "print(json.dumps({'method': 'PyTorch', **row}))\n"
+    )
+    options = _options(suite=[cases.TRAINING], dtype=["bfloat16", "float16"])
+    options.model = ["matrix_capsnet", "denoiser"]
+    found = {
+        (each["case"], each["dtype"]): each["methods"].get("PyTorch")
+        for each in training.run(options)
+    }
+    assert found["matrix_capsnet", "bfloat16"]["given"] == "matrix_capsnet"
+    wrong = {"error": "it has 8 parameters, and ours 7"}
+    assert found["matrix_capsnet", "float16"] == wrong
+    assert found["denoiser", "bfloat16"] is None
+
+
+def test_another_python_may_have_pytorch(tmp_path, capsys):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    options = _options(torch_python=str(python))
+    for mode, words in ((0o644, "cannot run"), (0o755, None)):
+        python.chmod(mode)
+        if words is None:
+            assert pytorch.interpreter(options) == str(python)
+        else:
+            with pytest.raises(CommandError, match=f"--torch-python: {words}"):
+                pytorch.interpreter(options)
+    python.write_text("#!/bin/sh\necho No module named torch >&2\nexit 1\n")
+    with pytest.raises(CommandError, match="cannot import torch: No module named"):
+        pytorch.interpreter(options)
+
+
+def test_our_network_has_as_many_trained_numbers():
+    (case,) = [case for case in _TINY if case.name == "efficient_capsnet"]
+    with fitting.scope("float32", "CPU"):
+        model = NETWORKS[case.name].plain(case).model
+    counted = sum(int(tf.size(each.value)) for each in model.trainable_variables)
+    assert training._trained_numbers(case) == counted > 0
+
+
+def test_the_first_step_of_a_process_has_parts(monkeypatch):
+    """Ours is taken, in this process, and plain Keras' is not."""
+    started, taken = [], {"median_us": 1.0}
+    given = dict.fromkeys(start_up.PARTS, 0.0)
+
+    def here(command, env, **_):
+        started.append((command, env))
+        task = json.loads(command[-1])
+        ours = task["who"] == report.OURS
+        parts = start_up.first_step(time.time(), task) if ours else given
+        return types.SimpleNamespace(returncode=0, stdout=f"word\n{json.dumps(parts)}")
+
+    monkeypatch.setattr(training, "_attempt", lambda *_: dict(taken))
+    monkeypatch.setattr(start_up.subprocess, "run", here)
+    options = _options(model=["p_capsnet"], steps_per_execution=[1], start_up=True)
+    (result,) = training.run(options)
+    assert len(result["methods"]) == len(started) == 2
+    for (command, environment), package in zip(started, ("tf_capsops", "keras")):
+        assert f"import {package}\n" in command[2]
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
+            assert environment[name] != os.environ.get(name)
+    for method in result["methods"].values():
+        assert [*method] == [*taken, *start_up.PARTS]
+    assert result["methods"]["tf_capsops"]["first_s"] > 0
+    console = rich.console.Console(width=200)
+    with console.capture() as captured:
+        console.print(report.start_up_table(result, start_up.PARTS))
+    assert "first step" in captured.get() and "plain Keras" in captured.get()
+
+
+def test_a_first_step_that_fails_says_why(monkeypatch):
+    failed = types.SimpleNamespace(returncode=1, stdout="", stderr="a\nno memory\n")
+    monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: failed)
+    (case,) = [case for case in _TINY if case.name == "p_capsnet"]
+    method = fitting.Method(report.OURS, False, 1)
+    found = start_up.of_fit(case, method, "float32", "CPU", True)
+    assert found == {"start_up_error": "no memory"}
+    result = {"op": "training", "direction": "step", "case": "a", "sizes": {}}
+    result |= {"attributes": {}, "dtype": "float32", "device": "CPU:0"}
+    shown = report.start_up_table({**result, "methods": {"b": found}}, start_up.PARTS)
+    assert shown.caption == "b: no memory"
+
+
+def test_the_first_step_of_pytorch_has_parts(script):
+    script.write_text(
+        "import json, sys\n"
+        "row = {'parameters': 7, 'samples': [1, 1], 'peak_bytes': None}\n"
+        "if '--started' in sys.argv:\n"
+        "    row = {'import_s': 1, 'build_s': 2, 'first_s': 3}\n"
+        "name = sys.argv[sys.argv.index('--method') + 1] if '--method' in sys.argv"
+        " else 'PyTorch'\n"
+        "print(json.dumps({'method': name, **row}))\n"
+    )
+    (result,) = training.run(_options(suite=[cases.TRAINING], start_up=True))
+    method = result["methods"]["PyTorch"]
+    assert [method[part] for part in start_up.PARTS] == [1, 2, 3]
+    assert method["median_us"] == 1e6
 
 
 def test_what_a_gpu_did_is_read_from_the_profile():

@@ -13,7 +13,7 @@ import pytest
 
 from tf_capsops import __version__, models
 from tf_capsops.__main__ import main, make_parser
-from tf_capsops.bench import cases, networks, options
+from tf_capsops.bench import cases, layers, networks, options
 from tf_capsops.cli import presets
 from tf_capsops.cli.networks import RULES
 
@@ -90,6 +90,7 @@ def test_misspelt_commands_are_followed_by_the_right_one(name, capsys):
 def test_tables_of_the_parser_name_what_there_is():
     """It has names of its own, for it cannot import the networks themselves."""
     assert list(options.NETWORKS) == list(networks.NETWORKS)
+    assert options.LAYERS == layers.LAYERS
     assert cases.ops() == sorted(cases.suites())
     assert all(callable(getattr(models, name)) for name in presets.PRESETS)
     assert list(presets.RULES) == list(RULES)

@@ -29,7 +29,10 @@ ANCHORS = "anchors"  # the sizes every speed claim is made at
 NETWORKS = "networks"  # layers of published networks
 TRAINING = "training"  # whole training steps through Keras
 TRAINING_SMOKE = "training-smoke"  # the same of tiny networks
-BENCH_SUITES = (ANCHORS, NETWORKS, SMOKE, TRAINING, TRAINING_SMOKE)
+LAYERS = "layers"  # every layer, in every type
+LAYERS_SMOKE = "layers-smoke"  # tiny layers
+OF_OPS = (ANCHORS, NETWORKS, SMOKE)
+BENCH_SUITES = (*OF_OPS, TRAINING, TRAINING_SMOKE, LAYERS, LAYERS_SMOKE)
 
 
 @dataclasses.dataclass(frozen=True)

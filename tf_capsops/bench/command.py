@@ -19,10 +19,13 @@ from tf_capsops.bench import (
     against,
     cases,
     chart,
+    dtypes,
+    layers,
     measure,
     options,
     pytorch,
     report,
+    start_up,
     threads,
     training,
 )
@@ -89,9 +92,9 @@ def _in_torch(
     script = suite.torch
     if script is None or dtype != tf.float32 or not pytorch.has_script(script):
         return found
-    if not pytorch.is_installed():
+    if not args.rivals or not pytorch.interpreter(args):
         return found
-    drawn = {"sizes": dict(case.sizes), "attributes": dict(case.attributes)}
+    drawn = pytorch.described(case)
     kind = measure.device_type(device)
     for row in pytorch.rows(script, kind, args, "--case", json.dumps(drawn)):
         timing = row.get("error") or measure.summary(row["samples"], row["peak_bytes"])
@@ -116,7 +119,8 @@ def _measure_case(
     )
     for direction, (make_step, cost, first) in zip(_DIRECTIONS, directions):
         steps = {report.OURS: (make_step(case.bind(suite.ours)), sets)}
-        for name, rival in {**suite.rivals, **suite.parts}.items():
+        rivals = {**suite.rivals, **suite.parts} if args.rivals else {}
+        for name, rival in rivals.items():
             step = make_step(case.bind(rival))
             steps[f"TF {name}"] = step, rival_sets
             steps[f"TF {name}, XLA"] = measure.compiled(step), rival_sets
@@ -136,7 +140,7 @@ def _measure_case(
 
 def _run(args: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
     """Yields the ceilings and the results of each device and dtype, for the ops."""
-    if not {*args.suite} - {cases.TRAINING, cases.TRAINING_SMOKE}:
+    if not {*args.suite} & {*cases.OF_OPS}:
         return
     for kind in args.device:
         device = f"{kind}:0"
@@ -187,6 +191,11 @@ def _measured(args: argparse.Namespace, console: Console) -> dict:
     for result in training.run(args):
         made["results"].append(result)
         console.print(report.training_table(result))
+        if args.start_up:
+            console.print(report.start_up_table(result, start_up.PARTS))
+    made["results"] += layers.run(args)
+    if len(args.dtype) > 1 or {*args.suite} & {cases.LAYERS, cases.LAYERS_SMOKE}:
+        console.print(dtypes.table(made["results"]))
     for result in made["results"] if args.threads else ():
         result["threads"] = args.threads[0]
     return made

@@ -13,7 +13,13 @@ from tf_capsops.errors import CommandError, require
 
 DEVICES = ("CPU", "GPU")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-NETWORKS = ("capsnet", "p_capsnet", "denoiser")  # of `networks.NETWORKS`
+# Of `networks.NETWORKS` and `layers.LAYERS`.
+NETWORKS = ("capsnet", "p_capsnet", "efficient_capsnet", "matrix_capsnet", "denoiser")
+LAYERS = (
+    *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "CapsuleConv2D"),
+    *("PoseCaps", "ConvCaps2D", "ClassCaps", "DenseCaps", "HighOrderConv2D"),
+    *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),
+)
 
 
 def add_shared(parser: argparse.ArgumentParser, output: str, files: str) -> None:
@@ -61,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[cases.ANCHORS],
         help="ops at the sizes of the speed claims (anchors), of layers of published "
         "networks, or at tiny ones that only show that the benchmark works (smoke); "
-        "whole training steps of networks, or of tiny ones (default: anchors)",
+        "whole training steps of networks, or of tiny ones; every layer, or tiny ones "
+        "(default: anchors)",
     )
     parser.add_argument(
         "--op",
@@ -76,6 +83,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["float32"],
         help="types to compute in (default: float32)",
+    )
+    parser.add_argument(
+        "--rivals",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure rivals, too",
+    )
+    parser.add_argument(
+        "--torch-python",
+        metavar="PYTHON",
+        help="the Python that has PyTorch, if it is not the one that runs this",
     )
     parser.add_argument(
         "--against",
@@ -114,6 +132,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[1, 20],
         metavar="N",
         help="batches that Keras trains on at a time (default: 1 20)",
+    )
+    group.add_argument(
+        "--start-up",
+        action="store_true",
+        help="also take the first step of each method in a process of its own, and say "
+        "how long its parts take",
+    )
+    group = parser.add_argument_group(f"layers (--suite {cases.LAYERS})")
+    group.add_argument(
+        "--layer",
+        choices=LAYERS,
+        nargs="+",
+        default=list(LAYERS),
+        help="the layers to time (default: all)",
     )
 
 

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import tf_capsops
+from tf_capsops.bench.cases import Case
+from tf_capsops.errors import CommandError
 
 SCRIPTS = pathlib.Path(tf_capsops.__file__).parents[1] / "benchmarks"
 
@@ -21,25 +25,62 @@ def has_script(name: str) -> bool:
 
 
 def is_installed() -> bool:
-    """Tells whether PyTorch can be imported, without doing so."""
+    """Tells whether PyTorch can be imported here, without doing so."""
     return importlib.util.find_spec("torch") is not None
 
 
-def rows(name: str, kind: str, options, *arguments: object) -> list[dict]:
+def interpreter(options: argparse.Namespace) -> str | None:
+    """Returns the Python that has PyTorch, or None where there is none.
+
+    Raises:
+        CommandError: The one that the user named has not.
+    """
+    python = options.torch_python
+    if python is None:
+        return sys.executable if is_installed() else None
+    try:
+        command = [python, "-c", "import torch"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        text = f"--torch-python: cannot run {python}: {error.strerror}"
+        raise CommandError(text) from error
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise CommandError(f"--torch-python: {python} cannot import torch: {why}")
+    return python
+
+
+def described(case: Case) -> str:
+    """Returns what the scripts take as their `--case`."""
+    drawn = {"name": case.name, "sizes": dict(case.sizes)}
+    return json.dumps({**drawn, "attributes": dict(case.attributes)})
+
+
+def rows(
+    name: str,
+    kind: str,
+    options: argparse.Namespace,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+) -> list[dict]:
     """Runs a script in a process of its own: the two do not share a GPU's memory.
 
     Args:
         kind: "CPU" or "GPU".
         options: Of the benchmark, of which `repeat` and `tf32` are handed on.
         arguments: Further options of the script.
+        environment: Of the process; by default that of this one.
 
     Returns:
         The lines that it printed, a dict each (benchmarks/torch_timing.py). If the
         script failed, another one has its `error`, without the script's other fields.
     """
-    command = [sys.executable, SCRIPTS / name, "--device", kind, *arguments]
+    python = options.torch_python or sys.executable
+    command = [python, SCRIPTS / name, "--device", kind, *arguments]
     command += ["--repeat", options.repeat, "--tf32" if options.tf32 else "--no-tf32"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, env=environment
+    )
     lines = done.stdout.splitlines()  # also a compiler's own words
     found = [json.loads(line) for line in lines if line.startswith("{")]
     if done.returncode:

@@ -172,3 +172,28 @@ def training_table(result: Mapping) -> Table:
     shown.caption = "\n".join(f"{name}: {why}" for name, why in reasons.items())
     shown.caption_justify = "left"
     return shown
+
+
+def start_up_table(result: Mapping, parts: Mapping[str, str]) -> Table:
+    """Returns what the first step of each method took, for the terminal.
+
+    Args:
+        parts: Headings by the methods' fields.
+    """
+    shown = Table(
+        title=f"Start-up, in seconds: {title(result)}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    shown.add_column("method", no_wrap=True)
+    for heading in (*parts.values(), "sum"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    notes = []
+    for name, method in result["methods"].items():
+        if "start_up_error" in method:
+            notes.append(f"{name}: {method['start_up_error']}")
+        seconds = [method[field] for field in parts if field in method]
+        if seconds:
+            shown.add_row(name, *(f"{each:.2f}" for each in (*seconds, sum(seconds))))
+    shown.caption, shown.caption_justify = "\n".join(notes), "left"
+    return shown

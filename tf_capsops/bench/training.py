@@ -6,120 +6,30 @@ A sample is an epoch of `fit` over a data set cached in memory, from its first s
 the metrics at its end, divided by its steps. `fit` has run before, so nothing is traced
 or compiled within a sample. Every network is measured in plain Keras beside ours, with
 and without XLA and with several numbers of `steps_per_execution`; where there is
-PyTorch, so is the network that benchmarks/torch_training.py has.
+PyTorch, so are the networks that benchmarks/torch_networks.py has.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
-import gc
 import itertools
 import math
-import time
-import warnings
 from collections.abc import Iterator
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-from tf_capsops.bench import cases, measure, pytorch, report, trace
-from tf_capsops.bench.networks import CASES, NETWORKS, Trainee
-from tf_capsops.models import Unrolled
+from tf_capsops.bench import cases, measure, pytorch, report, start_up, trace
+from tf_capsops.bench.fitting import PLAIN, Fit, LeftOut, Method, scope
+from tf_capsops.bench.networks import CASES, NETWORKS
 
-PLAIN = "plain Keras"
 _JIT = {"off": False, "on": True}
 # Least seconds of a sample, by device type; most of all samples of a method together.
 _SAMPLE_SECONDS = {"CPU": 0.5, "GPU": 0.3}
 _METHOD_SECONDS = 10
 # Seconds of a step from which on Keras' few milliseconds for an execution do not show.
 _SLOW_STEP = 0.1
-_BATCHES = 20  # in the data set
-_SEED = 20171026
-_POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-_TORCH = "torch_training.py"
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """One way to train a network."""
-
-    who: str
-    jit: bool
-    steps: int
-
-    def __str__(self) -> str:
-        xla = ", XLA" if self.jit else ""
-        return f"{self.who}{xla}" + (f", {self.steps} steps" if self.steps > 1 else "")
-
-
-class _LeftOut(Exception):
-    """A method is not measured; the text says why."""
-
-
-class _Clock(keras.callbacks.Callback):
-    """Takes the seconds of every epoch, up to the metrics at its end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.seconds.append(time.perf_counter() - self._start)
-
-
-class _Fit:
-    """A compiled network and its data."""
-
-    def __init__(self, case: cases.Case, method: Method, kind: str) -> None:
-        network = NETWORKS[case.name]
-        build = network.ours if method.who == report.OURS else network.plain
-        trainee = build(case)
-        self._model = trainee.model
-        self._model.groups_steps = False  # `method.steps` says how many
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where Keras goes on without XLA
-            self._model.compile(
-                keras.optimizers.Adam(),
-                steps_per_execution=method.steps,
-                jit_compile=method.jit,
-                **trainee.compiling,
-            )
-        if self._model.jit_compile != method.jit:
-            raise _LeftOut("it has layers that Keras does not compile with XLA")
-        self._batches = _batches(case, trainee, kind)
-
-    def seconds(self, steps: int, epochs: int) -> list[float]:
-        """Trains, and returns the seconds of every epoch."""
-        clock = _Clock()
-        self._model.fit(
-            self._batches,
-            epochs=epochs,
-            steps_per_epoch=steps,
-            shuffle=False,
-            verbose=0,
-            callbacks=[clock],
-        )
-        return clock.seconds
-
-
-def _batches(case: cases.Case, trainee: Trainee, kind: str) -> tf.data.Dataset:
-    batch = case.sizes["batch"]
-    rng = np.random.default_rng(_SEED)
-    drawn = NETWORKS[case.name].draw(case, _BATCHES * batch, rng)
-    with tf.device("CPU:0"):
-        samples = tf.data.Dataset.from_tensor_slices(drawn)
-    batches = samples.batch(batch, drop_remainder=True).map(trainee.arrange)
-    batches = batches.cache().repeat()
-    if kind == "GPU" and not isinstance(trainee.model, Unrolled):
-        # Ours copies batches ahead by itself.
-        return batches.apply(tf.data.experimental.prefetch_to_device("/GPU:0", 20))
-    return batches.prefetch(tf.data.AUTOTUNE)
+TORCH = "torch_training.py"
+IN_TORCH = ("capsnet", "efficient_capsnet", "matrix_capsnet")
 
 
 def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
@@ -127,7 +37,7 @@ def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
     on_gpu, gpu = kind == "GPU", f"{kind}:0"
     if on_gpu:
         before = tf.config.experimental.get_memory_info(gpu)["current"]
-    fit = _Fit(case, method, kind)
+    fit = Fit(case, method, kind)
     _, once = fit.seconds(method.steps, epochs=2)
     steps = method.steps * math.ceil(_SAMPLE_SECONDS[kind] / once)
     samples, peak = [once / method.steps], None
@@ -151,45 +61,53 @@ def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
 def _attempt(
     case: cases.Case, method: Method, dtype: str, kind: str, repeat: int
 ) -> dict:
-    """Measures one method, or says why not, and frees what it took."""
-    device = tf.device("CPU:0") if kind == "CPU" else contextlib.nullcontext()
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(_POLICIES.get(dtype, dtype))
+    """Measures one method, or says why not."""
     try:
-        with device:
+        with scope(dtype, kind):
             return _measure(case, method, kind, repeat)
-    except _LeftOut as reason:
+    except LeftOut as reason:
         return {"left_out": str(reason)}
     except (tf.errors.OpError, ValueError) as error:  # ValueError: in tracing
         return {"error": measure.reason(error)}
-    finally:
-        keras.backend.clear_session()
-        keras.config.set_dtype_policy(policy)
-        gc.collect()
+
+
+def _trained_numbers(case: cases.Case) -> int:
+    """Returns how many trained numbers our network has."""
+    with scope("float32", "CPU"):
+        variables = NETWORKS[case.name].ours(case).model.trainable_variables
+        return sum(math.prod(variable.shape) for variable in variables)
 
 
 def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
-    wanted = case.name == "capsnet" and cases.TRAINING in case.uses
-    if not wanted or dtype != "float32" or not pytorch.has_script(_TORCH):
+    """Measures a network in PyTorch."""
+    wanted = options.rivals and case.name in IN_TORCH and cases.TRAINING in case.uses
+    if not wanted or dtype == "float64" or not pytorch.has_script(TORCH):
         return {}
-    if not pytorch.is_installed():
+    if not pytorch.interpreter(options):
         return {"PyTorch": {"left_out": "it is not installed"}}
-    batch = case.sizes["batch"]
+    batch, expected = case.sizes["batch"], _trained_numbers(case)
+    described = "--case", pytorch.described(case), "--dtype", dtype
     entries = {}
-    for row in pytorch.rows(_TORCH, kind, options, "--batch-size", batch):
+    for row in pytorch.rows(TORCH, kind, options, *described):
+        name, counted = row.pop("method"), row.pop("parameters", expected)
+        if counted != expected:
+            row = {"error": f"it has {counted} parameters, and ours {expected}"}
         if samples := row.pop("samples", None):
             taken = measure.summary(samples, row.pop("peak_bytes"))
             row |= report.method_entry(taken)
             row["images_per_second"] = 1e6 * batch / row["median_us"]
-        entries[row.pop("method")] = row
+            if options.start_up:
+                row |= start_up.of_torch(TORCH, name, kind, options, *described)
+        entries[name] = row
     return entries
 
 
 def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
-    """Measures all methods of a case."""
+    """Measures all methods of a case in TensorFlow."""
     entries: dict[str, dict] = {}
     jits = [_JIT[name] for name in options.jit]
-    for who, jit in itertools.product((report.OURS, PLAIN), jits):
+    whom = (report.OURS, PLAIN) if options.rivals else (report.OURS,)
+    for who, jit in itertools.product(whom, jits):
         slow = None
         for steps in sorted({*options.steps_per_execution}):
             method = Method(who, jit, steps)
@@ -198,10 +116,12 @@ def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict
                 entry = {"left_out": text}
             else:
                 entry = _attempt(case, method, dtype, kind, options.repeat)
+            if options.start_up and "median_us" in entry:
+                entry |= start_up.of_fit(case, method, dtype, kind, options.tf32)
             entries[str(method)] = entry
             if steps == 1 and entry.get("median_us", 0) > 1e6 * _SLOW_STEP:
                 slow = entry["median_us"] / 1e6
-    return {**entries, **_torch_entries(case, dtype, kind, options)}
+    return entries
 
 
 def run(options: argparse.Namespace) -> Iterator[dict]:
@@ -211,20 +131,29 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
     named "plain Keras, XLA, 20 steps" for 20 `steps_per_execution`. A method has the
     fields of an op's, where `extra_bytes` is all memory that training took on a GPU;
     `images_per_second`; on a GPU for a step `busy_us`, in which it computed, and
-    `launches`, its kernels; or `left_out`, why it was not measured.
+    `launches`, its kernels; with `--start-up` those of `start_up.PARTS`; or `left_out`,
+    why it was not measured.
     """
-    for kind, dtype in itertools.product(options.device, options.dtype):
-        for case in CASES:
-            chosen = case.name in options.model and {*case.uses} & {*options.suite}
-            if not chosen or kind not in case.devices:
-                continue
-            yield {
-                "op": "training",
-                "case": case.name,
-                "sizes": dict(case.sizes),
-                "attributes": dict(case.attributes),
-                "direction": "step",
-                "device": f"{kind}:0",
-                "dtype": dtype,
-                "methods": _entries(case, dtype, kind, options),
-            }
+    chosen = [
+        (kind, dtype, case)
+        for kind, dtype in itertools.product(options.device, options.dtype)
+        for case in CASES
+        if case.name in options.model
+        and {*case.uses} & {*options.suite}
+        and kind in case.devices
+    ]
+    # PyTorch first: TensorFlow keeps what it has ever had of a GPU's memory.
+    in_torch = [
+        _torch_entries(case, dtype, kind, options) for kind, dtype, case in chosen
+    ]
+    for (kind, dtype, case), others in zip(chosen, in_torch, strict=True):
+        yield {
+            "op": "training",
+            "case": case.name,
+            "sizes": dict(case.sizes),
+            "attributes": dict(case.attributes),
+            "direction": "step",
+            "device": f"{kind}:0",
+            "dtype": dtype,
+            "methods": {**_entries(case, dtype, kind, options), **others},
+        }
