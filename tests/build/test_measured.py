@@ -123,7 +123,7 @@ def test_a_table_compares_types(root):
     text = (root / "README.md").read_text()
     assert "| in us | float32 | bfloat16 | float16 |\n" in text
     assert "| Length, forward | 40 | 30 (0.75) |  |\n" in text
-    assert text.count("* H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n") == 1
+    assert text.count("- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n") == 1
     row = {"label": "a", "case": "Length", "method": "tf_capsops"}
     _write(root, "tables", {"conv": {**spec, "rows": [row]}})
     measured.main([], root)
