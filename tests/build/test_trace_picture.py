@@ -31,7 +31,7 @@ def test_ops_have_the_names_of_their_layers(logs):
     events = trace_picture.step(trace_picture.read(logs), "RoutingWithSums")
     names = {event.type: event.name for event in events}
     assert "/digit_caps" in names["CapsuleRoutingWithSums"]
-    assert "/gradient_tape/" in names["CapsuleRoutingGrad"]
+    assert "gradient_tape/" in names["CapsuleRoutingGrad"]
     for op in ("CapsuleRoutingWithSums", "CapsuleRoutingGrad"):
         assert sum(event.type == op for event in events) == 1
 

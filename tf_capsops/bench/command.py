@@ -96,7 +96,7 @@ def _in_torch(
         return found
     drawn = pytorch.described(case)
     kind = measure.device_type(device)
-    for row in pytorch.rows(script, kind, args, "--case", json.dumps(drawn)):
+    for row in pytorch.rows(script, kind, args, "--case", drawn):
         timing = row.get("error") or measure.summary(row["samples"], row["peak_bytes"])
         for direction in [row["direction"]] if "direction" in row else _DIRECTIONS:
             found.setdefault(direction, {})[row["method"]] = timing
