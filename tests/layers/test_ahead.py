@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches are copied ahead and steps are grouped, and nobody sees a difference."""
 
+import fresh
 import keras
 import numpy as np
 import pytest
@@ -338,6 +339,87 @@ def test_sparse_batches_under_a_strategy_of_one_device():
     batches = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH)
     model.fit(batches, verbose=0)
     assert int(model.optimizer.iterations) == 12
+
+
+def test_an_iterator_serves_one_fit_after_the_other(as_on_a_gpu):
+    def pairs():
+        for _ in range(22):
+            yield X[:BATCH], Y[:BATCH]
+
+    model, iterator = dense(), pairs()
+    for _ in range(2):
+        model.fit(iterator, steps_per_epoch=9, verbose=0)
+    assert int(model.optimizer.iterations) == 18
+
+
+def test_a_process_ends_though_its_data_does_not():
+    program = """
+import queue, keras, numpy as np, tensorflow as tf
+from tf_capsops.models import Unrolled, ahead, grouping
+grouping.has_gpus = lambda: True
+waiting = queue.Queue()
+for _ in range(4): waiting.put((np.ones([2, 3], "f"), np.ones(2, "f")))
+def pairs():
+    while True: yield waiting.get()
+spec = tf.TensorSpec([2, 3]), tf.TensorSpec([2])
+data = tf.data.Dataset.from_generator(pairs, output_signature=spec)
+class Model(Unrolled, keras.Sequential): pass
+model = Model([keras.Input([3]), keras.layers.Dense(1)])
+model.compile("sgd", "mse", run_eagerly=True)
+model.fit(data, steps_per_epoch=2, verbose=0)
+print("trained")
+"""
+    assert fresh.run(program).split()[-1] == "trained"
+
+
+class OwnStep(Dense):
+    """Has batches and logs of its own."""
+
+    def train_step(self, data):
+        inputs = data["image"] if isinstance(data, dict) else data[0]
+        kernel, bias = self.trainable_variables
+        sums = tf.reduce_sum(inputs, axis=1)
+        gradients = [tf.zeros_like(kernel), tf.reduce_sum(sums)[None]]
+        self.optimizer.apply(gradients, [kernel, bias])
+        return {"sums": sums}
+
+
+@pytest.mark.parametrize("form", ["four parts", "dictionary"])
+def test_steps_and_batches_of_ones_own(as_on_a_gpu, form):
+    model = OwnStep([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=2)
+    batch = (X, X, X, Y) if form == "four parts" else {"image": X, "label": Y}
+    batches = tf.data.Dataset.from_tensor_slices(batch).batch(BATCH)
+    model.fit(batches, verbose=0)
+    assert int(model.optimizer.iterations) == 12
+    bias = model.get_weights()[1]
+    np.testing.assert_allclose(bias, [-0.01 * X.sum()], rtol=1e-5)
+
+
+def test_a_part_of_the_inputs_may_be_nothing(as_on_a_gpu):
+    class Part(Unrolled, keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.dense(inputs["b"])
+
+    def pairs():
+        for _ in range(3):
+            yield {"a": None, "b": X[:BATCH]}, Y[:BATCH]
+
+    model = Part()
+    model.compile("sgd", "mse")
+    model.fit(pairs(), verbose=0)
+    assert int(model.optimizer.iterations) == 3
+
+
+def test_the_bar_keeps_its_steps_in_validation(as_on_a_gpu, capsys):
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    unknown = batches.filter(lambda *_: True)
+    dense().fit(unknown, validation_data=batches, verbose=1)
+    assert "12/12" in capsys.readouterr().out.split("\n")[-2]
 
 
 def test_compile_may_ask_for_steps(as_on_a_gpu, seen):

@@ -18,6 +18,7 @@ _FORMS = [
     "XLA",
     "XLA, even shares",
     "arrays",
+    "half",
     "data set",
     "data set divided by the user",
     "unknown size",

@@ -8,7 +8,7 @@ and the one after is taken from the data and stacked.
 
 import concurrent.futures
 import dataclasses
-import itertools
+import threading
 
 import keras
 import tensorflow as tf
@@ -54,47 +54,72 @@ class Feed:
         # A copy starts when its GPU has done all that it was given before, so it must
         # begin before the next execution is launched.
         in_thread = _Ahead if ahead else iter
-        taken = in_thread(_groups(model.distribute_strategy, iterator, steps, check))
+        strategy, self._closed = model.distribute_strategy, threading.Event()
+        taken = in_thread(_groups(strategy, iterator, steps, check, self._closed))
         self._groups = in_thread(_on_devices(model, taken))
 
     def next(self):
         """Returns the next `Group`, or None at the end."""
         return next(self._groups, None)
 
+    def close(self):
+        """Takes no more batches."""
+        self._closed.set()
+
 
 class _Ahead:
-    """Takes the next item of an iterator in a thread."""
+    """Takes the next item of an iterator in a thread, which no process waits for."""
 
     def __init__(self, items):
         self._items = items
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._next = None
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self._next is None:
-            self._next = self._submit()
-        item = self._next.result()
+        item = (self._next or self._begin()).result()
+        self._next = None if item is _END else self._begin()
         if item is _END:
             raise StopIteration
-        self._next = self._submit()
         return item
 
-    def _submit(self):
-        return self._thread.submit(next, self._items, _END)
+    def _begin(self):
+        item = concurrent.futures.Future()
+
+        def take():
+            try:
+                item.set_result(next(self._items, _END))
+            except BaseException as error:
+                item.set_exception(error)
+
+        threading.Thread(target=take, daemon=True).start()
+        return item
 
 
-def _groups(strategy, iterator, steps, check):
+def _take(iterator, count, closed):
+    """Returns the next `count` batches, or as many as there are, as a list."""
+    batches = []
+    while len(batches) < count and not closed.is_set():
+        batch = next(iterator, _END)
+        if batch is _END:
+            break
+        batches.append(batch)
+    return batches
+
+
+def _groups(strategy, iterator, steps, check, closed):
     """Yields groups whose batch is a list: of each replica's share, or of the whole."""
     size, spec = 1, None
-    while batches := [*itertools.islice(iterator, size)]:
+    while batches := _take(iterator, size, closed):
         if spec is None:
             shares = replicas.shares(strategy, replicas.parts(strategy, batches[0]))
-            check(shares[0])
-            spec, size = _spec(iterator, shares), _group_size(shares, steps)
-            batches += itertools.islice(iterator, size - 1)
+            share = shares[0]
+            if len(shares) > 1:
+                share = next(filter(replicas.samples, shares), share)
+            check(share)
+            spec, size = _spec(strategy, iterator, share), _group_size(shares, steps)
+            batches += _take(iterator, size - 1, closed)
         batches = [replicas.parts(strategy, batch) for batch in batches]
         if len(batches) == size > 1 and _stack_up(batches):
             yield Group([_stacked(each) for each in zip(*batches)], size, None, spec)
@@ -103,11 +128,11 @@ def _groups(strategy, iterator, steps, check):
                 yield Group(batch, 1, None, spec)
 
 
-def _spec(iterator, shares):
-    if len(shares) == 1 and isinstance(iterator, tf.data.Iterator):
+def _spec(strategy, iterator, share):
+    if strategy.num_replicas_in_sync == 1 and isinstance(iterator, tf.data.Iterator):
         spec = iterator.element_spec  # may leave open the size of a batch
     else:
-        spec = _specs(shares[0])
+        spec = _specs(share)
     return keras.tree.map_structure(replicas.none_if_optional, spec)
 
 
@@ -147,16 +172,14 @@ def _on_devices(model, groups):
     for group in groups:
         axis = int(group.steps > 1)
         shares = replicas.shares(strategy, group.batch, axis)
-        sizes = {
-            tuple(keras.tree.flatten(each)[0].shape[: axis + 1]) for each in shares
-        }
         if strategy.num_replicas_in_sync == 1:
-            devices = [gpu_of(model)]
+            devices, even = [gpu_of(model)], True
         else:
             devices = strategy.extended.worker_devices
+            even = len({replicas.samples(each, axis) for each in shares}) == 1
         shares = [_on_device(*each) for each in zip(shares, devices)]
         batch = replicas.joined(strategy, shares)
-        yield dataclasses.replace(group, batch=batch, even=len(sizes) == 1)
+        yield dataclasses.replace(group, batch=batch, even=even)
 
 
 def _on_device(batch, device):

@@ -9,6 +9,7 @@ epoch come from the metrics at its end, and are exact.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 
 import keras
@@ -52,12 +53,6 @@ class Bar(keras.callbacks.ProgbarLogger):
             batch = min(batch, self.target - 1)
         super().on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch, logs=None):
-        run = getattr(self.model.train_function, "run", None)
-        if run and self.target is None:
-            self.seen = run.steps
-        super().on_epoch_end(epoch, logs)
-
 
 class Logs:
     """Delays the logs of executions by one.
@@ -83,8 +78,9 @@ class Logs:
         """Returns the logs of the execution before, and keeps these."""
         if self._names is None:
             self._names = {*self._model.get_metrics_result()}
-        scalars = all(value.shape.rank == 0 for value in logs.values())
-        if {*logs} != self._names or not scalars:
+        if not isinstance(logs, dict) or {*logs} != self._names:
+            return logs
+        if not all(map(_is_scalar, logs.values())):
             return logs
         # A copy from a GPU starts when this has done all that it was given before, so
         # there is one for all logs, and it begins before the next execution.
@@ -92,6 +88,10 @@ class Logs:
         own = self._thread.submit(lambda: dict(zip(logs, packed.numpy())))
         before, self._before = self._before, own
         return (before or own).result()
+
+
+def _is_scalar(value):
+    return isinstance(value, tf.Tensor) and value.shape.rank == 0
 
 
 @tf.function(reduce_retracing=True)
@@ -112,6 +112,12 @@ class Run:
         self.logs = Logs(model)
         self.feed = None  # of the iterator of an epoch
         self.steps = 0  # in this epoch
+        self.data = contextlib.ExitStack()  # to close when its data is read
+
+    def close(self):
+        self.data.close()
+        if self.feed:
+            self.feed.close()
 
     def begin_epoch(self):
         self.steps = 0
@@ -126,8 +132,11 @@ def plan(model, arguments):
       arguments: those of `fit` by name; changed in place.
     """
     steps, callbacks = model.steps_per_execution, arguments.get("callbacks")
-    # Keras stops the workers of a PyDataset at the end of each epoch.
-    ahead = has_gpus() and not isinstance(arguments.get("x"), keras.utils.PyDataset)
+    # Keras stops the workers of a PyDataset at the end of each epoch, and an iterator
+    # may serve the next `fit`, too.
+    x = arguments.get("x")
+    each_once = isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__")
+    ahead = has_gpus() and not each_once
     grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
     if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)

@@ -28,28 +28,27 @@ def train_step(model):
     samples; and `steps`, how many batches are stacked if there are more than one.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
-    trained = []  # whether each variable has a gradient
+    trained = []  # variables, and whether each has a gradient
     updates = {}
 
     def gradients(batch, samples):
         # Keras divides the mean of a share by the number of replicas.
         weight = strategy.num_replicas_in_sync * tf.cast(_count(batch), samples.dtype)
-        model.optimizer = recorder = _Recorder(optimizer, weight / samples)
+        model.optimizer = recorder = _Recorder(model, weight / samples)
         try:
             model.train_step(batch)
         finally:
             model.optimizer = optimizer
-        trained[:] = [each is not None for each in recorder.gradients]
+        trained[:] = [(own, each is not None) for each, own in recorder.applied]
         # A share without samples has zeros, which are no sparse IndexedSlices.
         return [
             tf.convert_to_tensor(each)
-            for each in recorder.gradients
+            for each, _ in recorder.applied
             if each is not None
         ]
 
     def zeros():
-        variables = zip(model.trainable_variables, trained)
-        return [tf.zeros(each.shape, each.dtype) for each, has in variables if has]
+        return [tf.zeros(each.shape, each.dtype) for each, has in trained if has]
 
     compiled_gradients = compiler(model)(gradients)
 
@@ -60,8 +59,8 @@ def train_step(model):
         samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
         own = tf.cond(count > 0, lambda: compiled_gradients(batch, samples), zeros)
         own = iter(own)
-        own = [next(own) if has else None for has in trained]
-        optimizer.apply(own, model.trainable_variables)
+        own = [next(own) if has else None for _, has in trained]
+        optimizer.apply(own, [variable for variable, _ in trained])
 
     @compiler(model)
     def whole(batch, steps):
@@ -166,7 +165,7 @@ def leave_data_whole(strategy):
     if of_one_process and strategy.num_replicas_in_sync > 1:
         name = "experimental_distribute_dataset"
         setattr(strategy, name, lambda dataset, options=None: dataset)
-        stack.callback(delattr, strategy, name)
+        stack.callback(vars(strategy).pop, name, None)
     return stack
 
 
@@ -194,11 +193,11 @@ def shares(strategy, parts, axis=0):
     if len(parts) > 1 or replicas == 1:
         return parts
     (whole,) = parts
-    samples = keras.tree.flatten(whole)[0].shape[axis]
+    count = samples(whole, axis)
 
     def divided(context):
         index = context.replica_id_in_sync_group
-        begin, end = (samples * i // replicas for i in (index, index + 1))
+        begin, end = (count * i // replicas for i in (index, index + 1))
         return keras.tree.map_structure(
             lambda value: _part(value, begin, end, axis), whole
         )
@@ -224,15 +223,20 @@ def without_empty_shares(strategy, shares):
     give them results of a wrong shape on CPUs. Processes know their own shares only,
     so batches of several processes stay as they are.
     """
-    empty = [not len(keras.tree.flatten(share)[0]) for share in shares]
+    empty = [not samples(share) for share in shares]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not any(
         empty
     ):
         return shares, 0
     full = shares[empty.index(False)]
-    sample = keras.tree.map_structure(lambda value: value[:1], full)
+    sample = keras.tree.map_structure(lambda value: _part(value, 0, 1, 0), full)
     shares = [sample if is_empty else own for own, is_empty in zip(shares, empty)]
     return shares, sum(empty)
+
+
+def samples(batch, axis=0):
+    """Returns the number of samples in a batch."""
+    return _first(batch).shape[axis]
 
 
 def none_if_optional(value):
@@ -257,6 +261,8 @@ def _local(strategy, batch):
 def _part(value, begin, end, axis):
     if value is None:
         return None
+    if isinstance(value, tf.RaggedTensor):
+        return value[begin:end]
     if isinstance(value, tf.SparseTensor):
         rest = value.shape[1:]
         start = [begin, *[0] * len(rest)]
@@ -292,23 +298,38 @@ def compiler(model):
 def _count(batch):
     """Returns the number of samples in a share, on the host."""
     with tf.device("CPU:0"):
-        return tf.shape(keras.tree.flatten(batch)[0])[0]
+        return tf.shape(_first(batch))[0]
+
+
+def _first(batch):
+    return next(each for each in keras.tree.flatten(batch) if each is not None)
 
 
 class _Recorder:
     """Takes the place of an optimizer in `train_step`, and keeps the gradients."""
 
-    def __init__(self, optimizer, weight):
-        self._optimizer = optimizer
-        self._weight = weight
-        self.gradients = None
+    def __init__(self, model, weight):
+        self._optimizer, self._weight = model.optimizer, weight
+        self._variables = model.trainable_variables
+        self.applied = None
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
 
     def scale_loss(self, loss):
         loss = self._optimizer.scale_loss(loss)
         return loss * tf.cast(self._weight, loss.dtype)
 
     def apply_gradients(self, gradients_and_variables):
-        self.gradients = [gradient for gradient, _ in gradients_and_variables]
+        if self.applied is not None:
+            raise NotImplementedError(
+                "train_step applies gradients twice, which models with several "
+                "replicas can do only on GPUs, compiled, with even shares"
+            )
+        self.applied = [*gradients_and_variables]
+
+    def apply(self, gradients, trainable_variables=None):
+        self.apply_gradients(zip(gradients, trainable_variables or self._variables))
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ class Unrolled:
         try:
             return super().fit(*bound.args, **bound.kwargs)
         finally:
-            run.data.close()
+            run.close()
             self._next_run, self.steps_per_execution = None, self._users_steps
             if isinstance(self.train_function, _Function):
                 self.train_function.run = outer
@@ -138,8 +138,12 @@ class Unrolled:
         # Otherwise the first step creates variables, and is traced again for that.
         flat = [each for each in keras.tree.flatten(spec) if each is not None]
         known = all(each.shape.rank is not None for each in flat)
+        usual = self.built and all(
+            _owner(type(self), step).partition(".")[0] in ("keras", "tf_capsops")
+            for step in ("train_step", "test_step")
+        )
         with self.distribute_strategy.scope():
-            if known and (self.built or tf.distribute.has_strategy()):
+            if known and (usual or tf.distribute.has_strategy()):
                 self._symbolic_build(data_batch=spec)
 
 
@@ -178,11 +182,12 @@ class _Function:
         return run.logs.delay(logs) if run.plan.late and on_data else logs
 
     def _check(self, batch):
-        if not self.checked:
+        ones_own = isinstance(batch, tuple) and len(batch) > 3  # of a step of one's own
+        if not self.checked and not ones_own:
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self._model.check_inputs(x)
             self._model.check_targets(x, y)
-            self.checked = True
+        self.checked = True
 
 
 class _Predictions:
@@ -245,6 +250,10 @@ def _alone(model, step):
             traced.add(spec)
         if group.steps == 1:
             return one(group.batch)
+        if not all(map(_is_of_known_shape, keras.tree.flatten(results))):
+            for index in range(group.steps):
+                logs = one(replicas.nth(group.batch, index))
+            return logs
         return many(group.batch, group.steps)
 
     return execute
@@ -261,3 +270,12 @@ def _of_replicas(model, step_of_replicas):
     if not model.run_eagerly:
         steps_of = tf.function(steps_of, reduce_retracing=True, autograph=False)
     return lambda group: steps_of(group.batch, group.even, group.steps)
+
+
+def _is_of_known_shape(result):
+    return result is not None and result.shape.is_fully_defined()
+
+
+def _owner(model_class, method):
+    """Returns the module of the class that defines a method."""
+    return next(each for each in model_class.__mro__ if method in vars(each)).__module__
