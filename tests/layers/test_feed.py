@@ -1,0 +1,73 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches come in groups, in order, and each once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops.models import ahead
+from tf_capsops.models.ahead import Feed
+
+
+def groups(data, steps, ahead_of_time=False, check=lambda batch: None):
+    """Returns what a `Feed` gives: numbers of steps and batches, as lists."""
+    model = keras.Sequential()
+    feed = Feed(model, iter(data), steps, ahead_of_time, check)
+    taken = iter(feed.next, None)
+    return [(group.steps, group.batch.numpy().tolist()) for group in taken]
+
+
+@pytest.mark.parametrize("ahead_of_time", [False, True])
+def test_batches_are_taken_once_and_in_order(ahead_of_time):
+    checked = []
+    data = tf.data.Dataset.range(11).batch(2)
+    taken = groups(data, 2, ahead_of_time, lambda batch: checked.append(batch.numpy()))
+    stacked = [(2, [[0, 1], [2, 3]]), (2, [[4, 5], [6, 7]])]
+    assert taken == [*stacked, (1, [8, 9]), (1, [10])]
+    assert [batch.tolist() for batch in checked] == [[0, 1]]
+
+
+def test_large_batches_make_smaller_groups(monkeypatch):
+    monkeypatch.setattr(ahead, "_MOST_BYTES", 7 * 8)
+    taken = groups(tf.data.Dataset.range(16).batch(2), 4)
+    assert [steps for steps, _ in taken] == [2, 2, 2, 2]
+    monkeypatch.setattr(ahead, "_MOST_BYTES", 1)
+    assert [steps for steps, _ in groups(tf.data.Dataset.range(3), 3)] == [1, 1, 1]
+
+
+def test_batches_of_other_shapes_come_alone():
+    data = tf.data.Dataset.range(1, 5).map(lambda size: tf.range(size))
+    expected = [(1, [*range(size)]) for size in range(1, 5)]
+    assert groups(data, 2) == expected
+
+
+def test_what_cannot_be_stacked_comes_alone():
+    data = tf.data.Dataset.from_tensor_slices(tf.sparse.eye(6)).batch(2)
+    feed = Feed(keras.Sequential(), iter(data), 3, False, lambda batch: None)
+    taken = [*iter(feed.next, None)]
+    assert [group.steps for group in taken] == [1, 1, 1]
+    rows = [tf.sparse.to_dense(group.batch).numpy() for group in taken]
+    np.testing.assert_array_equal(np.concatenate(rows), np.eye(6))
+
+
+def test_no_batch_is_lost_between_executions():
+    """Without copies ahead each execution takes its own, and not one batch more."""
+    iterator = iter(tf.data.Dataset.range(7))
+    for expected in ([0, 1, 2], [3, 4, 5]):
+        feed = Feed(keras.Sequential(), iterator, 3, False, lambda batch: None)
+        assert feed.next().batch.numpy().tolist() == expected
+    assert next(iterator) == 6
+
+
+def test_a_failing_data_set_says_so_at_its_step():
+    def broken():
+        yield tf.constant(1.0)
+        yield tf.constant(2.0)
+        raise ValueError("no third picture")
+
+    feed = Feed(keras.Sequential(), broken(), 1, True, lambda batch: None)
+    assert [float(feed.next().batch) for _ in range(2)] == [1, 2]
+    with pytest.raises(ValueError, match="no third picture"):
+        feed.next()
