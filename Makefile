@@ -106,7 +106,7 @@ LIBRARY := $(if $(SANITIZE)$(FAULTS),$(BUILD),tf_capsops)/libtf_capsops.so
 STUDIES := $(BUILD)/libtf_capsops_studies.so
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tf_capsops/_version.py)
 
-# What calls TensorFlow has no hot loops, and compiles in less time than with -O3.
+# TensorFlow's side has no hot loops, and -O1 compiles it in less time.
 OPTIMIZE_tensorflow := $(OPTIMIZE:-O3=-O1)
 
 # One source, several instruction sets; cc/cpu/dispatch chooses at load time.

@@ -26,6 +26,7 @@ import frames
 import hypothesis
 import pipelines
 import pytest
+import quick
 import tensorflow as tf
 from hypothesis.internal.conjecture import providers
 
@@ -151,3 +152,17 @@ def device(request):
 def _every_test_starts_alike():
     yield
     tf.config.experimental.enable_tensor_float_32_execution(False)
+
+
+@pytest.fixture(scope="module")
+def eagerly():
+    """Functions run eagerly. test_cli and test_train_options train in graphs, too."""
+    with quick.eager():
+        yield
+
+
+@pytest.fixture
+def undrawn():
+    """Pictures are empty files."""
+    with quick.undrawn():
+        yield

@@ -11,6 +11,7 @@ the module's docstring is its help.
 import os
 import sys
 
+import tf_capsops
 from tf_capsops import _break, options
 from tf_capsops._version import __version__
 from tf_capsops.bench import options as bench
@@ -75,7 +76,9 @@ def _run(argv):
         command = _module(args)
         command.check(args)
         with reported(ImportError):  # TensorFlow is missing
-            from tf_capsops import _api  # noqa: F401, all that a model may consist of
+            from tf_capsops import _api
+        # Code that comes with a model finds what it finds in any other process.
+        vars(tf_capsops).update({name: getattr(_api, name) for name in _api.__all__})
         _break.imports_are_done()
         return command.run(args)
     except SystemExit as stop:  # argparse: a mistake, or --help

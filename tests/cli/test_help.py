@@ -11,6 +11,7 @@ import sys
 import fresh
 import pytest
 
+import tf_capsops
 from tf_capsops import __version__, models
 from tf_capsops.__main__ import main, make_parser
 from tf_capsops.bench import cases, layers, networks, options
@@ -111,6 +112,13 @@ def test_commands_answer_without_tensorflow(tmp_path):
     answers = json.loads(done.stdout)
     for (_, status, text), (ended, printed, errors) in zip(_ANSWERS, answers):
         assert ended == status and text in (errors if status else printed)
+
+
+def test_code_of_a_model_finds_the_whole_package(monkeypatch, capsys):
+    """A command imports it later than other processes do."""
+    monkeypatch.delattr(tf_capsops, "capsule_routing")
+    assert main(["info"]) == 0
+    assert callable(tf_capsops.capsule_routing)
 
 
 def test_the_module_answers_without_tensorflow():

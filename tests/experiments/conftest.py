@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with finished runs of recipes, copies of it, and what saves time."""
+"""A folder with finished runs of recipes, and copies of it."""
 
 import shutil
 import subprocess
@@ -10,20 +10,6 @@ import quick
 from reports import CAPSNET, EFFICIENT, QUANTIZED, here, quickly
 
 from tf_capsops.__main__ import main
-
-
-@pytest.fixture(scope="module")
-def eagerly():
-    """Functions run eagerly."""
-    with quick.eager():
-        yield
-
-
-@pytest.fixture
-def undrawn():
-    """Pictures are empty files."""
-    with quick.undrawn():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ def said(tmp_path_factory):
 
 
 def test_every_form_is_tested(said):
-    assert {*said} == {*_FORMS, "pixels", "summed types"}
+    assert {*said} == {*_FORMS, "pixels", "summed types", "twice"}
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -69,6 +69,11 @@ def test_two_replicas_do_as_one_device(said, form):
 def test_replicas_refuse_pixels(said):
     alone, replicas = said["pixels"]
     assert replicas == alone and "divide by 255" in alone
+
+
+def test_replicas_refuse_two_updates_in_a_step(said):
+    """Which gradients belong to which update would be lost."""
+    assert "train_step applies gradients twice" in said["twice"]
 
 
 def test_replicas_add_up_no_integers(said):

@@ -64,7 +64,7 @@ class Fit:
         build = network.ours if method.who == report.OURS else network.plain
         trainee = build(case)
         self._model = trainee.model
-        self._model.groups_steps = False  # `method.steps` says how many
+        self._model.groups_steps = method.steps > 1  # else `fit` chooses
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where Keras goes on without XLA
             self._model.compile(

@@ -13,7 +13,7 @@ import threading
 import keras
 import tensorflow as tf
 
-from tf_capsops.models import replicas
+from tf_capsops.models import shares
 
 _MOST_BYTES = 2**26  # of the batches of a group
 _END = object()
@@ -68,7 +68,7 @@ class Feed:
 
 
 class _Ahead:
-    """Takes the next item of an iterator in a thread, which no process waits for."""
+    """Takes the next item of an iterator in a thread."""
 
     def __init__(self, items):
         self._items = items
@@ -85,16 +85,21 @@ class _Ahead:
         return item
 
     def _begin(self):
-        item = concurrent.futures.Future()
+        return in_thread(lambda: next(self._items, _END))
 
-        def take():
-            try:
-                item.set_result(next(self._items, _END))
-            except BaseException as error:
-                item.set_exception(error)
 
-        threading.Thread(target=take, daemon=True).start()
-        return item
+def in_thread(function):
+    """Calls a function in a thread that no process waits for, and returns a future."""
+    future = concurrent.futures.Future()
+
+    def call():
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 def _take(iterator, count, closed):
@@ -109,23 +114,22 @@ def _take(iterator, count, closed):
 
 
 def _groups(strategy, iterator, steps, check, closed):
-    """Yields groups whose batch is a list: of each replica's share, or of the whole."""
+    """Yields parts of batches (`shares.parts`), number of steps and spec of groups."""
     size, spec = 1, None
     while batches := _take(iterator, size, closed):
         if spec is None:
-            shares = replicas.shares(strategy, replicas.parts(strategy, batches[0]))
-            share = shares[0]
-            if len(shares) > 1:
-                share = next(filter(replicas.samples, shares), share)
+            divided = shares.divide(strategy, shares.parts(strategy, batches[0]))
+            share = divided[0]
+            if len(divided) > 1:
+                share = next(filter(shares.samples, divided), share)
             check(share)
-            spec, size = _spec(strategy, iterator, share), _group_size(shares, steps)
+            spec, size = _spec(strategy, iterator, share), _group_size(divided, steps)
             batches += _take(iterator, size - 1, closed)
-        batches = [replicas.parts(strategy, batch) for batch in batches]
+        batches = [shares.parts(strategy, batch) for batch in batches]
         if len(batches) == size > 1 and _stack_up(batches):
-            yield Group([_stacked(each) for each in zip(*batches)], size, None, spec)
+            yield [_stacked(each) for each in zip(*batches)], size, spec
         else:
-            for batch in batches:
-                yield Group(batch, 1, None, spec)
+            yield from ((batch, 1, spec) for batch in batches)
 
 
 def _spec(strategy, iterator, share):
@@ -133,20 +137,20 @@ def _spec(strategy, iterator, share):
         spec = iterator.element_spec  # may leave open the size of a batch
     else:
         spec = _specs(share)
-    return keras.tree.map_structure(replicas.none_if_optional, spec)
+    return keras.tree.map_structure(shares.none_if_optional, spec)
 
 
-def _group_size(shares, steps):
+def _group_size(batch, steps):
     """Returns the largest divisor of `steps` that leaves a group small enough."""
-    flat = [each for each in keras.tree.flatten(shares) if isinstance(each, tf.Tensor)]
+    flat = [each for each in keras.tree.flatten(batch) if isinstance(each, tf.Tensor)]
     size = sum(each.shape.num_elements() * each.dtype.size for each in flat)
     most = max(1, min(steps, _MOST_BYTES // max(1, size)))
     return next(n for n in range(most, 0, -1) if steps % n == 0)
 
 
-def _specs(shares):
+def _specs(batch):
     return keras.tree.map_structure(
-        lambda each: None if each is None else tf.type_spec_from_value(each), shares
+        lambda each: None if each is None else tf.type_spec_from_value(each), batch
     )
 
 
@@ -169,17 +173,16 @@ def _stacked(batches):
 
 def _on_devices(model, groups):
     strategy = model.distribute_strategy
-    for group in groups:
-        axis = int(group.steps > 1)
-        shares = replicas.shares(strategy, group.batch, axis)
+    for parts, steps, spec in groups:
+        axis = int(steps > 1)
+        divided = shares.divide(strategy, parts, axis)
         if strategy.num_replicas_in_sync == 1:
             devices, even = [gpu_of(model)], True
         else:
             devices = strategy.extended.worker_devices
-            even = len({replicas.samples(each, axis) for each in shares}) == 1
-        shares = [_on_device(*each) for each in zip(shares, devices)]
-        batch = replicas.joined(strategy, shares)
-        yield dataclasses.replace(group, batch=batch, even=even)
+            even = len({shares.samples(each, axis) for each in divided}) == 1
+        copied = [_on_device(*each) for each in zip(divided, devices)]
+        yield Group(shares.join(strategy, copied), steps, even, spec)
 
 
 def _on_device(batch, device):

@@ -8,14 +8,13 @@ the previous execution instead lets the host launch the next one at once. The lo
 epoch come from the metrics at its end, and are exact.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 
 import keras
 import tensorflow as tf
 
-from tf_capsops.models.ahead import gpu_of, has_gpus
+from tf_capsops.models.ahead import gpu_of, has_gpus, in_thread
 
 _STEPS = 20  # in an execution, where the user leaves it to us
 _HOOKS = [
@@ -68,7 +67,6 @@ class Logs:
         self._model = model
         self._names = None
         self._before = None
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def reset(self):
         """Has the next execution return its own logs."""
@@ -85,7 +83,7 @@ class Logs:
         # A copy from a GPU starts when this has done all that it was given before, so
         # there is one for all logs, and it begins before the next execution.
         packed = _packed([*logs.values()])
-        own = self._thread.submit(lambda: dict(zip(logs, packed.numpy())))
+        own = in_thread(lambda: dict(zip(logs, packed.numpy())))
         before, self._before = self._before, own
         return (before or own).result()
 

@@ -10,10 +10,12 @@ optimizer sums the gradients between them.
 """
 
 import contextlib
-import functools
 
 import keras
 import tensorflow as tf
+
+from tf_capsops.models import shares
+from tf_capsops.models.loop import compiler, nth, repeat
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -100,43 +102,6 @@ def test_step(model):
     return step
 
 
-def repeat(step, steps, results=()):
-    """Runs `step(0)`, `step(1)` and so on in one loop of a graph.
-
-    A single step is run as `step(None)`.
-
-    Args:
-      step: takes an index and returns tensors.
-      steps: how many.
-      results: tensors like those that a step returns.
-
-    Returns:
-      What the last step returned.
-    """
-    if steps == 1:
-        return step(None)
-    if tf.executing_eagerly():
-        return [step(index) for index in range(steps)][-1]
-
-    def body(index, _):
-        return index + 1, step(index)
-
-    # With its limit a constant, XLA knows the number of steps, and no step waits to
-    # learn on the host whether there is another one.
-    return tf.while_loop(
-        lambda index, _: index < steps, body, (0, results), parallel_iterations=1
-    )[1]
-
-
-def nth(batches, index):
-    """Returns one of stacked batches, or all if the index is None."""
-    if index is None:
-        return batches
-    return keras.tree.map_structure(
-        lambda each: None if each is None else tf.gather(each, index), batches
-    )
-
-
 def _run_each(strategy, step, batch, steps):
     def run(index):
         strategy.run(lambda share: step(nth(share, index)), (batch,))
@@ -154,123 +119,6 @@ def on_gpus(strategy):
     )
 
 
-def leave_data_whole(strategy):
-    """Has a strategy not divide data sets until the returned `ExitStack` is closed.
-
-    Dividing them costs more time on the host than a step of a small network takes on
-    two GPUs. `ahead.Feed` divides batches instead.
-    """
-    stack = contextlib.ExitStack()
-    of_one_process = isinstance(strategy, tf.distribute.MirroredStrategy)
-    if of_one_process and strategy.num_replicas_in_sync > 1:
-        name = "experimental_distribute_dataset"
-        setattr(strategy, name, lambda dataset, options=None: dataset)
-        stack.callback(vars(strategy).pop, name, None)
-    return stack
-
-
-def parts(strategy, batch):
-    """Returns a list of what each replica of this process has of a batch.
-
-    A batch that is not divided among the replicas is the only item of the list.
-    """
-    batch = keras.tree.map_structure(none_if_optional, batch)
-    flat = keras.tree.flatten(batch)
-    if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
-        return _local(strategy, batch)
-    return [batch]
-
-
-def shares(strategy, parts, axis=0):
-    """Returns a list of what each replica of this process computes on.
-
-    Args:
-      strategy: the strategy.
-      parts: what `parts` returned. A batch that is not divided is divided evenly.
-      axis: the axis of samples.
-    """
-    replicas = strategy.num_replicas_in_sync
-    if len(parts) > 1 or replicas == 1:
-        return parts
-    (whole,) = parts
-    count = samples(whole, axis)
-
-    def divided(context):
-        index = context.replica_id_in_sync_group
-        begin, end = (count * i // replicas for i in (index, index + 1))
-        return keras.tree.map_structure(
-            lambda value: _part(value, begin, end, axis), whole
-        )
-
-    return _local(
-        strategy, strategy.experimental_distribute_values_from_function(divided)
-    )
-
-
-def joined(strategy, shares):
-    """Returns the batch of which the replicas of this process have these shares."""
-    if strategy.num_replicas_in_sync == 1:
-        return shares[0]
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: shares[context.replica_id_in_sync_group % len(shares)]
-    )
-
-
-def without_empty_shares(strategy, shares):
-    """Returns shares with a sample for each replica, and how many were added.
-
-    Where the last batch leaves replicas without a sample, TensorFlow's convolutions
-    give them results of a wrong shape on CPUs. Processes know their own shares only,
-    so batches of several processes stay as they are.
-    """
-    empty = [not samples(share) for share in shares]
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or not any(
-        empty
-    ):
-        return shares, 0
-    full = shares[empty.index(False)]
-    sample = keras.tree.map_structure(lambda value: _part(value, 0, 1, 0), full)
-    shares = [sample if is_empty else own for own, is_empty in zip(shares, empty)]
-    return shares, sum(empty)
-
-
-def samples(batch, axis=0):
-    """Returns the number of samples in a batch."""
-    return _first(batch).shape[axis]
-
-
-def none_if_optional(value):
-    """Keras puts an empty optional where data has no sample weights."""
-    optional = isinstance(value, (tf.experimental.Optional, tf.OptionalSpec))
-    return None if optional else value
-
-
-def _local(strategy, batch):
-    def own(index, value):
-        if isinstance(value, tf.distribute.DistributedValues):
-            value = strategy.experimental_local_results(value)[index]
-        return none_if_optional(value)
-
-    count = len(strategy.extended.worker_devices)
-    return [
-        keras.tree.map_structure(functools.partial(own, index), batch)
-        for index in range(count)
-    ]
-
-
-def _part(value, begin, end, axis):
-    if value is None:
-        return None
-    if isinstance(value, tf.RaggedTensor):
-        return value[begin:end]
-    if isinstance(value, tf.SparseTensor):
-        rest = value.shape[1:]
-        start = [begin, *[0] * len(rest)]
-        return tf.sparse.slice(value, start, [end - begin, *rest])
-    with tf.device(getattr(value, "device", "CPU:0")):  # not to copy all to a GPU
-        return tf.convert_to_tensor(value)[(slice(None),) * axis + (slice(begin, end),)]
-
-
 def _of_any_size(batch):
     """Returns a batch whose static shapes leave open how many samples it has.
 
@@ -286,23 +134,10 @@ def _of_any_size(batch):
     return keras.tree.map_structure(any_size, batch)
 
 
-def compiler(model):
-    """Returns what compiles a function of what one device does, as the model asks."""
-    if model.run_eagerly:
-        return lambda function: function
-    return tf.function(
-        jit_compile=model.jit_compile, reduce_retracing=True, autograph=False
-    )
-
-
 def _count(batch):
     """Returns the number of samples in a share, on the host."""
     with tf.device("CPU:0"):
-        return tf.shape(_first(batch))[0]
-
-
-def _first(batch):
-    return next(each for each in keras.tree.flatten(batch) if each is not None)
+        return tf.shape(shares.first(batch))[0]
 
 
 class _Recorder:
@@ -322,7 +157,7 @@ class _Recorder:
 
     def apply_gradients(self, gradients_and_variables):
         if self.applied is not None:
-            raise NotImplementedError(
+            raise ValueError(
                 "train_step applies gradients twice, which models with several "
                 "replicas can do only on GPUs, compiled, with even shares"
             )

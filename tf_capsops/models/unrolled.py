@@ -9,8 +9,9 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tf_capsops.models import grouping, replicas
+from tf_capsops.models import grouping, replicas, shares
 from tf_capsops.models.ahead import Feed
+from tf_capsops.models.loop import compiler, nth, repeat
 
 _ITERATORS = tf.data.Iterator, tf.distribute.DistributedIterator
 
@@ -110,7 +111,7 @@ class Unrolled:
         outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
         self._users_steps = self.steps_per_execution
         run = grouping.Run(self, grouping.plan(self, bound.arguments))
-        run.data = replicas.leave_data_whole(self.distribute_strategy)
+        run.data = shares.leave_data_whole(self.distribute_strategy)
         self._next_run, self.steps_per_execution = run, run.plan.steps
         try:
             return super().fit(*bound.args, **bound.kwargs)
@@ -164,11 +165,10 @@ class _Function:
         steps, on_data = 0, isinstance(iterator, _ITERATORS)
         if not on_data:  # the one of train_on_batch
             feed = Feed(self._model, iterator, 1, False, self._check)
-        elif run.feed is None or run.feed.source is not iterator:
-            plan = run.plan
-            feed = Feed(self._model, iterator, plan.steps, plan.ahead, self._check)
-            run.feed = feed
         else:
+            if run.feed is None or run.feed.source is not iterator:
+                plan, model = run.plan, self._model
+                run.feed = Feed(model, iterator, plan.steps, plan.ahead, self._check)
             feed = run.feed
         while steps < run.plan.steps and (group := feed.next()):
             if not self._is_built:
@@ -200,16 +200,16 @@ class _Predictions:
 
     def __call__(self, batches):
         strategy = self._model.distribute_strategy
-        parts = [replicas.parts(strategy, batch) for batch in batches]
-        shares = [replicas.shares(strategy, each) for each in parts]
+        parts = [shares.parts(strategy, batch) for batch in batches]
+        divided = [shares.divide(strategy, each) for each in parts]
         if not self.checked:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(shares[0][0])
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(divided[0][0])
             self._model.check_inputs(x)
             self.checked = True
         if strategy.num_replicas_in_sync == 1:
             return self._predict(batches)
-        full = [replicas.without_empty_shares(strategy, each) for each in shares]
-        batches = [replicas.joined(strategy, each) for each, _ in full]
+        full = [shares.without_empty(strategy, each) for each in divided]
+        batches = [shares.join(strategy, each) for each, _ in full]
         if not any(added for _, added in full):
             return self._predict(batches)
 
@@ -225,20 +225,18 @@ class _Predictions:
 
 def _alone(model, step):
     """Returns a function that runs a step of a model on the batches of a group."""
-    compiler, traced, results = replicas.compiler(model), set(), ()
+    traced, results = set(), ()
 
-    @compiler
+    @compiler(model)
     def one(batch):
         return model.distribute_strategy.run(step, (batch,))
 
-    @compiler
+    @compiler(model)
     def many(batches, steps):
         zeros = keras.tree.map_structure(
             lambda result: tf.zeros(result.shape, result.dtype), results
         )
-        return replicas.repeat(
-            lambda index: one(replicas.nth(batches, index)), steps, zeros
-        )
+        return repeat(lambda index: one(nth(batches, index)), steps, zeros)
 
     def execute(group):
         nonlocal results
@@ -248,13 +246,9 @@ def _alone(model, step):
             # the first step creates the optimizer's variables.
             results = one.get_concrete_function(group.spec).structured_outputs
             traced.add(spec)
-        if group.steps == 1:
-            return one(group.batch)
-        if not all(map(_is_of_known_shape, keras.tree.flatten(results))):
-            for index in range(group.steps):
-                logs = one(replicas.nth(group.batch, index))
-            return logs
-        return many(group.batch, group.steps)
+        if group.steps > 1 and all(map(_has_shape, keras.tree.flatten(results))):
+            return many(group.batch, group.steps)
+        return repeat(lambda index: one(nth(group.batch, index)), group.steps)
 
     return execute
 
@@ -272,7 +266,7 @@ def _of_replicas(model, step_of_replicas):
     return lambda group: steps_of(group.batch, group.even, group.steps)
 
 
-def _is_of_known_shape(result):
+def _has_shape(result):
     return result is not None and result.shape.is_fully_defined()
 
 

@@ -1,0 +1,52 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled functions, and the steps of an execution as one loop of a graph."""
+
+import keras
+import tensorflow as tf
+
+
+def compiler(model):
+    """Returns what compiles a function of what one device does, as the model asks."""
+    if model.run_eagerly:
+        return lambda function: function
+    return tf.function(
+        jit_compile=model.jit_compile, reduce_retracing=True, autograph=False
+    )
+
+
+def repeat(step, steps, results=()):
+    """Runs `step(0)`, `step(1)` and so on in one loop of a graph.
+
+    A single step is run as `step(None)`.
+
+    Args:
+      step: takes an index and returns tensors.
+      steps: how many.
+      results: tensors like those that a step returns.
+
+    Returns:
+      What the last step returned.
+    """
+    if steps == 1:
+        return step(None)
+    if tf.executing_eagerly():
+        return [step(index) for index in range(steps)][-1]
+
+    def body(index, _):
+        return index + 1, step(index)
+
+    # With its limit a constant, XLA knows the number of steps, and no step waits to
+    # learn on the host whether there is another one.
+    return tf.while_loop(
+        lambda index, _: index < steps, body, (0, results), parallel_iterations=1
+    )[1]
+
+
+def nth(batches, index):
+    """Returns one of stacked batches, or all if the index is None."""
+    if index is None:
+        return batches
+    return keras.tree.map_structure(
+        lambda each: None if each is None else tf.gather(each, index), batches
+    )

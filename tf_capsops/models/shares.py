@@ -1,0 +1,134 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of which each replica has a share.
+
+The samples of a batch are its first axis, or the second one if several batches are
+stacked.
+"""
+
+import contextlib
+import functools
+
+import keras
+import tensorflow as tf
+
+
+def leave_data_whole(strategy):
+    """Keeps a strategy from dividing data sets, until the returned stack is closed.
+
+    Dividing them takes the host longer than a step of a small network takes two GPUs.
+    `ahead.Feed` divides batches instead.
+    """
+    stack = contextlib.ExitStack()
+    of_one_process = isinstance(strategy, tf.distribute.MirroredStrategy)
+    if of_one_process and strategy.num_replicas_in_sync > 1:
+        name = "experimental_distribute_dataset"
+        setattr(strategy, name, lambda dataset, options=None: dataset)
+        stack.callback(vars(strategy).pop, name, None)
+    return stack
+
+
+def parts(strategy, batch):
+    """Returns a list of what each replica of this process has of a batch.
+
+    A batch that is not divided among the replicas is the only item of the list.
+    """
+    batch = keras.tree.map_structure(none_if_optional, batch)
+    flat = keras.tree.flatten(batch)
+    if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
+        return _local(strategy, batch)
+    return [batch]
+
+
+def divide(strategy, parts, axis=0):
+    """Returns a list of what each replica of this process computes on.
+
+    Args:
+      strategy: the strategy.
+      parts: what `parts` returned. A batch that is not divided is divided evenly.
+      axis: the axis of samples.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if len(parts) > 1 or replicas == 1:
+        return parts
+    (whole,) = parts
+    count = samples(whole, axis)
+
+    def divided(context):
+        index = context.replica_id_in_sync_group
+        begin, end = (count * i // replicas for i in (index, index + 1))
+        return keras.tree.map_structure(
+            lambda value: _part(value, begin, end, axis), whole
+        )
+
+    return _local(
+        strategy, strategy.experimental_distribute_values_from_function(divided)
+    )
+
+
+def join(strategy, shares):
+    """Returns the batch of which the replicas of this process have these shares."""
+    if strategy.num_replicas_in_sync == 1:
+        return shares[0]
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: shares[context.replica_id_in_sync_group % len(shares)]
+    )
+
+
+def without_empty(strategy, shares):
+    """Returns shares with a sample for each replica, and how many were added.
+
+    Where the last batch leaves replicas without a sample, TensorFlow's convolutions
+    give them results of a wrong shape on CPUs. Processes know their own shares only,
+    so batches of several processes stay as they are.
+    """
+    several_processes = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    empty = [not samples(share) for share in shares]
+    if several_processes or not any(empty):
+        return shares, 0
+    full = shares[empty.index(False)]
+    sample = keras.tree.map_structure(lambda value: _part(value, 0, 1, 0), full)
+    shares = [sample if is_empty else own for own, is_empty in zip(shares, empty)]
+    return shares, sum(empty)
+
+
+def samples(batch, axis=0):
+    """Returns the number of samples in a batch."""
+    return first(batch).shape[axis]
+
+
+def first(batch):
+    """Returns the first tensor of a batch."""
+    return next(each for each in keras.tree.flatten(batch) if each is not None)
+
+
+def none_if_optional(value):
+    """Returns None for the optional that Keras puts where data has no weights."""
+    optional = isinstance(value, (tf.experimental.Optional, tf.OptionalSpec))
+    return None if optional else value
+
+
+def _local(strategy, batch):
+    def own(index, value):
+        if isinstance(value, tf.distribute.DistributedValues):
+            value = strategy.experimental_local_results(value)[index]
+        return none_if_optional(value)
+
+    count = len(strategy.extended.worker_devices)
+    return [
+        keras.tree.map_structure(functools.partial(own, index), batch)
+        for index in range(count)
+    ]
+
+
+def _part(value, begin, end, axis):
+    if value is None:
+        return None
+    if isinstance(value, tf.RaggedTensor):
+        return value[begin:end]
+    if isinstance(value, tf.SparseTensor):
+        rest = value.shape[1:]
+        start = [begin, *[0] * len(rest)]
+        return tf.sparse.slice(value, start, [end - begin, *rest])
+    with tf.device(getattr(value, "device", "CPU:0")):  # not to copy all to a GPU
+        return tf.convert_to_tensor(value)[(slice(None),) * axis + (slice(begin, end),)]
