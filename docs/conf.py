@@ -42,7 +42,7 @@ PAGES = {
     "THIRD_PARTY_LICENSES.md": "licenses.md",
     "LICENSE": "license.md",
 }
-# What people search for in other words than those of the page that has it.
+# Words that people search for, and that the page with the answer does not use.
 SEARCHED = {
     "my_pictures": "predict images, classify images, image folder, own images, "
     "explain, which pixels decide, saliency, heatmap, csv labels",

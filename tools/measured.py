@@ -50,7 +50,7 @@ _TRAINING = {
     "launches": ("launches", 1),
     "peak MB": ("extra_bytes", 1e6),
 }
-# The same for the first step of a process.
+# Columns of a table of first steps, with their fields and units.
 _START_UP = {
     "seconds": ("start_up_s", 1),
     "Python and imports": ("import_s", 1),

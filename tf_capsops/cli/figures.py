@@ -15,7 +15,7 @@ from tf_capsops.cli.evaluation import multi_hot
 # What is added to one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
 _SEARCHED = 1000  # test images of pairs among which wrong predictions are looked for
-# Of the two reconstructions of a pair.
+# Colours of the two reconstructions of a pair.
 _COLORS = np.array([to_rgb(canvas.BLUE), to_rgb(canvas.ORANGE)], np.float32)
 
 

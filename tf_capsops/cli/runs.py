@@ -264,7 +264,7 @@ def _is_distortion(entries):
 
 
 _AMOUNTS = [field.name for field in dataclasses.fields(presets.Distortion)]
-# What an entry must be, in words and as a test.
+# Requirements of each entry, in words and as a test.
 _ENTRIES = {
     "epochs": ("an integer >= 1", _is_int(1)),
     "batch_size": ("an integer >= 1", _is_int(1)),

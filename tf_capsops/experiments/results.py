@@ -26,7 +26,7 @@ _COLUMNS = (
     "command",
 )
 
-# What the entry of a run has of its result.json.
+# Fields of result.json that the entry of a run keeps.
 _KEPT = (
     "part",
     "images",

@@ -92,7 +92,7 @@ def table(variants):
         groups.setdefault(key, []).append(run)
     order = list(recipes.RECIPES)
     rows = []
-    # What a recipe itself comes to stands before what was changed in it.
+    # The row of a recipe comes before those of its variants.
     for key in sorted(groups, key=lambda key: (order.index(key[0]), key[1] != "")):
         found = sorted(groups[key], key=lambda run: run["seed"] or 0)
         each = (f"{run['seed']}: {run['wrong'] / run['images']:.2%}" for run in found)
