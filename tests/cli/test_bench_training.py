@@ -114,6 +114,7 @@ def _options(**more):
     options |= {"suite": [cases.TRAINING_SMOKE], "device": ["CPU"]}
     options |= {"dtype": ["float32"], "steps_per_execution": [1, 20]}
     options |= {"rivals": True, "torch_python": None, "start_up": False}
+    options |= {"untuned": False, "batch_size": None, "gpus": [1]}
     return argparse.Namespace(**{**options, **more})
 
 
@@ -152,6 +153,43 @@ def test_what_cannot_differ_is_left_out(monkeypatch):
     for name in measured:
         reason = result["methods"][f"{name}, 20 steps"]["left_out"]
         assert reason.startswith("a step takes 0.5 s")
+
+
+def test_batches_gpus_and_what_compile_is_told(monkeypatch):
+    seen = []
+
+    def measure(case, method, kind, repeat):
+        if method.gpus > 1:
+            fitting.Fit(case, method, kind)
+        seen.append((case.sizes["batch"], str(method), method.compiling))
+        return {"median_us": 1.0}
+
+    monkeypatch.setattr(training, "_measure", measure)
+    more = {"untuned": True, "batch_size": [3, 5], "gpus": [1, 99], "rivals": False}
+    found = list(training.run(_options(steps_per_execution=[4], **more)))
+    assert [each["case"] for each in found] == [
+        "capsnet, batch 3",
+        "capsnet, batch 5",
+    ]
+    tuned = {"jit_compile": False, "steps_per_execution": 4}
+    told = (
+        ("tf_capsops, 4 steps", tuned),
+        ("tf_capsops, untuned", {}),
+        ("tf_capsops, untuned, arrays", {}),
+    )
+    assert seen == [(batch, *each) for batch in (3, 5) for each in told]
+    reason = "TensorFlow sees 1 of 99 GPUs"
+    lacking = found[0]["methods"]["tf_capsops, untuned, arrays, 99 GPUs"]
+    assert lacking == {"left_out": reason}
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_fit_trains_as_many_steps_as_it_is_asked_for(arrays):
+    (case,) = [case for case in _TINY if case.name == "efficient_capsnet"]
+    with fitting.scope("float32", "CPU"):
+        fit = fitting.Fit(case, fitting.Method(report.OURS, arrays=arrays), "CPU")
+        assert len(fit.seconds(30, epochs=2)) == 2
+        assert int(fit.model.optimizer.iterations) == 60
 
 
 def test_a_network_that_fails_says_why_and_leaves_the_policy(monkeypatch, capsys):
@@ -269,7 +307,7 @@ def test_the_first_step_of_a_process_has_parts(monkeypatch):
     def here(command, env, **_):
         started.append((command, env))
         task = json.loads(command[-1])
-        ours = task["who"] == report.OURS
+        ours = task["method"]["who"] == report.OURS
         parts = start_up.first_step(time.time(), task) if ours else given
         return types.SimpleNamespace(returncode=0, stdout=f"word\n{json.dumps(parts)}")
 
@@ -295,7 +333,7 @@ def test_a_first_step_that_fails_says_why(monkeypatch):
     failed = types.SimpleNamespace(returncode=1, stdout="", stderr="a\nno memory\n")
     monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: failed)
     (case,) = [case for case in _TINY if case.name == "p_capsnet"]
-    method = fitting.Method(report.OURS, False, 1)
+    method = fitting.Method(report.OURS, steps=1)
     found = start_up.of_fit(case, method, "float32", "CPU", True)
     assert found == {"start_up_error": "no memory"}
     result = {"op": "training", "direction": "step", "case": "a", "sizes": {}}

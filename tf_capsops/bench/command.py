@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
+import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -138,67 +140,70 @@ def _measure_case(
         yield direction, cost(case), timings, kernel
 
 
-def _run(args: argparse.Namespace, console: Console) -> Iterator[tuple[dict, list]]:
-    """Yields the ceilings and the results of each device and dtype, for the ops."""
+def _of_ops(
+    args: argparse.Namespace, console: Console, ceilings: list[dict]
+) -> Iterator[dict]:
+    """Yields the results of the ops, and adds the ceilings of devices and dtypes."""
     if not {*args.suite} & {*cases.OF_OPS}:
         return
-    for kind in args.device:
+    for kind, dtype in itertools.product(args.device, map(tf.as_dtype, args.dtype)):
         device = f"{kind}:0"
-        for dtype in map(tf.as_dtype, args.dtype):
-            ceilings: Ceilings = measure_ceilings(device, dtype, args.repeat)
-            entry = report.ceilings_entry(device, dtype, ceilings)
-            console.print(
-                f"{device} {dtype.name}: copy {entry['gigabytes_per_second']:.0f} GB/s,"
-                f" matrix product {entry['gigaflops_per_second']:.0f} GFLOP/s,"
-                f" TensorFlow {entry['tensorflow_us_per_call']:.1f} us a call"
-            )
-            results = []
-            for suite in (cases.suites()[op] for op in args.op):
-                for case in suite.cases:
-                    if kind not in case.devices or not {*case.uses} & {*args.suite}:
-                        continue
-                    for direction, cost, timings, kernel in _measure_case(
-                        suite, case, dtype, device, args
-                    ):
-                        floor = ceilings.seconds(cost, dtype.size)
-                        results.append(
-                            report.result_entry(
-                                suite,
-                                case,
-                                direction,
-                                cost,
-                                entry,
-                                floor,
-                                timings,
-                                kernel,
-                            )
-                        )
-                        console.print(report.table(results[-1]))
-            yield entry, results
+        ceiling: Ceilings = measure_ceilings(device, dtype, args.repeat)
+        entry = report.ceilings_entry(device, dtype, ceiling)
+        ceilings.append(entry)
+        console.print(
+            f"{device} {dtype.name}: copy {entry['gigabytes_per_second']:.0f} GB/s,"
+            f" matrix product {entry['gigaflops_per_second']:.0f} GFLOP/s,"
+            f" TensorFlow {entry['tensorflow_us_per_call']:.1f} us a call"
+        )
+        for suite in (cases.suites()[op] for op in args.op):
+            for case in suite.cases:
+                if kind not in case.devices or not {*case.uses} & {*args.suite}:
+                    continue
+                for direction, cost, timings, kernel in _measure_case(
+                    suite, case, dtype, device, args
+                ):
+                    floor = ceiling.seconds(cost, dtype.size)
+                    result = report.result_entry(
+                        suite, case, direction, cost, entry, floor, timings, kernel
+                    )
+                    console.print(report.table(result))
+                    yield result
 
 
-def _measured(args: argparse.Namespace, console: Console) -> dict:
-    """Returns the report of what the options ask for, and prints it on the way."""
+def _of_training(args: argparse.Namespace, console: Console) -> Iterator[dict]:
+    """Yields the results of training steps."""
+    for result in training.run(args):
+        console.print(report.training_table(result))
+        if args.start_up:
+            console.print(report.start_up_table(result, start_up.PARTS))
+        yield result
+
+
+def _measured(args: argparse.Namespace, console: Console, data: pathlib.Path) -> dict:
+    """Measures what the options ask for, and prints and writes it on the way."""
     made = {
         "command": report.command(args.command_line),
         "tf32": args.tf32,
         **machine(),
     }
     made |= {"ceilings": [], "results": []}
-    for ceilings, results in _run(args, console):
-        made["ceilings"].append(ceilings)
-        made["results"] += results
-    for result in training.run(args):
+    for result in itertools.chain(
+        _of_ops(args, console, made["ceilings"]),
+        _of_training(args, console),
+        layers.run(args),
+    ):
+        if args.threads:
+            result["threads"] = args.threads[0]
         made["results"].append(result)
-        console.print(report.training_table(result))
-        if args.start_up:
-            console.print(report.start_up_table(result, start_up.PARTS))
-    made["results"] += layers.run(args)
+        _write(data, made)
     if len(args.dtype) > 1 or {*args.suite} & {cases.LAYERS, cases.LAYERS_SMOKE}:
         console.print(dtypes.table(made["results"]))
-    for result in made["results"] if args.threads else ():
-        result["threads"] = args.threads[0]
     return made
+
+
+def _write(data: pathlib.Path, made: dict) -> None:
+    data.write_text(json.dumps(made, indent=2) + "\n")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -219,10 +224,10 @@ def run(args: argparse.Namespace) -> int:
             threads.use(*counts)
             args.device = ["CPU"]
         console = prepare(args.tf32)
-        made = _measured(args, console)
+        made = _measured(args, console, data)
         chart.save(made, picture)
         written += f" and {picture}"
-    data.write_text(json.dumps(made, indent=2) + "\n")
+    _write(data, made)
     if earlier:
         console.print(against.table(earlier, made))
     console.print(f"Wrote {written}.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import time
 import warnings
@@ -20,6 +21,7 @@ from tf_capsops.bench.networks import NETWORKS, Trainee
 from tf_capsops.models import Unrolled
 
 PLAIN = "plain Keras"
+UNTUNED_STEPS = 20  # of the first epoch of an untuned method
 _BATCHES = 20  # in the data set
 _SEED = 20171026
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
@@ -27,15 +29,42 @@ _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One way to train a network."""
+    """One way to train a network.
+
+    Attributes:
+        who: Whose network it is.
+        jit: Keras' `jit_compile`.
+        steps: Keras' `steps_per_execution`; None for a model that is compiled without
+            either of the two.
+        arrays: Whether `fit` is given arrays instead of a data set.
+        gpus: How many GPUs share each batch.
+    """
 
     who: str
-    jit: bool
-    steps: int
+    jit: bool = False
+    steps: int | None = None
+    arrays: bool = False
+    gpus: int = 1
+
+    @property
+    def execution(self) -> int:
+        """The steps to begin with."""
+        return self.steps or UNTUNED_STEPS
+
+    @property
+    def compiling(self) -> dict[str, object]:
+        """The arguments of `compile` that differ between methods."""
+        if self.steps is None:
+            return {}
+        return {"jit_compile": self.jit, "steps_per_execution": self.steps}
 
     def __str__(self) -> str:
-        xla = ", XLA" if self.jit else ""
-        return f"{self.who}{xla}" + (f", {self.steps} steps" if self.steps > 1 else "")
+        untuned = self.steps is None
+        words = [self.who, "XLA" if self.jit else "", "untuned" if untuned else ""]
+        words += [f"{self.steps} steps" if self.execution > 1 and self.steps else ""]
+        words += ["arrays" if self.arrays else ""]
+        words += [f"{self.gpus} GPUs" if self.gpus > 1 else ""]
+        return ", ".join(filter(None, words))
 
 
 class LeftOut(Exception):
@@ -62,45 +91,69 @@ class Fit:
     def __init__(self, case: cases.Case, method: Method, kind: str) -> None:
         network = NETWORKS[case.name]
         build = network.ours if method.who == report.OURS else network.plain
-        trainee = build(case)
-        self._model = trainee.model
-        self._model.groups_steps = method.steps > 1  # else `fit` chooses
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where Keras goes on without XLA
-            self._model.compile(
-                keras.optimizers.Adam(),
-                steps_per_execution=method.steps,
-                jit_compile=method.jit,
-                **trainee.compiling,
-            )
-        if self._model.jit_compile != method.jit:
+        with _strategy(method, kind).scope():
+            trainee = build(case)
+            self.model = trainee.model
+            self.model.groups_steps = method.steps != 1  # else `fit` chooses
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # where Keras goes on without XLA
+                self.model.compile(
+                    keras.optimizers.Adam(), **method.compiling, **trainee.compiling
+                )
+        if method.steps and self.model.jit_compile != method.jit:
             raise LeftOut("it has layers that Keras does not compile with XLA")
-        self._batches = _batches(case, trainee, kind)
+        self._batch = case.sizes["batch"]
+        drawn = NETWORKS[case.name].draw(
+            case, _BATCHES * self._batch, np.random.default_rng(_SEED)
+        )
+        self._arrays = self._batches = None
+        with tf.device("CPU:0"):
+            if method.arrays:
+                arranged = trainee.arrange(*map(tf.constant, drawn))
+                self._arrays = tf.nest.map_structure(
+                    lambda each: each.numpy(), arranged
+                )
+            else:
+                self._batches = _batches(self._batch, drawn, trainee, kind, method)
 
     def seconds(self, steps: int, epochs: int) -> list[float]:
         """Trains, and returns the seconds of every epoch."""
         clock = _Clock()
-        self._model.fit(
-            self._batches,
+        fit = functools.partial(
+            self.model.fit,
             epochs=epochs,
-            steps_per_epoch=steps,
             shuffle=False,
             verbose=0,
             callbacks=[clock],
         )
+        if self._arrays:
+            samples = steps * self._batch
+            x, y = tf.nest.map_structure(
+                lambda each: np.resize(each, (samples, *each.shape[1:])), self._arrays
+            )
+            fit(x, y, batch_size=self._batch)
+        else:
+            fit(self._batches, steps_per_epoch=steps)
         return clock.seconds
 
 
-def _batches(case: cases.Case, trainee: Trainee, kind: str) -> tf.data.Dataset:
-    batch = case.sizes["batch"]
-    rng = np.random.default_rng(_SEED)
-    drawn = NETWORKS[case.name].draw(case, _BATCHES * batch, rng)
-    with tf.device("CPU:0"):
-        samples = tf.data.Dataset.from_tensor_slices(drawn)
+def _strategy(method: Method, kind: str) -> tf.distribute.Strategy:
+    if method.gpus == 1:
+        return tf.distribute.get_strategy()
+    seen = len(tf.config.list_logical_devices(kind))
+    if seen < method.gpus:
+        raise LeftOut(f"TensorFlow sees {seen} of {method.gpus} GPUs")
+    return tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(method.gpus)])
+
+
+def _batches(
+    batch: int, drawn: tuple, trainee: Trainee, kind: str, method: Method
+) -> tf.data.Dataset:
+    samples = tf.data.Dataset.from_tensor_slices(drawn)
     batches = samples.batch(batch, drop_remainder=True).map(trainee.arrange)
     batches = batches.cache().repeat()
-    if kind == "GPU" and not isinstance(trainee.model, Unrolled):
-        # Ours copies batches ahead by itself.
+    ours = isinstance(trainee.model, Unrolled)  # copies batches ahead by itself
+    if kind == "GPU" and method.steps and method.gpus == 1 and not ours:
         return batches.apply(tf.data.experimental.prefetch_to_device("/GPU:0", 20))
     return batches.prefetch(tf.data.AUTOTUNE)
 

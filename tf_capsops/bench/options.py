@@ -134,6 +134,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="batches that Keras trains on at a time (default: 1 20)",
     )
     group.add_argument(
+        "--untuned",
+        action="store_true",
+        help="also time `fit`, on a data set and on arrays, where `compile` is told "
+        "nothing of XLA and steps",
+    )
+    group.add_argument(
+        "--batch-size",
+        type=options.positive_int,
+        nargs="+",
+        metavar="N",
+        help="images in a batch (default: the network's usual batch)",
+    )
+    group.add_argument(
+        "--gpus",
+        type=options.positive_int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="GPUs that share each batch, by MirroredStrategy (default: 1)",
+    )
+    group.add_argument(
         "--start-up",
         action="store_true",
         help="also take the first step of each method in a process of its own, and say "

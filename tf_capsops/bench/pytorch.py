@@ -56,6 +56,16 @@ def described(case: Case) -> str:
     return json.dumps({**drawn, "attributes": dict(case.attributes)})
 
 
+def case_of(text: str) -> Case:
+    """Returns the case that `described` has described."""
+    drawn = json.loads(text)
+    attributes = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in drawn["attributes"].items()
+    }
+    return Case(drawn["name"], drawn["sizes"], uses=(), attributes=attributes)
+
+
 def rows(
     name: str,
     kind: str,

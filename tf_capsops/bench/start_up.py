@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -25,7 +26,6 @@ import tf_capsops
 from tf_capsops.bench import pytorch, report
 from tf_capsops.bench.cases import Case
 from tf_capsops.bench.fitting import Fit, Method, scope
-from tf_capsops.bench.networks import CASES
 
 # Fields of a method, in seconds, and what they are.
 PARTS = {
@@ -45,8 +45,8 @@ _KEPT_BY_COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE
 
 def of_fit(case: Case, method: Method, dtype: str, kind: str, tf32: bool) -> dict:
     """Returns the seconds of a method's parts, or `start_up_error`."""
-    task = {"case": CASES.index(case), "who": method.who, "jit": method.jit}
-    task |= {"steps": method.steps, "dtype": dtype, "kind": kind, "tf32": tf32}
+    task = {"case": pytorch.described(case), "method": dataclasses.asdict(method)}
+    task |= {"dtype": dtype, "kind": kind, "tf32": tf32}
     package = "tf_capsops" if method.who == report.OURS else "keras"
     with _environment() as environment:
         task["started"] = time.time()
@@ -94,11 +94,11 @@ def first_step(imported: float, task: dict) -> dict[str, float]:
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(task["tf32"])
-    method = Method(task["who"], task["jit"], task["steps"])
+    case, method = pytorch.case_of(task["case"]), Method(**task["method"])
     with scope(task["dtype"], task["kind"]):
         began = time.time()
-        fit = Fit(CASES[task["case"]], method, task["kind"])
+        fit = Fit(case, method, task["kind"])
         built = time.time()
-        fit.seconds(method.steps, epochs=1)
+        fit.seconds(method.execution, epochs=1)
         parts = imported - task["started"], built - began, time.time() - built
     return dict(zip(PARTS, parts, strict=True))

@@ -12,6 +12,7 @@ PyTorch, so are the networks that benchmarks/torch_networks.py has.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -38,13 +39,13 @@ def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
     if on_gpu:
         before = tf.config.experimental.get_memory_info(gpu)["current"]
     fit = Fit(case, method, kind)
-    _, once = fit.seconds(method.steps, epochs=2)
-    steps = method.steps * math.ceil(_SAMPLE_SECONDS[kind] / once)
-    samples, peak = [once / method.steps], None
+    _, once = fit.seconds(method.execution, epochs=2)
+    steps = method.execution * math.ceil(_SAMPLE_SECONDS[kind] / once)
+    samples, peak = [once / method.execution], None
     if on_gpu:
         tf.config.experimental.reset_memory_stats(gpu)
     if once < _METHOD_SECONDS / 2:
-        epoch = once * steps / method.steps
+        epoch = once * steps / method.execution
         epochs = max(1, min(repeat, int(_METHOD_SECONDS / epoch)))
         samples = [each / steps for each in fit.seconds(steps, epochs)]
     if on_gpu:
@@ -102,26 +103,41 @@ def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str
     return entries
 
 
+def _methods(options: argparse.Namespace) -> Iterator[Method]:
+    """Yields the methods in TensorFlow that the options ask for."""
+    whom = (report.OURS, PLAIN) if options.rivals else (report.OURS,)
+    for who, gpus in itertools.product(whom, sorted({*options.gpus})):
+        for jit in options.jit:
+            for steps in sorted({*options.steps_per_execution}):
+                yield Method(who, _JIT[jit], steps, gpus=gpus)
+        if options.untuned:
+            yield Method(who, gpus=gpus)
+            yield Method(who, arrays=True, gpus=gpus)
+
+
 def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
     """Measures all methods of a case in TensorFlow."""
     entries: dict[str, dict] = {}
-    jits = [_JIT[name] for name in options.jit]
-    whom = (report.OURS, PLAIN) if options.rivals else (report.OURS,)
-    for who, jit in itertools.product(whom, jits):
-        slow = None
-        for steps in sorted({*options.steps_per_execution}):
-            method = Method(who, jit, steps)
-            if slow:
-                text = f"a step takes {slow:.1f} s, so an execution's cost is nothing"
-                entry = {"left_out": text}
-            else:
-                entry = _attempt(case, method, dtype, kind, options.repeat)
-            if options.start_up and "median_us" in entry:
-                entry |= start_up.of_fit(case, method, dtype, kind, options.tf32)
-            entries[str(method)] = entry
-            if steps == 1 and entry.get("median_us", 0) > 1e6 * _SLOW_STEP:
-                slow = entry["median_us"] / 1e6
+    for method in _methods(options):
+        single = dataclasses.replace(method, steps=1)
+        one = entries.get(str(single), {}).get("median_us", 0) / 1e6
+        if (method.steps or 1) > 1 and one > _SLOW_STEP:
+            text = f"a step takes {one:.1f} s, so an execution's cost is nothing"
+            entry = {"left_out": text}
+        else:
+            entry = _attempt(case, method, dtype, kind, options.repeat)
+        if options.start_up and "median_us" in entry:
+            entry |= start_up.of_fit(case, method, dtype, kind, options.tf32)
+        entries[str(method)] = entry
     return entries
+
+
+def _with_batches(case: cases.Case, batches: list[int] | None) -> list[cases.Case]:
+    """Returns a case for each size of a batch, or the case with the size of its own."""
+    return [
+        dataclasses.replace(case, sizes={**case.sizes, "batch": batch})
+        for batch in batches or [case.sizes["batch"]]
+    ]
 
 
 def run(options: argparse.Namespace) -> Iterator[dict]:
@@ -129,27 +145,29 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
 
     Each entry has the fields of an op's, but for what is known of ops only. Methods are
     named "plain Keras, XLA, 20 steps" for 20 `steps_per_execution`. A method has the
-    fields of an op's, where `extra_bytes` is all memory that training took on a GPU;
-    `images_per_second`; on a GPU for a step `busy_us`, in which it computed, and
-    `launches`, its kernels; with `--start-up` those of `start_up.PARTS`; or `left_out`,
-    why it was not measured.
+    fields of an op's, where `extra_bytes` is all memory that training took on a GPU, on
+    the first of several; `images_per_second`; on a GPU for a step `busy_us`, in which
+    it computed, and `launches`, its kernels; with `--start-up` those of
+    `start_up.PARTS`; or `left_out`, why it was not measured.
     """
     chosen = [
-        (kind, dtype, case)
+        (kind, dtype, sized)
         for kind, dtype in itertools.product(options.device, options.dtype)
         for case in CASES
         if case.name in options.model
         and {*case.uses} & {*options.suite}
         and kind in case.devices
+        for sized in _with_batches(case, options.batch_size)
     ]
     # PyTorch first: TensorFlow keeps what it has ever had of a GPU's memory.
     in_torch = [
         _torch_entries(case, dtype, kind, options) for kind, dtype, case in chosen
     ]
     for (kind, dtype, case), others in zip(chosen, in_torch, strict=True):
+        batch = case.sizes["batch"]
         yield {
             "op": "training",
-            "case": case.name,
+            "case": case.name + (f", batch {batch}" if options.batch_size else ""),
             "sizes": dict(case.sizes),
             "attributes": dict(case.attributes),
             "direction": "step",
