@@ -210,6 +210,34 @@ def test_dropout_is_of_training_only(device):
     assert np.abs(layer(inputs)[0] - layer(inputs, training=True)[0]).max() > 0.1
 
 
+class _Both(Rule):
+    """Adds votes up by weights, without activations, or with as many ones."""
+
+    def build(self, layer, weights_shape, output_shape):
+        self.shape = weights_shape[:4]
+
+    def route(self, moments, training=False):
+        prior = tf.reshape(tf.linspace(-1.0, 1.0, np.prod(self.shape)), self.shape)
+        mass, first = moments(
+            prior=prior, normalize="none", use_activations=self.ones_are_given
+        )
+        return first * mass[..., None, None], mass
+
+
+@every_layer
+def test_weighted_sums_of_votes_are_moments(name, device):
+    found = []
+    for _Both.ones_are_given in (False, True):
+        layer, (poses, activations), _ = _drawn(name, routing=_Both())
+        inputs = [tf.constant(poses), tf.ones_like(activations)]
+        layer(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs[:1])
+            results = layer(inputs)
+        found.append([*results, *tape.gradient(results, [inputs[0], layer.kernel])])
+    _assert_equal(*found, 2e-4)
+
+
 def test_a_rule_may_be_given_to_several_layers(device):
     rule = EM()
     one, inputs, _ = _drawn("conv", routing=rule)

@@ -114,8 +114,15 @@ class Run:
 
     def close(self):
         self.data.close()
+        self.leave_feed()
+
+    def leave_feed(self):
+        """Takes no more of its batches."""
         if self.feed:
             self.feed.close()
+            # An iterator's end may wait for a thread of TensorFlow's.
+            last, self.feed = [self.feed], None
+            in_thread(last.clear)
 
     def begin_epoch(self):
         self.steps = 0
@@ -134,7 +141,12 @@ def plan(model, arguments):
     # may serve the next `fit`, too.
     x = arguments.get("x")
     each_once = isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__")
-    ahead = has_gpus() and not each_once
+    # Processes ask each other at each batch whether there is one. All do that between
+    # the same sums of gradients only if they do it in the same thread.
+    alone = not isinstance(
+        model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy
+    )
+    ahead = has_gpus() and alone and not each_once
     grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
     if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)

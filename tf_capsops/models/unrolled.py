@@ -111,7 +111,8 @@ class Unrolled:
         outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
         self._users_steps = self.steps_per_execution
         run = grouping.Run(self, grouping.plan(self, bound.arguments))
-        run.data = shares.leave_data_whole(self.distribute_strategy)
+        x = bound.arguments.get("x")
+        run.data = shares.take_data(self.distribute_strategy, x)
         self._next_run, self.steps_per_execution = run, run.plan.steps
         try:
             return super().fit(*bound.args, **bound.kwargs)
@@ -168,6 +169,7 @@ class _Function:
         else:
             if run.feed is None or run.feed.source is not iterator:
                 plan, model = run.plan, self._model
+                run.leave_feed()
                 run.feed = Feed(model, iterator, plan.steps, plan.ahead, self._check)
             feed = run.feed
         while steps < run.plan.steps and (group := feed.next()):

@@ -24,6 +24,11 @@ inline int64_t Blocks(int64_t items) {
   return std::clamp<int64_t>(CeilDivide(items, kThreads), 1, 1 << 20);
 }
 
+// Blocks of SumSlices, likewise.
+inline int64_t SumBlocks(int64_t numbers) {
+  return std::clamp<int64_t>(CeilDivide(numbers, kLanes), 1, 1 << 20);
+}
+
 // Votes of one sample.
 inline int64_t SampleVotes(const Problem& p) {
   return p.out_height * p.out_width * Children(p) * p.out_channels;
@@ -119,17 +124,18 @@ LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, boo
       p, in, grad, moments, dz, out.statistics);
   error = CheckLaunch(name);
   if (!error.empty()) return error;
-  PoseKernel<T>
-      <<<Blocks(poses), kThreads, 0, stream>>>(p, in, grad, shares, dz, out.poses);
+  constexpr int kSumThreads = kLanes * kSlices;
+  PoseKernel<T><<<SumBlocks(poses), kSumThreads, 0, stream>>>(p, in, grad, shares, dz,
+                                                              out.poses);
   error = CheckLaunch(name);
   if (!error.empty()) return error;
   const int64_t rows = Children(p) * p.out_channels;
   WeightKernel<T>
-      <<<Blocks(rows * p.pose_inner * p.pose_columns), kThreads, 0, stream>>>(
+      <<<SumBlocks(rows * p.pose_inner * p.pose_columns), kSumThreads, 0, stream>>>(
           p, in, grad, shares, dz, first, last, sums, out.weights);
   error = CheckLaunch(name);
   if (!error.empty() || out.prior == nullptr) return error;
-  PriorKernel<S><<<Blocks(rows), kThreads, 0, stream>>>(p, dz, first, out.prior);
+  PriorKernel<S><<<SumBlocks(rows), kSumThreads, 0, stream>>>(p, dz, first, out.prior);
   return CheckLaunch(name);
 }
 

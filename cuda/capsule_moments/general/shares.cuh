@@ -76,14 +76,15 @@ __global__ void __launch_bounds__(kThreads)
       const auto* weights = in.weights + (k * outs + o) * p.pose_inner * p.pose_columns;
       logit = Of(in.prior, k * outs + o) + Of(in.bias, parent);
       if (dq != nullptr) gradient = grad.mass[parent];
-      for (int64_t h = 0; h < size; ++h) {
-        const int64_t row = h / p.pose_columns, column = h - row * p.pose_columns;
-        const int64_t at = parent * size + h;
-        const S vote = Vote<S>(p, pose + row * p.pose_inner, weights + column);
-        const S u = vote - Of(in.center, at);
-        logit += Of(in.linear, at) * vote - S{0.5} * Of(in.precision, at) * u * u;
-        if (dq != nullptr) {
-          gradient += Of(grad.first, at) * u + Of(grad.second, at) * u * u;
+      int64_t at = parent * size;
+      for (int64_t row = 0; row < p.pose_rows; ++row, pose += p.pose_inner) {
+        for (int64_t column = 0; column < p.pose_columns; ++column, ++at) {
+          const S vote = Vote<S>(p, pose, weights + column);
+          const S u = vote - Of(in.center, at);
+          logit += Of(in.linear, at) * vote - S{0.5} * Of(in.precision, at) * u * u;
+          if (dq != nullptr) {
+            gradient += Of(grad.first, at) * u + Of(grad.second, at) * u * u;
+          }
         }
       }
     }

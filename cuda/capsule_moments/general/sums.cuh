@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Sums over votes of any sizes, from the shares and the logits' gradients dz that
-// shares.cuh has written. A thread has one number of a result.
+// shares.cuh has written. A thread has one number of a result, or a slice of the sum
+// that makes it: slices are added in order, so every run gives the same bits.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
 
@@ -13,6 +14,28 @@
 #include "cuda/capsule_moments/samples.cuh"
 
 namespace capsops::capsule_moments::general {
+
+constexpr int kSlices = 16;  // of a sum, a warp each
+
+// Calls store(i, sum) once for each of `count` numbers, with the sum of slice(i, s) over
+// all s below kSlices. Blocks have kLanes * kSlices threads.
+template <typename S, typename Slice, typename Store>
+__device__ void SumSlices(int64_t count, const Slice& slice, const Store& store) {
+  __shared__ S sums[kSlices][kLanes];
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  for (int64_t from = int64_t{blockIdx.x} * kLanes; from < count;
+       from += int64_t{gridDim.x} * kLanes) {
+    const int64_t i = from + lane;
+    sums[warp][lane] = i < count ? slice(i, warp) : S{0};
+    __syncthreads();
+    if (warp == 0 && i < count) {
+      S sum = sums[0][lane];
+      for (int s = 1; s < kSlices; ++s) sum += sums[s][lane];
+      store(i, sum);
+    }
+    __syncthreads();
+  }
+}
 
 // Calls visit(capsule, k, u, vote) for each child of `position`, where u and vote are
 // number `h` of its vote for `parent`, or 0 where votes have no numbers.
@@ -26,15 +49,19 @@ __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t pare
   const int64_t row = any ? h / p.pose_columns : 0;
   const auto* poses = in.poses + row * p.pose_inner;
   const auto* weights = in.weights + (any ? h - row * p.pose_columns : 0);
-  for (int64_t k = 0; k < children; ++k) {
-    const int64_t capsule = ChildOf(p, position, k);
-    if (capsule < 0) continue;
-    S vote = 0;
-    if (any) {
-      vote = Vote<S>(p, poses + capsule * p.pose_rows * p.pose_inner,
-                     weights + (k * outs + o) * p.pose_inner * p.pose_columns);
+  const Corner<int64_t> corner(p, position);
+  for (int64_t pixel = 0; pixel < children; pixel += p.in_channels) {
+    const int64_t first = corner.Child(p, pixel);
+    if (first < 0) continue;
+    for (int64_t c = 0; c < p.in_channels; ++c) {
+      const int64_t capsule = first + c, k = pixel + c;
+      S vote = 0;
+      if (any) {
+        vote = Vote<S>(p, poses + capsule * p.pose_rows * p.pose_inner,
+                       weights + (k * outs + o) * p.pose_inner * p.pose_columns);
+      }
+      visit(capsule, k, vote - center, vote);
     }
-    visit(capsule, k, vote - center, vote);
   }
 }
 
@@ -107,52 +134,52 @@ __device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
 }
 
 template <typename T, typename S = Statistic<T>>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kLanes* kSlices)
     PoseKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
                const S* dz, CudaType<T>* grad_poses) {
   const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
   const int64_t children = Children(p);
-  const int64_t count = Capsules(p) * p.pose_rows * inner;
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+  const auto slice = [&](int64_t i, int first) {
     Digits<int64_t> d(i);
     const int64_t q = d.Next(inner), row = d.Next(p.pose_rows), capsule = d.rest;
     const auto* pose = in.poses + i - q;
     const S activation = Activation(in, capsule);
     S sum = 0;
     VisitWindows(p, capsule, [&](int64_t position, int64_t k) {
-      for (int64_t o = 0; o < outs; ++o) {
+      int64_t o = first / columns, r = first - o * columns;
+      while (o < outs) {
         const int64_t vote_at = (position * children + k) * outs + o;
         const auto* weights = in.weights + (k * outs + o) * inner * columns;
-        const int64_t at = ((position * outs + o) * p.pose_rows + row) * columns;
-        for (int64_t r = 0; r < columns; ++r) {
-          const S vote = Vote<S>(p, pose, weights + r);
-          sum += VoteGradient(in, grad, at + r, vote, activation * shares[vote_at],
-                              dz[vote_at]) *
-                 Widen(weights[q * columns + r]);
-        }
+        const int64_t at = ((position * outs + o) * p.pose_rows + row) * columns + r;
+        const S vote = Vote<S>(p, pose, weights + r);
+        sum += VoteGradient(in, grad, at, vote, activation * shares[vote_at],
+                            dz[vote_at]) *
+               Widen(weights[q * columns + r]);
+        for (r += kSlices; r >= columns; r -= columns) ++o;
       }
     });
-    Narrow(sum, grad_poses + i);
-  }
+    return sum;
+  };
+  SumSlices<S>(Capsules(p) * p.pose_rows * inner, slice,
+               [&](int64_t i, S sum) { Narrow(sum, grad_poses + i); });
 }
 
 // Adds to what the samples before left in `sums`; with the last samples it narrows to
 // `grad_weights`.
 template <typename T, typename S = Statistic<T>>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kLanes* kSlices)
     WeightKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
                  const S* dz, bool first, bool last, S* sums,
                  CudaType<T>* grad_weights) {
   const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
   const int64_t children = Children(p), positions = Positions(p);
-  const int64_t count = children * outs * inner * columns;
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+  const auto slice = [&](int64_t i, int position_from) {
     Digits<int64_t> d(i);
     const int64_t r = d.Next(columns), q = d.Next(inner), o = d.Next(outs);
     const int64_t k = d.rest;
     const auto* weights = in.weights + i - q * columns;
-    S sum = first ? S{0} : sums[i];
-    for (int64_t position = 0; position < positions; ++position) {
+    S sum = 0;
+    for (int64_t position = position_from; position < positions; position += kSlices) {
       const int64_t capsule = ChildOf(p, position, k);
       if (capsule < 0) continue;
       const int64_t vote_at = (position * children + k) * outs + o;
@@ -164,25 +191,32 @@ __global__ void __launch_bounds__(kThreads)
                Widen(pose[q]);
       }
     }
+    return sum;
+  };
+  SumSlices<S>(children * outs * inner * columns, slice, [&](int64_t i, S sum) {
+    if (!first) sum += sums[i];
     if (last) {
       Narrow(sum, grad_weights + i);
     } else {
       sums[i] = sum;
     }
-  }
+  });
 }
 
 template <typename S>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kLanes* kSlices)
     PriorKernel(Problem p, const S* dz, bool first, S* grad_prior) {
   const int64_t count = Children(p) * p.out_channels, positions = Positions(p);
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
-    S sum = first ? S{0} : grad_prior[i];
-    for (int64_t position = 0; position < positions; ++position) {
+  const auto slice = [&](int64_t i, int position_from) {
+    S sum = 0;
+    for (int64_t position = position_from; position < positions; position += kSlices) {
       sum += dz[position * count + i];
     }
-    grad_prior[i] = sum;
-  }
+    return sum;
+  };
+  SumSlices<S>(count, slice, [&](int64_t i, S sum) {
+    grad_prior[i] = first ? sum : grad_prior[i] + sum;
+  });
 }
 
 }  // namespace capsops::capsule_moments::general
