@@ -43,6 +43,13 @@ def test_epochs_hold_every_image_once_in_another_order():
     assert np.any(orders[0] != orders[1])
 
 
+def test_nobody_waits_for_the_end_of_an_epoch():
+    samples = ArraySamples(np.zeros([3, 2, 2, 1], np.uint8), np.zeros(3, np.int64))
+    trained, _ = training_batches(samples, 2, Distortion(), 1)
+    for batches in (trained, samples.batches(2)):
+        assert batches.options().autotune.enabled is False
+
+
 def test_a_seed_repeats_everything():
     images = np.random.default_rng(1).random([12, 8, 8, 1], np.float32)
 

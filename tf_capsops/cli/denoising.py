@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_capsops.cli import callbacks, canvas, denoise, networks, runs
 from tf_capsops.errors import INTERRUPTED
 from tf_capsops.models import denoisers
+from tf_capsops.untuned import untuned
 
 # Not the name of a classifier's model, among which `evaluate` looks for the newest.
 MODEL = "denoiser.keras"
@@ -157,7 +158,8 @@ def noisy_patches(image, size, batch_size, stddev, seed):
         return clean + noise, clean
 
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
-    return seeds.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)
+    batches = seeds.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    return untuned(batches.prefetch(4))
 
 
 def photograph(name):

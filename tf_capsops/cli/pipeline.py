@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_capsops.data.samples import warp
 from tf_capsops.errors import CommandError, reported
+from tf_capsops.untuned import untuned
 
 _SEED = 0  # of held-out images: all runs are compared on the same ones
 
@@ -108,7 +109,7 @@ def training_batches(
     parallel = None if deterministic else tf.data.AUTOTUNE
     batches = batches.map(batch, num_parallel_calls=parallel)
     known = tf.data.experimental.assert_cardinality(count)
-    return batches.apply(known).prefetch(4), epoch
+    return untuned(batches.apply(known).prefetch(4)), epoch
 
 
 def _balanced(labels):

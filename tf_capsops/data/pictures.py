@@ -13,6 +13,7 @@ from tf_capsops import _console
 from tf_capsops.arguments import positive_pair
 from tf_capsops.data import folders
 from tf_capsops.data.samples import Samples, on_processor
+from tf_capsops.untuned import untuned
 
 COLOR_MODES = {"grayscale": 1, "rgb": 3}  # channels, by the names that Keras has
 _WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue in grey, as JPEG has them
@@ -253,7 +254,7 @@ def _shapes(paths):
     with _console.without_log_lines(), tf.device("CPU:0"):
         found = tf.data.Dataset.from_tensor_slices(files).enumerate()
         found = found.map(shape, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
-        for numbers, sizes in found.batch(1024).as_numpy_iterator():
+        for numbers, sizes in untuned(found.batch(1024)).as_numpy_iterator():
             shapes[numbers] = sizes
     return shapes
 

@@ -6,6 +6,8 @@ import abc
 
 import tensorflow as tf
 
+from tf_capsops.untuned import untuned
+
 
 class Samples(abc.ABC):
     """Images with their targets, by number, of which any can be taken at any time.
@@ -67,7 +69,8 @@ class Samples(abc.ABC):
             return self.make(tf.range(start, end), draws[start:end])
 
         starts = tf.data.Dataset.range(0, len(self), size)
-        return starts.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)
+        batches = starts.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+        return untuned(batches.prefetch(4))
 
 
 class ArraySamples(Samples):

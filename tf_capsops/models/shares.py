@@ -12,14 +12,15 @@ import functools
 import keras
 import tensorflow as tf
 
+from tf_capsops.untuned import untuned
+
 
 def take_data(strategy, x):
     """Changes what a strategy does to data sets, until the returned stack is closed.
 
     Dividing data sets takes the host longer than a step of a small network takes two
-    GPUs. `ahead.Feed` divides batches instead. And TensorFlow tunes data sets in a
-    thread that the end of each epoch waits for, 0.15 s on average, which is half an
-    epoch of MNIST on a GPU. Only data sets of the user's own may need that.
+    GPUs. `ahead.Feed` divides batches instead. Data sets that Keras makes are not tuned
+    (`untuned`); the user's own may need that.
 
     Args:
       strategy: the strategy.
@@ -33,15 +34,8 @@ def take_data(strategy, x):
     if own and not several:
         return stack
 
-    def taken(dataset, options=None):
-        if own:
-            return dataset
-        untuned = tf.data.Options()
-        untuned.autotune.enabled = False
-        return dataset.with_options(untuned)
-
     name = "experimental_distribute_dataset"
-    setattr(strategy, name, taken)
+    setattr(strategy, name, lambda data, options=None: data if own else untuned(data))
     stack.callback(vars(strategy).pop, name, None)
     return stack
 
