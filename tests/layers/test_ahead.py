@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_capsops.cli.callbacks import Boards
 from tf_capsops.models import Unrolled, ahead, grouping, replicas
 from tf_capsops.models.ahead import gpu_of
 
@@ -92,6 +93,12 @@ def test_grouped_steps_train_alike(as_on_a_gpu, fit, epochs, steps, monkeypatch)
     size = 12 if steps is None else steps
     assert alone[1] == [*range(size)] * epochs
     assert grouped[1] == [19 if steps is None else size - 1] * epochs
+
+
+def test_the_boards_of_train_do_not_see_batches(as_on_a_gpu, tmp_path):
+    boards = [Boards(tmp_path), keras.callbacks.TensorBoard(tmp_path)]
+    plans = [grouping.plan(dense(), {"callbacks": [each]}) for each in boards]
+    assert [plan.late for plan in plans] == [True, False]
 
 
 def test_processes_take_batches_in_step(as_on_a_gpu, monkeypatch):
@@ -341,6 +348,7 @@ def test_an_iterator_serves_one_fit_after_the_other(as_on_a_gpu):
 def test_a_process_ends_though_its_data_does_not():
     program = """
 import queue, keras, numpy as np, tensorflow as tf
+from tf_capsops.cli.callbacks import Boards
 from tf_capsops.models import Unrolled, ahead, grouping
 grouping.has_gpus = lambda: True
 waiting = queue.Queue()

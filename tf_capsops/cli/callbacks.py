@@ -37,6 +37,20 @@ def accuracies(history):
     return history[name], history[f"val_{name}"]
 
 
+class Boards(keras.callbacks.TensorBoard):
+    """Writes what TensorBoard shows of each epoch.
+
+    Keras' own class asks to be called at every batch, for what this does not write; the
+    losses of each execution of steps would have to be there before the next begins.
+    """
+
+    on_train_batch_begin = keras.callbacks.Callback.on_train_batch_begin
+    on_train_batch_end = keras.callbacks.Callback.on_train_batch_end
+
+    def __init__(self, directory):
+        super().__init__(directory, write_graph=False)
+
+
 class StepBar(Bar):
     """A progress bar of each epoch's steps, which shows although `verbose` is 0."""
 

@@ -116,7 +116,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     if config["distribute"]:
         batches, tests = (distribution.shared(strategy, d) for d in (batches, tests))
     clock = callbacks.Clock()
-    boards = keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False)
+    boards = callbacks.Boards(directory / "tensorboard")
     saved = callbacks.Checkpoints(directory, history or {})
     with callbacks.Hold() as hold:
         try:
