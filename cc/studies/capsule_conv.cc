@@ -37,8 +37,10 @@ absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attribut
   std::string name;
   TF_RETURN_IF_ERROR(ctx->GetAttr("kernel", &name));
   *scheme = nullptr;
-  for (const Scheme* known : {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3,
-                              &kChenGemms, &kChenOfficial, &kChenCustom}) {
+  for (const Scheme* known :
+       {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3, &kLayoutPcrk, &kLayoutPrkc,
+        &kLayoutCrkp, &kLayoutRpck, &kLayoutRckp, &kChenGemms, &kChenOfficial,
+        &kChenCustom}) {
     if (name == known->name) *scheme = known;
   }
   if (*scheme == nullptr) {
@@ -83,7 +85,9 @@ REGISTER_OP("CapsuleConvStudy")
     .Input("input: float")
     .Input("weights: float")
     .Output("output: float")
-    .Attr("kernel: {'B', 'I1', 'I2', 'I3', 'gemms', 'official', 'custom'}")
+    .Attr(
+        "kernel: {'B', 'I1', 'I2', 'I3', 'layout_pcrk', 'layout_prkc', 'layout_crkp', "
+        "'layout_rpck', 'layout_rckp', 'gemms', 'official', 'custom'}")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
@@ -99,10 +103,10 @@ REGISTER_OP("CapsuleConvStudy")
     .Doc(R"doc(
 CapsuleConv as other papers compute it, on a GPU.
 
-input: As CapsuleConv's; for B to I3 one sample of 4x4 matrices.
-weights: As CapsuleConv's; for B to I3 one out channel of 4x4 matrices.
+input: As CapsuleConv's; for B to I3 and the layouts one sample of 4x4 matrices.
+weights: As CapsuleConv's; for B to I3 and the layouts one out channel of 4x4 matrices.
 output: As CapsuleConv's.
-kernel: Of Vaidya, "Speeding up Capsules", B, I1, I2 or I3. Of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", gemms (its "GPU"), official or custom.
+kernel: Of Vaidya, "Speeding up Capsules", B, I1, I2 or I3; or layout_*, the memory of input and output in another order of axes than their shape says, from the outermost: p pixels, c channels, r rows and k columns of poses. Of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", gemms (its "GPU"), official or custom.
 )doc");
 
 REGISTER_OP("CapsuleConvStudyGrad")

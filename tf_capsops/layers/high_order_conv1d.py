@@ -117,8 +117,8 @@ class HighOrderConv1D(HighOrderConv2D):
         shape = tuple(inputs_shape)
         if len(shape) != 3 or shape[2] is None:
             raise ValueError(
-                "HighOrderConv1D: the input must be [batch, steps, channels] with known "
-                f"channels, got shape {shape}"
+                "HighOrderConv1D: the input must be [batch, steps, channels] with "
+                f"known channels, got shape {shape}"
             )
         self._checked((shape[0], 1, *shape[1:]), None)
         return shape
