@@ -6,27 +6,16 @@
 #include "cuda/studies/capsule_conv.h"
 
 #include <string>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/errors.h"
-
-#include "cc/framework/device.h"
-#include "cc/framework/shape_rule.h"
 #include "cc/shapes/capsule_conv.h"
+#include "cc/studies/study.h"
 
 namespace capsops::studies::capsule_conv {
 namespace {
 
 using capsops::capsule_conv::Attributes;
 using capsops::capsule_conv::Convolution;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::shape_inference::InferenceContext;
 
 constexpr const char* kForward = "CapsuleConvStudy";
 constexpr const char* kBackward = "CapsuleConvStudyGrad";
@@ -56,12 +45,9 @@ absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
     return conv;
   }
   const std::string reason = scheme.unsupported(conv->problem);
-  const absl::Status status =
-      ShapeRule(op)
-          .Require(reason.empty(), absl::StrCat("kernel ", scheme.name, ": ", reason))
-          .status();
-  if (!status.ok()) return status;
-  return conv;
+  return Unless(
+      reason.empty() ? "" : absl::StrCat("kernel ", scheme.name, ": ", reason), op,
+      std::move(conv));
 }
 
 absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
@@ -185,26 +171,22 @@ class CapsuleConvStudyGradOp : public StudyOp {
   using StudyOp::StudyOp;
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor& grad = ctx->input(0);
-    const Tensor& input = ctx->input(1);
-    const Tensor& weights = ctx->input(2);
-    const auto conv = ResolveGrad(scheme(), attributes(), grad.shape(), input.shape(),
-                                  weights.shape());
+    Gradients of(ctx);
+    const auto conv = ResolveGrad(scheme(), attributes(), of.grad.shape(),
+                                  of.input.shape(), of.weights.shape());
     OP_REQUIRES_OK(ctx, conv.status());
-    Tensor* grad_input;
-    Tensor* grad_weights;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    OP_REQUIRES_OK(ctx, of.Allocate(ctx));
     GpuExec exec;
     OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
     Tensor workspace;
     OP_REQUIRES_OK(
         ctx,
         AllocateWorkspace(ctx, scheme().backward_workspace(conv->problem), &workspace));
-    OP_REQUIRES_OK(ctx, ToStatus(scheme().backward(
-                            exec, conv->problem, Data<float>(grad), Data<float>(input),
-                            Data<float>(weights), Data<float>(grad_input),
-                            Data<float>(grad_weights), workspace.data())));
+    OP_REQUIRES_OK(ctx,
+                   ToStatus(scheme().backward(
+                       exec, conv->problem, Data<float>(of.grad), Data<float>(of.input),
+                       Data<float>(of.weights), Data<float>(of.grad_input),
+                       Data<float>(of.grad_weights), workspace.data())));
   }
 };
 

@@ -11,25 +11,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/errors.h"
-
-#include "cc/framework/device.h"
-#include "cc/framework/shape_rule.h"
 #include "cc/shapes/inq_conv.h"
+#include "cc/studies/study.h"
 
 namespace capsops::studies::inq_conv {
 namespace {
 
 using capsops::inq_conv::Convolution;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::shape_inference::InferenceContext;
 
 constexpr const char* kOp = "InqConvStudy";
 constexpr const char* kSerial = "serial";

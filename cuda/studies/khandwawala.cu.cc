@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/common/launch.cuh"
+#include "cuda/studies/common.cuh"
 #include "cuda/studies/khandwawala_input.cuh"
 #include "cuda/studies/khandwawala_output.cuh"
 
@@ -18,7 +18,7 @@ namespace capsops::studies::inq_conv {
 namespace {
 
 constexpr const char* kName = "InqConvStudy";
-constexpr int64_t kShared = 48 << 10, kGrid = 65535, kThreads = 1024;
+constexpr int64_t kShared = 48 << 10, kGrid = 65535;
 
 template <int n>
 using Constant = std::integral_constant<int, n>;
@@ -76,20 +76,9 @@ int64_t Workspace(const Problem& p) {
   return 4 * p.out_channels * (Weights(p) * NumbersOf(kForm) + ends);
 }
 
-std::string Must(const std::string& what, const std::string& be, int64_t is) {
-  return what + " must be " + be + ", got " + std::to_string(is);
-}
-
-std::string MustBeAtMost(const std::string& what, int64_t most, const std::string& why,
-                         int64_t is) {
-  return is > most
-             ? Must(what, "at most " + std::to_string(most) + " (" + why + ")", is)
-             : std::string();
-}
-
 // What all programs want; kernels are to be of at most `most_size`.
 std::string Unsupported(const Problem& p, int64_t most_size) {
-  if (p.batch != 1) return Must("batch", "1", p.batch);
+  if (p.batch != 1) return Must("batch", 1, p.batch);
   if (p.pad_top != 0 || p.pad_left != 0) return "padding must be VALID";
   if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations must be 1";
   if (p.kernel_height != p.kernel_width) {
@@ -122,7 +111,7 @@ std::string OutputUnsupported(const Problem& p) {
 
 // Rows of a tile of the image that have an output.
 int64_t InputTile(int64_t size, int64_t channels) {
-  return channels * (8 + size - 1) * (8 + size - 1) <= kThreads ? 8 : 4;
+  return channels * (8 + size - 1) * (8 + size - 1) <= kMostThreads ? 8 : 4;
 }
 
 int64_t InputShared(Form form, int64_t size, int64_t channels) {
@@ -137,7 +126,7 @@ std::string InputUnsupported(const Problem& p) {
   std::string reason = Unsupported(p, 29);
   if (!reason.empty()) return reason;
   const int64_t size = p.kernel_height, edge = 4 + size - 1;
-  reason = MustBeAtMost("in_channels", kThreads / (edge * edge),
+  reason = MustBeAtMost("in_channels", kMostThreads / (edge * edge),
                         "a thread for each number of a tile", p.in_channels);
   if (!reason.empty()) return reason;
   reason = MustBeAtMost("shared memory", kShared, "48 KB",

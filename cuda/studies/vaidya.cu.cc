@@ -7,13 +7,12 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/common/launch.cuh"
 #include "cuda/studies/capsule_conv.h"
+#include "cuda/studies/common.cuh"
 
 namespace capsops::studies::capsule_conv {
 namespace {
 
-constexpr int kMostThreads = 1024;
 constexpr const char* kName = "CapsuleConvStudy";
 
 int64_t SharedBytes(const Problem& p) {
@@ -26,8 +25,7 @@ LaunchError Launch(const GpuExec& exec, const Problem& p, const Geometry& geomet
                    const float* input, const float* weights, float* output) {
   const int64_t elements = p.out_height * p.out_width * kPose;
   if (elements == 0) return {};
-  const LaunchError error = CheckLaunch(
-      kName, cudaMemsetAsync(output, 0, elements * sizeof(float), exec.stream));
+  const LaunchError error = Zero(exec, kName, output, elements);
   if (!error.empty() || p.in_channels == 0) return error;
   const int64_t shared = SharedBytes(p);
   const int64_t most = exec.device.shared;
@@ -89,30 +87,22 @@ LaunchError ForwardIn(const GpuExec& exec, const Problem& p, const float* input,
 }
 
 std::string Unsupported(const Problem& p) {
-  const auto must = [](const char* what, int64_t be, int64_t got) {
-    return std::string(what) + " must be " + std::to_string(be) + ", got " +
-           std::to_string(got);
-  };
-  if (p.batch != 1) return must("batch", 1, p.batch);
-  if (p.out_channels != 1) return must("out_channels", 1, p.out_channels);
-  if (p.pose_depth != 1) return must("pose_depth", 1, p.pose_depth);
-  if (p.pose_rows != 4) return must("pose_rows", 4, p.pose_rows);
-  if (p.pose_inner != 4) return must("pose_inner", 4, p.pose_inner);
-  if (p.pose_columns != 4) return must("pose_columns", 4, p.pose_columns);
+  if (p.batch != 1) return Must("batch", 1, p.batch);
+  if (p.out_channels != 1) return Must("out_channels", 1, p.out_channels);
+  if (p.pose_depth != 1) return Must("pose_depth", 1, p.pose_depth);
+  if (p.pose_rows != 4) return Must("pose_rows", 4, p.pose_rows);
+  if (p.pose_inner != 4) return Must("pose_inner", 4, p.pose_inner);
+  if (p.pose_columns != 4) return Must("pose_columns", 4, p.pose_columns);
   for (const int64_t step :
        {p.stride_height, p.stride_width, p.dilation_height, p.dilation_width}) {
-    if (step != 1) return must("strides and dilations", 1, step);
+    if (step != 1) return Must("strides and dilations", 1, step);
   }
   // An empty image has an empty output, whatever the kernel.
   if ((p.in_height > 0 && p.out_height != p.in_height - p.kernel_height + 1) ||
       (p.in_width > 0 && p.out_width != p.in_width - p.kernel_width + 1)) {
     return "padding must be VALID";
   }
-  if (p.out_width > kMostThreads) {
-    return "out_width must be at most " + std::to_string(kMostThreads) +
-           " (a thread each), got " + std::to_string(p.out_width);
-  }
-  return {};
+  return MustBeAtMost("out_width", kMostThreads, "a thread each", p.out_width);
 }
 
 int64_t NoWorkspace(const Problem&) { return 0; }
