@@ -11,14 +11,21 @@ import sys
 import types
 from collections.abc import Iterable, Sequence
 
-from benchmarks.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
+from benchmarks.papers import (
+    chen,
+    khandwawala,
+    simeng_zhejin,
+    studies,
+    vaidya,
+    van_de_wolfshaar,
+)
 from tf_capsops import options
 from tf_capsops.bench import command, report
 from tf_capsops.bench.options import add_shared
 from tf_capsops.errors import CommandError
 from tf_capsops.machine import machine
 
-PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
+PAPERS = (vaidya, chen, van_de_wolfshaar, simeng_zhejin, khandwawala)
 _OPS = sorted({paper.OP for paper in PAPERS})
 
 
@@ -88,7 +95,11 @@ def main(argv: Sequence[str]) -> int:
                 made[name].append(result)
                 written[0].write_text(json.dumps(made, indent=2) + "\n")
                 console.print(paper.table(result))
-                failed |= "error" in result["methods"][report.OURS]
+                failed |= any(
+                    "error" in row
+                    for method, row in result["methods"].items()
+                    if method.startswith(report.OURS)
+                )
         if hasattr(paper, "draw"):
             written.append(args.output / f"{name}.png")
             paper.draw(made[name], written[-1])

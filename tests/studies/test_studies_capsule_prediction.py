@@ -1,0 +1,159 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The paper of capsule prediction: its kernels, and its claim, measured."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cuda_studies import on_gpus, with_library
+from descriptions import capsule_prediction
+from rich.console import Console
+from tolerances import assert_close
+
+from benchmarks.papers import __main__ as papers
+from benchmarks.papers import studies, van_de_wolfshaar
+from tf_capsops import layers
+from tf_capsops.bench import cases, measure, report, training
+
+SUITE = cases.suites()["CapsulePrediction"]
+CASES = SUITE.select(cases.CORRECTNESS)
+
+# The paper's network, small.
+_SIZES = {"batch": 2, "in_height": 8, "in_width": 9, "channels": 2, "classes": 3}
+_NETWORK = {
+    **van_de_wolfshaar.NETWORK,
+    **{"filters": 4, "kernel_size": 3, "primary_channels": 2, "primary_dim": 4},
+    **{"primary_kernel_size": 3, "capsule_dim": 4, "decoder_units": (8,)},
+}
+
+
+@on_gpus
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels(case, gpu):
+    rng = np.random.default_rng(0)
+    arrays = [rng.uniform(-1, 1, SUITE.output_shape(case)), *SUITE.draw(case, rng)]
+    with tf.device(gpu):
+        tensors = [tf.constant(array, tf.float32) for array in arrays]
+        results = measure.training_step(studies.capsule_prediction)(*tensors)
+        plain = measure.training_step(SUITE.rivals["einsum"])(*tensors)
+    assert all(result.device.endswith(gpu) for result in results)
+    exact = [tensor.numpy().astype(np.float64) for tensor in tensors]
+    reference = capsule_prediction.OP.reference
+    truths, magnitudes = reference(*exact), reference(*map(np.abs, exact))
+    for result, truth, yardstick, magnitude in zip(results, truths, plain, magnitudes):
+        assert_close(result.numpy(), truth, yardstick.numpy(), magnitude)
+
+
+@with_library
+def test_shapes_are_inferred_and_checked():
+    def symbol(*shape):
+        return tf.compat.v1.placeholder(tf.float32, shape)
+
+    with tf.Graph().as_default():
+        inputs, weights = symbol(None, None, 8), symbol(6, 10, 16, None)
+        output = studies.capsule_prediction(inputs, weights)
+        assert output.shape.as_list() == [None, 6, 10, 16]
+        (by_inputs, by_weights) = tf.gradients(output, [inputs, weights])
+        assert by_inputs.shape.as_list() == [None, 6, 8]
+        assert by_weights.shape.as_list() == [6, 10, 16, 8]
+        text = r"CapsulePrediction: weights dim 0 \(in_caps\) must be 5, got \[6,10,16"
+        with pytest.raises(ValueError, match=text):
+            studies.capsule_prediction(symbol(2, 5, 8), weights)
+
+
+def _case():
+    return cases.Case("paper_network", _SIZES, (), ("CPU",), _NETWORK)
+
+
+@pytest.mark.parametrize("name", van_de_wolfshaar.predictions("CPU"))
+def test_routed_predictions_are_digit_caps(name, device):
+    """The network that is timed computes what `digit_caps` does."""
+    predict = van_de_wolfshaar.predictions("CPU")[name]
+    capsules = tf.random.stateless_normal([3, 7, 5], [1, 2])
+    routed = van_de_wolfshaar.RoutedPredictions(predict, 4, 6, updates=3)
+    outputs = routed(capsules)
+    same = layers.digit_caps(
+        capsules, 4, 6, kernel_initializer=lambda shape, dtype: routed.kernel.value
+    )
+    np.testing.assert_allclose(outputs, same, rtol=1e-5, atol=1e-7)
+
+
+def test_every_way_trains_the_same_network():
+    ways = van_de_wolfshaar.methods("CPU")
+    assert [str(way) for way in ways] == [
+        *("CapsulePrediction", "reshapes", "DigitCaps", report.OURS)
+    ]
+    found = []
+    for way, network in ways.items():
+        build = network.ours if way.who == report.OURS else network.plain
+        trained = build(_case()).model.trainable_variables
+        found.append(sorted(tuple(variable.shape) for variable in trained))
+    assert len(found[0]) == 9 and found == [found[0]] * len(ways)
+
+
+def test_every_way_on_a_gpu():
+    """The paper's op has no XLA kernel."""
+    names = [str(way) for way in van_de_wolfshaar.methods("GPU")]
+    assert names == [
+        *("CapsulePrediction", "paper's kernels", "reshapes", "DigitCaps"),
+        *("CapsulePrediction, XLA", "reshapes, XLA", "DigitCaps, XLA"),
+        f"{report.OURS}, XLA, 20 steps",
+    ]
+
+
+def test_costs_are_of_the_directions():
+    case = cases.Case("b2", {"batch": 2, **van_de_wolfshaar.LAYER}, ())
+    costs = van_de_wolfshaar._costs(case)
+    inputs, weights, output = 2 * 1152 * 8, 1152 * 160 * 8, 2 * 1152 * 160
+    assert costs["forward"].elements == inputs + weights + output
+    assert costs["backward"].elements == 2 * (inputs + weights) + output
+    assert costs["backward"].flops == 2 * costs["forward"].flops
+
+
+@pytest.mark.slow
+def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
+    """The CPU's tables need neither a GPU nor the library of the studies."""
+    small = {"in_caps": 6, "out_caps": 3, "out_dim": 4, "in_dim": 4}
+    for name, value in (
+        *(("BATCHES", (2,)), ("LAYER", small)),
+        *(("SIZES", _SIZES), ("NETWORK", _NETWORK)),
+    ):
+        monkeypatch.setattr(van_de_wolfshaar, name, value)
+    for module in (measure, training):
+        monkeypatch.setitem(module._SAMPLE_SECONDS, "CPU", 0.01)
+    arguments = ["--op", "CapsulePrediction", "--device", "CPU"]
+    arguments += ["--repeat", "2", "--output", str(tmp_path)]
+    assert papers.main(arguments) == 0
+    printed = capsys.readouterr().out
+    made = json.loads((tmp_path / "papers.json").read_text())
+    results = made["van_de_wolfshaar"]
+    kinds = [(result["op"], result["direction"]) for result in results]
+    op = "CapsulePredictionStudy"
+    assert kinds == [(op, "forward"), (op, "backward"), ("training", "step")]
+    ways = [str(way) for way in van_de_wolfshaar.methods("CPU")]
+    expected = [[report.OURS, "reshapes", "reshapes, XLA"]] * 2 + [ways]
+    for result, names in zip(results, expected, strict=True):
+        assert list(result["methods"]) == names
+        for name, method in result["methods"].items():
+            assert name in printed and method["median_us"] > 0
+
+
+def test_tables_name_what_was_measured():
+    def shown(result):
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(van_de_wolfshaar.table(result))
+        return capture.get()
+
+    method = {"median_us": 1500.0, "quartiles_us": [1400, 1600], "extra_bytes": None}
+    entry = training.result_entry(
+        _case(), "CPU", "float32", {"reshapes": {**method, "images_per_second": 66.6}}
+    )
+    for text in ("paper_network", "reshapes", "1.50", "67"):
+        assert text in shown(entry)
+    entry = {**entry, "op": "CapsulePredictionStudy", "direction": "forward"}
+    entry |= {"bytes": 10, "flops": 20, "floor_us": 750.0}
+    for text in ("CapsulePredictionStudy forward", "1500.0", "50%"):
+        assert text in shown(entry)
