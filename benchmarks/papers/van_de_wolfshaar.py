@@ -3,26 +3,29 @@
 """The claim of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks".
 
 "Training with the custom op runs somewhat slower than training with the transpose and
-reshape hacking": the paper's op, ours and the reshapes, at the size of the paper's
-layer, and in training steps of its network. Results are those of `tf-capsops bench`.
+reshape hacking": the paper's op, ours and the reshapes, for the paper's layer alone,
+and in training steps of its network, measured as `tf-capsops bench` does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 import keras
 import tensorflow as tf
+from rich import box
 from rich.table import Table
 
 import tf_capsops
-from benchmarks.papers import studies
+from benchmarks.papers import outcome, studies
+from benchmarks.papers.van_de_wolfshaar_chart import draw
 from tf_capsops import layers
-from tf_capsops.bench import cases, measure, networks, plain_networks, report, training
+from tf_capsops.bench import cases, measure, networks, plain_networks, training
 from tf_capsops.bench.fitting import Method
-from tf_capsops.bench.floor import measure_ceilings
+from tf_capsops.bench.report import OURS
 from tf_capsops.bench.suites import capsule_prediction
+
+__all__ = ["DEVICES", "OP", "PARTS", "draw", "run", "table"]
 
 OP = "CapsulePrediction"
 DEVICES = ("CPU", "GPU")
@@ -44,19 +47,22 @@ NETWORK = {
 }
 _DECODER = "decoder_units", "reconstruction_weight"
 
-PAPER = "paper's kernels"
-RESHAPES = "reshapes"
-# A suite of its own, so that its results are told from those of CapsulePrediction.
-SUITE = dataclasses.replace(capsule_prediction.SUITE, op="CapsulePredictionStudy")
+PAPER, RESHAPES = "paper's kernels", "reshapes"
 _STEPS = {"forward": measure.forward_step, "backward": measure.gradient_step}
+# Columns of a table of training steps: a method's field, and what to divide it by.
+_COLUMNS = {
+    "ms a step": ("median_us", 1e3),
+    "GPU busy, ms": ("busy_us", 1e3),
+    "launches": ("launches", 1),
+    "peak MB": ("extra_bytes", 1e6),
+}
 
 
 def predictions(kind: str) -> dict[str, Callable[..., tf.Tensor]]:
     """Returns the ways to predict output capsules on a type of device, by name."""
-    found = {"CapsulePrediction": tf_capsops.capsule_prediction}
-    if kind == "GPU":
-        found[PAPER] = studies.capsule_prediction
-    return {**found, RESHAPES: SUITE.rivals["matmul"]}
+    theirs = {PAPER: studies.capsule_prediction} if kind == "GPU" else {}
+    reshapes = capsule_prediction.SUITE.rivals["matmul"]
+    return {**theirs, RESHAPES: reshapes, OP: tf_capsops.capsule_prediction}
 
 
 class RoutedPredictions(keras.layers.Layer):
@@ -130,20 +136,13 @@ def methods(kind: str) -> dict[Method, networks.Network]:
         for name, network in made.items()
         if not (jit and name == PAPER)  # XLA has no kernels of theirs
     }
-    on_gpu = kind == "GPU"
-    ours = Method(report.OURS, on_gpu, 20 if on_gpu else 1)
+    ours = Method(OURS, jit=True, steps=20) if kind == "GPU" else Method(OURS, False, 1)
     return {**chosen, ours: networks.NETWORKS["capsnet"]}
 
 
-def _costs(case: cases.Case) -> dict[str, cases.Cost]:
-    """Returns the least work forward, and of both gradients."""
-    forward, both = SUITE.forward_cost(case), SUITE.training_cost(case)
-    gradients = both.elements - forward.elements, both.flops - forward.flops
-    return {"forward": forward, "backward": cases.Cost(*gradients)}
-
-
-def _tensors(sizes: Mapping[str, int]) -> measure.Arguments:
-    """Draws the output's gradient, the input and the weights."""
+def _tensors(batch: int) -> measure.Arguments:
+    """Draws the output's gradient, the input and the weights of the layer."""
+    sizes = {"batch": batch, **LAYER}
     axes = (
         ("batch", "in_caps", "out_caps", "out_dim"),
         ("batch", "in_caps", "in_dim"),
@@ -152,36 +151,42 @@ def _tensors(sizes: Mapping[str, int]) -> measure.Arguments:
     return tuple(tf.random.uniform([sizes[a] for a in each], -1, 1) for each in axes)
 
 
+def _compare(batch: int, device: str, repeat: int) -> Iterator[dict[str, dict]]:
+    """Yields a cell for each method, forward and then backward."""
+    with tf.device(device):
+        first = _tensors(batch)
+        size = 4 * sum(tensor.shape.num_elements() for tensor in first)
+        more = measure.set_count(device, size) - 1
+        sets = [first, *(_tensors(batch) for _ in range(more))]
+    for direction, make in _STEPS.items():
+        steps = {
+            n: make(f) for n, f in predictions(measure.device_type(device)).items()
+        }
+        ours = steps.pop(OP)
+        steps |= {f"{RESHAPES}, XLA": measure.compiled(steps[RESHAPES]), OURS: ours}
+        taken = [each[1:] if direction == "forward" else each for each in sets]
+        chains = {n: measure.Chain(s, taken, device) for n, s in steps.items()}
+        timings = measure.compare(chains, repeat)
+        yield {name: outcome.cell(timing) for name, timing in timings.items()}
+
+
 def _of_layer(device: str, repeat: int) -> Iterator[dict]:
-    """Yields a result for each batch and direction of the op."""
-    kind = measure.device_type(device)
-    ceilings = measure_ceilings(device, tf.float32, repeat)
-    entry = report.ceilings_entry(device, tf.float32, ceilings)
-    found = predictions(kind)
-    found = {report.OURS: found.pop("CapsulePrediction"), **found}
-    for batch in BATCHES:
-        case = cases.Case(f"paper_layer_b{batch}", {"batch": batch, **LAYER}, ())
-        with tf.device(device):
-            first = _tensors(case.sizes)
-            size = 4 * sum(tensor.shape.num_elements() for tensor in first)
-            more = measure.set_count(device, size) - 1
-            sets = [first, *(_tensors(case.sizes) for _ in range(more))]
-        for direction, make in _STEPS.items():
-            steps = {name: make(compute) for name, compute in found.items()}
-            steps[f"{RESHAPES}, XLA"] = measure.compiled(steps[RESHAPES])
-            taken = [each[1:] if direction == "forward" else each for each in sets]
-            chains = {n: measure.Chain(s, taken, device) for n, s in steps.items()}
-            timings = measure.compare(chains, repeat)
-            cost = _costs(case)[direction]
-            floor = ceilings.seconds(cost, tf.float32.size)
-            yield report.result_entry(
-                SUITE, case, direction, cost, entry, floor, timings
-            )
+    """Yields a result for forward and one for backward."""
+    by_batch = [list(_compare(batch, device, repeat)) for batch in BATCHES]
+    for direction, taken in zip(_STEPS, zip(*by_batch), strict=True):
+        yield {
+            "device": device,
+            "direction": direction,
+            "batches": list(BATCHES),
+            "methods": {
+                name: outcome.row("batch", [cells[name] for cells in taken], BATCHES)
+                for name in taken[0]
+            },
+        }
 
 
-def run(device: str, repeat: int) -> Iterator[dict]:
-    """Yields results of the op, and then of training steps, as `tf-capsops bench`."""
-    yield from _of_layer(device, repeat)
+def _of_network(device: str, repeat: int) -> Iterator[dict]:
+    """Yields training steps, as `tf-capsops bench --suite training` does."""
     kind = measure.device_type(device)
     case = cases.Case("paper_network", SIZES, (), (kind,), NETWORK)
     entries = {
@@ -191,7 +196,58 @@ def run(device: str, repeat: int) -> Iterator[dict]:
     yield training.result_entry(case, kind, "float32", entries)
 
 
+PARTS = {"layer": _of_layer, "training": _of_network}
+
+
+def run(device: str, repeat: int) -> Iterator[dict]:
+    """Yields the results of both parts."""
+    for part in PARTS.values():
+        yield from part(device, repeat)
+
+
+def shown(result: Mapping) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns and the rows of a result's table."""
+    rows = []
+    if result["direction"] != "step":
+        for name, row in result["methods"].items():
+            rows.append([name, *map(outcome.shown, row["cells"])])
+        columns = [f"{result['direction']}, ms", *map(str, result["batches"])]
+        return columns, rows
+    taken = result["methods"].values()
+    columns = {
+        heading: column
+        for heading, column in _COLUMNS.items()
+        if any(method.get(column[0]) is not None for method in taken)
+    }
+    for name, method in result["methods"].items():
+        cells = [
+            "" if method.get(field) is None else f"{method[field] / unit:.4g}"
+            for field, unit in columns.values()
+        ]
+        rows.append([name, *(["cannot run"] if "error" in method else cells)])
+    return ["training step", *columns], rows
+
+
 def table(result: Mapping) -> Table:
-    """Returns a result as a table."""
-    shown = report.training_table if result["op"] == "training" else report.table
-    return shown(result)
+    """Returns a result as a table for the terminal."""
+    if result["direction"] == "step":
+        sizes = f"its network, batch {result['sizes']['batch']}"
+    else:
+        sizes = ", ".join(f"{name} {size}" for name, size in LAYER.items())
+    made = Table(
+        title=f'van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks": {sizes}, '
+        f"{result['device']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    columns, rows = shown(result)
+    for place, heading in enumerate(columns):
+        made.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    notes = [
+        f"{n}: {row['error']}" for n, row in result["methods"].items() if "error" in row
+    ]
+    made.caption, made.caption_justify = "\n".join(notes), "left"
+    return made

@@ -4,6 +4,7 @@
 
 import json
 
+import fresh
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +16,8 @@ from tolerances import assert_close
 from benchmarks.papers import __main__ as papers
 from benchmarks.papers import studies, van_de_wolfshaar
 from tf_capsops import layers
-from tf_capsops.bench import cases, measure, report, training
+from tf_capsops.bench import cases, measure, training
+from tf_capsops.bench.report import OURS
 
 SUITE = cases.suites()["CapsulePrediction"]
 CASES = SUITE.select(cases.CORRECTNESS)
@@ -82,12 +84,11 @@ def test_routed_predictions_are_digit_caps(name, device):
 
 def test_every_way_trains_the_same_network():
     ways = van_de_wolfshaar.methods("CPU")
-    assert [str(way) for way in ways] == [
-        *("CapsulePrediction", "reshapes", "DigitCaps", report.OURS)
-    ]
+    names = ["reshapes", "CapsulePrediction", "DigitCaps", OURS]
+    assert [str(way) for way in ways] == names
     found = []
     for way, network in ways.items():
-        build = network.ours if way.who == report.OURS else network.plain
+        build = network.ours if way.who == OURS else network.plain
         trained = build(_case()).model.trainable_variables
         found.append(sorted(tuple(variable.shape) for variable in trained))
     assert len(found[0]) == 9 and found == [found[0]] * len(ways)
@@ -97,19 +98,24 @@ def test_every_way_on_a_gpu():
     """The paper's op has no XLA kernel."""
     names = [str(way) for way in van_de_wolfshaar.methods("GPU")]
     assert names == [
-        *("CapsulePrediction", "paper's kernels", "reshapes", "DigitCaps"),
-        *("CapsulePrediction, XLA", "reshapes, XLA", "DigitCaps, XLA"),
-        f"{report.OURS}, XLA, 20 steps",
+        *("paper's kernels", "reshapes", "CapsulePrediction", "DigitCaps"),
+        *("reshapes, XLA", "CapsulePrediction, XLA", "DigitCaps, XLA"),
+        f"{OURS}, XLA, 20 steps",
     ]
 
 
-def test_costs_are_of_the_directions():
-    case = cases.Case("b2", {"batch": 2, **van_de_wolfshaar.LAYER}, ())
-    costs = van_de_wolfshaar._costs(case)
-    inputs, weights, output = 2 * 1152 * 8, 1152 * 160 * 8, 2 * 1152 * 160
-    assert costs["forward"].elements == inputs + weights + output
-    assert costs["backward"].elements == 2 * (inputs + weights) + output
-    assert costs["backward"].flops == 2 * costs["forward"].flops
+def test_each_kernel_multiplies_as_often():
+    """The numbers of docs/papers.md: two loads for each product."""
+    page = (fresh.ROOT / "docs/papers.md").read_text()
+    batch, i = van_de_wolfshaar.SIZES["batch"], van_de_wolfshaar.LAYER["in_caps"]
+    j, d, k = (van_de_wolfshaar.LAYER[n] for n in ("out_caps", "out_dim", "in_dim"))
+    for name, elements, products in (
+        ("predictions", batch * i * j * d, k),
+        ("gradient of the input", batch * i * k, j * d),
+        ("gradient of the weights", i * j * d * k, batch),
+    ):
+        loads = 2 * elements * products
+        assert f"| {name} | {elements:,} | {products} | {loads:,} |" in page
 
 
 @pytest.mark.slow
@@ -129,31 +135,35 @@ def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     made = json.loads((tmp_path / "papers.json").read_text())
     results = made["van_de_wolfshaar"]
-    kinds = [(result["op"], result["direction"]) for result in results]
-    op = "CapsulePredictionStudy"
-    assert kinds == [(op, "forward"), (op, "backward"), ("training", "step")]
+    assert [r["direction"] for r in results] == ["forward", "backward", "step"]
     ways = [str(way) for way in van_de_wolfshaar.methods("CPU")]
-    expected = [[report.OURS, "reshapes", "reshapes, XLA"]] * 2 + [ways]
+    expected = [["reshapes", "reshapes, XLA", OURS]] * 2 + [ways]
     for result, names in zip(results, expected, strict=True):
         assert list(result["methods"]) == names
         for name, method in result["methods"].items():
-            assert name in printed and method["median_us"] > 0
+            (cell,) = method.get("cells", [method])
+            assert name in printed and cell["samples"] == 2
+    assert (tmp_path / "van_de_wolfshaar.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tables_name_what_was_measured():
+def test_table_and_chart_show_what_was_measured(tmp_path):
     def shown(result):
         console = Console(width=120)
         with console.capture() as capture:
             console.print(van_de_wolfshaar.table(result))
         return capture.get()
 
-    method = {"median_us": 1500.0, "quartiles_us": [1400, 1600], "extra_bytes": None}
+    step = {"median_us": 1500.0, "busy_us": 1234.5, "launches": 67.5}
     entry = training.result_entry(
-        _case(), "CPU", "float32", {"reshapes": {**method, "images_per_second": 66.6}}
+        _case(), "GPU", "float32", {"reshapes": step, OURS: {"error": "no memory"}}
     )
-    for text in ("paper_network", "reshapes", "1.50", "67"):
+    for text in ("batch 2, GPU:0", "1.5", "1.23", "cannot run", f"{OURS}: no memory"):
         assert text in shown(entry)
-    entry = {**entry, "op": "CapsulePredictionStudy", "direction": "forward"}
-    entry |= {"bytes": 10, "flops": 20, "floor_us": 750.0}
-    for text in ("CapsulePredictionStudy forward", "1500.0", "50%"):
-        assert text in shown(entry)
+    assert "peak MB" not in shown(entry)
+    van_de_wolfshaar.draw([entry], tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    row = {"cells": [{"ms": 0.25}, {"error": "out of memory"}], "error": "batch 10: no"}
+    layer = {"device": "CPU:0", "direction": "forward", "batches": [1, 10]}
+    layer["methods"] = {"reshapes, XLA": row}
+    for text in ("in_caps 1152", "0.250", "no memory", "reshapes, XLA: batch 10: no"):
+        assert text in shown(layer)
