@@ -9,7 +9,7 @@ and in training steps of its network, measured as `tf-capsops bench` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -25,7 +25,7 @@ from tf_capsops.bench.fitting import Method
 from tf_capsops.bench.report import OURS
 from tf_capsops.bench.suites import capsule_prediction
 
-__all__ = ["DEVICES", "OP", "PARTS", "draw", "run", "table"]
+__all__ = ["DEVICES", "OP", "PARTS", "draw", "run", "table", "tables"]
 
 OP = "CapsulePrediction"
 DEVICES = ("CPU", "GPU")
@@ -121,7 +121,7 @@ def routed(predict: Callable) -> Callable:
     return digit_caps
 
 
-def methods(kind: str) -> dict[Method, networks.Network]:
+def ways(kind: str) -> dict[Method, networks.Network]:
     """Returns the ways to train on a type of device, and their networks.
 
     The last is our network of the same layers, trained as `tf-capsops train` does.
@@ -151,38 +151,37 @@ def _tensors(batch: int) -> measure.Arguments:
     return tuple(tf.random.uniform([sizes[a] for a in each], -1, 1) for each in axes)
 
 
-def _compare(batch: int, device: str, repeat: int) -> Iterator[dict[str, dict]]:
-    """Yields a cell for each method, forward and then backward."""
+def _compare(batch: int, device: str, repeat: int) -> dict[str, dict[str, dict]]:
+    """Returns a cell for each direction and method."""
     with tf.device(device):
         first = _tensors(batch)
         size = 4 * sum(tensor.shape.num_elements() for tensor in first)
         more = measure.set_count(device, size) - 1
         sets = [first, *(_tensors(batch) for _ in range(more))]
+    cells = {}
     for direction, make in _STEPS.items():
-        steps = {
-            n: make(f) for n, f in predictions(measure.device_type(device)).items()
-        }
+        found = predictions(measure.device_type(device))
+        steps = {name: make(compute) for name, compute in found.items()}
         ours = steps.pop(OP)
         steps |= {f"{RESHAPES}, XLA": measure.compiled(steps[RESHAPES]), OURS: ours}
         taken = [each[1:] if direction == "forward" else each for each in sets]
         chains = {n: measure.Chain(s, taken, device) for n, s in steps.items()}
         timings = measure.compare(chains, repeat)
-        yield {name: outcome.cell(timing) for name, timing in timings.items()}
+        cells[direction] = {n: outcome.cell(timing) for n, timing in timings.items()}
+    return cells
 
 
 def _of_layer(device: str, repeat: int) -> Iterator[dict]:
-    """Yields a result for forward and one for backward."""
-    by_batch = [list(_compare(batch, device, repeat)) for batch in BATCHES]
-    for direction, taken in zip(_STEPS, zip(*by_batch), strict=True):
-        yield {
-            "device": device,
-            "direction": direction,
-            "batches": list(BATCHES),
-            "methods": {
-                name: outcome.row("batch", [cells[name] for cells in taken], BATCHES)
-                for name in taken[0]
-            },
-        }
+    """Yields one result: a method's cells are those of each direction by batch."""
+    taken = [_compare(batch, device, repeat) for batch in BATCHES]
+    headings = [f"{d}, {b}" for d in _STEPS for b in BATCHES]
+    methods = {
+        name: outcome.row(
+            "cell", [each[d][name] for d in _STEPS for each in taken], headings
+        )
+        for name in taken[0]["forward"]
+    }
+    yield {"device": device, "part": "layer", "columns": headings, "methods": methods}
 
 
 def _of_network(device: str, repeat: int) -> Iterator[dict]:
@@ -191,63 +190,80 @@ def _of_network(device: str, repeat: int) -> Iterator[dict]:
     case = cases.Case("paper_network", SIZES, (), (kind,), NETWORK)
     entries = {
         str(method): training.attempt(case, method, "float32", kind, repeat, network)
-        for method, network in methods(kind).items()
+        for method, network in ways(kind).items()
     }
-    yield training.result_entry(case, kind, "float32", entries)
+    yield {**training.result_entry(case, kind, "float32", entries), "part": "training"}
 
 
 PARTS = {"layer": _of_layer, "training": _of_network}
 
 
 def run(device: str, repeat: int) -> Iterator[dict]:
-    """Yields the results of both parts."""
+    """Yields the result of each part."""
     for part in PARTS.values():
         yield from part(device, repeat)
 
 
-def shown(result: Mapping) -> tuple[list[str], list[list[str]]]:
-    """Returns the columns and the rows of a result's table."""
-    rows = []
-    if result["direction"] != "step":
-        for name, row in result["methods"].items():
-            rows.append([name, *map(outcome.shown, row["cells"])])
-        columns = [f"{result['direction']}, ms", *map(str, result["batches"])]
-        return columns, rows
-    taken = result["methods"].values()
+def _label(name: str, ours: str) -> str:
+    """Returns a method's name as tables show it: what of ours it is."""
+    plain, _, way = name.partition(", ")
+    return ", ".join([ours if plain == OURS else plain, *([way] if way else [])])
+
+
+def _layer_table(result: Mapping) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [_label(name, OP), *map(outcome.shown, row["cells"])]
+        for name, row in result["methods"].items()
+    ]
+    return ["ms, by batch", *result["columns"]], rows
+
+
+def _training_table(result: Mapping) -> tuple[list[str], list[list[str]]]:
+    methods = result["methods"]
     columns = {
         heading: column
         for heading, column in _COLUMNS.items()
-        if any(method.get(column[0]) is not None for method in taken)
+        if any(method.get(column[0]) is not None for method in methods.values())
     }
-    for name, method in result["methods"].items():
+    rows = []
+    for name, method in methods.items():
         cells = [
             "" if method.get(field) is None else f"{method[field] / unit:.4g}"
             for field, unit in columns.values()
         ]
-        rows.append([name, *(["cannot run"] if "error" in method else cells)])
+        cells = ["cannot run", *cells[1:]] if "error" in method else cells
+        rows.append([_label(name, "`models.capsnet`"), *cells])
     return ["training step", *columns], rows
+
+
+_TABLES = {"layer": _layer_table, "training": _training_table}
+
+
+def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+    """Yields the tables of docs/papers.md, as tools/measured.py reads them, by name."""
+    for result in results:
+        part, kind = result["part"], measure.device_type(result["device"])
+        columns, rows = _TABLES[part](result)
+        made = {"op": OP, "device": kind, "columns": columns, "rows": rows}
+        yield f"papers_van_de_wolfshaar_{part}_{kind.lower()}", made
 
 
 def table(result: Mapping) -> Table:
     """Returns a result as a table for the terminal."""
-    if result["direction"] == "step":
-        sizes = f"its network, batch {result['sizes']['batch']}"
-    else:
-        sizes = ", ".join(f"{name} {size}" for name, size in LAYER.items())
+    of = {"layer": "its layer", "training": "training steps of its network"}
     made = Table(
-        title=f'van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks": {sizes}, '
-        f"{result['device']}",
+        title=f'van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks": '
+        f"{of[result['part']]}, {result['device']}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
     )
-    columns, rows = shown(result)
+    columns, rows = _TABLES[result["part"]](result)
     for place, heading in enumerate(columns):
         made.add_column(heading, justify="right" if place else "left", no_wrap=True)
     for row in rows:
         made.add_row(*row)
-    notes = [
-        f"{n}: {row['error']}" for n, row in result["methods"].items() if "error" in row
-    ]
-    made.caption, made.caption_justify = "\n".join(notes), "left"
+    failed = {n: row["error"] for n, row in result["methods"].items() if "error" in row}
+    made.caption = "\n".join(f"{name}: {why}" for name, why in failed.items())
+    made.caption_justify = "left"
     return made

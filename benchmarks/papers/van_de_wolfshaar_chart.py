@@ -28,7 +28,7 @@ def _draw(panel, result: Mapping) -> None:
 
 def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
     """Draws the training steps among the results to a PNG file."""
-    steps = [result for result in results if result["direction"] == "step"]
+    steps = [result for result in results if result["part"] == "training"]
     figure = Figure(figsize=(7 * max(1, len(steps)), 4), layout="constrained")
     FigureCanvasAgg(figure)
     for place, result in enumerate(steps, 1):

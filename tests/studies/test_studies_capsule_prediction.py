@@ -83,7 +83,7 @@ def test_routed_predictions_are_digit_caps(name, device):
 
 
 def test_every_way_trains_the_same_network():
-    ways = van_de_wolfshaar.methods("CPU")
+    ways = van_de_wolfshaar.ways("CPU")
     names = ["reshapes", "CapsulePrediction", "DigitCaps", OURS]
     assert [str(way) for way in ways] == names
     found = []
@@ -96,7 +96,7 @@ def test_every_way_trains_the_same_network():
 
 def test_every_way_on_a_gpu():
     """The paper's op has no XLA kernel."""
-    names = [str(way) for way in van_de_wolfshaar.methods("GPU")]
+    names = [str(way) for way in van_de_wolfshaar.ways("GPU")]
     assert names == [
         *("paper's kernels", "reshapes", "CapsulePrediction", "DigitCaps"),
         *("reshapes, XLA", "CapsulePrediction, XLA", "DigitCaps, XLA"),
@@ -135,35 +135,45 @@ def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     made = json.loads((tmp_path / "papers.json").read_text())
     results = made["van_de_wolfshaar"]
-    assert [r["direction"] for r in results] == ["forward", "backward", "step"]
-    ways = [str(way) for way in van_de_wolfshaar.methods("CPU")]
-    expected = [["reshapes", "reshapes, XLA", OURS]] * 2 + [ways]
+    assert [result["part"] for result in results] == ["layer", "training"]
+    ways = [str(way) for way in van_de_wolfshaar.ways("CPU")]
+    expected = [["reshapes", "reshapes, XLA", OURS], ways]
     for result, names in zip(results, expected, strict=True):
         assert list(result["methods"]) == names
-        for name, method in result["methods"].items():
-            (cell,) = method.get("cells", [method])
-            assert name in printed and cell["samples"] == 2
+        for method in result["methods"].values():
+            cells = method.get("cells", [method])
+            assert [cell["samples"] for cell in cells] == [2] * len(cells)
+    for text in ("forward, 2", "backward, 2", "DigitCaps", "models.capsnet"):
+        assert text in printed
     assert (tmp_path / "van_de_wolfshaar.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_table_and_chart_show_what_was_measured(tmp_path):
-    def shown(result):
-        console = Console(width=120)
-        with console.capture() as capture:
-            console.print(van_de_wolfshaar.table(result))
-        return capture.get()
-
+def test_tables_and_chart_show_what_was_measured(tmp_path):
     step = {"median_us": 1500.0, "busy_us": 1234.5, "launches": 67.5}
-    entry = training.result_entry(
-        _case(), "GPU", "float32", {"reshapes": step, OURS: {"error": "no memory"}}
-    )
-    for text in ("batch 2, GPU:0", "1.5", "1.23", "cannot run", f"{OURS}: no memory"):
-        assert text in shown(entry)
-    assert "peak MB" not in shown(entry)
-    van_de_wolfshaar.draw([entry], tmp_path / "chart.png")
+    methods = {"reshapes": step, f"{OURS}, XLA, 20 steps": {"error": "no memory"}}
+    steps = training.result_entry(_case(), "GPU", "float32", methods)
+    cells = [{"ms": 0.25}, {"error": "out of memory"}]
+    layer = {"device": "CPU:0", "columns": ["forward, 1", "backward, 1"]}
+    layer["methods"] = {"reshapes": {"cells": cells, "error": "why"}}
+    layer["methods"][OURS] = {"cells": [{"ms": 12.34}, {"ms": 123.4}]}
+    results = [{**steps, "part": "training"}, {**layer, "part": "layer"}]
+    found = dict(van_de_wolfshaar.tables(results))
+    made = found["papers_van_de_wolfshaar_training_gpu"]
+    assert made["columns"] == ["training step", "ms a step", "GPU busy, ms", "launches"]
+    assert made["rows"] == [
+        ["reshapes", "1.5", "1.234", "67.5"],
+        ["`models.capsnet`, XLA, 20 steps", "cannot run", "", ""],
+    ]
+    made = found["papers_van_de_wolfshaar_layer_cpu"]
+    assert made["rows"] == [
+        ["reshapes", "0.250", "no memory"],
+        ["CapsulePrediction", "12.3", "123"],
+    ]
+    console = Console(width=120)
+    with console.capture() as capture:
+        for result in results:
+            console.print(van_de_wolfshaar.table(result))
+    for text in ("its layer, CPU:0", "1.234", "20 steps: no memory", "reshapes: why"):
+        assert text in capture.get()
+    van_de_wolfshaar.draw(results, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    row = {"cells": [{"ms": 0.25}, {"error": "out of memory"}], "error": "batch 10: no"}
-    layer = {"device": "CPU:0", "direction": "forward", "batches": [1, 10]}
-    layer["methods"] = {"reshapes, XLA": row}
-    for text in ("in_caps 1152", "0.250", "no memory", "reshapes, XLA: batch 10: no"):
-        assert text in shown(layer)
