@@ -9,23 +9,23 @@ and in training steps of its network, measured as `tf-capsops bench` does.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 import tf_capsops
 from benchmarks.papers import outcome, studies
-from benchmarks.papers.van_de_wolfshaar_chart import draw
 from tf_capsops import layers
 from tf_capsops.bench import cases, measure, networks, plain_networks, training
 from tf_capsops.bench.fitting import Method
 from tf_capsops.bench.report import OURS
 from tf_capsops.bench.suites import capsule_prediction
-
-__all__ = ["DEVICES", "OP", "PARTS", "draw", "run", "table", "tables"]
 
 OP = "CapsulePrediction"
 DEVICES = ("CPU", "GPU")
@@ -267,3 +267,33 @@ def table(result: Mapping) -> Table:
     made.caption = "\n".join(f"{name}: {why}" for name, why in failed.items())
     made.caption_justify = "left"
     return made
+
+
+def _draw(panel, result: Mapping) -> None:
+    """Draws training steps, and in them what the GPU computes, where that is known."""
+    methods = {
+        _label(name, "models.capsnet"): method
+        for name, method in result["methods"].items()
+        if "median_us" in method
+    }
+    steps = [method["median_us"] / 1e3 for method in methods.values()]
+    bars = panel.barh(list(methods), steps, color="tab:blue", alpha=0.4, label="a step")
+    panel.bar_label(bars, [outcome.shown({"ms": ms}) for ms in steps], padding=3)
+    if all("busy_us" in method for method in methods.values()):
+        busy = [method["busy_us"] / 1e3 for method in methods.values()]
+        panel.barh(list(methods), busy, color="tab:blue", label="the GPU computes")
+        panel.legend(loc="lower right")
+    panel.invert_yaxis()
+    panel.set_xlabel("milliseconds")
+    panel.set_title(f"{result['device']}, batch {result['sizes']['batch']}")
+    panel.margins(x=0.15)
+
+
+def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
+    """Draws the training steps to a PNG file, a panel for each device."""
+    steps = [result for result in results if result["part"] == "training"]
+    figure = Figure(figsize=(7 * max(1, len(steps)), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, result in enumerate(steps, 1):
+        _draw(figure.add_subplot(1, len(steps), place), result)
+    figure.savefig(path, dpi=120)
