@@ -217,7 +217,8 @@ def digit_caps(
       capsule_axis: the axis of `incoming` that runs over the capsules.
       routing_iters: how often the logits are updated, 0 to 2^31 - 2.
       logits_trainable: whether the initial logits are learned.
-      kernel_initializer: as in the paper; None is `DigitCaps`' own.
+      kernel_initializer: Glorot-uniform by default, as in the paper; None is
+        `DigitCaps`' own.
       **kwargs: passed on to `DigitCaps`.
 
     Returns:
