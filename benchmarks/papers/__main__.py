@@ -61,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="measure nothing: merge these papers.json",
     )
+    parser.add_argument(
+        "--commit", default="", help="with --from: what was measured without a checkout"
+    )
+    parser.add_argument(
+        "--processor", default="", help="with --commit: the processor's name"
+    )
     return parser
 
 
@@ -144,6 +150,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if hasattr(args, "files"):
             made, console = report.merge(args.files), Console()
+            report.name_checkout(made, args.commit, args.processor)
             args.output.mkdir(parents=True, exist_ok=True)
             report.write(report.assemble(made, PAPERS), path)
         else:
