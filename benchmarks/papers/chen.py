@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
-from rich import box
-from rich.table import Table
 
-from benchmarks.papers import studies
+from benchmarks.papers import outcome, report, studies
 from tf_capsops.bench import measure
 from tf_capsops.bench.suites import capsule_conv
 
@@ -144,9 +142,6 @@ def run(device: str, repeat: int) -> Iterator[dict]:
                 "backward_ms": total - forward,
                 "layers_ms": [[1e3 * s for s in seconds] for seconds in taken],
             }
-            if method in PUBLISHED:
-                forward, backward = PUBLISHED[method]
-                rows[method]["published_ms"] = [forward + backward, forward, backward]
         yield {
             "network": name,
             "batch": BATCH,
@@ -156,33 +151,27 @@ def run(device: str, repeat: int) -> Iterator[dict]:
         }
 
 
-def table(result: Mapping) -> Table:
-    """Returns a result as a table, in the paper's columns."""
-    shown = Table(
-        title='Chen et al., "How to Accelerate Capsule Convolutions", Table 1: '
-        f"layers {result['network']}, batch {result['batch']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    shown.add_column("", no_wrap=True)
-    for whose in ("", "TITAN X"):
-        for direction in ("total", "forward", "backward"):
-            heading = f"{whose}\n{direction}"
-            shown.add_column(heading, justify="right", no_wrap=True)
-    rows = result["methods"]
-    for name, row in rows.items():
+def _table(network: str, results: Sequence[Mapping]) -> dict:
+    """Returns the paper's columns, ours and the published ones."""
+    result = report.newest(results, network=network)
+    rows = []
+    for name in result["methods"] if result else PUBLISHED:
+        line = [NAMES.get(name, outcome.name(name, OP))]
+        row = result["methods"][name] if result else {}
         if "error" in row:
-            shown.add_row(NAMES.get(name, name), "cannot run")
-            continue
-        taken = [row[f"{d}_ms"] for d in ("total", "forward", "backward")]
-        shown.add_row(
-            NAMES.get(name, name),
-            *(f"{ms:.3f}" if ms < 100 else f"{ms:.0f}" for ms in taken),
-            *map(str, row.get("published_ms", [])),
-        )
-    notes = [f"{n}: {row['error']}" for n, row in rows.items() if "error" in row]
-    notes.append(
-        f"milliseconds; TITAN X: as published; {result['products']:,} products forward"
-    )
-    shown.caption, shown.caption_justify = "\n".join(notes), "left"
-    return shown
+            line += ["cannot run", "", ""]
+        else:
+            ours = (row.get(f"{way}_ms") for way in ("total", "forward", "backward"))
+            line += map(outcome.number, ours)
+        theirs = PUBLISHED.get(name, ())
+        rows.append([*line, *map(str, (sum(theirs), *theirs) if theirs else [""] * 3)])
+    outcome.bold_least(rows, (1, 2, 3))
+    columns = [f"ms, layers {network}", "total", "forward", "backward"]
+    columns += ["TITAN X", "forward", "backward"]
+    return report.table(columns, rows, [result], OP)
+
+
+def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+    """Yields Table 1 for each network."""
+    for name, network in zip(("papers_chen", "papers_chen_4x4"), NETWORKS):
+        yield name, _table(network, results)

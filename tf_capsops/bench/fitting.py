@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.bench import cases, report
-from tf_capsops.bench.networks import NETWORKS, Trainee
+from tf_capsops.bench.networks import NETWORKS, Network, Trainee
 from tf_capsops.models import Unrolled
 
 PLAIN = "plain Keras"
@@ -86,10 +86,16 @@ class _Clock(keras.callbacks.Callback):
 
 
 class Fit:
-    """A compiled network and its data."""
+    """A compiled network and its data; by default the benchmark's of the case."""
 
-    def __init__(self, case: cases.Case, method: Method, kind: str) -> None:
-        network = NETWORKS[case.name]
+    def __init__(
+        self,
+        case: cases.Case,
+        method: Method,
+        kind: str,
+        network: Network | None = None,
+    ) -> None:
+        network = network or NETWORKS[case.name]
         build = network.ours if method.who == report.OURS else network.plain
         with _strategy(method, kind).scope():
             trainee = build(case)
@@ -103,9 +109,7 @@ class Fit:
         if method.steps and self.model.jit_compile != method.jit:
             raise LeftOut("it has layers that Keras does not compile with XLA")
         self._batch = case.sizes["batch"]
-        drawn = NETWORKS[case.name].draw(
-            case, _BATCHES * self._batch, np.random.default_rng(_SEED)
-        )
+        drawn = network.draw(case, _BATCHES * self._batch, np.random.default_rng(_SEED))
         self._arrays = self._batches = None
         with tf.device("CPU:0"):
             if method.arrays:

@@ -18,7 +18,7 @@ NETWORKS = ("capsnet", "p_capsnet", "efficient_capsnet", "matrix_capsnet", "deno
 LAYERS = (
     *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "CapsuleConv2D"),
     *("PoseCaps", "ConvCaps2D", "ClassCaps", "DenseCaps", "HighOrderConv2D"),
-    *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),
+    *("HighOrderConv1D", "InqConv2D", "InqDepthwiseConv2D", "InqDense"),
 )
 
 
