@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches are copied ahead and steps are grouped, and nobody sees a difference."""
 
-import threading
-import time
-
 import fresh
 import keras
 import numpy as np
@@ -106,44 +103,6 @@ def test_processes_take_batches_in_step(as_on_a_gpu, monkeypatch):
     processes = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
     monkeypatch.setattr(Dense, "distribute_strategy", processes)
     assert not grouping.plan(dense(), {}).ahead
-
-
-def test_only_data_sets_of_the_users_own_are_tuned(monkeypatch):
-    tuned, begin = [], tf.data.Dataset.__iter__
-
-    def spy(data_set):
-        tuned.append(data_set.options().autotune.enabled)
-        return begin(data_set)
-
-    monkeypatch.setattr(tf.data.Dataset, "__iter__", spy)
-    dense().fit(X, Y, batch_size=BATCH, verbose=0)
-    assert {*tuned} == {False}
-    tuned.clear()
-    own = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-    dense().fit(own, shuffle=False, verbose=0)
-    assert {*tuned} == {None}
-
-
-def test_no_epoch_waits_for_the_end_of_an_iterator(monkeypatch):
-    where = []
-
-    class Ending:
-        def __del__(self):
-            where.append(threading.current_thread() is threading.main_thread())
-
-    make = grouping.Run.leave_feed
-
-    def leave(run):
-        if run.feed:
-            run.feed.ending = Ending()
-        make(run)
-
-    monkeypatch.setattr(grouping.Run, "leave_feed", leave)
-    dense().fit(X, Y, batch_size=BATCH, epochs=3, verbose=0)
-    deadline = time.monotonic() + 60
-    while len(where) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert where == [False] * 3
 
 
 @pytest.mark.parametrize("kind", ["subclass", "lambda", "of a checkpoint"])

@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches come in groups, in order, and each once."""
 
+import threading
+import time
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.models import ahead
+from tf_capsops.models import Unrolled, ahead, grouping
 from tf_capsops.models.ahead import Feed
 
 
@@ -71,3 +74,54 @@ def test_a_failing_data_set_says_so_at_its_step():
     assert [float(feed.next().batch) for _ in range(2)] == [1, 2]
     with pytest.raises(ValueError, match="no third picture"):
         feed.next()
+
+
+X = np.ones([7, 3], np.float32)
+
+
+class Dense(Unrolled, keras.Sequential):
+    pass
+
+
+def fit(x, **arguments):
+    model = Dense([keras.Input([3]), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    y = x if isinstance(x, np.ndarray) else None
+    model.fit(x, y, shuffle=False, verbose=0, **arguments)
+
+
+def test_only_data_sets_of_the_users_own_are_tuned(monkeypatch):
+    tuned, begin = [], tf.data.Dataset.__iter__
+
+    def spy(data_set):
+        tuned.append(data_set.options().autotune.enabled)
+        return begin(data_set)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", spy)
+    fit(X, batch_size=2)
+    assert {*tuned} == {False}
+    tuned.clear()
+    fit(tf.data.Dataset.from_tensor_slices((X, X)).batch(2))
+    assert {*tuned} == {None}
+
+
+def test_no_epoch_waits_for_the_end_of_an_iterator(monkeypatch):
+    where = []
+
+    class Ending:
+        def __del__(self):
+            where.append(threading.current_thread() is threading.main_thread())
+
+    make = grouping.Run.leave_feed
+
+    def leave(run):
+        if run.feed:
+            run.feed.ending = Ending()
+        make(run)
+
+    monkeypatch.setattr(grouping.Run, "leave_feed", leave)
+    fit(X, batch_size=2, epochs=3)
+    deadline = time.monotonic() + 60
+    while len(where) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert where == [False] * 3

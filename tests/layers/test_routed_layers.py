@@ -9,65 +9,23 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from routed_layers import LAYERS, assert_equal, drawn, every_layer
 
 import tf_capsops
 from tf_capsops.layers import ClassCaps, ConvCaps2D, DenseCaps, PoseCaps
-from tf_capsops.routing import EM, VB, Dynamic, InvertedAttention, Rule, SelfAttention
+from tf_capsops.routing import EM, VB, Dynamic, InvertedAttention, SelfAttention
 
 _RULES = [Dynamic(), EM(), VB(), InvertedAttention(dropout=0.25), SelfAttention()]
-_IMAGE = (3, 6, 5, 2)
-_SMALL = {"pose_shape": (2, 3)}
-
-# A layer, and the shapes of poses, activations, parents' poses and their activations.
-_LAYERS = {
-    "conv": (
-        lambda **options: ConvCaps2D(4, (3, 2), (2, 1), **_SMALL, **options),
-        [(*_IMAGE, 2, 4), _IMAGE, (3, 2, 4, 4, 2, 3), (3, 2, 4, 4)],
-    ),
-    "conv_same": (
-        lambda **options: ConvCaps2D(
-            *(3, 2), padding="same", dilation_rate=2, **_SMALL, **options
-        ),
-        [(*_IMAGE, 2, 4), _IMAGE, (3, 6, 5, 3, 2, 3), (3, 6, 5, 3)],
-    ),
-    "class": (
-        lambda **options: ClassCaps(5, **_SMALL, **options),
-        [(*_IMAGE, 2, 4), _IMAGE, (3, 5, 2, 3), (3, 5)],
-    ),
-    "class_without_coordinates": (
-        lambda **options: ClassCaps(5, coordinates=False, pose_shape=(1, 3), **options),
-        [(*_IMAGE, 1, 4), _IMAGE, (3, 5, 1, 3), (3, 5)],
-    ),
-    "dense": (
-        lambda **options: DenseCaps(4, **_SMALL, **options),
-        [(3, 6, 2, 4), (3, 6), (3, 4, 2, 3), (3, 4)],
-    ),
-}
-every_layer = pytest.mark.parametrize("name", _LAYERS)
 every_rule = pytest.mark.parametrize(
     "rule", _RULES, ids=lambda rule: type(rule).__name__
 )
-
-
-def _drawn(name, **options):
-    """Returns a layer, its inputs and the shapes of its outputs."""
-    make, (poses, activations, *outputs) = _LAYERS[name]
-    keras.utils.set_random_seed(4)
-    random = np.random.default_rng(5)
-    inputs = random.normal(size=poses), random.uniform(size=activations)
-    return make(**options), [each.astype(np.float32) for each in inputs], outputs
-
-
-def _assert_equal(results, expected, tolerance=0.0):
-    for result, truth in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, truth, rtol=0, atol=tolerance)
 
 
 @every_rule
 @every_layer
 def test_shapes_configs_and_files(name, rule, tmp_path, device):
     """A model of the layer is the same after it was saved, whatever its rule."""
-    layer, inputs, shapes = _drawn(name, routing=rule)
+    layer, inputs, shapes = drawn(name, routing=rule)
     poses, activations = (keras.Input(each.shape[1:]) for each in inputs)
     symbolic = layer([poses, activations])
     assert [each.shape[1:] for each in symbolic] == [shape[1:] for shape in shapes]
@@ -80,31 +38,31 @@ def test_shapes_configs_and_files(name, rule, tmp_path, device):
     assert json.dumps(revived.get_config()) == json.dumps(layer.get_config())
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    _assert_equal(loaded(inputs), outputs)
+    assert_equal(loaded(inputs), outputs)
 
 
 @every_rule
 def test_exports_run_without_the_layer(rule, tmp_path, device):
-    layer, inputs, _ = _drawn("conv", routing=rule)
+    layer, inputs, _ = drawn("conv", routing=rule)
     poses, activations = (keras.Input(each.shape[1:]) for each in inputs)
     model = keras.Model([poses, activations], layer([poses, activations]))
     model.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")
-    _assert_equal(served.serve(inputs), model(inputs), 1e-5)
+    assert_equal(served.serve(inputs), model(inputs), 1e-5)
 
 
 @every_rule
 @every_layer
 def test_portable_layers_agree(name, rule, device):
-    layer, inputs, _ = _drawn(name, routing=rule)
+    layer, inputs, _ = drawn(name, routing=rule)
     expected = layer(inputs)
     with tf_capsops.portable():
-        _assert_equal(layer(inputs), expected, 2e-4)
+        assert_equal(layer(inputs), expected, 2e-4)
 
 
 def _compiled():
     """Every rule in one layer and every layer of one rule; with `slow`, all in all."""
-    for rule, name in itertools.product(_RULES, _LAYERS):
+    for rule, name in itertools.product(_RULES, LAYERS):
         chosen = name == "dense" or isinstance(rule, InvertedAttention)
         identity = f"{name}-{type(rule).__name__}"
         marks = () if chosen else pytest.mark.slow
@@ -113,17 +71,17 @@ def _compiled():
 
 @pytest.mark.parametrize("name, rule", _compiled())
 def test_compiled_layers_agree(name, rule, device):
-    layer, inputs, _ = _drawn(name, routing=rule)
+    layer, inputs, _ = drawn(name, routing=rule)
     compiled = tf.function(layer, jit_compile=True)
     layer(inputs)  # which makes its weights
-    _assert_equal(compiled(inputs), layer(inputs), 2e-4)
+    assert_equal(compiled(inputs), layer(inputs), 2e-4)
 
 
 @every_rule
 @every_layer
 def test_shares(name, rule, device):
     """Each child's add up as equal shares do, and are no longer equal."""
-    layer, inputs, shapes = _drawn(name, routing=rule)
+    layer, inputs, shapes = drawn(name, routing=rule)
     with pytest.raises(ValueError, match="has no weights yet: build it first"):
         layer.shares(inputs)
     layer(inputs)
@@ -146,7 +104,7 @@ def test_shares(name, rule, device):
 
 
 def test_shares_of_dynamic_routing_are_its_coefficients(device):
-    _, (poses, activations), _ = _drawn("dense", routing=Dynamic())
+    _, (poses, activations), _ = drawn("dense", routing=Dynamic())
     rows = DenseCaps(4, (1, 3), routing=Dynamic())
     vectors = poses[:, :, :1]
     rows([vectors, activations])
@@ -160,7 +118,7 @@ def test_shares_of_dynamic_routing_are_its_coefficients(device):
 @pytest.mark.parametrize("name", ["conv", "class", "dense"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_types(name, rule, policy, device):
-    layer, inputs, _ = _drawn(name, routing=rule, dtype=policy)
+    layer, inputs, _ = drawn(name, routing=rule, dtype=policy)
     outputs = layer(inputs, training=True)
     assert {each.dtype.name for each in outputs} == {layer.compute_dtype}
     kept = {each.dtype for each in layer.trainable_weights}
@@ -169,20 +127,20 @@ def test_types(name, rule, policy, device):
 
 @pytest.mark.parametrize("name", ["conv", "conv_same"])
 def test_images_of_unknown_size(name, device):
-    layer, inputs, shapes = _drawn(name)
+    layer, inputs, shapes = drawn(name)
     expected = layer(inputs)
     poses = keras.Input((None, None, *inputs[0].shape[3:]))
     activations = keras.Input((None, None, *inputs[1].shape[3:]))
     symbolic = layer([poses, activations])
     assert symbolic[0].shape == (None, None, None, *shapes[0][3:])
-    _assert_equal(keras.Model([poses, activations], symbolic)(inputs), expected)
+    assert_equal(keras.Model([poses, activations], symbolic)(inputs), expected)
 
 
 @every_rule
 @every_layer
 def test_training_changes_every_weight(name, rule, device):
     """But for betas of VB, which batch normalization takes out again."""
-    layer, inputs, _ = _drawn(name, routing=rule, kernel_regularizer="l2")
+    layer, inputs, _ = drawn(name, routing=rule, kernel_regularizer="l2")
     with tf.GradientTape() as tape:
         outputs = layer(inputs, training=True)
         loss = sum(tf.reduce_sum(tf.square(each + 0.1)) for each in outputs)
@@ -195,7 +153,7 @@ def test_training_changes_every_weight(name, rule, device):
 
 
 def test_moving_statistics_are_used_outside_of_training(device):
-    layer, inputs, _ = _drawn("class", routing=VB())
+    layer, inputs, _ = drawn("class", routing=VB())
     first = layer(inputs, training=False)
     trained = layer(inputs, training=True)
     after = layer(inputs, training=False)
@@ -205,43 +163,15 @@ def test_moving_statistics_are_used_outside_of_training(device):
 
 
 def test_dropout_is_of_training_only(device):
-    layer, inputs, _ = _drawn("conv", routing=InvertedAttention(dropout=0.5))
-    _assert_equal(layer(inputs), layer(inputs))
+    layer, inputs, _ = drawn("conv", routing=InvertedAttention(dropout=0.5))
+    assert_equal(layer(inputs), layer(inputs))
     assert np.abs(layer(inputs)[0] - layer(inputs, training=True)[0]).max() > 0.1
-
-
-class _Both(Rule):
-    """Adds votes up by weights, without activations, or with as many ones."""
-
-    def build(self, layer, weights_shape, output_shape):
-        self.shape = weights_shape[:4]
-
-    def route(self, moments, training=False):
-        prior = tf.reshape(tf.linspace(-1.0, 1.0, np.prod(self.shape)), self.shape)
-        mass, first = moments(
-            prior=prior, normalize="none", use_activations=self.ones_are_given
-        )
-        return first * mass[..., None, None], mass
-
-
-@every_layer
-def test_weighted_sums_of_votes_are_moments(name, device):
-    found = []
-    for _Both.ones_are_given in (False, True):
-        layer, (poses, activations), _ = _drawn(name, routing=_Both())
-        inputs = [tf.constant(poses), tf.ones_like(activations)]
-        layer(inputs)
-        with tf.GradientTape() as tape:
-            tape.watch(inputs[:1])
-            results = layer(inputs)
-        found.append([*results, *tape.gradient(results, [inputs[0], layer.kernel])])
-    _assert_equal(*found, 2e-4)
 
 
 def test_a_rule_may_be_given_to_several_layers(device):
     rule = EM()
-    one, inputs, _ = _drawn("conv", routing=rule)
-    other, _, _ = _drawn("conv", routing=rule)
+    one, inputs, _ = drawn("conv", routing=rule)
+    other, _, _ = drawn("conv", routing=rule)
     one(inputs), other(inputs)
     assert one.routing is not other.routing
     assert one.routing.beta_a is not other.routing.beta_a
@@ -280,7 +210,7 @@ def test_pose_caps_are_a_convolution(device):
 
 
 def test_dense_capsules_of_dynamic_routing_are_digit_capsules(device):
-    _, (poses, activations), _ = _drawn("dense", routing=Dynamic())
+    _, (poses, activations), _ = drawn("dense", routing=Dynamic())
     rows = DenseCaps(4, (1, 3), routing=Dynamic())
     vectors = poses[:, :, :1]
     results, lengths = rows([vectors, activations])
@@ -335,21 +265,6 @@ def test_errors_say_what_is_wrong(make, text):
     assert text in str(error.value)
 
 
-@keras.saving.register_keras_serializable("tests")
-class _Mean(Rule):
-    def route(self, moments, training=False):
-        mass, first = moments()
-        return first / (mass[..., None, None] + 1e-7), tf.sigmoid(mass)
-
-
-def test_a_rule_of_ones_own(tmp_path, device):
-    layer, inputs, shapes = _drawn("conv", routing=_Mean())
-    outputs = layer(inputs)
-    assert [tuple(each.shape) for each in outputs] == shapes
-    revived = ConvCaps2D.from_config(layer.get_config())
-    assert isinstance(revived.routing, _Mean)
-
-
 def test_arguments_by_position():
     layer = ConvCaps2D(8, 3, 2, "same", (2, 3), EM(2))
     assert layer.pose_shape == (2, 3) and layer.routing.iterations == 2
@@ -361,64 +276,3 @@ def test_class_poses_have_the_shape_of_the_children_unless_told_otherwise():
     assert poses.shape == (2, 5, 3, 6)
     again = ClassCaps.from_config(layer.get_config())
     assert again.pose_shape is None
-
-
-class _Average:
-    """A rule without base class, variables and configuration; it cannot be saved."""
-
-    def route(self, moments, training=False):
-        mass, first = moments(order=1)
-        return first / mass[..., None, None], tf.ones_like(mass)
-
-
-def test_a_rule_needs_no_base_class():
-    children = [tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])]
-    layer = ConvCaps2D(2, 3, routing=_Average())
-    poses, _ = layer(children)
-    mean = tf.reduce_mean(tf.reduce_sum(layer.kernel, axis=-2), axis=(0, 1, 2))
-    np.testing.assert_allclose(poses[0, 0, 0, :, 0], mean, rtol=1e-5)
-
-
-class _Returns(_Mean):
-    """A rule whose results were changed."""
-
-    def __init__(self, change):
-        self.change = change
-
-    def get_config(self):
-        return {"change": self.change}
-
-    def route(self, moments, training=False):
-        return self.change(*super().route(moments))
-
-
-@pytest.mark.parametrize(
-    "change, got",
-    [
-        (lambda poses, _: poses, r"one: a tensor of shape \(3, "),
-        (lambda *pair: (*pair, pair[1]), "3: a tensor of shape .*, a tensor of"),
-        (lambda poses, _: [poses], "1: a tensor of shape"),
-        (lambda poses, activations: (activations, poses), "2: a tensor of shape"),
-        (lambda poses, activations: (poses, activations[..., None]), "2: a tensor"),
-        (lambda poses, _: (poses, None), "2: .*, a NoneType"),
-        (lambda *_: None, "one: a NoneType"),
-    ],
-)
-@pytest.mark.parametrize("name", ["conv", "class", "dense"])
-def test_what_a_rule_must_return(name, change, got):
-    layer, inputs, shapes = _drawn(name, routing=_Returns(change))
-    filters, rows, columns = shapes[0][-3:]
-    text = (
-        rf"_Returns\.route must return two tensors, poses \[N, H', W', {filters}, "
-        rf"{rows}, {columns}\] and activations \[N, H', W', {filters}\], got {got}"
-    )
-    with pytest.raises(ValueError, match=text):
-        layer(inputs)
-
-
-def test_a_tensor_is_not_unpacked_along_the_batch():
-    """In a graph as well, and of two samples, which would pass for the two results."""
-    layer = DenseCaps(4, (2, 3), routing=_Returns(lambda poses, _: poses))
-    inputs = tf.ones([2, 6, 2, 4]), tf.ones([2, 6])
-    with pytest.raises(ValueError, match="must return two tensors"):
-        tf.function(layer)(inputs)

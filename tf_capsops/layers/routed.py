@@ -102,8 +102,12 @@ class Routed(keras.layers.Layer):
 
     def _routed(self, children, window, training):
         """Returns the rule's results, and the arguments of each pass over the votes."""
+        dtype = tf.float64 if children[0].dtype == tf.float64 else tf.float32
+        if tf.config.experimental.tensor_float_32_execution_enabled():
+            # All passes read the children, so 16-bit types are widened once. TF32 holds
+            # them exactly; without it, float32 has slower kernels than they have.
+            children = [tf.cast(each, dtype) for each in children]
         poses, activations, weights = children
-        dtype = tf.float64 if poses.dtype == tf.float64 else tf.float32
         passes = []
 
         def moments(

@@ -1,0 +1,116 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of one's own, and what layers say of what they return."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from routed_layers import assert_equal, drawn, every_layer
+
+from tf_capsops.layers import ConvCaps2D, DenseCaps
+from tf_capsops.routing import Rule
+
+
+@keras.saving.register_keras_serializable("tests")
+class _Mean(Rule):
+    def route(self, moments, training=False):
+        mass, first = moments()
+        return first / (mass[..., None, None] + 1e-7), tf.sigmoid(mass)
+
+
+def test_a_rule_of_ones_own(tmp_path, device):
+    layer, inputs, shapes = drawn("conv", routing=_Mean())
+    outputs = layer(inputs)
+    assert [tuple(each.shape) for each in outputs] == shapes
+    revived = ConvCaps2D.from_config(layer.get_config())
+    assert isinstance(revived.routing, _Mean)
+
+
+class _Average:
+    """A rule without base class, variables and configuration; it cannot be saved."""
+
+    def route(self, moments, training=False):
+        mass, first = moments(order=1)
+        return first / mass[..., None, None], tf.ones_like(mass)
+
+
+def test_a_rule_needs_no_base_class():
+    children = [tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])]
+    layer = ConvCaps2D(2, 3, routing=_Average())
+    poses, _ = layer(children)
+    mean = tf.reduce_mean(tf.reduce_sum(layer.kernel, axis=-2), axis=(0, 1, 2))
+    np.testing.assert_allclose(poses[0, 0, 0, :, 0], mean, rtol=1e-5)
+
+
+class _Returns(_Mean):
+    """A rule whose results were changed."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def get_config(self):
+        return {"change": self.change}
+
+    def route(self, moments, training=False):
+        return self.change(*super().route(moments))
+
+
+@pytest.mark.parametrize(
+    "change, got",
+    [
+        (lambda poses, _: poses, r"one: a tensor of shape \(3, "),
+        (lambda *pair: (*pair, pair[1]), "3: a tensor of shape .*, a tensor of"),
+        (lambda poses, _: [poses], "1: a tensor of shape"),
+        (lambda poses, activations: (activations, poses), "2: a tensor of shape"),
+        (lambda poses, activations: (poses, activations[..., None]), "2: a tensor"),
+        (lambda poses, _: (poses, None), "2: .*, a NoneType"),
+        (lambda *_: None, "one: a NoneType"),
+    ],
+)
+@pytest.mark.parametrize("name", ["conv", "class", "dense"])
+def test_what_a_rule_must_return(name, change, got):
+    layer, inputs, shapes = drawn(name, routing=_Returns(change))
+    filters, rows, columns = shapes[0][-3:]
+    text = (
+        rf"_Returns\.route must return two tensors, poses \[N, H', W', {filters}, "
+        rf"{rows}, {columns}\] and activations \[N, H', W', {filters}\], got {got}"
+    )
+    with pytest.raises(ValueError, match=text):
+        layer(inputs)
+
+
+def test_a_tensor_is_not_unpacked_along_the_batch():
+    """In a graph as well, and of two samples, which would pass for the two results."""
+    layer = DenseCaps(4, (2, 3), routing=_Returns(lambda poses, _: poses))
+    inputs = tf.ones([2, 6, 2, 4]), tf.ones([2, 6])
+    with pytest.raises(ValueError, match="must return two tensors"):
+        tf.function(layer)(inputs)
+
+
+class _Both(Rule):
+    """Adds votes up by weights, without activations, or with as many ones."""
+
+    def build(self, layer, weights_shape, output_shape):
+        self.shape = weights_shape[:4]
+
+    def route(self, moments, training=False):
+        prior = tf.reshape(tf.linspace(-1.0, 1.0, np.prod(self.shape)), self.shape)
+        mass, first = moments(
+            prior=prior, normalize="none", use_activations=self.ones_are_given
+        )
+        return first * mass[..., None, None], mass
+
+
+@every_layer
+def test_weighted_sums_of_votes_are_moments(name, device):
+    found = []
+    for _Both.ones_are_given in (False, True):
+        layer, (poses, activations), _ = drawn(name, routing=_Both())
+        inputs = [tf.constant(poses), tf.ones_like(activations)]
+        layer(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs[:1])
+            results = layer(inputs)
+        found.append([*results, *tape.gradient(results, [inputs[0], layer.kernel])])
+    assert_equal(*found, 2e-4)
