@@ -88,7 +88,14 @@ def test_a_table_of_training_steps_shows_what_was_measured(root):
     assert "| capsnet: tf_capsops | 6.54 | 10000 |  |  |\n" in text
     best = "| capsnet: tf_capsops, XLA, 20 steps | **2.8** | 20000 | 2.51 | 81.5 |\n"
     assert best in text and "plain Keras" not in text
-    assert "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n" in text
+    source = "- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n"
+    assert source in text
+    names = {"eager": "tf_capsops", "XLA": "tf_capsops, XLA, 20 steps", "Keras": "none"}
+    _write(root, "tables", {"conv": {**spec, "show": "methods", "columns": names}})
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    assert "| ms a step | eager | XLA | Keras |\n" in text and source in text
+    assert "| capsnet | 6.54 | **2.8** |  |\n" in text
 
 
 def test_a_part_of_a_table_that_was_measured_otherwise(root):

@@ -1,0 +1,241 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of what `tf-capsops bench` has measured, as tables.json describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tools.measured_runs import (
+    Wrong,
+    bullets,
+    machine_of,
+    markdown,
+    matches,
+    number,
+    select,
+    source_of,
+)
+
+OURS = "tf_capsops"
+# Columns of a table of training steps: a method's field, and what to divide it by.
+_TRAINING = {
+    "ms a step": ("median_us", 1e3),
+    "images a second": ("images_per_second", 1),
+    "GPU busy, ms": ("busy_us", 1e3),
+    "launches": ("launches", 1),
+    "peak MB": ("extra_bytes", 1e6),
+}
+# Columns of a table of first steps, with their fields and units.
+_START_UP = {
+    "seconds": ("start_up_s", 1),
+    "Python and imports": ("import_s", 1),
+    "building": ("build_s", 1),
+    "first step": ("first_s", 1),
+}
+_DTYPES = "float32", "bfloat16", "float16"
+
+
+def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
+    """Returns what the table shows of one result: ours, rivals, floor, kernel."""
+    memory = row.get("value") == "memory"
+    key, scale = ("extra_bytes", 1e6) if memory else ("median_us", 1)
+    if not memory and result["device"].startswith("CPU"):
+        scale = 1e3
+    taken = {}
+    for name, method in result["methods"].items():
+        if method.get(key) is not None:
+            taken[name] = method[key] / scale
+    columns = {OURS: OURS, **spec["columns"]}
+    shown = {}
+    for heading, methods in columns.items():
+        methods = [methods] if isinstance(methods, str) else methods
+        values = [taken[method] for method in methods if method in taken]
+        if values:
+            shown[heading] = min(values)
+    if OURS not in shown:
+        raise Wrong(f"{result['op']} {result['case']}: there is no result of ours")
+    # A part of a rival's work, such as "fold: conv alone", is in no contest.
+    rivals = {
+        h: v for h, v in shown.items() if h != OURS and ": " not in str(columns[h])
+    }
+    best = min([shown[OURS], *rivals.values()])
+    cells = []
+    for heading in columns:
+        text = ""
+        if heading in shown:
+            value = shown[heading]
+            contends = heading == OURS or heading in rivals
+            text = number(value) + unit
+            text = f"**{text}**" if contends and value == best else text
+            if spec.get("ratios") and heading in rivals:
+                text += f" ({value / shown[OURS]:.2f})"
+        cells.append(text)
+    if spec.get("best"):
+        quickest = min(rivals.values(), default=0)
+        cells.insert(1, f"{quickest / shown[OURS]:.2g}x" if rivals else "")
+    if spec.get("floor"):
+        floor = result.get("floor_us")
+        cells.append("" if memory or floor is None else number(floor / scale) + unit)
+    return cells
+
+
+def rows_of(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
+    for row in spec["rows"] if "rows" in spec else _every_row(spec, runs):
+        wanted = {"op": spec["op"], "dtype": "float32", **spec.get("where", {}), **row}
+        found = select(runs, wanted)
+        if not found:
+            raise Wrong(f"no run in docs/measured has {wanted}")
+        for run, result in found:
+            yield row, run, result
+
+
+def _every_row(spec: dict, runs: Sequence[dict]) -> list[dict]:
+    """Returns a row for each case and direction of an op that any run has."""
+    wanted = {"op": spec["op"], **spec.get("where", {})}
+    found = {
+        (result["case"], result["direction"]): None
+        for run in runs
+        for result in run.get("results", ())
+        if matches(run, result, wanted)
+    }
+    if not found:
+        raise Wrong(f"no run in docs/measured has {wanted}")
+    return [
+        {"label": f"{case}, {direction}", "case": case, "direction": direction}
+        for case, direction in found
+    ]
+
+
+def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
+    chosen = list(rows_of(spec, runs))
+    devices = {result["device"].partition(":")[0] for _, _, result in chosen}
+    units = {"GPU": "us", "CPU": "ms"}
+    kernels = [result["methods"][OURS].get("kernel", "") for _, _, result in chosen]
+    rows, sources = [], []
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
+    for (row, run, result), kernel in zip(chosen, kernels, strict=True):
+        device = result["device"].partition(":")[0]
+        machine = machine_of(run, device)
+        memory = row.get("value") == "memory"
+        unit = " MB" if memory else f" {units[device]}" if len(devices) > 1 else ""
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        cells = _cells(spec, row, result, unit)
+        rows.append([label, *cells, *([kernel] if any(kernels) else [])])
+        sources.append(source_of(run, machine))
+    headings = ["" if len(devices) > 1 else f"in {units[devices.pop()]}", OURS]
+    headings += ["best rival"] if spec.get("best") else []
+    headings += spec["columns"]
+    headings += ["floor"] if spec.get("floor") else []
+    headings += ["kernel"] if any(kernels) else []
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
+def _training_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows every method of each row's network that was measured."""
+    columns = _START_UP if spec.get("show") == "start-up" else _TRAINING
+    first, _ = next(iter(columns.values()))
+    chosen = list(rows_of(spec, runs))
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
+    rows, sources = [], []
+    for row, run, result in chosen:
+        machine = machine_of(run, result["device"])
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        methods = {n: _with_sum(m) for n, m in result["methods"].items()}
+        methods = {n: m for n, m in methods.items() if first in m}
+        if not methods:
+            raise Wrong(f"{result['op']} {result['case']}: no method has {first}")
+        best = min(method[first] for method in methods.values())
+        for name, method in methods.items():
+            cells = [
+                number(method[field] / scale) if method.get(field) is not None else ""
+                for field, scale in columns.values()
+            ]
+            if method[first] == best:
+                cells[0] = f"**{cells[0]}**"
+            rows.append([f"{label}: {name}", *cells])
+        sources.append(source_of(run, machine))
+    empty = [not any(each) for each in zip(*rows, strict=True)]
+    headings, *rows = (
+        [cell for cell, dropped in zip(line, empty, strict=True) if not dropped]
+        for line in [["", *columns], *rows]
+    )
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
+def _with_sum(method: dict) -> dict:
+    """Adds up the parts of a first step, where a method has them."""
+    parts = [method.get(field) for field, _ in list(_START_UP.values())[1:]]
+    return method if None in parts else {**method, "start_up_s": sum(parts)}
+
+
+def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows our times in several types, with the ratios to float32.
+
+    A row names one of our methods, or the quickest of each type is shown.
+    """
+    dtypes = spec.get("dtypes", _DTYPES)
+    chosen = list(rows_of(spec, runs))
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
+    rows, sources = [], []
+    for row, run, result in chosen:
+        machine = machine_of(run, result["device"])
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        cells, first = [], None
+        for dtype in dtypes:
+            wanted = {"op": spec["op"], **spec.get("where", {}), **row, "dtype": dtype}
+            time, source = _our_time(select(runs, wanted), machine, row)
+            text = "" if time is None else number(time)
+            if time and first:
+                text += f" ({time / first:.2f})"
+            first = time if dtype == "float32" else first
+            cells.append(text)
+            sources += [source] if source else []
+        rows.append([label, *cells])
+    return f"{markdown(['in us', *dtypes], rows)}\n{bullets(sources)}"
+
+
+def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, str]:
+    """Returns our time on a machine in microseconds, and where it comes from."""
+    for run, result in found:
+        times = [
+            method["median_us"]
+            for name, method in result["methods"].items()
+            if name.startswith(OURS) and row.get("method", name) == name
+            if "median_us" in method
+        ]
+        if machine_of(run, result["device"]) == machine and times:
+            return min(times), source_of(run, machine)
+    return None, ""
+
+
+def _method_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows milliseconds of training steps, with a column for each method."""
+    chosen = list(rows_of(spec, runs))
+    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
+    rows, sources = [], []
+    for row, run, result in chosen:
+        machine = machine_of(run, result["device"])
+        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+        times = [
+            result["methods"].get(method, {}).get("median_us")
+            for method in spec["columns"].values()
+        ]
+        best = min(filter(None, times), default=None)
+        cells = ["" if time is None else number(time / 1e3) for time in times]
+        rows.append(
+            [label, *(f"**{c}**" if t == best else c for c, t in zip(cells, times))]
+        )
+        sources.append(source_of(run, machine))
+    return f"{markdown(['ms a step', *spec['columns']], rows)}\n{bullets(sources)}"
+
+
+def table_of(spec: dict, runs: Sequence[dict]) -> str:
+    """Returns the Markdown of a table of results."""
+    if spec.get("show") == "dtypes":
+        return _dtype_table(spec, runs)
+    if spec["op"] != "training":
+        return _bench_table(spec, runs)
+    if spec.get("show") == "methods":
+        return _method_table(spec, runs)
+    return _training_table(spec, runs)
