@@ -210,24 +210,27 @@ def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, s
 
 
 def _method_table(spec: dict, runs: Sequence[dict]) -> str:
-    """Shows milliseconds of training steps, with a column for each method."""
+    """Shows training steps, with a column for each method, in one of two units."""
+    unit = spec.get("unit", "ms a step")
+    field, scale = _TRAINING[unit]
     chosen = list(rows_of(spec, runs))
     machines = {machine_of(run, result["device"]) for _, run, result in chosen}
     rows, sources = [], []
     for row, run, result in chosen:
         machine = machine_of(run, result["device"])
         label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
-        times = [
-            result["methods"].get(method, {}).get("median_us")
+        taken = [
+            result["methods"].get(method, {}).get(field)
             for method in spec["columns"].values()
         ]
-        best = min(filter(None, times), default=None)
-        cells = ["" if time is None else number(time / 1e3) for time in times]
+        choose = min if unit == "ms a step" else max
+        best = choose(filter(None, taken), default=None)
+        cells = ["" if each is None else number(each / scale) for each in taken]
         rows.append(
-            [label, *(f"**{c}**" if t == best else c for c, t in zip(cells, times))]
+            [label, *(f"**{c}**" if t == best else c for c, t in zip(cells, taken))]
         )
         sources.append(source_of(run, machine))
-    return f"{markdown(['ms a step', *spec['columns']], rows)}\n{bullets(sources)}"
+    return f"{markdown([unit, *spec['columns']], rows)}\n{bullets(sources)}"
 
 
 def table_of(spec: dict, runs: Sequence[dict]) -> str:

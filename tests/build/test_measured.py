@@ -96,6 +96,10 @@ def test_a_table_of_training_steps_shows_what_was_measured(root):
     text = (root / "README.md").read_text()
     assert "| ms a step | eager | XLA | Keras |\n" in text and source in text
     assert "| capsnet | 6.54 | **2.8** |  |\n" in text
+    spec |= {"show": "methods", "columns": names, "unit": "images a second"}
+    _write(root, "tables", {"conv": spec})
+    measured.main([], root)
+    assert "| capsnet | 10000 | **20000** |  |\n" in (root / "README.md").read_text()
 
 
 def test_a_part_of_a_table_that_was_measured_otherwise(root):
