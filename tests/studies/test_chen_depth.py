@@ -1,0 +1,71 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Networks of many capsule convolutions, the outlook of Chen et al.: they train."""
+
+import keras
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tf_capsops
+from benchmarks.papers import chen_depth
+from tf_capsops.layers import CapsuleConv2D
+from tf_capsops.losses import MarginLoss
+
+_IMAGES = np.random.default_rng(1).random([6, 4, 4, 1], np.float32)
+_LABELS = np.arange(6) % 3
+
+
+def _network(depth, **options):
+    keras.utils.set_random_seed(1)
+    sizes = {"capsules": 2, "pose_shape": (2, 2)}
+    return chen_depth.network(depth, (4, 4, 1), 3, **sizes, **options)
+
+
+def test_fifty_layers_learn():
+    model = _network(50)
+    convolutions = [each for each in model.layers if isinstance(each, CapsuleConv2D)]
+    assert len(convolutions) == 52
+    model.compile(keras.optimizers.SGD(0.1), MarginLoss(), run_eagerly=True)
+    losses = model.fit(_IMAGES, _LABELS, epochs=6, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 3
+
+
+def test_layers_leave_values_as_large_as_they_are():
+    """Sums keep the scale of many layers, whatever their number."""
+    for depth in (10, 50):
+        model = _network(depth)
+        sums = [each for each in model.layers if isinstance(each, keras.layers.Add)]
+        ends = keras.Model(model.inputs[0], [sums[0].output, sums[-1].output])
+        first, last = (np.std(end) for end in ends(_IMAGES))
+        assert 0.5 < last / first < 4
+
+
+def test_layers_without_sums_only_follow_one_another():
+    kinds = [type(layer).__name__ for layer in _network(2, residual=False).layers]
+    assert kinds.count("CapsuleConv2D") == 4 and "Add" not in kinds
+
+
+def test_the_fold_computes_the_same():
+    model = _network(3)
+    ours = model(_IMAGES)
+    with tf_capsops.portable():
+        np.testing.assert_allclose(model(_IMAGES), ours, rtol=1e-5)
+
+
+def test_what_training_took_is_shown(monkeypatch):
+    images, labels = np.repeat(_IMAGES, 2, axis=0), np.tile(_LABELS, 2)
+    monkeypatch.setattr(chen_depth, "_digits", lambda: (images, labels))
+    monkeypatch.setattr(chen_depth, "_LAYERS", {"capsules": 1, "pose_shape": (2, 2)})
+    monkeypatch.setattr(chen_depth, "EPOCHS", 3)
+    methods = chen_depth.OURS, chen_depth.FOLD
+    monkeypatch.setattr(chen_depth, "METHODS", {1: methods})
+    (result,) = chen_depth.run("CPU:0")
+    assert [*result["methods"]] == [*methods]
+    ours, fold = result["methods"].values()
+    assert ours["first_loss"] == pytest.approx(fold["first_loss"], rel=1e-4)
+    assert ours["step_ms"] > 0 and ours["peak_bytes"] is None
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(chen_depth.table(result))
+    assert f"{ours['step_ms']:.1f}" in captured.get()
