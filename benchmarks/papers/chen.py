@@ -12,10 +12,13 @@ outlook, networks of 50 and 100 layers: `chen_depth`.
 from __future__ import annotations
 
 import functools
+import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
@@ -207,3 +210,34 @@ def table(result: Mapping) -> Table:
     )
     shown.caption, shown.caption_justify = "\n".join(notes), "left"
     return shown
+
+
+def _draw_times(panel, result: Mapping) -> None:
+    """Draws how long each method takes, and how long the paper says, as bars."""
+    rows = {n: row for n, row in result["methods"].items() if "error" not in row}
+    for place, (name, row) in enumerate(rows.items()):
+        panel.barh(place - 0.2, row["total_ms"], 0.4, color="C0")
+        if name in PUBLISHED:
+            panel.barh(place + 0.2, sum(PUBLISHED[name]), 0.4, color="C1")
+    panel.barh(0, 0, color="C0", label="measured here")
+    panel.barh(0, 0, color="C1", label="published, TITAN X")
+    panel.set_yticks(range(len(rows)), [NAMES.get(name, name) for name in rows])
+    panel.invert_yaxis()
+    panel.set_xscale("log")
+    panel.set_xlabel("milliseconds, forward and backward")
+    panel.set_title("Table 1: five capsule convolutions", fontsize="medium")
+    panel.grid(alpha=0.3, axis="x")
+    panel.legend(fontsize="x-small")
+
+
+def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
+    """Draws Table 1 as bars, and the losses of deep networks, to a PNG file."""
+    figure = Figure(figsize=(10, 3.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    published, *_ = NETWORKS
+    for result in results:
+        if result.get("network") == published:
+            _draw_times(left, result)
+    chen_depth.draw([result for result in results if "depth" in result], right)
+    figure.savefig(path, dpi=110)

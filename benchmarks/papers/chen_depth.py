@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import keras
 import numpy as np
@@ -123,8 +123,8 @@ def train(
         jit: Whether to compile with XLA.
 
     Returns:
-        `first_loss` and `last_loss`, means of an epoch; `step_ms`; and `peak_bytes`,
-        None on a CPU, where TensorFlow does not count.
+        `losses`, one for each epoch; `step_ms`; and `peak_bytes`, None on a CPU, where
+        TensorFlow does not count.
     """
     batch = min(BATCH, len(images))
     steps = len(images) // batch
@@ -151,10 +151,8 @@ def train(
     peak = None
     if on_gpu:
         peak = tf.config.experimental.get_memory_info(device)["peak"]
-    losses = history.history["loss"]
     return {
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
+        "losses": history.history["loss"],
         "step_ms": 1e3 * float(np.median(clock.seconds[2:])) / steps,
         "peak_bytes": peak,
     }
@@ -216,8 +214,8 @@ def table(result: Mapping) -> Table:
         memory = row["peak_bytes"]
         shown.add_row(
             name,
-            f"{row['first_loss']:.3f}",
-            f"{row['last_loss']:.3f}",
+            f"{row['losses'][0]:.3f}",
+            f"{row['losses'][-1]:.3f}",
             f"{row['step_ms']:.1f}",
             f"{1e3 * row['step_ms'] / depth:.0f}",
             "" if memory is None else f"{memory / 1e6 / depth:.1f}",
@@ -228,3 +226,20 @@ def table(result: Mapping) -> Table:
     )
     shown.caption_justify = "left"
     return shown
+
+
+def draw(results: Iterable[Mapping], panel) -> None:
+    """Draws the losses of our kernels' trainings into a panel of a chart."""
+    for result in results:
+        for name in (OURS, WITHOUT_SUM):
+            losses = result["methods"].get(name, {}).get("losses")
+            if losses:
+                layers = f"{result['depth']} layers"
+                layers += ", without sums" if name == WITHOUT_SUM else ""
+                panel.plot(range(1, len(losses) + 1), losses, label=layers)
+    panel.set_yscale("log")
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("loss")
+    panel.set_title("Very deep networks of capsule convolutions", fontsize="medium")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="x-small")

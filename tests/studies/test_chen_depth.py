@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import tf_capsops
-from benchmarks.papers import chen_depth
+from benchmarks.papers import chen, chen_depth
 from tf_capsops.layers import CapsuleConv2D
 from tf_capsops.losses import MarginLoss
 
@@ -53,7 +53,7 @@ def test_the_fold_computes_the_same():
         np.testing.assert_allclose(model(_IMAGES), ours, rtol=1e-5)
 
 
-def test_what_training_took_is_shown(monkeypatch):
+def test_what_training_took_is_shown(monkeypatch, tmp_path):
     images, labels = np.repeat(_IMAGES, 2, axis=0), np.tile(_LABELS, 2)
     monkeypatch.setattr(chen_depth, "_digits", lambda: (images, labels))
     monkeypatch.setattr(chen_depth, "_LAYERS", {"capsules": 1, "pose_shape": (2, 2)})
@@ -63,9 +63,13 @@ def test_what_training_took_is_shown(monkeypatch):
     (result,) = chen_depth.run("CPU:0")
     assert [*result["methods"]] == [*methods]
     ours, fold = result["methods"].values()
-    assert ours["first_loss"] == pytest.approx(fold["first_loss"], rel=1e-4)
+    assert ours["losses"][0] == pytest.approx(fold["losses"][0], rel=1e-4)
     assert ours["step_ms"] > 0 and ours["peak_bytes"] is None
     console = Console(width=120)
     with console.capture() as captured:
         console.print(chen_depth.table(result))
     assert f"{ours['step_ms']:.1f}" in captured.get()
+    times = {"total_ms": 1.0}
+    published = {"network": "as published", "methods": {"official": times}}
+    chen.draw([published, result], tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")

@@ -34,7 +34,7 @@ def p_capsnet(
     In the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
     Convolutional Neural Networks" (2019): every layer is a capsule convolution, the
     weights learn what routing would find, and the lengths of the last layer's capsules
-    are the scores of the classes. The sizes are not theirs.
+    are the scores of the classes. The default sizes are not theirs.
 
     * An image enters as capsules of 1 x 1 poses, one a channel. A capsule convolution
       cannot give poses more rows, so the first layer makes poses of one row with as
@@ -108,20 +108,25 @@ def p_capsnet(
     )
     # Keras scales the loss if the model's own policy is mixed_float16.
     model.dtype_policy = dtype
-    for number, (*layer, pose) in enumerate(zip(*layers, poses), start=1):
-        shape = pose if number > 1 else (1, math.prod(pose))
-        activation = None if negative_slope else "relu"
-        model.add(
-            _convolution(
-                layer, shape, activation, "he_normal", f"conv_{number}", shared
-            )
+    each = enumerate(zip(*layers, poses), start=1)
+    for number, (count, kernel_size, stride, pose) in each:
+        convolution = CapsuleConv2D(
+            count,
+            (1, math.prod(pose)) if number == 1 else pose,
+            kernel_size,
+            strides=stride,
+            activation=None if negative_slope else "relu",
+            kernel_initializer="he_normal",
+            name=f"conv_{number}",
+            **shared,
         )
+        model.add(convolution)
         outer = model.output_shape[1:4]
-        for each in _between(number, outer, pose, negative_slope, squash_size, dtype):
-            model.add(each)
-    layer = num_classes, model.output_shape[1:3], 1
+        for layer in _between(number, outer, pose, negative_slope, squash_size, dtype):
+            model.add(layer)
+    map_size = model.output_shape[1:3]
     model.add(
-        _convolution(layer, class_pose, None, "glorot_uniform", "classes", shared)
+        CapsuleConv2D(num_classes, class_pose, map_size, name="classes", **shared)
     )
     if squash_size:
         model.add(_relu(negative_slope, "relu_classes", dtype))
@@ -149,20 +154,6 @@ class PCapsNet(ImageModel, Sequential):
     def call(self, inputs, training=None, mask=None):
         images = scaled_images("p_capsnet", self.images_of(inputs))
         return super().call(images, training=training, mask=mask)
-
-
-def _convolution(layer, pose, activation, initializer, name, shared):
-    filters, kernel_size, strides = layer
-    return CapsuleConv2D(
-        filters,
-        pose,
-        kernel_size,
-        strides=strides,
-        activation=activation,
-        kernel_initializer=initializer,
-        name=name,
-        **shared,
-    )
 
 
 def _relu(negative_slope, name, dtype):
