@@ -5,11 +5,12 @@
 A table is between `<!-- measured: NAME -->` and `<!-- /measured -->`, laid out as
 mdformat does it. Each JSON file but tables.json is one run: where it came from
 (command, commit, date, machine), and `results`, as `tf-capsops bench` writes them, or
-`tables` that were measured in some other way. tables.json says which results each table
-shows, or which columns of such a table; a table of training steps has a row for each
-method. With `"show": "start-up"` it says how long the first step of a process took, and
-with `"show": "dtypes"` a table of any results has our times in several types. Of two
-runs that measured the same on the same machine, the one with the later date counts.
+`tables` that were measured in some other way; each of these may have `runs` of its own.
+tables.json says which results each table shows, or which columns of such a table; a
+table of training steps has a row for each method. With `"show": "start-up"` it says how
+long the first step of a process took, and with `"show": "dtypes"` a table of any
+results has our times in several types. Of two runs that measured the same on the same
+machine, the one with the later date counts.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tools.measured_runs import (  # noqa: E402
     matches,
     number,
     read_runs,
+    runs_of,
     select,
     source_of,
 )
@@ -252,9 +254,9 @@ def _part(table: dict, spec: dict) -> dict:
 
 def _given_table(table: dict, run: dict) -> str:
     text = markdown(table["columns"], table["rows"], table.get("right", True))
-    if table.get("source", True):
-        text += "\n" + bullets([source_of(run, machine_of(run, table["device"]))])
-    return text
+    runs = runs_of(table, run)
+    sources = [source_of(each, machine_of(each, device)) for each, device in runs]
+    return f"{text}\n{bullets(sources)}" if sources else text
 
 
 def make(name: str, root: pathlib.Path) -> str:
@@ -312,7 +314,8 @@ def _shown(root: pathlib.Path) -> Iterator[tuple[str, str, str, dict]]:
             continue
         for run in runs:
             if table := run.get("tables", {}).get(spec["of"]):
-                yield name, table["op"], table["device"], run
+                for each, device in runs_of(table, run):
+                    yield name, table["op"], device, each
 
 
 def stale(root: pathlib.Path) -> list[str]:

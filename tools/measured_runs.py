@@ -60,6 +60,13 @@ def select(runs: Sequence[dict], wanted: dict) -> list[tuple[dict, dict]]:
     return [found[machine] for machine in sorted(found)]
 
 
+def runs_of(table: dict, run: dict) -> list[tuple[dict, str]]:
+    """Returns where a table's numbers come from, each with its device."""
+    if "runs" in table:
+        return [(each, each["device"]) for each in table["runs"]]
+    return [(run, table["device"])] if table.get("source", True) else []
+
+
 def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{float(f'{value:.3g}'):g}"
 

@@ -5,21 +5,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
+import pathlib
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from benchmarks.papers import chen, khandwawala, simeng_zhejin, studies, vaidya
+from rich.console import Console
+
+from benchmarks.papers import chen, khandwawala, report, simeng_zhejin, studies, vaidya
 from tf_capsops import options
-from tf_capsops.bench import command, report
+from tf_capsops.bench import command
 from tf_capsops.bench.options import add_shared
+from tf_capsops.bench.report import OURS
 from tf_capsops.errors import CommandError
-from tf_capsops.machine import machine
 
 PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
-_OPS = sorted({paper.OP for paper in PAPERS})
+_BY_NAME = {report.name_of(paper): paper for paper in PAPERS}
+_PARTS = dict.fromkeys(part for p in PAPERS for part in report.parts_of(p) if part)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,31 +31,90 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_shared(parser, "runs/papers", "papers.json and charts")
     parser.add_argument(
-        "--op",
-        choices=_OPS,
+        "--paper",
+        choices=_BY_NAME,
+        nargs="+",
+        default=list(_BY_NAME),
+        help="these papers (default: all that the devices allow)",
+    )
+    parser.add_argument(
+        "--part",
+        choices=_PARTS,
         nargs="+",
         default=argparse.SUPPRESS,
-        help="the papers on these ops (default: all that the devices allow)",
+        help="these parts of them (default: all)",
+    )
+    parser.add_argument(
+        "--from",
+        dest="files",
+        metavar="FILE",
+        type=pathlib.Path,
+        nargs="+",
+        default=argparse.SUPPRESS,
+        help="measure nothing: merge these papers.json",
     )
     return parser
 
 
-def _refuse(args: argparse.Namespace) -> str:
-    """Returns why the papers cannot be measured as asked, or nothing."""
+def _selected(args: argparse.Namespace) -> list[tuple[types.ModuleType, list[str]]]:
+    """Returns the papers to measure, each with its parts, or says what is wrong."""
+    found = []
+    wanted = dict.fromkeys(getattr(args, "part", []))
+    for name in args.paper:
+        paper = _BY_NAME[name]
+        parts = [p for p in report.parts_of(paper) if not wanted or p in wanted]
+        if {*paper.DEVICES} & {*args.device}:
+            found.append((paper, parts))
+        elif len(args.paper) < len(PAPERS):
+            raise CommandError(
+                f"--paper {name} is measured on a {' and a '.join(paper.DEVICES)}, "
+                f"got --device {' '.join(args.device)}"
+            )
+    for part in wanted:
+        if not any(part in parts for _, parts in found):
+            raise CommandError(
+                f"--part {part} is no part of --paper {' '.join(args.paper)}"
+            )
     if "GPU" in args.device:
         try:
             studies.library_path()
         except ImportError as error:
-            return str(error)
-    measurable = {paper.OP for paper in _selected(_OPS, args.device)}
-    for op in getattr(args, "op", []):
-        if op not in measurable:
-            return f"--op {op} is measured on a GPU, got --device CPU"
-    return ""
+            raise CommandError(str(error)) from None
+    return [(paper, parts) for paper, parts in found if parts]
 
 
-def _selected(ops: Sequence[str], devices: Iterable[str]) -> list[types.ModuleType]:
-    return [p for p in PAPERS if p.OP in ops and {*p.DEVICES} & {*devices}]
+def _measure(args: argparse.Namespace, selected, console: Console) -> bool:
+    """Measures, writing and showing results as they come; returns whether ours ran."""
+    run = report.provenance(args.tf32)
+    path, succeeded = args.output / "papers.json", True
+    made: dict = {"date": run["date"], "papers": {}}
+    for paper, parts in selected:
+        name = report.name_of(paper)
+        results = made["papers"].setdefault(name, [])
+        for part in parts:
+            for kind in args.device:
+                if kind not in paper.DEVICES:
+                    continue
+                device = f"{kind}:0"
+                line = report.command(name, part, device, args.repeat, args.tf32)
+                new = []
+                for result in report.parts_of(paper)[part](device, args.repeat):
+                    result |= {"part": part, "device": device}
+                    result["run"] = {**run, "command": line}
+                    results.append(result)
+                    new.append(result)
+                    report.write(report.assemble(made, PAPERS), path)
+                    ours = result.get("methods", {}).get(OURS, {})
+                    succeeded &= "error" not in ours
+                _show(paper, new, console)
+    return succeeded
+
+
+def _show(paper: types.ModuleType, results: Sequence[dict], console: Console) -> None:
+    """Prints the tables that have numbers of these results."""
+    for name, table in paper.tables(results):
+        if table["runs"]:
+            console.print(report.rendered(name, table))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,33 +128,25 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(argv)
+    succeeded, drawn = True, PAPERS
+    path = args.output / "papers.json"
     try:
-        args.device = command.devices(args.device)
+        if hasattr(args, "files"):
+            made, console = report.merge(args.files), Console()
+            args.output.mkdir(parents=True, exist_ok=True)
+            report.write(report.assemble(made, PAPERS), path)
+        else:
+            args.device = command.devices(args.device)
+            selected = _selected(args)
+            console = command.prepare(args.tf32)
+            args.output.mkdir(parents=True, exist_ok=True)
+            succeeded = _measure(args, selected, console)
+            made, drawn = report.merge([path]), [paper for paper, _ in selected]
     except CommandError as error:
         parser.error(str(error))
-    if reason := _refuse(args):
-        parser.error(reason)
-    console = command.prepare(args.tf32)
-    line = shlex.join(["python", "-m", "benchmarks.papers", *argv])
-    made = {"command": line, "tf32": args.tf32, **machine()}
-    args.output.mkdir(parents=True, exist_ok=True)
-    failed, written = False, [args.output / "papers.json"]
-    for paper in _selected(getattr(args, "op", _OPS), args.device):
-        name = paper.__name__.rpartition(".")[2]
-        made[name] = []
-        for kind in args.device:
-            if kind not in paper.DEVICES:
-                continue
-            for result in paper.run(f"{kind}:0", args.repeat):
-                made[name].append(result)
-                written[0].write_text(json.dumps(made, indent=2) + "\n")
-                console.print(paper.table(result))
-                failed |= "error" in result["methods"][report.OURS]
-        if hasattr(paper, "draw"):
-            written.append(args.output / f"{name}.png")
-            paper.draw(made[name], written[-1])
+    written = [path, *report.draw(made, drawn, args.output)]
     console.print(f"Wrote {' and '.join(map(str, written))}.")
-    return 1 if failed else 0
+    return 0 if succeeded else 1
 
 
 if __name__ == "__main__":

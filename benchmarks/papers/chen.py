@@ -17,12 +17,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich import box
-from rich.table import Table
 
-from benchmarks.papers import chen_depth, studies
+from benchmarks.papers import chart, chen_depth, outcome, report, studies
 from tf_capsops.bench import measure
 from tf_capsops.bench.suites import capsule_conv
 
@@ -141,11 +137,8 @@ def _measure_layer(layer: tuple, device: str, repeat: int) -> dict[str, tuple | 
     return found
 
 
-def run(device: str, repeat: int) -> Iterator[dict]:
-    """Yields a result for each network: milliseconds, the layers' medians added up.
-
-    Then it yields those of `chen_depth`.
-    """
+def _layers(device: str, repeat: int) -> Iterator[dict]:
+    """Yields a result for each network: milliseconds, the layers' medians added up."""
     for name, network in NETWORKS.items():
         layers = [_measure_layer(layer, device, repeat) for layer in network]
         rows = {}
@@ -162,9 +155,6 @@ def run(device: str, repeat: int) -> Iterator[dict]:
                 "backward_ms": total - forward,
                 "layers_ms": [[1e3 * s for s in seconds] for seconds in taken],
             }
-            if method in PUBLISHED:
-                forward, backward = PUBLISHED[method]
-                rows[method]["published_ms"] = [forward + backward, forward, backward]
         if "error" not in rows[_SLOW]:
             rows[_SLOW]["samples"] = _SLOW_SAMPLES
         yield {
@@ -174,70 +164,64 @@ def run(device: str, repeat: int) -> Iterator[dict]:
             "products": products(network),
             "methods": rows,
         }
-    yield from chen_depth.run(device)
 
 
-def table(result: Mapping) -> Table:
-    """Returns a result as a table, in the paper's columns."""
-    if "depth" in result:
-        return chen_depth.table(result)
-    shown = Table(
-        title='Chen et al., "How to Accelerate Capsule Convolutions", Table 1: '
-        f"layers {result['network']}, batch {result['batch']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    shown.add_column("", no_wrap=True)
-    for whose in ("", "TITAN X"):
-        for direction in ("total", "forward", "backward"):
-            heading = f"{whose}\n{direction}"
-            shown.add_column(heading, justify="right", no_wrap=True)
-    rows = result["methods"]
-    for name, row in rows.items():
+PARTS = {"layers": _layers, "depth": chen_depth.run}
+
+
+def _name(method: str) -> str:
+    return NAMES.get(method, outcome.name(method, OP))
+
+
+def _table(network: str, results: Sequence[Mapping]) -> dict:
+    """Returns the paper's columns, ours and the published ones."""
+    result = report.newest(results, network=network)
+    rows = []
+    for name in result["methods"] if result else PUBLISHED:
+        line = [_name(name)]
+        row = result["methods"][name] if result else {}
         if "error" in row:
-            shown.add_row(NAMES.get(name, name), "cannot run")
-            continue
-        taken = [row[f"{d}_ms"] for d in ("total", "forward", "backward")]
-        shown.add_row(
-            NAMES.get(name, name),
-            *(f"{ms:.3f}" if ms < 100 else f"{ms:.0f}" for ms in taken),
-            *map(str, row.get("published_ms", [])),
-        )
-    notes = [f"{n}: {row['error']}" for n, row in rows.items() if "error" in row]
-    notes.append(
-        f"milliseconds; TITAN X: as published; {result['products']:,} products "
-        f"forward; {NAMES[_SLOW]}: on {_SLOW_SAMPLES} samples, multiplied up"
-    )
-    shown.caption, shown.caption_justify = "\n".join(notes), "left"
-    return shown
+            line += ["cannot run", "", ""]
+        else:
+            ours = (row.get(f"{way}_ms") for way in ("total", "forward", "backward"))
+            line += map(outcome.number, ours)
+        theirs = PUBLISHED.get(name, ())
+        rows.append([*line, *map(str, (sum(theirs), *theirs) if theirs else [""] * 3)])
+    outcome.bold_least(rows, (1, 2, 3))
+    columns = [f"ms, layers {network}", "total", "forward", "backward"]
+    columns += ["TITAN X", "forward", "backward"]
+    return report.table(columns, rows, [result], OP)
 
 
-def _draw_times(panel, result: Mapping) -> None:
+def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+    """Yields Table 1 for each network, and that of deep networks."""
+    for name, network in zip(("papers_chen", "papers_chen_4x4"), NETWORKS):
+        yield name, _table(network, results)
+    yield "papers_chen_depth", chen_depth.table(results)
+
+
+def _draw_times(panel, results: Sequence[Mapping]) -> None:
     """Draws how long each method takes, and how long the paper says, as bars."""
-    rows = {n: row for n, row in result["methods"].items() if "error" not in row}
-    for place, (name, row) in enumerate(rows.items()):
-        panel.barh(place - 0.2, row["total_ms"], 0.4, color="C0")
-        if name in PUBLISHED:
-            panel.barh(place + 0.2, sum(PUBLISHED[name]), 0.4, color="C1")
-    panel.barh(0, 0, color="C0", label="measured here")
-    panel.barh(0, 0, color="C1", label="published, TITAN X")
-    panel.set_yticks(range(len(rows)), [NAMES.get(name, name) for name in rows])
+    published, *_ = NETWORKS
+    result = report.newest(results, network=published)
+    rows = result["methods"] if result else {name: {} for name in PUBLISHED}
+    for place, name in enumerate(rows):
+        panel.barh(place - 0.2, rows[name].get("total_ms", 0), 0.4, color="tab:blue")
+        panel.barh(place + 0.2, sum(PUBLISHED.get(name, ())), 0.4, color="tab:orange")
+    panel.barh(0, 0, color="tab:blue", label="here")
+    panel.barh(0, 0, color="tab:orange", label="published")
+    panel.set_yticks(range(len(rows)), [_name(name) for name in rows])
     panel.invert_yaxis()
     panel.set_xscale("log")
     panel.set_xlabel("milliseconds, forward and backward")
-    panel.set_title("Table 1: five capsule convolutions", fontsize="medium")
+    panel.set_title("Table 1", fontsize="medium")
     panel.grid(alpha=0.3, axis="x")
     panel.legend(fontsize="x-small")
 
 
 def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
     """Draws Table 1 as bars, and the losses of deep networks, to a PNG file."""
-    figure = Figure(figsize=(10, 3.7), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    published, *_ = NETWORKS
-    for result in results:
-        if result.get("network") == published:
-            _draw_times(left, result)
-    chen_depth.draw([result for result in results if "depth" in result], right)
-    figure.savefig(path, dpi=110)
+    figure, [[left, right]] = chart.figure(1, 2)
+    _draw_times(left, results)
+    chen_depth.draw(results, right)
+    figure.savefig(path, dpi=chart.DPI)

@@ -11,24 +11,24 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
-from rich import box
-from rich.table import Table
 
 import tf_capsops
+from benchmarks.papers import outcome, report
 from tf_capsops import data
 from tf_capsops.bench import measure
+from tf_capsops.bench.report import OURS
 from tf_capsops.layers import CapsuleConv2D, Length
 from tf_capsops.losses import MarginLoss
 
 BATCH = 128
 EPOCHS = 20
-OURS, FOLD = "tf_capsops", "TF fold"
-WITHOUT_SUM = "tf_capsops, no sums"
+OP = "CapsuleConv"
+FOLD, WITHOUT_SUM = "TF fold", f"{OURS}, no sums"
 # By depth. XLA takes long to compile a deep network.
 METHODS = {
     50: (OURS, FOLD, f"{OURS}, XLA", f"{FOLD}, XLA", WITHOUT_SUM),
@@ -179,8 +179,8 @@ def _trained(depth: int, method: str, images, labels, device: str) -> dict:
         gc.collect()
 
 
-def run(device: str) -> Iterator[dict]:
-    """Yields a result for each depth."""
+def run(device: str, repeat: int) -> Iterator[dict]:
+    """Yields a result for each depth; a training is not repeated."""
     images, labels = _digits()
     for depth, methods in METHODS.items():
         yield {
@@ -195,51 +195,40 @@ def run(device: str) -> Iterator[dict]:
         }
 
 
-def table(result: Mapping) -> Table:
-    """Returns a result as a table."""
-    depth = result["depth"]
-    shown = Table(
-        title=f"{depth} capsule convolutions: {result['capsules']} capsules of 4 x 4, "
-        f"{_SIZE} x {_SIZE} pixels, batch {result['batch']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    shown.add_column("", no_wrap=True)
-    for heading in ("first loss", "last loss", "ms a step", "us a layer", "MB a layer"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for name, row in result["methods"].items():
-        if "error" in row:
-            shown.add_row(name, "cannot run")
-            continue
-        memory = row["peak_bytes"]
-        shown.add_row(
-            name,
-            f"{row['losses'][0]:.3f}",
-            f"{row['losses'][-1]:.3f}",
-            f"{row['step_ms']:.1f}",
-            f"{1e3 * row['step_ms'] / depth:.0f}",
-            "" if memory is None else f"{memory / 1e6 / depth:.1f}",
-        )
-    shown.caption = (
-        f"losses of the first and of the last of {result['epochs']} epochs; a layer: a "
-        "training step's time and memory divided by the depth"
-    )
-    shown.caption_justify = "left"
-    return shown
+def table(results: Sequence[Mapping]) -> dict:
+    """Returns losses, and the time and the memory of a training step."""
+    found = [report.newest(results, depth=depth) for depth in METHODS]
+    found = [result for result in found if result]
+    rows = []
+    for result in found:
+        depth = result["depth"]
+        for name, row in result["methods"].items():
+            cells = ["cannot run", *[""] * 4]
+            if "error" not in row:
+                step, peak = row["step_ms"], row["peak_bytes"]
+                cells = [
+                    f"{loss:.3f}" for loss in (row["losses"][0], row["losses"][-1])
+                ]
+                cells += [outcome.number(step), f"{1e3 * step / depth:.0f}"]
+                cells += ["" if peak is None else f"{peak / 1e6 / depth:.1f}"]
+            rows.append([f"{depth}: {outcome.name(name, OP)}", *cells])
+    columns = ["layers", "first loss", "last loss", "ms a step", "us a layer"]
+    return report.table([*columns, "MB a layer"], rows, found, OP)
 
 
-def draw(results: Iterable[Mapping], panel) -> None:
-    """Draws the losses of our kernels' trainings into a panel of a chart."""
-    for result in results:
+def draw(results: Sequence[Mapping], panel) -> None:
+    """Draws the losses of trainings by our kernels into a panel of a chart."""
+    for depth in METHODS:
+        result = report.newest(results, depth=depth) or {"methods": {}}
         for name in (OURS, WITHOUT_SUM):
-            losses = result["methods"].get(name, {}).get("losses")
-            if losses:
-                layers = f"{result['depth']} layers"
-                layers += ", without sums" if name == WITHOUT_SUM else ""
-                panel.plot(range(1, len(losses) + 1), losses, label=layers)
+            if losses := result["methods"].get(name, {}).get("losses"):
+                label = f"{depth} layers"
+                label += ", without sums" if name == WITHOUT_SUM else ""
+                panel.plot(range(1, len(losses) + 1), losses, label=label)
     panel.set_yscale("log")
     panel.set_xlabel("epoch")
     panel.set_ylabel("loss")
-    panel.set_title("Very deep networks of capsule convolutions", fontsize="medium")
+    panel.set_title("Deep networks in training", fontsize="medium")
     panel.grid(alpha=0.3)
-    panel.legend(fontsize="x-small")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize="x-small")

@@ -3,99 +3,76 @@
 """The charts of Simeng and Zhejin, "PyTorch Extension": time by batch size.
 
 High-order convolution of images of 3 x 224 x 224 with 5 x 5 filters, forward and
-backward, by the paper's three implementations and by ours. On a GPU its CUDA kernels
-are timed once more by the host's clock, with and without waiting for them.
+backward, by the paper's three implementations and by ours: in the paper's module, and
+by itself. The memory of the module, and its share in a network's step. On a GPU the
+paper's CUDA kernels are also timed by the host's clock, with and without waiting.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
-from rich import box
-from rich.table import Table
 
-import tf_capsops
-from benchmarks.papers import outcome, pad_slice_multiply, studies
-from benchmarks.papers.simeng_zhejin_chart import draw
+from benchmarks.papers import chart, outcome, report, simeng_zhejin_share, studies
+from benchmarks.papers.simeng_zhejin_methods import (
+    CHANNELS,
+    IMAGE,
+    KERNEL,
+    NHWC,
+    PAPER,
+    POSITIONS,
+    Method,
+    generator,
+    layouts,
+    methods,
+    module,
+)
 from tf_capsops.bench import measure
 from tf_capsops.bench.report import OURS
-
-__all__ = ["DEVICES", "OP", "draw", "run", "table"]
 
 OP = "HighOrderConv"
 DEVICES = ("CPU", "GPU")
 BATCHES = {"CPU": (8, 16, 32, 64, 128), "GPU": (8, 16, 32, 64, 128, 256, 512)}
-CHANNELS, IMAGE, KERNEL = 3, (224, 224), (5, 5)
-POSITIONS = KERNEL[0] * KERNEL[1]
 DIRECTIONS = ("forward", "backward")
-# On a Tesla K80 and its host, with a batch of 64: forward, backward, in milliseconds.
-PUBLISHED = {
-    "CPU": {"python": (1812.80, 18508.86), "cpp": (1797.24, 5207.66)},
-    "GPU": {"python": (23.15, 235.66), "cpp": (22.40, 25.87), "cuda": (1.04, 1.29)},
+CHART_BATCHES = (8, 16, 32, 64, 128)
+# On a Tesla K80 and its host, milliseconds of the module: in the charts, by batch, and
+# in the text for a batch of 64. The charts' line of `cuda` is at 1.0 to 1.15 forward,
+# and too near the axis to read backward.
+CHARTS = {
+    ("CPU", "forward"): {
+        "python": (110, 240, 590, 1660, 3430),
+        "cpp": (125, 280, 618, 1663, 3496),
+    },
+    ("CPU", "backward"): {
+        "python": (1730, 3570, 7500, 17000, 35000),
+        "cpp": (440, 957, 1840, 4890, 10000),
+    },
+    ("GPU", "forward"): {
+        "python": (30, 28, 39, 23, 44),
+        "cpp": (5, 6.8, 11, 17, 37),
+    },
+    ("GPU", "backward"): {
+        "python": (36, 63, 113, 258, 446),
+        "cpp": (6, 8.5, 14, 23, 42),
+    },
 }
-PUBLISHED_BATCH = 64
-K80_BYTES_PER_SECOND = 240e9  # of one of its two GPUs
+TEXT = {
+    ("CPU", "forward"): {"python": 1812.80, "cpp": 1797.24},
+    ("CPU", "backward"): {"python": 18508.86, "cpp": 5207.66},
+    ("GPU", "forward"): {"python": 23.15, "cpp": 22.40, "cuda": 1.04},
+    ("GPU", "backward"): {"python": 235.66, "cpp": 25.87, "cuda": 1.29},
+}
+LARGEST = {"python": 256, "cpp": 512, "cuda": 512}  # batches that a K80 held
+K80_BYTES, K80_BYTES_PER_SECOND = 12 * 2**30, 240e9  # of one of its two GPUs
 
-_PAPER, _NCHW, _NHWC = "paper", "NCHW", "NHWC"
 _SLOW_SECONDS = 2.0  # a call that takes longer is timed once
 _SAMPLE_SECONDS = {"CPU": 0.1, "GPU": 0.02}
 _HOST_RUNS = 5  # as the paper's
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A way to compute the convolution.
-
-    Attributes:
-        compute: From inputs and weights to the output.
-        layout: Of its tensors, a key of `layouts`.
-        one_op: Whether it is a single op, whose launch must not count for much.
-        xla: Whether it is compiled.
-    """
-
-    compute: Callable[..., tf.Tensor]
-    layout: str = _PAPER
-    one_op: bool = True
-    xla: bool = False
-
-
-def methods(kind: str) -> dict[str, Method]:
-    """Returns what is timed on a type of device, by name."""
-
-    def ours(data_format):
-        compute = functools.partial(
-            tf_capsops.high_order_conv2d, kernel_size=KERNEL, data_format=data_format
-        )
-        return Method(compute, data_format)
-
-    python = functools.partial(pad_slice_multiply.python, kernel_size=KERNEL)
-    cpp = functools.partial(pad_slice_multiply.cpp, kernel_size=KERNEL)
-    cuda = functools.partial(studies.high_order_conv2d, kernel_size=KERNEL)
-    return {
-        "python": Method(python, one_op=False),
-        "cpp": Method(cpp, one_op=False),
-        **({"cuda": Method(cuda)} if kind == "GPU" else {}),
-        "python, XLA": Method(python, xla=True),
-        OURS: ours(_NCHW),
-        f"{OURS}, NHWC": ours(_NHWC),
-    }
-
-
-def layouts(batch: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Returns the shapes of the output's gradient, the input and the weights."""
-    first = batch, CHANNELS, *IMAGE
-    last = batch, *IMAGE, CHANNELS
-    return {
-        _PAPER: (first, first, (POSITIONS, batch, 1, *IMAGE)),
-        _NCHW: (first, first, (batch, POSITIONS, *IMAGE)),
-        _NHWC: (last, last, (batch, *IMAGE, POSITIONS)),
-    }
 
 
 def least_bytes(batch: int, direction: str) -> int:
@@ -105,31 +82,37 @@ def least_bytes(batch: int, direction: str) -> int:
     return 4 * pixels * (images * CHANNELS + weights * POSITIONS)
 
 
-def _sets(batch: int, device: str) -> list[dict[str, measure.Arguments]]:
-    """Draws sets of tensors; a set's layouts share their memory."""
+def _sets(batch: int, device: str, whole: bool) -> list[dict[str, measure.Arguments]]:
+    """Draws sets of arguments by layout, which share their memory.
+
+    They are the output's gradient, the images, and the weights or, for the `whole`
+    module, what generates them.
+    """
     shapes = layouts(batch)
-    sizes = [tf.TensorShape(shape).num_elements() for shape in shapes[_PAPER]]
+    sizes = [tf.TensorShape(shape).num_elements() for shape in shapes[PAPER]]
+    sizes = sizes[:2] if whole else sizes
     sets = []
     with tf.device(device):
         for _ in range(measure.set_count(device, 4 * sum(sizes))):
             numbers = [tf.random.uniform((size,), -1, 1) for size in sizes]
+            more = generator() if whole else ()
             sets.append(
                 {
-                    layout: tuple(map(tf.reshape, numbers, of))
+                    layout: (*(tf.reshape(n, s) for n, s in zip(numbers, of)), *more)
                     for layout, of in shapes.items()
                 }
             )
     return sets
 
 
-def _too_large(name: str, direction: str, batch: int, device: str) -> str:
-    """Returns why a method is not tried, or nothing.
+def _too_large(name: str, batch: int, device: str) -> str:
+    """Returns why a method's backward pass is not tried, or nothing.
 
     The framework's gradient of a slice is as large as what was sliced, and the sum of
     all kernel positions' needs them at the same time. A GPU says that it has no more
     memory; a CPU would begin to swap, or end the process.
     """
-    if (name, direction, measure.device_type(device)) != ("python", "backward", "CPU"):
+    if (name, measure.device_type(device)) != ("python", "CPU"):
         return ""
     pixels = batch * IMAGE[0] * IMAGE[1]
     needed = 4 * pixels * POSITIONS * (POSITIONS + 2 * CHANNELS)
@@ -144,38 +127,73 @@ def _too_large(name: str, direction: str, batch: int, device: str) -> str:
     )
 
 
-def _chain(
-    method: Method, direction: str, sets: list, batch: int, device: str
-) -> measure.Chain:
-    make = {"forward": measure.forward_step, "backward": measure.gradient_step}
-    step = make[direction](method.compute)
-    arguments = [one[method.layout] for one in sets]
-    if direction == "forward":
-        arguments = [of[1:] for of in arguments]
+def _timings(
+    found: Mapping[str, tuple[Method, Callable]],
+    sets: list,
+    batch: int,
+    device: str,
+    repeat: int,
+    training: bool,
+) -> dict[str, measure.Timing | str]:
+    """Times what is `found`, a method and what to compute of each."""
     kind = measure.device_type(device)
     many = {"CPU": max(1, 64 // batch), "GPU": max(4, 256 // batch)}[kind]
-    return measure.Chain(
-        measure.compiled(step) if method.xla else step,
-        arguments,
-        device,
-        length=many if method.one_op else 1,
-        seconds=_SAMPLE_SECONDS[kind],
-    )
+    chains = {}
+    for name, (method, compute) in found.items():
+        step = measure.training_step(compute)
+        arguments = [one[method.layout] for one in sets]
+        if not training:
+            step = measure.forward_step(compute)
+            arguments = [of[1:] for of in arguments]
+        chains[name] = measure.Chain(
+            measure.compiled(step) if method.xla else step,
+            arguments,
+            device,
+            length=many if method.one_op else 1,
+            seconds=_SAMPLE_SECONDS[kind],
+        )
+    return measure.compare(chains, repeat, slow=_SLOW_SECONDS)
 
 
-def _measure(
-    direction: str, batch: int, sets: list, device: str, repeat: int
-) -> dict[str, dict]:
-    """Returns a cell for each method."""
-    found = methods(measure.device_type(device))
-    refused = {name: _too_large(name, direction, batch, device) for name in found}
-    chains = {
-        name: _chain(method, direction, sets, batch, device)
-        for name, method in found.items()
-        if not refused[name]
+def _backward(forward: measure.Timing | str, both: measure.Timing | str) -> dict:
+    """Returns a cell: both passes less forward, and the memory of both."""
+    if isinstance(both, str) or isinstance(forward, str):
+        return outcome.cell(both if isinstance(both, str) else forward)
+    return {
+        "ms": 1e3 * (both.median - forward.median),
+        "both_ms": 1e3 * both.median,
+        "samples": both.samples,
+        "bytes": both.extra_bytes,
     }
-    timings = measure.compare(chains, repeat, slow=_SLOW_SECONDS)
-    return {name: outcome.cell(timings.get(name, refused[name])) for name in found}
+
+
+def _by_batch(whole: bool, device: str, repeat: int) -> Iterator[dict]:
+    """Yields a result for forward and one for backward."""
+    kind = measure.device_type(device)
+    found = {
+        name: (method, module(method, kind) if whole else method.compute)
+        for name, method in methods(kind).items()
+    }
+    rows: dict[str, dict[str, list]] = {d: {n: [] for n in found} for d in DIRECTIONS}
+    for batch in BATCHES[kind]:
+        sets = _sets(batch, device, whole)
+        refused = {name: _too_large(name, batch, device) for name in found}
+        tried = {name: one for name, one in found.items() if not refused[name]}
+        forward = _timings(found, sets, batch, device, repeat, training=False)
+        both = refused | _timings(tried, sets, batch, device, repeat, training=True)
+        for name, timing in forward.items():
+            rows["forward"][name].append(outcome.cell(timing))
+            rows["backward"][name].append(_backward(timing, both[name]))
+        del sets
+    for direction, cells in rows.items():
+        yield {
+            "direction": direction,
+            "batches": list(BATCHES[kind]),
+            "methods": {
+                name: outcome.row("batch", row, BATCHES[kind])
+                for name, row in cells.items()
+            },
+        }
 
 
 def host_clock(
@@ -201,84 +219,150 @@ def host_clock(
     return {direction: statistics.fmean(ms) for direction, ms in taken.items()}
 
 
-def _host_cells(one_set: dict, device: str) -> dict[str, dict[str, dict]]:
-    """Returns cells of the paper's kernels by the host's clock, by direction."""
-    grad, inputs, weights = one_set[_PAPER]
+def _launches(device: str, repeat: int) -> Iterator[dict]:
+    """Yields the times of the paper's CUDA kernels by the host's clock."""
+    if measure.device_type(device) == "CPU":
+        return
     ops = studies.load()
-    calls = {
-        "forward": lambda: ops.high_order_conv_study(
-            inputs, weights, kernel_size=KERNEL
-        ),
-        "backward": lambda: ops.high_order_conv_study_grad(
-            grad, inputs, weights, kernel_size=KERNEL
-        ),
-    }
-    cells: dict[str, dict[str, dict]] = {direction: {} for direction in DIRECTIONS}
-    with tf.device(device):
-        for name, wait in (("not waited for", False), ("waited for", True)):
-            for direction, ms in host_clock(calls, wait).items():
-                cells[direction][f"cuda, {name}"] = {"ms": ms, "samples": _HOST_RUNS}
-    return cells
-
-
-def run(device: str, repeat: int) -> Iterator[dict]:
-    """Yields a result for forward and one for backward."""
-    kind = measure.device_type(device)
-    found: dict[str, dict[str, list]] = {direction: {} for direction in DIRECTIONS}
-    for batch in BATCHES[kind]:
-        sets = _sets(batch, device)
-        host = _host_cells(sets[0], device) if kind == "GPU" else {}
-        for direction, rows in found.items():
-            cells = _measure(direction, batch, sets, device, repeat)
-            for name, cell in {**cells, **host.get(direction, {})}.items():
-                rows.setdefault(name, []).append(cell)
-        del sets
-    for place, direction in enumerate(DIRECTIONS):
-        least = [least_bytes(batch, direction) for batch in BATCHES[kind]]
-        result = {
-            "device": device,
-            "direction": direction,
-            "batches": list(BATCHES[kind]),
-            "bytes": least,
-            "methods": {
-                name: outcome.row("batch", cells, BATCHES[kind])
-                for name, cells in found[direction].items()
-            },
-            "published_ms": {n: ms[place] for n, ms in PUBLISHED[kind].items()},
+    rows: dict[str, list[float]] = {}
+    for batch in BATCHES["GPU"]:
+        grad, inputs, weights = _sets(batch, device, whole=False)[0][PAPER]
+        calls = {
+            "forward": functools.partial(
+                ops.high_order_conv_study, inputs, weights, kernel_size=KERNEL
+            ),
+            "backward": functools.partial(
+                ops.high_order_conv_study_grad,
+                grad,
+                inputs,
+                weights,
+                kernel_size=KERNEL,
+            ),
         }
-        if kind == "GPU":
-            result["k80_least_ms"] = [1e3 * b / K80_BYTES_PER_SECOND for b in least]
-        yield result
+        with tf.device(device):
+            for wait in (False, True):
+                for direction, ms in host_clock(calls, wait).items():
+                    rows.setdefault(f"{direction}, {_WAITED[wait]}", []).append(ms)
+        del grad, inputs, weights, calls
+    yield {"batches": list(BATCHES["GPU"]), "rows": rows}
 
 
-def table(result: Mapping) -> Table:
-    """Returns a result as a table, a column for each batch size."""
-    shown = Table(
-        title='Simeng and Zhejin, "PyTorch Extension": '
-        f"{CHANNELS}x{IMAGE[0]}x{IMAGE[1]}, {KERNEL[0]}x{KERNEL[1]}, "
-        f"{result['direction']}, {result['device']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-    )
-    shown.add_column("batch", no_wrap=True)
-    for batch in result["batches"]:
-        shown.add_column(str(batch), justify="right", no_wrap=True)
-    shown.add_column(f"published, {PUBLISHED_BATCH}", justify="right")
-    rows = result["methods"]
-    for name, row in rows.items():
-        published = result["published_ms"].get(name)
-        cells = [outcome.shown(cell) for cell in row["cells"]]
-        shown.add_row(name, *cells, "" if published is None else f"{published:.2f}")
-    if "k80_least_ms" in result:
-        least = [outcome.shown({"ms": ms}) for ms in result["k80_least_ms"]]
-        shown.add_row("K80: least", *least)
-    notes = ["milliseconds; published: of a Tesla K80 and its host, the whole module"]
-    if "k80_least_ms" in result:
-        notes += [
-            "(not) waited for: the paper's kernels by the host's clock",
-            "K80: least: each number once at 240 GB/s, the peak of one of its GPUs",
+_WAITED = {False: "not waited for", True: "waited for"}
+PARTS = {
+    "module": functools.partial(_by_batch, True),
+    "share": simeng_zhejin_share.run,
+    "launches": _launches,
+    "convolution": functools.partial(_by_batch, False),
+}
+
+
+def _cells(cells: Sequence[Mapping], published: Sequence) -> list[str]:
+    """Returns our times, each with the chart's in brackets where it has one."""
+    theirs = [f" ({ms:,})" for ms in published]
+    theirs += [""] * (len(cells) - len(theirs))
+    return [outcome.shown(cell) + ms for cell, ms in zip(cells, theirs)]
+
+
+def _times(results: Sequence[Mapping], kind: str, part: str, direction: str) -> dict:
+    """Returns the table of a device and a direction, with the charts for the module."""
+    batches, key = BATCHES[kind], (kind, direction)
+    found = report.on(kind, results)
+    result = report.newest(found, part=part, direction=direction)
+    is_module = part == "module"
+    charts, text = (CHARTS[key], TEXT[key]) if is_module else ({}, {})
+    rows = []
+    for name in methods(kind) if result else text:
+        if result:
+            line = _cells(result["methods"][name]["cells"], charts.get(name, ()))
+        else:
+            line = [f"({ms:,})" for ms in charts.get(name, ())]
+            line += [""] * (len(batches) - len(line))
+        label = outcome.name(name, OP) + (", NCHW" if name == OURS else "")
+        theirs = f"{text[name]:.2f}" if name in text else ""
+        rows.append([label, *line, *([theirs] * is_module)])
+    outcome.bold_least(rows, range(1, 1 + len(batches)))
+    columns = [f"{direction}, batch", *map(str, batches)]
+    return report.table(columns + ["K80, 64"] * is_module, rows, [result], OP)
+
+
+def _memory(results: Sequence[Mapping]) -> dict:
+    """Returns the memory of both passes by batch, arguments included."""
+    batches = BATCHES["GPU"]
+    found = report.on("GPU", results)
+    result = report.newest(found, part="module", direction="backward")
+    rows = []
+    for name in methods("GPU") if result else LARGEST:
+        line, fits = [""] * len(batches), ""
+        if result:
+            cells = result["methods"][name]["cells"]
+            needed = [
+                None
+                if "bytes" not in cell
+                else cell["bytes"] + 2 * 4 * batch * CHANNELS * IMAGE[0] * IMAGE[1]
+                for batch, cell in zip(batches, cells, strict=True)
+            ]
+            line = [
+                outcome.shown(cell) if size is None else f"{size / 1e9:.2f}"
+                for cell, size in zip(cells, needed, strict=True)
+            ]
+            fitting = [b for b, n in zip(batches, needed) if n and n <= K80_BYTES]
+            fits = str(max(fitting, default="none"))
+        label = outcome.name(name, OP) + (", NCHW" if name == OURS else "")
+        rows.append([label, *line, fits, str(LARGEST.get(name, ""))])
+    columns = ["GB, batch", *map(str, batches), "largest in 12 GB", "on a K80"]
+    return report.table(columns, rows, [result], OP)
+
+
+def _launch_table(results: Sequence[Mapping]) -> dict:
+    result = report.newest(results, part="launches")
+    rows = []
+    for direction in DIRECTIONS:
+        for waited in _WAITED.values():
+            name = f"{direction}, {waited}"
+            line = map(outcome.number, result["rows"][name]) if result else ()
+            rows += [[name, *line]] if result else []
+        least = [
+            1e3 * least_bytes(batch, direction) / K80_BYTES_PER_SECOND
+            for batch in BATCHES["GPU"]
         ]
-    notes += [f"{n}: {row['error']}" for n, row in rows.items() if "error" in row]
-    shown.caption, shown.caption_justify = "\n".join(notes), "left"
-    return shown
+        rows.append([f"{direction}, least on a K80", *map(outcome.number, least)])
+    return report.table(["batch", *map(str, BATCHES["GPU"])], rows, [result])
+
+
+def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+    """Yields the charts as tables, memory, share and launches."""
+    for part in ("module", "convolution"):
+        for kind in ("GPU", "CPU"):
+            for direction in DIRECTIONS:
+                name = f"papers_simeng_zhejin_{part}_{kind.lower()}_{direction}"
+                yield name, _times(results, kind, part, direction)
+    yield "papers_simeng_zhejin_memory", _memory(results)
+    yield "papers_simeng_zhejin_share", simeng_zhejin_share.table(results)
+    yield "papers_simeng_zhejin_launches", _launch_table(results)
+
+
+_COLORS = {
+    "python": "tab:gray",
+    "cpp": "tab:olive",
+    "cuda": "tab:red",
+    "python, XLA": "tab:purple",
+    OURS: "tab:cyan",
+    f"{OURS}, {NHWC}": "tab:blue",
+}
+
+
+def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
+    """Draws the four charts, ours and the published, to a PNG file."""
+    figure, panels = chart.figure(2, len(DIRECTIONS))
+    for kind, line in zip(("GPU", "CPU"), panels, strict=True):
+        for direction, panel in zip(DIRECTIONS, line, strict=True):
+            found, batches = report.on(kind, results), BATCHES[kind]
+            result = report.newest(found, part="module", direction=direction)
+            for name, row in result["methods"].items() if result else ():
+                times = chart.times(row)
+                chart.line(panel, batches, times, name, color=_COLORS[name])
+            for name, times in CHARTS[kind, direction].items():
+                label = f"{name}, K80" if kind == "GPU" else f"{name}, its host"
+                chart.published(panel, CHART_BATCHES, times, label, _COLORS[name])
+            chart.axes(panel, batches, "batch", f"{kind}, {direction}")
+    figure.savefig(path, dpi=chart.DPI)

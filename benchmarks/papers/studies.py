@@ -13,8 +13,9 @@ import tensorflow as tf
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 VAIDYA = ("B", "I1", "I2", "I3")
+LAYOUTS = ("pcrk", "prkc", "crkp", "rpck", "rckp")  # axes, the outermost first
 CHEN = ("gemms", "official", "custom")
-KHANDWAWALA = (
+KHANDWAWALA = (  # without the two that do not multiply
     *("output_basic", "output_3", "output_5", "output_6"),
     *("input_basic", "input_1", "input_2"),
 )
@@ -47,7 +48,8 @@ def capsule_conv2d(inputs, weights, kernel, **attributes):
     Args:
         inputs: As capsule_conv2d's, float32, on a GPU.
         weights: As capsule_conv2d's.
-        kernel: One of VAIDYA, which have no gradient, or CHEN.
+        kernel: One of VAIDYA, or "layout_" and one of LAYOUTS, which have no gradient;
+            or one of CHEN.
         **attributes: Strides, padding and dilations, as the op takes them.
 
     Raises:
@@ -103,7 +105,8 @@ def inq_conv2d(inputs, codes, top_exponent, kernel, **attributes):
         inputs: One image, `[1, in_height, in_width, in_channels]`, float32.
         codes: As inq_conv2d's; the kernel is as high as wide, unless it is serial.
         top_exponent: As inq_conv2d's.
-        kernel: "serial", on a CPU, or one of KHANDWAWALA, on a GPU.
+        kernel: "serial", on a CPU; one of KHANDWAWALA, on a GPU; or there
+            "output_unread" or "output_unused", which add pixels whatever the codes.
         **attributes: Bits (4), strides, and the powers of two that weights have (3).
 
     Returns:

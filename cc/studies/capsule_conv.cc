@@ -6,27 +6,16 @@
 #include "cuda/studies/capsule_conv.h"
 
 #include <string>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/errors.h"
-
-#include "cc/framework/device.h"
-#include "cc/framework/shape_rule.h"
 #include "cc/shapes/capsule_conv.h"
+#include "cc/studies/study.h"
 
 namespace capsops::studies::capsule_conv {
 namespace {
 
 using capsops::capsule_conv::Attributes;
 using capsops::capsule_conv::Convolution;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::shape_inference::InferenceContext;
 
 constexpr const char* kForward = "CapsuleConvStudy";
 constexpr const char* kBackward = "CapsuleConvStudyGrad";
@@ -37,8 +26,10 @@ absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attribut
   std::string name;
   TF_RETURN_IF_ERROR(ctx->GetAttr("kernel", &name));
   *scheme = nullptr;
-  for (const Scheme* known : {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3,
-                              &kChenGemms, &kChenOfficial, &kChenCustom}) {
+  for (const Scheme* known :
+       {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3, &kLayoutPcrk, &kLayoutPrkc,
+        &kLayoutCrkp, &kLayoutRpck, &kLayoutRckp, &kChenGemms, &kChenOfficial,
+        &kChenCustom}) {
     if (name == known->name) *scheme = known;
   }
   if (*scheme == nullptr) {
@@ -54,12 +45,9 @@ absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
     return conv;
   }
   const std::string reason = scheme.unsupported(conv->problem);
-  const absl::Status status =
-      ShapeRule(op)
-          .Require(reason.empty(), absl::StrCat("kernel ", scheme.name, ": ", reason))
-          .status();
-  if (!status.ok()) return status;
-  return conv;
+  return Unless(
+      reason.empty() ? "" : absl::StrCat("kernel ", scheme.name, ": ", reason), op,
+      std::move(conv));
 }
 
 absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
@@ -83,7 +71,9 @@ REGISTER_OP("CapsuleConvStudy")
     .Input("input: float")
     .Input("weights: float")
     .Output("output: float")
-    .Attr("kernel: {'B', 'I1', 'I2', 'I3', 'gemms', 'official', 'custom'}")
+    .Attr(
+        "kernel: {'B', 'I1', 'I2', 'I3', 'layout_pcrk', 'layout_prkc', 'layout_crkp', "
+        "'layout_rpck', 'layout_rckp', 'gemms', 'official', 'custom'}")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
@@ -99,10 +89,10 @@ REGISTER_OP("CapsuleConvStudy")
     .Doc(R"doc(
 CapsuleConv as other papers compute it, on a GPU.
 
-input: As CapsuleConv's; for B to I3 one sample of 4x4 matrices.
-weights: As CapsuleConv's; for B to I3 one out channel of 4x4 matrices.
+input: As CapsuleConv's; for B to I3 and the layouts one sample of 4x4 matrices.
+weights: As CapsuleConv's; for B to I3 and the layouts one out channel of 4x4 matrices.
 output: As CapsuleConv's.
-kernel: Of Vaidya, "Speeding up Capsules", B, I1, I2 or I3. Of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", gemms (its "GPU"), official or custom.
+kernel: Of Vaidya, "Speeding up Capsules", B, I1, I2 or I3; or layout_*, the memory of input and output in another order of axes than their shape says, from the outermost: p pixels, c channels, r rows and k columns of poses. Of Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks", gemms (its "GPU"), official or custom.
 )doc");
 
 REGISTER_OP("CapsuleConvStudyGrad")
@@ -181,26 +171,22 @@ class CapsuleConvStudyGradOp : public StudyOp {
   using StudyOp::StudyOp;
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor& grad = ctx->input(0);
-    const Tensor& input = ctx->input(1);
-    const Tensor& weights = ctx->input(2);
-    const auto conv = ResolveGrad(scheme(), attributes(), grad.shape(), input.shape(),
-                                  weights.shape());
+    Gradients of(ctx);
+    const auto conv = ResolveGrad(scheme(), attributes(), of.grad.shape(),
+                                  of.input.shape(), of.weights.shape());
     OP_REQUIRES_OK(ctx, conv.status());
-    Tensor* grad_input;
-    Tensor* grad_weights;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    OP_REQUIRES_OK(ctx, of.Allocate(ctx));
     GpuExec exec;
     OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
     Tensor workspace;
     OP_REQUIRES_OK(
         ctx,
         AllocateWorkspace(ctx, scheme().backward_workspace(conv->problem), &workspace));
-    OP_REQUIRES_OK(ctx, ToStatus(scheme().backward(
-                            exec, conv->problem, Data<float>(grad), Data<float>(input),
-                            Data<float>(weights), Data<float>(grad_input),
-                            Data<float>(grad_weights), workspace.data())));
+    OP_REQUIRES_OK(ctx,
+                   ToStatus(scheme().backward(
+                       exec, conv->problem, Data<float>(of.grad), Data<float>(of.input),
+                       Data<float>(of.weights), Data<float>(of.grad_input),
+                       Data<float>(of.grad_weights), workspace.data())));
   }
 };
 

@@ -8,27 +8,16 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/errors.h"
-
-#include "cc/framework/device.h"
-#include "cc/framework/shape_rule.h"
 #include "cc/shapes/high_order_conv.h"
+#include "cc/studies/study.h"
 
 namespace capsops::studies::high_order_conv {
 namespace {
 
 using capsops::high_order_conv::Attributes;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::shape_inference::InferenceContext;
 
 constexpr const char* kForward = "HighOrderConvStudy";
 constexpr const char* kBackward = "HighOrderConvStudyGrad";
@@ -66,9 +55,7 @@ absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
 absl::StatusOr<Problem> Supported(const char* op, absl::StatusOr<Problem> problem) {
   if (!problem.ok()) return problem;
   const std::string reason = Unsupported(*problem);
-  const absl::Status status = ShapeRule(op).Require(reason.empty(), reason).status();
-  if (!status.ok()) return status;
-  return problem;
+  return Unless(reason, op, std::move(problem));
 }
 
 absl::StatusOr<Problem> Resolve(const Attributes& attributes,
@@ -178,22 +165,17 @@ class HighOrderConvStudyGradOp : public StudyOp {
   using StudyOp::StudyOp;
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor& grad = ctx->input(0);
-    const Tensor& input = ctx->input(1);
-    const Tensor& weights = ctx->input(2);
+    Gradients of(ctx);
     const auto problem =
-        ResolveGrad(attributes_, grad.shape(), input.shape(), weights.shape());
+        ResolveGrad(attributes_, of.grad.shape(), of.input.shape(), of.weights.shape());
     OP_REQUIRES_OK(ctx, problem.status());
-    Tensor* grad_input;
-    Tensor* grad_weights;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &grad_input));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, weights.shape(), &grad_weights));
+    OP_REQUIRES_OK(ctx, of.Allocate(ctx));
     GpuExec exec;
     OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
-    OP_REQUIRES_OK(
-        ctx, ToStatus(Backward(exec, *problem, Data<float>(grad), Data<float>(input),
-                               Data<float>(weights), Data<float>(grad_input),
-                               Data<float>(grad_weights))));
+    OP_REQUIRES_OK(ctx, ToStatus(Backward(
+                            exec, *problem, Data<float>(of.grad), Data<float>(of.input),
+                            Data<float>(of.weights), Data<float>(of.grad_input),
+                            Data<float>(of.grad_weights))));
   }
 };
 

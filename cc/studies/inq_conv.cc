@@ -11,25 +11,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/errors.h"
-
-#include "cc/framework/device.h"
-#include "cc/framework/shape_rule.h"
 #include "cc/shapes/inq_conv.h"
+#include "cc/studies/study.h"
 
 namespace capsops::studies::inq_conv {
 namespace {
 
 using capsops::inq_conv::Convolution;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::shape_inference::InferenceContext;
 
 constexpr const char* kOp = "InqConvStudy";
 constexpr const char* kSerial = "serial";
@@ -49,8 +37,9 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("bits", &attributes->bits));
   TF_RETURN_IF_ERROR(ctx->GetAttr("powers", &attributes->powers));
   TF_RETURN_IF_ERROR(ctx->GetAttr("kernel", &attributes->kernel));
-  for (const Scheme* known : {&kOutputBasic, &kOutput3, &kOutput5, &kOutput6,
-                              &kInputBasic, &kInput1, &kInput2}) {
+  for (const Scheme* known :
+       {&kOutputBasic, &kOutput3, &kOutput5, &kOutput6, &kOutputUnread, &kOutputUnused,
+        &kInputBasic, &kInput1, &kInput2}) {
     if (attributes->kernel == known->name) attributes->scheme = known;
   }
   return absl::OkStatus();
@@ -90,7 +79,7 @@ REGISTER_OP("InqConvStudy")
     .Output("output: float")
     .Attr(
         "kernel: {'serial', 'output_basic', 'output_3', 'output_5', 'output_6', "
-        "'input_basic', 'input_1', 'input_2'}")
+        "'output_unread', 'output_unused', 'input_basic', 'input_1', 'input_2'}")
     .Attr("powers: int = 3")
     .Attr("bits: int = 4")
     .Attr("strides: list(int) = [1, 1]")
@@ -111,7 +100,7 @@ input: One image, [1, in_height, in_width, in_channels].
 codes: As InqConv's; of a kernel as high as wide, unless it is serial. A code past the powers reads as zero.
 top_exponent: As InqConv's, if all powers of two are normal numbers.
 output: Planes, [1, out_channels, out_height, out_width].
-kernel: On a CPU serial. On a GPU output stationary, basic or version 3, 5 or 6, or input stationary, basic or version 1 or 2.
+kernel: On a CPU serial. On a GPU output stationary, basic or version 3, 5 or 6, or input stationary, basic or version 1 or 2. output_unread and output_unused are output_basic without its multiplication: sums of pixels, with weights that are not read, or read and not used.
 powers: How many powers of two weights have, the largest ones of the code book; 1 to 4.
 bits: As InqConv's.
 strides: As InqConv's.

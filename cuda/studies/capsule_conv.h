@@ -4,7 +4,8 @@
 // The capsule convolutions of two papers, as schemes that a benchmark can name. They
 // compute what cc/launch/capsule_conv.h says, in float32 and on a GPU only. Nothing but
 // the benchmark uses them.
-//   Vaidya, "Speeding up Capsules": B, I1, I2, I3.
+//   Vaidya, "Speeding up Capsules": B, I1, I2, I3; and, for its future work, a kernel
+//   for images in five layouts (`input` and `output` are then in that layout).
 //   Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks": the
 //   columns of its Table 1, gemms ("GPU"), official, custom.
 #ifndef CAPSOPS_CUDA_STUDIES_CAPSULE_CONV_H_
@@ -36,6 +37,7 @@ struct Scheme {
 };
 
 extern const Scheme kVaidyaB, kVaidyaI1, kVaidyaI2, kVaidyaI3;
+extern const Scheme kLayoutPcrk, kLayoutPrkc, kLayoutCrkp, kLayoutRpck, kLayoutRckp;
 extern const Scheme kChenGemms, kChenOfficial, kChenCustom;
 
 }  // namespace capsops::studies::capsule_conv

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/common/launch.cuh"
 #include "cuda/studies/capsule_conv.h"
+#include "cuda/studies/common.cuh"
 
 namespace capsops::studies::capsule_conv {
 
@@ -90,11 +90,16 @@ LaunchError ForEach(const GpuExec& exec, const char* name, int64_t count,
   return CheckLaunch(name);
 }
 
-inline LaunchError Zero(const GpuExec& exec, const char* name, float* data,
-                        int64_t elements) {
-  if (elements == 0) return {};
-  return CheckLaunch(name,
-                     cudaMemsetAsync(data, 0, elements * sizeof(float), exec.stream));
+inline LaunchError ZeroOutput(const GpuExec& exec, const Problem& p, float* output) {
+  return Zero(exec, kForward, output, OutputMatrices(p) * Elements(p).output);
+}
+inline LaunchError ZeroGradients(const GpuExec& exec, const Problem& p,
+                                 float* grad_input, float* grad_weights) {
+  const Elements size(p);
+  const LaunchError error =
+      Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input);
+  if (!error.empty()) return error;
+  return Zero(exec, kBackward, grad_weights, WeightsMatrices(p) * size.weights);
 }
 
 // The paper's convolutions have any size, stride and rank, so all are supported.

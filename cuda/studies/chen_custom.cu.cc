@@ -58,83 +58,71 @@ struct Transposed {
   }
 };
 
-struct ForwardProduct {
+// What a product multiplies and adds to; each pass reads two and adds to the third.
+struct Multiply {
+  static __device__ void Add(const Problem& p, float* input, float* weights,
+                             float* output) {
+    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
+    MatrixMultiply(rows, columns, inner, Matrix{input, inner}, Matrix{weights, columns},
+                   output);
+  }
+};
+struct BackpropWeights {
+  static __device__ void Add(const Problem& p, float* input, float* grad_weights,
+                             float* grad) {
+    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
+    MatrixMultiply(inner, columns, rows, Transposed{input, inner},
+                   Matrix{grad, columns}, grad_weights);
+  }
+};
+struct BackpropInput {
+  static __device__ void Add(const Problem& p, float* grad_input, float* weights,
+                             float* grad) {
+    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
+    MatrixMultiply(rows, inner, columns, Matrix{grad, columns},
+                   Transposed{weights, columns}, grad_input);
+  }
+};
+
+template <typename Pass>
+struct Product {
   Problem p;
-  const float* input;
-  const float* weights;
-  float* output;
+  float *input, *weights, *output;  // or their gradients
 
   __device__ void operator()(int64_t index) const {
     const Place at = PlaceOf(p, index);
     const int64_t i = InputIndex(p, at);
     if (i < 0) return;
     const Elements size(p);
-    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
-    MatrixMultiply(rows, columns, inner, Matrix{input + i * size.input, inner},
-                   Matrix{weights + WeightsIndex(p, at) * size.weights, columns},
-                   output + OutputIndex(p, at) * size.output);
+    Pass::Add(p, input + i * size.input, weights + WeightsIndex(p, at) * size.weights,
+              output + OutputIndex(p, at) * size.output);
   }
 };
 
-struct BackpropWeightsProduct {
-  Problem p;
-  const float* grad;
-  const float* input;
-  float* grad_weights;
-
-  __device__ void operator()(int64_t index) const {
-    const Place at = PlaceOf(p, index);
-    const int64_t i = InputIndex(p, at);
-    if (i < 0) return;
-    const Elements size(p);
-    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
-    MatrixMultiply(inner, columns, rows, Transposed{input + i * size.input, inner},
-                   Matrix{grad + OutputIndex(p, at) * size.output, columns},
-                   grad_weights + WeightsIndex(p, at) * size.weights);
-  }
-};
-
-struct BackpropInputProduct {
-  Problem p;
-  const float* grad;
-  const float* weights;
-  float* grad_input;
-
-  __device__ void operator()(int64_t index) const {
-    const Place at = PlaceOf(p, index);
-    const int64_t i = InputIndex(p, at);
-    if (i < 0) return;
-    const Elements size(p);
-    const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
-    MatrixMultiply(rows, inner, columns,
-                   Matrix{grad + OutputIndex(p, at) * size.output, columns},
-                   Transposed{weights + WeightsIndex(p, at) * size.weights, columns},
-                   grad_input + i * size.input);
-  }
-};
+template <typename Pass>
+LaunchError AddProducts(const GpuExec& exec, const char* name, const Problem& p,
+                        const float* input, const float* weights, const float* output) {
+  return ForEach(
+      exec, name, Products(p),
+      Product<Pass>{p, const_cast<float*>(input), const_cast<float*>(weights),
+                    const_cast<float*>(output)});
+}
 
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output, void*) {
-  const LaunchError error =
-      Zero(exec, kForward, output, OutputMatrices(p) * Elements(p).output);
+  const LaunchError error = ZeroOutput(exec, p, output);
   if (!error.empty()) return error;
-  return ForEach(exec, kForward, Products(p),
-                 ForwardProduct{p, input, weights, output});
+  return AddProducts<Multiply>(exec, kForward, p, input, weights, output);
 }
 
 LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      const float* input, const float* weights, float* grad_input,
                      float* grad_weights, void*) {
-  const Elements size(p);
-  LaunchError error = Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input);
+  LaunchError error = ZeroGradients(exec, p, grad_input, grad_weights);
   if (!error.empty()) return error;
-  error = Zero(exec, kBackward, grad_weights, WeightsMatrices(p) * size.weights);
+  error = AddProducts<BackpropWeights>(exec, kBackward, p, input, grad_weights, grad);
   if (!error.empty()) return error;
-  error = ForEach(exec, kBackward, Products(p),
-                  BackpropWeightsProduct{p, grad, input, grad_weights});
-  if (!error.empty()) return error;
-  return ForEach(exec, kBackward, Products(p),
-                 BackpropInputProduct{p, grad, weights, grad_input});
+  return AddProducts<BackpropInput>(exec, kBackward, p, grad_input, weights, grad);
 }
 
 }  // namespace

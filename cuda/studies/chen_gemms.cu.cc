@@ -41,8 +41,7 @@ bool Empty(const Problem& p) {
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output, void*) {
   const Elements size(p);
-  const LaunchError error =
-      Zero(exec, kForward, output, OutputMatrices(p) * size.output);
+  const LaunchError error = ZeroOutput(exec, p, output);
   if (!error.empty() || Empty(p)) return error;
   Cublas cublas(exec);
   ForEachProduct(p, [&](const Place& at) {
@@ -58,9 +57,7 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      const float* input, const float* weights, float* grad_input,
                      float* grad_weights, void*) {
   const Elements size(p);
-  LaunchError error = Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input);
-  if (!error.empty()) return error;
-  error = Zero(exec, kBackward, grad_weights, WeightsMatrices(p) * size.weights);
+  const LaunchError error = ZeroGradients(exec, p, grad_input, grad_weights);
   if (!error.empty() || Empty(p)) return error;
   Cublas cublas(exec);
   ForEachProduct(p, [&](const Place& at) {

@@ -112,7 +112,7 @@ bool Empty(const Problem& p) {
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output, void* workspace) {
   const Elements size(p);
-  if (Empty(p)) return Zero(exec, kForward, output, OutputMatrices(p) * size.output);
+  if (Empty(p)) return ZeroOutput(exec, p, output);
   Cublas cublas(exec);
   if (!cublas.error().empty()) return cublas.error();
   return ForEachGroup<ForwardBuffers>(p, [&](const Problem& group, int64_t n) {
@@ -146,11 +146,7 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
   const Elements size(p);
   const int64_t all_inputs = InputMatrices(p) * size.input;
   const int64_t all_weights = WeightsMatrices(p) * size.weights;
-  if (Empty(p)) {
-    const LaunchError error = Zero(exec, kBackward, grad_input, all_inputs);
-    if (!error.empty()) return error;
-    return Zero(exec, kBackward, grad_weights, all_weights);
-  }
+  if (Empty(p)) return ZeroGradients(exec, p, grad_input, grad_weights);
   Cublas cublas(exec);
   if (!cublas.error().empty()) return cublas.error();
   const float* sums = nullptr;

@@ -47,9 +47,11 @@ struct Scheme {
                          float* output, void* workspace);
 };
 
-// Output stationary: basic, versions 3, 5 and 6. Input stationary: basic, versions 1
-// and 2.
+// Output stationary: basic, versions 3, 5 and 6, and basic without the multiplication,
+// which adds pixels up whatever the weights are: with each weight unread, and with it
+// loaded but unused. Input stationary: basic, versions 1 and 2.
 extern const Scheme kOutputBasic, kOutput3, kOutput5, kOutput6;
+extern const Scheme kOutputUnread, kOutputUnused;
 extern const Scheme kInputBasic, kInput1, kInput2;
 
 }  // namespace capsops::studies::inq_conv

@@ -1,16 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The seven programs of Khandwawala, "Weight Sharing on CNN". Each brings the codes
-// into the form of its kernel matrix, which takes a few microseconds, then convolves.
-// docs/papers.md has what was read how.
+// The seven programs of Khandwawala, "Weight Sharing on CNN", and two that do not
+// multiply. Each brings the codes into the form of its kernel matrix, which takes a few
+// microseconds, then convolves. docs/notebook/papers.md says how we read the report.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <type_traits>
 
-#include "cuda/common/launch.cuh"
+#include "cuda/studies/common.cuh"
 #include "cuda/studies/khandwawala_input.cuh"
 #include "cuda/studies/khandwawala_output.cuh"
 
@@ -18,7 +18,7 @@ namespace capsops::studies::inq_conv {
 namespace {
 
 constexpr const char* kName = "InqConvStudy";
-constexpr int64_t kShared = 48 << 10, kGrid = 65535, kThreads = 1024;
+constexpr int64_t kShared = 48 << 10, kGrid = 65535;
 
 template <int n>
 using Constant = std::integral_constant<int, n>;
@@ -76,20 +76,9 @@ int64_t Workspace(const Problem& p) {
   return 4 * p.out_channels * (Weights(p) * NumbersOf(kForm) + ends);
 }
 
-std::string Must(const std::string& what, const std::string& be, int64_t is) {
-  return what + " must be " + be + ", got " + std::to_string(is);
-}
-
-std::string MustBeAtMost(const std::string& what, int64_t most, const std::string& why,
-                         int64_t is) {
-  return is > most
-             ? Must(what, "at most " + std::to_string(most) + " (" + why + ")", is)
-             : std::string();
-}
-
 // What all programs want; kernels are to be of at most `most_size`.
 std::string Unsupported(const Problem& p, int64_t most_size) {
-  if (p.batch != 1) return Must("batch", "1", p.batch);
+  if (p.batch != 1) return Must("batch", 1, p.batch);
   if (p.pad_top != 0 || p.pad_left != 0) return "padding must be VALID";
   if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations must be 1";
   if (p.kernel_height != p.kernel_width) {
@@ -122,7 +111,7 @@ std::string OutputUnsupported(const Problem& p) {
 
 // Rows of a tile of the image that have an output.
 int64_t InputTile(int64_t size, int64_t channels) {
-  return channels * (8 + size - 1) * (8 + size - 1) <= kThreads ? 8 : 4;
+  return channels * (8 + size - 1) * (8 + size - 1) <= kMostThreads ? 8 : 4;
 }
 
 int64_t InputShared(Form form, int64_t size, int64_t channels) {
@@ -137,7 +126,7 @@ std::string InputUnsupported(const Problem& p) {
   std::string reason = Unsupported(p, 29);
   if (!reason.empty()) return reason;
   const int64_t size = p.kernel_height, edge = 4 + size - 1;
-  reason = MustBeAtMost("in_channels", kThreads / (edge * edge),
+  reason = MustBeAtMost("in_channels", kMostThreads / (edge * edge),
                         "a thread for each number of a tile", p.in_channels);
   if (!reason.empty()) return reason;
   reason = MustBeAtMost("shared memory", kShared, "48 KB",
@@ -187,33 +176,28 @@ void LaunchInput(const GpuExec& exec, const Sizes& s, const float* image,
          exec.stream>>>(s, image, kernels, output);
 }
 
-// Calls `launch` with the constants that a problem has: size and channels where they
-// are the paper's, else 0; and `sums`, the number of sums a thread keeps.
+// Calls `launch` with the constants that a problem has: size and channels where the
+// benchmark times them, else 0; and `sums`, the number of sums a thread keeps.
 template <bool kIsOutput, typename Launch>
 void WithConstants(const Sizes& s, int sums, const Launch& launch) {
   using None = Constant<0>;
-  using Four = Constant<4>;
-  const bool one_by_one = s.stride_height == 1 && s.stride_width == 1;
-  if (one_by_one && s.channels == 4 && (sums == 3 || sums == 0)) {
-    const auto with_size = [&](auto size, auto tile) {
-      if (sums == 0) return launch(Constant<0>(), tile, size, Four());
-      return launch(Constant<3>(), tile, size, Four());
+  if (s.stride_height == 1 && s.stride_width == 1 && (sums == 3 || sums == 0)) {
+    constexpr Constant<kIsOutput ? 16 : 8> tile;
+    bool launched = false;
+    const auto try_one = [&](auto size, auto channels) {
+      if (s.size != size || s.channels != channels) return;
+      launched = true;
+      if (sums == 0) return launch(Constant<0>(), tile, size, channels);
+      launch(Constant<3>(), tile, size, channels);
     };
-    using Small = Constant<kIsOutput ? 16 : 8>;
-    using Large = Constant<kIsOutput ? 32 : 4>;
-    using Nine = std::conditional_t<kIsOutput, Large, Small>;
-    switch (s.size) {
-      case 3:
-        return with_size(Constant<3>(), Small());
-      case 5:
-        return with_size(Constant<5>(), Small());
-      case 7:
-        return with_size(Constant<7>(), Small());
-      case 9:
-        return with_size(Constant<9>(), Nine());
-      case 11:
-        return with_size(Constant<11>(), Large());
-    }
+    const auto try_all = [&](auto size, auto... channels) {
+      (try_one(size, channels), ...);
+    };
+    try_all(Constant<3>(), Constant<1>(), Constant<2>(), Constant<3>(), Constant<4>(),
+            Constant<5>(), Constant<6>());
+    try_all(Constant<5>(), Constant<3>());
+    try_all(Constant<7>(), Constant<3>());
+    if (launched) return;
   }
   const auto with_tile = [&](auto tile) {
     switch (sums) {
@@ -259,10 +243,10 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, int powers,
                                        0, cudaMemcpyDeviceToDevice, exec.stream));
     if (!error.empty()) return error;
   }
-  WithConstants<kIsOutput>(s, kForm == Form::kValues ? 0 : powers,
+  WithConstants<kIsOutput>(s, SumsByWeight(kForm) ? powers : 0,
                            [&](auto sums, auto tile, auto size, auto channels) {
-                             constexpr bool kNoSums = sums == 0;
-                             if constexpr (kNoSums == (kForm == Form::kValues)) {
+                             constexpr bool kHasSums = sums != 0;
+                             if constexpr (kHasSums == SumsByWeight(kForm)) {
                                if constexpr (kIsOutput) {
                                  LaunchOutput<kForm, sums, tile, size, channels>(
                                      exec, s, image, kernels, ends, output);
@@ -291,6 +275,8 @@ const Scheme kOutputBasic = Output<Form::kValues>("output_basic");
 const Scheme kOutput3 = Output<Form::kPowerSign>("output_3");
 const Scheme kOutput5 = Output<Form::kSorted>("output_5");
 const Scheme kOutput6 = Output<Form::kPowerChain>("output_6");
+const Scheme kOutputUnread = Output<Form::kUnread>("output_unread");
+const Scheme kOutputUnused = Output<Form::kUnused>("output_unused");
 const Scheme kInputBasic = Input<Form::kValues>("input_basic");
 const Scheme kInput1 = Input<Form::kPowerSign>("input_1");
 const Scheme kInput2 = Input<Form::kConstant>("input_2");

@@ -48,6 +48,8 @@ enum class Form {
   kSorted,      // four int: the exponent and the place, row, column and channel
   kConstant,    // float, in constant memory
   kPowerChain,  // as kPowerSign, the sum found by comparing
+  kUnread,      // float, not used: pixels are added up as they are
+  kUnused,      // the same, but each weight is still loaded
 };
 
 // Numbers of four bytes for a weight.
@@ -55,6 +57,11 @@ constexpr int NumbersOf(Form form) {
   return form == Form::kSorted                                   ? 4
          : form == Form::kPowerSign || form == Form::kPowerChain ? 2
                                                                  : 1;
+}
+
+// Whether pixels are added up by weight.
+constexpr bool SumsByWeight(Form form) {
+  return form != Form::kValues && form != Form::kUnread && form != Form::kUnused;
 }
 
 // What is multiplied by the same power of two, added up. Registers have no index: where

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kSize ? kChannels * (kTile + kSize - 1) *
       }
     }
   }
-  if constexpr (kForm != Form::kValues) total = sums.Total(s.lowest_weight);
+  if constexpr (SumsByWeight(kForm)) total = sums.Total(s.lowest_weight);
   output[(n * s.out_height + to.row) * s.out_width + to.column] = total;
 }
 

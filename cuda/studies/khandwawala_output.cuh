@@ -12,6 +12,24 @@
 
 namespace capsops::studies::inq_conv {
 
+// Loads a weight for each channel, four at once where compilers would.
+template <int kChannels>
+__device__ void LoadAndDrop(const int* weights, int channels) {
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(weights));
+  for (int d = 0; d < channels;) {
+    int a, b, c, e;
+    if constexpr (kChannels % 4 == 0 && kChannels > 0) {
+      asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(a), "=r"(b), "=r"(c), "=r"(e)
+                   : "r"(at + 4 * d));
+      d += 4;
+    } else {
+      asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(a) : "r"(at + 4 * d));
+      d += 1;
+    }
+  }
+}
+
 // kSize and kChannels are 0 where they are not constants, else strides are 1. `ends` is
 // [out_channels, 2 * kPowers], for the sorted form.
 template <Form kForm, int kPowers, int kTile, int kSize, int kChannels>
@@ -61,10 +79,14 @@ __global__ void OutputStationary(Sizes s, const float* __restrict__ image,
     for (int j = 0; j < size; ++j) {
       const int place = (i * size + j) * channels;
       const float* const pixel = tile + ((ty + i) * kTile + tx + j) * channels;
+      if constexpr (kForm == Form::kUnused)
+        LoadAndDrop<kChannels>(kernel + place, channels);
       for (int d = 0; d < channels; ++d) {
         const int* const weight = kernel + (place + d) * kNumbers;
         if constexpr (kForm == Form::kValues) {
           total += pixel[d] * __int_as_float(*weight);
+        } else if constexpr (kForm == Form::kUnread || kForm == Form::kUnused) {
+          total += pixel[d];
         } else if constexpr (kForm == Form::kPowerSign) {
           if (weight[1] > 0) {
             sums.of[weight[0] - s.lowest] += pixel[d];
@@ -84,7 +106,7 @@ __global__ void OutputStationary(Sizes s, const float* __restrict__ image,
       }
     }
   }
-  if constexpr (kForm != Form::kValues) total = sums.Total(s.lowest_weight);
+  if constexpr (SumsByWeight(kForm)) total = sums.Total(s.lowest_weight);
   output[(blockIdx.z * s.out_height + to.row) * s.out_width + to.column] = total;
 }
 

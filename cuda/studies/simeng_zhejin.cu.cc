@@ -5,17 +5,15 @@
 // the image, a thread for each of its pixels, which has that pixel of all samples,
 // channels and kernel positions. Results start at zero and are added to in global
 // memory. A thread updates its own pixel only: grad_input gathers, so nothing races.
-// docs/papers.md has what was read how.
+// docs/notebook/papers.md says how we read the paper.
 #include <cstdint>
 #include <string>
 
-#include "cuda/common/launch.cuh"
+#include "cuda/studies/common.cuh"
 #include "cuda/studies/high_order_conv.h"
 
 namespace capsops::studies::high_order_conv {
 namespace {
-
-constexpr int kMostThreads = 1024;
 
 struct Sizes {
   int64_t batch, channels, height, width, kernel_height, kernel_width;
@@ -79,35 +77,21 @@ Sizes SizesOf(const Problem& p) {
   return {p.batch, p.channels, p.height, p.width, p.kernel_height, p.kernel_width};
 }
 
-LaunchError SetToZero(const char* name, const GpuExec& exec, float* tensor,
-                      int64_t elements) {
-  if (elements == 0) return {};
-  return CheckLaunch(name,
-                     cudaMemsetAsync(tensor, 0, elements * sizeof(float), exec.stream));
-}
-
 }  // namespace
 
 std::string Unsupported(const Problem& p) {
-  const auto must = [](const char* what, const std::string& be, int64_t is) {
-    return std::string(what) + " must be " + be + ", got " + std::to_string(is);
-  };
-  if (p.groups != 1) return must("groups", "1", p.groups);
+  if (p.groups != 1) return Must("groups", 1, p.groups);
   for (const int64_t step : {p.dilation_height, p.dilation_width}) {
-    if (step != 1) return must("dilations", "1", step);
+    if (step != 1) return Must("dilations", 1, step);
   }
-  if (p.width > kMostThreads) {
-    return must("width", "at most " + std::to_string(kMostThreads) + " (a thread each)",
-                p.width);
-  }
-  return {};
+  return MustBeAtMost("width", kMostThreads, "a thread each", p.width);
 }
 
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output) {
   const char* name = "HighOrderConvStudy";
   const int64_t elements = p.batch * p.channels * p.height * p.width;
-  LaunchError error = SetToZero(name, exec, output, elements);
+  LaunchError error = Zero(exec, name, output, elements);
   if (error.empty()) error = CheckGrid(name, p.height);
   if (!error.empty() || elements == 0) return error;
   ForwardKernel<<<static_cast<unsigned>(p.height), static_cast<unsigned>(p.width), 0,
@@ -120,10 +104,9 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      float* grad_weights) {
   const char* name = "HighOrderConvStudyGrad";
   const int64_t pixels = p.batch * p.height * p.width;
-  LaunchError error = SetToZero(name, exec, grad_input, pixels * p.channels);
+  LaunchError error = Zero(exec, name, grad_input, pixels * p.channels);
   if (error.empty()) {
-    error =
-        SetToZero(name, exec, grad_weights, pixels * p.kernel_height * p.kernel_width);
+    error = Zero(exec, name, grad_weights, pixels * p.kernel_height * p.kernel_width);
   }
   if (error.empty()) error = CheckGrid(name, p.height);
   if (!error.empty() || pixels * p.channels == 0) return error;

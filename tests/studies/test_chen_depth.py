@@ -5,7 +5,6 @@
 import keras
 import numpy as np
 import pytest
-from rich.console import Console
 
 import tf_capsops
 from benchmarks.papers import chen, chen_depth
@@ -60,16 +59,20 @@ def test_what_training_took_is_shown(monkeypatch, tmp_path):
     monkeypatch.setattr(chen_depth, "EPOCHS", 3)
     methods = chen_depth.OURS, chen_depth.FOLD
     monkeypatch.setattr(chen_depth, "METHODS", {1: methods})
-    (result,) = chen_depth.run("CPU:0")
+    (result,) = chen_depth.run("CPU:0", 2)
     assert [*result["methods"]] == [*methods]
     ours, fold = result["methods"].values()
     assert ours["losses"][0] == pytest.approx(fold["losses"][0], rel=1e-4)
     assert ours["step_ms"] > 0 and ours["peak_bytes"] is None
-    console = Console(width=120)
-    with console.capture() as captured:
-        console.print(chen_depth.table(result))
-    assert f"{ours['step_ms']:.1f}" in captured.get()
-    times = {"total_ms": 1.0}
-    published = {"network": "as published", "methods": {"official": times}}
-    chen.draw([published, result], tmp_path / "chart.png")
+    result |= {"device": "CPU:0", "run": {}}
+    table = dict(chen.tables([result]))["papers_chen_depth"]
+    assert [row[0] for row in table["rows"]] == ["1: CapsuleConv", "1: fold"]
+    assert table["rows"][0][1] == f"{ours['losses'][0]:.3f}"
+    chen.draw([result], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_results_there_are_empty_tables():
+    tables = dict(chen.tables([]))
+    assert tables["papers_chen_depth"]["rows"] == []
+    assert all(table["runs"] == [] for table in tables.values())

@@ -8,16 +8,14 @@ import pytest
 import tensorflow as tf
 from cuda_studies import on_gpus, with_library
 from reference import capsule_conv as reference
-from rich.console import Console
 from tensorflow.python.framework import op_def_registry
 from tolerances import assert_close
 
-from benchmarks.papers import __main__ as papers
-from benchmarks.papers import chen, counts, studies, vaidya
+from benchmarks.papers import counts, studies, vaidya
 from tf_capsops.bench import cases
 
 SUITE = cases.suites()["CapsuleConv"]
-PLAIN = SUITE.rivals["patches"]
+_VALID = {"strides": (1, 1), "padding": "VALID", "dilations": (1, 1)}
 
 # Of CapsuleConv's cases those that Chen et al. name: strides, rank 3; padding and
 # dilations; and those without any element.
@@ -65,6 +63,10 @@ def _draw(*shapes):
     return [tf.constant(rng.uniform(-1, 1, shape), tf.float32) for shape in shapes]
 
 
+def _plain(inputs, weights, **attributes):
+    return SUITE.rivals["patches"](inputs, weights, **{**_VALID, **attributes})
+
+
 def _exact(tensors):
     return [tensor.numpy().astype(np.float64) for tensor in tensors]
 
@@ -73,7 +75,7 @@ def _assert_forward_close(output, inputs, weights, **attributes):
     exact = _exact([inputs, weights])
     truth = reference.forward(*exact, **attributes)
     magnitude = reference.forward(*map(np.abs, exact), **attributes)
-    plain = PLAIN(inputs, weights, **attributes)
+    plain = _plain(inputs, weights, **attributes)
     assert_close(output.numpy(), truth, plain.numpy(), magnitude)
 
 
@@ -92,7 +94,7 @@ def _assert_all_close(kernel, grad, inputs, weights, **attributes):
     )
     assert all("GPU" in result.device for result in ours)
     plain = _gradients(
-        lambda *tensors: PLAIN(*tensors, **attributes), grad, inputs, weights
+        lambda *tensors: _plain(*tensors, **attributes), grad, inputs, weights
     )
     exact = _exact([grad, inputs, weights])
     truths = []
@@ -118,6 +120,25 @@ def test_vaidya(kernel, shapes, gpu):
         output = studies.capsule_conv2d(inputs, weights, kernel)
         assert output.device.endswith(gpu)
         _assert_forward_close(output, inputs, weights)
+
+
+@on_gpus
+@pytest.mark.parametrize("shapes", VAIDYA_SHAPES, ids=str)
+@pytest.mark.parametrize("order", studies.LAYOUTS)
+def test_layouts(order, shapes, gpu):
+    """The kernel in each layout, and what computes without a transpose in two."""
+    with tf.device(gpu):
+        inputs, weights = _draw(*shapes)
+        image = vaidya._in_memory(order, inputs)
+        for compute in (vaidya.in_layout(order), vaidya._conv2d(order)):
+            if compute is None:
+                continue
+            output = compute(image, weights)
+            height, width = (i - w + 1 for i, w in zip(shapes[0][1:], shapes[1][:2]))
+            sizes = [max(height, 0), max(width, 0), 1, 4, 4]
+            output = tf.reshape(output, [sizes[a] for a in vaidya.LAYOUTS[order][0]])
+            output = vaidya._out_of_memory(order, output)
+            _assert_forward_close(output, inputs, weights)
 
 
 @on_gpus
@@ -193,7 +214,11 @@ def test_vaidya_has_no_gradient(kernel):
 def test_library_holds_what_the_benchmark_names():
     studies.load()
     for op, names in (
-        ("CapsuleConvStudy", {*studies.VAIDYA, *studies.CHEN}),
+        (
+            "CapsuleConvStudy",
+            {*studies.VAIDYA, *studies.CHEN}
+            | {f"layout_{order}" for order in studies.LAYOUTS},
+        ),
         ("CapsuleConvStudyGrad", {*studies.CHEN}),
     ):
         (kernel,) = (a for a in op_def_registry.get(op).attr if a.name == "kernel")
@@ -219,23 +244,8 @@ def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
         studies.library_path()
 
 
-@pytest.mark.parametrize(
-    "arguments, text",
-    [
-        (["--op", "CapsuleConv", "--device", "CPU"], "--op CapsuleConv is measured on"),
-        (["--op", "CapsuleRouting"], "invalid choice: 'CapsuleRouting'"),
-        (["--repeat", "1"], "--repeat: must be an integer >= 2, got '1'"),
-    ],
-)
-def test_papers_refuse(arguments, text, capsys):
-    with pytest.raises(SystemExit) as caught:
-        papers.main(arguments)
-    assert caught.value.code == 2
-    assert text in capsys.readouterr().err
-
-
 def test_published_stores_are_those_of_16_input_channels():
-    """docs/papers.md: one for each thread, position, channel and element."""
+    """docs/notebook/papers.md: one for each thread, position, channel and element."""
     products = 124 * 124 * 5 * 5 * 16
     stores = {name: published[1] for name, published in vaidya.PUBLISHED.items()}
     assert stores == {name: products * 16 for name in studies.VAIDYA} | {
@@ -268,28 +278,20 @@ def test_counts_are_read_from_the_profiler():
     assert found[many, counts.OURS] == {"stores": 21000, "loads": 214}
 
 
-def _shown(table):
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+def test_layouts_are_transposes():
+    """Their axes, as the kernel's names say: p is two axes, y and x."""
+    letters = {"p": (0, 1), "c": (2,), "r": (3,), "k": (4,)}
+    for order, (axes, _) in vaidya.LAYOUTS.items():
+        assert axes == sum((letters[letter] for letter in order), ())
+        image = tf.random.uniform((1, 3, 5, 2, 4, 4))
+        there = vaidya._in_memory(order, image)
+        np.testing.assert_array_equal(vaidya._out_of_memory(order, there), image)
+    assert tuple(vaidya.LAYOUTS) == studies.LAYOUTS
 
 
-def test_tables_show_both_sides():
-    baseline = {"ms": 2.0, "stores": 400, "loads": 800}
-    published = {"published": dict(zip(baseline, vaidya.PUBLISHED["I3"]))}
-    base = {"published": dict(zip(baseline, vaidya.PUBLISHED["B"]))}
-    rows = {
-        "B": baseline | base,
-        "I3": {"ms": 0.5, "stores": 100, "loads": 160} | published,
-        "TF fold": {"error": "no memory"},
-    }
-    shown = _shown(vaidya.table({"in_channels": 3, "methods": rows, "counts": "why"}))
-    for text in ("0.25", "0.20", "97.9", "cannot run", "no memory", "why"):
-        assert text in shown
-    row = {"total_ms": 3.5, "forward_ms": 1.25, "backward_ms": 2.25}
-    rows = {"official": row | {"published_ms": [510, 170, 340]}, "tf_capsops": row}
-    network = {"network": "any", "batch": 2, "products": 12345, "methods": rows}
-    shown = _shown(chen.table(network))
-    for text in ("3.500", "1.250", "510", "340", "12,345", "strided batch"):
-        assert text in shown
+def test_convolution_in_its_own_layout():
+    inputs, weights = _draw((1, 6, 7, 3, 4, 4), (2, 3, 3, 1, 4, 4))
+    output = vaidya._conv2d("rpck")(vaidya._in_memory("rpck", inputs), weights)
+    output = tf.reshape(output, (4, 5, 5, 1, 4))
+    output = vaidya._out_of_memory("rpck", output)
+    _assert_forward_close(output, inputs, weights)

@@ -4,16 +4,24 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from cuda_studies import on_gpus, with_library
 from reference import high_order_conv as reference
-from rich.console import Console
 from tolerances import assert_close
 
 from benchmarks.papers import __main__ as papers
-from benchmarks.papers import outcome, pad_slice_multiply, simeng_zhejin, studies
+from benchmarks.papers import (
+    outcome,
+    pad_slice_multiply,
+    simeng_zhejin,
+    simeng_zhejin_methods,
+    simeng_zhejin_share,
+    studies,
+)
+from tf_capsops import layers
 from tf_capsops.bench import measure
 from tf_capsops.bench.report import OURS
 
@@ -153,9 +161,9 @@ def test_cuda_refuses(image, weights, text):
 
 
 def test_published_times_are_shorter_than_reading_takes():
-    """docs/papers.md: of one GPU of a K80, and with a batch of 512 many times so."""
-    for place, direction in enumerate(simeng_zhejin.DIRECTIONS):
-        published = simeng_zhejin.PUBLISHED["GPU"]["cuda"][place] / 1e3
+    """docs/notebook/papers.md: one GPU of a K80 could not even read in them."""
+    for direction in simeng_zhejin.DIRECTIONS:
+        published = simeng_zhejin.TEXT["GPU", direction]["cuda"] / 1e3
         least = [
             simeng_zhejin.least_bytes(b, direction) / simeng_zhejin.K80_BYTES_PER_SECOND
             for b in (64, 512)
@@ -195,54 +203,128 @@ def test_gradient_step_leaves_out_the_output():
     assert [result.numpy() for result in results] == [10, 6]
 
 
-@pytest.mark.slow
 def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     """The CPU's charts need neither a GPU nor the library of the studies."""
-    monkeypatch.setattr(simeng_zhejin, "IMAGE", (6, 5))
-    monkeypatch.setattr(simeng_zhejin, "BATCHES", {"CPU": (1, 2)})
-    arguments = ["--op", "HighOrderConv", "--device", "CPU"]
-    arguments += ["--repeat", "2", "--output", str(tmp_path)]
+    found = simeng_zhejin_methods.methods("CPU")
+    names = ["python", f"{OURS}, NHWC"]
+    few = {name: found[name] for name in names}
+    monkeypatch.setattr(simeng_zhejin_methods, "IMAGE", (6, 5))
+    monkeypatch.setattr(simeng_zhejin, "methods", lambda kind: few)
+    monkeypatch.setattr(simeng_zhejin, "BATCHES", {"CPU": (1,), "GPU": (1,)})
+    monkeypatch.setattr(simeng_zhejin, "_SAMPLE_SECONDS", {"CPU": 0.001})
+    arguments = ["--paper", "simeng_zhejin", "--part", "module", "share", "launches"]
+    arguments += ["--device", "CPU", "--repeat", "2", "--output", str(tmp_path)]
     assert papers.main(arguments) == 0
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "papers.json").read_text())
-    assert set(report) >= {"command", "versions", "simeng_zhejin"}
-    assert "vaidya" not in report
-    results = report["simeng_zhejin"]
+    assert list(report["papers"]) == ["simeng_zhejin"]
+    results = report["papers"]["simeng_zhejin"]
     assert [result["direction"] for result in results] == ["forward", "backward"]
-    names = ["python", "cpp", "python, XLA", OURS, f"{OURS}, NHWC"]
     for result in results:
+        assert (result["part"], result["device"]) == ("module", "CPU:0")
         assert list(result["methods"]) == names
-        for name, row in result["methods"].items():
-            assert name in printed
-            assert [cell["samples"] for cell in row["cells"]] == [2, 2]
-            assert min(cell["ms"] for cell in row["cells"]) > 0
-    assert (tmp_path / "simeng_zhejin.png").read_bytes().startswith(b"\x89PNG")
+        for row in result["methods"].values():
+            assert [cell["samples"] for cell in row["cells"]] == [2]
+    assert min(row["cells"][0]["ms"] for row in results[0]["methods"].values()) > 0
+    for text in ("python", "HighOrderConv, NHWC", "(1,730)", "18508.86"):
+        assert text in printed
+    table = report["tables"]["papers_simeng_zhejin_module_cpu_forward"]
+    (run,) = table["runs"]
+    assert run["command"] == (
+        "python -m benchmarks.papers --paper simeng_zhejin --part module --device CPU "
+        "--repeat 2"
+    )
+    picture = tmp_path / "papers_simeng_zhejin.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_method_computes_the_same_module(monkeypatch):
+    """Output and gradients of the layer with a residual, whatever the layout."""
+    monkeypatch.setattr(simeng_zhejin_methods, "IMAGE", (7, 6))
+    rng = np.random.default_rng(0)
+    images, grad = (
+        rng.uniform(-1, 1, (2, 7, 6, 3)).astype(np.float32) for _ in range(2)
+    )
+    weights = simeng_zhejin_methods.generator()
+    layer = layers.HighOrderConv2D(5)
+    layer.build(images.shape)
+    layer.set_weights([weight.numpy() for weight in weights])
+    with tf.GradientTape() as tape:
+        inputs = tf.constant(images)
+        tape.watch(inputs)
+        expected = layer(inputs) + inputs
+    sources = [inputs, *layer.trainable_variables]
+    expected = [expected, *tape.gradient(expected, sources, tf.constant(grad))]
+    for method in simeng_zhejin_methods.methods("CPU").values():
+        compute = simeng_zhejin_methods.module(method, "CPU")
+        first = method.layout != simeng_zhejin_methods.NHWC
+        axes = [0, 3, 1, 2] if first else [0, 1, 2, 3]
+        found = measure.training_step(compute)(
+            *(tf.transpose(t, axes) for t in (grad, images)),
+            *weights,
+        )
+        for place, (one, wanted) in enumerate(zip(found, expected, strict=True)):
+            if first and place < 2:
+                one = tf.transpose(one, [0, 2, 3, 1])
+            np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_too_little_memory_is_said(monkeypatch):
     monkeypatch.setattr(simeng_zhejin, "IMAGE", (10**6, 10**6))
-    text = simeng_zhejin._too_large("python", "backward", 8, "CPU:0")
+    text = simeng_zhejin._too_large("python", 8, "CPU:0")
     assert text.startswith("not tried, takes 24800000 GB of memory and ")
-    assert not simeng_zhejin._too_large("cpp", "backward", 8, "CPU:0")
+    assert not simeng_zhejin._too_large("cpp", 8, "CPU:0")
 
 
-def test_table_shows_both_sides(tmp_path):
-    cells = [{"ms": 0.5, "samples": 5}, {"error": "out of memory"}]
-    rows = {"python": outcome.row("batch", cells, (8, 512))}
-    rows["cuda"] = outcome.row("batch", [{"ms": 1.25}, {"ms": 123.4}], (8, 512))
-    rows["cuda, not waited for"] = {"cells": [{"ms": 0.03125}, {"ms": 0.03}]}
-    result = {
-        "device": "GPU:0",
-        "direction": "backward",
-        "batches": [8, 512],
-        "methods": rows,
-        "published_ms": {"cuda": 1.29},
-        "k80_least_ms": [0.4, 25.25],
-    }
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(simeng_zhejin.table(result))
-    for text in ("0.500", "no memory", "123", "0.031", "1.29", "25.2", "python: batch"):
-        assert text in capture.get()
-    simeng_zhejin.draw([result], tmp_path / "chart.png")
+def _results():
+    """What a GPU would give, with a number for each method and batch."""
+    batches = simeng_zhejin.BATCHES["GPU"]
+    rows = {}
+    for place, name in enumerate(simeng_zhejin_methods.methods("GPU")):
+        cells = [{"ms": place + 0.5, "bytes": 10**8 * batch} for batch in batches]
+        rows[name] = outcome.row("batch", cells, batches)
+    cells = [*rows["python"]["cells"][:-1], {"error": outcome.NO_MEMORY}]
+    rows["python"] = outcome.row("batch", cells, batches)
+    shared = {"device": "GPU:0", "run": {"command": "any"}}
+    for direction in simeng_zhejin.DIRECTIONS:
+        yield {"part": "module", "direction": direction, "methods": rows, **shared}
+    steps = {"no module": {"ms": 60}, "python": {"ms": 90}, "cuda": {"error": "no"}}
+    yield {"part": "share", "methods": steps, **shared}
+    names = [f"{d}, {w}" for d in ("forward", "backward") for w in _WAITED]
+    lines = {name: [0.03125] * len(batches) for name in names}
+    yield {"part": "launches", "rows": lines, **shared}
+
+
+_WAITED = ("not waited for", "waited for")
+
+
+def test_tables_show_both_sides(tmp_path):
+    results = list(_results())
+    tables = dict(simeng_zhejin.tables(results))
+    name = "papers_simeng_zhejin"
+    rows = {row[0]: row for row in tables[f"{name}_module_gpu_backward"]["rows"]}
+    assert rows["`python`"][1:3] == ["**0.500** (36)", "**0.500** (63)"]
+    assert rows["`python`"][-2:] == ["no memory", "235.66"]
+    assert rows["`cuda`"][-1] == "1.29"
+    assert rows["HighOrderConv, NCHW"][-2:] == ["4.500", ""]
+    rows = {row[0]: row for row in tables[f"{name}_memory"]["rows"]}
+    assert rows["`cpp`"][1] == "0.81" and rows["`cpp`"][-2:] == ["64", "512"]
+    assert rows["`python`"][-3:] == ["no memory", "64", "256"]
+    rows = {row[0]: row for row in tables[f"{name}_share"]["rows"]}
+    assert rows["`python`"] == ["`python`", "90.0", "30.0", "33%"]
+    assert rows["`cuda`"][1:] == ["cannot run", "", ""]
+    rows = tables[f"{name}_launches"]["rows"]
+    assert [row[1] for row in rows[:3]] == ["0.031", "0.031", "0.207"]
+    simeng_zhejin.draw(results, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_step_of_a_network(monkeypatch):
+    """Gradients in the images, in the network's weights and in the module's."""
+    network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(4)])
+    images, labels = tf.random.uniform((2, 5, 6, 3)), tf.constant([1, 3])
+    weights = simeng_zhejin_methods.generator()
+    method = simeng_zhejin_methods.methods("CPU")[f"{OURS}, NHWC"]
+    for one, shapes in ((None, []), (method, [weight.shape for weight in weights])):
+        found = simeng_zhejin_share._step(network, one, images, labels, *weights)
+        assert [g.shape for g in found] == [images.shape, (90, 4), (4,), *shapes]

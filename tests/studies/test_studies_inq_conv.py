@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from cuda_studies import on_gpus, with_library
 from reference import inq_conv as reference
-from rich.console import Console
 from tolerances import assert_close
 
 from benchmarks.papers import __main__ as papers
@@ -19,6 +18,13 @@ from tf_capsops.bench.report import OURS
 # Height, width; channels in, out; kernel; strides.
 CASES = [
     ((1, 1), (1, 1), 1, (1, 1)),
+    ((17, 15), (1, 2), 3, (1, 1)),  # channels and kernels that are constants
+    ((17, 15), (2, 3), 3, (1, 1)),
+    ((19, 21), (3, 4), 3, (1, 1)),
+    ((21, 18), (5, 6), 3, (1, 1)),
+    ((16, 23), (6, 7), 3, (1, 1)),
+    ((18, 19), (3, 5), 5, (1, 1)),
+    ((22, 17), (3, 4), 7, (1, 1)),
     ((3, 3), (4, 5), 3, (1, 1)),
     ((7, 9), (4, 8), 3, (1, 1)),
     ((16, 17), (4, 4), 3, (1, 1)),  # tiles of the paper's sizes, and one beyond
@@ -87,6 +93,24 @@ def test_serial(case):
 def test_programs(case, kernel, gpu):
     with tf.device(gpu):
         _assert_close(case, kernel)
+
+
+@on_gpus
+@pytest.mark.parametrize("kernel", khandwawala.WITHOUT[1:])
+@every_case
+def test_programs_without_multiplication(case, kernel, gpu):
+    """They add up what each kernel lies on, whatever its weights."""
+    _, (channels, out_channels), size, strides = case
+    inputs, codes, top = _draw(case, 3, 3)
+    with tf.device(gpu):
+        result = studies.inq_conv2d(inputs, codes, top, kernel, strides=strides).numpy()
+    exact = inputs.astype(np.float64)
+    ones = np.ones((size, size, channels, out_channels))
+    if not result.size:
+        assert result.shape[1] == out_channels
+        return
+    expected = tf.nn.conv2d(exact, ones, strides, "VALID").numpy()
+    np.testing.assert_allclose(np.moveaxis(result, 1, 3), expected, atol=1e-4)
 
 
 @on_gpus
@@ -208,7 +232,9 @@ def test_a_program_has_its_device():
 
 def test_weights_are_those_of_the_codes():
     """And of the code book just the report's powers, without 0."""
-    _, codes, weights = khandwawala.tensors(8, 3, np.random.default_rng(0))
+    sizes = {"channels": 4, "image": 8, "kernel": 3}
+    image, codes, weights = khandwawala.tensors(sizes, np.random.default_rng(0))
+    assert image.shape == (1, 8, 8, 4) and codes.shape == (3, 3, 4, 128)
     decoded = reference.inq.decode(
         codes.numpy(), khandwawala.BITS, khandwawala.TOP_EXPONENT
     )
@@ -217,8 +243,8 @@ def test_weights_are_those_of_the_codes():
 
 
 def test_work_of_the_setup():
-    """The numbers of docs/papers.md."""
-    work = khandwawala.work(1024, 3)
+    """The numbers of docs/notebook/papers.md."""
+    work = khandwawala.work(channels=4, image=1024, kernel=3)
     assert work["outputs"] == 128 * 1022**2 == 133693952
     assert work["products"] == 36 * 133693952 == 4812982272
     assert work["saved"] == 33 * 133693952
@@ -227,25 +253,27 @@ def test_work_of_the_setup():
 
 def test_bench_without_a_gpu(tmp_path, capsys, monkeypatch):
     """The serial program, or that it was not built."""
-    monkeypatch.setattr(khandwawala, "SIZES", {"CPU": {"image": (8, 9)}})
+    monkeypatch.setattr(
+        khandwawala, "SIZES", {**khandwawala.SIZES, "CPU": {"image": (8, 9)}}
+    )
     monkeypatch.setattr(khandwawala, "_SAMPLE_SECONDS", {"CPU": 0.001})
-    arguments = ["--op", "InqConv", "--device", "CPU"]
+    arguments = ["--paper", "khandwawala", "--device", "CPU"]
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
     assert papers.main(arguments) == 0
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "papers.json").read_text())
-    assert set(report) >= {"command", "versions", "khandwawala"}
-    (result,) = report["khandwawala"]
+    (result,) = report["papers"]["khandwawala"]
+    assert result["part"] == "image"
     assert result["varied"] == "image" and result["sizes"] == [8, 9]
     assert list(result["methods"]) == ["serial", OURS, "conv2d"]
     for name, row in result["methods"].items():
-        assert name in printed
+        assert name.replace(OURS, "InqConv") in printed
         if "make studies" in row.get("error", ""):
             assert name == "serial"
             continue
         assert [cell["samples"] for cell in row["cells"]] == [2, 2]
         assert min(cell["ms"] for cell in row["cells"]) > 0
-    assert (tmp_path / "khandwawala.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "papers_khandwawala.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_tf32_is_as_it_was():
@@ -258,32 +286,41 @@ def test_tf32_is_as_it_was():
         assert found is before
 
 
-def test_tables_and_charts_show_all(tmp_path):
-    results = []
-    for varied, sizes in (("image", [128, 1024]), ("kernel", [3, 11])):
+def _results():
+    """What a GPU would give, with a number for each method and size."""
+    shared = {"device": "GPU:0", "run": {"command": "any"}}
+    for varied, sizes in khandwawala.SIZES["GPU"].items():
         names = [*khandwawala.methods("GPU"), f"{OURS}, float32", "conv2d, float32"]
         rows = {
-            name: outcome.row(varied, [{"ms": i + 0.25}, {"ms": 123.4}], sizes)
-            for i, name in enumerate(names)
+            name: outcome.row(varied, [{"ms": place + 0.25}] * len(sizes), sizes)
+            for place, name in enumerate(names)
         }
-        cells = [{"ms": 0.5}, {"error": "too many for constant memory"}]
+        cells = [*rows["input_2"]["cells"][1:], {"error": "too many for constants"}]
         rows["input_2"] = outcome.row(varied, cells, sizes)
-        work = [khandwawala.work(*khandwawala.sizes_at(varied, s)) for s in sizes]
-        results.append(
-            {
-                "device": "GPU:0",
-                "varied": varied,
-                "sizes": sizes,
-                "work": work,
-                "methods": rows,
-            }
-        )
-    console = Console(width=120)
-    with console.capture() as capture:
-        for result in results:
-            console.print(khandwawala.table(result))
-    shown = capture.get()
-    for text in ("0.250", "123", "cannot run", "kernel 11: too many", "4.81", *names):
-        assert text in shown
+        yield {"part": varied, "methods": rows, **shared}
+    times = zip(khandwawala.WITHOUT, (2.0, 1.5, 2.2), strict=True)
+    rows = {name: {"cells": [{"ms": ms}] * 4} for name, ms in times}
+    yield {"part": "without", "methods": rows, **shared}
+
+
+def test_tables_and_charts_show_all(tmp_path):
+    results = list(_results())
+    tables = dict(khandwawala.tables(results))
+    rows = {r[0]: r[1:] for r in tables["papers_khandwawala_channels"]["rows"]}
+    assert rows["`output_5`"][4] == "2.250 (1,584)"
+    assert rows["`input_2`"][-1] == "cannot run"
+    assert rows["InqConv, TF32"] == ["7.250"] * 6 and rows["`conv2d`"] == ["10.2"] * 6
+    rows = {r[0]: r[1:] for r in tables["papers_khandwawala_image"]["rows"]}
+    assert rows["`output_6`"] == ["3.250"] * 3 + ["3.250 (153)", "3.250 (576)"]
+    rows = {r[0]: r[1:] for r in tables["papers_khandwawala_without"]["rows"]}
+    assert rows["`output_unread`"][0] == "1.500 (-25%)"
+    assert rows["`output_unused`"][0] == "2.200 (+10%)"
     khandwawala.draw(results, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_published_charts_have_a_number_for_each_size():
+    for tiling in khandwawala.PUBLISHED.values():
+        for varied, lines in tiling.items():
+            sizes = len(khandwawala.SIZES["GPU"][varied])
+            assert {len(line) for line in lines.values()} == {sizes}

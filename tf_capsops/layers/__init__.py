@@ -8,6 +8,7 @@ from tf_capsops.layers.conv2d import Conv2D
 from tf_capsops.layers.conv_caps2d import ConvCaps2D
 from tf_capsops.layers.dense_caps import DenseCaps
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
+from tf_capsops.layers.high_order_conv1d import HighOrderConv1D
 from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
 from tf_capsops.layers.inq_conv2d import InqConv2D
@@ -26,6 +27,7 @@ __all__ = [
     "ConvCaps2D",
     "DenseCaps",
     "DigitCaps",
+    "HighOrderConv1D",
     "HighOrderConv2D",
     "InqConv2D",
     "InqDense",

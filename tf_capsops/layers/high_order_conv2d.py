@@ -101,7 +101,7 @@ class HighOrderConv2D(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        owner = "HighOrderConv2D"
+        owner = type(self).__name__
         try:
             self.kernel_size = odd_pair(owner, "kernel_size", kernel_size)
         except ValueError as error:
@@ -132,7 +132,7 @@ class HighOrderConv2D(keras.layers.Layer):
         self.bias_constraint = keras.constraints.get(bias_constraint)
 
     def build(self, inputs_shape, guide_shape=None):
-        self.compute_output_shape(inputs_shape, guide_shape)
+        self._checked(inputs_shape, guide_shape)
         guide_shape = inputs_shape if guide_shape is None else guide_shape
         numbers = self.groups * self.kernel_size[0] * self.kernel_size[1]
         self.kernel = self.add_weight(
@@ -155,7 +155,7 @@ class HighOrderConv2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
 
     def call(self, inputs, guide=None):
-        owner = "HighOrderConv2D"
+        owner = type(self).__name__
         (inputs,) = float_tensors(owner, inputs=inputs)
         (guide,) = float_tensors(owner, guide=inputs if guide is None else guide)
         # A convolution with other channels would pass for one of several groups.
@@ -181,11 +181,15 @@ class HighOrderConv2D(keras.layers.Layer):
         return outputs
 
     def compute_output_shape(self, inputs_shape, guide_shape=None):
+        return self._checked(inputs_shape, guide_shape)
+
+    def _checked(self, inputs_shape, guide_shape):
+        """Returns the shape of the images, if the guide and the groups fit it."""
         shape = checked_images(self, inputs_shape, self.data_format)
         if shape[self._channels] % self.groups:
             raise ValueError(
-                f"HighOrderConv2D: groups must divide the channels of the input, got "
-                f"{self.groups} groups and shape {shape}"
+                f"{type(self).__name__}: groups must divide the channels of the input, "
+                f"got {self.groups} groups and shape {shape}"
             )
         if guide_shape is not None:
             guide = checked_images(self, guide_shape, self.data_format, "guide")

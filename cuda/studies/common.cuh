@@ -1,0 +1,42 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What the studies' launchers have in common.
+#ifndef CAPSOPS_CUDA_STUDIES_COMMON_CUH_
+#define CAPSOPS_CUDA_STUDIES_COMMON_CUH_
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/common/launch.cuh"
+
+namespace capsops::studies {
+
+constexpr int64_t kMostThreads = 1024;  // of a block
+
+// Sets a tensor to zero that kernels add to.
+inline LaunchError Zero(const GpuExec& exec, const char* name, float* data,
+                        int64_t elements) {
+  if (elements == 0) return {};
+  return CheckLaunch(name,
+                     cudaMemsetAsync(data, 0, elements * sizeof(float), exec.stream));
+}
+
+// The reason of a refusal.
+inline std::string Must(const std::string& what, const std::string& be, int64_t is) {
+  return what + " must be " + be + ", got " + std::to_string(is);
+}
+inline std::string Must(const std::string& what, int64_t be, int64_t is) {
+  return Must(what, std::to_string(be), is);
+}
+
+// The same where a number is too large, else nothing.
+inline std::string MustBeAtMost(const std::string& what, int64_t most,
+                                const std::string& why, int64_t is) {
+  if (is <= most) return {};
+  return Must(what, "at most " + std::to_string(most) + " (" + why + ")", is);
+}
+
+}  // namespace capsops::studies
+
+#endif  // CAPSOPS_CUDA_STUDIES_COMMON_CUH_
