@@ -213,6 +213,7 @@ def _draw_times(panel, results: Sequence[Mapping]) -> None:
     panel.set_yticks(range(len(rows)), [_name(name) for name in rows])
     panel.invert_yaxis()
     panel.set_xscale("log")
+    panel.set_xlim(left=0.1)
     panel.set_xlabel("milliseconds, forward and backward")
     panel.set_title("Table 1", fontsize="medium")
     panel.grid(alpha=0.3, axis="x")

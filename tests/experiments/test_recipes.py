@@ -24,6 +24,7 @@ _PARAMETERS = {
     "capsnet-mnist": 8_227_088,
     "capsnet-fashion_mnist": 8_227_088,
     "p_capsnet-mnist": 82_336,
+    "p_capsnet_tiny-mnist": 3_888,
     "efficient_capsnet-mnist": 162_400,
     "efficient_capsnet-fashion_mnist": 162_400,
     "em-mnist": 318_964,
