@@ -287,6 +287,14 @@ def _chart_table(results: Sequence[Mapping], varied: str) -> dict:
     return report.table(columns, rows, [result], OP)
 
 
+def _against(cell: Mapping, base: Mapping) -> str:
+    """Returns a time and, in brackets, by how much it differs from another."""
+    text = outcome.shown(cell)
+    if cell is not base and "ms" in cell and "ms" in base:
+        text += f" ({cell['ms'] / base['ms'] - 1:+.0%})"
+    return text
+
+
 def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
     """Yields the charts as tables, what the multiplication costs, and the CPU's."""
     for varied in FIXED:
@@ -295,14 +303,8 @@ def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
     rows = []
     for name in WITHOUT if result else ():
         cells = result["methods"][name]["cells"]
-        first = result["methods"][WITHOUT[0]]["cells"]
-        shown = [outcome.shown(cell) for cell in cells]
-        if name != WITHOUT[0]:
-            shown = [
-                f"{text} (-{1 - cell['ms'] / base['ms']:.0%})".replace("--", "+")
-                for text, cell, base in zip(shown, cells, first, strict=True)
-            ]
-        rows.append([f"`{name}`", *shown])
+        base = result["methods"][WITHOUT[0]]["cells"]
+        rows.append([f"`{name}`", *map(_against, cells, base)])
     columns = ["image, 4 channels, 3x3", *(f"{s}x{s}" for s in _WITHOUT_IMAGES)]
     yield "papers_khandwawala_without", report.table(columns, rows, [result])
     result = report.newest(report.on("CPU", results), part="image")

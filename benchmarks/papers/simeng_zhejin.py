@@ -130,14 +130,16 @@ def _too_large(name: str, batch: int, device: str) -> str:
 def _timings(
     found: Mapping[str, tuple[Method, Callable]],
     sets: list,
-    batch: int,
+    many: int,
     device: str,
     repeat: int,
     training: bool,
 ) -> dict[str, measure.Timing | str]:
-    """Times what is `found`, a method and what to compute of each."""
+    """Times what is `found`, a method and what to compute of each.
+
+    Single ops are called `many` times in a graph, so that its start does not count.
+    """
     kind = measure.device_type(device)
-    many = {"CPU": max(1, 64 // batch), "GPU": max(4, 256 // batch)}[kind]
     chains = {}
     for name, (method, compute) in found.items():
         step = measure.training_step(compute)
@@ -177,10 +179,12 @@ def _by_batch(whole: bool, device: str, repeat: int) -> Iterator[dict]:
     rows: dict[str, dict[str, list]] = {d: {n: [] for n in found} for d in DIRECTIONS}
     for batch in BATCHES[kind]:
         sets = _sets(batch, device, whole)
+        on_cpu = max(1, (16 if whole else 64) // batch)
+        many = on_cpu if kind == "CPU" else max(4, 256 // batch)
         refused = {name: _too_large(name, batch, device) for name in found}
         tried = {name: one for name, one in found.items() if not refused[name]}
-        forward = _timings(found, sets, batch, device, repeat, training=False)
-        both = refused | _timings(tried, sets, batch, device, repeat, training=True)
+        forward = _timings(found, sets, many, device, repeat, training=False)
+        both = refused | _timings(tried, sets, many, device, repeat, training=True)
         for name, timing in forward.items():
             rows["forward"][name].append(outcome.cell(timing))
             rows["backward"][name].append(_backward(timing, both[name]))
@@ -282,7 +286,7 @@ def _times(results: Sequence[Mapping], kind: str, part: str, direction: str) -> 
         rows.append([label, *line, *([theirs] * is_module)])
     outcome.bold_least(rows, range(1, 1 + len(batches)))
     columns = [f"{direction}, batch", *map(str, batches)]
-    return report.table(columns + ["K80, 64"] * is_module, rows, [result], OP)
+    return report.table(columns + ["text, 64"] * is_module, rows, [result], OP)
 
 
 def _memory(results: Sequence[Mapping]) -> dict:

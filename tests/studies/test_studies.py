@@ -126,19 +126,11 @@ def test_vaidya(kernel, shapes, gpu):
 @pytest.mark.parametrize("shapes", VAIDYA_SHAPES, ids=str)
 @pytest.mark.parametrize("order", studies.LAYOUTS)
 def test_layouts(order, shapes, gpu):
-    """The kernel in each layout, and what computes without a transpose in two."""
     with tf.device(gpu):
         inputs, weights = _draw(*shapes)
-        image = vaidya._in_memory(order, inputs)
-        for compute in (vaidya.in_layout(order), vaidya._conv2d(order)):
-            if compute is None:
-                continue
-            output = compute(image, weights)
-            height, width = (i - w + 1 for i, w in zip(shapes[0][1:], shapes[1][:2]))
-            sizes = [max(height, 0), max(width, 0), 1, 4, 4]
-            output = tf.reshape(output, [sizes[a] for a in vaidya.LAYOUTS[order][0]])
-            output = vaidya._out_of_memory(order, output)
-            _assert_forward_close(output, inputs, weights)
+        output = vaidya.in_layout(order)(vaidya._in_memory(order, inputs), weights)
+        output = vaidya._out_of_memory(order, output)
+        _assert_forward_close(output, inputs, weights)
 
 
 @on_gpus
@@ -289,9 +281,22 @@ def test_layouts_are_transposes():
     assert tuple(vaidya.LAYOUTS) == studies.LAYOUTS
 
 
-def test_convolution_in_its_own_layout():
+@pytest.mark.parametrize("order", ["rpck", "rckp"])
+def test_convolution_in_its_own_layout(order, monkeypatch):
+    convolve = tf.nn.conv2d
+
+    def in_any_format(images, filters, strides, padding, data_format="NHWC"):
+        """A CPU has no NCHW."""
+        if data_format == "NHWC":
+            return convolve(images, filters, strides, padding)
+        images = tf.transpose(images, [0, 2, 3, 1])
+        return tf.transpose(convolve(images, filters, strides, padding), [0, 3, 1, 2])
+
+    monkeypatch.setattr(tf.nn, "conv2d", in_any_format)
     inputs, weights = _draw((1, 6, 7, 3, 4, 4), (2, 3, 3, 1, 4, 4))
-    output = vaidya._conv2d("rpck")(vaidya._in_memory("rpck", inputs), weights)
-    output = tf.reshape(output, (4, 5, 5, 1, 4))
-    output = vaidya._out_of_memory("rpck", output)
+    output = vaidya._conv2d(order)(vaidya._in_memory(order, inputs), weights)
+    sizes = (5, 5, 1, 4, 4)
+    output = tf.reshape(output, [sizes[axis] for axis in vaidya.LAYOUTS[order][0]])
+    output = vaidya._out_of_memory(order, output)
+    monkeypatch.undo()
     _assert_forward_close(output, inputs, weights)
