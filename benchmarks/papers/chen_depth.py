@@ -123,8 +123,8 @@ def train(
         jit: Whether to compile with XLA.
 
     Returns:
-        `losses`, one for each epoch; `step_ms`; and `peak_bytes`, None on a CPU, where
-        TensorFlow does not count.
+        `losses`, one for each epoch; `step_ms`; and `peak_bytes`, beyond those of
+        the weights; None on a CPU, where TensorFlow does not count.
     """
     batch = min(BATCH, len(images))
     steps = len(images) // batch
@@ -134,10 +134,12 @@ def train(
         jit_compile=jit,
         steps_per_execution=steps,
     )
-    batches = tf.data.Dataset.from_tensor_slices((images, labels))
+    with tf.device("CPU:0"):
+        batches = tf.data.Dataset.from_tensor_slices((images, labels))
     batches = batches.batch(batch, drop_remainder=True).cache().repeat()
     on_gpu = measure.device_type(device) == "GPU"
     if on_gpu:
+        before = tf.config.experimental.get_memory_info(device)["current"]
         tf.config.experimental.reset_memory_stats(device)
     clock = _Clock()
     history = model.fit(
@@ -150,7 +152,7 @@ def train(
     )
     peak = None
     if on_gpu:
-        peak = tf.config.experimental.get_memory_info(device)["peak"]
+        peak = tf.config.experimental.get_memory_info(device)["peak"] - before
     return {
         "losses": history.history["loss"],
         "step_ms": 1e3 * float(np.median(clock.seconds[2:])) / steps,
@@ -159,12 +161,12 @@ def train(
 
 
 def _trained(depth: int, method: str, images, labels, device: str) -> dict:
-    way = contextlib.nullcontext()
-    if method.startswith(FOLD):
-        way = tf_capsops.portable()
+    keras.backend.clear_session()
+    gc.collect()  # the network before, whose memory would count
+    folds = method.startswith(FOLD)
     keras.utils.set_random_seed(1)
     try:
-        with tf.device(device), way:
+        with tf_capsops.portable() if folds else contextlib.nullcontext():
             model = network(
                 *(depth, images.shape[1:], 10),
                 residual=method != WITHOUT_SUM,
@@ -174,9 +176,6 @@ def _trained(depth: int, method: str, images, labels, device: str) -> dict:
             return train(model, images, labels, device, EPOCHS, jit)
     except tf.errors.OpError as error:
         return {"error": measure.reason(error)}
-    finally:
-        keras.backend.clear_session()
-        gc.collect()
 
 
 def run(device: str, repeat: int) -> Iterator[dict]:
