@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from benchmarks.papers import chart, chen_depth, outcome, report, studies
-from tf_capsops.bench import measure
+from tf_capsops.__main__ import make_parser
+from tf_capsops.bench import cases, measure, training
 from tf_capsops.bench.suites import capsule_conv
 
 OP = "CapsuleConv"
@@ -166,7 +167,16 @@ def _layers(device: str, repeat: int) -> Iterator[dict]:
         }
 
 
-PARTS = {"layers": _layers, "depth": chen_depth.run}
+def _training(device: str, repeat: int) -> Iterator[dict]:
+    """Yields a training step of the network, as `tf-capsops bench` measures it."""
+    given = ["--suite", cases.TRAINING, "--model", "p_capsnet-chen"]
+    given += ["--steps-per-execution", "20", "--repeat", str(repeat)]
+    given += ["--device", measure.device_type(device)]
+    options = make_parser().parse_args(["bench", *given])
+    yield from training.run(options)
+
+
+PARTS = {"layers": _layers, "training": _training, "depth": chen_depth.run}
 
 
 def _name(method: str) -> str:
@@ -193,10 +203,29 @@ def _table(network: str, results: Sequence[Mapping]) -> dict:
     return report.table(columns, rows, [result], OP)
 
 
+def _training_table(results: Sequence[Mapping]) -> dict:
+    """Returns what a training step takes."""
+    result = report.newest(results, part="training")
+    rows = []
+    for name, row in (result["methods"] if result else {}).items():
+        line = [outcome.name(name.removesuffix(", 20 steps"), OP)]
+        if "median_us" not in row:
+            rows.append([*line, "cannot run", "", ""])
+            continue
+        memory = row["extra_bytes"]
+        line += [outcome.number(row["median_us"] / 1e3)]
+        line += [f"{row['images_per_second']:,.0f}"]
+        rows.append([*line, "" if memory is None else f"{memory / 1e6:.0f}"])
+    outcome.bold_least(rows, (1,))
+    columns = ["training step", "ms", "images a second", "peak MB"]
+    return report.table(columns, rows, [result], OP)
+
+
 def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
-    """Yields Table 1 for each network, and that of deep networks."""
+    """Yields Table 1 for each network, training steps, and deep networks."""
     for name, network in zip(("papers_chen", "papers_chen_4x4"), NETWORKS):
         yield name, _table(network, results)
+    yield "papers_chen_training", _training_table(results)
     yield "papers_chen_depth", chen_depth.table(results)
 
 

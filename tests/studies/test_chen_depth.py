@@ -8,6 +8,8 @@ import pytest
 
 import tf_capsops
 from benchmarks.papers import chen, chen_depth
+from tf_capsops.bench import cases, training
+from tf_capsops.bench.networks import CASES
 from tf_capsops.layers import CapsuleConv2D
 from tf_capsops.losses import MarginLoss
 
@@ -26,7 +28,7 @@ def test_fifty_layers_learn():
     convolutions = [each for each in model.layers if isinstance(each, CapsuleConv2D)]
     assert len(convolutions) == 52
     model.compile(keras.optimizers.SGD(0.1), MarginLoss(), run_eagerly=True)
-    losses = model.fit(_IMAGES, _LABELS, epochs=6, verbose=0).history["loss"]
+    losses = model.fit(_IMAGES, _LABELS, epochs=5, verbose=0).history["loss"]
     assert losses[-1] < losses[0] / 3
 
 
@@ -52,7 +54,7 @@ def test_the_fold_computes_the_same():
         np.testing.assert_allclose(model(_IMAGES), ours, rtol=1e-5)
 
 
-def test_what_training_took_is_shown(monkeypatch, tmp_path):
+def test_what_training_took_is_shown(eagerly, monkeypatch, tmp_path):
     images, labels = np.repeat(_IMAGES, 2, axis=0), np.tile(_LABELS, 2)
     monkeypatch.setattr(chen_depth, "_digits", lambda: (images, labels))
     monkeypatch.setattr(chen_depth, "_LAYERS", {"capsules": 1, "pose_shape": (2, 2)})
@@ -70,6 +72,28 @@ def test_what_training_took_is_shown(monkeypatch, tmp_path):
     assert table["rows"][0][1] == f"{ours['losses'][0]:.3f}"
     chen.draw([result], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_step_of_the_network_is_measured(monkeypatch):
+    row = {"median_us": 1500.0, "images_per_second": 85333.3, "extra_bytes": 2e6}
+    methods = {"tf_capsops, 20 steps": row, "plain Keras, XLA, 20 steps": {"error": ""}}
+    asked = []
+
+    def run(options):
+        asked.append(options)
+        yield {"device": "GPU:0", "methods": methods}
+
+    monkeypatch.setattr(training, "run", run)
+    (result,) = chen.PARTS["training"]("GPU:0", 2)
+    (options,) = asked
+    assert (options.device, options.repeat) == (["GPU"], 2)
+    (case,) = {case.name for case in CASES if case.name in options.model}
+    assert case == "p_capsnet-chen" and options.suite == [cases.TRAINING]
+    result |= {"part": "training", "run": {}}
+    assert dict(chen.tables([result]))["papers_chen_training"]["rows"] == [
+        ["CapsuleConv", "**1.500**", "85,333", "2"],
+        ["`plain Keras`, XLA", "cannot run", "", ""],
+    ]
 
 
 def test_without_results_there_are_empty_tables():

@@ -165,7 +165,7 @@ PRESETS = {
                 "use_bias": False,
             },
             epochs=60,
-            learning_rate=0.01,
+            learning_rate=0.02,
             distortion=Distortion(shift=1.0),
         ),
     },
