@@ -12,14 +12,22 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from benchmarks.papers import chen, khandwawala, report, simeng_zhejin, studies, vaidya
+from benchmarks.papers import (
+    chen,
+    khandwawala,
+    report,
+    simeng_zhejin,
+    studies,
+    vaidya,
+    van_de_wolfshaar,
+)
 from tf_capsops import options
 from tf_capsops.bench import command
 from tf_capsops.bench.options import add_shared
 from tf_capsops.bench.report import OURS
 from tf_capsops.errors import CommandError
 
-PAPERS = (vaidya, chen, simeng_zhejin, khandwawala)
+PAPERS = (vaidya, chen, van_de_wolfshaar, simeng_zhejin, khandwawala)
 _BY_NAME = {report.name_of(paper): paper for paper in PAPERS}
 _PARTS = dict.fromkeys(part for p in PAPERS for part in report.parts_of(p) if part)
 
@@ -52,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=argparse.SUPPRESS,
         help="measure nothing: merge these papers.json",
+    )
+    parser.add_argument(
+        "--commit", default="", help="with --from: what was measured without a checkout"
+    )
+    parser.add_argument(
+        "--processor", default="", help="with --commit: the processor's name"
     )
     return parser
 
@@ -104,8 +118,11 @@ def _measure(args: argparse.Namespace, selected, console: Console) -> bool:
                     results.append(result)
                     new.append(result)
                     report.write(report.assemble(made, PAPERS), path)
-                    ours = result.get("methods", {}).get(OURS, {})
-                    succeeded &= "error" not in ours
+                    succeeded &= not any(
+                        "error" in row
+                        for method, row in result.get("methods", {}).items()
+                        if method.startswith(OURS)
+                    )
                 _show(paper, new, console)
     return succeeded
 
@@ -133,6 +150,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if hasattr(args, "files"):
             made, console = report.merge(args.files), Console()
+            report.name_checkout(made, args.commit, args.processor)
             args.output.mkdir(parents=True, exist_ok=True)
             report.write(report.assemble(made, PAPERS), path)
         else:

@@ -156,6 +156,23 @@ def merge(paths: Iterable[pathlib.Path]) -> dict:
     }
 
 
+def name_checkout(made: dict, commit: str, processor: str) -> None:
+    """Names the commit and the processor of results from outside a checkout.
+
+    Raises:
+        CommandError: There are such results, and no commit.
+    """
+    for paper, results in made["papers"].items():
+        for run in (result["run"] for result in results):
+            if run.get("commit") != "unknown":
+                continue
+            if not commit:
+                raise CommandError(
+                    f"--from: {paper} was not measured in a checkout: name its --commit"
+                )
+            run |= {"commit": commit, "cpu": processor or run["cpu"]}
+
+
 def rendered(name: str, made: Mapping) -> Table:
     """Returns a table of a page for the terminal."""
     shown = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=0)

@@ -71,6 +71,28 @@ def capsule_conv2d(inputs, weights, kernel, **attributes):
     return compute(inputs, weights)
 
 
+def capsule_prediction(inputs, weights):
+    """Predicts as capsule_prediction does, by the CUDA kernels of another paper.
+
+    Args:
+        inputs: As capsule_prediction's, float32, on a GPU.
+        weights: As capsule_prediction's.
+
+    Raises:
+        ImportError: The library was not built.
+    """
+    ops = load()
+
+    @tf.custom_gradient
+    def compute(inputs, weights):
+        def gradients(grad):
+            return ops.capsule_prediction_study_grad(grad, inputs, weights)
+
+        return ops.capsule_prediction_study(inputs, weights), gradients
+
+    return compute(inputs, weights)
+
+
 def high_order_conv2d(inputs, weights, kernel_size):
     """Convolves as high_order_conv2d does, by the CUDA kernels of another paper.
 

@@ -142,7 +142,7 @@ def test_a_network_that_keras_does_not_compile_is_left_out(monkeypatch):
 def test_what_cannot_differ_is_left_out(monkeypatch):
     measured = []
 
-    def slow(case, method, kind, repeat):
+    def slow(case, method, *_):
         measured.append(str(method))
         return {"median_us": 5e5}
 
@@ -155,7 +155,7 @@ def test_what_cannot_differ_is_left_out(monkeypatch):
 
 
 def test_a_network_that_fails_says_why_and_leaves_the_policy(monkeypatch, capsys):
-    def fail(case, method, kind, repeat):
+    def fail(*_):
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
         raise tf.errors.ResourceExhaustedError(None, None, "there is no memory")
 
@@ -180,7 +180,7 @@ def test_half_precision_is_mixed_precision(dtype):
 def script(tmp_path, monkeypatch):
     """A script in the place of benchmarks/torch_training.py, and nothing but that."""
     monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
-    monkeypatch.setattr(training, "_attempt", lambda *_: {"left_out": "a test"})
+    monkeypatch.setattr(training, "attempt", lambda *_: {"left_out": "a test"})
     monkeypatch.setattr(pytorch, "is_installed", lambda: True)
     monkeypatch.setattr(training, "_trained_numbers", lambda case: 7)
     return tmp_path / training.TORCH
@@ -273,7 +273,7 @@ def test_the_first_step_of_a_process_has_parts(monkeypatch):
         parts = start_up.first_step(time.time(), task) if ours else given
         return types.SimpleNamespace(returncode=0, stdout=f"word\n{json.dumps(parts)}")
 
-    monkeypatch.setattr(training, "_attempt", lambda *_: dict(taken))
+    monkeypatch.setattr(training, "attempt", lambda *_: dict(taken))
     monkeypatch.setattr(start_up.subprocess, "run", here)
     options = _options(model=["p_capsnet"], steps_per_execution=[1], start_up=True)
     (result,) = training.run(options)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DigitCaps and digit_caps against the routing reference, and as Keras layers."""
 
+import inspect
+
 import finite_differences
 import keras
 import layer_testing
@@ -142,20 +144,43 @@ def test_function_computes_once_more_than_it_updates(device):
     np.testing.assert_array_equal(function, layer(capsules))
 
 
-def test_function_takes_axes_and_iterations_by_place(device):
+def test_function_takes_the_papers_arguments_in_its_order(device):
+    names = list(inspect.signature(digit_caps).parameters)[:7]
+    assert names == [
+        *("incoming", "n_digit_caps", "dim_digit_caps", "name"),
+        *("neuron_axis", "capsule_axis", "routing_iters"),
+    ]
     capsules = tf.random.stateless_normal([2, 6, 5], [1, 2])
     same = {"kernel_initializer": keras.initializers.RandomNormal(seed=3)}
-    expected = digit_caps(capsules, 4, 3, **same)
-    swapped = digit_caps(
-        tf.transpose(capsules, [0, 2, 1]),
-        4,
-        3,
-        3,
-        neuron_axis=-2,
-        capsule_axis=-1,
-        **same,
-    )
-    np.testing.assert_array_equal(swapped, expected)
+    expected = digit_caps(capsules, 4, 3, routing_iters=2, **same)
+    swapped = tf.transpose(capsules, [0, 2, 1])
+    result = digit_caps(swapped, 4, 3, "Caps", -2, -1, 2, **same)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("more, name", [({}, "DigitCaps"), ({"name": "Old"}, "Old")])
+def test_function_takes_iterations_where_earlier_releases_had_them(more, name):
+    inputs = keras.Input([6, 5])
+    text = "fourth argument is name now, as in the paper; pass routing_iters=2 by name"
+    with pytest.warns(DeprecationWarning, match=text) as caught:
+        outputs = digit_caps(inputs, 4, 3, 2, **more)
+    assert caught[0].filename == __file__
+    *_, layer = keras.Model(inputs, outputs).layers
+    assert (layer.name, layer.routing_iterations) == (name, 3)
+    twice = pytest.raises(TypeError, match="'routing_iters'")
+    with pytest.warns(DeprecationWarning), twice:
+        digit_caps(inputs, 4, 3, 2, routing_iters=3)
+
+
+def test_function_has_the_papers_initializer():
+    """Glorot's bound for the shape that the paper's weights have with its op."""
+    inputs = keras.Input([60, 5])
+    *_, layer = keras.Model(inputs, digit_caps(inputs, 4, 3)).layers
+    bound = np.sqrt(6 / (60 * 4 * (3 + 5)))
+    assert 0.98 * bound < np.abs(layer.kernel).max() <= bound
+    outputs = digit_caps(inputs, 4, 3, kernel_initializer="ones")
+    *_, layer = keras.Model(inputs, outputs).layers
+    assert np.all(layer.kernel == np.ones([60, 4, 3, 5]))
 
 
 def test_function_makes_a_layer_of_a_model(tmp_path):

@@ -115,6 +115,27 @@ def test_reports_are_merged(tmp_path):
     ]
 
 
+def test_results_from_outside_a_checkout_are_named(tmp_path, capsys):
+    run = {"date": "2026-01-01", "cpu": "unknown", "cores": 16, "gpus": []}
+    results = [
+        {"part": part, "device": "CPU:0", "run": {**run, "commit": commit}}
+        for part, commit in (("compile", "unknown"), ("table_2", "abc"))
+    ]
+    results[0]["seconds"] = {"B": 1.5}
+    results[1] |= {"in_channels": 3, "methods": {"TF fold, XLA": {"ms": 1.0}}}
+    path = tmp_path / "one.json"
+    report.write({"papers": {"vaidya": results}}, path)
+    arguments = ["--from", str(path), "--output", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        papers.main(arguments)
+    assert "vaidya was not measured in a checkout" in capsys.readouterr().err
+    assert papers.main([*arguments, "--commit", "def", "--processor", "Any 9"]) == 0
+    made = json.loads((tmp_path / "papers.json").read_text())
+    runs = made["tables"]["papers_vaidya_compile"]["runs"]
+    named = [(run["commit"], run["cpu"]) for run in runs]
+    assert named == [("def", "Any 9"), ("abc", "unknown")]
+
+
 @pytest.mark.parametrize("paper", papers.PAPERS, ids=report.name_of)
 def test_published_numbers_are_there_without_a_run(paper):
     for name, table in paper.tables([]):

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.bench import cases, report
-from tf_capsops.bench.networks import NETWORKS, Trainee
+from tf_capsops.bench.networks import NETWORKS, Network, Trainee
 from tf_capsops.models import Unrolled
 
 PLAIN = "plain Keras"
@@ -57,10 +57,16 @@ class _Clock(keras.callbacks.Callback):
 
 
 class Fit:
-    """A compiled network and its data."""
+    """A compiled network and its data; by default the benchmark's of the case."""
 
-    def __init__(self, case: cases.Case, method: Method, kind: str) -> None:
-        network = NETWORKS[case.name]
+    def __init__(
+        self,
+        case: cases.Case,
+        method: Method,
+        kind: str,
+        network: Network | None = None,
+    ) -> None:
+        network = network or NETWORKS[case.name]
         build = network.ours if method.who == report.OURS else network.plain
         trainee = build(case)
         self._model = trainee.model
@@ -75,7 +81,7 @@ class Fit:
             )
         if self._model.jit_compile != method.jit:
             raise LeftOut("it has layers that Keras does not compile with XLA")
-        self._batches = _batches(case, trainee, kind)
+        self._batches = _batches(case, network, trainee, kind)
 
     def seconds(self, steps: int, epochs: int) -> list[float]:
         """Trains, and returns the seconds of every epoch."""
@@ -91,10 +97,12 @@ class Fit:
         return clock.seconds
 
 
-def _batches(case: cases.Case, trainee: Trainee, kind: str) -> tf.data.Dataset:
+def _batches(
+    case: cases.Case, network: Network, trainee: Trainee, kind: str
+) -> tf.data.Dataset:
     batch = case.sizes["batch"]
     rng = np.random.default_rng(_SEED)
-    drawn = NETWORKS[case.name].draw(case, _BATCHES * batch, rng)
+    drawn = network.draw(case, _BATCHES * batch, rng)
     with tf.device("CPU:0"):
         samples = tf.data.Dataset.from_tensor_slices(drawn)
     batches = samples.batch(batch, drop_remainder=True).map(trainee.arrange)

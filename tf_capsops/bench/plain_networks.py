@@ -101,15 +101,18 @@ def capsnet(
     decoder_units,
     reconstruction_weight,
 ):
-    classes, ops = case.sizes["classes"], keras.ops
+    classes = case.sizes["classes"]
     images = keras.Input(image_shape(case), name="images")
-    one_hot = keras.Input((classes,), name="labels")
-    features = keras.layers.Conv2D(filters, kernel_size, activation="relu")(images)
-    features = keras.layers.Conv2D(
-        primary_channels * primary_dim, primary_kernel_size, primary_strides
-    )(features)
-    in_caps = features.shape[1] * features.shape[2] * primary_channels
-    capsules = _squash(ops.reshape(features, (-1, in_caps, primary_dim)))
+    children = primary_capsules(
+        images,
+        filters=filters,
+        kernel_size=kernel_size,
+        primary_channels=primary_channels,
+        primary_dim=primary_dim,
+        primary_kernel_size=primary_kernel_size,
+        primary_strides=primary_strides,
+    )
+    in_caps = children.shape[1]
 
     def route(inputs, weights):
         logits = tf.zeros((in_caps, classes), inputs.dtype)
@@ -117,7 +120,39 @@ def capsnet(
         return einsum(inputs, weights, logits, routing_iterations)
 
     shape = (classes, capsule_dim)
-    capsules = _Weighted(route, (in_caps, *shape, primary_dim), shape)(capsules)
+    capsules = _Weighted(route, (in_caps, *shape, primary_dim), shape)(children)
+    return with_decoder(
+        case,
+        images,
+        capsules,
+        decoder_units=decoder_units,
+        reconstruction_weight=reconstruction_weight,
+    )
+
+
+def primary_capsules(
+    images,
+    *,
+    filters,
+    kernel_size,
+    primary_channels,
+    primary_dim,
+    primary_kernel_size,
+    primary_strides,
+):
+    """Returns the primary capsules `[B, I, primary_dim]` of Sabour et al. (2017)."""
+    features = keras.layers.Conv2D(filters, kernel_size, activation="relu")(images)
+    features = keras.layers.Conv2D(
+        primary_channels * primary_dim, primary_kernel_size, primary_strides
+    )(features)
+    in_caps = features.shape[1] * features.shape[2] * primary_channels
+    return _squash(keras.ops.reshape(features, (-1, in_caps, primary_dim)))
+
+
+def with_decoder(case, images, capsules, *, decoder_units, reconstruction_weight):
+    """Returns a network of the class capsules of images, and the decoder's losses."""
+    ops, (classes, capsule_dim) = keras.ops, capsules.shape[1:]
+    one_hot = keras.Input((classes,), name="labels")
     masked = capsules * ops.cast(one_hot, capsules.dtype)[..., None]
     drawn = ops.reshape(masked, (-1, classes * capsule_dim))
     for units in decoder_units:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_capsops.bench import cases, measure, pytorch, report, start_up, trace
 from tf_capsops.bench.fitting import PLAIN, Fit, LeftOut, Method, scope
-from tf_capsops.bench.networks import CASES, NETWORKS
+from tf_capsops.bench.networks import CASES, NETWORKS, Network
 
 _JIT = {"off": False, "on": True}
 # Least seconds of a sample, by device type; most of all samples of a method together.
@@ -32,12 +32,14 @@ TORCH = "torch_training.py"
 IN_TORCH = ("capsnet", "efficient_capsnet", "matrix_capsnet")
 
 
-def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
+def _measure(
+    case: cases.Case, method: Method, kind: str, repeat: int, network: Network | None
+) -> dict:
     """Measures one method; the device is the one that is in scope."""
     on_gpu, gpu = kind == "GPU", f"{kind}:0"
     if on_gpu:
         before = tf.config.experimental.get_memory_info(gpu)["current"]
-    fit = Fit(case, method, kind)
+    fit = Fit(case, method, kind, network)
     _, once = fit.seconds(method.steps, epochs=2)
     steps = method.steps * math.ceil(_SAMPLE_SECONDS[kind] / once)
     samples, peak = [once / method.steps], None
@@ -58,13 +60,18 @@ def _measure(case: cases.Case, method: Method, kind: str, repeat: int) -> dict:
     return entry
 
 
-def _attempt(
-    case: cases.Case, method: Method, dtype: str, kind: str, repeat: int
+def attempt(
+    case: cases.Case,
+    method: Method,
+    dtype: str,
+    kind: str,
+    repeat: int,
+    network: Network | None = None,
 ) -> dict:
-    """Measures one method, or says why not."""
+    """Measures one method, or says why not; of another network than the case's, too."""
     try:
         with scope(dtype, kind):
-            return _measure(case, method, kind, repeat)
+            return _measure(case, method, kind, repeat, network)
     except LeftOut as reason:
         return {"left_out": str(reason)}
     except (tf.errors.OpError, ValueError) as error:  # ValueError: in tracing
@@ -115,13 +122,29 @@ def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict
                 text = f"a step takes {slow:.1f} s, so an execution's cost is nothing"
                 entry = {"left_out": text}
             else:
-                entry = _attempt(case, method, dtype, kind, options.repeat)
+                entry = attempt(case, method, dtype, kind, options.repeat)
             if options.start_up and "median_us" in entry:
                 entry |= start_up.of_fit(case, method, dtype, kind, options.tf32)
             entries[str(method)] = entry
             if steps == 1 and entry.get("median_us", 0) > 1e6 * _SLOW_STEP:
                 slow = entry["median_us"] / 1e6
     return entries
+
+
+def result_entry(
+    case: cases.Case, kind: str, dtype: str, methods: dict[str, dict]
+) -> dict:
+    """Returns the entry of `results` for one case, device and dtype."""
+    return {
+        "op": "training",
+        "case": case.name,
+        "sizes": dict(case.sizes),
+        "attributes": dict(case.attributes),
+        "direction": "step",
+        "device": f"{kind}:0",
+        "dtype": dtype,
+        "methods": methods,
+    }
 
 
 def run(options: argparse.Namespace) -> Iterator[dict]:
@@ -147,13 +170,5 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
         _torch_entries(case, dtype, kind, options) for kind, dtype, case in chosen
     ]
     for (kind, dtype, case), others in zip(chosen, in_torch, strict=True):
-        yield {
-            "op": "training",
-            "case": case.name,
-            "sizes": dict(case.sizes),
-            "attributes": dict(case.attributes),
-            "direction": "step",
-            "device": f"{kind}:0",
-            "dtype": dtype,
-            "methods": {**_entries(case, dtype, kind, options), **others},
-        }
+        methods = {**_entries(case, dtype, kind, options), **others}
+        yield result_entry(case, kind, dtype, methods)

@@ -2,6 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fully connected capsule layer with routing by agreement."""
 
+import functools
+import numbers
+import warnings
+
 import keras
 import tensorflow as tf
 
@@ -162,34 +166,59 @@ class DigitCaps(keras.layers.Layer):
         }
 
 
+def _takes_the_earlier_order(function):
+    """Lets `routing_iters` stand where `name` does, as in releases before."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        if len(args) > 3 and isinstance(args[3], numbers.Integral):
+            warnings.warn(
+                "digit_caps: the fourth argument is name now, as in the paper; pass "
+                f"routing_iters={args[3]} by name",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            name = kwargs.pop("name", "DigitCaps")
+            return function(*args[:3], name, *args[4:], routing_iters=args[3], **kwargs)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@_takes_the_earlier_order
 def digit_caps(
     incoming,
     n_digit_caps,
     dim_digit_caps,
-    routing_iters=3,
-    *,
     name="DigitCaps",
     neuron_axis=-1,
     capsule_axis=-2,
+    routing_iters=3,
+    *,
     logits_trainable=False,
+    kernel_initializer="glorot_uniform",
     **kwargs,
 ):
     """Applies a digit capsule layer; a drop-in for the function of its paper.
 
-    `digit_caps` of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018).
-    It updates the logits `routing_iters` times and computes the output once more, so
-    its 3 is `DigitCaps`' 4. Each call makes new weights: keep the result in a
-    Keras model, or keep a `DigitCaps` layer, to use them again.
+    `digit_caps` of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018),
+    with its arguments in its order. It updates the logits `routing_iters` times and
+    computes the output once more, so its 3 is `DigitCaps`' 4. Each call makes new
+    weights: keep the result in a Keras model, or keep a `DigitCaps` layer, to use them
+    again.
 
     Args:
       incoming: a KerasTensor or tensor of three axes: batch, capsules and neurons.
       n_digit_caps: how many output capsules.
       dim_digit_caps: how long an output capsule's vector is.
-      routing_iters: how often the logits are updated, 0 to 2^31 - 2.
-      name: the layer's name.
+      name: the layer's name. An integer here is `routing_iters`, as in earlier
+        releases, with a DeprecationWarning.
       neuron_axis: the axis of `incoming` that runs along a capsule's vector.
       capsule_axis: the axis of `incoming` that runs over the capsules.
+      routing_iters: how often the logits are updated, 0 to 2^31 - 2.
       logits_trainable: whether the initial logits are learned.
+      kernel_initializer: Glorot-uniform by default, as in the paper; None is
+        `DigitCaps`' own.
       **kwargs: passed on to `DigitCaps`.
 
     Returns:
@@ -225,6 +254,7 @@ def digit_caps(
         dim_digit_caps,
         routing_iterations=updates + 1,
         logits_trainable=logits_trainable,
+        kernel_initializer=kernel_initializer,
         name=name,
         **kwargs,
     )
