@@ -122,7 +122,8 @@ def test_results_from_outside_a_checkout_are_named(tmp_path, capsys):
         for part, commit in (("compile", "unknown"), ("table_2", "abc"))
     ]
     results[0]["seconds"] = {"B": 1.5}
-    results[1] |= {"in_channels": 3, "methods": {"TF fold, XLA": {"ms": 1.0}}}
+    methods = {"tf_capsops": {"ms": 1.0}, "TF fold, XLA": {"ms": 1.0}}
+    results[1] |= {"in_channels": 3, "methods": methods}
     path = tmp_path / "one.json"
     report.write({"papers": {"vaidya": results}}, path)
     arguments = ["--from", str(path), "--output", str(tmp_path)]
