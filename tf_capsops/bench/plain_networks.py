@@ -210,9 +210,7 @@ def p_capsnet(
         return _Weighted(fold, weights, (*out, *pose), bias)(capsules)
 
     def relu(capsules):
-        if not negative_slope:
-            return ops.relu(capsules)
-        return ops.leaky_relu(capsules, negative_slope)
+        return ops.leaky_relu(capsules, negative_slope or 0.0)
 
     layers = zip(filters, kernel_sizes, strides, shapes[:-1], strict=True)
     for number, (count, kernel, stride, (rows, columns)) in enumerate(layers):
@@ -225,7 +223,7 @@ def p_capsnet(
         capsules = ops.reshape(capsules, (*outer, rows, columns))
     rows, columns = shapes[-1]
     capsules = convolution(capsules, classes, capsules.shape[1:3], 1, columns)
-    capsules = relu(capsules) if squash_size else capsules
+    capsules = capsules if negative_slope is None else relu(capsules)
     flat = ops.reshape(ops.cast(capsules, "float32"), (-1, classes, rows * columns))
     flat = exponential_squash(flat) if squash_size else _squash(flat)
     compiling = {"loss": _margin_loss, "metrics": ["accuracy"]}

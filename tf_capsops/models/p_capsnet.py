@@ -25,7 +25,7 @@ def p_capsnet(
     name="p_capsnet",
     dtype=None,
     *,
-    negative_slope=0.0,
+    negative_slope=None,
     squash_size=None,
     use_bias=True,
 ):
@@ -45,9 +45,10 @@ def p_capsnet(
       poses are flattened and squashed: the class capsules, whose lengths are the
       result.
 
-    With `squash_size` it is a network as the authors published it with their code: relu
-    and `routing.exponential_squash` follow every layer, the last one too. Theirs is the
-    preset `chen` of `tf-capsops train`, with poses of 4 x 8 and 4 x 16.
+    In the network that the authors published with their code, relu and
+    `routing.exponential_squash` follow every layer, the last one too: see
+    `negative_slope` and `squash_size`. It is the preset `chen` of `tf-capsops train`,
+    with poses of 4 x 8 and 4 x 16.
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are
@@ -62,10 +63,13 @@ def p_capsnet(
       name: the model's name.
       dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
         scale the loss.
-      negative_slope: of relu, below zero; a number from 0 to 1.
-      squash_size: how many elements of a pose are squashed together after each relu,
-        such as 8 for the rows of 4 x 8 poses; None for no squashing but that of the
-        class capsules.
+      negative_slope: of relu below zero, a number from 0 to 1; such a relu follows
+        every layer, the last one too. None for a slope of 0 and no relu after the last
+        layer.
+      squash_size: how many elements of a pose are squashed together by
+        `exponential_squash` after each relu, such as 8 for the rows of 4 x 8 poses, and
+        the class capsules by it as a whole; None for no squashing but that of the class
+        capsules, by `squash`.
       use_bias: whether the layers have biases.
 
     Returns:
@@ -115,7 +119,7 @@ def p_capsnet(
             (1, math.prod(pose)) if number == 1 else pose,
             kernel_size,
             strides=stride,
-            activation=None if negative_slope else "relu",
+            activation="relu" if negative_slope is None else None,
             kernel_initializer="he_normal",
             name=f"conv_{number}",
             **shared,
@@ -128,7 +132,7 @@ def p_capsnet(
     model.add(
         CapsuleConv2D(num_classes, class_pose, map_size, name="classes", **shared)
     )
-    if squash_size:
+    if negative_slope is not None:
         model.add(_relu(negative_slope, "relu_classes", dtype))
     flat = num_classes, math.prod(class_pose)
     shrink = exponential_squash if squash_size else squash
@@ -162,7 +166,7 @@ def _relu(negative_slope, name, dtype):
 
 def _between(number, outer, pose, negative_slope, squash_size, dtype):
     """Yields the layers from a convolution's output to `[B, *outer, *pose]`."""
-    if negative_slope:
+    if negative_slope is not None:
         yield _relu(negative_slope, f"relu_{number}", dtype)
     if squash_size:
         vectors = (*outer, math.prod(pose) // squash_size, squash_size)
@@ -195,7 +199,8 @@ def _poses(pose_shape, count):
 
 
 def _check_activations(negative_slope, squash_size, poses):
-    if not isinstance(negative_slope, (int, float)) or not 0 <= negative_slope <= 1:
+    slope = 0 if negative_slope is None else negative_slope
+    if not isinstance(slope, (int, float)) or not 0 <= slope <= 1:
         raise ValueError(
             "p_capsnet: negative_slope must be a number from 0 to 1, got "
             f"{negative_slope!r}"
