@@ -67,6 +67,7 @@ def _cases() -> Iterator[Case]:
     yield from case(large, "DenseCaps", (16, 1, 8), (16,), **dense)
     averaging = {"filter_activation": "softmax", "kernel_size": 5}
     yield from case(large, "HighOrderConv2D", (64, 64, 3), **averaging)
+    yield from case(large, "HighOrderConv1D", (64, 512), kernel_size=15, groups=16)
     yield from case(large, "InqConv2D", (14, 14, 256), filters=256, kernel_size=3)
     yield from case(large, "InqDepthwiseConv2D", (28, 28, 128), kernel_size=3)
     yield from case(large, "InqDense", (1024,), units=1024)
@@ -87,6 +88,7 @@ def _cases() -> Iterator[Case]:
     dense = {"num_capsules": 3, "pose_shape": (1, 2), "routing": "SelfAttention"}
     yield from case(tiny, "DenseCaps", (4, 1, 2), (4,), **dense)
     yield from case(tiny, "HighOrderConv2D", (5, 6, 2), kernel_size=3)
+    yield from case(tiny, "HighOrderConv1D", (5, 2), kernel_size=3)
     yield from case(tiny, "InqConv2D", (5, 6, 2), filters=3, kernel_size=2)
     yield from case(tiny, "InqDepthwiseConv2D", (5, 6, 2), kernel_size=2)
     yield from case(tiny, "InqDense", (4,), units=3)

@@ -21,7 +21,7 @@ NETWORKS = (
 LAYERS = (
     *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "CapsuleConv2D"),
     *("PoseCaps", "ConvCaps2D", "ClassCaps", "DenseCaps", "HighOrderConv2D"),
-    *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),
+    *("HighOrderConv1D", "InqConv2D", "InqDepthwiseConv2D", "InqDense"),
 )
 
 
