@@ -176,7 +176,12 @@ def _training(device: str, repeat: int) -> Iterator[dict]:
     yield from training.run(options)
 
 
-PARTS = {"layers": _layers, "training": _training, "depth": chen_depth.run}
+PARTS = {
+    "layers": _layers,
+    "training": _training,
+    "depth": chen_depth.run,
+    "depth_xla": chen_depth.run_compiled,
+}
 
 
 def _name(method: str) -> str:

@@ -66,7 +66,7 @@ def test_what_training_took_is_shown(eagerly, monkeypatch, tmp_path):
     ours, fold = result["methods"].values()
     assert ours["losses"][0] == pytest.approx(fold["losses"][0], rel=1e-4)
     assert ours["step_ms"] > 0 and ours["peak_bytes"] is None
-    result |= {"device": "CPU:0", "run": {}}
+    result |= {"part": "depth", "device": "CPU:0", "run": {}}
     table = dict(chen.tables([result]))["papers_chen_depth"]
     assert [row[0] for row in table["rows"]] == ["1: CapsuleConv", "1: fold"]
     assert table["rows"][0][1] == f"{ours['losses'][0]:.3f}"
