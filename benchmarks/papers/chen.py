@@ -5,19 +5,22 @@
 The sizes of its network, its Figure 3, are not in the text. Measured are two of five
 capsule convolutions for MNIST: that which the authors published with their code
 (CAFFE-CapsNet, examples/mnist/new_capsule_train.prototxt, with its batch of 128), and
-one of the same images and channels whose poses are all 4x4.
+one of the same images and channels whose poses are all 4x4. Then follow the paper's
+outlook, networks of 50 and 100 layers: `chen_depth`.
 """
 
 from __future__ import annotations
 
 import functools
+import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from benchmarks.papers import outcome, report, studies
-from tf_capsops.bench import measure
+from benchmarks.papers import chart, chen_depth, outcome, report, studies
+from tf_capsops.__main__ import make_parser
+from tf_capsops.bench import cases, measure, training
 from tf_capsops.bench.suites import capsule_conv
 
 OP = "CapsuleConv"
@@ -43,7 +46,12 @@ NAMES = {
     "custom": "custom APIs: parallel for",
 }
 OURS = "tf_capsops"
-_SLOW = "gemms"  # millions of launches: timed once
+# A launch for each product, millions a batch: timed once, on a few of the samples. Its
+# time follows the number of launches, so it is multiplied up to the whole batch.
+_SLOW, _SLOW_SAMPLES = "gemms", 8
+# Calls in a graph of the authors' schemes. Each takes milliseconds, so that starting a
+# graph counts for nothing.
+_FEW_CALLS = 4
 
 
 def _methods(stride: int) -> dict:
@@ -88,13 +96,14 @@ def _seconds_once(step, arguments: tuple) -> float:
 
 
 def _measure_slow(compute, layer: tuple, device: str) -> tuple[float, float]:
-    """Returns the seconds forward, and forward with backward, each of one run."""
+    """Returns a batch's seconds forward, and forward with backward, from one run."""
     with tf.device(device):
-        one, whole = _tensors(layer, 1), _tensors(layer, BATCH)
+        one, few = _tensors(layer, 1), _tensors(layer, _SLOW_SAMPLES)
         training = measure.training_step(compute)
         _seconds_once(training, one)
-        forward = _seconds_once(measure.forward_step(compute), whole[1:])
-        return forward, _seconds_once(training, whole)
+        forward = _seconds_once(measure.forward_step(compute), few[1:])
+        taken = forward, _seconds_once(training, few)
+        return tuple(seconds * BATCH / _SLOW_SAMPLES for seconds in taken)
 
 
 def _measure_layer(layer: tuple, device: str, repeat: int) -> dict[str, tuple | str]:
@@ -115,7 +124,12 @@ def _measure_layer(layer: tuple, device: str, repeat: int) -> dict[str, tuple | 
             name: measure.compiled(step) if name.endswith("XLA") else step
             for name, step in steps.items()
         }
-        chains = {n: measure.Chain(s, arguments, device) for n, s in steps.items()}
+        chains = {
+            name: measure.Chain(
+                step, arguments, device, _FEW_CALLS if name in studies.CHEN else None
+            )
+            for name, step in steps.items()
+        }
         timings.append(measure.compare(chains, repeat))
     for name in methods:
         both = [timing[name] for timing in timings]
@@ -124,7 +138,7 @@ def _measure_layer(layer: tuple, device: str, repeat: int) -> dict[str, tuple | 
     return found
 
 
-def run(device: str, repeat: int) -> Iterator[dict]:
+def _layers(device: str, repeat: int) -> Iterator[dict]:
     """Yields a result for each network: milliseconds, the layers' medians added up."""
     for name, network in NETWORKS.items():
         layers = [_measure_layer(layer, device, repeat) for layer in network]
@@ -142,6 +156,8 @@ def run(device: str, repeat: int) -> Iterator[dict]:
                 "backward_ms": total - forward,
                 "layers_ms": [[1e3 * s for s in seconds] for seconds in taken],
             }
+        if "error" not in rows[_SLOW]:
+            rows[_SLOW]["samples"] = _SLOW_SAMPLES
         yield {
             "network": name,
             "batch": BATCH,
@@ -151,12 +167,33 @@ def run(device: str, repeat: int) -> Iterator[dict]:
         }
 
 
+def _training(device: str, repeat: int) -> Iterator[dict]:
+    """Yields a training step of the network, as `tf-capsops bench` measures it."""
+    given = ["--suite", cases.TRAINING, "--model", "p_capsnet-chen"]
+    given += ["--steps-per-execution", "20", "--repeat", str(repeat)]
+    given += ["--device", measure.device_type(device)]
+    options = make_parser().parse_args(["bench", *given])
+    yield from training.run(options)
+
+
+PARTS = {
+    "layers": _layers,
+    "training": _training,
+    "depth": chen_depth.run,
+    "depth_xla": chen_depth.run_compiled,
+}
+
+
+def _name(method: str) -> str:
+    return NAMES.get(method, outcome.name(method, OP))
+
+
 def _table(network: str, results: Sequence[Mapping]) -> dict:
     """Returns the paper's columns, ours and the published ones."""
     result = report.newest(results, network=network)
     rows = []
     for name in result["methods"] if result else PUBLISHED:
-        line = [NAMES.get(name, outcome.name(name, OP))]
+        line = [_name(name)]
         row = result["methods"][name] if result else {}
         if "error" in row:
             line += ["cannot run", "", ""]
@@ -171,7 +208,55 @@ def _table(network: str, results: Sequence[Mapping]) -> dict:
     return report.table(columns, rows, [result], OP)
 
 
+def _training_table(results: Sequence[Mapping]) -> dict:
+    """Returns what a training step takes."""
+    result = report.newest(results, part="training")
+    rows = []
+    for name, row in (result["methods"] if result else {}).items():
+        line = [outcome.name(name.removesuffix(", 20 steps"), OP)]
+        if "median_us" not in row:
+            rows.append([*line, "cannot run", "", ""])
+            continue
+        memory = row["extra_bytes"]
+        line += [outcome.number(row["median_us"] / 1e3)]
+        line += [f"{row['images_per_second']:,.0f}"]
+        rows.append([*line, "" if memory is None else f"{memory / 1e6:.0f}"])
+    outcome.bold_least(rows, (1,))
+    columns = ["training step", "ms", "images a second", "peak MB"]
+    return report.table(columns, rows, [result], OP)
+
+
 def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
-    """Yields Table 1 for each network."""
+    """Yields Table 1 for each network, training steps, and deep networks."""
     for name, network in zip(("papers_chen", "papers_chen_4x4"), NETWORKS):
         yield name, _table(network, results)
+    yield "papers_chen_training", _training_table(results)
+    yield "papers_chen_depth", chen_depth.table(results)
+
+
+def _draw_times(panel, results: Sequence[Mapping]) -> None:
+    """Draws how long each method takes, and how long the paper says, as bars."""
+    published, *_ = NETWORKS
+    result = report.newest(results, network=published)
+    rows = result["methods"] if result else {name: {} for name in PUBLISHED}
+    for place, name in enumerate(rows):
+        panel.barh(place - 0.2, rows[name].get("total_ms", 0), 0.4, color="tab:blue")
+        panel.barh(place + 0.2, sum(PUBLISHED.get(name, ())), 0.4, color="tab:orange")
+    panel.barh(0, 0, color="tab:blue", label="here")
+    panel.barh(0, 0, color="tab:orange", label="published")
+    panel.set_yticks(range(len(rows)), [_name(name) for name in rows])
+    panel.invert_yaxis()
+    panel.set_xscale("log")
+    panel.set_xlim(left=0.1)
+    panel.set_xlabel("milliseconds, forward and backward")
+    panel.set_title("Table 1", fontsize="medium")
+    panel.grid(alpha=0.3, axis="x")
+    panel.legend(fontsize="x-small")
+
+
+def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
+    """Draws Table 1 as bars, and the losses of deep networks, to a PNG file."""
+    figure, [[left, right]] = chart.figure(1, 2)
+    _draw_times(left, results)
+    chen_depth.draw(results, right)
+    figure.savefig(path, dpi=chart.DPI)

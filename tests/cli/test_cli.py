@@ -255,7 +255,7 @@ def test_other_models_are_named(work, capsys):
         ),
         (
             ["train", "--model", "p_capsnet", "--preset", "sabour"],
-            "p_capsnet has the presets compact, large, small, not sabour",
+            "p_capsnet has the presets chen, compact, large, small, tiny, not sabour",
         ),
         (
             ["train", "--model", "p_capsnet", "--routing-iterations", "2"],

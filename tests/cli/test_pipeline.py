@@ -96,6 +96,8 @@ def test_turning_and_zooming_keep_the_middle():
         ("capsnet", "sabour", (28, 28, 1), 8227088),
         ("p_capsnet", "small", (8, 8, 1), 67488),
         ("p_capsnet", "compact", (28, 28, 1), 82336),
+        ("p_capsnet", "chen", (28, 28, 1), 124704),
+        ("p_capsnet", "tiny", (28, 28, 1), 3888),
         ("matrix_capsnet", "small", (8, 8, 1), 19452),
         ("matrix_capsnet", "compact", (28, 28, 1), 318964),
         ("efficient_capsnet", "small", (8, 8, 1), 39216),

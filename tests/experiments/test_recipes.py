@@ -24,12 +24,15 @@ _PARAMETERS = {
     "capsnet-mnist": 8_227_088,
     "capsnet-fashion_mnist": 8_227_088,
     "p_capsnet-mnist": 82_336,
+    "p_capsnet_tiny-mnist": 3_888,
     "efficient_capsnet-mnist": 162_400,
     "efficient_capsnet-fashion_mnist": 162_400,
     "em-mnist": 318_964,
     "em-affine_mnist": 318_964,
     "vb-affine_mnist": 319_260,
 }
+# Names that say which preset is trained, too.
+_WITH_PRESET = ("p_capsnet_tiny-mnist",)
 
 
 @pytest.fixture
@@ -75,9 +78,10 @@ def test_a_name_says_what_is_trained_on_what(name):
     recipe = recipes.find(name)
     what, data_name = name.split("-")
     assert data_name == recipe.data
-    assert what == (
-        f"inq{recipe.bits}" if recipe.bits else recipe.routing or recipe.model
-    )
+    model = recipe.model
+    if name in _WITH_PRESET:
+        model += f"_{recipe.preset}"
+    assert what == (f"inq{recipe.bits}" if recipe.bits else recipe.routing or model)
     if recipe.bits:
         assert recipes.find(recipe.trained).data == recipe.data
     # A result of today is a result of the same recipe when it is read again.

@@ -18,6 +18,7 @@ from tf_capsops import models
 from tf_capsops.bench import cases, plain_networks
 from tf_capsops.bench.cases import Case
 from tf_capsops.bench.plain_networks import Trainee, image_shape
+from tf_capsops.cli.presets import PRESETS
 from tf_capsops.losses import MarginLoss, SpreadLoss
 from tf_capsops.models import denoisers
 
@@ -83,17 +84,20 @@ def _like(build, ours):
     return plain
 
 
+_P_CAPSNET = Network(
+    _classifier(models.p_capsnet, MarginLoss),
+    _like(plain_networks.p_capsnet, models.p_capsnet),
+    _draw_classes,
+)
+
 NETWORKS = {
     "capsnet": Network(
         _classifier(models.capsnet, MarginLoss),
         _like(plain_networks.capsnet, models.CapsNet),
         _draw_classes,
     ),
-    "p_capsnet": Network(
-        _classifier(models.p_capsnet, MarginLoss),
-        _like(plain_networks.p_capsnet, models.p_capsnet),
-        _draw_classes,
-    ),
+    "p_capsnet": _P_CAPSNET,
+    "p_capsnet-chen": _P_CAPSNET,
     "efficient_capsnet": Network(
         _classifier(models.efficient_capsnet, MarginLoss),
         _like(plain_networks.efficient_capsnet, models.efficient_capsnet),
@@ -127,6 +131,9 @@ def _all_cases():
         yield _case("capsnet", batch, (28, 28, 1), use, device, **digits)
         for name in ("p_capsnet", "efficient_capsnet"):
             yield _case(name, batch, (28, 28, 1), use, device, **digits)
+        # The network that Chen et al. published with their code.
+        chen = PRESETS["p_capsnet"]["chen"].network
+        yield _case("p_capsnet-chen", batch, (28, 28, 1), use, device, **digits, **chen)
     # Whose rivals store votes of 15 MB a sample, and several copies of them.
     yield _case("matrix_capsnet", 128, (28, 28, 1), use, "GPU", **digits)
     yield _case("matrix_capsnet", 8, (28, 28, 1), use, "CPU", **digits)
@@ -138,6 +145,9 @@ def _all_cases():
     yield _case("capsnet", 2, (8, 9, 2), use, **digits, **small)
     small = {"filters": (2, 3), "kernel_sizes": (3, 2), "strides": (2, 1)}
     yield _case("p_capsnet", 2, (8, 9, 2), use, **digits, **small)
+    small |= {"pose_shape": ((2, 4), (2, 6), (2, 3)), "use_bias": False}
+    small |= {"negative_slope": 0.1, "squash_size": 4}
+    yield _case("p_capsnet-chen", 2, (8, 9, 2), use, **digits, **small)
     small = {"filters": (4, 8), "kernel_sizes": (3, 2), "strides": (1, 2)}
     small |= {"primary_dim": 4, "capsule_dim": 4}
     yield _case("efficient_capsnet", 2, (8, 9, 2), use, **digits, **small)

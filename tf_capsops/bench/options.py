@@ -14,7 +14,10 @@ from tf_capsops.errors import CommandError, require
 DEVICES = ("CPU", "GPU")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 # The names in `networks.NETWORKS` and `layers.LAYERS`, which import TensorFlow.
-NETWORKS = ("capsnet", "p_capsnet", "efficient_capsnet", "matrix_capsnet", "denoiser")
+NETWORKS = (
+    *("capsnet", "p_capsnet", "p_capsnet-chen", "efficient_capsnet"),
+    *("matrix_capsnet", "denoiser"),
+)
 LAYERS = (
     *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "CapsuleConv2D"),
     *("PoseCaps", "ConvCaps2D", "ClassCaps", "DenseCaps", "HighOrderConv2D"),

@@ -178,13 +178,25 @@ def with_decoder(case, images, capsules, *, decoder_units, reconstruction_weight
     return Trainee(model, compiling, arrange)
 
 
-def p_capsnet(case, *, filters, kernel_sizes, strides):
-    classes = case.sizes["classes"]
+def p_capsnet(
+    case,
+    *,
+    filters,
+    kernel_sizes,
+    strides,
+    pose_shape,
+    negative_slope,
+    squash_size,
+    use_bias,
+):
+    classes, ops = case.sizes["classes"], keras.ops
     images = keras.Input(image_shape(case), name="images")
-    poses = keras.ops.reshape(images, (-1, *image_shape(case), 1, 1))
+    capsules = ops.reshape(images, (-1, *image_shape(case), 1, 1))
+    one_for_all = isinstance(pose_shape[0], int)
+    shapes = [pose_shape] * (len(filters) + 1) if one_for_all else pose_shape
 
-    def convolution(poses, filters, kernel, stride, columns):
-        *size, channels, rows, inner = poses.shape[1:]
+    def convolution(capsules, filters, kernel, stride, columns):
+        *size, channels, rows, inner = capsules.shape[1:]
         out = tuple((each - k) // stride + 1 for each, k in zip(size, kernel))
 
         def fold(inputs, weights):
@@ -194,21 +206,32 @@ def p_capsnet(case, *, filters, kernel_sizes, strides):
 
         pose = (filters, rows, columns)
         weights = (*kernel, channels, filters, inner, columns)
-        return _Weighted(fold, weights, (*out, *pose), pose)(poses)
+        bias = pose if use_bias else None
+        return _Weighted(fold, weights, (*out, *pose), bias)(capsules)
 
-    layers = zip(filters, kernel_sizes, strides, strict=True)
-    for number, (count, kernel, stride) in enumerate(layers):
-        columns = 4 if number else 16
-        poses = convolution(poses, count, (kernel, kernel), stride, columns)
-        poses = keras.ops.relu(keras.ops.reshape(poses, (-1, *poses.shape[1:4], 4, 4)))
-    poses = convolution(poses, classes, poses.shape[1:3], 1, 4)
-    flat = keras.ops.reshape(keras.ops.cast(poses, "float32"), (-1, classes, 16))
+    def relu(capsules):
+        return ops.leaky_relu(capsules, negative_slope or 0.0)
+
+    layers = zip(filters, kernel_sizes, strides, shapes[:-1], strict=True)
+    for number, (count, kernel, stride, (rows, columns)) in enumerate(layers):
+        width = columns if number else rows * columns
+        capsules = relu(convolution(capsules, count, (kernel, kernel), stride, width))
+        outer = (-1, *capsules.shape[1:4])
+        if squash_size:
+            vectors = (*outer, rows * columns // squash_size, squash_size)
+            capsules = exponential_squash(ops.reshape(capsules, vectors))
+        capsules = ops.reshape(capsules, (*outer, rows, columns))
+    rows, columns = shapes[-1]
+    capsules = convolution(capsules, classes, capsules.shape[1:3], 1, columns)
+    capsules = capsules if negative_slope is None else relu(capsules)
+    flat = ops.reshape(ops.cast(capsules, "float32"), (-1, classes, rows * columns))
+    flat = exponential_squash(flat) if squash_size else _squash(flat)
     compiling = {"loss": _margin_loss, "metrics": ["accuracy"]}
 
     def arrange(images, labels):
         return images, tf.one_hot(labels, classes)
 
-    return Trainee(keras.Model(images, lengths(_squash(flat))), compiling, arrange)
+    return Trainee(keras.Model(images, lengths(flat)), compiling, arrange)
 
 
 def efficient_capsnet(

@@ -139,6 +139,35 @@ PRESETS = {
             epochs=20,
             learning_rate=0.003,
         ),
+        # The network that Chen et al. published with their code, CAFFE-CapsNet, as
+        # examples/mnist/new_capsule_train.prototxt.
+        "chen": Preset(
+            network={
+                "filters": (1, 4, 8, 4),
+                "kernel_sizes": (3, 3, 3, 3),
+                "strides": (2, 1, 2, 1),
+                "pose_shape": ((4, 8), (4, 16), (4, 8), (4, 16), (4, 8)),
+                "negative_slope": 0.1,
+                "squash_size": 8,
+                "use_bias": False,
+            },
+            epochs=20,
+            learning_rate=0.003,
+        ),
+        # As many parameters as the smallest network of Chen et al. (2019) has: 3,888.
+        "tiny": Preset(
+            network={
+                "filters": (2, 2, 4, 2),
+                "kernel_sizes": (3, 3, 3, 3),
+                "strides": (2, 1, 2, 1),
+                "pose_shape": ((4, 4), (4, 4), (4, 4), (4, 4), (4, 1)),
+                "negative_slope": 0.1,
+                "use_bias": False,
+            },
+            epochs=60,
+            learning_rate=0.02,
+            distortion=Distortion(shift=1.0),
+        ),
     },
     "matrix_capsnet": {
         "large": Preset(

@@ -92,8 +92,8 @@ def _add_network(group):
     group.add_argument(
         "--preset",
         choices=sorted({name for each in presets.PRESETS.values() for name in each}),
-        help="sizes and schedule; sabour for capsnet and convnet only (default: small, "
-        "compact or large, by the images' size)",
+        help="sizes and schedule; sabour for capsnet and convnet, chen and tiny for "
+        "p_capsnet (default: small, compact or large, by the images' size)",
     )
     group.add_argument(
         "--routing-iterations",

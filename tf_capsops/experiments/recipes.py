@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes: everything that a published result is trained with, under one name.
 
-A name says what is trained and on what. The first part is a `--model`; `em` or `vb`,
-the rules by which matrix_capsnet routes; or `inq` and a number of bits, for a capsnet
-that is quantized after its training. The second part is a `--data`.
+A name says what is trained and on what. The first part is a `--model`, or one with its
+preset, as `p_capsnet_tiny`; `em` or `vb`, the rules by which matrix_capsnet routes; or
+`inq` and a number of bits, for a capsnet that is quantized after its training. The
+second part is a `--data`.
 """
 
 import dataclasses
@@ -116,6 +117,12 @@ RECIPES = {
         "mnist",
         "p_capsnet",
         "compact",
+        paper=Paper("below 1%", "Chen et al. 2019, abstract, with 3,888 parameters"),
+    ),
+    "p_capsnet_tiny-mnist": Recipe(
+        "mnist",
+        "p_capsnet",
+        "tiny",
         paper=Paper("below 1%", "Chen et al. 2019, abstract, with 3,888 parameters"),
     ),
     "efficient_capsnet-mnist": Recipe(

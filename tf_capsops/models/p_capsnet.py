@@ -12,6 +12,7 @@ from tf_capsops.models.images import ImageModel
 from tf_capsops.models.sequential import Sequential
 from tf_capsops.ops.squash import squash
 from tf_capsops.registered import registered
+from tf_capsops.routing import exponential_squash
 
 
 def p_capsnet(
@@ -23,13 +24,17 @@ def p_capsnet(
     pose_shape=(4, 4),
     name="p_capsnet",
     dtype=None,
+    *,
+    negative_slope=None,
+    squash_size=None,
+    use_bias=True,
 ):
     """A network of capsule convolutions only, without routing and without a decoder.
 
     In the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
     Convolutional Neural Networks" (2019): every layer is a capsule convolution, the
     weights learn what routing would find, and the lengths of the last layer's capsules
-    are the scores of the classes. The sizes are not theirs.
+    are the scores of the classes. The default sizes are not theirs.
 
     * An image enters as capsules of 1 x 1 poses, one a channel. A capsule convolution
       cannot give poses more rows, so the first layer makes poses of one row with as
@@ -40,6 +45,11 @@ def p_capsnet(
       poses are flattened and squashed: the class capsules, whose lengths are the
       result.
 
+    In the network that the authors published with their code, relu and
+    `routing.exponential_squash` follow every layer, the last one too: see
+    `negative_slope` and `squash_size`. It is the preset `chen` of `tf-capsops train`,
+    with poses of 4 x 8 and 4 x 16.
+
     Args:
       input_shape: (height, width, channels) of the images, whose values are
         floating-point numbers from 0 to 1, or standardized. Integers are a `ValueError`
@@ -48,10 +58,19 @@ def p_capsnet(
       filters: capsules at each pixel, for every layer but the last.
       kernel_sizes: their kernels, one or two ints each.
       strides: their strides, one or two ints each.
-      pose_shape: (P, P), or (G, P, P) for capsules of rank 3.
+      pose_shape: (P, Q), or (G, P, Q) for capsules of rank 3; or a list of such shapes,
+        one for every layer and for the classes, with the same P and G throughout.
       name: the model's name.
       dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
         scale the loss.
+      negative_slope: of relu below zero, a number from 0 to 1; such a relu follows
+        every layer, the last one too. None for a slope of 0 and no relu after the last
+        layer.
+      squash_size: how many elements of a pose are squashed together by
+        `exponential_squash` after each relu, such as 8 for the rows of 4 x 8 poses, and
+        the class capsules by it as a whole; None for no squashing but that of the class
+        capsules, by `squash`.
+      use_bias: whether the layers have biases.
 
     Returns:
       A `keras.Sequential`, built and not compiled, from images `[B, H, W, C]` to
@@ -73,11 +92,6 @@ def p_capsnet(
     (4, 10)
     """
     image_shape = _sizes("input_shape", input_shape, (3,))
-    pose_shape = _sizes("pose_shape", pose_shape, (2, 3))
-    if pose_shape[-1] != pose_shape[-2]:
-        raise ValueError(
-            f"p_capsnet: pose_shape must be (P, P) or (G, P, P), got {pose_shape}"
-        )
     num_classes = positive_int("p_capsnet", "num_classes", num_classes)
     layers = filters, kernel_sizes, strides
     lengths = {len(each) if isinstance(each, (list, tuple)) else 0 for each in layers}
@@ -86,7 +100,9 @@ def p_capsnet(
             "p_capsnet: filters, kernel_sizes and strides must have one entry a layer, "
             f"got {filters}, {kernel_sizes} and {strides}"
         )
-    elements = math.prod(pose_shape)
+    *poses, class_pose = _poses(pose_shape, len(filters) + 1)
+    _check_activations(negative_slope, squash_size, poses)
+    shared = {"use_bias": use_bias, "dtype": dtype}
     model = PCapsNet(
         [
             keras.Input(image_shape, name="images"),
@@ -94,22 +110,36 @@ def p_capsnet(
         ],
         name=name,
     )
-    first, *others = zip(*layers, strict=True)
     # Keras scales the loss if the model's own policy is mixed_float16.
     model.dtype_policy = dtype
-    model.add(_convolution(first, (1, elements), dtype, "conv_1", "relu"))
-    map_shape = model.output_shape[1:4]
+    each = enumerate(zip(*layers, poses), start=1)
+    for number, (count, kernel_size, stride, pose) in each:
+        convolution = CapsuleConv2D(
+            count,
+            (1, math.prod(pose)) if number == 1 else pose,
+            kernel_size,
+            strides=stride,
+            activation="relu" if negative_slope is None else None,
+            kernel_initializer="he_normal",
+            name=f"conv_{number}",
+            **shared,
+        )
+        model.add(convolution)
+        outer = model.output_shape[1:4]
+        for layer in _between(number, outer, pose, negative_slope, squash_size, dtype):
+            model.add(layer)
+    map_size = model.output_shape[1:3]
     model.add(
-        keras.layers.Reshape((*map_shape, *pose_shape), dtype=dtype, name="poses")
+        CapsuleConv2D(num_classes, class_pose, map_size, name="classes", **shared)
     )
-    for number, layer in enumerate(others, start=2):
-        model.add(_convolution(layer, pose_shape, dtype, f"conv_{number}", "relu"))
-    last = num_classes, model.output_shape[1:3], 1
-    model.add(_convolution(last, pose_shape, dtype, "classes"))
+    if negative_slope is not None:
+        model.add(_relu(negative_slope, "relu_classes", dtype))
+    flat = num_classes, math.prod(class_pose)
+    shrink = exponential_squash if squash_size else squash
     # The loss compares lengths with margins: keep them out of half precision.
     for layer in (
-        keras.layers.Reshape((num_classes, elements), dtype="float32", name="flat"),
-        keras.layers.Activation(squash, dtype="float32", name="class_capsules"),
+        keras.layers.Reshape(flat, dtype="float32", name="flat"),
+        keras.layers.Activation(shrink, dtype="float32", name="class_capsules"),
         Length(dtype="float32", name="lengths"),
     ):
         model.add(layer)
@@ -130,18 +160,60 @@ class PCapsNet(ImageModel, Sequential):
         return super().call(images, training=training, mask=mask)
 
 
-def _convolution(layer, pose_shape, dtype, name, activation=None):
-    filters, kernel_size, strides = layer
-    return CapsuleConv2D(
-        filters,
-        pose_shape,
-        kernel_size,
-        strides=strides,
-        activation=activation,
-        kernel_initializer="he_normal" if activation else "glorot_uniform",
-        dtype=dtype,
-        name=name,
-    )
+def _relu(negative_slope, name, dtype):
+    return keras.layers.ReLU(negative_slope=negative_slope, dtype=dtype, name=name)
+
+
+def _between(number, outer, pose, negative_slope, squash_size, dtype):
+    """Yields the layers from a convolution's output to `[B, *outer, *pose]`."""
+    if negative_slope is not None:
+        yield _relu(negative_slope, f"relu_{number}", dtype)
+    if squash_size:
+        vectors = (*outer, math.prod(pose) // squash_size, squash_size)
+        yield keras.layers.Reshape(vectors, dtype=dtype, name=f"vectors_{number}")
+        yield keras.layers.Activation(
+            exponential_squash, dtype=dtype, name=f"squash_{number}"
+        )
+    if number == 1 or squash_size:
+        name = "poses" if number == 1 else f"poses_{number}"
+        yield keras.layers.Reshape((*outer, *pose), dtype=dtype, name=name)
+
+
+def _poses(pose_shape, count):
+    """Returns as many pose shapes: one of each layer, or the same for all."""
+    is_list = isinstance(pose_shape, (list, tuple))
+    if not (is_list and pose_shape and isinstance(pose_shape[0], (list, tuple))):
+        return [_sizes("pose_shape", pose_shape, (2, 3))] * count
+    shapes = [_sizes("each pose_shape", shape, (2, 3)) for shape in pose_shape]
+    if len(shapes) != count:
+        raise ValueError(
+            "p_capsnet: pose_shape must be one shape, or one for every layer and one "
+            f"for the classes, {count} here, got {len(shapes)}: {pose_shape}"
+        )
+    if len({shape[:-1] for shape in shapes}) > 1:
+        raise ValueError(
+            "p_capsnet: a convolution changes only the last dimension of a pose: the "
+            f"others must be the same in all of pose_shape, got {pose_shape}"
+        )
+    return shapes
+
+
+def _check_activations(negative_slope, squash_size, poses):
+    slope = 0 if negative_slope is None else negative_slope
+    if not isinstance(slope, (int, float)) or not 0 <= slope <= 1:
+        raise ValueError(
+            "p_capsnet: negative_slope must be a number from 0 to 1, got "
+            f"{negative_slope!r}"
+        )
+    if squash_size is None:
+        return
+    squash_size = positive_int("p_capsnet", "squash_size", squash_size)
+    for pose in poses:
+        if math.prod(pose) % squash_size:
+            raise ValueError(
+                f"p_capsnet: squash_size must divide the {math.prod(pose)} elements of "
+                f"a pose of {pose}, got {squash_size}"
+            )
 
 
 def _sizes(name, shape, ranks):
