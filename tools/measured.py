@@ -62,6 +62,8 @@ def _part(table: dict, spec: dict) -> dict:
 
 
 def _given_table(table: dict, run: dict) -> str:
+    if not table["rows"]:
+        return "Not measured yet.\n"
     text = markdown(table["columns"], table["rows"], table.get("right", True))
     runs = runs_of(table, run)
     sources = [source_of(each, machine_of(each, device)) for each, device in runs]

@@ -233,8 +233,22 @@ def _method_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{markdown([unit, *spec['columns']], rows)}\n{bullets(sources)}"
 
 
+def _with_start_up(result: dict) -> bool:
+    return any("first_s" in method for method in result["methods"].values())
+
+
 def table_of(spec: dict, runs: Sequence[dict]) -> str:
     """Returns the Markdown of a table of results."""
+    if spec["op"] == "training":  # of which those of first steps are runs of their own
+        wanted = spec.get("show") == "start-up"
+        runs = [
+            {
+                **run,
+                "results": [r for r in run["results"] if _with_start_up(r) == wanted],
+            }
+            for run in runs
+            if "results" in run
+        ]
     if spec.get("show") == "dtypes":
         return _dtype_table(spec, runs)
     if spec["op"] != "training":
