@@ -80,7 +80,21 @@ def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
     return cells
 
 
+def _of_the_kind(spec: dict, runs: Sequence[dict]) -> Iterator[dict]:
+    """Yields runs with the results that take first steps, if the table shows these."""
+    wanted = spec.get("show") == "start-up"
+    for run in runs:
+        results = [
+            result
+            for result in run.get("results", ())
+            if any("first_s" in each for each in result["methods"].values()) == wanted
+        ]
+        yield {**run, "results": results}
+
+
 def rows_of(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
+    """Yields rows of a table's spec, each with a run and a result that it shows."""
+    runs = [*_of_the_kind(spec, runs)]
     for row in spec["rows"] if "rows" in spec else _every_row(spec, runs):
         wanted = {"op": spec["op"], "dtype": "float32", **spec.get("where", {}), **row}
         found = select(runs, wanted)
@@ -233,22 +247,8 @@ def _method_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{markdown([unit, *spec['columns']], rows)}\n{bullets(sources)}"
 
 
-def _with_start_up(result: dict) -> bool:
-    return any("first_s" in method for method in result["methods"].values())
-
-
 def table_of(spec: dict, runs: Sequence[dict]) -> str:
     """Returns the Markdown of a table of results."""
-    if spec["op"] == "training":  # of which those of first steps are runs of their own
-        wanted = spec.get("show") == "start-up"
-        runs = [
-            {
-                **run,
-                "results": [r for r in run["results"] if _with_start_up(r) == wanted],
-            }
-            for run in runs
-            if "results" in run
-        ]
     if spec.get("show") == "dtypes":
         return _dtype_table(spec, runs)
     if spec["op"] != "training":

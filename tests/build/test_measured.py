@@ -160,7 +160,7 @@ def test_a_table_of_first_steps_has_their_parts(root, capsys):
     del methods["tf_capsops"]
     _write(root, "a_newer", _run(0, "2026-02-02", results=[result]))
     assert measured.main([], root) == 1
-    assert "training capsnet: no method has start_up_s" in capsys.readouterr().err
+    assert "no run in docs/measured has" in capsys.readouterr().err
 
 
 def test_another_machine_is_another_row(root):
