@@ -105,6 +105,23 @@ def test_processes_take_batches_in_step(as_on_a_gpu, monkeypatch):
     assert not grouping.plan(dense(), {}).ahead
 
 
+@pytest.mark.parametrize("steps", [1, 5, 30])
+def test_epochs_of_arrays_are_those_of_keras(as_on_a_gpu, monkeypatch, steps):
+    """12 batches, of which the last is smaller, in groups of 5 or one by one."""
+    monkeypatch.setattr(grouping, "_STEPS", 5)
+    found = []
+    for make in (Dense, keras.Sequential):
+        keras.utils.set_random_seed(1)
+        model = make([keras.Input([3]), keras.layers.Dense(1)])
+        alone = make is keras.Sequential
+        model.compile("sgd", "mse", steps_per_execution=1 if alone else steps)
+        given = {"batch_size": BATCH, "epochs": 3, "shuffle": False, "verbose": 0}
+        history = model.fit(X, Y, validation_split=0.1, **given).history
+        found.append([*model.get_weights(), history["loss"], history["val_loss"]])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["subclass", "lambda", "of a checkpoint"])
 def test_callbacks_of_batches_see_each(as_on_a_gpu, fit, kind, tmp_path):
     class Checkpoint(keras.callbacks.ModelCheckpoint):

@@ -17,7 +17,7 @@ from tf_capsops.models.ahead import Feed
 def groups(data, steps, ahead_of_time=False, check=lambda batch: None):
     """Returns what a `Feed` gives: numbers of steps and batches, as lists."""
     model = keras.Sequential()
-    feed = Feed(model, iter(data), steps, ahead_of_time, check)
+    feed = Feed(model, iter(data), steps, None, ahead_of_time, check)
     taken = iter(feed.next, None)
     return [(group.steps, group.batch.numpy().tolist()) for group in taken]
 
@@ -30,6 +30,16 @@ def test_batches_are_taken_once_and_in_order(ahead_of_time):
     stacked = [(2, [[0, 1], [2, 3]]), (2, [[4, 5], [6, 7]])]
     assert taken == [*stacked, (1, [8, 9]), (1, [10])]
     assert [batch.tolist() for batch in checked] == [[0, 1]]
+
+
+@pytest.mark.parametrize("ahead_of_time", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_no_group_has_batches_of_two_epochs(length, ahead_of_time):
+    data = tf.data.Dataset.range(length).repeat(3)
+    arguments = 2, length, ahead_of_time, lambda batch: None
+    taken = iter(Feed(keras.Sequential(), iter(data), *arguments).next, None)
+    epoch = [[i, i + 1] for i in range(0, length - 1, 2)] + [length - 1] * (length % 2)
+    assert [group.batch.numpy().tolist() for group in taken] == epoch * 3
 
 
 def test_large_batches_make_smaller_groups(monkeypatch):
@@ -48,7 +58,7 @@ def test_batches_of_other_shapes_come_alone():
 
 def test_what_cannot_be_stacked_comes_alone():
     data = tf.data.Dataset.from_tensor_slices(tf.sparse.eye(6)).batch(2)
-    feed = Feed(keras.Sequential(), iter(data), 3, False, lambda batch: None)
+    feed = Feed(keras.Sequential(), iter(data), 3, None, False, lambda batch: None)
     taken = [*iter(feed.next, None)]
     assert [group.steps for group in taken] == [1, 1, 1]
     rows = [tf.sparse.to_dense(group.batch).numpy() for group in taken]
@@ -59,7 +69,7 @@ def test_no_batch_is_lost_between_executions():
     """Without copies ahead each execution takes its own, and not one batch more."""
     iterator = iter(tf.data.Dataset.range(7))
     for expected in ([0, 1, 2], [3, 4, 5]):
-        feed = Feed(keras.Sequential(), iterator, 3, False, lambda batch: None)
+        feed = Feed(keras.Sequential(), iterator, 3, None, False, lambda batch: None)
         assert feed.next().batch.numpy().tolist() == expected
     assert next(iterator) == 6
 
@@ -70,7 +80,7 @@ def test_a_failing_data_set_says_so_at_its_step():
         yield tf.constant(2.0)
         raise ValueError("no third picture")
 
-    feed = Feed(keras.Sequential(), broken(), 1, True, lambda batch: None)
+    feed = Feed(keras.Sequential(), broken(), 1, None, True, lambda batch: None)
     assert [float(feed.next().batch) for _ in range(2)] == [1, 2]
     with pytest.raises(ValueError, match="no third picture"):
         feed.next()
@@ -98,8 +108,8 @@ def test_only_data_sets_of_the_users_own_are_tuned(monkeypatch):
         return begin(data_set)
 
     monkeypatch.setattr(tf.data.Dataset, "__iter__", spy)
-    fit(X, batch_size=2)
-    assert {*tuned} == {False}
+    fit(X, batch_size=2, epochs=3)
+    assert tuned == [False]  # one iterator for all epochs
     tuned.clear()
     fit(tf.data.Dataset.from_tensor_slices((X, X)).batch(2))
     assert {*tuned} == {None}
@@ -120,7 +130,7 @@ def test_no_epoch_waits_for_the_end_of_an_iterator(monkeypatch):
         make(run)
 
     monkeypatch.setattr(grouping.Run, "leave_feed", leave)
-    fit(X, batch_size=2, epochs=3)
+    fit(tf.data.Dataset.from_tensors((X, X)), epochs=3)
     deadline = time.monotonic() + 60
     while len(where) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)

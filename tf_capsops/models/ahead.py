@@ -45,17 +45,20 @@ class Feed:
       iterator: gives batches, on the host or with a share for each replica.
       steps: how many batches make an execution. They come as one group if they have
         the same shapes and are not too large to be copied together.
+      length: how many make an epoch, if the iterator goes on after it; no group has
+        batches of two epochs. Else None.
       ahead: whether to take and copy groups while the devices compute.
       check: is called with one replica's share of the first batch, on the host.
     """
 
-    def __init__(self, model, iterator, steps, ahead, check):
+    def __init__(self, model, iterator, steps, length, ahead, check):
         self.source = iterator
         # A copy starts when its GPU has done all that it was given before, so it must
         # begin before the next execution is launched.
         in_thread = _Ahead if ahead else iter
         strategy, self._closed = model.distribute_strategy, threading.Event()
-        taken = in_thread(_groups(strategy, iterator, steps, check, self._closed))
+        epoch = steps, length
+        taken = in_thread(_groups(strategy, iterator, *epoch, check, self._closed))
         self._groups = in_thread(_on_devices(model, taken))
 
     def next(self):
@@ -113,10 +116,18 @@ def _take(iterator, count, closed):
     return batches
 
 
-def _groups(strategy, iterator, steps, check, closed):
+def _groups(strategy, iterator, steps, length, check, closed):
     """Yields parts of batches (`shares.parts`), number of steps and spec of groups."""
-    size, spec = 1, None
-    while batches := _take(iterator, size, closed):
+    size, spec, taken = 1, None, 0
+
+    def take(count):
+        nonlocal taken
+        left = length - taken % length if length else count
+        batches = _take(iterator, min(count, left), closed)
+        taken += len(batches)
+        return batches
+
+    while batches := take(size):
         if spec is None:
             divided = shares.divide(strategy, shares.parts(strategy, batches[0]))
             share = divided[0]
@@ -124,7 +135,8 @@ def _groups(strategy, iterator, steps, check, closed):
                 share = next(filter(shares.samples, divided), share)
             check(share)
             spec, size = _spec(strategy, iterator, share), _group_size(divided, steps)
-            batches += _take(iterator, size - 1, closed)
+            if length != 1:
+                batches += take(size - 1)
         batches = [shares.parts(strategy, batch) for batch in batches]
         if len(batches) == size > 1 and _stack_up(batches):
             yield [_stacked(each) for each in zip(*batches)], size, spec

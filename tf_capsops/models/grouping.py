@@ -8,7 +8,6 @@ the previous execution instead lets the host launch the next one at once. The lo
 epoch come from the metrics at its end, and are exact.
 """
 
-import contextlib
 import dataclasses
 
 import keras
@@ -110,10 +109,21 @@ class Run:
         self.logs = Logs(model)
         self.feed = None  # of the iterator of an epoch
         self.steps = 0  # in this epoch
-        self.data = contextlib.ExitStack()  # to close when its data is read
+        self.epochs = None  # an `Epochs`, of `fit`
+
+    @property
+    def length(self):
+        """The batches of an epoch, if one iterator has all epochs, else None."""
+        return self.epochs and self.epochs.length
+
+    def wanted(self):
+        """Returns how many steps the next execution has, if there are batches."""
+        left = self.length - self.steps if self.length else self.plan.steps
+        return min(self.plan.steps, left)
 
     def close(self):
-        self.data.close()
+        if self.epochs:
+            self.epochs.close()
         self.leave_feed()
 
     def leave_feed(self):

@@ -6,38 +6,10 @@ The samples of a batch are its first axis, or the second one if several batches 
 stacked.
 """
 
-import contextlib
 import functools
 
 import keras
 import tensorflow as tf
-
-from tf_capsops.untuned import untuned
-
-
-def take_data(strategy, x):
-    """Changes what a strategy does to data sets, until the returned stack is closed.
-
-    Dividing data sets takes the host longer than a step of a small network takes two
-    GPUs. `ahead.Feed` divides batches instead. Data sets that Keras makes are not tuned
-    (`untuned`); the user's own may need that.
-
-    Args:
-      strategy: the strategy.
-      x: that of `fit`.
-    """
-    stack = contextlib.ExitStack()
-    own = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
-    several = strategy.num_replicas_in_sync > 1
-    if several and not isinstance(strategy, tf.distribute.MirroredStrategy):
-        return stack  # of several processes
-    if own and not several:
-        return stack
-
-    name = "experimental_distribute_dataset"
-    setattr(strategy, name, lambda data, options=None: data if own else untuned(data))
-    stack.callback(vars(strategy).pop, name, None)
-    return stack
 
 
 def parts(strategy, batch):

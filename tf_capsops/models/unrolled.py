@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_capsops.models import grouping, replicas, shares
 from tf_capsops.models.ahead import Feed
+from tf_capsops.models.epochs import Epochs
 from tf_capsops.models.loop import compiler, nth, repeat
 
 _ITERATORS = tf.data.Iterator, tf.distribute.DistributedIterator
@@ -66,7 +67,7 @@ class Unrolled:
         if self._next_run:
             # `fit` has read the number of steps. All else has the user's.
             self.train_function.run, self._next_run = self._next_run, None
-            self.train_function.run.data.close()
+            self.train_function.run.epochs.close()
             self.steps_per_execution = self._users_steps
         return self.train_function
 
@@ -111,8 +112,8 @@ class Unrolled:
         outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
         self._users_steps = self.steps_per_execution
         run = grouping.Run(self, grouping.plan(self, bound.arguments))
-        x = bound.arguments.get("x")
-        run.data = shares.take_data(self.distribute_strategy, x)
+        ours = type(self).make_train_function is Unrolled.make_train_function
+        run.epochs = Epochs(self.distribute_strategy, bound.arguments, ours)
         self._next_run, self.steps_per_execution = run, run.plan.steps
         try:
             return super().fit(*bound.args, **bound.kwargs)
@@ -165,14 +166,16 @@ class _Function:
         run = self.run or grouping.Run(self._model)
         steps, on_data = 0, isinstance(iterator, _ITERATORS)
         if not on_data:  # the one of train_on_batch
-            feed = Feed(self._model, iterator, 1, False, self._check)
+            feed = Feed(self._model, iterator, 1, None, False, self._check)
         else:
             if run.feed is None or run.feed.source is not iterator:
                 plan, model = run.plan, self._model
                 run.leave_feed()
-                run.feed = Feed(model, iterator, plan.steps, plan.ahead, self._check)
+                steps_of = plan.steps, run.length
+                run.feed = Feed(model, iterator, *steps_of, plan.ahead, self._check)
             feed = run.feed
-        while steps < run.plan.steps and (group := feed.next()):
+        wanted = run.wanted() if on_data else run.plan.steps
+        while steps < wanted and (group := feed.next()):
             if not self._is_built:
                 self._model._build_with(group.spec)
                 self._is_built = True

@@ -1,0 +1,76 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `fit` reads instead of the data set that Keras gives to the strategy."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.untuned import untuned
+
+
+class Epochs:
+    """Takes a data set out of the hands of a strategy, from now on to `close`.
+
+    Dividing data sets takes the host longer than a step of a small network takes two
+    GPUs. `ahead.Feed` divides batches instead.
+
+    Of arrays, all epochs are read from one iterator. Keras makes two for each epoch;
+    that takes longer than thirty steps of a small network on a GPU, which has nothing
+    to do until the first batches are there. Nor are data sets that Keras makes tuned.
+
+    Args:
+      strategy: the strategy.
+      arguments: those of `fit` by name.
+      ends: whether the training function ends its executions with an epoch. Keras' own
+        ends them with the data.
+    """
+
+    length = None  # batches of an epoch, if one iterator has all epochs
+
+    def __init__(self, strategy, arguments, ends):
+        self._strategy = strategy
+        x = arguments.get("x")
+        self._own = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
+        if strategy.num_replicas_in_sync > 1:
+            takes = isinstance(strategy, tf.distribute.MirroredStrategy)
+        else:
+            takes = not self._own
+        if takes:
+            self.length = _batches(arguments) if ends and not self._own else None
+            strategy.experimental_distribute_dataset = self._take
+
+    def _take(self, data_set, options=None):
+        if self._own:
+            return data_set
+        if self.length:
+            return _Endless(untuned(data_set.repeat()))
+        return untuned(data_set)
+
+    def close(self):
+        vars(self._strategy).pop("experimental_distribute_dataset", None)
+
+
+def _batches(arguments):
+    """Returns how many batches an epoch of arrays has, None if it may stop earlier."""
+    flat = keras.tree.flatten(arguments.get("x"))
+    counts = {each.shape[0] if getattr(each, "shape", ()) else None for each in flat}
+    count = counts.pop() if len(counts) == 1 else None
+    limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
+    if not count or any(limits):
+        return None
+    split = arguments.get("validation_split")
+    if split and arguments.get("validation_data") is None:
+        count = math.floor(count * (1 - split))
+    return math.ceil(count / (arguments.get("batch_size") or 32))  # Keras' default
+
+
+class _Endless:
+    """A data set that has one iterator."""
+
+    def __init__(self, data_set):
+        self._iterator = iter(data_set)
+
+    def __iter__(self):
+        return self._iterator
