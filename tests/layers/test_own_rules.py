@@ -114,3 +114,32 @@ def test_weighted_sums_of_votes_are_moments(name, device):
             results = layer(inputs)
         found.append([*results, *tape.gradient(results, [inputs[0], layer.kernel])])
     assert_equal(*found, 2e-4)
+
+
+class _Sum(Rule):
+    """Adds votes up by a prior, which may be wrong."""
+
+    def __init__(self, prior):
+        self.prior = prior
+
+    def get_config(self):
+        return {"prior": self.prior}
+
+    def route(self, moments, training=False):
+        mass, first = moments(prior=self.prior, normalize="none", use_activations=False)
+        return first, mass
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 3), (3, 2), (2, 2, 2, 3, 1)])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_a_prior_does_not_broadcast(shape, padding):
+    children = tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])
+    layer = ConvCaps2D(3, 2, padding=padding, routing=_Sum(np.ones(shape, np.float32)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="CapsuleMoments: prior"):
+        layer(children)
+
+
+def test_sums_by_no_prior_are_zero():
+    children = tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])
+    for result in ConvCaps2D(3, 2, routing=_Sum(None))(children):
+        np.testing.assert_array_equal(result, tf.zeros_like(result))
