@@ -224,7 +224,7 @@ def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, s
 
 
 def _method_table(spec: dict, runs: Sequence[dict]) -> str:
-    """Shows training steps, with a column for each method, in one of two units."""
+    """Shows one number of training steps, with a column for each method."""
     unit = spec.get("unit", "ms a step")
     field, scale = _TRAINING[unit]
     chosen = list(rows_of(spec, runs))
@@ -237,8 +237,10 @@ def _method_table(spec: dict, runs: Sequence[dict]) -> str:
             result["methods"].get(method, {}).get(field)
             for method in spec["columns"].values()
         ]
-        choose = min if unit == "ms a step" else max
-        best = choose(filter(None, taken), default=None)
+        if not any(taken):
+            raise Wrong(f"{result['op']} {result['case']}: no method has {unit}")
+        choose = max if unit == "images a second" else min
+        best = choose(filter(None, taken))
         cells = ["" if each is None else number(each / scale) for each in taken]
         rows.append(
             [label, *(f"**{c}**" if t == best else c for c, t in zip(cells, taken))]

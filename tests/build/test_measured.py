@@ -102,6 +102,21 @@ def test_a_table_of_training_steps_shows_what_was_measured(root):
     assert "| capsnet | 10000 | **20000** |  |\n" in (root / "README.md").read_text()
 
 
+def test_methods_are_compared_by_what_is_better(root, capsys):
+    result = {"op": "training", "case": "capsnet", "direction": "step"}
+    methods = {"tf_capsops": {"launches": 9}, "PyTorch": {"launches": 70}}
+    result |= {"device": "GPU:0", "dtype": "float32", "methods": methods}
+    _write(root, "a_newer", _run(0, "2026-02-02", results=[result]))
+    spec = {"op": "training", "rows": [{"label": "capsnet", "case": "capsnet"}]}
+    spec |= {"show": "methods", "columns": {"ours": "tf_capsops", "rival": "PyTorch"}}
+    _write(root, "tables", {"conv": {**spec, "unit": "launches"}})
+    assert measured.main([], root) == 0
+    assert "| capsnet | **9** | 70 |\n" in (root / "README.md").read_text()
+    _write(root, "tables", {"conv": spec})
+    assert measured.main([], root) == 1
+    assert "training capsnet: no method has ms a step" in capsys.readouterr().err
+
+
 def test_a_part_of_a_table_that_was_measured_otherwise(root):
     given = {"columns": ["name", "us", "type", "us"], "op": None, "device": "GPU"}
     given["rows"] = [["a", 1, "float32", 2], ["b", 3, "float16", 4]]

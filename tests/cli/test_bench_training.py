@@ -178,9 +178,11 @@ def test_batches_gpus_and_what_compile_is_told(monkeypatch):
         ("tf_capsops, untuned, arrays", {}),
     )
     assert seen == [(batch, *each) for batch in (3, 5) for each in told]
-    reason = "TensorFlow sees 1 of 99 GPUs"
     lacking = found[0]["methods"]["tf_capsops, untuned, arrays, 99 GPUs"]
-    assert lacking == {"left_out": reason}
+    assert lacking == {"left_out": "CPUs do not share batches"}
+    several = fitting.Method(report.OURS, gpus=99)
+    with pytest.raises(fitting.LeftOut, match=r"TensorFlow sees \d of 99 GPUs"):
+        fitting.Fit(_TINY[0], several, "GPU")
 
 
 @pytest.mark.parametrize("arrays", [False, True])

@@ -324,7 +324,6 @@ def test_an_iterator_serves_one_fit_after_the_other(as_on_a_gpu):
 def test_a_process_ends_though_its_data_does_not():
     program = """
 import queue, keras, numpy as np, tensorflow as tf
-from tf_capsops.cli.callbacks import Boards
 from tf_capsops.models import Unrolled, ahead, grouping
 grouping.has_gpus = lambda: True
 waiting = queue.Queue()

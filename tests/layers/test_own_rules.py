@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of one's own, and what layers say of what they return."""
+"""Rules of one's own: what layers say of their results, and how they add up votes."""
 
 import keras
 import numpy as np
@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 from routed_layers import assert_equal, drawn, every_layer
 
-from tf_capsops.layers import ConvCaps2D, DenseCaps
-from tf_capsops.routing import Rule
+from tf_capsops.layers import ConvCaps2D, DenseCaps, routed
+from tf_capsops.ops.capsule_moments import capsule_moments
+from tf_capsops.routing import Rule, SelfAttention
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -114,3 +115,49 @@ def test_weighted_sums_of_votes_are_moments(name, device):
             results = layer(inputs)
         found.append([*results, *tape.gradient(results, [inputs[0], layer.kernel])])
     assert_equal(*found, 2e-4)
+
+
+class _Sum(Rule):
+    """Adds votes up by a prior, which may be wrong."""
+
+    def __init__(self, prior):
+        self.prior = prior
+
+    def get_config(self):
+        return {"prior": self.prior}
+
+    def route(self, moments, training=False):
+        mass, first = moments(prior=self.prior, normalize="none", use_activations=False)
+        return first, mass
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 3), (3, 2), (2, 2, 2, 3, 1)])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_a_prior_does_not_broadcast(shape, padding):
+    children = tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])
+    layer = ConvCaps2D(3, 2, padding=padding, routing=_Sum(np.ones(shape, np.float32)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="CapsuleMoments: prior"):
+        layer(children)
+
+
+def test_sums_by_no_prior_are_zero():
+    children = tf.ones([1, 3, 3, 2, 4, 4]), tf.ones([1, 3, 3, 2])
+    for result in ConvCaps2D(3, 2, routing=_Sum(None))(children):
+        np.testing.assert_array_equal(result, tf.zeros_like(result))
+
+
+@pytest.mark.parametrize("tf32, dtype", [(True, tf.float32), (False, tf.bfloat16)])
+def test_which_passes_are_moments_and_of_what_type(tf32, dtype, monkeypatch):
+    """Weighted sums are convolutions; TF32 holds 16-bit types, which are widened."""
+    types = []
+
+    def spy(poses, *operands, **options):
+        types.append(poses.dtype)
+        return capsule_moments(poses, *operands, **options)
+
+    monkeypatch.setattr(routed, "capsule_moments", spy)
+    allowed = "tensor_float_32_execution_enabled"
+    monkeypatch.setattr(tf.config.experimental, allowed, lambda: tf32)
+    layer, inputs, _ = drawn("conv", routing=SelfAttention(), dtype="mixed_bfloat16")
+    assert {each.dtype for each in layer(inputs)} == {tf.bfloat16}
+    assert types == [dtype]

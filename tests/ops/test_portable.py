@@ -218,6 +218,20 @@ def test_ranks_of_a_capsule_convolution_must_be_known():
         compute.get_concrete_function(*[tf.TensorSpec(None, tf.float32)] * 2)
 
 
+@pytest.mark.parametrize("padding, size", [("SAME", (3, 4)), ("VALID", (2, 3))])
+def test_an_empty_batch_of_images_of_unknown_size(padding, size):
+    weights = tf.ones([2, 2, 2, 3, 4, 5])
+
+    def convolve(inputs):
+        return tf_capsops.capsule_conv2d(inputs, weights, strides=2, padding=padding)
+
+    unknown = tf.TensorSpec([None, None, None, 2, 1, 4])
+    convolved = tf.function(_portable(convolve), input_signature=[unknown])
+    for batch in (0, 1):
+        outputs = convolved(tf.ones([batch, 5, 7, 2, 1, 4]))
+        assert outputs.shape == (batch, *size, 3, 1, 5)
+
+
 def test_the_size_of_a_kernel_of_moments_must_be_known():
     poses = tf.TensorSpec([1, 3, 3, 1, 2, 2])
     weights = tf.TensorSpec([None, 2, 1, 2, 2, 2])

@@ -144,7 +144,9 @@ class Fit:
 def _strategy(method: Method, kind: str) -> tf.distribute.Strategy:
     if method.gpus == 1:
         return tf.distribute.get_strategy()
-    seen = len(tf.config.list_logical_devices(kind))
+    if kind != "GPU":
+        raise LeftOut(f"{kind}s do not share batches")
+    seen = len(tf.config.list_logical_devices("GPU"))
     if seen < method.gpus:
         raise LeftOut(f"TensorFlow sees {seen} of {method.gpus} GPUs")
     return tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(method.gpus)])

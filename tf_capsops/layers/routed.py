@@ -108,7 +108,7 @@ class Routed(keras.layers.Layer):
             # them exactly; without it, float32 has slower kernels than they have.
             children = [tf.cast(each, dtype) for each in children]
         poses, activations, weights = children
-        passes = []
+        pairs, passes = weights.shape[:4], []
 
         def moments(
             *, order=1, normalize="parents", use_activations=True, **statistics
@@ -118,7 +118,9 @@ class Routed(keras.layers.Layer):
                 for name, each in statistics.items()
             }
             passes.append({"normalize": normalize, **statistics})
-            if (normalize, order, use_activations, *statistics) == _WEIGHTED_SUM:
+            is_sum = (normalize, order, use_activations, *statistics) == _WEIGHTED_SUM
+            # A prior of any other shape, or None, is for the op to judge.
+            if is_sum and getattr(statistics["prior"], "shape", None) == pairs:
                 return _weighted_sums(poses, weights, **statistics, **window)
             return capsule_moments(
                 poses,

@@ -75,6 +75,7 @@ class Unrolled:
         if self.test_function is None or force:
             self.test_function = _Function(self, self.test_step, replicas.test_step)
         self.test_function.checked = False
+        self.test_function.run = grouping.Run(self)
         return self.test_function
 
     def make_predict_function(self, force=False):
@@ -123,6 +124,14 @@ class Unrolled:
             if isinstance(self.train_function, _Function):
                 self.train_function.run = outer
 
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args, **kwargs):
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            if getattr(self.test_function, "run", None):
+                self.test_function.run.close()
+
     def reset_metrics(self):
         super().reset_metrics()
         # `fit` does this at the beginning of an epoch.
@@ -155,7 +164,7 @@ class _Function:
 
     def __init__(self, model, step, step_of_replicas):
         self.checked = self._is_built = False
-        self.run = None  # of the `fit` that calls this
+        self.run = None  # of the `fit` or `evaluate` that calls this
         self._model = model
         if model.distribute_strategy.num_replicas_in_sync > 1:
             self._execute = _of_replicas(model, step_of_replicas)

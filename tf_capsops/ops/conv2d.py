@@ -24,7 +24,13 @@ def conv2d(images, filters, strides, padding, dilations):
     is_empty = 0 in images.shape.as_list() or 0 in filters.shape.as_list()
     if is_empty or (dilations != (1, 1) and None not in kernel):
         return product_of_patches(images, filters, strides, padding, dilations)
-    return tf.nn.conv2d(images, filters, strides, padding, dilations=dilations)
+    outputs = tf.nn.conv2d(images, filters, strides, padding, dilations=dilations)
+    if None in kernel or None not in images.shape[:3].as_list():
+        return outputs
+    # On a CPU, TensorFlow 2.21 gives an empty batch the size of the images.
+    batch, *size, _ = dimensions(images)
+    size = [out for out, _ in steps_of_axes(size, kernel, strides, padding, dilations)]
+    return tf.reshape(outputs, [batch, *size, dimensions(filters)[3]])
 
 
 def product_of_patches(images, filters, strides, padding, dilations):

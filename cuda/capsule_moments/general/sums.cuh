@@ -140,12 +140,14 @@ __global__ void __launch_bounds__(kLanes* kSlices)
   const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
   const int64_t children = Children(p);
   const auto slice = [&](int64_t i, int first) {
+    S sum = 0;
+    if (columns == 0) return sum;  // votes without numbers
     Digits<int64_t> d(i);
     const int64_t q = d.Next(inner), row = d.Next(p.pose_rows), capsule = d.rest;
     const auto* pose = in.poses + i - q;
     const S activation = Activation(in, capsule);
-    S sum = 0;
     VisitWindows(p, capsule, [&](int64_t position, int64_t k) {
+      // Number r of the vote for o: every kSlices-th of all parents' numbers.
       int64_t o = first / columns, r = first - o * columns;
       while (o < outs) {
         const int64_t vote_at = (position * children + k) * outs + o;
