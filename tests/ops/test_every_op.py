@@ -98,7 +98,8 @@ def test_second_derivatives(op, name, dtype, device):
     truth = _second_reference(case.bind(op.reference), *arrays)
     magnitude = _second_reference(case.bind(op.reference), *map(np.abs, arrays))
     ours = call(second, op.suite.ours, *sources)
-    assert_all_close(ours, second(op.plain, *sources), truth, magnitude)
+    plain = functools.partial(second, op.plain, *sources)
+    assert_all_close(ours, plain, truth, magnitude)
 
 
 @_parametrized(
