@@ -37,6 +37,7 @@ for _gpu in _GPUS:
     tf.config.experimental.set_memory_growth(_gpu, True)
 tf.config.experimental.enable_tensor_float_32_execution(False)
 pipelines.switch_tuning_off()
+pipelines.switch_optimizing_off()
 
 _DEVICES = sorted({f"{d.device_type}:0" for d in tf.config.list_logical_devices()})
 # Each process takes up to 2 GB, and as much of a GPU.
