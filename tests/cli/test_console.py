@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands print what they have to say, and none of TensorFlow's log lines."""
 
+import ctypes
 import os
+import runpy
 import subprocess
 import sys
 
 import fresh
 import numpy as np
+import pytest
 
-from tf_capsops import _console
+from tf_capsops import _break, _console
 
 _SCRIPT = """
 import sys
@@ -49,9 +52,28 @@ def test_program_prints_no_log_lines(tmp_path):
     assert _errors(script, "info") == ""
 
 
-def test_log_lines_that_are_asked_for_are_printed():
-    errors = _errors("-m", "tf_capsops", "info", TF_CPP_MIN_LOG_LEVEL="0")
-    assert "absl::InitializeLog" in errors
+@pytest.mark.parametrize(
+    "is_command, level, quiet",
+    [
+        (True, None, True),
+        (True, "2", True),
+        (True, "1", False),
+        (True, "0", False),
+        (False, None, False),
+    ],
+)
+def test_log_lines_that_are_asked_for_are_printed(
+    is_command, level, quiet, monkeypatch
+):
+    """And those of other programs: only a quiet command changes absl's level."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", str(level))
+    if level is None:
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    monkeypatch.setattr(_break, "IS_COMMAND", is_command)
+    changed = []
+    monkeypatch.setattr(ctypes, "CDLL", changed.append)
+    runpy.run_path(_console.__file__)
+    assert bool(changed) == quiet
 
 
 def test_other_programs_print_what_they_did():

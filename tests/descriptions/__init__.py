@@ -127,13 +127,19 @@ class Description:
     def assert_close_to_reference(self, case, tensors, yardstick=None, results=None):
         """Asserts that results, of `ours` unless given, are as exact as plain ones.
 
-        The yardstick is plain TensorFlow's error, of other tensors where given.
+        They are to have the type of the tensors.
+
+        The yardstick is plain TensorFlow's error, of other tensors where given. It is
+        computed where a few units in the last place do not suffice.
 
         Returns:
             The results.
         """
         ours = self.ours(case, tensors) if results is None else results
-        plain = self.results(case.bind(self.plain), *(yardstick or tensors))
+        assert {result.dtype for result in ours} == {tensors[0].dtype}
+        plain = functools.partial(
+            self.results, case.bind(self.plain), *(yardstick or tensors)
+        )
         arrays = exact(tensors)
         truth = case.bind(self.reference)(*arrays)
         magnitude = case.bind(self.magnitude)(*arrays)
@@ -142,10 +148,20 @@ class Description:
 
 
 def assert_all_close(ours, plain, truth, magnitude):
-    """Asserts that each of several results is as exact as the yardstick's."""
-    for one in zip(ours, truth, plain, magnitude, strict=True):
-        result, exactly, measure, size = one
-        assert_close(result.numpy(), exactly, measure.numpy(), size)
+    """Asserts that each of several results is as exact as the yardstick's.
+
+    Args:
+        ours: Tensors.
+        plain: A function that returns those of plain TensorFlow.
+        truth: Arrays of the reference.
+        magnitude: Arrays of the reference at absolute values.
+    """
+    yardstick = functools.cache(plain)
+    expected = zip(ours, truth, magnitude, strict=True)
+    for place, (result, exactly, size) in enumerate(expected):
+        assert_close(
+            result.numpy(), exactly, lambda at=place: yardstick()[at].numpy(), size
+        )
 
 
 def every():

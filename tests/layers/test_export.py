@@ -147,10 +147,8 @@ def test_saved_models_need_nothing_of_ours(export):
             _assert_close(outputs.values(), _network(name)[2])
 
 
-@every_network
-def test_tflite_needs_its_own_operators_alone(export, name):
-    _, inputs, expected = _network(name)
-    converted = tf.lite.TFLiteConverter.from_saved_model(str(export(name))).convert()
+def _assert_converted(folder, inputs, expected):
+    converted = tf.lite.TFLiteConverter.from_saved_model(str(folder)).convert()
     interpreter = tf.lite.Interpreter(model_content=converted)
     (given,) = interpreter.get_input_details()
     interpreter.resize_tensor_input(given["index"], inputs.shape)
@@ -163,6 +161,24 @@ def test_tflite_needs_its_own_operators_alone(export, name):
     # TFLite has an order of its own.
     found.sort(key=lambda array: array.ndim)
     _assert_close(found, expected)
+
+
+def test_tflite_of_an_export(export):
+    _, inputs, expected = _network("capsnet")
+    _assert_converted(export("capsnet"), inputs, expected)
+
+
+@every_network
+def test_tflite_needs_its_own_operators_alone(name, tmp_path):
+    """Saved with one graph, where `export` makes several of the same."""
+    model, inputs, expected = _network(name)
+    spec = tf.TensorSpec([None, *inputs.shape[1:]])
+    with tf_capsops.portable():
+        graph = tf.function(model, [spec], autograph=False).get_concrete_function()
+    module = tf.Module()
+    module.held = [variable.value for variable in model.variables]
+    tf.saved_model.save(module, tmp_path, graph)
+    _assert_converted(tmp_path, inputs, expected)
 
 
 @every_network

@@ -20,7 +20,7 @@ _SERVER = """
 import os
 import uvicorn
 os.dup2(1, 2)  # uvicorn names its address on stderr
-uvicorn.run("serve:app", port=0)
+uvicorn.run("serve:app", port=0, app_dir=".")
 """
 
 

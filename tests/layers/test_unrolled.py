@@ -115,3 +115,16 @@ def test_batches_one_at_a_time(device):
     for model in models:
         model.run_eagerly = True
     assert history(models[0]) == history(models[1])
+
+
+def test_a_step_is_not_traced_where_functions_run_eagerly(eagerly):
+    """So a debugger stops in a step of one's own, and short trainings start at once."""
+    traced = []
+
+    class Own(Dense):
+        def train_step(self, data):
+            traced.append(tf.inside_function())
+            return super().train_step(data)
+
+    compiled(Own, 2).fit(IMAGES, LABELS, BATCH, verbose=0)
+    assert traced == [False] * 6

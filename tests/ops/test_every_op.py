@@ -41,14 +41,16 @@ def _cases(use):
     return _parametrized("op, case", lambda op: [(c,) for c in op.suite.select(use)])
 
 
+def _names(op, frame, empty):
+    names = op.frames.get(frame, ())
+    return *names, *(op.empty if names and empty else ())
+
+
 def _named(frame, empty=False):
     """Cases named for a frame, and with `empty` those with a dimension of 0 there."""
-
-    def select(op):
-        names = op.frames.get(frame, ())
-        return [(name,) for name in (*names, *(op.empty if names and empty else ()))]
-
-    return _parametrized("op, name", select)
+    return _parametrized(
+        "op, name", lambda op: [(n,) for n in _names(op, frame, empty)]
+    )
 
 
 @every_dtype
@@ -98,7 +100,8 @@ def test_second_derivatives(op, name, dtype, device):
     truth = _second_reference(case.bind(op.reference), *arrays)
     magnitude = _second_reference(case.bind(op.reference), *map(np.abs, arrays))
     ours = call(second, op.suite.ours, *sources)
-    assert_all_close(ours, second(op.plain, *sources), truth, magnitude)
+    plain = functools.partial(second, op.plain, *sources)
+    assert_all_close(ours, plain, truth, magnitude)
 
 
 @_parametrized(
@@ -138,10 +141,12 @@ def test_tensor_float_32_follows_the_switch(op, name, allowed, device):
 
 
 @every_dtype
-@_named("unknown_shapes", empty=True)
-def test_unknown_shapes_change_nothing(op, name, dtype, device):
+@_parametrized(
+    "op, case",
+    lambda op: [(op.case(name),) for name in _names(op, "unknown_shapes", empty=True)],
+)
+def test_unknown_shapes_change_nothing(op, case, dtype, device):
     """Graphs traced without any shape give the very numbers of those with shapes."""
-    case = op.case(name)
     tensors = op.draw(case, dtype)
     compute = case.bind(op.suite.ours)
     signature = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]

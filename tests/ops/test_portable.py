@@ -100,19 +100,34 @@ def test_half_types_accumulate_in_float32(op, name, dtype, device):
         assert_rounded(result.numpy(), truth)
 
 
-@pytest.mark.parametrize("is_rank_known", [True, False])
-@_named(lambda op: op.frames["unknown_shapes"])
+def _unknown(op):
+    """Yields names of cases, and whether ranks are known: of one case they are."""
+    first, *names = op.frames["unknown_shapes"]
+    yield first, True
+    # Only CapsuleConv, which has two, needs to know a rank.
+    needs_rank = op.name == "capsule_conv"
+    yield from ((name, needs_rank) for name in names)
+    if not needs_rank:
+        yield first, False
+
+
+@pytest.mark.parametrize(
+    "op, name, is_rank_known",
+    [
+        pytest.param(op, *each, id="-".join(map(str, (op.name, *each))))
+        for op in _OPS.values()
+        for each in _unknown(op)
+    ],
+)
 def test_unknown_shapes_change_nothing(op, name, is_rank_known, device):
-    """But for rounding. Only CapsuleConv, which has two, needs to know a rank."""
+    """But for rounding."""
     case = op.case(name)
     grad, inputs, *others = op.draw(case, tf.float64)
     compute = case.bind(_portable(op.suite.ours))
 
     def spec(tensor):
-        is_free = is_rank_known or op.name == "capsule_conv"
-        return tf.TensorSpec(
-            [None] * tensor.shape.rank if is_free else None, tensor.dtype
-        )
+        shape = [None] * tensor.shape.rank if is_rank_known else None
+        return tf.TensorSpec(shape, tensor.dtype)
 
     # Kernels are constants: windows are made of their pixels one by one.
     weights = [tf.TensorSpec(other.shape, other.dtype) for other in others]
@@ -134,7 +149,7 @@ def test_what_is_known_of_shapes_is_inferred(op):
     filters = [tf.TensorSpec(other.shape, other.dtype) for other in others]
     if op.name == "high_order_conv":
         filters = [tf.TensorSpec([None, *others[0].shape[1:]], tf.float32)]
-    function = tf.function(case.bind(_portable(op.suite.ours)))
+    function = traced(case.bind(_portable(op.suite.ours)))
     output = function.get_concrete_function(batch, *filters).structured_outputs
     assert output.shape.as_list() == [None, *op.suite.output_shape(case)[1:]]
 

@@ -153,7 +153,7 @@ def test_compiled_by_xla(op, device):
         compute = functools.partial(tf_capsops.capsule_routing, iterations=2)
     drawn = _draw(shapes)
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def compiled(*drawn):
         return _accumulator_over_tape(compute, *drawn)
 

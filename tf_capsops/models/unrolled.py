@@ -255,7 +255,8 @@ def _alone(model, step):
     def execute(group):
         nonlocal results
         spec = tuple(keras.tree.flatten(group.spec))
-        if hasattr(one, "get_concrete_function") and spec not in traced:
+        in_graphs = not (model.run_eagerly or tf.config.functions_run_eagerly())
+        if in_graphs and spec not in traced:
             # Traced with all that the data set leaves open, and outside of a loop, for
             # the first step creates the optimizer's variables.
             results = one.get_concrete_function(group.spec).structured_outputs
