@@ -17,8 +17,8 @@ namespace capsops::capsule_moments::general {
 
 constexpr int kSlices = 16;  // of a sum, a warp each
 
-// Calls store(i, sum) once for each of `count` numbers, with the sum of slice(i, s) over
-// all s below kSlices. Blocks have kLanes * kSlices threads.
+// Calls store(i, sum) once for each of `count` numbers, with the sum of slice(i, s)
+// over all s below kSlices. Blocks have kLanes * kSlices threads.
 template <typename S, typename Slice, typename Store>
 __device__ void SumSlices(int64_t count, const Slice& slice, const Store& store) {
   __shared__ S sums[kSlices][kLanes];
