@@ -36,9 +36,10 @@ class HighOrderConv1D(HighOrderConv2D):
       filter_activation: applied to the filters, `[..., groups, kernel_size]`; a
         function, a name that Keras knows, or None.
       use_bias: whether the filters have a bias.
-      kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer,
-        kernel_constraint, bias_constraint: as for `keras.layers.Conv1D`. A bias
-        initializer is called for `[groups, 1, kernel_size]`.
+      kernel_initializer, kernel_regularizer, kernel_constraint: as for
+        `keras.layers.Conv1D`.
+      bias_initializer, bias_regularizer, bias_constraint: likewise; the initializer is
+        called for `[groups, 1, kernel_size]`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above, or `groups` does
