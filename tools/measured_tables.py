@@ -145,16 +145,24 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{markdown(headings, rows)}\n{bullets(sources)}"
 
 
+def _labelled(spec: dict, runs: Sequence[dict]) -> Iterator[tuple]:
+    """Yields label, machine, row, run and result; labels tell machines apart."""
+    chosen = [
+        (machine_of(run, result["device"]), row, run, result)
+        for row, run, result in rows_of(spec, runs)
+    ]
+    several = len({machine for machine, *_ in chosen}) > 1
+    for machine, row, *found in chosen:
+        label = f"{machine}: {row['label']}" if several else row["label"]
+        yield label, machine, row, *found
+
+
 def _training_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows every method of each row's network that was measured."""
     columns = _START_UP if spec.get("show") == "start-up" else _TRAINING
     first, _ = next(iter(columns.values()))
-    chosen = list(rows_of(spec, runs))
-    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
     rows, sources = [], []
-    for row, run, result in chosen:
-        machine = machine_of(run, result["device"])
-        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+    for label, machine, _row, run, result in _labelled(spec, runs):
         methods = {n: _with_sum(m) for n, m in result["methods"].items()}
         methods = {n: m for n, m in methods.items() if first in m}
         if not methods:
@@ -189,12 +197,8 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
     A row names one of our methods, or the quickest of each type is shown.
     """
     dtypes = spec.get("dtypes", _DTYPES)
-    chosen = list(rows_of(spec, runs))
-    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
     rows, sources = [], []
-    for row, run, result in chosen:
-        machine = machine_of(run, result["device"])
-        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+    for label, machine, row, _run, _result in _labelled(spec, runs):
         cells, first = [], None
         for dtype in dtypes:
             wanted = {"op": spec["op"], **spec.get("where", {}), **row, "dtype": dtype}
@@ -227,12 +231,8 @@ def _method_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows one number of training steps, with a column for each method."""
     unit = spec.get("unit", "ms a step")
     field, scale = _TRAINING[unit]
-    chosen = list(rows_of(spec, runs))
-    machines = {machine_of(run, result["device"]) for _, run, result in chosen}
     rows, sources = [], []
-    for row, run, result in chosen:
-        machine = machine_of(run, result["device"])
-        label = f"{machine}: {row['label']}" if len(machines) > 1 else row["label"]
+    for label, machine, _row, run, result in _labelled(spec, runs):
         taken = [
             result["methods"].get(method, {}).get(field)
             for method in spec["columns"].values()

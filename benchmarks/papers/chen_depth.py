@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import keras
@@ -21,6 +20,7 @@ import tf_capsops
 from benchmarks.papers import outcome, report
 from tf_capsops import data
 from tf_capsops.bench import measure
+from tf_capsops.bench.fitting import Clock
 from tf_capsops.bench.report import OURS
 from tf_capsops.layers import CapsuleConv2D, Length
 from tf_capsops.losses import MarginLoss
@@ -93,20 +93,6 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     return tf.image.resize(images, (_SIZE, _SIZE)).numpy(), labels.numpy()
 
 
-class _Clock(keras.callbacks.Callback):
-    """Takes the seconds of every epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.seconds.append(time.perf_counter() - self._start)
-
-
 def train(
     model: keras.Model, images, labels, device: str, epochs: int, jit: bool = False
 ) -> dict:
@@ -139,7 +125,7 @@ def train(
     if on_gpu:
         before = tf.config.experimental.get_memory_info(device)["current"]
         tf.config.experimental.reset_memory_stats(device)
-    clock = _Clock()
+    clock = Clock()
     history = model.fit(
         batches,
         epochs=epochs,

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the ops of the studies have in common: TensorFlow's names, and refusing what a
-// scheme does not compute.
+// The studies' ops share these names of TensorFlow's, the refusal of what a scheme does
+// not compute, and the tensors of a gradient.
 #ifndef CAPSOPS_CC_STUDIES_STUDY_H_
 #define CAPSOPS_CC_STUDIES_STUDY_H_
 

@@ -58,7 +58,7 @@ struct Transposed {
   }
 };
 
-// What a product multiplies and adds to; each pass reads two and adds to the third.
+// A pass has a product that reads two of the three tensors and adds to the third.
 struct Multiply {
   static __device__ void Add(const Problem& p, float* input, float* weights,
                              float* output) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the studies' launchers have in common.
+// The studies' launchers share zeroing and the wording of refusals.
 #ifndef CAPSOPS_CUDA_STUDIES_COMMON_CUH_
 #define CAPSOPS_CUDA_STUDIES_COMMON_CUH_
 
@@ -22,7 +22,7 @@ inline LaunchError Zero(const GpuExec& exec, const char* name, float* data,
                      cudaMemsetAsync(data, 0, elements * sizeof(float), exec.stream));
 }
 
-// The reason of a refusal.
+// Returns the reason of a refusal.
 inline std::string Must(const std::string& what, const std::string& be, int64_t is) {
   return what + " must be " + be + ", got " + std::to_string(is);
 }
@@ -30,7 +30,7 @@ inline std::string Must(const std::string& what, int64_t be, int64_t is) {
   return Must(what, std::to_string(be), is);
 }
 
-// The same where a number is too large, else nothing.
+// Returns the reason if a number is too large, else nothing.
 inline std::string MustBeAtMost(const std::string& what, int64_t most,
                                 const std::string& why, int64_t is) {
   if (is <= most) return {};

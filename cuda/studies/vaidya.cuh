@@ -112,8 +112,8 @@ __global__ void RowKernel(Filter filter, int image_width, float* img,
   }
 }
 
-// Where an image [height, width, channels, 4, 4] has its elements: the distances in
-// memory from one index of each axis to the next.
+// A layout of an image [height, width, channels, 4, 4] is the distance in memory from
+// one index of each axis to the next.
 struct Layout {
   int64_t row, column, channel, pose_row, pose_column;
 

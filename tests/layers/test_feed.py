@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.models import Unrolled, ahead, grouping
+from tf_capsops.models import Unrolled, ahead, epochs, grouping
 from tf_capsops.models.ahead import Feed
 
 
@@ -136,3 +136,11 @@ def test_no_epoch_waits_for_the_end_of_an_iterator(monkeypatch):
     while len(where) < 6 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert where == [False] * 6
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": "2"}, {"validation_split": 2.0}])
+def test_arguments_that_keras_refuses_are_left_to_it(wrong):
+    arguments = {"x": X, "batch_size": 2, **wrong}
+    taken = epochs.Epochs(tf.distribute.get_strategy(), arguments, True)
+    taken.close()
+    assert taken.length is None

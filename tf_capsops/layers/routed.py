@@ -145,7 +145,7 @@ class Routed(keras.layers.Layer):
         }
 
 
-# What a pass is given that adds up votes by shares which are weights of their own.
+# Arguments of a pass whose shares are given as a prior: a sum of weighted votes.
 _WEIGHTED_SUM = ("none", 1, False, "prior")
 
 

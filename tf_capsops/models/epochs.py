@@ -3,6 +3,7 @@
 """What `fit` reads instead of the data set that Keras gives to the strategy."""
 
 import math
+import numbers
 
 import keras
 import tensorflow as tf
@@ -16,9 +17,9 @@ class Epochs:
     Dividing data sets takes the host longer than a step of a small network takes two
     GPUs. `ahead.Feed` divides batches instead.
 
-    Of arrays, all epochs are read from one iterator. Keras makes two for each epoch;
-    that takes longer than thirty steps of a small network on a GPU, which has nothing
-    to do until the first batches are there. Nor are data sets that Keras makes tuned.
+    All epochs of arrays are read from one iterator. Keras makes two iterators for each
+    epoch, and a GPU would have nothing to do until the first batches are there. Data
+    sets that Keras makes are not tuned either.
 
     Args:
       strategy: the strategy.
@@ -63,7 +64,10 @@ def _batches(arguments):
     split = arguments.get("validation_split")
     if split and arguments.get("validation_data") is None:
         count = math.floor(count * (1 - split))
-    return math.ceil(count / (arguments.get("batch_size") or 32))  # Keras' default
+    size = arguments.get("batch_size") or 32  # Keras' default
+    if not isinstance(size, numbers.Integral) or size < 1 or count < 1:
+        return None  # Keras refuses these
+    return math.ceil(count / size)
 
 
 class _Endless:
