@@ -89,7 +89,22 @@ def test_grouped_steps_train_alike(as_on_a_gpu, fit, epochs, steps, monkeypatch)
     assert grouped[0] == alone[0] and grouped[2] == alone[2]
     size = 12 if steps is None else steps
     assert alone[1] == [*range(size)] * epochs
-    assert grouped[1] == [19 if steps is None else size - 1] * epochs
+    # The last of 12 batches is smaller, so 11 make an execution.
+    assert grouped[1] == ([10, 21] if steps is None else [size - 1]) * epochs
+
+
+@pytest.mark.parametrize(
+    "batches, steps",
+    [(1, 1), (7, 7), (20, 20), (23, 11), (117, 13), (468, 18), (937, 18), (1000, 20)],
+)
+def test_executions_leave_few_batches_over(as_on_a_gpu, batches, steps):
+    assert grouping.steps_at_once(batches) == steps
+    whole, rest = np.zeros([2 * batches, 3]), np.zeros([2 * batches + 1, 3])
+    for x in whole, rest:
+        data = tf.data.Dataset.from_tensor_slices(x).batch(2, drop_remainder=x is whole)
+        assert grouping.plan(dense(), {"x": data}).steps == steps
+        assert grouping.plan(dense(), {"x": x, "batch_size": 2}).steps == steps
+    assert grouping.plan(dense(), {"x": data.repeat()}).steps == 20
 
 
 def test_the_boards_of_train_do_not_see_batches(as_on_a_gpu, tmp_path):
@@ -148,7 +163,7 @@ def test_checkpoints_of_epochs_see_no_batches(
     path = str(tmp_path / "best.keras")
     saved = keras.callbacks.ModelCheckpoint(path, save_freq=frequency)
     _, bar, weights = fit([saved], epochs=1)
-    assert bar == ([19] if grouped else [*range(12)])
+    assert bar == ([10, 21] if grouped else [*range(12)])
     if grouped:
         kept = keras.models.load_model(path, {"Dense": Dense})
         assert [each.tolist() for each in kept.get_weights()] == weights

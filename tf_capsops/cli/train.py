@@ -188,7 +188,7 @@ def _add_execution(group):
         "--steps-per-execution",
         type=options.positive_int,
         help="batches from one look at the training to the next; more cost less time "
-        "where batches are quick (default: 20 where there is a GPU, else 1)",
+        "where batches are quick (default: up to 20 where there is a GPU, else 1)",
     )
     group.add_argument(
         "--distribute",

@@ -23,6 +23,7 @@ from tf_capsops.cli import (
 )
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
+from tf_capsops.models import grouping
 
 
 def run(args):
@@ -52,7 +53,9 @@ def run(args):
     networks.use_xla(model, args.jit or "auto", seed)
 
     # The run.
-    at_once = 20 if tf.config.list_physical_devices("GPU") else 1
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    whole = len(dataset.train) // batch_size
+    at_once = grouping.steps_at_once(whole) if on_gpu else 1
     config = {
         "data": data.absolute(source),
         **described,

@@ -39,7 +39,8 @@ class Epochs:
         else:
             takes = not self._own
         if takes:
-            self.length = _batches(arguments) if ends and not self._own else None
+            count, size = _samples(arguments) or (0, 1)
+            self.length = math.ceil(count / size) or None if ends else None
             strategy.experimental_distribute_dataset = self._take
 
     def _take(self, data_set, options=None):
@@ -53,8 +54,27 @@ class Epochs:
         vars(self._strategy).pop("experimental_distribute_dataset", None)
 
 
-def _batches(arguments):
-    """Returns how many batches an epoch of arrays has, None if it may stop earlier."""
+def whole_batches(arguments):
+    """Returns how many batches of the full size an epoch has, None if not known."""
+    x = arguments.get("x")
+    if isinstance(x, tf.data.Dataset):
+        count = int(x.cardinality())
+        whole = all(map(_has_batch_size, keras.tree.flatten(x.element_spec)))
+        return max(0, count if whole else count - 1) or None
+    count, size = _samples(arguments) or (0, 1)
+    return count // size or None
+
+
+def _has_batch_size(spec):
+    shape = getattr(spec, "shape", tf.TensorShape(None))
+    return bool(shape.rank and shape[0])
+
+
+def _samples(arguments):
+    """Returns how many samples arrays have in an epoch and in a batch.
+
+    Returns None for what else `fit` takes, and if an epoch may stop earlier.
+    """
     flat = keras.tree.flatten(arguments.get("x"))
     counts = {each.shape[0] if getattr(each, "shape", ()) else None for each in flat}
     count = counts.pop() if len(counts) == 1 else None
@@ -67,7 +87,7 @@ def _batches(arguments):
     size = arguments.get("batch_size") or 32  # Keras' default
     if not isinstance(size, numbers.Integral) or size < 1 or count < 1:
         return None  # Keras refuses these
-    return math.ceil(count / size)
+    return count, size
 
 
 class _Endless:

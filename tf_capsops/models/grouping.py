@@ -13,9 +13,10 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from tf_capsops.models import epochs
 from tf_capsops.models.ahead import gpu_of, has_gpus, in_thread
 
-_STEPS = 20  # in an execution, where the user leaves it to us
+_STEPS = 20  # the most in an execution, where the user leaves it to us
 _HOOKS = [
     f"on_{part}batch_{side}" for part in ("", "train_") for side in ("begin", "end")
 ]
@@ -161,16 +162,28 @@ def plan(model, arguments):
     if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)
     if steps == 1:
-        # Keras counts whole executions, so their steps must divide `steps_per_epoch`.
         limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
-        total = min(filter(None, limits), default=0)
-        steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
+        if total := min(filter(None, limits), default=0):
+            # Keras counts whole executions, so their steps must divide the epoch's.
+            steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
+        else:
+            steps = steps_at_once(epochs.whole_batches(arguments) or _STEPS)
     callbacks = keras.tree.flatten(callbacks or [])
     has_bar = any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks)
     if arguments.get("verbose", "auto") and not has_bar:
         callbacks.append(Bar())
     arguments["callbacks"] = callbacks
     return Plan(steps, late=True, ahead=ahead)
+
+
+def steps_at_once(batches):
+    """Returns how many steps make an execution, if an epoch has so many whole batches.
+
+    Batches that are left over at the end of an epoch are trained on one at a time, so
+    as few as possible are.
+    """
+    most = max(1, min(_STEPS, batches))
+    return min(range(most, most // 2, -1), key=lambda steps: batches % steps)
 
 
 def _see_batches(callbacks):
