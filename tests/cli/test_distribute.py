@@ -115,6 +115,49 @@ def test_two_processes_train_as_one(folder, alone):
     assert {each.name for each in run.iterdir()} == {p.name for p in alone.iterdir()}
 
 
+_ARRAYS = """
+import sys
+import keras, numpy as np, tensorflow as tf
+from tf_capsops import models
+class Model(models.Unrolled, keras.Sequential):
+    pass
+strategy = tf.distribute.get_strategy()
+if sys.argv[1] != "alone":
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+for rows in map(int, sys.argv[2:]):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = Model([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(1).random([rows, 3], np.float32)
+    given = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    fitted = model.fit(x, x[:, :1], **given)
+    losses, weights = fitted.history["loss"], model.get_weights()[0][:, 0]
+    print(int(model.optimizer.iterations), *losses, *weights)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_arrays(folder):
+    """Of 9 samples the last batch has one; then a process has more than the other."""
+    ports = _free_ports()
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    environment = {"cwd": folder, "CUDA_VISIBLE_DEVICES": "-1"}
+    started = [fresh.start(_ARRAYS, "alone", "9", **environment)]
+    for index in range(2):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": cluster, "task": task})
+        rows = "9", str(8 + 4 * index)
+        started.append(
+            fresh.start(_ARRAYS, "shared", *rows, TF_CONFIG=config, **environment)
+        )
+    alone, *shared = (fresh.finish(each).splitlines() for each in started)
+    for lines in shared:
+        assert lines[0].split()[0] == "6" and lines[1].split()[0] == "6"
+        ours, theirs = ([*map(float, x[0].split())] for x in (lines, alone))
+        np.testing.assert_allclose(ours, theirs, rtol=8 * tolerances.ulp("float32"))
+
+
 def _wait_for_a_checkpoint(run, process):
     latest = time.monotonic() + _PATIENCE
     while runs.newest_checkpoint(run)[1] is None:

@@ -18,22 +18,19 @@ def _dot(size=9):
     return image
 
 
-def _epochs(images, batch_size, distortion, seed, numbers, changed=lambda b: b):
-    """Returns the batches of some epochs, and their data set."""
+def _epochs(images, batch_size, distortion, seed, numbers):
+    """Returns the batches of some epochs."""
     samples = ArraySamples(images, np.arange(len(images)))
-    batches, epoch = training_batches(samples, batch_size, distortion, seed)
-    batches = changed(batches)
-    found = []
-    for number in numbers:
-        epoch.on_epoch_begin(number)
-        found.append(list(batches))
-    return found, batches
+    given = samples, batch_size, distortion, seed
+    batches = training_batches(*given, first_epoch=numbers[0])
+    count = -(-len(images) // batch_size)
+    found = list(batches.take(len(numbers) * count))
+    return [found[i : i + count] for i in range(0, len(found), count)]
 
 
 def test_epochs_hold_every_image_once_in_another_order():
     images = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
-    epochs, batches = _epochs(images, 4, Distortion(), 1, range(2))
-    assert len(batches) == 3
+    epochs = _epochs(images, 4, Distortion(), 1, range(2))
     orders = [np.concatenate([y for _, y in epoch]) for epoch in epochs]
     for epoch, order in zip(epochs, orders):
         assert [len(y) for _, y in epoch] == [4, 4, 2]
@@ -43,9 +40,9 @@ def test_epochs_hold_every_image_once_in_another_order():
     assert np.any(orders[0] != orders[1])
 
 
-def test_nobody_waits_for_the_end_of_an_epoch():
+def test_nobody_waits_for_the_end_of_a_data_set():
     samples = ArraySamples(np.zeros([3, 2, 2, 1], np.uint8), np.zeros(3, np.int64))
-    trained, _ = training_batches(samples, 2, Distortion(), 1)
+    trained = training_batches(samples, 2, Distortion(), 1)
     for batches in (trained, samples.batches(2)):
         assert batches.options().autotune.enabled is False
 
@@ -55,7 +52,7 @@ def test_a_seed_repeats_everything():
 
     def drawn(seed, numbers):
         distortion = Distortion(shift=1.0, degrees=10, zoom=0.1)
-        epochs, _ = _epochs(images, 5, distortion, seed, numbers)
+        epochs = _epochs(images, 5, distortion, seed, numbers)
         return np.stack([np.concatenate([x for x, _ in epoch]) for epoch in epochs])
 
     three = drawn(1, range(3))

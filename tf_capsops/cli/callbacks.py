@@ -238,7 +238,7 @@ class Hold(keras.callbacks.Callback):
 
         Args:
           model: as it is compiled.
-          batches: what it is trained on, in this order.
+          batches: what it is trained on, in this order, without an end.
           epochs: how many there will be.
           steps: batches an epoch.
           callbacks: those of the run.
@@ -249,7 +249,7 @@ class Hold(keras.callbacks.Callback):
           The seconds that it took, and whether it was stopped.
         """
         verbose, shown = progress(epochs, steps, sys.stdout.isatty(), part)
-        options |= {"epochs": epochs, "shuffle": False, "verbose": verbose}
+        options |= {"epochs": epochs, "steps_per_epoch": steps, "verbose": verbose}
         began = time.perf_counter()
         stopped = False
         try:

@@ -102,7 +102,6 @@ def _train(model, batches, epochs, hold):
         batches,
         epochs=epochs,
         steps=_STEPS,
-        steps_per_epoch=_STEPS,
         callbacks=[kept],
     )
     history = {name: [float(v) for v in each] for name, each in kept.history.items()}

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_capsops.cli import runs
 from tf_capsops.errors import CommandError
+from tf_capsops.models.shares import several_processes
 
 _MOST_TESTS = 256  # test images a batch
 _FORM = (
@@ -40,7 +41,12 @@ def strategy(name):
             )
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     _check_workers(os.environ.get("TF_CONFIG"))
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    options = None
+    if tf.config.list_physical_devices("GPU"):
+        # TensorFlow copies gradients to the host where a process has only one GPU.
+        nccl = tf.distribute.experimental.CommunicationImplementation.NCCL
+        options = tf.distribute.experimental.CommunicationOptions(implementation=nccl)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def _devices():
@@ -75,11 +81,6 @@ def _check_workers(text):
         )
 
 
-def is_multiworker(strategy):
-    """Whether the devices belong to several processes."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-
-
 @contextlib.contextmanager
 def writing(strategy, make):
     """Gives the directory to write to: `make()`, or a temporary one.
@@ -89,7 +90,7 @@ def writing(strategy, make):
     Raises:
       CommandError: if another training writes there.
     """
-    if not is_multiworker(strategy) or strategy.cluster_resolver.task_id == 0:
+    if not several_processes(strategy) or strategy.cluster_resolver.task_id == 0:
         directory = make()
         with runs.in_use(directory):
             yield directory
@@ -135,11 +136,9 @@ def test_batch_size(strategy, images):
     raise CommandError(f"{images} test images are too few for {devices} devices")
 
 
-def shared(strategy, batches):
-    """Returns batches of which each of several processes takes its share."""
-    if not is_multiworker(strategy):
-        return batches
+def by_samples(batches):
+    """Returns batches whose samples several processes divide, and not the files."""
     options = tf.data.Options()
     policy = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = policy.DATA
-    return strategy.experimental_distribute_dataset(batches.with_options(options))
+    return batches.with_options(options)

@@ -4,7 +4,6 @@
 
 import math
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -48,21 +47,10 @@ def part(share):
     return "test" if share is None else "validation"
 
 
-class _Epoch(keras.callbacks.Callback):
-    """Keeps the number of the epoch, also of a run that was resumed, in a variable."""
-
-    def __init__(self):
-        super().__init__()
-        self.number = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.number.assign(epoch)
-
-
 def training_batches(
-    samples, batch_size, distortion, seed, deterministic=False, class_weight=None
+    samples, batch_size, distortion, seed, class_weight=None, first_epoch=0
 ):
-    """Makes the shuffled, distorted batches of an epoch.
+    """Makes the shuffled, distorted batches of all epochs.
 
     Every epoch has another order, which follows from the seed and the epoch's number
     alone. Whole batches are gathered and distorted at once, which costs far less than
@@ -70,33 +58,30 @@ def training_batches(
 
     Args:
       samples: a `data.Samples`.
-      batch_size: images a batch; the last, smaller one is kept.
+      batch_size: images a batch; the last of an epoch may be smaller.
       distortion: a `presets.Distortion` of the images alone, not of their targets.
       seed: an int; the same one gives the same batches.
-      deterministic: whether TensorFlow's ops are. TensorFlow then runs a map serially
-        after one that reads a variable, as the epoch's number is; it logs an error when
-        it has to change a parallel one.
       class_weight: "balanced" if all classes are to count alike in the loss, however
         many images each has; None if all images are.
+      first_epoch: the number of the epoch to begin with.
 
     Returns:
-      A `tf.data.Dataset` of images and targets, with weights of the images if classes
-      have any, and a Keras callback that tells it which epoch begins.
+      A `tf.data.Dataset` without an end, of images and targets, with weights of the
+      images if classes have any.
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
-        epoch = _Epoch()
         weights = class_weight and tf.constant(_balanced(samples.labels))
     count = -(-len(samples) // batch_size)
 
-    def order(_):
+    def order(epoch):
         # Numbers of epochs are below zero here, and those of batches are not.
         shuffled = tf.random.experimental.stateless_shuffle(
-            tf.range(len(samples)), [seed, -1 - epoch.number]
+            tf.range(len(samples)), [seed, -1 - epoch]
         )
-        draws = tf.gather(samples.draws(epoch.number), shuffled)
+        draws = tf.gather(samples.draws(epoch), shuffled)
         chosen = tf.data.Dataset.from_tensor_slices((shuffled, draws))
-        return chosen.batch(batch_size).enumerate(epoch.number * count)
+        return chosen.batch(batch_size).enumerate(epoch * count)
 
     def batch(number, chosen):
         images, targets = samples.make(*chosen)
@@ -105,11 +90,10 @@ def training_batches(
             return images, targets
         return images, targets, tf.gather(weights, targets)
 
-    batches = tf.data.Dataset.range(1).flat_map(order)
-    parallel = None if deterministic else tf.data.AUTOTUNE
-    batches = batches.map(batch, num_parallel_calls=parallel)
-    known = tf.data.experimental.assert_cardinality(count)
-    return untuned(batches.apply(known).prefetch(4)), epoch
+    batches = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(order)
+    batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+    return untuned(batches.apply(endless).prefetch(4))
 
 
 def _balanced(labels):

@@ -73,9 +73,9 @@ def run(args):
     }
     name = config["recipe"]
     config["changed"] = name and train.changes(name, config)
-    images, counter = pipeline.training_batches(
+    images = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
-        *(repeatable["seed"], deterministic, trained["class_weight"]),
+        *(repeatable["seed"], trained["class_weight"]),
     )
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     with runs.in_use(directory):
@@ -104,7 +104,7 @@ def run(args):
                         steps=batches,
                         # Used only to show the progress.
                         validation_data=dataset.test.batches(256),
-                        callbacks=[history, clock, counter, steps, log],
+                        callbacks=[history, clock, steps, log],
                         part=part,
                     )
             finally:

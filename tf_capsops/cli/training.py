@@ -109,15 +109,15 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     steps = -(-len(dataset.train) // batch_size)
     # Not by `compile`, whose arguments the file of the model keeps.
     model.steps_per_execution = config["steps_per_execution"]
-    batches, counter = pipeline.training_batches(
+    batches = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
-        *(config["seed"], config["deterministic"], config["class_weight"]),
+        *(config["seed"], config["class_weight"], epoch),
     )
     tests = dataset.test.batches(
         distribution.test_batch_size(strategy, len(dataset.test))
     )
     if config["distribute"]:
-        batches, tests = (distribution.shared(strategy, d) for d in (batches, tests))
+        batches, tests = map(distribution.by_samples, (batches, tests))
     clock = callbacks.Clock()
     boards = callbacks.Boards(directory / "tensorboard")
     saved = callbacks.Checkpoints(directory, history or {})
@@ -131,7 +131,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
                 initial_epoch=epoch,
                 # Used only for the curves.
                 validation_data=tests,
-                callbacks=[clock, counter, boards, saved],
+                callbacks=[clock, boards, saved],
                 part=pipeline.part(config["validation"]),
             )
         except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:

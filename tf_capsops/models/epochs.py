@@ -8,14 +8,17 @@ import numbers
 import keras
 import tensorflow as tf
 
+from tf_capsops.models.shares import several_processes
 from tf_capsops.untuned import untuned
 
 
 class Epochs:
-    """Takes a data set out of the hands of a strategy, from now on to `close`.
+    """Takes data sets out of the hands of a strategy, from `begin` to `close`.
 
     Dividing data sets takes the host longer than a step of a small network takes two
-    GPUs. `ahead.Feed` divides batches instead.
+    GPUs. `ahead.Feed` divides batches instead. Several processes have the strategy
+    divide data sets, but without an end: at each batch of one that ends, they ask each
+    other whether there is another.
 
     All epochs of arrays are read from one iterator. Keras makes two iterators for each
     epoch, and a GPU would have nothing to do until the first batches are there. Data
@@ -31,27 +34,55 @@ class Epochs:
     length = None  # batches of an epoch, if one iterator has all epochs
 
     def __init__(self, strategy, arguments, ends):
-        self._strategy = strategy
         x = arguments.get("x")
+        self._strategy, self._share = strategy, None
         self._own = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
-        if strategy.num_replicas_in_sync > 1:
-            takes = isinstance(strategy, tf.distribute.MirroredStrategy)
-        else:
-            takes = not self._own
-        if takes:
-            count, size = _samples(arguments) or (0, 1)
-            self.length = math.ceil(count / size) or None if ends else None
-            strategy.experimental_distribute_dataset = self._take
+        if several_processes(strategy):
+            self._share = strategy.experimental_distribute_dataset
+        if not ends:
+            return
+        if isinstance(x, tf.data.Dataset):
+            if x.cardinality() == tf.data.INFINITE_CARDINALITY:
+                self.length = limit(arguments)
+        elif counted := _samples(arguments):
+            count, size = counted
+            if not self._share or _in_all(strategy, count):
+                self.length = math.ceil(count / size)
+
+    def begin(self):
+        mirrored = isinstance(self._strategy, tf.distribute.MirroredStrategy)
+        if mirrored or not self._own:
+            self._strategy.experimental_distribute_dataset = self._take
+
+    def close(self):
+        vars(self._strategy).pop("experimental_distribute_dataset", None)
 
     def _take(self, data_set, options=None):
         if self._own:
             return data_set
-        if self.length:
-            return _Endless(untuned(data_set.repeat()))
-        return untuned(data_set)
+        data_set = untuned(data_set.repeat() if self.length else data_set)
+        if self._share:
+            data_set = self._share(data_set, options)
+        return _Endless(data_set) if self.length else data_set
 
-    def close(self):
-        vars(self._strategy).pop("experimental_distribute_dataset", None)
+
+def _in_all(strategy, count):
+    """Whether all processes have arrays of so many samples."""
+
+    def sums():
+        own = tf.constant([1, count, count * count], tf.int64)
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+    added = strategy.experimental_local_results(strategy.run(sums))[0]
+    replicas, once, squared = map(int, added.numpy())
+    return replicas * squared == once * once  # the variance is zero
+
+
+def limit(arguments):
+    """Returns how many batches of an epoch `fit` is told to take, None for all."""
+    limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
+    return min(filter(None, limits), default=None)
 
 
 def whole_batches(arguments):
@@ -78,8 +109,7 @@ def _samples(arguments):
     flat = keras.tree.flatten(arguments.get("x"))
     counts = {each.shape[0] if getattr(each, "shape", ()) else None for each in flat}
     count = counts.pop() if len(counts) == 1 else None
-    limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
-    if not count or any(limits):
+    if not count or limit(arguments):
         return None
     split = arguments.get("validation_split")
     if split and arguments.get("validation_data") is None:

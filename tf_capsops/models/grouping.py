@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_capsops.models import epochs
 from tf_capsops.models.ahead import gpu_of, has_gpus, in_thread
+from tf_capsops.models.shares import several_processes
 
 _STEPS = 20  # the most in an execution, where the user leaves it to us
 _HOOKS = [
@@ -140,34 +141,34 @@ class Run:
         self.logs.reset()
 
 
-def plan(model, arguments):
+def plan(model, arguments, length=None):
     """Returns how a `fit` is to run; adds a progress bar to its arguments.
 
     Args:
       model: a `keras.Model`.
       arguments: those of `fit` by name; changed in place.
+      length: the batches of an epoch, if one iterator has all epochs.
     """
     steps, callbacks = model.steps_per_execution, arguments.get("callbacks")
     # Keras stops the workers of a PyDataset at the end of each epoch, and an iterator
     # may serve the next `fit`, too.
     x = arguments.get("x")
     each_once = isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__")
-    # Processes ask each other at each batch whether there is one. All do that between
-    # the same sums of gradients only if they do it in the same thread.
-    alone = not isinstance(
-        model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy
-    )
-    ahead = has_gpus() and alone and not each_once
+    # Processes ask each other at each batch of data that ends whether there is one. All
+    # do that between the same sums of gradients only if they do it in the same thread.
+    asks = several_processes(model.distribute_strategy) and not length
+    ahead = has_gpus() and not asks and not each_once
     grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
     if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)
     if steps == 1:
-        limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
-        if total := min(filter(None, limits), default=0):
+        total = epochs.limit(arguments)
+        if total and not length:
             # Keras counts whole executions, so their steps must divide the epoch's.
             steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
         else:
-            steps = steps_at_once(epochs.whole_batches(arguments) or _STEPS)
+            whole = total or epochs.whole_batches(arguments)
+            steps = steps_at_once(whole or _STEPS)
     callbacks = keras.tree.flatten(callbacks or [])
     has_bar = any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks)
     if arguments.get("verbose", "auto") and not has_bar:

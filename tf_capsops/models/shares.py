@@ -12,6 +12,11 @@ import keras
 import tensorflow as tf
 
 
+def several_processes(strategy):
+    """Whether a strategy divides batches among several processes."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
 def parts(strategy, batch):
     """Returns a list of what each replica of this process has of a batch.
 
@@ -66,9 +71,8 @@ def without_empty(strategy, shares):
     give them results of a wrong shape on CPUs. Processes know their own shares only,
     so batches of several processes stay as they are.
     """
-    several_processes = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     empty = [not samples(share) for share in shares]
-    if several_processes or not any(empty):
+    if several_processes(strategy) or not any(empty):
         return shares, 0
     full = shares[empty.index(False)]
     sample = keras.tree.map_structure(lambda value: _part(value, 0, 1, 0), full)

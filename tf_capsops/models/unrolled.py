@@ -112,10 +112,12 @@ class Unrolled:
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
         self._users_steps = self.steps_per_execution
-        run = grouping.Run(self, grouping.plan(self, bound.arguments))
         ours = type(self).make_train_function is Unrolled.make_train_function
-        run.epochs = Epochs(self.distribute_strategy, bound.arguments, ours)
+        epochs = Epochs(self.distribute_strategy, bound.arguments, ours)
+        run = grouping.Run(self, grouping.plan(self, bound.arguments, epochs.length))
+        run.epochs = epochs
         self._next_run, self.steps_per_execution = run, run.plan.steps
+        epochs.begin()
         try:
             return super().fit(*bound.args, **bound.kwargs)
         finally:
