@@ -352,6 +352,7 @@ _COLORS = {
     "python, XLA": "tab:purple",
     OURS: "tab:cyan",
     f"{OURS}, {NHWC}": "tab:blue",
+    f"{OURS}, {NHWC}, XLA": "tab:green",
 }
 
 

@@ -128,8 +128,9 @@ struct Layouts {
 
 // I3 for images in any layout, with its sum in registers until the end, so that layouts
 // differ in what they load and store and in nothing else.
-__global__ void LayoutKernel(Filter filter, Layouts layouts, float* img,
-                             float* filter_in_memory, float* out) {
+__global__ void __launch_bounds__(1024)
+    LayoutKernel(Filter filter, Layouts layouts, float* img, float* filter_in_memory,
+                 float* out) {
   extern __shared__ float kernel[];
   const int size = filter.height * filter.width * filter.channels * kPose;
   for (int i = threadIdx.x; i < size; i += blockDim.x) kernel[i] = filter_in_memory[i];

@@ -131,31 +131,34 @@ for rows in map(int, sys.argv[2:]):
         model.compile("sgd", "mse")
     x = np.random.default_rng(1).random([rows, 3], np.float32)
     given = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
-    fitted = model.fit(x, x[:, :1], **given)
+    try:
+        fitted = model.fit(x, x[:, :1], **given)
+    except ValueError as error:
+        sys.exit(print(error))
     losses, weights = fitted.history["loss"], model.get_weights()[0][:, 0]
-    print(int(model.optimizer.iterations), *losses, *weights)
+    print(model.optimizer.iterations.numpy(), *losses, *weights)
 """
 
 
-@pytest.mark.slow
 def test_two_processes_train_on_arrays(folder):
-    """Of 9 samples the last batch has one; then a process has more than the other."""
+    """The last batch may leave a process without a sample, or be smaller in one."""
     ports = _free_ports()
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     environment = {"cwd": folder, "CUDA_VISIBLE_DEVICES": "-1"}
-    started = [fresh.start(_ARRAYS, "alone", "9", **environment)]
+    started = [fresh.start(_ARRAYS, "alone", "9", "11", **environment)]
     for index in range(2):
         task = {"type": "worker", "index": index}
         config = json.dumps({"cluster": cluster, "task": task})
-        rows = "9", str(8 + 4 * index)
+        rows = "9", "11", str(8 + 4 * index)  # at last not those of the other process
         started.append(
             fresh.start(_ARRAYS, "shared", *rows, TF_CONFIG=config, **environment)
         )
     alone, *shared = (fresh.finish(each).splitlines() for each in started)
-    for lines in shared:
-        assert lines[0].split()[0] == "6" and lines[1].split()[0] == "6"
-        ours, theirs = ([*map(float, x[0].split())] for x in (lines, alone))
-        np.testing.assert_allclose(ours, theirs, rtol=8 * tolerances.ulp("float32"))
+    for index, (*lines, last) in enumerate(shared):
+        assert f"this one gives {8 + 4 * index} samples" in last
+        for ours, theirs in zip(lines, alone, strict=True):
+            ours, theirs = ([*map(float, line.split())] for line in (ours, theirs))
+            np.testing.assert_allclose(ours, theirs, rtol=8 * tolerances.ulp("float32"))
 
 
 def _wait_for_a_checkpoint(run, process):

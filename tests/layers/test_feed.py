@@ -19,7 +19,7 @@ def groups(data, steps, ahead_of_time=False, check=lambda batch: None):
     model = keras.Sequential()
     feed = Feed(model, iter(data), steps, None, ahead_of_time, check)
     taken = iter(feed.next, None)
-    return [(group.steps, group.batch.numpy().tolist()) for group in taken]
+    return [(group.steps, group.shares[0].numpy().tolist()) for group in taken]
 
 
 @pytest.mark.parametrize("ahead_of_time", [False, True])
@@ -39,7 +39,7 @@ def test_no_group_has_batches_of_two_epochs(length, ahead_of_time):
     arguments = 2, length, ahead_of_time, lambda batch: None
     taken = iter(Feed(keras.Sequential(), iter(data), *arguments).next, None)
     epoch = [[i, i + 1] for i in range(0, length - 1, 2)] + [length - 1] * (length % 2)
-    assert [group.batch.numpy().tolist() for group in taken] == epoch * 3
+    assert [group.shares[0].numpy().tolist() for group in taken] == epoch * 3
 
 
 def test_large_batches_make_smaller_groups(monkeypatch):
@@ -61,7 +61,7 @@ def test_what_cannot_be_stacked_comes_alone():
     feed = Feed(keras.Sequential(), iter(data), 3, None, False, lambda batch: None)
     taken = [*iter(feed.next, None)]
     assert [group.steps for group in taken] == [1, 1, 1]
-    rows = [tf.sparse.to_dense(group.batch).numpy() for group in taken]
+    rows = [tf.sparse.to_dense(group.shares[0]).numpy() for group in taken]
     np.testing.assert_array_equal(np.concatenate(rows), np.eye(6))
 
 
@@ -70,7 +70,7 @@ def test_no_batch_is_lost_between_executions():
     iterator = iter(tf.data.Dataset.range(7))
     for expected in ([0, 1, 2], [3, 4, 5]):
         feed = Feed(keras.Sequential(), iterator, 3, None, False, lambda batch: None)
-        assert feed.next().batch.numpy().tolist() == expected
+        assert feed.next().shares[0].numpy().tolist() == expected
     assert next(iterator) == 6
 
 
@@ -81,7 +81,7 @@ def test_a_failing_data_set_says_so_at_its_step():
         raise ValueError("no third picture")
 
     feed = Feed(keras.Sequential(), broken(), 1, None, True, lambda batch: None)
-    assert [float(feed.next().batch) for _ in range(2)] == [1, 2]
+    assert [float(feed.next().shares[0]) for _ in range(2)] == [1, 2]
     with pytest.raises(ValueError, match="no third picture"):
         feed.next()
 

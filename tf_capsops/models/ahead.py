@@ -8,6 +8,7 @@ and the one after is taken from the data and stacked.
 
 import concurrent.futures
 import dataclasses
+import math
 import threading
 
 import keras
@@ -24,14 +25,14 @@ class Group:
     """Batches for consecutive steps.
 
     Attributes:
-      batch: one batch, or several stacked along a new first axis; with several
-        replicas, each has its share.
+      shares: of each replica of this process: its part of one batch, or of several,
+        stacked along a new first axis.
       steps: how many batches there are. They are stacked if there are more than one.
       even: whether all replicas of this process have as many samples of a batch each.
       spec: what one replica gets of any batch, as a structure of `tf.TypeSpec`s.
     """
 
-    batch: object
+    shares: list
     steps: int
     even: bool
     spec: object
@@ -117,12 +118,15 @@ def _take(iterator, count, closed):
 
 
 def _groups(strategy, iterator, steps, length, check, closed):
-    """Yields parts of batches (`shares.parts`), number of steps and spec of groups."""
+    """Yields the `shares.Parts`, the number of steps and the spec of groups."""
     size, spec, taken = 1, None, 0
+    several = shares.several_processes(strategy)
 
     def take(count):
         nonlocal taken
         left = length - taken % length if length else count
+        if several and left > 1:
+            left -= 1  # the last one may be smaller in another process only
         batches = _take(iterator, min(count, left), closed)
         taken += len(batches)
         return batches
@@ -135,11 +139,14 @@ def _groups(strategy, iterator, steps, length, check, closed):
                 share = next(filter(shares.samples, divided), share)
             check(share)
             spec, size = _spec(strategy, iterator, share), _group_size(divided, steps)
+            if several:
+                size = steps if length and _is_small(share) else 1
             if length != 1:
                 batches += take(size - 1)
         batches = [shares.parts(strategy, batch) for batch in batches]
         if len(batches) == size > 1 and _stack_up(batches):
-            yield [_stacked(each) for each in zip(*batches)], size, spec
+            stacked = [_stacked(each) for each in zip(*(b.items for b in batches))]
+            yield shares.Parts(stacked, batches[0].divided), size, spec
         else:
             yield from ((batch, 1, spec) for batch in batches)
 
@@ -160,6 +167,13 @@ def _group_size(batch, steps):
     return next(n for n in range(most, 0, -1) if steps % n == 0)
 
 
+def _is_small(share):
+    """Whether many samples fit in a group; all processes must find the same."""
+    flat = [each for each in keras.tree.flatten(share) if isinstance(each, tf.Tensor)]
+    size = sum(math.prod(each.shape[1:]) * each.dtype.size for each in flat)
+    return size <= _MOST_BYTES // 1024
+
+
 def _specs(batch):
     return keras.tree.map_structure(
         lambda each: None if each is None else tf.type_spec_from_value(each), batch
@@ -167,7 +181,7 @@ def _specs(batch):
 
 
 def _stack_up(batches):
-    specs = [_specs(each) for each in batches]
+    specs = [_specs(each.items) for each in batches]
     flat = keras.tree.flatten(specs)
     dense = all(each is None or isinstance(each, tf.TensorSpec) for each in flat)
     return dense and all(each == specs[0] for each in specs)
@@ -194,7 +208,7 @@ def _on_devices(model, groups):
             devices = strategy.extended.worker_devices
             even = len({shares.samples(each, axis) for each in divided}) == 1
         copied = [_on_device(*each) for each in zip(divided, devices)]
-        yield Group(shares.join(strategy, copied), steps, even, spec)
+        yield Group(copied, steps, even, spec)
 
 
 def _on_device(batch, device):

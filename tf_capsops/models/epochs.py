@@ -46,8 +46,9 @@ class Epochs:
                 self.length = limit(arguments)
         elif counted := _samples(arguments):
             count, size = counted
-            if not self._share or _in_all(strategy, count):
-                self.length = math.ceil(count / size)
+            if self._share:
+                _check_in_all(strategy, count)
+            self.length = math.ceil(count / size)
 
     def begin(self):
         mirrored = isinstance(self._strategy, tf.distribute.MirroredStrategy)
@@ -66,9 +67,10 @@ class Epochs:
         return _Endless(data_set) if self.length else data_set
 
 
-def _in_all(strategy, count):
-    """Whether all processes have arrays of so many samples."""
+def _check_in_all(strategy, count):
+    """Checks that the arrays of all processes have so many samples."""
 
+    @tf.function
     def sums():
         own = tf.constant([1, count, count * count], tf.int64)
         context = tf.distribute.get_replica_context()
@@ -76,7 +78,11 @@ def _in_all(strategy, count):
 
     added = strategy.experimental_local_results(strategy.run(sums))[0]
     replicas, once, squared = map(int, added.numpy())
-    return replicas * squared == once * once  # the variance is zero
+    if replicas * squared != once * once:  # unless the variance is zero
+        raise ValueError(
+            f"all processes must give fit the same arrays, but this one gives {count} "
+            "samples, and another one fewer or more"
+        )
 
 
 def limit(arguments):

@@ -26,8 +26,9 @@ def train_step(model):
     A share counts by its samples, so a batch that does not divide evenly, or leaves
     replicas without a sample, gives the gradients that it gives on one device.
 
-    The function's arguments are a batch; `even`, whether all shares have as many
-    samples; and `steps`, how many batches are stacked if there are more than one.
+    The function's arguments are the shares of the replicas of this process; `even`,
+    whether all have as many samples; and `steps`, how many are stacked if there are
+    more than one.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     trained = []  # variables, and whether each has a gradient
@@ -73,12 +74,12 @@ def train_step(model):
         with _without_merging(optimizer):
             repeat(step, steps)
 
-    def step(batch, even, steps):
+    def step(shares, even, steps):
         if even and model.jit_compile and on_gpus(strategy):
-            strategy.run(whole, (batch, steps))
+            strategy.run(lambda: whole(shares[_index_in_process()], steps))
         else:
             with _compiled_updates(model, updates):
-                _run_each(strategy, in_parts, batch, steps)
+                _run_each(strategy, in_parts, shares, steps)
 
     return step
 
@@ -96,15 +97,15 @@ def test_step(model):
 
         tf.cond(_count(batch) > 0, evaluated, lambda: False)
 
-    def step(batch, even, steps):
-        _run_each(model.distribute_strategy, replica, batch, steps)
+    def step(shares, even, steps):
+        _run_each(model.distribute_strategy, replica, shares, steps)
 
     return step
 
 
-def _run_each(strategy, step, batch, steps):
+def _run_each(strategy, step, shares, steps):
     def run(index):
-        strategy.run(lambda share: step(nth(share, index)), (batch,))
+        strategy.run(lambda: step(nth(shares[_index_in_process()], index)))
         return ()
 
     repeat(run, steps)

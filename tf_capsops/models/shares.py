@@ -6,6 +6,7 @@ The samples of a batch are its first axis, or the second one if several batches 
 stacked.
 """
 
+import dataclasses
 import functools
 
 import keras
@@ -17,16 +18,26 @@ def several_processes(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def parts(strategy, batch):
-    """Returns a list of what each replica of this process has of a batch.
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the replicas of this process have of a batch, or of several, stacked.
 
-    A batch that is not divided among the replicas is the only item of the list.
+    Attributes:
+      items: as many as the replicas; only one if all are to divide it.
+      divided: whether each is the share of one replica.
     """
+
+    items: list
+    divided: bool
+
+
+def parts(strategy, batch):
+    """Returns the `Parts` of a batch that a data set or a user gave."""
     batch = keras.tree.map_structure(none_if_optional, batch)
     flat = keras.tree.flatten(batch)
     if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
-        return _local(strategy, batch)
-    return [batch]
+        return Parts(_local(strategy, batch), True)
+    return Parts([batch], strategy.num_replicas_in_sync == 1)
 
 
 def divide(strategy, parts, axis=0):
@@ -34,13 +45,12 @@ def divide(strategy, parts, axis=0):
 
     Args:
       strategy: the strategy.
-      parts: what `parts` returned. A batch that is not divided is divided evenly.
+      parts: a `Parts`. What is not divided is divided evenly.
       axis: the axis of samples.
     """
-    replicas = strategy.num_replicas_in_sync
-    if len(parts) > 1 or replicas == 1:
-        return parts
-    (whole,) = parts
+    if parts.divided:
+        return parts.items
+    (whole,), replicas = parts.items, strategy.num_replicas_in_sync
     count = samples(whole, axis)
 
     def divided(context):

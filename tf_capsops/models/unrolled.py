@@ -256,6 +256,7 @@ def _alone(model, step):
 
     def execute(group):
         nonlocal results
+        (batch,) = group.shares
         spec = tuple(keras.tree.flatten(group.spec))
         in_graphs = not (model.run_eagerly or tf.config.functions_run_eagerly())
         if in_graphs and spec not in traced:
@@ -264,23 +265,47 @@ def _alone(model, step):
             results = one.get_concrete_function(group.spec).structured_outputs
             traced.add(spec)
         if group.steps > 1 and all(map(_has_shape, keras.tree.flatten(results))):
-            return many(group.batch, group.steps)
-        return repeat(lambda index: one(nth(group.batch, index)), group.steps)
+            return many(batch, group.steps)
+        return repeat(lambda index: one(nth(batch, index)), group.steps)
 
     return execute
 
 
 def _of_replicas(model, step_of_replicas):
     """Returns a function that runs a step of all replicas on the batches of a group."""
-    step = step_of_replicas(model)
+    step, strategy = step_of_replicas(model), model.distribute_strategy
+    several, traced = shares.several_processes(strategy), set()
 
-    def steps_of(batch, even, steps):
-        step(batch, even, steps)
+    def steps_of(shares, even, steps):
+        step(shares, even, steps)
         return model.get_metrics_result()
 
     if not model.run_eagerly:
         steps_of = tf.function(steps_of, reduce_retracing=True, autograph=False)
-    return lambda group: steps_of(group.batch, group.even, group.steps)
+
+    def execute(group):
+        if several and not model.run_eagerly and group.steps not in traced:
+            # Processes number what they add up as they trace it. So each must trace
+            # the same, also where the shares of only one differ in size.
+            spec = _of_any_size(group.shares, int(group.steps > 1))
+            steps_of.get_concrete_function(spec, True, group.steps)
+            traced.add(group.steps)
+        return steps_of(group.shares, group.even or several, group.steps)
+
+    return execute
+
+
+def _of_any_size(batch, axis):
+    """Returns the specs of a batch, which leave open how many samples it has."""
+
+    def spec(each):
+        if each is None:
+            return None
+        kept, none = tf.type_spec_from_value(each), [slice(None)] * axis + [slice(0)]
+        empty = tf.type_spec_from_value(each[tuple(none)])
+        return kept.most_specific_common_supertype([empty])
+
+    return keras.tree.map_structure(spec, batch)
 
 
 def _has_shape(result):
