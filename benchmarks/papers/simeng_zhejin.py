@@ -275,7 +275,7 @@ def _times(results: Sequence[Mapping], kind: str, part: str, direction: str) -> 
     is_module = part == "module"
     charts, text = (CHARTS[key], TEXT[key]) if is_module else ({}, {})
     rows = []
-    for name in methods(kind) if result else text:
+    for name in result["methods"] if result else text:
         if result:
             line = _cells(result["methods"][name]["cells"], charts.get(name, ()))
         else:
@@ -295,7 +295,7 @@ def _memory(results: Sequence[Mapping]) -> dict:
     found = report.on("GPU", results)
     result = report.newest(found, part="module", direction="backward")
     rows = []
-    for name in methods("GPU") if result else LARGEST:
+    for name in result["methods"] if result else LARGEST:
         line, fits = [""] * len(batches), ""
         if result:
             cells = result["methods"][name]["cells"]

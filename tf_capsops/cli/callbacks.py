@@ -249,7 +249,12 @@ class Hold(keras.callbacks.Callback):
           The seconds that it took, and whether it was stopped.
         """
         verbose, shown = progress(epochs, steps, sys.stdout.isatty(), part)
-        options |= {"epochs": epochs, "steps_per_epoch": steps, "verbose": verbose}
+        options |= {
+            "epochs": epochs,
+            "steps_per_epoch": steps,
+            "shuffle": False,
+            "verbose": verbose,
+        }
         began = time.perf_counter()
         stopped = False
         try:
