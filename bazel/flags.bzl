@@ -33,20 +33,23 @@ _ISA_COPTS = {
     "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
 }
 
-# Each of these folders of cc/ is one translation unit.
-UNITY_FOLDERS = ["framework", "shapes", "ops"]
+# The translation units that are several folders of cc/.
+_UNITS = ["ops+kernels", "framework+shapes"]
+
+def unity_folders():
+    """Returns patterns of the sources that `unity_sources` include."""
+    return ["cc/%s/*.cc" % folder for unit in _UNITS for folder in unit.split("+")]
 
 def unity_sources():
-    """Returns generated sources, each of which includes all sources of a folder."""
-    for folder in UNITY_FOLDERS:
-        sources = native.glob(["cc/%s/*.cc" % folder])
+    """Returns generated sources, each of which includes all sources of its folders."""
+    for unit in _UNITS:
         native.genrule(
-            name = folder + "_unity",
-            srcs = sources,
-            outs = ["unity/%s.cc" % folder],
+            name = unit + "_unity",
+            srcs = native.glob(["cc/%s/*.cc" % folder for folder in unit.split("+")]),
+            outs = ["unity/%s.cc" % unit],
             cmd = "printf '#include \"%s\"\n' $(SRCS) >$@",
         )
-    return ["unity/%s.cc" % folder for folder in UNITY_FOLDERS]
+    return ["unity/%s.cc" % unit for unit in _UNITS]
 
 def isa_libraries(srcs, deps):
     """Declares a library of `srcs` for each instruction set, cpu_v2 and so on.

@@ -175,6 +175,14 @@ def test_no_two_units_compile_the_same_kernel():
     assert plain.search(_text("cuda/capsule_conv/tma/pack_grad.cuh"))
 
 
+def test_make_and_bazel_compile_the_same_units():
+    (make,) = re.findall(r"^UNITS := (.+)$", _text("Makefile"), re.M)
+    (bazel,) = re.findall(r"^_UNITS = \[(.+)\]$", _text("bazel/flags.bzl"), re.M)
+    assert make.split() == re.findall(r"[\w+]+", bazel)
+    folders = {folder for unit in make.split() for folder in unit.split("+")}
+    assert {path.name for path in ROOT.glob("cc/*/")} >= folders
+
+
 @pytest.mark.parametrize("op", _ops())
 def test_an_op_has_one_name_everywhere(op):
     assert f"namespace capsops::{op}" in _text(f"cc/launch/{op}.h")
