@@ -176,8 +176,8 @@ endif
 # cudart stands before TensorFlow, whose GPU wheel exports stubs of the same names: taken
 # from there, the library would not load beside tensorflow-cpu. No RPATH: whoever loads
 # an op library has loaded TensorFlow. gold reads TensorFlow's symbols in a quarter of
-# the time.
-LINKER := $(if $(shell command -v ld.gold),-fuse-ld=gold)
+# the time; with CUDA's code it is untried.
+LINKER := $(if $(WITH_CUDA),,$(if $(shell command -v ld.gold),-fuse-ld=gold))
 LINK = $(CXX) -shared $(LINKER) -Wl,--gc-sections -Wl,--exclude-libs,libcudart_static.a:libgcov.a -Wl,--no-undefined $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(if $(COUNTS_LINES),--coverage),-s) \
   $(1) $(CUDART) @$(BUILD)/tensorflow.ldflags -ldl -lpthread -lrt $(LDFLAGS)
 
