@@ -61,11 +61,10 @@ def measure(model: str, preset: str | None, size: int, batch_size: int) -> dict:
     images = random.random([count, *shape], np.float32)
     samples = ArraySamples(images, random.integers(0, _CLASSES, count))
     distortion = presets.Distortion(**trained["distortion"])
-    batches, counter = pipeline.training_batches(samples, batch_size, distortion, 0)
+    batches = pipeline.training_batches(samples, batch_size, distortion, 0)
     clock = callbacks.Clock()
-    network.fit(
-        batches, epochs=_EPOCHS, shuffle=False, verbose=0, callbacks=[clock, counter]
-    )
+    given = {"epochs": _EPOCHS, "steps_per_epoch": _STEPS, "shuffle": False}
+    network.fit(batches, **given, verbose=0, callbacks=[clock])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if tf.config.list_physical_devices("GPU"):
         peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
