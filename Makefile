@@ -287,7 +287,7 @@ CXX_FILES = $(shell find cc cuda tests -name '*.h' -o -name '*.cc' -o -name '*.c
 FORCE:
 
 demo: build  ## train on handwritten digits, evaluate, draw reconstructions (runs/digits)
-	$(CAPSOPS) train --data digits $(ARGS)
+	$(CAPSOPS) train --data digits --epochs 30 $(ARGS)
 	$(CAPSOPS) evaluate
 	$(CAPSOPS) reconstruct
 
