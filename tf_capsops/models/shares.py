@@ -15,12 +15,15 @@ import tensorflow as tf
 def parts(strategy, batch):
     """Returns a list of what each replica of this process has of a batch.
 
-    A batch that is not divided among the replicas is the only item of the list.
+    A batch that is not divided among the replicas is the only item of the list. Where a
+    process has one of several replicas, its share is.
     """
     batch = keras.tree.map_structure(none_if_optional, batch)
     flat = keras.tree.flatten(batch)
     if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
         return _local(strategy, batch)
+    if _replicas_here(strategy) == 1:
+        return _divided(strategy, batch, 0)
     return [batch]
 
 
@@ -32,10 +35,23 @@ def divide(strategy, parts, axis=0):
       parts: what `parts` returned. A batch that is not divided is divided evenly.
       axis: the axis of samples.
     """
-    replicas = strategy.num_replicas_in_sync
-    if len(parts) > 1 or replicas == 1:
+    if len(parts) == _replicas_here(strategy):
         return parts
     (whole,) = parts
+    return _divided(strategy, whole, axis)
+
+
+def _replicas_here(strategy):
+    """Returns how many replicas this process has."""
+    if strategy.num_replicas_in_sync == 1:
+        return 1
+    return len(strategy.extended.worker_devices)
+
+
+def _divided(strategy, whole, axis):
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return [whole]
     count = samples(whole, axis)
 
     def divided(context):
@@ -98,10 +114,9 @@ def _local(strategy, batch):
             value = strategy.experimental_local_results(value)[index]
         return none_if_optional(value)
 
-    count = len(strategy.extended.worker_devices)
     return [
         keras.tree.map_structure(functools.partial(own, index), batch)
-        for index in range(count)
+        for index in range(_replicas_here(strategy))
     ]
 
 
