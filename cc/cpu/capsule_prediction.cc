@@ -31,7 +31,7 @@ constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written in a r
 constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read in a run
 constexpr int64_t kPanelBytes = 128 << 10;     // transposed weights, forward
 constexpr int64_t kGradTileBytes = 192 << 10;  // copy of grad, backward
-constexpr int64_t kStreamBytes = 16 << 20;     // outputs past this skip the caches
+constexpr int64_t kStreamBytes = 32 << 20;     // outputs past this skip the caches
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
