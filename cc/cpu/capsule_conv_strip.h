@@ -160,7 +160,7 @@ void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to)
         for (int n = 0; n < 4; ++n) {
           v[n] = LoadWide<A>(from[n * kLanes<A> / 16] + n * kLanes<A> % 16);
         }
-        ColumnsOf4<A>(v);
+        RowsToColumns<A>(v);
         A* const plane = to + (g * s.planes + c * 4) * s.length + lane;
         for (int q = 0; q < 4; ++q) Store(plane + q * s.length, v[q]);
         for (int n = 0; n < kPixels; ++n) from[n] += capsule[n];
@@ -291,7 +291,7 @@ void WriteLanes(const Problem& p, const Image& image, const Target& target, int6
         for (int64_t o = 0; o < image.channels; ++o) {
           Vector<A> v[4];
           for (int r = 0; r < 4; ++r) v[r] = Load(sums + (o * 4 + r) * lanes + lane);
-          RowsOf4<A>(v);
+          ColumnsToRows<A>(v);
           for (int i = 0; i < 4; ++i) {
             if (i * kLanes<A> / 16 >= count) break;
             StoreNarrow<A>(

@@ -9,13 +9,15 @@
 // The traffic of output and grad sets the time, so each is touched once, in runs
 // of several capsules, and everything else stays in the near caches. Weights are
 // transposed to [k][n] so that n is the vector axis; grad is copied to a padded
-// tile that both gradients read.
+// tile that both gradients read. Gradients of few samples: capsule_prediction_few.h.
 #include "cc/cpu/capsule_prediction.h"
 
 #include <cstring>
 #include <type_traits>
 
+#include "cc/cpu/capsule_prediction_few.h"
 #include "cc/cpu/convert.h"
+#include "cc/cpu/lanes.h"
 #include "cc/cpu/simd.h"
 
 namespace capsops::capsule_prediction::CAPSOPS_ISA {
@@ -29,7 +31,7 @@ constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written in a r
 constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read in a run
 constexpr int64_t kPanelBytes = 128 << 10;     // transposed weights, forward
 constexpr int64_t kGradTileBytes = 192 << 10;  // copy of grad, backward
-constexpr int64_t kStreamBytes = 16 << 20;     // outputs past this skip the caches
+constexpr int64_t kStreamBytes = 32 << 20;     // outputs past this skip the caches
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
@@ -65,12 +67,9 @@ int64_t BatchTile(const Problem& p) { return Max(Min(p.batch, 64), 1); }
 // Copies `columns` rows of from[n][k] to to[k][n], padded with zeros.
 template <typename T, typename A>
 void Transpose(const T* from, int64_t columns, int64_t padded, int64_t in_dim, A* to) {
-  for (int64_t n = 0; n < columns; ++n) {
-    for (int64_t k = 0; k < in_dim; ++k)
-      to[k * padded + n] = Widen(from[n * in_dim + k]);
-  }
-  for (int64_t k = 0; k < in_dim; ++k) {
-    for (int64_t n = columns; n < padded; ++n) to[k * padded + n] = A{0};
+  for (int64_t n = 0; n < padded; n += kLanes<A>) {
+    const int64_t rows = Max(Min(columns - n, kLanes<A>), 0);
+    ToLanes(from + n * in_dim, in_dim, rows, in_dim, to + n, padded);
   }
 }
 
@@ -239,18 +238,24 @@ inline void WeightsTile(int64_t rows, const A* input, int64_t depth, const A* gr
 template <typename T, typename A>
 inline void InputTile(int64_t padded, const A* grad, const A* weights, int64_t in_dim,
                       T* grad_input, int64_t grad_input_stride, int64_t rows) {
-  Vector<A> sum[kRows][kDepth] = {};
+  Vector<A> sum[kRows * kDepth] = {};
   for (int64_t n = 0; n < padded; n += kLanes<A>) {
     Vector<A> w[kDepth];
     for (int k = 0; k < kDepth; ++k) w[k] = Load(weights + k * padded + n);
     for (int r = 0; r < kRows; ++r) {
       const Vector<A> g = Load(grad + r * padded + n);
-      for (int k = 0; k < kDepth; ++k) sum[r][k] += g * w[k];
+      for (int k = 0; k < kDepth; ++k) sum[r * kDepth + k] += g * w[k];
     }
+  }
+  A totals[kRows * kDepth];
+  for (int first = 0; first < kRows * kDepth; first += kLanes<A>) {
+    Vector<A> part[kLanes<A>];
+    for (int n = 0; n < kLanes<A>; ++n) part[n] = sum[first + n];
+    Store(totals + first, SumLanes<A>(part));
   }
   for (int r = 0; r < rows; ++r) {
     for (int k = 0; k < in_dim; ++k) {
-      Narrow(Sum<A>(sum[r][k]), grad_input + r * grad_input_stride + k);
+      Narrow(totals[r * kDepth + k], grad_input + r * grad_input_stride + k);
     }
   }
 }
@@ -264,6 +269,9 @@ template <typename T>
 void Backward(const Problem& p, const Range& range, const T* grad, const T* input,
               const T* weights, T* grad_input, T* grad_weights, void* scratch) {
   using A = Accumulator<T>;
+  if (const auto few = BackwardFewOf<T>(p)) {
+    return few(p, range, grad, input, weights, grad_input, grad_weights);
+  }
   const BackwardPlan<T> plan(p);
   A* const transposed = static_cast<A*>(scratch);
   A* const sums = transposed + plan.caps * plan.matrix();
@@ -316,10 +324,9 @@ void Backward(const Problem& p, const Range& range, const T* grad, const T* inpu
     for (int64_t i = 0; i < caps; ++i) {
       const A* sum = sums + i * plan.matrix();
       T* to = grad_weights + (i0 + i) * plan.columns * p.in_dim;
-      for (int64_t n = 0; n < plan.columns; ++n) {
-        for (int64_t k = 0; k < p.in_dim; ++k) {
-          Narrow(sum[k * plan.padded + n], to + n * p.in_dim + k);
-        }
+      for (int64_t n = 0; n < plan.columns; n += kLanes<A>) {
+        FromLanes(sum + n, p.in_dim, Min(plan.columns - n, kLanes<A>), p.in_dim,
+                  to + n * p.in_dim, plan.padded);
       }
     }
   }

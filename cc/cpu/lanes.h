@@ -65,34 +65,6 @@ CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
 }
 #undef CAPSOPS_SHUFFLE
 
-// Turns four vectors that hold a sequence of rows of 4 into the 4 columns.
-template <typename A>
-CAPSOPS_INLINE void ColumnsOf4(Vector<A> (&v)[4]) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> even0 = EverySecond<A, 0>(v[0], v[1], lanes);
-  const Vector<A> even1 = EverySecond<A, 0>(v[2], v[3], lanes);
-  const Vector<A> odd0 = EverySecond<A, 1>(v[0], v[1], lanes);
-  const Vector<A> odd1 = EverySecond<A, 1>(v[2], v[3], lanes);
-  v[0] = EverySecond<A, 0>(even0, even1, lanes);
-  v[1] = EverySecond<A, 0>(odd0, odd1, lanes);
-  v[2] = EverySecond<A, 1>(even0, even1, lanes);
-  v[3] = EverySecond<A, 1>(odd0, odd1, lanes);
-}
-
-// Turns 4 columns back into a sequence of rows of 4.
-template <typename A>
-CAPSOPS_INLINE void RowsOf4(Vector<A> (&v)[4]) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> even0 = InTurn<A, 0>(v[0], v[2], lanes);
-  const Vector<A> even1 = InTurn<A, 1>(v[0], v[2], lanes);
-  const Vector<A> odd0 = InTurn<A, 0>(v[1], v[3], lanes);
-  const Vector<A> odd1 = InTurn<A, 1>(v[1], v[3], lanes);
-  v[0] = InTurn<A, 0>(even0, odd0, lanes);
-  v[1] = InTurn<A, 1>(even0, odd0, lanes);
-  v[2] = InTurn<A, 0>(even1, odd1, lanes);
-  v[3] = InTurn<A, 1>(even1, odd1, lanes);
-}
-
 // Returns the sums of runs of kCount numbers, of as many vectors.
 template <typename A, int kCount>
 CAPSOPS_INLINE Vector<A> SumRuns(const Vector<A> (&v)[kCount]) {
@@ -134,6 +106,43 @@ CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
     rows[row + kBit] = With<A, kBit>(a, b, lanes);
   }
   if constexpr (kBit > 1) Transpose<A, kBit / 2>(rows);
+}
+
+// Turns vectors that hold a sequence of rows of kCount numbers into the kCount columns.
+// kCount is a power of two, and at most the number of lanes.
+template <typename A, int kCount>
+CAPSOPS_INLINE void RowsToColumns(Vector<A> (&v)[kCount]) {
+  if constexpr (kCount == kLanes<A>) {
+    Transpose<A>(v);
+  } else if constexpr (kCount > 1) {
+    constexpr typename IndicesTo<kLanes<A>>::type lanes;
+    Vector<A> even[kCount / 2], odd[kCount / 2];
+    for (int n = 0; n < kCount / 2; ++n) {
+      even[n] = EverySecond<A, 0>(v[2 * n], v[2 * n + 1], lanes);
+      odd[n] = EverySecond<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+    }
+    RowsToColumns<A>(even);
+    RowsToColumns<A>(odd);
+    for (int n = 0; n < kCount / 2; ++n) v[2 * n] = even[n], v[2 * n + 1] = odd[n];
+  }
+}
+
+// Turns kCount columns back into a sequence of rows.
+template <typename A, int kCount>
+CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
+  if constexpr (kCount == kLanes<A>) {
+    Transpose<A>(v);
+  } else if constexpr (kCount > 1) {
+    constexpr typename IndicesTo<kLanes<A>>::type lanes;
+    Vector<A> even[kCount / 2], odd[kCount / 2];
+    for (int n = 0; n < kCount / 2; ++n) even[n] = v[2 * n], odd[n] = v[2 * n + 1];
+    ColumnsToRows<A>(even);
+    ColumnsToRows<A>(odd);
+    for (int n = 0; n < kCount / 2; ++n) {
+      v[2 * n] = InTurn<A, 0>(even[n], odd[n], lanes);
+      v[2 * n + 1] = InTurn<A, 1>(even[n], odd[n], lanes);
+    }
+  }
 }
 
 // Returns the sum of the lanes of rows[n] in lane n, added in a fixed order. Overwrites
@@ -206,47 +215,81 @@ inline void StoreNarrow(T* to, Vector<A> v) {
   }
 }
 
-// Sets to[column][lane] = from[lane * stride + column] for `columns` columns and the
-// first `rows` lanes, and to zero in the other lanes.
-template <typename T, typename A>
-inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns,
-                    A* to) {
-  int64_t column = 0;
-  for (; column + kLanes<A> <= columns; column += kLanes<A>) {
-    Vector<A> tile[kLanes<A>] = {};
-    for (int64_t row = 0; row < rows; ++row) {
-      tile[row] = LoadWide<A>(from + row * stride + column);
-    }
-    Transpose<A>(tile);
-    for (int n = 0; n < kLanes<A>; ++n) Store(to + (column + n) * kLanes<A>, tile[n]);
-  }
-  for (; column < columns; ++column) {
-    for (int64_t lane = 0; lane < kLanes<A>; ++lane) {
-      to[column * kLanes<A> + lane] =
-          lane < rows ? Widen(from[lane * stride + column]) : A{0};
-    }
-  }
+// How far apart the vectors lie that hold kColumns columns of kLanes rows, one row
+// `stride` numbers after the other, or 0 if whole vectors do not hold them.
+template <typename A, int kColumns>
+inline int64_t VectorStride(int64_t stride, int64_t rows) {
+  if (rows < kLanes<A>) return 0;
+  return kColumns == kLanes<A> ? stride : stride == kColumns ? kLanes<A> : 0;
 }
 
-// Sets to[lane * stride + column] = from[column][lane] for `columns` columns and the
-// first `rows` lanes.
+// Sets to[column * to_stride + lane] = from[lane * stride + column] for `columns`
+// columns and the first `rows` lanes, and to zero in the other lanes. It takes kColumns
+// columns at a time, and half as many of what is left.
+template <int kColumns, typename T, typename A>
+inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns, A* to,
+                    int64_t to_stride) {
+  const int64_t vectors = VectorStride<A, kColumns>(stride, rows);
+  for (; columns >= kColumns; columns -= kColumns) {
+    Vector<A> v[kColumns];
+    if (vectors > 0) {
+      for (int n = 0; n < kColumns; ++n) v[n] = LoadWide<A>(from + n * vectors);
+    } else {
+      A numbers[kColumns * kLanes<A>] = {};
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int n = 0; n < kColumns; ++n) {
+          numbers[row * kColumns + n] = Widen(from[row * stride + n]);
+        }
+      }
+      for (int n = 0; n < kColumns; ++n) v[n] = Load(numbers + n * kLanes<A>);
+    }
+    RowsToColumns<A>(v);
+    for (int n = 0; n < kColumns; ++n) Store(to + n * to_stride, v[n]);
+    from += kColumns;
+    to += kColumns * to_stride;
+  }
+  if constexpr (kColumns > 1) {
+    ToLanes<kColumns / 2>(from, stride, rows, columns, to, to_stride);
+  }
+}
+template <typename T, typename A>
+inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns, A* to,
+                    int64_t to_stride = kLanes<A>) {
+  ToLanes<kLanes<A>>(from, stride, rows, columns, to, to_stride);
+}
+
+// Sets to[lane * stride + column] = from[column * from_stride + lane] for `columns`
+// columns and the first `rows` lanes.
+template <int kColumns, typename T, typename A>
+inline void FromLanes(const A* from, int64_t columns, int64_t rows, int64_t stride,
+                      T* to, int64_t from_stride) {
+  const int64_t vectors = VectorStride<A, kColumns>(stride, rows);
+  for (; columns >= kColumns; columns -= kColumns) {
+    Vector<A> v[kColumns];
+    for (int n = 0; n < kColumns; ++n) v[n] = Load(from + n * from_stride);
+    ColumnsToRows<A>(v);
+    if (vectors > 0) {
+      for (int n = 0; n < kColumns; ++n) StoreNarrow<A>(to + n * vectors, v[n]);
+    } else {
+      A numbers[kColumns * kLanes<A>];
+      for (int n = 0; n < kColumns; ++n) Store(numbers + n * kLanes<A>, v[n]);
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int n = 0; n < kColumns; ++n) {
+          Narrow(numbers[row * kColumns + n], to + row * stride + n);
+        }
+      }
+    }
+    from += kColumns * from_stride;
+    to += kColumns;
+  }
+  if constexpr (kColumns > 1) {
+    FromLanes<kColumns / 2>(from, columns, rows, stride, to, from_stride);
+  }
+}
 template <typename T, typename A>
 inline void FromLanes(const A* from, int64_t columns, int64_t rows, int64_t stride,
-                      T* to) {
-  int64_t column = 0;
-  for (; column + kLanes<A> <= columns; column += kLanes<A>) {
-    Vector<A> tile[kLanes<A>];
-    for (int n = 0; n < kLanes<A>; ++n) tile[n] = Load(from + (column + n) * kLanes<A>);
-    Transpose<A>(tile);
-    for (int64_t row = 0; row < rows; ++row) {
-      StoreNarrow<A>(to + row * stride + column, tile[row]);
-    }
-  }
-  for (; column < columns; ++column) {
-    for (int64_t lane = 0; lane < rows; ++lane) {
-      Narrow(from[column * kLanes<A> + lane], to + lane * stride + column);
-    }
-  }
+                      T* to, int64_t from_stride = kLanes<A>) {
+  FromLanes<kLanes<A>>(from, columns, rows, stride, to, from_stride);
 }
 
 }  // namespace capsops::CAPSOPS_ISA

@@ -7,15 +7,18 @@ import pathlib
 import signal
 import socket
 import time
+import types
 
 import fresh
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import tolerances
 from tf_capsops.__main__ import main
-from tf_capsops.cli import runs
+from tf_capsops.cli import distribution, runs
+from tf_capsops.models import shares
 
 # Python code between the imports and the command.
 _TWO_CPUS = """
@@ -211,6 +214,52 @@ def test_a_run_whose_worker_was_killed_goes_on(folder, alone):
 
 
 _GOOD = {"worker": ["localhost:1", "localhost:2"]}
+
+
+class Processes(tf.distribute.MultiWorkerMirroredStrategy):
+    """A strategy of two processes of a device each, which does not wait for the other.
+
+    Its replica is the second one.
+    """
+
+    extended = None
+    num_replicas_in_sync = 2
+
+    def __init__(self, communication_options=None):
+        self.options = communication_options
+        self.extended = types.SimpleNamespace(worker_devices=("CPU:0",))
+
+    def experimental_distribute_dataset(self, dataset, options=None):
+        return dataset
+
+    def experimental_distribute_values_from_function(self, value_fn):
+        return value_fn(types.SimpleNamespace(replica_id_in_sync_group=1))
+
+    def experimental_local_results(self, value):
+        return value.values
+
+
+class Share(tf.distribute.DistributedValues):
+    def __init__(self, value):
+        self.values = [value]
+
+
+@pytest.mark.parametrize("gpus, how", [([], "AUTO"), (["GPU:0"], "NCCL")])
+def test_processes_with_gpus_use_nccl(monkeypatch, gpus, how):
+    config = {"cluster": _GOOD, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", Processes)
+    strategy = distribution.strategy("multiworker")
+    assert strategy.options.implementation.value == how
+
+
+def test_a_process_computes_on_all_of_its_share():
+    """It may have the one replica, whose share looks like a batch to be divided."""
+    strategy = Processes()
+    for batch, expected in ((Share(tf.range(3)), [0, 1, 2]), (tf.range(3), [1, 2])):
+        (own,) = shares.divide(strategy, shares.parts(strategy, batch))
+        assert own.numpy().tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ _FORMS = [
     "XLA, even shares",
     "arrays",
     "half",
+    "own logs",
     "data set",
     "data set divided by the user",
     "unknown size",

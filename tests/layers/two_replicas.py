@@ -174,6 +174,38 @@ class Twice(Half):
         return super().train_step(data)
 
 
+class Logging(Dense):
+    """Logs a number of its own."""
+
+    def train_step(self, data):
+        bias = self.bias(*data[:2])
+        return {**super().train_step(data), "bias": bias}
+
+    def test_step(self, data):
+        return {"bias": self.bias(*data[:2])}
+
+    def bias(self, x, y):
+        return tf.reduce_mean(self(x) - y)
+
+
+def logging():
+    keras.utils.set_random_seed(1)
+    model = Logging([keras.Input([6]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=2)
+    return model
+
+
+def logged(model, x, y):
+    """Returns logs of the second of two batches in an execution, and of a rest of 1."""
+    fits = [
+        model.fit(x[:n], y[:n], batch_size=size, shuffle=False, verbose=0)
+        for size, n in ((BATCH, 2 * BATCH), (BATCH, SAMPLES), (4, 8))
+    ]
+    on_batch = model.train_on_batch(x, y, return_dict=True)["bias"]
+    tested = model.evaluate(x, y, batch_size=BATCH, return_dict=True, verbose=0)
+    return [*(each.history["bias"][0] for each in fits), on_batch, tested["bias"]]
+
+
 def half(kind=Half):
     keras.utils.set_random_seed(1)
     layers = [keras.Input([6]), keras.layers.Dense(6), keras.layers.Dense(6)]
@@ -222,7 +254,7 @@ def main():
         with scope:
             capsules = network()
             eager, graphs = dense(run_eagerly=True), dense(jit_compile=True)
-            trained_in_half = half()
+            trained_in_half, own_logs = half(), logging()
         initial = capsules.get_weights()
         for name, use in uses_of_network(IMAGES, LABELS).items():
             capsules.set_weights(initial)
@@ -232,6 +264,7 @@ def main():
         for name, size in {"XLA": BATCH, "XLA, even shares": 4}.items():
             use = functools.partial(fit, x=inputs, y=targets, batch_size=size, epochs=2)
             say(name, graphs, use)
+        say("own logs", own_logs, lambda model: logged(model, inputs, targets))
         say("half", trained_in_half, lambda model: trained_weights(model, inputs))
         try:
             capsules.fit(255 * IMAGES, LABELS, verbose=0)

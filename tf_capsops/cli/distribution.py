@@ -41,11 +41,11 @@ def strategy(name):
             )
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     _check_workers(os.environ.get("TF_CONFIG"))
-    options = None
-    if tf.config.list_physical_devices("GPU"):
-        # TensorFlow copies gradients to the host where a process has only one GPU.
-        nccl = tf.distribute.experimental.CommunicationImplementation.NCCL
-        options = tf.distribute.experimental.CommunicationOptions(implementation=nccl)
+    # Left to itself, TensorFlow sums gradients of GPUs on the host, over gRPC.
+    gpus = tf.config.list_physical_devices("GPU")
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation="NCCL" if gpus else "AUTO"
+    )
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 

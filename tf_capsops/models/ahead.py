@@ -118,7 +118,7 @@ def _take(iterator, count, closed):
 
 
 def _groups(strategy, iterator, steps, length, check, closed):
-    """Yields the `shares.Parts`, the number of steps and the spec of groups."""
+    """Yields parts of batches (`shares.parts`), number of steps and spec of groups."""
     size, spec, taken = 1, None, 0
     several = shares.several_processes(strategy)
 
@@ -145,8 +145,7 @@ def _groups(strategy, iterator, steps, length, check, closed):
                 batches += take(size - 1)
         batches = [shares.parts(strategy, batch) for batch in batches]
         if len(batches) == size > 1 and _stack_up(batches):
-            stacked = [_stacked(each) for each in zip(*(b.items for b in batches))]
-            yield shares.Parts(stacked, batches[0].divided), size, spec
+            yield [_stacked(each) for each in zip(*batches)], size, spec
         else:
             yield from ((batch, 1, spec) for batch in batches)
 
@@ -181,7 +180,7 @@ def _specs(batch):
 
 
 def _stack_up(batches):
-    specs = [_specs(each.items) for each in batches]
+    specs = [_specs(each) for each in batches]
     flat = keras.tree.flatten(specs)
     dense = all(each is None or isinstance(each, tf.TensorSpec) for each in flat)
     return dense and all(each == specs[0] for each in specs)

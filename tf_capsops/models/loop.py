@@ -23,7 +23,8 @@ def repeat(step, steps, results=()):
     Args:
       step: takes an index and returns tensors.
       steps: how many.
-      results: tensors like those that a step returns.
+      results: tensors like those that a step returns. None if they are not known: the
+        last step is then traced once more, after the loop.
 
     Returns:
       What the last step returned.
@@ -32,6 +33,9 @@ def repeat(step, steps, results=()):
         return step(None)
     if tf.executing_eagerly():
         return [step(index) for index in range(steps)][-1]
+    if results is None:
+        repeat(lambda index: (step(0 if index is None else index), ())[1], steps - 1)
+        return step(steps - 1)
 
     def body(index, _):
         return index + 1, step(index)

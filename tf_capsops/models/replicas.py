@@ -28,9 +28,11 @@ def train_step(model):
 
     The function's arguments are the shares of the replicas of this process; `even`,
     whether all have as many samples; and `steps`, how many are stacked if there are
-    more than one.
+    more than one. It returns the logs of the last step if this is the user's, else
+    nothing.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
+    logs = _Logs(model, "train_step")
     trained = []  # variables, and whether each has a gradient
     updates = {}
 
@@ -39,7 +41,7 @@ def train_step(model):
         weight = strategy.num_replicas_in_sync * tf.cast(_count(batch), samples.dtype)
         model.optimizer = recorder = _Recorder(model, weight / samples)
         try:
-            model.train_step(batch)
+            found = logs.weighted(batch)
         finally:
             model.optimizer = optimizer
         trained[:] = [(own, each is not None) for each, own in recorder.applied]
@@ -48,10 +50,11 @@ def train_step(model):
             tf.convert_to_tensor(each)
             for each, _ in recorder.applied
             if each is not None
-        ]
+        ], found
 
     def zeros():
-        return [tf.zeros(each.shape, each.dtype) for each, has in trained if has]
+        own = [tf.zeros(each.shape, each.dtype) for each, has in trained if has]
+        return own, logs.zeros()
 
     compiled_gradients = compiler(model)(gradients)
 
@@ -60,55 +63,54 @@ def train_step(model):
         count = _count(batch)
         # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
         samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
-        own = tf.cond(count > 0, lambda: compiled_gradients(batch, samples), zeros)
+        own, found = tf.cond(
+            count > 0, lambda: compiled_gradients(batch, samples), zeros
+        )
         own = iter(own)
         own = [next(own) if has else None for _, has in trained]
         optimizer.apply(own, [variable for variable, _ in trained])
+        return found
 
     @compiler(model)
     def whole(batch, steps):
-        def step(index):
-            model.train_step(_of_any_size(nth(batch, index)))
-            return ()
-
         with _without_merging(optimizer):
-            repeat(step, steps)
+            return repeat(
+                lambda index: logs.weighted(_of_any_size(nth(batch, index))),
+                steps,
+                logs.of_loop,
+            )
 
     def step(shares, even, steps):
         if even and model.jit_compile and on_gpus(strategy):
-            strategy.run(lambda: whole(shares[_index_in_process()], steps))
-        else:
-            with _compiled_updates(model, updates):
-                _run_each(strategy, in_parts, shares, steps)
+            return logs.mean(
+                strategy.run(lambda: whole(shares[_index_in_process()], steps))
+            )
+        with _compiled_updates(model, updates):
+            return _run_each(logs, in_parts, shares, steps)
 
     return step
 
 
 def test_step(model):
     """Returns a function that evaluates a model on a batch, as `train_step` does."""
-    evaluate = compiler(model)(model.test_step)
+    logs = _Logs(model, "test_step")
+    evaluate = compiler(model)(logs.weighted)
 
     def replica(batch):
         batch = _of_any_size(batch)
-
-        def evaluated():
-            evaluate(batch)
-            return True
-
-        tf.cond(_count(batch) > 0, evaluated, lambda: False)
+        return tf.cond(_count(batch) > 0, lambda: evaluate(batch), logs.zeros)
 
     def step(shares, even, steps):
-        _run_each(model.distribute_strategy, replica, shares, steps)
+        return _run_each(logs, replica, shares, steps)
 
     return step
 
 
-def _run_each(strategy, step, shares, steps):
+def _run_each(logs, step, shares, steps):
     def run(index):
-        strategy.run(lambda: step(nth(shares[_index_in_process()], index)))
-        return ()
+        return logs.strategy.run(lambda: step(nth(shares[_index_in_process()], index)))
 
-    repeat(run, steps)
+    return logs.mean(repeat(run, steps, logs.of_loop))
 
 
 def on_gpus(strategy):
@@ -139,6 +141,58 @@ def _count(batch):
     """Returns the number of samples in a share, on the host."""
     with tf.device("CPU:0"):
         return tf.shape(shares.first(batch))[0]
+
+
+def has_own(model, step):
+    """Whether a model's `train_step` or `test_step` is neither Keras' nor ours."""
+    owner = next(each for each in type(model).__mro__ if step in vars(each))
+    return owner.__module__.partition(".")[0] not in ("keras", "tf_capsops")
+
+
+class _Logs:
+    """What a step of the user's returns: means over all samples of a batch.
+
+    The steps of Keras and ours return metrics, which the model has anyway. Their logs
+    are left out.
+
+    Args:
+      model: the model.
+      step: the name of its step.
+    """
+
+    def __init__(self, model, step):
+        self.strategy = model.distribute_strategy
+        self._step = getattr(model, step)
+        self._last = None  # logs of a share
+        # What steps in a loop return. Those of the user's are known once traced.
+        self.of_loop = None if has_own(model, step) else ()
+
+    def weighted(self, batch):
+        """Runs the step on a share; returns its logs times samples, and the samples."""
+        logs = self._step(batch)
+        if self.of_loop is not None:
+            return ()
+        samples = tf.cast(_count(batch), tf.float32)
+        self._last = keras.tree.map_structure(
+            lambda each: samples * tf.cast(each, tf.float32), logs
+        )
+        return self._last, samples
+
+    def zeros(self):
+        """Returns the same of a share without samples, once there was one with some."""
+        if self.of_loop is not None:
+            return ()
+        zeros = keras.tree.map_structure(lambda each: tf.zeros(each.shape), self._last)
+        return zeros, tf.zeros([])
+
+    def mean(self, shares):
+        """Returns the logs of a batch."""
+        if not shares:
+            return {}
+        logs, samples = keras.tree.map_structure(
+            lambda each: self.strategy.reduce(_SUM, each, axis=None), shares
+        )
+        return keras.tree.map_structure(lambda each: each / samples, logs)
 
 
 class _Recorder:

@@ -6,7 +6,6 @@ The samples of a batch are its first axis, or the second one if several batches 
 stacked.
 """
 
-import dataclasses
 import functools
 
 import keras
@@ -18,26 +17,19 @@ def several_processes(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What the replicas of this process have of a batch, or of several, stacked.
-
-    Attributes:
-      items: as many as the replicas; only one if all are to divide it.
-      divided: whether each is the share of one replica.
-    """
-
-    items: list
-    divided: bool
-
-
 def parts(strategy, batch):
-    """Returns the `Parts` of a batch that a data set or a user gave."""
+    """Returns a list of what each replica of this process has of a batch.
+
+    A batch that is not divided among the replicas is the only item of the list. Where a
+    process has one of several replicas, its share is.
+    """
     batch = keras.tree.map_structure(none_if_optional, batch)
     flat = keras.tree.flatten(batch)
     if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
-        return Parts(_local(strategy, batch), True)
-    return Parts([batch], strategy.num_replicas_in_sync == 1)
+        return _local(strategy, batch)
+    if _replicas_here(strategy) == 1:
+        return _divided(strategy, batch, 0)
+    return [batch]
 
 
 def divide(strategy, parts, axis=0):
@@ -45,12 +37,26 @@ def divide(strategy, parts, axis=0):
 
     Args:
       strategy: the strategy.
-      parts: a `Parts`. What is not divided is divided evenly.
+      parts: what `parts` returned. A batch that is not divided is divided evenly.
       axis: the axis of samples.
     """
-    if parts.divided:
-        return parts.items
-    (whole,), replicas = parts.items, strategy.num_replicas_in_sync
+    if len(parts) == _replicas_here(strategy):
+        return parts
+    (whole,) = parts
+    return _divided(strategy, whole, axis)
+
+
+def _replicas_here(strategy):
+    """Returns how many replicas this process has."""
+    if strategy.num_replicas_in_sync == 1:
+        return 1
+    return len(strategy.extended.worker_devices)
+
+
+def _divided(strategy, whole, axis):
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return [whole]
     count = samples(whole, axis)
 
     def divided(context):
@@ -112,10 +118,9 @@ def _local(strategy, batch):
             value = strategy.experimental_local_results(value)[index]
         return none_if_optional(value)
 
-    count = len(strategy.extended.worker_devices)
     return [
         keras.tree.map_structure(functools.partial(own, index), batch)
-        for index in range(count)
+        for index in range(_replicas_here(strategy))
     ]
 
 

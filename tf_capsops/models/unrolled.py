@@ -31,9 +31,10 @@ class Unrolled:
     many steps, and shows the losses of the execution before.
 
     Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
-    replica's share of a batch counts by its samples. On GPUs XLA compiles the whole
-    loop of each replica unless `jit_compile` is false. On CPUs it compiles only with
-    `jit_compile=True`, and in parts.
+    replica's share of a batch counts by its samples, also in the logs of a `train_step`
+    or `test_step` of one's own. On GPUs XLA compiles the whole loop of each replica
+    unless `jit_compile` is false. On CPUs it compiles only with `jit_compile=True`, and
+    in parts.
 
     >>> import keras
     >>> import numpy as np
@@ -152,9 +153,8 @@ class Unrolled:
         # Otherwise the first step creates variables, and is traced again for that.
         flat = [each for each in keras.tree.flatten(spec) if each is not None]
         known = all(each.shape.rank is not None for each in flat)
-        usual = self.built and all(
-            _owner(type(self), step).partition(".")[0] in ("keras", "tf_capsops")
-            for step in ("train_step", "test_step")
+        usual = self.built and not any(
+            replicas.has_own(self, step) for step in ("train_step", "test_step")
         )
         with self.distribute_strategy.scope():
             if known and (usual or tf.distribute.has_strategy()):
@@ -277,8 +277,8 @@ def _of_replicas(model, step_of_replicas):
     several, traced = shares.several_processes(strategy), set()
 
     def steps_of(shares, even, steps):
-        step(shares, even, steps)
-        return model.get_metrics_result()
+        logs, metrics = step(shares, even, steps), model.get_metrics_result()
+        return metrics if not logs or {*logs} == {*metrics} else logs
 
     if not model.run_eagerly:
         steps_of = tf.function(steps_of, reduce_retracing=True, autograph=False)
@@ -310,8 +310,3 @@ def _of_any_size(batch, axis):
 
 def _has_shape(result):
     return result is not None and result.shape.is_fully_defined()
-
-
-def _owner(model_class, method):
-    """Returns the module of the class that defines a method."""
-    return next(each for each in model_class.__mro__ if method in vars(each)).__module__

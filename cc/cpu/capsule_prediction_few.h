@@ -1,0 +1,83 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The gradients of capsule prediction for few samples, which read weights and write
+// their gradient as they lie in memory. Transposing both would take longer than the
+// products.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
+#define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
+
+#include "cc/cpu/capsule_prediction.h"
+#include "cc/cpu/convert.h"
+#include "cc/cpu/lanes.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::capsule_prediction::CAPSOPS_ISA {
+
+using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
+
+constexpr int kFew = 16;  // the most samples
+
+// Computes both gradients for an in_dim of kDim, so that a vector of weights holds
+// kLanes / kDim columns. The number of columns must be a multiple of kLanes.
+template <typename T, int kDim>
+void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* input,
+                 const T* weights, T* grad_input, T* grad_weights) {
+  using A = Accumulator<T>;
+  constexpr int kL = kLanes<A>;
+  const int64_t columns = p.out_caps * p.out_dim;
+  for (int64_t i = range.in_caps_begin; i < range.in_caps_end; ++i) {
+    const T* w = weights + i * columns * kDim;
+    T* to = grad_weights + i * columns * kDim;
+    Vector<A> x[kFew], dx[kFew] = {};  // each lane has the k of its weight
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const T* const from = input + (b * p.in_caps + i) * kDim;
+      A numbers[kL];
+      for (int n = 0; n < kL; ++n) numbers[n] = Widen(from[n % kDim]);
+      x[b] = Load(numbers);
+    }
+    for (int64_t n = 0; n < columns; n += kL, w += kL * kDim, to += kL * kDim) {
+      Vector<A> dw[kDim] = {};
+      for (int64_t b = 0; b < p.batch; ++b) {
+        Vector<A> g[kDim];
+        g[0] = LoadWide<A>(grad + (b * p.in_caps + i) * columns + n);
+        SpreadRuns<A>(g);
+        for (int v = 0; v < kDim; ++v) {
+          dw[v] += g[v] * x[b];
+          dx[b] += g[v] * LoadWide<A>(w + v * kL);
+        }
+      }
+      for (int v = 0; v < kDim; ++v) StoreNarrow<A>(to + v * kL, dw[v]);
+    }
+    for (int64_t b = 0; b < p.batch; ++b) {
+      A numbers[kL];
+      Store(numbers, dx[b]);
+      for (int n = kDim; n < kL; ++n) numbers[n % kDim] += numbers[n];
+      for (int k = 0; k < kDim; ++k) {
+        Narrow(numbers[k], grad_input + (b * p.in_caps + i) * kDim + k);
+      }
+    }
+  }
+}
+
+template <typename T>
+using BackwardFewFunction = void (*)(const Problem&, const Range&, const T*, const T*,
+                                     const T*, T*, T*);
+
+// Returns BackwardFew for a problem, or nullptr if it cannot do it.
+template <typename T, int kDim = kLanes<Accumulator<T>>>
+BackwardFewFunction<T> BackwardFewOf(const Problem& p) {
+  if (p.batch > kFew || p.out_caps * p.out_dim % kLanes<Accumulator<T>> != 0) {
+    return nullptr;
+  }
+  if (p.in_dim == kDim) return BackwardFew<T, kDim>;
+  if constexpr (kDim > 1) {
+    return BackwardFewOf<T, kDim / 2>(p);
+  } else {
+    return nullptr;
+  }
+}
+
+}  // namespace capsops::capsule_prediction::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
