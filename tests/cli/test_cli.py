@@ -162,7 +162,8 @@ def _shown(coefficients, folder, monkeypatch, classes=3):
         "_shade",
         lambda axes, values, scale, **_: shown.append((values, scale)),
     )
-    figures.coefficients(model, dataset, folder / "coefficients.png")
+    with quick.undrawn():
+        figures.coefficients(model, dataset, folder / "coefficients.png")
     lengths = model.predict(images, verbose=0)["lengths"]
     return np.argsort(-lengths, axis=1), shown
 
