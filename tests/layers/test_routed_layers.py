@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from routed_layers import LAYERS, assert_equal, drawn, every_layer
+from routed_layers import LAYERS, assert_equal, drawn
 
 import tf_capsops
 from tf_capsops.layers import ClassCaps, ConvCaps2D, DenseCaps, PoseCaps
@@ -21,8 +21,18 @@ every_rule = pytest.mark.parametrize(
 )
 
 
-@every_rule
-@every_layer
+def pairs(layer, layers=LAYERS):
+    """Every rule in one layer, and every layer of one rule; with `slow`, all in all."""
+    found = []
+    for rule, name in itertools.product(_RULES, layers):
+        chosen = name == layer or isinstance(rule, InvertedAttention)
+        identity = f"{name}-{type(rule).__name__}"
+        marks = () if chosen else pytest.mark.slow
+        found.append(pytest.param(name, rule, id=identity, marks=marks))
+    return pytest.mark.parametrize("name, rule", found)
+
+
+@pairs("conv")
 def test_shapes_configs_and_files(name, rule, tmp_path, device):
     """A model of the layer is the same after it was saved, whatever its rule."""
     layer, inputs, shapes = drawn(name, routing=rule)
@@ -51,8 +61,7 @@ def test_exports_run_without_the_layer(rule, tmp_path, device):
     assert_equal(served.serve(inputs), model(inputs), 1e-5)
 
 
-@every_rule
-@every_layer
+@pairs("conv")
 def test_portable_layers_agree(name, rule, device):
     layer, inputs, _ = drawn(name, routing=rule)
     expected = layer(inputs)
@@ -60,16 +69,7 @@ def test_portable_layers_agree(name, rule, device):
         assert_equal(layer(inputs), expected, 2e-4)
 
 
-def _compiled():
-    """Every rule in one layer and every layer of one rule; with `slow`, all in all."""
-    for rule, name in itertools.product(_RULES, LAYERS):
-        chosen = name == "dense" or isinstance(rule, InvertedAttention)
-        identity = f"{name}-{type(rule).__name__}"
-        marks = () if chosen else pytest.mark.slow
-        yield pytest.param(name, rule, id=identity, marks=marks)
-
-
-@pytest.mark.parametrize("name, rule", _compiled())
+@pairs("dense")  # which compiles fastest
 def test_compiled_layers_agree(name, rule, device):
     layer, inputs, _ = drawn(name, routing=rule)
     compiled = tf.function(layer, jit_compile=True)
@@ -77,8 +77,7 @@ def test_compiled_layers_agree(name, rule, device):
     assert_equal(compiled(inputs), layer(inputs), 2e-4)
 
 
-@every_rule
-@every_layer
+@pairs("conv")
 def test_shares(name, rule, device):
     """Each child's add up as equal shares do, and are no longer equal."""
     layer, inputs, shapes = drawn(name, routing=rule)
@@ -114,8 +113,7 @@ def test_shares_of_dynamic_routing_are_its_coefficients(device):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@every_rule
-@pytest.mark.parametrize("name", ["conv", "class", "dense"])
+@pairs("conv", ["conv", "class", "dense"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_types(name, rule, policy, device):
     layer, inputs, _ = drawn(name, routing=rule, dtype=policy)
@@ -136,8 +134,7 @@ def test_images_of_unknown_size(name, device):
     assert_equal(keras.Model([poses, activations], symbolic)(inputs), expected)
 
 
-@every_rule
-@every_layer
+@pairs("conv")
 def test_training_changes_every_weight(name, rule, device):
     """But for betas of VB, which batch normalization takes out again."""
     layer, inputs, _ = drawn(name, routing=rule, kernel_regularizer="l2")

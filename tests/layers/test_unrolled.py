@@ -33,12 +33,12 @@ class LoopedCapsNet(Looped, CapsNet):
     pass
 
 
-def compiled(model_class, steps, **compiling):
+def compiled(model_class, steps, jit_compile=False):
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
     model = model_class([keras.Input((8, 8, 1)), *layers])
     loss = "sparse_categorical_crossentropy"
-    model.compile("adam", loss, steps_per_execution=steps, **compiling)
+    model.compile("adam", loss, steps_per_execution=steps, jit_compile=jit_compile)
     return model
 
 
@@ -76,8 +76,8 @@ def test_same_history_of_capsules(device, jit_compile):
 @pytest.mark.parametrize("steps", [3, 4, 8])
 def test_same_history(device, steps):
     """Six batches are two executions, two with a rest, or one."""
-    expected = history(compiled(LoopedDense, steps, jit_compile=False))
-    model = compiled(Dense, steps, jit_compile=False)
+    expected = history(compiled(LoopedDense, steps))
+    model = compiled(Dense, steps)
     assert history(model) == expected
     assert history(model, initial_epoch=1) != expected  # it did train
 
@@ -103,7 +103,7 @@ def test_one_replica_trains_as_with_keras(device):
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
     batches = data.filter(lambda *_: True)  # of unknown number
     with tf.distribute.OneDeviceStrategy(device).scope():
-        models = compiled(LoopedDense, 4), compiled(Dense, 4)
+        models = [compiled(each, 4, jit_compile=True) for each in (LoopedDense, Dense)]
     expected, result = (model.fit(batches, epochs=2, verbose=0) for model in models)
     assert result.history == expected.history
 

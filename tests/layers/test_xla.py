@@ -79,7 +79,9 @@ def _policies():
 
 @pytest.mark.parametrize("name, policy", _policies())
 def test_losses_are_the_same(device, name, policy):
-    samples = SAMPLES if policy == "float32" else BATCH  # which is compiled once
+    # Each shape of a batch is compiled: one more of two layers, whose ops differ most.
+    uneven = policy == "float32" and name in ("DigitCaps", "CapsuleConv2D")
+    samples = SAMPLES if uneven else BATCH
     _, expected = train(name, policy, samples, run_eagerly=True)
     model, losses = train(name, policy, samples, jit_compile=True)
     # Keras goes on without XLA, and warns, where a layer does not support it.
