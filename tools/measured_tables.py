@@ -33,6 +33,7 @@ _START_UP = {
     "building": ("build_s", 1),
     "first step": ("first_s", 1),
 }
+_KINDS = "start-up", "threads"
 _DTYPES = "float32", "bfloat16", "float16"
 
 
@@ -81,15 +82,24 @@ def _cells(spec: dict, row: dict, result: dict, unit: str) -> list[str]:
 
 
 def _of_the_kind(spec: dict, runs: Sequence[dict]) -> Iterator[dict]:
-    """Yields runs with the results that take first steps, if the table shows these."""
-    wanted = spec.get("show") == "start-up"
+    """Yields runs without the results that only other tables show.
+
+    Those are of first steps, and of several numbers of threads.
+    """
     for run in runs:
         results = [
             result
             for result in run.get("results", ())
-            if any("first_s" in each for each in result["methods"].values()) == wanted
+            if _kind(result) == (spec.get("show") in _KINDS and spec["show"])
         ]
         yield {**run, "results": results}
+
+
+def _kind(result: dict) -> str | bool:
+    if "threads" in result:
+        return "threads"
+    first = any("first_s" in each for each in result["methods"].values())
+    return first and "start-up"
 
 
 def rows_of(spec: dict, runs: Sequence[dict]) -> Iterator[tuple[dict, dict, dict]]:
@@ -191,6 +201,32 @@ def _with_sum(method: dict) -> dict:
     return method if None in parts else {**method, "start_up_s": sum(parts)}
 
 
+def _threads_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows our milliseconds by number of threads, and how much faster the most are."""
+    by_row, sources, counts = {}, [], {}
+    for label, machine, row, run, _result in _labelled(spec, runs):
+        wanted = {"op": spec["op"], **spec.get("where", {}), **row}
+        found = {
+            result["threads"]: result["methods"][OURS]["median_us"] / 1e3
+            for result in run["results"]
+            if "threads" in result and matches(run, result, wanted)
+        }
+        counts |= dict.fromkeys(found)
+        by_row[label] = found
+        sources.append(source_of(run, machine))
+    least, most = min(counts), max(counts)
+    rows = [
+        [
+            label,
+            *(number(found[n]) for n in counts),
+            f"{found[least] / found[most]:.1f}",
+        ]
+        for label, found in by_row.items()
+    ]
+    headings = ["ms, by threads", *map(str, counts), f"{least} to {most}"]
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
 def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows our times in several types, with the ratios to float32.
 
@@ -251,6 +287,8 @@ def _method_table(spec: dict, runs: Sequence[dict]) -> str:
 
 def table_of(spec: dict, runs: Sequence[dict]) -> str:
     """Returns the Markdown of a table of results."""
+    if spec.get("show") == "threads":
+        return _threads_table(spec, runs)
     if spec.get("show") == "dtypes":
         return _dtype_table(spec, runs)
     if spec["op"] != "training":

@@ -69,6 +69,25 @@ def test_a_table_shows_the_newest_run_of_each_machine(root):
     assert text.startswith("Before\n") and text.endswith("<!-- /measured -->\nAfter\n")
 
 
+def test_a_table_of_threads_shows_how_our_times_scale(root):
+    run = _run(12_000, "2026-03-03", gpus=[])
+    (alone,) = run["results"]
+    alone |= {"device": "CPU:0", "threads": 1}
+    many = {**alone, "threads": 8, "methods": {"tf_capsops": {"median_us": 1500}}}
+    _write(root, "threads", {**run, "results": [alone, many]})
+    row = {"label": "small", "case": "a", "direction": "forward"}
+    spec = {"op": "CapsuleConv", "columns": {}, "rows": [row]}
+    _write(root, "tables", {"conv": {**spec, "show": "threads"}})
+    assert measured.main([], root) == 0
+    text = (root / "README.md").read_text()
+    assert "| ms, by threads | 1 | 8 | 1 to 8 |\n" in text
+    assert "| small | 12 | 1.5 | 8.0 |\n" in text
+    # No other table shows them.
+    _write(root, "tables", {"conv": spec})
+    assert measured.main([], root) == 0
+    assert "| small | **123** |" in (root / "README.md").read_text()
+
+
 def test_a_table_of_training_steps_shows_what_was_measured(root):
     spec = {"op": "training", "rows": [{"label": "capsnet", "case": "capsnet"}]}
     _write(root, "tables", {"conv": spec})
