@@ -399,6 +399,15 @@ def test_a_part_of_the_inputs_may_be_nothing(as_on_a_gpu):
     assert int(model.optimizer.iterations) == 3
 
 
+@pytest.mark.parametrize("steps", [None, 12])
+def test_a_data_set_may_have_nothing_for_weights(as_on_a_gpu, fit, steps):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    data = data.map(lambda x, y: (x, y, None)).repeat(1 if steps is None else None)
+    model = dense()
+    model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0)
+    assert [weight.tolist() for weight in model.get_weights()] == fit()[2]
+
+
 def test_the_bar_keeps_its_steps_in_validation(as_on_a_gpu, capsys):
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
     unknown = batches.filter(lambda *_: True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.models import Unrolled, ahead, epochs, grouping
+from tf_capsops.models import Unrolled, ahead, epochs, grouping, loop
 from tf_capsops.models.ahead import Feed
 
 
@@ -63,6 +63,20 @@ def test_what_cannot_be_stacked_comes_alone():
     assert [group.steps for group in taken] == [1, 1, 1]
     rows = [tf.sparse.to_dense(group.shares[0]).numpy() for group in taken]
     np.testing.assert_array_equal(np.concatenate(rows), np.eye(6))
+
+
+def test_processes_make_groups_of_batches_of_any_size(monkeypatch):
+    """Each knows its own shares only, and all must run as many steps at a time."""
+    monkeypatch.setattr(ahead.shares, "several_processes", lambda strategy: True)
+    data = tf.data.Dataset.range(5).batch(2).map(lambda row: (row, None)).repeat()
+    feed = Feed(keras.Sequential(), iter(data), 4, 4, False, lambda batch: None)
+    for first in ([[0, 1], [2, 3], [4], [0, 1]], [[2, 3], [4], [0, 1], [2, 3]]):
+        group = feed.next()
+        assert group.steps == 4
+        rows = [loop.nth(group.shares[0], tf.constant(i)) for i in range(4)]
+        assert [(row.numpy().tolist(), none) for row, none in rows] == [
+            (row, None) for row in first
+        ]
 
 
 def test_no_batch_is_lost_between_executions():

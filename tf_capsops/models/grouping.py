@@ -168,8 +168,6 @@ def plan(model, arguments, length=None):
             steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
         else:
             whole = total or epochs.whole_batches(arguments)
-            if length and several_processes(model.distribute_strategy):
-                whole = length - 1  # `ahead` takes the last one alone
             steps = steps_at_once(_STEPS if whole is None else whole)
     callbacks = keras.tree.flatten(callbacks or [])
     has_bar = any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks)
