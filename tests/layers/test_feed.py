@@ -152,6 +152,24 @@ def test_no_epoch_waits_for_the_end_of_an_iterator(monkeypatch):
     assert where == [False] * 6
 
 
+def test_the_end_of_a_process_waits_for_those_of_iterators():
+    ended = []
+
+    class Ending:
+        def close(self):
+            pass
+
+        def __del__(self):
+            time.sleep(0.1)
+            ended.append(True)
+
+    run = grouping.Run(Dense(), grouping.Plan(1))
+    run.feed = Ending()
+    run.leave_feed()
+    grouping._wait_for_iterators()
+    assert ended
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": "2"}, {"validation_split": 2.0}])
 def test_arguments_that_keras_refuses_are_left_to_it(wrong):
     arguments = {"x": X, "batch_size": 2, **wrong}
