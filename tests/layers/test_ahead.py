@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches are copied ahead and steps are grouped, and nobody sees a difference."""
 
-import fresh
 import keras
 import numpy as np
 import pytest
@@ -291,19 +290,6 @@ def test_a_model_may_refuse_groups(as_on_a_gpu, seen):
     assert [batch for batch, _ in seen] == [*range(12)]
 
 
-def test_a_compile_of_ones_own_is_left_to_the_user(tmp_path):
-    class Own(Dense):
-        def compile(self, temperature, **arguments):
-            super().compile(**arguments)
-
-    model = Own([keras.Input([3]), keras.layers.Dense(1)])
-    model.compile(1.0, optimizer="sgd", loss="mse")
-    model.save(tmp_path / "own.keras")
-    with pytest.warns(UserWarning, match="was not called as part of model loading"):
-        loaded = keras.models.load_model(tmp_path / "own.keras", {"Own": Own})
-    assert getattr(loaded, "optimizer", None) is None
-
-
 @pytest.mark.parametrize(
     "asked, compiled", [({}, True), ({"jit_compile": False}, False)]
 )
@@ -334,26 +320,6 @@ def test_an_iterator_serves_one_fit_after_the_other(as_on_a_gpu):
     for _ in range(2):
         model.fit(iterator, steps_per_epoch=9, verbose=0)
     assert int(model.optimizer.iterations) == 18
-
-
-def test_a_process_ends_though_its_data_does_not():
-    program = """
-import queue, keras, numpy as np, tensorflow as tf
-from tf_capsops.models import Unrolled, ahead, grouping
-grouping.has_gpus = lambda: True
-waiting = queue.Queue()
-for _ in range(4): waiting.put((np.ones([2, 3], "f"), np.ones(2, "f")))
-def pairs():
-    while True: yield waiting.get()
-spec = tf.TensorSpec([2, 3]), tf.TensorSpec([2])
-data = tf.data.Dataset.from_generator(pairs, output_signature=spec)
-class Model(Unrolled, keras.Sequential): pass
-model = Model([keras.Input([3]), keras.layers.Dense(1)])
-model.compile("sgd", "mse", run_eagerly=True)
-model.fit(data, steps_per_epoch=2, verbose=0)
-print("trained")
-"""
-    assert fresh.run(program).split()[-1] == "trained"
 
 
 class OwnStep(Dense):
