@@ -140,11 +140,22 @@ for rows in map(int, sys.argv[2:]):
         sys.exit(print(error))
     losses, weights = fitted.history["loss"], model.get_weights()[0][:, 0]
     print(model.optimizer.iterations.numpy(), *losses, *weights)
+    if rows == 11:  # 3 batches, the last of which is smaller, but 5 make an epoch
+        sparse = tf.sparse.from_dense(x)
+        for inputs in x, sparse:
+            data = tf.data.Dataset.from_tensor_slices((inputs, x[:, :1])).batch(4)
+            options = tf.data.Options()
+            policy = tf.data.experimental.AutoShardPolicy.DATA
+            options.experimental_distribute.auto_shard_policy = policy
+            data = data.repeat().with_options(options)
+            model.steps_per_execution = 2
+            model.fit(data, epochs=2, steps_per_epoch=5, verbose=0)
+            print(model.optimizer.iterations.numpy(), *model.get_weights()[0][:, 0])
 """
 
 
 def test_two_processes_train_on_arrays(folder):
-    """The last batch may leave a process without a sample, or be smaller in one."""
+    """A batch may leave a process without a sample, or be smaller in one."""
     ports = _free_ports()
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     environment = {"cwd": folder, "CUDA_VISIBLE_DEVICES": "-1"}

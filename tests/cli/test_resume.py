@@ -90,6 +90,29 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(finished, stopped):
     assert {path.name for path in run.iterdir()} == {p.name for p in whole.iterdir()}
 
 
+def test_dropout_goes_on_as_if_nothing_had_been(tmp_path):
+    x = np.random.default_rng(1).random([6, 3], np.float32)
+
+    def made(seed):
+        keras.utils.set_random_seed(seed)
+        dense = keras.layers.Dense(3, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input([3]), dense, keras.layers.Dropout(0.5)])
+        model.compile("adam", "mse", metrics=["mae"])
+        return model
+
+    def trained(model, first, epochs):
+        given = {"batch_size": 2, "shuffle": False, "verbose": 0}
+        given |= {"initial_epoch": first, "epochs": epochs}
+        model.fit(x, x, callbacks=[callbacks.Draws(7)], **given)
+        return model
+
+    trained(made(1), 0, 1).save(tmp_path / "model.keras")
+    again = trained(keras.saving.load_model(tmp_path / "model.keras"), 1, 3)
+    whole = trained(made(2), 0, 3)
+    for ours, theirs in zip(again.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_a_run_killed_after_its_last_checkpoint_is_finished(
     finished, tmp_path, monkeypatch
 ):

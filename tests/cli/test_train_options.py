@@ -102,6 +102,12 @@ def test_xla_does_not_tune_products_unless_asked(mine, monkeypatch):
     assert sorted(flags)[1:] == [mine or "--xla_gpu_enable_triton_gemm=false"]
 
 
+def test_a_file_of_flags_of_xla_stays(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    networks.use_xla(keras.Sequential([keras.layers.Dense(2)]), "off", None)
+    assert os.environ["XLA_FLAGS"] == "flags.txt"
+
+
 def test_determinism_and_xla_exclude_each_other(images):
     command = (
         "from tf_capsops.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"

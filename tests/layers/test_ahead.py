@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches are copied ahead and steps are grouped, and nobody sees a difference."""
 
-import fresh
 import keras
 import numpy as np
 import pytest
@@ -291,19 +290,6 @@ def test_a_model_may_refuse_groups(as_on_a_gpu, seen):
     assert [batch for batch, _ in seen] == [*range(12)]
 
 
-def test_a_compile_of_ones_own_is_left_to_the_user(tmp_path):
-    class Own(Dense):
-        def compile(self, temperature, **arguments):
-            super().compile(**arguments)
-
-    model = Own([keras.Input([3]), keras.layers.Dense(1)])
-    model.compile(1.0, optimizer="sgd", loss="mse")
-    model.save(tmp_path / "own.keras")
-    with pytest.warns(UserWarning, match="was not called as part of model loading"):
-        loaded = keras.models.load_model(tmp_path / "own.keras", {"Own": Own})
-    assert getattr(loaded, "optimizer", None) is None
-
-
 @pytest.mark.parametrize(
     "asked, compiled", [({}, True), ({"jit_compile": False}, False)]
 )
@@ -334,26 +320,6 @@ def test_an_iterator_serves_one_fit_after_the_other(as_on_a_gpu):
     for _ in range(2):
         model.fit(iterator, steps_per_epoch=9, verbose=0)
     assert int(model.optimizer.iterations) == 18
-
-
-def test_a_process_ends_though_its_data_does_not():
-    program = """
-import queue, keras, numpy as np, tensorflow as tf
-from tf_capsops.models import Unrolled, ahead, grouping
-grouping.has_gpus = lambda: True
-waiting = queue.Queue()
-for _ in range(4): waiting.put((np.ones([2, 3], "f"), np.ones(2, "f")))
-def pairs():
-    while True: yield waiting.get()
-spec = tf.TensorSpec([2, 3]), tf.TensorSpec([2])
-data = tf.data.Dataset.from_generator(pairs, output_signature=spec)
-class Model(Unrolled, keras.Sequential): pass
-model = Model([keras.Input([3]), keras.layers.Dense(1)])
-model.compile("sgd", "mse", run_eagerly=True)
-model.fit(data, steps_per_epoch=2, verbose=0)
-print("trained")
-"""
-    assert fresh.run(program).split()[-1] == "trained"
 
 
 class OwnStep(Dense):
@@ -397,6 +363,15 @@ def test_a_part_of_the_inputs_may_be_nothing(as_on_a_gpu):
     model.compile("sgd", "mse")
     model.fit(pairs(), verbose=0)
     assert int(model.optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize("steps", [None, 12])
+def test_a_data_set_may_have_nothing_for_weights(as_on_a_gpu, fit, steps):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    data = data.map(lambda x, y: (x, y, None)).repeat(1 if steps is None else None)
+    model = dense()
+    model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0)
+    assert [weight.tolist() for weight in model.get_weights()] == fit()[2]
 
 
 def test_the_bar_keeps_its_steps_in_validation(as_on_a_gpu, capsys):

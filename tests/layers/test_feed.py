@@ -5,12 +5,13 @@
 import threading
 import time
 
+import fresh
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.models import Unrolled, ahead, epochs, grouping
+from tf_capsops.models import Unrolled, ahead, epochs, grouping, loop
 from tf_capsops.models.ahead import Feed
 
 
@@ -63,6 +64,20 @@ def test_what_cannot_be_stacked_comes_alone():
     assert [group.steps for group in taken] == [1, 1, 1]
     rows = [tf.sparse.to_dense(group.shares[0]).numpy() for group in taken]
     np.testing.assert_array_equal(np.concatenate(rows), np.eye(6))
+
+
+def test_processes_make_groups_of_batches_of_any_size(monkeypatch):
+    """Each knows its own shares only, and all must run as many steps at a time."""
+    monkeypatch.setattr(ahead.shares, "several_processes", lambda strategy: True)
+    data = tf.data.Dataset.range(5).batch(2).map(lambda row: (row, None)).repeat()
+    feed = Feed(keras.Sequential(), iter(data), 4, 4, False, lambda batch: None)
+    for first in ([[0, 1], [2, 3], [4], [0, 1]], [[2, 3], [4], [0, 1], [2, 3]]):
+        group = feed.next()
+        assert group.steps == 4
+        rows = [loop.nth(group.shares[0], tf.constant(i)) for i in range(4)]
+        assert [(row.numpy().tolist(), none) for row, none in rows] == [
+            (row, None) for row in first
+        ]
 
 
 def test_no_batch_is_lost_between_executions():
@@ -138,9 +153,60 @@ def test_no_epoch_waits_for_the_end_of_an_iterator(monkeypatch):
     assert where == [False] * 6
 
 
+def test_the_end_of_a_process_waits_for_those_of_iterators():
+    ended = []
+
+    class Ending:
+        def close(self):
+            pass
+
+        def __del__(self):
+            time.sleep(0.1)
+            ended.append(True)
+
+    run = grouping.Run(Dense(), grouping.Plan(1))
+    run.feed = Ending()
+    run.leave_feed()
+    grouping._wait_for_iterators()
+    assert ended
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": "2"}, {"validation_split": 2.0}])
 def test_arguments_that_keras_refuses_are_left_to_it(wrong):
     arguments = {"x": X, "batch_size": 2, **wrong}
     taken = epochs.Epochs(tf.distribute.get_strategy(), arguments, True)
     taken.close()
     assert taken.length is None
+
+
+def test_a_process_ends_though_its_data_does_not():
+    program = """
+import queue, keras, numpy as np, tensorflow as tf
+from tf_capsops.models import Unrolled, ahead, grouping
+grouping.has_gpus = lambda: True
+waiting = queue.Queue()
+for _ in range(4): waiting.put((np.ones([2, 3], "f"), np.ones(2, "f")))
+def pairs():
+    while True: yield waiting.get()
+spec = tf.TensorSpec([2, 3]), tf.TensorSpec([2])
+data = tf.data.Dataset.from_generator(pairs, output_signature=spec)
+class Model(Unrolled, keras.Sequential): pass
+model = Model([keras.Input([3]), keras.layers.Dense(1)])
+model.compile("sgd", "mse", run_eagerly=True)
+model.fit(data, steps_per_epoch=2, verbose=0)
+print("trained")
+"""
+    assert fresh.run(program).split()[-1] == "trained"
+
+
+def test_a_compile_of_ones_own_is_left_to_the_user(tmp_path):
+    class Own(Dense):
+        def compile(self, temperature, **arguments):
+            super().compile(**arguments)
+
+    model = Own([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile(1.0, optimizer="sgd", loss="mse")
+    model.save(tmp_path / "own.keras")
+    with pytest.warns(UserWarning, match="was not called as part of model loading"):
+        loaded = keras.models.load_model(tmp_path / "own.keras", {"Own": Own})
+    assert getattr(loaded, "optimizer", None) is None

@@ -11,6 +11,7 @@ import threading
 import time
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_capsops.cli import runs
@@ -164,6 +165,24 @@ def write_result(directory, model, clock, accuracy):
         "machine": machine(),
     }
     runs.write_json(directory / runs.RESULT, content)
+
+
+class Draws(keras.callbacks.Callback):
+    """Has what layers draw, as for dropout, follow from the seed and the epoch alone.
+
+    Keras' files do not keep the states of the generators.
+    """
+
+    def __init__(self, seed):
+        super().__init__()
+        self._seed = seed
+
+    def on_epoch_begin(self, epoch, logs=None):
+        weights = {id(weight) for weight in self.model.weights}
+        states = [each for each in self.model.variables if id(each) not in weights]
+        for index, state in enumerate(states):
+            drawn = np.random.SeedSequence((self._seed, epoch, index))
+            state.assign(drawn.generate_state(2))
 
 
 class Checkpoints(keras.callbacks.Callback):

@@ -110,8 +110,9 @@ def use_xla(model, jit, seed):
     """Switches XLA "on" or "off", unless "auto" leaves that to Keras."""
     # XLA compiles and times many kernels for each product of matrices, for longer than
     # a short training takes, to win 1% of a step. It reads this when it first compiles.
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "--xla_gpu_enable_triton_gemm" not in flags:
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    names_file = flags and not flags.startswith("-")  # which has the flags
+    if "--xla_gpu_enable_triton_gemm" not in flags and not names_file:
         os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}".strip()
     wanted = jit == "on"
     if jit == "auto":

@@ -131,7 +131,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
                 initial_epoch=epoch,
                 # Used only for the curves.
                 validation_data=tests,
-                callbacks=[clock, boards, saved],
+                callbacks=[clock, callbacks.Draws(config["seed"]), boards, saved],
                 part=pipeline.part(config["validation"]),
             )
         except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:

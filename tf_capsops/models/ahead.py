@@ -125,8 +125,6 @@ def _groups(strategy, iterator, steps, length, check, closed):
     def take(count):
         nonlocal taken
         left = length - taken % length if length else count
-        if several and left > 1:
-            left -= 1  # the last one may be smaller in another process only
         batches = _take(iterator, min(count, left), closed)
         taken += len(batches)
         return batches
@@ -144,8 +142,8 @@ def _groups(strategy, iterator, steps, length, check, closed):
             if length != 1:
                 batches += take(size - 1)
         batches = [shares.parts(strategy, batch) for batch in batches]
-        if len(batches) == size > 1 and _stack_up(batches):
-            yield [_stacked(each) for each in zip(*batches)], size, spec
+        if len(batches) == size > 1 and _stack_up(batches, several):
+            yield [_stacked(each, several) for each in zip(*batches)], size, spec
         else:
             yield from ((batch, 1, spec) for batch in batches)
 
@@ -154,8 +152,8 @@ def _spec(strategy, iterator, share):
     if strategy.num_replicas_in_sync == 1 and isinstance(iterator, tf.data.Iterator):
         spec = iterator.element_spec  # may leave open the size of a batch
     else:
-        spec = _specs(share)
-    return keras.tree.map_structure(shares.none_if_optional, spec)
+        spec = keras.tree.map_structure(_spec_of, share)
+    return keras.tree.map_structure(shares.none_if_empty, spec)
 
 
 def _group_size(batch, steps):
@@ -173,25 +171,28 @@ def _is_small(share):
     return size <= _MOST_BYTES // 1024
 
 
-def _specs(batch):
-    return keras.tree.map_structure(
-        lambda each: None if each is None else tf.type_spec_from_value(each), batch
-    )
+def _spec_of(value):
+    return None if value is None else tf.type_spec_from_value(value)
 
 
-def _stack_up(batches):
-    specs = [_specs(each) for each in batches]
+def _stack_up(batches, of_any_size):
+    spec_of = shares.spec_of_any_size if of_any_size else _spec_of
+    specs = [keras.tree.map_structure(spec_of, each) for each in batches]
     flat = keras.tree.flatten(specs)
     dense = all(each is None or isinstance(each, tf.TensorSpec) for each in flat)
     return dense and all(each == specs[0] for each in specs)
 
 
-def _stacked(batches):
+def _stacked(batches, of_any_size):
     def stack(*values):
         if values[0] is None:
             return None
         with tf.device(values[0].device):  # else TensorFlow copies them to a GPU
-            return tf.stack(values)
+            if not of_any_size:
+                return tf.stack(values)
+            # A share may be smaller in another process only, and all must do the same.
+            sizes = tf.constant([len(each) for each in values])
+            return tf.RaggedTensor.from_row_lengths(tf.concat(values, 0), sizes)
 
     return keras.tree.map_structure(stack, *batches)
 
@@ -212,6 +213,8 @@ def _on_devices(model, groups):
 
 def _on_device(batch, device):
     def copied(value):
+        if isinstance(value, tf.RaggedTensor):  # the host needs the sizes of its rows
+            return value.with_values(copied(value.values))
         return None if value is None else tf.identity(value)
 
     if not device:

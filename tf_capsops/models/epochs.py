@@ -8,7 +8,7 @@ import numbers
 import keras
 import tensorflow as tf
 
-from tf_capsops.models.shares import several_processes
+from tf_capsops.models.shares import none_if_empty, several_processes
 from tf_capsops.untuned import untuned
 
 
@@ -96,7 +96,9 @@ def whole_batches(arguments):
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
         count = int(x.cardinality())
-        whole = all(map(_has_batch_size, keras.tree.flatten(x.element_spec)))
+        spec = keras.tree.map_structure(none_if_empty, x.element_spec)
+        flat = [each for each in keras.tree.flatten(spec) if each is not None]
+        whole = all(map(_has_batch_size, flat))
         return max(0, count if whole else count - 1) or None
     count, size = _samples(arguments) or (0, 1)
     return count // size or None

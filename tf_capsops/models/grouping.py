@@ -8,6 +8,8 @@ the previous execution instead lets the host launch the next one at once. The lo
 epoch come from the metrics at its end, and are exact.
 """
 
+import atexit
+import concurrent.futures
 import dataclasses
 
 import keras
@@ -18,6 +20,7 @@ from tf_capsops.models.ahead import gpu_of, has_gpus, in_thread
 from tf_capsops.models.shares import several_processes
 
 _STEPS = 20  # the most in an execution, where the user leaves it to us
+_ending = set()  # futures of the ends of iterators
 _HOOKS = [
     f"on_{part}batch_{side}" for part in ("", "train_") for side in ("begin", "end")
 ]
@@ -98,6 +101,12 @@ def _packed(scalars):
     return tf.stack([tf.cast(scalar, tf.float32) for scalar in scalars])
 
 
+@atexit.register
+def _wait_for_iterators():
+    # A thread that returns from TensorFlow while Python ends may abort the process.
+    concurrent.futures.wait(_ending, timeout=2)
+
+
 class Run:
     """One `fit`, with what it holds while it runs.
 
@@ -134,7 +143,9 @@ class Run:
             self.feed.close()
             # An iterator's end may wait for a thread of TensorFlow's.
             last, self.feed = [self.feed], None
-            in_thread(last.clear)
+            end = in_thread(last.clear)
+            _ending.add(end)
+            end.add_done_callback(_ending.discard)
 
     def begin_epoch(self):
         self.steps = 0
@@ -168,8 +179,6 @@ def plan(model, arguments, length=None):
             steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
         else:
             whole = total or epochs.whole_batches(arguments)
-            if length and several_processes(model.distribute_strategy):
-                whole = length - 1  # `ahead` takes the last one alone
             steps = steps_at_once(_STEPS if whole is None else whole)
     callbacks = keras.tree.flatten(callbacks or [])
     has_bar = any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks)

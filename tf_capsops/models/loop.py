@@ -48,9 +48,20 @@ def repeat(step, steps, results=()):
 
 
 def nth(batches, index):
-    """Returns one of stacked batches, or all if the index is None."""
+    """Returns one of stacked batches, or all if the index is None.
+
+    Batches that may differ in size are the rows of a `tf.RaggedTensor`.
+    """
     if index is None:
         return batches
-    return keras.tree.map_structure(
-        lambda each: None if each is None else tf.gather(each, index), batches
-    )
+
+    def one(each):
+        if each is None:
+            return None
+        if not isinstance(each, tf.RaggedTensor):
+            return tf.gather(each, index)
+        with tf.device("CPU:0"):  # else the host waits for numbers from a GPU
+            begin, end = each.row_splits[index], each.row_splits[index + 1]
+        return each.values[begin:end]
+
+    return keras.tree.map_structure(one, batches)

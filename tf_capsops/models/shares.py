@@ -23,7 +23,7 @@ def parts(strategy, batch):
     A batch that is not divided among the replicas is the only item of the list. Where a
     process has one of several replicas, its share is.
     """
-    batch = keras.tree.map_structure(none_if_optional, batch)
+    batch = keras.tree.map_structure(none_if_empty, batch)
     flat = keras.tree.flatten(batch)
     if any(isinstance(each, tf.distribute.DistributedValues) for each in flat):
         return _local(strategy, batch)
@@ -106,17 +106,32 @@ def first(batch):
     return next(each for each in keras.tree.flatten(batch) if each is not None)
 
 
-def none_if_optional(value):
-    """Returns None for the optional that Keras puts where data has no weights."""
-    optional = isinstance(value, (tf.experimental.Optional, tf.OptionalSpec))
-    return None if optional else value
+def spec_of_any_size(value):
+    """Returns the `tf.TypeSpec` of a tensor, but for how many samples it has."""
+    spec = None if value is None else tf.type_spec_from_value(value)
+    if spec is None or not spec.shape.rank:
+        return spec
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        ragged = spec.ragged_rank, spec.row_splits_dtype
+        return tf.RaggedTensorSpec(shape, spec.dtype, *ragged)
+    return type(spec)(shape, spec.dtype)
+
+
+def none_if_empty(value):
+    """Returns None for the optional that Keras puts where data has no weights.
+
+    TensorFlow has a spec of None, too.
+    """
+    empty = tf.experimental.Optional, tf.OptionalSpec, tf.NoneTensorSpec
+    return None if isinstance(value, empty) else value
 
 
 def _local(strategy, batch):
     def own(index, value):
         if isinstance(value, tf.distribute.DistributedValues):
             value = strategy.experimental_local_results(value)[index]
-        return none_if_optional(value)
+        return none_if_empty(value)
 
     return [
         keras.tree.map_structure(functools.partial(own, index), batch)

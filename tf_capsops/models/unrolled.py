@@ -287,25 +287,12 @@ def _of_replicas(model, step_of_replicas):
         if several and not model.run_eagerly and group.steps not in traced:
             # Processes number what they add up as they trace it. So each must trace
             # the same, also where the shares of only one differ in size.
-            spec = _of_any_size(group.shares, int(group.steps > 1))
+            spec = keras.tree.map_structure(shares.spec_of_any_size, group.shares)
             steps_of.get_concrete_function(spec, True, group.steps)
             traced.add(group.steps)
         return steps_of(group.shares, group.even or several, group.steps)
 
     return execute
-
-
-def _of_any_size(batch, axis):
-    """Returns the specs of a batch, which leave open how many samples it has."""
-
-    def spec(each):
-        if each is None:
-            return None
-        kept, none = tf.type_spec_from_value(each), [slice(None)] * axis + [slice(0)]
-        empty = tf.type_spec_from_value(each[tuple(none)])
-        return kept.most_specific_common_supertype([empty])
-
-    return keras.tree.map_structure(spec, batch)
 
 
 def _has_shape(result):
