@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from ceilings import CEILINGS
 
 from tf_capsops.__main__ import main
 from tf_capsops.bench import cases, command, measure, pytorch, report
 from tf_capsops.bench.floor import Ceilings
 
 CPU = "CPU:0"
-_CEILINGS = Ceilings(bytes_per_second=1e9, flops_per_second=1e9, seconds_per_call=1e-6)
 
 
 @pytest.mark.parametrize("suite", cases.suites().values(), ids=lambda suite: suite.op)
@@ -74,7 +74,7 @@ def test_report(ops, dtypes, xla, tmp_path, capsys, monkeypatch):
     """
     if not xla:
         monkeypatch.setattr(measure, "compiled", lambda step: step)
-        monkeypatch.setattr(command, "measure_ceilings", lambda *_: _CEILINGS)
+        monkeypatch.setattr(command, "measure_ceilings", lambda *_: CEILINGS)
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--op", *ops, "--dtype", *dtypes, "--output", str(tmp_path)]
     assert main(["bench", *arguments]) == 0
@@ -99,7 +99,7 @@ def test_report(ops, dtypes, xla, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
+def test_pytorch_is_measured_where_it_is_installed(tmp_path, undrawn, monkeypatch):
     """By a script of its own, which is given the case."""
     script = tmp_path / "torch_moments.py"
     script.write_text(
@@ -115,7 +115,7 @@ def test_pytorch_is_measured_where_it_is_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
     alone = dataclasses.replace(cases.suites()["CapsuleMoments"], rivals={}, parts={})
     monkeypatch.setattr(cases, "suites", lambda: {"CapsuleMoments": alone})
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: _CEILINGS)
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: CEILINGS)
     arguments = ["--suite", "smoke", "--op", "CapsuleMoments", "--device", "CPU"]
     arguments += ["--repeat", "2", "--output", str(tmp_path)]
     (smoke,) = cases.suites()["CapsuleMoments"].select(cases.SMOKE)

@@ -6,10 +6,11 @@ import copy
 import json
 
 import pytest
+from ceilings import CEILINGS
 from rich.console import Console
 
 from tf_capsops.__main__ import main
-from tf_capsops.bench import against, measure
+from tf_capsops.bench import against, command, measure
 
 
 def _method(median, spread=0.02, samples=5):
@@ -109,8 +110,9 @@ def test_refuses_what_is_no_file(name, error, tmp_path, capsys):
     assert f"error: cannot read {path}: {error}" in capsys.readouterr().err
 
 
-def test_command(tmp_path, capsys, monkeypatch):
+def test_command(tmp_path, undrawn, capsys, monkeypatch):
     monkeypatch.setitem(measure._SAMPLE_SECONDS, "CPU", 0.01)
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: CEILINGS)
     monkeypatch.setattr(measure, "compiled", lambda step: step)  # not with XLA
     arguments = ["--suite", "smoke", "--device", "CPU", "--repeat", "2"]
     arguments += ["--op", "CapsulePrediction", "--output", str(tmp_path)]

@@ -7,16 +7,17 @@ import re
 import types
 
 import pytest
+from ceilings import CEILINGS
 
 from tf_capsops.__main__ import main
-from tf_capsops.bench import measure, threads
+from tf_capsops.bench import command, measure, threads
 from tf_capsops.errors import CommandError
 
 ARGUMENTS = ["--suite", "smoke", "--op", "InqConv", "--repeat", "2"]
 
 
 @pytest.fixture
-def used(monkeypatch):
+def used(undrawn, monkeypatch):
     """Runs here what has processes of its own; has the numbers of threads."""
     numbers = []
 
@@ -29,6 +30,7 @@ def used(monkeypatch):
     monkeypatch.setattr(threads, "use", numbers.append)
     monkeypatch.setitem(measure._SAMPLE_SECONDS, "CPU", 0.01)
     monkeypatch.setattr(measure, "compiled", lambda step: step)
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: CEILINGS)
     return numbers
 
 

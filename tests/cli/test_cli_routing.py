@@ -4,6 +4,7 @@
 
 import json
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -26,42 +27,60 @@ _RULES = {
 }
 
 
-@pytest.fixture
-def images(tmp_path, monkeypatch):
-    """The arguments of `train` for a small file, in a directory of its own."""
-    monkeypatch.chdir(tmp_path)
+def _draw():
+    """Writes a small file, noise.npz; returns the arguments of `train` for it."""
     random = np.random.default_rng(1)
     arrays = {}
-    for part, count in (("train", 12), ("test", 4)):
+    for part, count in (("train", 6), ("test", 4)):
         arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
         arrays[f"y_{part}"] = np.arange(count) % 2
     np.savez("noise.npz", **arrays)
     return ["train", "--data", "noise.npz", "--epochs", "1", "--batch-size", "6"]
 
 
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """The arguments of `train` for a small file, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    return _draw()
+
+
+@pytest.fixture(scope="module")
+def runs(eagerly, tmp_path_factory):
+    """A directory with a run of matrix_capsnet by every rule."""
+    folder = tmp_path_factory.mktemp("rules")
+    with pytest.MonkeyPatch.context() as patched, quick.undrawn():
+        patched.chdir(folder)
+        train = [*_draw(), "--model", "matrix_capsnet"]
+        for name in _RULES:
+            assert main([*train, "--routing", name, "--output", f"runs/{name}"]) == 0
+    return folder
+
+
 @pytest.mark.parametrize("name", _RULES)
-def test_every_rule_trains_and_is_evaluated(images, undrawn, name, capsys):
+def test_every_rule_trains_and_is_evaluated(runs, undrawn, name, monkeypatch, capsys):
     assert list(networks.RULES) == list(_RULES)
-    assert main([*images, "--model", "matrix_capsnet", "--routing", name]) == 0
-    config = json.loads(pathlib.Path("runs/noise/config.json").read_text())
+    monkeypatch.chdir(runs)
+    run = f"runs/{name}"
+    config = json.loads(pathlib.Path(run, "config.json").read_text())
     assert (config["model"], config["routing"]) == ("matrix_capsnet", name)
-    model = keras.saving.load_model("runs/noise/model.keras")
+    model = keras.saving.load_model(f"{run}/model.keras")
     routing = model.get_layer("conv_caps_2").routing
     assert type(routing).__name__ == _RULES[name]
     assert getattr(routing, "iterations", 2) == 2
-    assert main(["evaluate", "--json"]) == 0
-    assert main(["reconstruct"]) == 0
-    assert capsys.readouterr().out.endswith("wrote runs/noise/coefficients.png\n")
-    assert pathlib.Path("runs/noise/coefficients.png").exists()
+    assert getattr(routing, "gradient", "all") == "all"
+    if name == "em":  # `train` has evaluated every network
+        assert main(["evaluate", run, "--json"]) == 0
+    assert main(["reconstruct", run]) == 0
+    assert capsys.readouterr().out.endswith(f"wrote {run}/coefficients.png\n")
+    assert pathlib.Path(run, "coefficients.png").exists()
 
 
 def test_em_routes_with_the_gradient_that_is_asked_for(images, undrawn, capsys):
     em = [*images, "--model", "matrix_capsnet"]
-    for gradient in ("all", "last"):
-        output = ["--routing-gradient", gradient, "--output", gradient]
-        assert main([*em, *output]) == 0
-        model = keras.saving.load_model(f"{gradient}/model.keras")
-        assert model.get_layer("class_caps").routing.gradient == gradient
+    assert main([*em, "--routing-gradient", "last", "--output", "last"]) == 0
+    model = keras.saving.load_model("last/model.keras")
+    assert model.get_layer("class_caps").routing.gradient == "last"
     assert main([*em, "--routing", "vb", "--routing-gradient", "last"]) == 2
     assert "vb is not em routing: no --routing-gradient" in capsys.readouterr().err
     assert main([*images, "--routing-gradient", "last"]) == 2
@@ -77,11 +96,10 @@ def test_a_network_without_routing_is_not_drawn(images, undrawn, capsys):
     assert not pathlib.Path("pictures").exists()
 
 
-def test_routing_of_several_networks_is_drawn_side_by_side(images, capsys):
-    with quick.undrawn():
-        for name in ("em", "self-attention"):
-            options = ["--model", "matrix_capsnet", "--routing", name]
-            assert main([*images, *options, "--output", f"runs/{name}"]) == 0
+def test_routing_of_several_networks_is_drawn_side_by_side(runs, images, capsys):
+    for name in ("em", "self-attention"):
+        drawn = shutil.ignore_patterns("*.png")
+        shutil.copytree(runs / "runs" / name, f"runs/{name}", ignore=drawn)
     assert main(["reconstruct", "runs/em", "--beside", "runs/self-attention"]) == 0
     said = "wrote runs/em/coefficients.png\nwrote runs/em/comparison.png\n"
     assert capsys.readouterr().out.endswith(said)
@@ -113,9 +131,13 @@ def test_em_is_the_default_and_iterates_as_often_as_asked(images, undrawn):
 
 
 @pytest.mark.parametrize("name", ["matrix_capsnet", "efficient_capsnet"])
-def test_quantizes(images, undrawn, name):
-    assert main([*images, "--model", name]) == 0
-    assert main(["quantize", "--bits", "4", "--steps", "1"]) == 0
+def test_quantizes(runs, images, undrawn, name):
+    run = runs / "runs" / "em"
+    if name != "matrix_capsnet":
+        run = "runs/noise"
+        assert main([*images, "--model", name]) == 0
+    options = ["--bits", "4", "--steps", "1"]
+    assert main(["quantize", str(run), "--data", "noise.npz", *options]) == 0
     assert pathlib.Path("runs/quantize-noise/report.json").is_file()
 
 
@@ -136,7 +158,7 @@ def test_a_killed_run_goes_on_with_its_margin(images, undrawn, monkeypatch):
         assert main(wanted) == 130
     assert main(["train", "--resume", "runs/noise"]) == 0
     model = keras.saving.load_model("runs/noise/model.keras")
-    assert int(model.optimizer.iterations) == 4
+    assert int(model.optimizer.iterations) == 2
     assert main([*wanted, "--output", "runs/whole"]) == 0
     whole = keras.saving.load_model("runs/whole/model.keras")
     for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):

@@ -67,6 +67,7 @@ def test_log_lines_that_are_asked_for_are_printed(
     assert bool(changed) == quiet
 
 
+@pytest.mark.slow
 def test_other_programs_print_what_they_did():
     assert "absl::InitializeLog" in _errors("-c", "import tf_capsops")
 

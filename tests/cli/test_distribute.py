@@ -71,7 +71,8 @@ def _free_ports():
 def alone(folder):
     """The run of one device."""
     eagerly = "import tensorflow as tf; tf.config.run_functions_eagerly(True)\n"
-    fresh.finish(_start(folder, "alone", "--jit", "off", code=eagerly))
+    code = fresh.UNDRAWN + eagerly
+    fresh.finish(_start(folder, "alone", "--jit", "off", code=code))
     return folder / "runs" / "alone"
 
 
@@ -97,7 +98,8 @@ def _assert_same_training(run, expected):
 )
 def test_two_devices_train_as_one(folder, alone, jit, steps):
     options = ["--distribute", "mirrored", "--jit", jit, "--steps-per-execution", steps]
-    printed = fresh.finish(_start(folder, f"jit-{jit}", *options, code=_TWO_CPUS))
+    code = _TWO_CPUS + fresh.UNDRAWN
+    printed = fresh.finish(_start(folder, f"jit-{jit}", *options, code=code))
     assert "on 2 devices" in printed and ("with XLA" in printed) == (jit == "on")
     run = folder / "runs" / f"jit-{jit}"
     _assert_same_training(run, alone)

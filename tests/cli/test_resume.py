@@ -39,7 +39,7 @@ def finished(tmp_path_factory):
     np.savez(folder / "noise.npz", **arrays)
     arguments = ["train", "--data", "noise.npz", "--batch-size", "4"]
     arguments += ["--epochs", "4", "--seed", "7", "--reconstruction-weight", "0.1"]
-    fresh.finish(fresh.start(_COMMAND, *arguments, cwd=folder))
+    fresh.finish(fresh.start(fresh.UNDRAWN + _COMMAND, *arguments, cwd=folder))
     return folder, arguments
 
 
@@ -114,7 +114,7 @@ def test_dropout_goes_on_as_if_nothing_had_been(tmp_path):
 
 
 def test_a_run_killed_after_its_last_checkpoint_is_finished(
-    finished, tmp_path, monkeypatch
+    finished, undrawn, tmp_path, monkeypatch
 ):
     shutil.copytree(finished[0] / "runs", tmp_path / "runs")
     shutil.copy(finished[0] / "noise.npz", tmp_path)

@@ -12,20 +12,27 @@ from reports import CAPSNET, EFFICIENT, QUANTIZED, quickly, results_of
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import callbacks, train
+from tf_capsops.cli import quantization, train
 from tf_capsops.experiments import recipes, results, variants
 
 
+def _copy_run(name, copy, settings, result):
+    """Copies a run as if it had been trained with other settings."""
+    shutil.copytree(f"runs/{name}", f"runs/{copy}")
+    for file, changes in (("config.json", settings), ("result.json", result)):
+        path = pathlib.Path("runs", copy, file)
+        content = json.loads(path.read_text())
+        assert changes.keys() <= content.keys()
+        path.write_text(json.dumps({**content, **changes}))
+
+
 def test_variants_have_a_table_of_their_own(work, capsys):
-    one = ["train", "--recipe", EFFICIENT, "--seed"]
+    one = ["train", "--recipe", EFFICIENT, "--seed", "1", "--validation", "0.2"]
     other = ["--batch-size", "64", "--distortion", "0.5", "20", "0.1"]
-    for name, options in (
-        ("other-1", ["1", "--validation", "0.2", *other]),
-        ("other-2", ["2", "--validation", "0.2", *other]),
-        ("plain-1", ["1", "--validation", "0.2"]),
-        ("tenth-1", ["1", "--validation", "0.1"]),
-    ):
-        assert main([*one, *options, "--output", f"runs/{name}"]) == 0
+    assert main([*one, *other, "--output", "runs/other-1"]) == 0
+    assert main([*one, "--output", "runs/plain-1"]) == 0
+    _copy_run("other-1", "other-2", {"seed": 2}, {"wrong": 3})
+    _copy_run("plain-1", "tenth-1", {"validation": 0.1}, {"images": 15, "wrong": 2})
     assert main(["report", CAPSNET, "--read-only"]) == 0
     assert results_of()["variants"] == []
     before = results_of()["recipes"]
@@ -50,10 +57,13 @@ def test_variants_have_a_table_of_their_own(work, capsys):
     assert f"{ours}  30 held out  {changed}" in capsys.readouterr().out
 
 
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
-    train = ["train", "--recipe", CAPSNET, "--seed", "1", "--validation", "0.2"]
-    assert main([*train, "--output", "runs/held"]) == 0
     trained = f"runs/{CAPSNET}-seed-1"
+    _copy_run(f"{CAPSNET}-seed-1", "held", {"validation": 0.2}, {"images": 30})
     shutil.rmtree(f"runs/{QUANTIZED}-seed-1")
     digits = data.load("digits")
     names = ("x_train", "y_train", "x_test", "y_test")
@@ -63,7 +73,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
         ("same", trained, ["--seed", "1"]),
         ("steps", trained, ["--seed", "1", *one_step]),
         ("held", "runs/held", ["--seed", "1"]),
-        # From here on, Ctrl-C comes at once: `quantize` says first what it does.
+        # From here on, Ctrl-C comes as soon as `quantize` has written what it does.
         ("named", trained, ["--seed", "1", "--data", "digits"]),
         # The recipe has one seed for both, its own data, and five bits. Other steps
         # would be a variant of it.
@@ -79,7 +89,8 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
         if name == "stopped":
             (work / "runs" / "stopped" / "result.json").unlink()
         if name == "named":
-            monkeypatch.setattr(callbacks.Hold, "fit", lambda *_, **__: (0.0, True))
+            monkeypatch.setattr(quantization, "rehearsed", lambda *_: (None, 0))
+            monkeypatch.setattr(quantization.Accuracy, "of", _interrupt)
             ended = 130
         quantized = f"runs/{name}-quantized"
         assert main(["quantize", run, *options, "--output", quantized]) == ended

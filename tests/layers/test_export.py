@@ -3,7 +3,6 @@
 """What is exported under `tf_capsops.portable` runs where nothing of ours is."""
 
 import functools
-import gc
 
 import fresh
 import keras
@@ -149,10 +148,7 @@ def test_saved_models_need_nothing_of_ours(export):
 
 
 def _assert_converted(folder, inputs, expected):
-    with pytest.MonkeyPatch.context() as patched:
-        # It collects garbage, among all that the tests before have made.
-        patched.setattr(gc, "collect", lambda: 0)
-        converted = tf.lite.TFLiteConverter.from_saved_model(str(folder)).convert()
+    converted = tf.lite.TFLiteConverter.from_saved_model(str(folder)).convert()
     interpreter = tf.lite.Interpreter(model_content=converted)
     (given,) = interpreter.get_input_details()
     interpreter.resize_tensor_input(given["index"], inputs.shape)

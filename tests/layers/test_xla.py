@@ -61,12 +61,7 @@ def train(name, policy="float32", samples=SAMPLES, **compiling):
 
 
 # Of half types by default; the other layers, and the other type, are slow.
-_HALVES = {
-    ("DigitCaps", "mixed_float16"),
-    ("CapsuleConv2D", "mixed_bfloat16"),
-    ("HighOrderConv2D", "mixed_float16"),
-    ("InqConv2D", "mixed_bfloat16"),
-}
+_HALVES = {("DigitCaps", "mixed_float16"), ("CapsuleConv2D", "mixed_bfloat16")}
 
 
 def _policies():

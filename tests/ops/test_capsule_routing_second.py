@@ -16,7 +16,7 @@ from tf_capsops.ops import capsule_routing_second
 
 EPSILON = float(np.float32(1e-3))
 SHAPES = (2, 7, 4), (7, 5, 3, 4), (7, 5)
-DTYPES = tf.float32, tf.float64, tf.float16, tf.bfloat16
+NARROW = tf.float32, tf.float16, tf.bfloat16  # all other tests take float64
 
 
 def _draw(shapes, dtype):
@@ -30,7 +30,7 @@ def _draw(shapes, dtype):
     return drawn[:4], drawn[4:]
 
 
-def _plain(inputs, weights, logits, iterations=3):
+def _plain(inputs, weights, logits, iterations=2):
     predictions = tf.einsum("ijdk,bik->bijd", weights, inputs)
     logits = tf.broadcast_to(logits, tf.shape(predictions)[:3])
     for _ in range(iterations):
@@ -41,7 +41,7 @@ def _plain(inputs, weights, logits, iterations=3):
     return output
 
 
-def _ours(*inputs, function=tf_capsops.capsule_routing, iterations=3):
+def _ours(*inputs, function=tf_capsops.capsule_routing, iterations=2):
     return function(*inputs, iterations=iterations, epsilon=EPSILON)
 
 
@@ -84,7 +84,7 @@ def _plain_second(shapes, dtype, iterations, device):
         return yardstick, plain(*cast(tf.float64))
 
 
-def _assert_close(found, shapes=SHAPES, dtype=tf.float64, iterations=3):
+def _assert_close(found, shapes=SHAPES, dtype=tf.float64, iterations=2):
     """Asserts that second derivatives of the draw are as exact as plain ones."""
     yardstick, truth = _plain_second(shapes, dtype, iterations, found[0].device)
     for ours, theirs, exact in zip(found, yardstick, truth, strict=True):
@@ -93,7 +93,7 @@ def _assert_close(found, shapes=SHAPES, dtype=tf.float64, iterations=3):
 
 
 @both_ways
-@pytest.mark.parametrize("iterations, block", [(1, 10**6), (2, 60), (4, 1)])
+@pytest.mark.parametrize("iterations, block", [(1, 10**6), (2, 60), (3, 1)])
 def test_second_derivatives(way, iterations, block, monkeypatch, device):
     # All input capsules in one block, in two, and each in its own.
     monkeypatch.setattr(capsule_routing_second, "_BLOCK", block)
@@ -115,7 +115,7 @@ def test_the_bare_op(device):
     _assert_close(switched(lambda: _second(routing, *drawn))())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NARROW)
 def test_types(dtype, device):
     drawn = _draw(SHAPES, dtype)
     found = switched(lambda: _second(_ours, *drawn))()

@@ -107,7 +107,7 @@ def _unknown(op):
     # Only CapsuleConv, which has two, needs to know a rank.
     needs_rank = op.name == "capsule_conv"
     yield from ((name, needs_rank) for name in names)
-    if not needs_rank:
+    if not names:
         yield first, False
 
 
