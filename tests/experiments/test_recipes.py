@@ -218,6 +218,17 @@ def test_mistakes(work, capsys, arguments, text):
         _refused(arguments, text, capsys)
 
 
+def test_fewer_bits_are_quantized_in_more_steps():
+    """The last ones are ours, the others those of Zhou et al. (docs/inq.md)."""
+    assert recipes.quantization_steps(5) == [0.5, 0.75, 0.875, 1.0]
+    four = [0.3, 0.5, 0.8, 0.9, 0.95, 0.975, 0.99, 1.0]
+    three = [0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 1.0]
+    assert recipes.quantization_steps(4) == four
+    assert recipes.quantization_steps(3) == three
+    two = [*three[:5], 0.85, *three[5:]]
+    assert recipes.quantization_steps(2) == two
+
+
 def test_the_validation_part_is_training_images_only():
     digits = data.load("digits")
     held = pipeline.held_out(digits, 0.25)
