@@ -247,6 +247,7 @@ inline void InputTile(int64_t padded, const A* grad, const A* weights, int64_t i
       for (int k = 0; k < kDepth; ++k) sum[r * kDepth + k] += g * w[k];
     }
   }
+  static_assert(kRows * kDepth % kLanes<A> == 0, "totals are whole vectors");
   A totals[kRows * kDepth];
   for (int first = 0; first < kRows * kDepth; first += kLanes<A>) {
     Vector<A> part[kLanes<A>];

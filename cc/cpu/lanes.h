@@ -215,8 +215,8 @@ inline void StoreNarrow(T* to, Vector<A> v) {
   }
 }
 
-// How far apart the vectors lie that hold kColumns columns of kLanes rows, one row
-// `stride` numbers after the other, or 0 if whole vectors do not hold them.
+// Returns the distance between the vectors that hold kColumns columns of kLanes rows,
+// if each row begins `stride` numbers after the one before; 0 if no whole vectors do.
 template <typename A, int kColumns>
 inline int64_t VectorStride(int64_t stride, int64_t rows) {
   if (rows < kLanes<A>) return 0;
