@@ -77,7 +77,13 @@ class Logs:
         self._before = None
 
     def delay(self, logs):
-        """Returns the logs of the execution before, and keeps these."""
+        """Returns the logs of the execution before, and keeps these.
+
+        Args:
+          logs: of an execution, or a function that returns them.
+        """
+        if callable(logs):
+            return self._later(in_thread(logs))
         if self._names is None:
             self._names = {*self._model.get_metrics_result()}
         if not isinstance(logs, dict) or {*logs} != self._names:
@@ -87,7 +93,9 @@ class Logs:
         # A copy from a GPU starts when this has done all that it was given before, so
         # there is one for all logs, and it begins before the next execution.
         packed = _packed([*logs.values()])
-        own = in_thread(lambda: dict(zip(logs, packed.numpy())))
+        return self._later(in_thread(lambda: dict(zip(logs, packed.numpy()))))
+
+    def _later(self, own):
         before, self._before = self._before, own
         return (before or own).result()
 

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.models import shares
+from tf_capsops.models.ahead import in_thread
 from tf_capsops.models.loop import compiler, nth, repeat
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -111,6 +112,55 @@ def _run_each(logs, step, shares, steps):
         return logs.strategy.run(lambda: step(nth(shares[_index_in_process()], index)))
 
     return logs.mean(repeat(run, steps, logs.of_loop))
+
+
+class Metrics:
+    """The metrics of a model with several replicas after an execution, not added up.
+
+    To add them up in a graph, TensorFlow copies from device to device, and the function
+    does not return before all of them have computed all that they were given. So each
+    device keeps its own until `result` is called.
+
+    Args:
+      model: the model.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._strategy = model.distribute_strategy
+
+    @property
+    def _variables(self):
+        return self._model.metrics_variables
+
+    @property
+    def add_up(self):
+        """Whether the replicas' values of all variables are to be added up."""
+        kinds = {(each.synchronization, each.aggregation) for each in self._variables}
+        mirrored = isinstance(self._strategy, tf.distribute.MirroredStrategy)
+        return mirrored and kinds == {("on_read", "sum")}
+
+    def packed(self):
+        """Returns a tensor on each device with all that its variables have."""
+
+        def own():
+            flat = [tf.reshape(each.value, [-1]) for each in self._variables]
+            return tf.concat([tf.cast(each, tf.float64) for each in flat], axis=0)
+
+        return self._strategy.experimental_local_results(self._strategy.run(own))
+
+    def result(self, packed):
+        """Returns the model's logs, of what `packed` returned."""
+        # Each copy begins before its device is given more to do.
+        copies = [in_thread(each.numpy) for each in packed]
+        added, values = sum(each.result() for each in copies), []
+        for variable in self._variables:
+            size = variable.shape.num_elements()
+            value, added = added[:size], added[size:]
+            values.append(value.reshape(variable.shape).astype(variable.dtype))
+        with tf.device("CPU:0"), keras.StatelessScope(zip(self._variables, values)):
+            logs = self._model.get_metrics_result()
+        return keras.tree.map_structure(keras.ops.convert_to_numpy, logs)
 
 
 def on_gpus(strategy):

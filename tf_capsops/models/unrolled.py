@@ -195,7 +195,9 @@ class _Function:
         if not steps:
             raise StopIteration
         run.steps += steps if on_data else 0
-        return run.logs.delay(logs) if run.plan.late and on_data else logs
+        if run.plan.late and on_data:
+            return run.logs.delay(logs)
+        return logs() if callable(logs) else logs
 
     def _check(self, batch):
         ones_own = isinstance(batch, tuple) and len(batch) > 3  # of a step of one's own
@@ -272,13 +274,21 @@ def _alone(model, step):
 
 
 def _of_replicas(model, step_of_replicas):
-    """Returns a function that runs a step of all replicas on the batches of a group."""
+    """Returns a function that runs a step of all replicas on the batches of a group.
+
+    It returns logs, or a function that adds them up.
+    """
     step, strategy = step_of_replicas(model), model.distribute_strategy
     several, traced = shares.several_processes(strategy), set()
 
+    metrics = replicas.Metrics(model)
+
     def steps_of(shares, even, steps):
-        logs, metrics = step(shares, even, steps), model.get_metrics_result()
-        return metrics if not logs or {*logs} == {*metrics} else logs
+        """Returns the user's logs and the metrics, or what each device has of these."""
+        logs = step(shares, even, steps)
+        if not logs and metrics.add_up:
+            return logs, metrics.packed()
+        return logs, model.get_metrics_result()
 
     if not model.run_eagerly:
         steps_of = tf.function(steps_of, reduce_retracing=True, autograph=False)
@@ -290,7 +300,10 @@ def _of_replicas(model, step_of_replicas):
             spec = keras.tree.map_structure(shares.spec_of_any_size, group.shares)
             steps_of.get_concrete_function(spec, True, group.steps)
             traced.add(group.steps)
-        return steps_of(group.shares, group.even or several, group.steps)
+        logs, found = steps_of(group.shares, group.even or several, group.steps)
+        if not isinstance(found, dict):
+            return functools.partial(metrics.result, found)
+        return found if not logs or {*logs} == {*found} else logs
 
     return execute
 
