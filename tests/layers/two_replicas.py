@@ -84,8 +84,9 @@ def flat(outputs):
 
 def uses_of_any_model(x, y):
     """Returns what to do with a model, by name."""
-    data_set = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    unknown, endless = data_set.filter(lambda *_: True), data_set.repeat()
+    with tf.device("CPU:0"):  # a GPU's answer to `filter` is not read from there
+        data_set = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+        unknown, endless = data_set.filter(lambda *_: True), data_set.repeat()
     size = {"batch_size": BATCH}
     return {
         "data set": lambda model: fit(model, data_set),

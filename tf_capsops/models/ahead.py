@@ -8,6 +8,7 @@ and the one after is taken from the data and stacked.
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import threading
 
@@ -207,20 +208,29 @@ def _on_devices(model, groups):
         else:
             devices = strategy.extended.worker_devices
             even = len({shares.samples(each, axis) for each in divided}) == 1
-        copied = [_on_device(*each) for each in zip(divided, devices)]
+        copied = divided if devices == [None] else _copied(divided, devices)
         yield Group(copied, steps, even, spec)
 
 
-def _on_device(batch, device):
-    def copied(value):
-        if isinstance(value, tf.RaggedTensor):  # the host needs the sizes of its rows
-            return value.with_values(copied(value.values))
-        return None if value is None else tf.identity(value)
+def _copied(shares, devices):
+    """Copies the shares of a batch to devices."""
 
-    if not device:
-        return batch
-    with tf.device(device):
-        return keras.tree.map_structure(copied, batch)
+    def copy(value, device):
+        with tf.device(device):
+            if isinstance(value, tf.RaggedTensor):  # the host needs its rows' sizes
+                return value.with_values(tf.identity(value.values))
+            return None if value is None else tf.identity(value)
+
+    def begin(value, device):
+        return in_thread(lambda: copy(value, device))
+
+    # A copy blocks its thread until the device has done all that it was given before.
+    # So all begin at once: a later one would wait for the next execution, too.
+    begun = [
+        keras.tree.map_structure(functools.partial(begin, device=device), share)
+        for share, device in zip(shares, devices)
+    ]
+    return keras.tree.map_structure(lambda each: each.result(), begun)
 
 
 def has_gpus():
