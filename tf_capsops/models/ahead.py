@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.models import shares
+from tf_capsops.models.loop import Int32OnDevice
 
 _MOST_BYTES = 2**26  # of the batches of a group
 _END = object()
@@ -119,7 +120,7 @@ def _take(iterator, count, closed):
 
 
 def _groups(strategy, iterator, steps, length, check, closed):
-    """Yields parts of batches (`shares.parts`), number of steps and spec of groups."""
+    """Yields groups whose shares are on the host."""
     size, spec, taken = 1, None, 0
     several = shares.several_processes(strategy)
 
@@ -144,9 +145,18 @@ def _groups(strategy, iterator, steps, length, check, closed):
                 batches += take(size - 1)
         batches = [shares.parts(strategy, batch) for batch in batches]
         if len(batches) == size > 1 and _stack_up(batches, several):
-            yield [_stacked(each, several) for each in zip(*batches)], size, spec
+            stacked = [_stacked(each, several) for each in zip(*batches)]
+            yield _group(strategy, stacked, size, spec)
         else:
-            yield from ((batch, 1, spec) for batch in batches)
+            for batch in batches:
+                yield _group(strategy, batch, 1, spec)
+
+
+def _group(strategy, parts, steps, spec):
+    axis = int(steps > 1)
+    divided = shares.divide(strategy, parts, axis)
+    even = len({shares.samples(each, axis) for each in divided}) == 1
+    return Group(divided, steps, even, spec)
 
 
 def _spec(strategy, iterator, share):
@@ -200,26 +210,31 @@ def _stacked(batches, of_any_size):
 
 def _on_devices(model, groups):
     strategy = model.distribute_strategy
-    for parts, steps, spec in groups:
-        axis = int(steps > 1)
-        divided = shares.divide(strategy, parts, axis)
+    for group in groups:
         if strategy.num_replicas_in_sync == 1:
-            devices, even = [gpu_of(model)], True
+            devices = [gpu_of(model)]
         else:
             devices = strategy.extended.worker_devices
-            even = len({shares.samples(each, axis) for each in divided}) == 1
-        copied = divided if devices == [None] else _copied(divided, devices)
-        yield Group(copied, steps, even, spec)
+        if devices != [None]:
+            copied = _copied(group.shares, devices)
+            group = dataclasses.replace(group, shares=copied)
+        yield group
 
 
 def _copied(shares, devices):
     """Copies the shares of a batch to devices."""
 
     def copy(value, device):
+        if value is None:
+            return None
+        if isinstance(value, tf.Tensor) and value.dtype == tf.int32:
+            value = tf.cast(value, tf.int64)
+            with tf.device(device):
+                return Int32OnDevice(tf.identity(value))
         with tf.device(device):
             if isinstance(value, tf.RaggedTensor):  # the host needs its rows' sizes
                 return value.with_values(tf.identity(value.values))
-            return None if value is None else tf.identity(value)
+            return tf.identity(value)
 
     def begin(value, device):
         return in_thread(lambda: copy(value, device))

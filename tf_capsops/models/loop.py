@@ -47,17 +47,27 @@ def repeat(step, steps, results=()):
     )[1]
 
 
+class Int32OnDevice(tf.experimental.ExtensionType):
+    """An int32 tensor in the memory of a GPU.
+
+    TensorFlow keeps int32 tensors in the host's memory and copies them when a function
+    needs them, for which it waits until the GPU has computed all that it was given.
+    """
+
+    as_int64: tf.Tensor
+
+
 def nth(batches, index):
     """Returns one of stacked batches, or all if the index is None.
 
     Batches that may differ in size are the rows of a `tf.RaggedTensor`.
     """
-    if index is None:
-        return batches
 
     def one(each):
-        if each is None:
-            return None
+        if isinstance(each, Int32OnDevice):
+            return tf.cast(one(each.as_int64), tf.int32)
+        if each is None or index is None:
+            return each
         if not isinstance(each, tf.RaggedTensor):
             return tf.gather(each, index)
         with tf.device("CPU:0"):  # else the host waits for numbers from a GPU

@@ -117,9 +117,9 @@ def _run_each(logs, step, shares, steps):
 class Metrics:
     """The metrics of a model with several replicas after an execution, not added up.
 
-    To add them up in a graph, TensorFlow copies from device to device, and the function
-    does not return before all of them have computed all that they were given. So each
-    device keeps its own until `result` is called.
+    A function that returns something of several devices copies it to one of them, and
+    ends only when both have computed all that they were given. So each device packs its
+    own, outside of the function, and they are added up on the host.
 
     Args:
       model: the model.
@@ -142,12 +142,12 @@ class Metrics:
 
     def packed(self):
         """Returns a tensor on each device with all that its variables have."""
-
-        def own():
-            flat = [tf.reshape(each.value, [-1]) for each in self._variables]
-            return tf.concat([tf.cast(each, tf.float64) for each in flat], axis=0)
-
-        return self._strategy.experimental_local_results(self._strategy.run(own))
+        devices, packed = self._strategy.extended.worker_devices, []
+        local = self._strategy.experimental_local_results
+        for device, *own in zip(devices, *(local(v.value) for v in self._variables)):
+            with tf.device(device):
+                packed.append(_packed(own))
+        return packed
 
     def result(self, packed):
         """Returns the model's logs, of what `packed` returned."""
@@ -161,6 +161,12 @@ class Metrics:
         with tf.device("CPU:0"), keras.StatelessScope(zip(self._variables, values)):
             logs = self._model.get_metrics_result()
         return keras.tree.map_structure(keras.ops.convert_to_numpy, logs)
+
+
+@tf.function(reduce_retracing=True)
+def _packed(variables):
+    flat = [tf.cast(tf.reshape(each, [-1]), tf.float64) for each in variables]
+    return tf.concat(flat, axis=0)
 
 
 def on_gpus(strategy):

@@ -11,6 +11,8 @@ import functools
 import keras
 import tensorflow as tf
 
+from tf_capsops.models.loop import Int32OnDevice
+
 
 def several_processes(strategy):
     """Whether a strategy divides batches among several processes."""
@@ -108,6 +110,8 @@ def first(batch):
 
 def spec_of_any_size(value):
     """Returns the `tf.TypeSpec` of a tensor, but for how many samples it has."""
+    if isinstance(value, Int32OnDevice):
+        return Int32OnDevice.Spec(spec_of_any_size(value.as_int64))
     spec = None if value is None else tf.type_spec_from_value(value)
     if spec is None or not spec.shape.rank:
         return spec

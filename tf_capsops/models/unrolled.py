@@ -284,11 +284,12 @@ def _of_replicas(model, step_of_replicas):
     metrics = replicas.Metrics(model)
 
     def steps_of(shares, even, steps):
-        """Returns the user's logs and the metrics, or what each device has of these."""
+        """Returns the user's logs or the metrics, nothing if these are to be added."""
         logs = step(shares, even, steps)
         if not logs and metrics.add_up:
-            return logs, metrics.packed()
-        return logs, model.get_metrics_result()
+            return {}
+        found = model.get_metrics_result()
+        return found if not logs or {*logs} == {*found} else logs
 
     if not model.run_eagerly:
         steps_of = tf.function(steps_of, reduce_retracing=True, autograph=False)
@@ -300,10 +301,10 @@ def _of_replicas(model, step_of_replicas):
             spec = keras.tree.map_structure(shares.spec_of_any_size, group.shares)
             steps_of.get_concrete_function(spec, True, group.steps)
             traced.add(group.steps)
-        logs, found = steps_of(group.shares, group.even or several, group.steps)
-        if not isinstance(found, dict):
-            return functools.partial(metrics.result, found)
-        return found if not logs or {*logs} == {*found} else logs
+        logs = steps_of(group.shares, group.even or several, group.steps)
+        if logs or not metrics.add_up:
+            return logs
+        return functools.partial(metrics.result, metrics.packed())
 
     return execute
 
