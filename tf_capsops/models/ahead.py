@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes batches in groups, and copies them to the GPUs while these compute.
 
-Three groups are under way: the GPUs compute on one, the next one is in their memory,
-and the one after is taken from the data and stacked.
+Four groups are under way: the GPUs compute on one, the next one is in their memory, the
+one after is being copied, and another is taken from the data and stacked.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -56,17 +57,21 @@ class Feed:
 
     def __init__(self, model, iterator, steps, length, ahead, check):
         self.source = iterator
-        # A copy starts when its GPU has done all that it was given before, so it must
-        # begin before the next execution is launched.
-        in_thread = _Ahead if ahead else iter
+        ahead = _Ahead if ahead else lambda items, count: iter(items)
         strategy, self._closed = model.distribute_strategy, threading.Event()
         epoch = steps, length
-        taken = in_thread(_groups(strategy, iterator, *epoch, check, self._closed))
-        self._groups = in_thread(_on_devices(model, taken))
+        taken = ahead(_groups(strategy, iterator, *epoch, check, self._closed), 1)
+        # A copy starts when its GPU has done all that it was given before. So that of
+        # the group after next begins before the next group is launched.
+        self._groups = ahead(_begin_copies(model, taken), 2)
 
     def next(self):
         """Returns the next `Group`, or None at the end."""
-        return next(self._groups, None)
+        group, copies = next(self._groups, (None, None))
+        if copies is None:
+            return group
+        shares = keras.tree.map_structure(lambda copy: copy.result(), copies)
+        return dataclasses.replace(group, shares=shares)
 
     def close(self):
         """Takes no more batches."""
@@ -74,24 +79,35 @@ class Feed:
 
 
 class _Ahead:
-    """Takes the next item of an iterator in a thread."""
+    """Takes the next `count` items of an iterator in threads, one after the other."""
 
-    def __init__(self, items):
+    def __init__(self, items, count):
         self._items = items
-        self._next = None
+        self._count = count
+        self._begun = collections.deque()
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        item = (self._next or self._begin()).result()
-        self._next = None if item is _END else self._begin()
+        if not self._begun:
+            self._begin()
+        item = self._begun[0].result()
         if item is _END:
             raise StopIteration
+        while len(self._begun) <= self._count:
+            self._begin()
+        self._begun.popleft()
         return item
 
     def _begin(self):
-        return in_thread(lambda: next(self._items, _END))
+        before = [*self._begun][-1:]
+
+        def take():
+            concurrent.futures.wait(before)
+            return next(self._items, _END)
+
+        self._begun.append(in_thread(take))
 
 
 def in_thread(function):
@@ -155,7 +171,8 @@ def _groups(strategy, iterator, steps, length, check, closed):
 def _group(strategy, parts, steps, spec):
     axis = int(steps > 1)
     divided = shares.divide(strategy, parts, axis)
-    even = len({shares.samples(each, axis) for each in divided}) == 1
+    alone = len(divided) == 1
+    even = alone or len({shares.samples(each, axis) for each in divided}) == 1
     return Group(divided, steps, even, spec)
 
 
@@ -208,44 +225,39 @@ def _stacked(batches, of_any_size):
     return keras.tree.map_structure(stack, *batches)
 
 
-def _on_devices(model, groups):
+def _begin_copies(model, groups):
+    """Yields groups, and futures of their shares on the devices of a model, or None."""
     strategy = model.distribute_strategy
     for group in groups:
         if strategy.num_replicas_in_sync == 1:
             devices = [gpu_of(model)]
         else:
             devices = strategy.extended.worker_devices
-        if devices != [None]:
-            copied = _copied(group.shares, devices)
-            group = dataclasses.replace(group, shares=copied)
-        yield group
+        # A copy blocks its thread, so each has one.
+        copies = [
+            keras.tree.map_structure(functools.partial(_copy, device=device), share)
+            for share, device in zip(group.shares, devices)
+            if device
+        ]
+        yield group, copies or None
 
 
-def _copied(shares, devices):
-    """Copies the shares of a batch to devices."""
+def _copy(value, device):
+    """Returns a future of a tensor on a device, or of None."""
 
-    def copy(value, device):
+    def copy():
         if value is None:
             return None
         if isinstance(value, tf.Tensor) and value.dtype == tf.int32:
-            value = tf.cast(value, tf.int64)
+            on_host = tf.cast(value, tf.int64)
             with tf.device(device):
-                return Int32OnDevice(tf.identity(value))
+                return Int32OnDevice(tf.identity(on_host))
         with tf.device(device):
             if isinstance(value, tf.RaggedTensor):  # the host needs its rows' sizes
                 return value.with_values(tf.identity(value.values))
             return tf.identity(value)
 
-    def begin(value, device):
-        return in_thread(lambda: copy(value, device))
-
-    # A copy blocks its thread until the device has done all that it was given before.
-    # So all begin at once: a later one would wait for the next execution, too.
-    begun = [
-        keras.tree.map_structure(functools.partial(begin, device=device), share)
-        for share, device in zip(shares, devices)
-    ]
-    return keras.tree.map_structure(lambda each: each.result(), begun)
+    return in_thread(copy)
 
 
 def has_gpus():
