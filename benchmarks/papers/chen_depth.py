@@ -27,6 +27,7 @@ from tf_capsops.losses import MarginLoss
 
 BATCH = 128
 EPOCHS = 12
+RATE = 0.01  # divided by the depth: Adam changes all layers at once
 OP = "CapsuleConv"
 FOLD, WITHOUT_SUM = "TF fold", f"{OURS}, no sums"
 METHODS = {50: (OURS, FOLD, WITHOUT_SUM), 100: (OURS, FOLD)}  # by depth
@@ -94,7 +95,13 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def train(
-    model: keras.Model, images, labels, device: str, epochs: int, jit: bool = False
+    model: keras.Model,
+    images,
+    labels,
+    device: str,
+    epochs: int,
+    rate: float,
+    jit: bool = False,
 ) -> dict:
     """Trains a network and returns its loss, the time of a step, and its memory.
 
@@ -104,6 +111,7 @@ def train(
         labels: `[N]`.
         device: The one that is trained on.
         epochs: How often, at least 3: the first two are not timed.
+        rate: The learning rate of Adam.
         jit: Whether to compile with XLA.
 
     Returns:
@@ -113,7 +121,7 @@ def train(
     batch = min(BATCH, len(images))
     steps = len(images) // batch
     model.compile(
-        keras.optimizers.Adam(0.001),
+        keras.optimizers.Adam(rate),
         MarginLoss(),
         jit_compile=jit,
         steps_per_execution=steps,
@@ -157,7 +165,7 @@ def _trained(depth: int, method: str, images, labels, device: str) -> dict:
                 **_LAYERS,
             )
             jit = method.endswith("XLA")
-            return train(model, images, labels, device, EPOCHS, jit)
+            return train(model, images, labels, device, EPOCHS, RATE / depth, jit)
     except tf.errors.OpError as error:
         return {"error": measure.reason(error)}
 
