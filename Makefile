@@ -265,7 +265,7 @@ endif
 # ARGS goes to the program that the target runs: make test ARGS="-k gradient"
 CAPSOPS := $(PY) -m tf_capsops
 # As many processes as cores: more threads than one, $(1), wait for each other.
-PYTEST = TF_NUM_INTRAOP_THREADS=$(1) $(PY) -m $(COUNTED)pytest -n auto --dist worksteal
+PYTEST = TF_NUM_INTRAOP_THREADS=$(1) $(PY) -m $(COUNTED)pytest -n auto --dist worksteal $(if $(COVERAGE),--ci)
 ifneq ($(COVERAGE),)
 COUNTED := $(if $(SANITIZE),,coverage run -m )
 export COVERAGE_FILE := $(abspath $(BUILD))/coverage/python

@@ -17,7 +17,12 @@ def pytest_addoption(parser):
     parser.addoption(
         "--slow",
         action="store_true",
-        help="run tests marked slow, too",
+        help="run tests marked slow or ci, too",
+    )
+    parser.addoption(
+        "--ci",
+        action="store_true",
+        help="run tests marked ci, too, and draw more inputs, as CI does",
     )
     parser.addoption(
         "--jit",

@@ -47,10 +47,11 @@ def pytest_configure(config):
         os.environ["PYTEST_ADDOPTS"] = "--all"  # for tests that run pytest themselves
     if config.getoption("jit"):
         frames.compile_with_xla()
-    _choose_examples(config.getoption("all"))
+    ci = config.getoption("ci") or config.getoption("slow")
+    _choose_examples(2000 if config.getoption("all") else 200 if ci else 50)
 
 
-def _choose_examples(every):
+def _choose_examples(count):
     """Sets how many inputs the tests in `adversarial` draw, the same ones each time.
 
     TF_CAPSOPS_EXAMPLES asks for another number of other inputs, which `pytest
@@ -63,7 +64,7 @@ def _choose_examples(every):
     wanted = os.environ.get("TF_CAPSOPS_EXAMPLES")
     hypothesis.settings.register_profile(
         "adversarial",
-        max_examples=int(wanted or (2000 if every else 200)),
+        max_examples=int(wanted or count),
         derandomize=wanted is None,
         database=None,
         deadline=None,
@@ -80,7 +81,10 @@ def pytest_generate_tests(metafunc):
 
 
 def _selected(item):
-    if item.get_closest_marker("slow") and not item.config.getoption("slow"):
+    slow, ci = map(item.config.getoption, ("slow", "ci"))
+    if item.get_closest_marker("slow") and not slow:
+        return False
+    if item.get_closest_marker("ci") and not (slow or ci):
         return False
     given = item.callspec.params if hasattr(item, "callspec") else {}
     case = given.get("case")

@@ -18,6 +18,7 @@ print("imported")
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "first, second", [("layers", "inq"), ("inq", "layers"), ("models", "inq")]
 )

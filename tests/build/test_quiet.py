@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import fresh
+import pytest
 
 
+@pytest.mark.ci
 def test_no_log_lines_of_tensorflow():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)

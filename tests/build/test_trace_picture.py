@@ -27,6 +27,7 @@ def logs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 def test_ops_have_the_names_of_their_layers(logs):
     events = trace_picture.step(trace_picture.read(logs), "RoutingWithSums")
     names = {event.type: event.name for event in events}

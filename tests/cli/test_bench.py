@@ -54,6 +54,7 @@ def _samples_are_short(monkeypatch):
     monkeypatch.setitem(measure._SAMPLE_SECONDS, "CPU", 0.01)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "ops, dtypes, xla",
     [

@@ -96,6 +96,7 @@ def test_a_network_without_routing_is_not_drawn(images, undrawn, capsys):
     assert not pathlib.Path("pictures").exists()
 
 
+@pytest.mark.ci
 def test_routing_of_several_networks_is_drawn_side_by_side(runs, images, capsys):
     for name in ("em", "self-attention"):
         drawn = shutil.ignore_patterns("*.png")

@@ -29,6 +29,7 @@ def _errors(*command, **environment):
     return done.stderr
 
 
+@pytest.mark.ci
 def test_module_prints_no_log_lines(tmp_path):
     """Not in a seeded training either, where TensorFlow changes the pipeline.
 

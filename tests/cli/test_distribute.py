@@ -93,6 +93,7 @@ def _assert_same_training(run, expected):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=8 * EPOCHS * rounding)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "jit, steps", [("off", "1"), pytest.param("on", "2", marks=pytest.mark.slow)]
 )
@@ -156,6 +157,7 @@ for rows in map(int, sys.argv[2:]):
 """
 
 
+@pytest.mark.ci
 def test_two_processes_train_on_arrays(folder):
     """A batch may leave a process without a sample, or be smaller in one."""
     ports = _free_ports()

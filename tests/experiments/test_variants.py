@@ -61,6 +61,7 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.ci
 def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
     trained = f"runs/{CAPSNET}-seed-1"
     _copy_run(f"{CAPSNET}-seed-1", "held", {"validation": 0.2}, {"images": 30})

@@ -34,6 +34,7 @@ print(train(int(sys.argv[1]), int(sys.argv[2])))
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("groups", [1, 64])
 def test_many_channels(groups, data_format):

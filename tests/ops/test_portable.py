@@ -340,6 +340,7 @@ with tf_capsops.portable():
 """
 
 
+@pytest.mark.ci
 def test_everything_works_where_the_library_is_missing(tmp_path):
     missing = tmp_path / "libtf_capsops.so"
     printed = fresh.run(_WITHOUT_THE_LIBRARY, TF_CAPSOPS_LIBRARY=str(missing))

@@ -130,6 +130,7 @@ def _nothing_is_traced():
     capsule_routing_second._traced.cache_clear()
 
 
+@pytest.mark.ci
 @every_op
 def test_an_accumulator_over_a_tape(op, device):
     compute, *shapes = OPS[op]
@@ -144,6 +145,7 @@ def test_a_tape_over_an_accumulator(op, device):
     _assert_right(_tape_over_accumulator(compute, *drawn), compute, *drawn)
 
 
+@pytest.mark.ci
 @every_op
 def test_compiled_by_xla(op, device):
     compute, *shapes = OPS[op]
@@ -280,6 +282,7 @@ print(*ops)
 """
 
 
+@pytest.mark.ci
 def test_in_graphs_of_tensorflow_1():
     # A session of TensorFlow 1 takes all memory of a GPU.
     printed = fresh.run(

@@ -62,6 +62,7 @@ def _problems():
             yield pytest.param(rule, kind, "mixed_bfloat16", marks=marks)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rule, kind, dtype", _problems())
 def test_ten_iterations_stay_finite(rule, kind, dtype, device):
     """With the same weights for all parents, so that votes agree where poses do."""
