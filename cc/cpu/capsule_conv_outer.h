@@ -92,26 +92,6 @@ Division DivideOuter(const Problem& p) {
   return d;
 }
 
-// Copies the columns of grad that a task has to [pixel][vector][lane], with zeros after
-// the last column.
-template <typename T, typename A>
-void CopyGrad(const OuterPlan<A>& plan, const Block& block, int64_t first,
-              int64_t vectors, const T* grad, A* to) {
-  const Problem& p = plan.p;
-  const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
-  const int64_t used = Min(width, plan.columns - column);
-  for (int64_t n = block.sample; n < block.sample + block.samples; ++n) {
-    for (int64_t y = block.y_begin; y < block.y_end; ++y) {
-      for (int64_t x = block.x_begin; x < block.x_end; ++x, to += width) {
-        const T* const pixel =
-            grad + ((n * p.out_height + y) * p.out_width + x) * plan.columns + column;
-        for (int64_t k = 0; k < used; ++k) to[k] = Widen(pixel[k]);
-        for (int64_t k = used; k < width; ++k) to[k] = 0;
-      }
-    }
-  }
-}
-
 // A task's memory, beside the sums.
 template <typename A>
 struct OuterMemory {
@@ -192,7 +172,9 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
   const int64_t end = PartBegin(plan.blocks.count(), chunk + 1, plan.chunks);
   for (int64_t n = PartBegin(plan.blocks.count(), chunk, plan.chunks); n < end; ++n) {
     const Block block = plan.blocks.At(n);
-    CopyGrad(plan, block, first, vectors, grad, memory.grad);
+    const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
+    CopyPixels(block, OutputImage(p), plan.columns, column,
+               Min(width, plan.columns - column), width, grad, memory.grad);
     ForParts(block, y_inside, x_inside, [&](const Block& part, bool inside) {
       // Inside, what a row of taps reads lies side by side in memory.
       const int64_t taps = inside ? 1 : plan.run_taps;

@@ -180,6 +180,19 @@ def _row_cases(use):
     pose = {"pose": (1, 1, 8)}
     yield _case("row_primary", (3, 20, 20), (16, 4), 9, use, strides=2, **pose)
     yield _case("row_wide", (1, 3, 300), (4, 4), (2, 3), use, padding="SAME", **vectors)
+    # Pixels of the input of so few numbers that a CPU's lanes hold those of all taps.
+    for strides, dilations, padding in itertools.product(
+        ((1, 1), (2, 3)), ((1, 1), (2, 1), (1, 2)), ("VALID", "SAME")
+    ):
+        moved = {"strides": strides, "dilations": dilations, "padding": padding}
+        name = f"row_taps_{strides[0]}_{strides[1]}_by_{dilations[0]}_{dilations[1]}"
+        yield _case(f"{name}_{padding}", (2, 9, 8), (2, 17), 3, use, **moved, **one)
+    for channels in (1, 2, 3):
+        sizes = (2, 7, 5), (channels, 16), (4, 5)
+        yield _case(f"row_taps_of_{channels}", *sizes, use, padding="SAME", **one)
+    sizes = (1, 40, 50), (1, 400), (3, 2)
+    yield _case("row_taps_of_many_parts", *sizes, use, **one)
+    yield _case("row_taps_of_samples", (70, 4, 4), (1, 16), 3, use, **one)
     yield _case("row_of_two_parts", (1, 4, 4), (257, 17), 2, use, **one)
     yield _case("row_of_many_parts", (1, 3, 3), (8200, 16), 3, use, **one)
     yield _case("row_of_two_pieces", (2, 3, 3), (513, 17), 1, use, **one)
