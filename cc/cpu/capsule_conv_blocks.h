@@ -63,23 +63,6 @@ struct Places {
   }
 };
 
-// Copies `count` numbers of each of a block's pixels, from number `first` on, and adds
-// zeros to make them `width` numbers. A pixel has `size` numbers.
-template <typename T, typename A>
-void CopyPixels(const Block& block, const Image& image, int64_t size, int64_t first,
-                int64_t count, int64_t width, const T* from, A* to) {
-  for (int64_t n = block.sample; n < block.sample + block.samples; ++n) {
-    for (int64_t y = block.y_begin; y < block.y_end; ++y) {
-      for (int64_t x = block.x_begin; x < block.x_end; ++x, to += width) {
-        const T* const pixel =
-            from + ((n * image.height + y) * image.width + x) * size + first;
-        for (int64_t k = 0; k < count; ++k) to[k] = Widen(pixel[k]);
-        for (int64_t k = count; k < width; ++k) to[k] = 0;
-      }
-    }
-  }
-}
-
 // Divides an image into blocks.
 struct Blocks {
   // Each block has at most about `pixels` pixels, and at most `widest` across.

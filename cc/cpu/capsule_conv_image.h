@@ -17,7 +17,10 @@
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
-constexpr int64_t kTerms = 32;  // added up in registers, where a sum has few terms
+constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of a part of a row
+constexpr int64_t kOutside = 12;
+constexpr int64_t kTerms = 32;      // added up in registers, where a sum has few terms
+constexpr int64_t kTapTerms = 128;  // the same, if they are those of one tap
 
 // How the work is divided into tasks. A task keeps the rows of the image that its
 // current row of results reads in a ring of `slots` rows of planes.
@@ -54,7 +57,8 @@ struct ImagePlan {
       most_taps = Max(most_taps, axis.taps);
     }
     runs *= most_taps;
-    const int64_t samples = SamplesOfTask(p, width, kLanes<A>, vectors);
+    const int64_t samples =
+        SamplesOfTask(p, Min(width, from.width), kLanes<A>, vectors);
     sample_parts = CeilDivide(p.batch, samples);
     const int64_t pixel = samples * p.pose_rows;
     const int64_t pixel_bytes =
@@ -80,7 +84,11 @@ struct ImagePlan {
   Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
   Axis AxisX(int64_t place) const { return ImageAxis<kGradient>(Horizontal(p), place); }
   int64_t packed() const { return p.pose_depth * taps * planes * padded; }
-  int64_t sums() const { return padded * vectors * kLanes<A>; }
+  // Returns how many vectors of each column a task computes at a time, at most.
+  int64_t most_vectors() const {
+    return Max(kSumsOfRow / (padded * kVectorBytes), vectors);
+  }
+  int64_t sums() const { return padded * most_vectors() * kLanes<A>; }
 
   const Problem& p;
   Image from, to;
@@ -126,44 +134,85 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Computes the sums of all columns for `vectors` vectors of lanes from first_lane on,
-// and stores them as [column][lane].
+// Some lanes of the results, which are whole vectors.
+struct Lanes {
+  int64_t begin, end;
+};
+
+// Adds to the sums of all columns what `count` runs contribute to some lanes, or sets
+// the sums to it if `add` is false. The sums begin with those of lane `first`.
 template <typename A, bool kGradient>
-void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
-              const A* weights, bool finite, const Run* runs, int64_t count,
-              int64_t first_lane, int64_t vectors, A* sums) {
-  if (count == 0) {
-    std::memset(sums, 0, plan.padded * vectors * kLanes<A> * sizeof(A));
-    return;
-  }
-  const auto tile = AccumulateOf<A, kColumns>(Min(vectors, kVectors));
-  const auto few = AccumulateOf<A, kFewColumns>(vectors);
-  // A sum is divided into parts. Rounding errors grow with the terms of a part and with
-  // the number of parts, so both are kept near the square root of all terms.
-  int64_t part_terms = kTerms;
-  while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
+void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
+             const A* weights, bool finite, const Run* runs, int64_t count,
+             int64_t part_terms, const Lanes& lanes, bool add, int64_t first, A* sums,
+             int64_t stride) {
   const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
   const int64_t planes = CeilDivide(plan.planes, plane_parts);
   const int64_t run_parts = Min(CeilDivide(count * planes, part_terms), count);
-  for (int64_t part = 0; part < plane_parts * run_parts; ++part) {
-    const int64_t plane = part / run_parts * planes;
-    const int64_t begin = PartBegin(count, part % run_parts, run_parts);
-    const int64_t end = PartBegin(count, part % run_parts + 1, run_parts);
-    const A* const x = from + plane * length + first_lane;
-    const int64_t terms = Min(planes, plan.planes - plane);
-    for (int64_t n = 0; n < plan.padded; n += kColumns) {
-      const int64_t width = Min(kColumns, plan.padded - n);
-      const A* const w = weights + n * plan.taps * plan.planes + plane * width;
-      A* const to = sums + n * vectors * kLanes<A>;
-      if (!finite) {
-        AccumulateInside(x, length, w, width, runs + begin, end - begin, terms,
-                         part > 0, first_lane, vectors * kLanes<A>, to);
-      } else {
-        (width <= kFewColumns ? few : tile)(x, length, w, runs + begin, end - begin,
-                                            terms, part > 0, to);
+  const int64_t vectors = (lanes.end - lanes.begin) / kLanes<A>;
+  const int64_t tiles = CeilDivide(vectors, plan.vectors);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t vector = PartBegin(vectors, tile, tiles);
+    const int64_t width = PartBegin(vectors, tile + 1, tiles) - vector;
+    const int64_t lane = lanes.begin + vector * kLanes<A>;
+    const auto all = AccumulateOf<A, kColumns>(Min(width, kVectors));
+    const auto few = AccumulateOf<A, kFewColumns>(width);
+    for (int64_t part = 0; part < plane_parts * run_parts; ++part) {
+      const int64_t plane = part / run_parts * planes;
+      const int64_t begin = PartBegin(count, part % run_parts, run_parts);
+      const int64_t end = PartBegin(count, part % run_parts + 1, run_parts);
+      const A* const x = from + plane * length + lane;
+      const int64_t terms = Min(planes, plan.planes - plane);
+      for (int64_t n = 0; n < plan.padded; n += kColumns) {
+        const int64_t columns = Min(kColumns, plan.padded - n);
+        const A* const w = weights + n * plan.taps * plan.planes + plane * columns;
+        A* const to = sums + n * stride + lane - first;
+        if (!finite) {
+          AccumulateInside(x, length, w, columns, runs + begin, end - begin, terms,
+                           add || part > 0, lane, width * kLanes<A>, to, stride);
+        } else {
+          (columns <= kFewColumns ? few : all)(x, length, w, runs + begin, end - begin,
+                                               terms, add || part > 0, to, stride);
+        }
       }
     }
   }
+}
+
+// Computes the sums of all columns for some lanes, and stores them as [column][lane].
+// Runs that read the image in the same lanes follow each other. They multiply only
+// these lanes, rounded up to whole vectors.
+template <typename A, bool kGradient>
+void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
+              const A* weights, bool finite, bool by_window, const Run* runs,
+              int64_t count, const Lanes& lanes, A* sums) {
+  // A sum is divided into parts. Rounding errors grow with the terms of a part and with
+  // the number of parts, so both are kept near the square root of all terms.
+  // Plain TensorFlow adds up each tap by itself, so a tap may be a part.
+  int64_t part_terms = Max(kTerms, Min(plan.planes, kTapTerms));
+  while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
+  const int64_t stride = lanes.end - lanes.begin;
+  bool add = false;
+  const Run* const end = runs + count;
+  for (const Run* next = runs; runs < end; runs = next) {
+    while (next < end &&
+           (!by_window || (next->begin == runs->begin && next->end == runs->end))) {
+      ++next;
+    }
+    const int64_t begin = by_window ? Max(runs->begin, lanes.begin) : lanes.begin;
+    const int64_t used = (by_window ? Min(runs->end, lanes.end) : lanes.end) - begin;
+    if (used <= 0) continue;
+    const int64_t whole = RoundUp(used, kLanes<A>);
+    const int64_t first = Min(begin, lanes.end - whole);
+    if (!add && whole < stride) {
+      std::memset(sums, 0, plan.padded * stride * sizeof(A));
+      add = true;
+    }
+    AddRuns(plan, from, length, weights, finite, runs, next - runs, part_terms,
+            {first, first + whole}, add, lanes.begin, sums, stride);
+    add = true;
+  }
+  if (!add) std::memset(sums, 0, plan.padded * stride * sizeof(A));
 }
 
 template <typename T, bool kGradient>
@@ -199,33 +248,37 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());
 
   const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
-  const int64_t tiles = CeilDivide(vectors, plan.vectors);
+  // Many taps of zeros are worth it to compute longer parts of a row, tap by tap.
+  const bool by_window = strip.Outside() * kOutside > strip.lanes * strip.taps;
+  const int64_t pieces =
+      CeilDivide(vectors, by_window ? plan.most_vectors() : plan.vectors);
   const int64_t y_end = PartBegin(y_axis.count, y_part + 1, plan.y_parts);
   for (int64_t t = PartBegin(y_axis.count, y_part, plan.y_parts); t < y_end; ++t) {
     int64_t count = 0;
-    for (int64_t i = 0; i < y_axis.taps; ++i) {
+    for (int64_t k = 0; k < y_axis.taps * x_axis.taps; ++k) {
+      const int64_t i = by_window ? k % y_axis.taps : k / x_axis.taps;
+      const int64_t j = by_window ? k / y_axis.taps : k % x_axis.taps;
       const int64_t y = t * y_axis.step + y_axis.offset + i * y_axis.delta;
       if (y < 0 || y >= plan.from.height) continue;
       const int64_t slot = y % plan.slots;
-      if (rows[slot] != y)
+      if (rows[slot] != y) {
         FillRow(p, plan.from, strip, from, y, ring + slot * strip.row);
-      rows[slot] = y;
-      const int64_t tap = (y_axis.tap_first + i * y_axis.tap_step) * p.kernel_width;
-      for (int64_t j = 0; j < x_axis.taps; ++j) {
-        runs[count++] = {slot * strip.row + strip.TapBegin(j),
-                         (tap + x_axis.tap_first + j * x_axis.tap_step) * plan.planes,
-                         strip.InsideBegin(j), strip.InsideEnd(j)};
       }
+      rows[slot] = y;
+      const int64_t tap = (y_axis.tap_first + i * y_axis.tap_step) * p.kernel_width +
+                          x_axis.tap_first + j * x_axis.tap_step;
+      runs[count++] = {slot * strip.row + strip.TapBegin(j), tap * plan.planes,
+                       strip.InsideBegin(j), strip.InsideEnd(j)};
     }
     target.y = y_axis.first + t * y_axis.stride;
     for (int64_t g = 0; g < p.pose_depth; ++g) {
       const A* const weights = packed + g * plan.padded * plan.taps * plan.planes;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t first = PartBegin(vectors, tile, tiles);
-        const int64_t width = PartBegin(vectors, tile + 1, tiles) - first;
+      for (int64_t piece = 0; piece < pieces; ++piece) {
+        const Lanes lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
+                          PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
         Multiply(plan, ring + g * strip.planes * strip.length, strip.length, weights,
-                 finite, runs, count, first * kLanes<A>, width, sums);
-        WriteLanes(p, plan.to, target, g, first * kLanes<A>, width * kLanes<A>, sums,
+                 finite, by_window, runs, count, lanes, sums);
+        WriteLanes(p, plan.to, target, g, lanes.begin, lanes.end - lanes.begin, sums,
                    to);
       }
     }

@@ -14,6 +14,7 @@
 
 #include "cc/cpu/capsule_conv_axis.h"
 #include "cc/cpu/capsule_conv_blocks.h"
+#include "cc/cpu/capsule_conv_copy.h"
 #include "cc/cpu/column_tile.h"
 #include "cc/cpu/lanes.h"
 #include "cc/cpu/register_tile.h"
@@ -127,8 +128,7 @@ Places<const A> PlacesOf(const SpreadPlan<A>& plan, const Block& block, const T*
                 block.x_begin * plan.channels,
             sample, row, plan.channels};
   } else {
-    CopyPixels(block, OutputImage(p), plan.channels, 0, plan.channels, plan.channels,
-               grad, copy);
+    CopyPixels(p, OutputImage(p), block, 0, plan.channels, plan.channels, grad, copy);
     const int64_t row = (block.x_end - block.x_begin) * plan.channels;
     return {copy, (block.y_end - block.y_begin) * row, row, plan.channels};
   }
