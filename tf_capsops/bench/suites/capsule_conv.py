@@ -130,12 +130,30 @@ def _correctness_cases():
         yield _case(f"small_rows_{rows}", (2, 6, 19), (2, 1), (3, 2), use, **pose)
     for channels in (16, 17):
         yield _case(f"small_channels_{channels}", (1, 5, 6), (channels, 4), 2, use)
+    yield from _wide_grad_cases(use)
     yield from _one_row_cases(use)
     yield from _row_cases(use)
     yield from _boxes_cases(use)
     yield from _few_columns_cases(use)
     yield from _grid_cases(use)
     yield from _empty_cases(use)
+
+
+def _wide_grad_cases(use):
+    """Yields poses of several rows and whole vectors of columns, as CPUs have them."""
+    for strides, dilations, padding in itertools.product(
+        ((1, 1), (4, 3), (1, 2)), ((1, 1), (2, 3)), ("VALID", "SAME")
+    ):
+        moved = {"strides": strides, "dilations": dilations, "padding": padding}
+        name = f"wide_grad_{strides[0]}_{strides[1]}_by_{dilations[0]}_{dilations[1]}"
+        yield _case(f"{name}_{padding}", (2, 9, 8), (3, 8), (2, 3), use, **moved)
+    for pose in ((3, 3, 5), (2, 4, 8), (4, 8, 4), (5, 7, 16)):
+        name = "wide_grad_pose_" + "_".join(map(str, pose))
+        sizes = (3, 5, 4), (5, 96 // pose[-1]), 2
+        yield _case(name, *sizes, use, pose=pose, padding="SAME")
+    yield _case("wide_grad_pieces", (2, 4, 5), (70, 24), 2, use)
+    yield _case("wide_grad_taps", (2, 7, 8), (17, 8), 5, use)
+    yield _case("wide_grad_chunks", (9, 13, 14), (8, 16), 3, use)
 
 
 def _one_row_cases(use):
