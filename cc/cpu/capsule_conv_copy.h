@@ -10,10 +10,11 @@
 
 #include "cc/cpu/capsule_conv_axis.h"
 #include "cc/cpu/capsule_conv_blocks.h"
+#include "cc/cpu/lanes.h"
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kCopyAhead = 4096;  // numbers that poses are prefetched ahead
+constexpr int64_t kCopyAhead = 4096;  // numbers that are prefetched ahead
 
 // What the pixels of a block read along one axis. Pixel `n` of it is pixel
 // (begin + n / step) * stride - pad + n % step of the image: where strides are longer
@@ -41,7 +42,12 @@ template <typename T, typename A>
 void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
               int64_t count, A* to, int64_t stride) {
   if (rows == 1) {
-    for (int64_t k = 0; k < count; ++k) to[k] = Widen(pixel[first + k]);
+    int64_t k = 0;
+    for (; k + kLanes<A> <= count; k += kLanes<A>) {
+      __builtin_prefetch(pixel + first + k + kCopyAhead, 0, 2);
+      Store(to + k, LoadWide<A>(pixel + first + k));
+    }
+    for (; k < count; ++k) to[k] = Widen(pixel[first + k]);
     return;
   }
   if (rows == 4 && columns == 4 && first % 4 == 0 && count % 4 == 0) {

@@ -258,25 +258,24 @@ void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64
   const Problem& p = plan.p;
   const int64_t width = plan.vectors * kLanes<A>;
   const int64_t y = first_tap / p.kernel_width, x = first_tap % p.kernel_width;
-  for (int64_t v = 0; v < vectors; v += 2) {
-    for (int64_t panel = 0; panel < plan.panels(rows); ++panel) {
-      const int64_t begin = plan.panel_begin(panel, rows);
-      const int64_t size = plan.panel_begin(panel + 1, rows) - begin;
-      const int64_t tiles = CeilDivide(size, kTileRows);
-      for (int64_t tap = first_tap; tap < end_tap; tap += step) {
-        const int64_t offset = panel * read.panel +
-                               (tap / p.kernel_width - y) * read.tap_y +
-                               (tap % p.kernel_width - x) * read.tap_x;
-        A* const to =
-            sums + (tap * plan.channels + row + begin) * width + v * kLanes<A>;
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-          const int64_t first = PartBegin(size, tile, tiles);
-          const int64_t height = PartBegin(size, tile + 1, tiles) - first;
-          (v + 1 < vectors ? AddOuterOf<A, 2>
-                           : AddOuterOf<A, 1>)(height)(memory.left, memory.right,
-                                                       offset + first,
-                                                       v / 2 * grad_panel, count, add,
-                                                       to + first * width, width);
+  for (int64_t panel = 0; panel < plan.panels(rows); ++panel) {
+    const int64_t begin = plan.panel_begin(panel, rows);
+    const int64_t size = plan.panel_begin(panel + 1, rows) - begin;
+    const int64_t tiles = CeilDivide(size, kTileRows);
+    for (int64_t tap = first_tap; tap < end_tap; tap += step) {
+      const int64_t offset = panel * read.panel +
+                             (tap / p.kernel_width - y) * read.tap_y +
+                             (tap % p.kernel_width - x) * read.tap_x;
+      A* const to = sums + (tap * plan.channels + row + begin) * width;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t first = PartBegin(size, tile, tiles);
+        const int64_t height = PartBegin(size, tile + 1, tiles) - first;
+        const AddOuterFunction<A> two = AddOuterOf<A, 2>(height);
+        const AddOuterFunction<A> one = AddOuterOf<A, 1>(height);
+        for (int64_t v = 0; v < vectors; v += 2) {
+          (v + 1 < vectors ? two : one)(memory.left, memory.right, offset + first,
+                                        v / 2 * grad_panel, count, add,
+                                        to + first * width + v * kLanes<A>, width);
         }
       }
     }

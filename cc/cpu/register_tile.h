@@ -46,6 +46,7 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
   for (const Run* run = runs; run < runs + count; ++run) {
     const A* from = planes + run->planes;
     const A* w = weights + run->weights * C;
+#pragma GCC unroll 4
     for (int64_t k = 0; k < length; ++k, from += stride, w += C) {
       Vector<A> x[V];
 #pragma GCC unroll 8
