@@ -18,7 +18,8 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
 constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of a part of a row
-constexpr int64_t kOutside = 12;
+constexpr int64_t kOutside = 12;           // lanes of zeros are left out, of so many
+constexpr int64_t kFewTasks = 16;
 constexpr int64_t kTerms = 32;      // added up in registers, where a sum has few terms
 constexpr int64_t kTapTerms = 128;  // the same, if they are those of one tap
 
@@ -43,6 +44,7 @@ struct ImagePlan {
     x_places = kGradient ? Min(p.stride_width, p.in_width) : 1;
     ring = runs = slots = 0;
     int64_t width = 0, reach = 0, phases = 1, most_taps = 0, rows = 0;
+    bool outside = false;  // whether taps read zeros beside the image
     for (int64_t place = 0; place < y_places; ++place) {
       const Axis axis = AxisY(place);
       slots = Max(slots, Min(axis.reach() + 1, from.height));
@@ -55,24 +57,41 @@ struct ImagePlan {
       reach = Max(reach, axis.reach());
       phases = Max(phases, Min(axis.taps, axis.period()));
       most_taps = Max(most_taps, axis.taps);
+      const int64_t last = axis.lowest() + axis.reach() + (axis.count - 1) * axis.step;
+      outside = outside || axis.lowest() < 0 || last >= from.width;
     }
     runs *= most_taps;
-    const int64_t samples =
-        SamplesOfTask(p, Min(width, from.width), kLanes<A>, vectors);
-    sample_parts = CeilDivide(p.batch, samples);
-    const int64_t pixel = samples * p.pose_rows;
-    const int64_t pixel_bytes =
-        slots * phases * p.pose_depth * RoundUp(planes, 4) * pixel * sizeof(A);
-    const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
-    const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
-    x_parts = CeilDivide(width, block);
-    const int64_t pieces = y_places * x_places * sample_parts * x_parts;
-    const int64_t work = p.batch * to.height * to.width / (y_places * x_places) *
-                         p.pose_depth * p.pose_rows * columns * planes * runs;
-    const int64_t again = 3 * Max(slots - AxisY(0).step, 0);  // few rows are read twice
-    y_parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
-    y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
-    tasks = pieces * y_parts;
+    const auto divide = [&](int64_t samples, bool whole) {
+      sample_parts = CeilDivide(p.batch, samples);
+      const int64_t pixel = samples * p.pose_rows;
+      const int64_t pixel_bytes =
+          slots * phases * p.pose_depth * RoundUp(planes, 4) * pixel * sizeof(A);
+      const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
+      const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
+      x_parts = CeilDivide(width, block);
+      const int64_t places = y_places * x_places;
+      const int64_t work = p.batch * to.height * to.width / places * p.pose_depth *
+                           p.pose_rows * columns * planes * runs;
+      // Few rows are read twice.
+      const int64_t again = 3 * Max(slots - AxisY(0).step, 0);
+      y_parts =
+          Min(CeilDivide(kTasks, places * sample_parts * x_parts), work / kTaskWork);
+      y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
+      tasks = places * sample_parts * x_parts * y_parts;
+      if (whole && tasks < kFewTasks) {
+        const int64_t parts = Min(CeilDivide(kFewTasks, tasks), width / (2 * vectors));
+        x_parts = Max(x_parts, parts);
+        tasks = places * sample_parts * x_parts * y_parts;
+      }
+    };
+    // If a pixel of several samples is a vector, no tap multiplies zeros outside.
+    const int64_t together = Max(kLanes<A> / p.pose_rows, 1);
+    const bool whole =
+        outside && kLanes<A> % p.pose_rows == 0 && p.batch % together == 0;
+    if (whole) divide(together, true);
+    if (!whole || tasks < kFewTasks) {
+      divide(SamplesOfTask(p, Min(width, from.width), kLanes<A>, vectors), false);
+    }
     for (int64_t place = 0; place < x_places; ++place) {
       const Axis axis = AxisX(place);
       const Strip<A> strip(p, from, axis, 0, CeilDivide(width, x_parts), 0,
@@ -248,8 +267,10 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());
 
   const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
-  // Many taps of zeros are worth it to compute longer parts of a row, tap by tap.
-  const bool by_window = strip.Outside() * kOutside > strip.lanes * strip.taps;
+  // To leave out zeros, longer parts of a row are computed, tap by tap.
+  const int64_t least =
+      strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutside;
+  const bool by_window = strip.Outside() > least;
   const int64_t pieces =
       CeilDivide(vectors, by_window ? plan.most_vectors() : plan.vectors);
   const int64_t y_end = PartBegin(y_axis.count, y_part + 1, plan.y_parts);
