@@ -19,9 +19,10 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
 constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of a part of a row
 constexpr int64_t kOutside = 12;           // lanes of zeros are left out, of so many
-constexpr int64_t kFewTasks = 16;
-constexpr int64_t kTerms = 32;      // added up in registers, where a sum has few terms
-constexpr int64_t kTapTerms = 128;  // the same, if they are those of one tap
+constexpr int64_t kFewTasks = 16;          // that more samples side by side must leave
+constexpr int64_t kTerms = 128;    // added up in registers, where a sum has few terms
+constexpr int64_t kFewTerms = 32;  // the same, where a tap of the gradient has few
+constexpr int64_t kTapTerms = 64;  // which are few
 
 // How the work is divided into tasks. A task keeps the rows of the image that its
 // current row of results reads in a ring of `slots` rows of planes.
@@ -206,9 +207,11 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
               const A* weights, bool finite, bool by_window, const Run* runs,
               int64_t count, const Lanes& lanes, A* sums) {
   // A sum is divided into parts. Rounding errors grow with the terms of a part and with
-  // the number of parts, so both are kept near the square root of all terms.
-  // Plain TensorFlow adds up each tap by itself, so a tap may be a part.
-  int64_t part_terms = Max(kTerms, Min(plan.planes, kTapTerms));
+  // the number of parts, so both are kept near the square root of all terms, if they
+  // are many. Plain TensorFlow adds up each tap of the gradient by itself, which is
+  // exact where taps have few terms.
+  const bool few = kGradient && plan.planes < kTapTerms;
+  int64_t part_terms = few ? Max(kFewTerms, plan.planes) : kTerms;
   while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
   const int64_t stride = lanes.end - lanes.begin;
   bool add = false;
