@@ -6,6 +6,7 @@
 #include "cc/cpu/capsule_conv_columns.h"
 #include "cc/cpu/capsule_conv_image.h"
 #include "cc/cpu/capsule_conv_outer.h"
+#include "cc/cpu/capsule_conv_spread.h"
 #include "cc/cpu/capsule_conv_weights.h"
 #include "cc/cpu/convert.h"
 
@@ -26,6 +27,7 @@ CpuKernels<T> Kernels() {
   return {{{DivideColumns<T, false>, PackColumns<T, false>, RunColumns<T, false>},
            {DivideColumns<T, true>, PackColumns<T, true>, RunColumns<T, true>},
            {DivideOuter<T>, RunOuter<T>, ReduceOuter<T>}},
+          {DivideSpread<T>, PackSpread<T>, RunSpread<T>},
           {{DivideImage<T, false>, PackWeights<T, false>, RunImage<T, false>},
            {DivideImage<T, true>, PackWeights<T, true>, RunImage<T, true>},
            {DivideWeights<T>, RunWeights<T>, ReduceWeights<T>}},

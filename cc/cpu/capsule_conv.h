@@ -67,8 +67,9 @@ struct Directions {
 
 template <typename T>
 struct CpuKernels {
-  Directions<T> columns;  // for poses of one row whose columns fill lanes
-  Directions<T> planes;   // for all poses
+  Directions<T> columns;         // for poses of one row whose columns fill lanes
+  ImageKernels<T> spread_input;  // gradient of the input, if those of all taps do
+  Directions<T> planes;          // for all poses
   // Adds the bias to `pixels` pixels of as many elements, and makes what is negative
   // zero.
   void (*bias_relu)(int64_t pixels, int64_t pixel, const T* bias, T* image);

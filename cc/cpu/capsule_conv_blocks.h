@@ -13,7 +13,8 @@
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kTileTerms = 256;  // added up in registers, where a sum has few terms
-constexpr int64_t kGroupVectors = 8;  // of columns, of a task
+constexpr int64_t kGroupVectors = 8;        // of columns, of a task
+constexpr int64_t kBlockBytes = 512 << 10;  // of a task's sums: the second-level cache
 
 // What one tap does along one axis: pixel from + i * from_step of the image that is
 // read contributes to pixel to + i * to_step of the image that is written, for
@@ -51,16 +52,29 @@ struct Block {
   }
 };
 
+// Where the numbers of a pixel are, for sample n of a block.
+template <typename A>
+struct Places {
+  A* first;
+  int64_t sample, row, pixel;  // numbers from one to the next
+
+  A* At(int64_t n, int64_t y, int64_t x) const {
+    return first + n * sample + y * row + x * pixel;
+  }
+};
+
 // Divides an image into blocks.
 struct Blocks {
-  // Each block has at most about `pixels` pixels.
-  Blocks(int64_t batch, int64_t height, int64_t width, int64_t pixels)
+  // Each block has at most about `pixels` pixels, and at most `widest` across.
+  Blocks(int64_t batch, int64_t height, int64_t width, int64_t pixels, int64_t widest)
       : batch(batch),
         height(height),
         width(width),
         samples(CeilDivide(batch, Max(pixels / (height * width), 1))),
-        rows(CeilDivide(height, Max(Min(pixels / width, height), 1))),
-        columns(CeilDivide(width, Min(pixels, width))) {}
+        columns(CeilDivide(width, Min(widest, width))),
+        rows(CeilDivide(height, Max(pixels / CeilDivide(width, columns), 1))) {}
+  Blocks(int64_t batch, int64_t height, int64_t width, int64_t pixels)
+      : Blocks(batch, height, width, pixels, pixels) {}
 
   int64_t count() const { return samples * rows * columns; }
   // Returns the pixels of the largest block.
@@ -81,7 +95,7 @@ struct Blocks {
   }
 
   int64_t batch, height, width;
-  int64_t samples, rows, columns;  // in how many parts each is divided
+  int64_t samples, columns, rows;  // in how many parts each is divided
 };
 
 // Returns which pixels of the written image, along one axis, all taps contribute to

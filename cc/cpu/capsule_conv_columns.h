@@ -18,9 +18,8 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kBlockPixels = 256;       // of a task, that use a weight
-constexpr int64_t kFewestPixels = 64;       // the same, where there are few tasks
-constexpr int64_t kBlockBytes = 512 << 10;  // of a task's sums: the second-level cache
+constexpr int64_t kBlockPixels = 256;  // of a task, that use a weight
+constexpr int64_t kFewestPixels = 64;  // the same, where there are few tasks
 
 // How a sum is divided into parts, which are added up in registers. A part has some
 // terms of a run, or all terms of several runs.
@@ -182,17 +181,6 @@ void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Where the sums of a pixel are, for sample n of a block.
-template <typename A>
-struct Sums {
-  A* first;
-  int64_t sample, row, pixel;  // numbers from one to the next
-
-  A* At(int64_t n, int64_t y, int64_t x) const {
-    return first + n * sample + y * row + x * pixel;
-  }
-};
-
 // Some terms of each of some runs.
 struct Part {
   int64_t run, runs;
@@ -204,7 +192,7 @@ template <typename T, typename A, bool kGradient>
 void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
              const Runs& runs, const Part& part, bool add, const T* from,
              const A* weights, int64_t vectors, const Memory<A>& memory,
-             const Sums<A>& sums) {
+             const Places<A>& sums) {
   const Problem& p = plan.p;
   const int64_t tap = part.run * runs.taps;
   for (int64_t run = 0; run < part.runs; ++run) {
@@ -258,7 +246,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
 
 // Sets the sums of the pixels in a block to zero.
 template <typename A>
-void SetZero(const Block& block, int64_t width, const Sums<A>& sums) {
+void SetZero(const Block& block, int64_t width, const Places<A>& sums) {
   for (int64_t n = 0; n < block.samples; ++n) {
     for (int64_t y = block.y_begin; y < block.y_end; ++y) {
       for (int64_t x = block.x_begin; x < block.x_end; ++x) {
@@ -272,7 +260,7 @@ void SetZero(const Block& block, int64_t width, const Sums<A>& sums) {
 template <typename T, typename A, bool kGradient>
 void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is_inside,
               const T* from, const A* weights, int64_t vectors, const Memory<A>& memory,
-              const Sums<A>& sums) {
+              const Places<A>& sums) {
   const Runs& runs = is_inside ? plan.inside : plan.outside;
   bool add = !is_inside || runs.length == 0;
   if (add) SetZero(block, vectors * kLanes<A>, sums);
@@ -298,7 +286,7 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
   const A* const weights = static_cast<const A*>(workspace) + first * plan.stride();
   const int64_t row = plan.to.width * plan.columns, sample = plan.to.height * row;
   T* const image = to + block.sample * sample + column;
-  Sums<A> sums;
+  Places<A> sums;
   bool in_place = false;
   if constexpr (std::is_same_v<T, A>) {
     in_place = plan.in_place();

@@ -17,7 +17,12 @@
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
-constexpr int64_t kTerms = 32;  // added up in registers, where a sum has few terms
+constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of a part of a row
+constexpr int64_t kOutside = 12;           // lanes of zeros are left out, of so many
+constexpr int64_t kFewTasks = 16;          // that more samples side by side must leave
+constexpr int64_t kTerms = 128;    // added up in registers, where a sum has few terms
+constexpr int64_t kFewTerms = 32;  // the same, where a tap of the gradient has few
+constexpr int64_t kTapTerms = 64;  // which are few
 
 // How the work is divided into tasks. A task keeps the rows of the image that its
 // current row of results reads in a ring of `slots` rows of planes.
@@ -40,6 +45,7 @@ struct ImagePlan {
     x_places = kGradient ? Min(p.stride_width, p.in_width) : 1;
     ring = runs = slots = 0;
     int64_t width = 0, reach = 0, phases = 1, most_taps = 0, rows = 0;
+    bool outside = false;  // whether taps read zeros beside the image
     for (int64_t place = 0; place < y_places; ++place) {
       const Axis axis = AxisY(place);
       slots = Max(slots, Min(axis.reach() + 1, from.height));
@@ -52,23 +58,41 @@ struct ImagePlan {
       reach = Max(reach, axis.reach());
       phases = Max(phases, Min(axis.taps, axis.period()));
       most_taps = Max(most_taps, axis.taps);
+      const int64_t last = axis.lowest() + axis.reach() + (axis.count - 1) * axis.step;
+      outside = outside || axis.lowest() < 0 || last >= from.width;
     }
     runs *= most_taps;
-    const int64_t samples = SamplesOfTask(p, width, kLanes<A>, vectors);
-    sample_parts = CeilDivide(p.batch, samples);
-    const int64_t pixel = samples * p.pose_rows;
-    const int64_t pixel_bytes =
-        slots * phases * p.pose_depth * RoundUp(planes, 4) * pixel * sizeof(A);
-    const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
-    const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
-    x_parts = CeilDivide(width, block);
-    const int64_t pieces = y_places * x_places * sample_parts * x_parts;
-    const int64_t work = p.batch * to.height * to.width / (y_places * x_places) *
-                         p.pose_depth * p.pose_rows * columns * planes * runs;
-    const int64_t again = 3 * Max(slots - AxisY(0).step, 0);  // few rows are read twice
-    y_parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
-    y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
-    tasks = pieces * y_parts;
+    const auto divide = [&](int64_t samples, bool whole) {
+      sample_parts = CeilDivide(p.batch, samples);
+      const int64_t pixel = samples * p.pose_rows;
+      const int64_t pixel_bytes =
+          slots * phases * p.pose_depth * RoundUp(planes, 4) * pixel * sizeof(A);
+      const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
+      const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
+      x_parts = CeilDivide(width, block);
+      const int64_t places = y_places * x_places;
+      const int64_t work = p.batch * to.height * to.width / places * p.pose_depth *
+                           p.pose_rows * columns * planes * runs;
+      // Few rows are read twice.
+      const int64_t again = 3 * Max(slots - AxisY(0).step, 0);
+      y_parts =
+          Min(CeilDivide(kTasks, places * sample_parts * x_parts), work / kTaskWork);
+      y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
+      tasks = places * sample_parts * x_parts * y_parts;
+      if (whole && tasks < kFewTasks) {
+        const int64_t parts = Min(CeilDivide(kFewTasks, tasks), width / (2 * vectors));
+        x_parts = Max(x_parts, parts);
+        tasks = places * sample_parts * x_parts * y_parts;
+      }
+    };
+    // If a pixel of several samples is a vector, no tap multiplies zeros outside.
+    const int64_t together = Max(kLanes<A> / p.pose_rows, 1);
+    const bool whole =
+        outside && kLanes<A> % p.pose_rows == 0 && p.batch % together == 0;
+    if (whole) divide(together, true);
+    if (!whole || tasks < kFewTasks) {
+      divide(SamplesOfTask(p, Min(width, from.width), kLanes<A>, vectors), false);
+    }
     for (int64_t place = 0; place < x_places; ++place) {
       const Axis axis = AxisX(place);
       const Strip<A> strip(p, from, axis, 0, CeilDivide(width, x_parts), 0,
@@ -80,7 +104,11 @@ struct ImagePlan {
   Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
   Axis AxisX(int64_t place) const { return ImageAxis<kGradient>(Horizontal(p), place); }
   int64_t packed() const { return p.pose_depth * taps * planes * padded; }
-  int64_t sums() const { return padded * vectors * kLanes<A>; }
+  // Returns how many vectors of each column a task computes at a time, at most.
+  int64_t most_vectors() const {
+    return Max(kSumsOfRow / (padded * kVectorBytes), vectors);
+  }
+  int64_t sums() const { return padded * most_vectors() * kLanes<A>; }
 
   const Problem& p;
   Image from, to;
@@ -126,44 +154,87 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Computes the sums of all columns for `vectors` vectors of lanes from first_lane on,
-// and stores them as [column][lane].
+// Some lanes of the results, which are whole vectors.
+struct Lanes {
+  int64_t begin, end;
+};
+
+// Adds to the sums of all columns what `count` runs contribute to some lanes, or sets
+// the sums to it if `add` is false. The sums begin with those of lane `first`.
 template <typename A, bool kGradient>
-void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
-              const A* weights, bool finite, const Run* runs, int64_t count,
-              int64_t first_lane, int64_t vectors, A* sums) {
-  if (count == 0) {
-    std::memset(sums, 0, plan.padded * vectors * kLanes<A> * sizeof(A));
-    return;
-  }
-  const auto tile = AccumulateOf<A, kColumns>(Min(vectors, kVectors));
-  const auto few = AccumulateOf<A, kFewColumns>(vectors);
-  // A sum is divided into parts. Rounding errors grow with the terms of a part and with
-  // the number of parts, so both are kept near the square root of all terms.
-  int64_t part_terms = kTerms;
-  while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
+void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
+             const A* weights, bool finite, const Run* runs, int64_t count,
+             int64_t part_terms, const Lanes& lanes, bool add, int64_t first, A* sums,
+             int64_t stride) {
   const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
   const int64_t planes = CeilDivide(plan.planes, plane_parts);
   const int64_t run_parts = Min(CeilDivide(count * planes, part_terms), count);
-  for (int64_t part = 0; part < plane_parts * run_parts; ++part) {
-    const int64_t plane = part / run_parts * planes;
-    const int64_t begin = PartBegin(count, part % run_parts, run_parts);
-    const int64_t end = PartBegin(count, part % run_parts + 1, run_parts);
-    const A* const x = from + plane * length + first_lane;
-    const int64_t terms = Min(planes, plan.planes - plane);
-    for (int64_t n = 0; n < plan.padded; n += kColumns) {
-      const int64_t width = Min(kColumns, plan.padded - n);
-      const A* const w = weights + n * plan.taps * plan.planes + plane * width;
-      A* const to = sums + n * vectors * kLanes<A>;
-      if (!finite) {
-        AccumulateInside(x, length, w, width, runs + begin, end - begin, terms,
-                         part > 0, first_lane, vectors * kLanes<A>, to);
-      } else {
-        (width <= kFewColumns ? few : tile)(x, length, w, runs + begin, end - begin,
-                                            terms, part > 0, to);
+  const int64_t vectors = (lanes.end - lanes.begin) / kLanes<A>;
+  const int64_t tiles = CeilDivide(vectors, plan.vectors);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t vector = PartBegin(vectors, tile, tiles);
+    const int64_t width = PartBegin(vectors, tile + 1, tiles) - vector;
+    const int64_t lane = lanes.begin + vector * kLanes<A>;
+    const auto all = AccumulateOf<A, kColumns>(Min(width, kVectors));
+    const auto few = AccumulateOf<A, kFewColumns>(width);
+    for (int64_t part = 0; part < plane_parts * run_parts; ++part) {
+      const int64_t plane = part / run_parts * planes;
+      const int64_t begin = PartBegin(count, part % run_parts, run_parts);
+      const int64_t end = PartBegin(count, part % run_parts + 1, run_parts);
+      const A* const x = from + plane * length + lane;
+      const int64_t terms = Min(planes, plan.planes - plane);
+      for (int64_t n = 0; n < plan.padded; n += kColumns) {
+        const int64_t columns = Min(kColumns, plan.padded - n);
+        const A* const w = weights + n * plan.taps * plan.planes + plane * columns;
+        A* const to = sums + n * stride + lane - first;
+        if (!finite) {
+          AccumulateInside(x, length, w, columns, runs + begin, end - begin, terms,
+                           add || part > 0, lane, width * kLanes<A>, to, stride);
+        } else {
+          (columns <= kFewColumns ? few : all)(x, length, w, runs + begin, end - begin,
+                                               terms, add || part > 0, to, stride);
+        }
       }
     }
   }
+}
+
+// Computes the sums of all columns for some lanes, and stores them as [column][lane].
+// Runs that read the image in the same lanes follow each other. They multiply only
+// these lanes, rounded up to whole vectors.
+template <typename A, bool kGradient>
+void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
+              const A* weights, bool finite, bool by_window, const Run* runs,
+              int64_t count, const Lanes& lanes, A* sums) {
+  // A sum is divided into parts. Rounding errors grow with the terms of a part and with
+  // the number of parts, so both are kept near the square root of all terms, if they
+  // are many. Plain TensorFlow adds up each tap of the gradient by itself, which is
+  // exact where taps have few terms.
+  const bool few = kGradient && plan.planes < kTapTerms;
+  int64_t part_terms = few ? Max(kFewTerms, plan.planes) : kTerms;
+  while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
+  const int64_t stride = lanes.end - lanes.begin;
+  bool add = false;
+  const Run* const end = runs + count;
+  for (const Run* next = runs; runs < end; runs = next) {
+    while (next < end &&
+           (!by_window || (next->begin == runs->begin && next->end == runs->end))) {
+      ++next;
+    }
+    const int64_t begin = by_window ? Max(runs->begin, lanes.begin) : lanes.begin;
+    const int64_t used = (by_window ? Min(runs->end, lanes.end) : lanes.end) - begin;
+    if (used <= 0) continue;
+    const int64_t whole = RoundUp(used, kLanes<A>);
+    const int64_t first = Min(begin, lanes.end - whole);
+    if (!add && whole < stride) {
+      std::memset(sums, 0, plan.padded * stride * sizeof(A));
+      add = true;
+    }
+    AddRuns(plan, from, length, weights, finite, runs, next - runs, part_terms,
+            {first, first + whole}, add, lanes.begin, sums, stride);
+    add = true;
+  }
+  if (!add) std::memset(sums, 0, plan.padded * stride * sizeof(A));
 }
 
 template <typename T, bool kGradient>
@@ -199,33 +270,39 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());
 
   const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
-  const int64_t tiles = CeilDivide(vectors, plan.vectors);
+  // To leave out zeros, longer parts of a row are computed, tap by tap.
+  const int64_t least =
+      strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutside;
+  const bool by_window = strip.Outside() > least;
+  const int64_t pieces =
+      CeilDivide(vectors, by_window ? plan.most_vectors() : plan.vectors);
   const int64_t y_end = PartBegin(y_axis.count, y_part + 1, plan.y_parts);
   for (int64_t t = PartBegin(y_axis.count, y_part, plan.y_parts); t < y_end; ++t) {
     int64_t count = 0;
-    for (int64_t i = 0; i < y_axis.taps; ++i) {
+    for (int64_t k = 0; k < y_axis.taps * x_axis.taps; ++k) {
+      const int64_t i = by_window ? k % y_axis.taps : k / x_axis.taps;
+      const int64_t j = by_window ? k / y_axis.taps : k % x_axis.taps;
       const int64_t y = t * y_axis.step + y_axis.offset + i * y_axis.delta;
       if (y < 0 || y >= plan.from.height) continue;
       const int64_t slot = y % plan.slots;
-      if (rows[slot] != y)
+      if (rows[slot] != y) {
         FillRow(p, plan.from, strip, from, y, ring + slot * strip.row);
-      rows[slot] = y;
-      const int64_t tap = (y_axis.tap_first + i * y_axis.tap_step) * p.kernel_width;
-      for (int64_t j = 0; j < x_axis.taps; ++j) {
-        runs[count++] = {slot * strip.row + strip.TapBegin(j),
-                         (tap + x_axis.tap_first + j * x_axis.tap_step) * plan.planes,
-                         strip.InsideBegin(j), strip.InsideEnd(j)};
       }
+      rows[slot] = y;
+      const int64_t tap = (y_axis.tap_first + i * y_axis.tap_step) * p.kernel_width +
+                          x_axis.tap_first + j * x_axis.tap_step;
+      runs[count++] = {slot * strip.row + strip.TapBegin(j), tap * plan.planes,
+                       strip.InsideBegin(j), strip.InsideEnd(j)};
     }
     target.y = y_axis.first + t * y_axis.stride;
     for (int64_t g = 0; g < p.pose_depth; ++g) {
       const A* const weights = packed + g * plan.padded * plan.taps * plan.planes;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t first = PartBegin(vectors, tile, tiles);
-        const int64_t width = PartBegin(vectors, tile + 1, tiles) - first;
+      for (int64_t piece = 0; piece < pieces; ++piece) {
+        const Lanes lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
+                          PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
         Multiply(plan, ring + g * strip.planes * strip.length, strip.length, weights,
-                 finite, runs, count, first * kLanes<A>, width, sums);
-        WriteLanes(p, plan.to, target, g, first * kLanes<A>, width * kLanes<A>, sums,
+                 finite, by_window, runs, count, lanes, sums);
+        WriteLanes(p, plan.to, target, g, lanes.begin, lanes.end - lanes.begin, sums,
                    to);
       }
     }

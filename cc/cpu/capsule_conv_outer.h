@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of the weights of poses of one row: a sum over pixels of outer products
-// of what a tap reads with grad. Lanes are columns of grad. A task has some rows and
-// columns of the result, and adds up a chunk of the pixels; the sums of all chunks are
-// added last, in order.
+// The gradient of the weights where the columns of grad fill the lanes: a sum over
+// pixels and pose rows of outer products of what a tap reads with grad. A task has some
+// rows and columns of the result, and adds up a chunk of the pixels; the sums of all
+// chunks are added last, in order.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_
 
@@ -14,13 +14,16 @@
 
 #include "cc/cpu/capsule_conv_axis.h"
 #include "cc/cpu/capsule_conv_blocks.h"
+#include "cc/cpu/capsule_conv_copy.h"
 #include "cc/cpu/column_tile.h"
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kOuterRows = 1024;       // of a task, at most
-constexpr int64_t kReduceColumns = 64;     // that `reduce` adds up at a time
-constexpr int64_t kReduceRows = 64;        // of a task of `reduce`
+constexpr int64_t kOuterRows = 1024;    // of a task, at most
+constexpr int64_t kPanelRows = 12;      // whole tiles of 12 or 6 rows
+constexpr int64_t kFewRows = 64;        // of a tap, of a task, where poses are copied
+constexpr int64_t kReduceColumns = 64;  // that `reduce` adds up at a time
+constexpr int64_t kReduceRows = 64;     // of a task of `reduce`
 constexpr int64_t kChunkBytes = 32 << 20;  // of the sums of all chunks
 
 template <typename A>
@@ -32,22 +35,28 @@ struct OuterPlan {
         vectors(CeilDivide(columns, kLanes<A>)),
         taps(p.kernel_height * p.kernel_width),
         blocks(1, 1, 1, 1) {
-    const bool together =
-        p.dilation_width == 1 && p.kernel_width * channels <= kOuterRows;
+    const bool rows_lie_together = p.pose_rows == 1 && p.dilation_width == 1;
+    const bool together = rows_lie_together && p.kernel_width * channels <= kOuterRows;
     run_taps = together ? p.kernel_width : 1;
     runs = taps / run_taps;
     length = run_taps * channels;
     rows = taps * channels;
-    pieces = CeilDivide(length, kOuterRows);
-    piece = CeilDivide(length, pieces);
-    task_runs = Max(Min(kOuterRows / length, runs), 1);
-    group = Min(vectors, kGroupVectors);
+    // What a task copies should serve many products.
+    const int64_t most =
+        p.pose_rows == 1 ? kOuterRows : Max(kOuterRows / taps, kFewRows);
+    piece = RoundUp(CeilDivide(length, CeilDivide(length, most)), 4);
+    pieces = CeilDivide(length, piece);
+    panel = p.pose_rows == 1 ? piece : kPanelRows;
+    task_runs = Max(Min(kOuterRows / piece, runs), 1);
+    task_runs = CeilDivide(runs, CeilDivide(runs, task_runs));
+    group = Min(vectors, p.pose_rows == 1 ? kGroupVectors : kGroupVectors / 2);
     groups = CeilDivide(vectors, group);
     parts = CeilDivide(runs, task_runs) * pieces * groups;
-    const int64_t pixels = p.batch * p.out_height * p.out_width;
-    blocks = Blocks(p.batch, p.out_height, p.out_width, TermsOfPart(pixels));
+    const int64_t terms = p.batch * p.out_height * p.out_width * p.pose_rows;
+    blocks = Blocks(p.batch, p.out_height, p.out_width,
+                    Max(TermsOfPart(terms) / p.pose_rows, 1));
     chunks =
-        Min(CeilDivide(kTasks, parts), pixels * rows * columns / (parts * kTaskWork));
+        Min(CeilDivide(kTasks, parts), terms * rows * columns / (parts * kTaskWork));
     chunks = Min(chunks, kChunkBytes / (sums() * int64_t{sizeof(A)}));
     chunks = Max(Min(chunks, blocks.count()), 1);
   }
@@ -58,6 +67,15 @@ struct OuterPlan {
     return chunks == 1 && columns % kLanes<A> == 0 &&
            (p.pose_inner == 1 || p.out_channels == 1);
   }
+  // Returns how many numbers of a pose row of a pixel a task reads, at most.
+  int64_t patch() const { return Min(piece, channels); }
+  // Return how many panels `count` rows have, and where a panel begins. Capsules of
+  // four columns stay whole.
+  int64_t panels(int64_t count) const { return CeilDivide(count, panel); }
+  int64_t panel_begin(int64_t index, int64_t count) const {
+    const int64_t whole = count % 4 == 0 ? 4 : 1;
+    return PartBegin(count / whole, index, panels(count)) * whole;
+  }
   // Returns how many sums a chunk has, as [tap, channel][vector][lane].
   int64_t sums() const { return rows * vectors * kLanes<A>; }
 
@@ -67,6 +85,7 @@ struct OuterPlan {
   int64_t run_taps, runs;         // taps that lie side by side, and how many such runs
   int64_t length, rows;           // rows of the result, of a run and of all
   int64_t pieces = 0, piece = 0;  // of a run, and rows of a piece
+  int64_t panel = 0;              // rows of a panel, at most
   int64_t task_runs = 0;          // runs of a task
   int64_t group = 0, groups = 0;  // vectors of a group, and groups of vectors
   int64_t parts = 0;              // in which tasks divide the result
@@ -74,88 +93,191 @@ struct OuterPlan {
   Blocks blocks;
 };
 
+// Where the numbers are that a block's pixels read: in the image, or in a copy of what
+// they read, as [panel][sample][y][x][pose row][row of the panel]. Poses of one row
+// have one panel, in which what a row of taps reads lies side by side.
+template <typename A>
+struct Read {
+  const A* first;  // of the block's first pixel, by the first tap
+  int64_t panel, sample, y, x, pose_row;  // numbers from one to the next
+  int64_t tap_y, tap_x;
+};
+
+// A task's memory, beside the sums.
+template <typename A>
+struct OuterMemory {
+  A* grad;          // [two vectors][pixel of a block][pose row][lane]
+  const A** left;   // of each pair of pixels, by pose rows: the rows' numbers
+  const A** right;  // and its first two vectors
+  A* patch;         // a copy of what a block reads
+  int64_t bytes;
+};
+
+// Returns whether the images hold the rows of outer products as they are needed.
+template <typename T>
+bool IsInPlace(const Problem& p) {
+  return std::is_same_v<T, Accumulator<T>> && p.pose_rows == 1;
+}
+
+// Divides the memory at `scratch`.
+template <typename T, typename A>
+OuterMemory<A> MemoryOf(const OuterPlan<A>& plan, void* scratch = nullptr) {
+  const Problem& p = plan.p;
+  int64_t bytes = 0;
+  const auto next = [&](int64_t count, int64_t size) {
+    char* const place = static_cast<char*>(scratch) + bytes;
+    bytes += RoundUp(count * size, 64);
+    return place;
+  };
+  const Blocks& blocks = plan.blocks;
+  const int64_t pairs = blocks.most() * p.pose_rows;
+  const int64_t samples = CeilDivide(p.batch, blocks.samples);
+  const Patch y(Vertical(p), 0, CeilDivide(p.out_height, blocks.rows));
+  const Patch x(Horizontal(p), 0, CeilDivide(p.out_width, blocks.columns));
+  const int64_t width = plan.panels(plan.patch()) * Min(plan.panel, plan.patch());
+  const int64_t patch =
+      IsInPlace<T>(p) ? 0 : samples * p.pose_rows * y.size * x.size * width;
+  OuterMemory<A> memory;
+  memory.grad =
+      reinterpret_cast<A*>(next(pairs * RoundUp(plan.group, 2) * kLanes<A>, sizeof(A)));
+  memory.left = reinterpret_cast<const A**>(next(pairs, sizeof(const A*)));
+  memory.right = reinterpret_cast<const A**>(next(pairs, sizeof(const A*)));
+  memory.patch = reinterpret_cast<A*>(next(patch, sizeof(A)));
+  memory.bytes = bytes;
+  return memory;
+}
+
 template <typename T>
 Division DivideOuter(const Problem& p) {
   using A = Accumulator<T>;
   const OuterPlan<A> plan(p);
-  const int64_t pixels = plan.blocks.most();
+  const int64_t lanes = plan.vectors * kLanes<A>;
   Division d;
-  d.fits = p.pose_rows == 1 && p.pose_depth == 1 &&
-           plan.vectors * kLanes<A> <= 2 * plan.columns;
+  // Planes of several pose rows leave no lanes idle, and are faster in short vectors.
+  d.fits =
+      p.pose_depth == 1 && (p.pose_rows == 1 ? lanes <= 2 * plan.columns
+                                             : kVectorBytes > 16 && plan.vectors > 1 &&
+                                                   7 * lanes <= 8 * plan.columns);
+  if (!d.fits) return d;
   d.in_place = std::is_same_v<T, A> && plan.in_place();
   d.workspace = plan.chunks * plan.sums() * sizeof(A);
-  const int64_t wide = std::is_same_v<T, A> ? 0 : plan.piece;
-  d.scratch =
-      pixels * ((plan.group * kLanes<A> + wide) * sizeof(A) + 2 * sizeof(const A*));
+  d.scratch = MemoryOf<T>(plan).bytes;
   d.tasks = plan.chunks * plan.parts;
   d.weights_tasks = plan.taps * CeilDivide(plan.channels, kReduceRows);
   return d;
 }
 
-// Copies the columns of grad that a task has to [pixel][vector][lane], with zeros after
-// the last column.
+// Copies what the pixels of a block read, `count` numbers of a pose row from number
+// `first` on, or finds it in the image.
 template <typename T, typename A>
-void CopyGrad(const OuterPlan<A>& plan, const Block& block, int64_t first,
-              int64_t vectors, const T* grad, A* to) {
+Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
+                  int64_t count, const T* input, A* copy) {
   const Problem& p = plan.p;
-  const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
-  const int64_t used = Min(width, plan.columns - column);
-  for (int64_t n = block.sample; n < block.sample + block.samples; ++n) {
-    for (int64_t y = block.y_begin; y < block.y_end; ++y) {
-      for (int64_t x = block.x_begin; x < block.x_end; ++x, to += width) {
-        const T* const pixel =
-            grad + ((n * p.out_height + y) * p.out_width + x) * plan.columns + column;
-        for (int64_t k = 0; k < used; ++k) to[k] = Widen(pixel[k]);
-        for (int64_t k = used; k < width; ++k) to[k] = 0;
+  const Patch y(Vertical(p), block.y_begin, block.y_end);
+  const Patch x(Horizontal(p), block.x_begin, block.x_end);
+  const Image image = InputImage(p);
+  const int64_t size = image.channels * Capsule(p, image);
+  if constexpr (std::is_same_v<T, A>) {
+    if (IsInPlace<T>(p)) {
+      const int64_t line = p.in_width * size, sample = p.in_height * line;
+      return {
+          input + block.sample * sample + y.Pixel(0) * line + x.Pixel(0) * size + first,
+          0,
+          sample,
+          p.stride_height * line,
+          p.stride_width * size,
+          0,
+          p.dilation_height * line,
+          p.dilation_width * size};
+    }
+  }
+  const int64_t width = Min(plan.panel, count), pixel = p.pose_rows * width;
+  const int64_t line = x.size * pixel, sample = y.size * line;
+  const int64_t panel = block.samples * sample;
+  for (int64_t n = 0; n < block.samples; ++n) {
+    for (int64_t i = 0; i < y.size; ++i) {
+      const int64_t from_y = (block.sample + n) * p.in_height + y.Pixel(i);
+      if (y.Pixel(i) < 0 || y.Pixel(i) >= p.in_height) continue;
+      for (int64_t k = 0; k < plan.panels(count); ++k) {
+        const int64_t begin = plan.panel_begin(k, count);
+        const int64_t used = plan.panel_begin(k + 1, count) - begin;
+        A* to = copy + k * panel + n * sample + i * line;
+        for (int64_t j = 0; j < x.size; ++j, to += pixel) {
+          if (x.Pixel(j) < 0 || x.Pixel(j) >= p.in_width) continue;
+          CopyPose(input + (from_y * p.in_width + x.Pixel(j)) * size, p.pose_rows,
+                   image.columns, first + begin, used, to, width);
+        }
       }
     }
   }
+  return {copy,
+          panel,
+          sample,
+          y.step * line,
+          x.step * pixel,
+          width,
+          p.dilation_height * line,
+          p.dilation_width * pixel};
 }
 
-// A task's memory, beside the sums.
+// Finds the pairs of pixels of a tap whose written pixels lie in `part` of a block, and
+// returns how many pairs of their pose rows there are.
 template <typename A>
-struct OuterMemory {
-  A* grad;          // [pixel of a block][vector][lane]
-  const A** left;   // of each pair of pixels, the rows' numbers
-  const A** right;  // and its vectors
-  A* wide;          // what `left` points to, where images are not of type A
-};
-
-// Adds to `rows` rows of the result, from row `row` of a tap on, what the pixels in
-// `part` of a block contribute.
-template <typename T, typename A>
-void AddTap(const OuterPlan<A>& plan, const Block& block, const Block& part,
-            int64_t tap, int64_t row, int64_t rows, int64_t vectors, const T* input,
-            const OuterMemory<A>& memory, A* sums) {
-  const Problem& p = plan.p;
-  A* wide = memory.wide;
-  Pairs pairs = Pairs::Of<false>(p, tap, part);
-  for (int64_t i = 0; i < pairs.count; ++i, pairs.Next()) {
-    const int64_t y = (block.sample + pairs.sample) * p.in_height + pairs.FromY();
-    const T* const from =
-        input + (y * p.in_width + pairs.FromX()) * plan.channels + row;
-    if constexpr (std::is_same_v<T, A>) {
-      memory.left[i] = from;
-    } else {
-      for (int64_t k = 0; k < rows; ++k) wide[k] = Widen(from[k]);
-      memory.left[i] = wide;
-      wide += rows;
+int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64_t tap,
+                  const Read<A>& read, const OuterMemory<A>& memory) {
+  const int64_t i = tap / p.kernel_width, j = tap % p.kernel_width;
+  const Line y = LineOf<false>(Vertical(p), i, part.y_begin, part.y_end);
+  const Line x = LineOf<false>(Horizontal(p), j, part.x_begin, part.x_end);
+  int64_t count = 0;
+  for (int64_t n = 0; n < part.samples; ++n) {
+    for (int64_t to_y = y.to; to_y < y.to + y.count; ++to_y) {
+      const A* left = read.first + n * read.sample + (to_y - block.y_begin) * read.y +
+                      (x.to - block.x_begin) * read.x + i * read.tap_y + j * read.tap_x;
+      const A* right =
+          memory.grad + block.PlaceOf(n, to_y, x.to) * p.pose_rows * 2 * kLanes<A>;
+      for (int64_t k = 0; k < x.count; ++k, left += read.x) {
+        for (int64_t row = 0; row < p.pose_rows; ++row, ++count) {
+          memory.left[count] = left + row * read.pose_row;
+          memory.right[count] = right;
+          right += 2 * kLanes<A>;
+        }
+      }
     }
-    memory.right[i] =
-        memory.grad +
-        block.PlaceOf(pairs.sample, pairs.ToY(), pairs.ToX()) * vectors * kLanes<A>;
   }
-  sums += (tap * plan.channels + row) * plan.vectors * kLanes<A>;
-  const int64_t tiles = CeilDivide(rows, kTileRows);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t first = PartBegin(rows, tile, tiles);
-    const int64_t count = PartBegin(rows, tile + 1, tiles) - first;
-    const AddOuterFunction<A> two = AddOuterOf<A, 2>(count);
-    const AddOuterFunction<A> one = AddOuterOf<A, 1>(count);
-    for (int64_t v = 0; v < vectors; v += 2) {
-      (v + 1 < vectors ? two : one)(
-          memory.left, memory.right, first, v * kLanes<A>, pairs.count,
-          sums + (first * plan.vectors + v) * kLanes<A>, plan.vectors * kLanes<A>);
+  return count;
+}
+
+// Adds what `count` pairs contribute to `rows` rows of the result, from row `row` of a
+// tap on, for each of some taps, or sets the rows to it. The pairs are those of the
+// first of these taps.
+template <typename A>
+void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64_t step,
+             int64_t count, int64_t row, int64_t rows, int64_t vectors,
+             const Read<A>& read, const OuterMemory<A>& memory, int64_t grad_panel,
+             bool add, A* sums) {
+  const Problem& p = plan.p;
+  const int64_t width = plan.vectors * kLanes<A>;
+  const int64_t y = first_tap / p.kernel_width, x = first_tap % p.kernel_width;
+  for (int64_t panel = 0; panel < plan.panels(rows); ++panel) {
+    const int64_t begin = plan.panel_begin(panel, rows);
+    const int64_t size = plan.panel_begin(panel + 1, rows) - begin;
+    const int64_t tiles = CeilDivide(size, kTileRows);
+    for (int64_t tap = first_tap; tap < end_tap; tap += step) {
+      const int64_t offset = panel * read.panel +
+                             (tap / p.kernel_width - y) * read.tap_y +
+                             (tap % p.kernel_width - x) * read.tap_x;
+      A* const to = sums + (tap * plan.channels + row + begin) * width;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t first = PartBegin(size, tile, tiles);
+        const int64_t height = PartBegin(size, tile + 1, tiles) - first;
+        const AddOuterFunction<A> two = AddOuterOf<A, 2>(height);
+        const AddOuterFunction<A> one = AddOuterOf<A, 1>(height);
+        for (int64_t v = 0; v < vectors; v += 2) {
+          (v + 1 < vectors ? two : one)(memory.left, memory.right, offset + first,
+                                        v / 2 * grad_panel, count, add,
+                                        to + first * width + v * kLanes<A>, width);
+        }
+      }
     }
   }
 }
@@ -174,31 +296,44 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
   const int64_t rows = Min(plan.piece, plan.length - row);
   const int64_t run = task / plan.pieces * plan.task_runs;
   const int64_t end_run = Min(run + plan.task_runs, plan.runs);
-  const int64_t pixels = plan.blocks.most();
   const Range y_inside = InsideOf<false>(Vertical(p));
   const Range x_inside = InsideOf<false>(Horizontal(p));
-  OuterMemory<A> memory;
-  memory.grad = static_cast<A*>(scratch);
-  memory.left =
-      reinterpret_cast<const A**>(memory.grad + pixels * plan.group * kLanes<A>);
-  memory.right = memory.left + pixels;
-  memory.wide = reinterpret_cast<A*>(memory.right + pixels);
+  const OuterMemory<A> memory = MemoryOf<T>(plan, scratch);
   A* const sums = static_cast<A*>(workspace) + chunk * plan.sums() + first * kLanes<A>;
-  for (int64_t r = run; r < end_run; ++r) {
-    for (int64_t n = r * plan.length + row; n < r * plan.length + row + rows; ++n) {
-      std::memset(sums + n * plan.vectors * kLanes<A>, 0, vectors * kVectorBytes);
-    }
-  }
   const int64_t end = PartBegin(plan.blocks.count(), chunk + 1, plan.chunks);
-  for (int64_t n = PartBegin(plan.blocks.count(), chunk, plan.chunks); n < end; ++n) {
-    const Block block = plan.blocks.At(n);
-    CopyGrad(plan, block, first, vectors, grad, memory.grad);
+  const int64_t begin = PartBegin(plan.blocks.count(), chunk, plan.chunks);
+  for (int64_t index = begin; index < end; ++index) {
+    const Block block = plan.blocks.At(index);
+    const int64_t column = first * kLanes<A>;
+    CopyPixels(p, OutputImage(p), block, column,
+               Min(vectors * kLanes<A>, plan.columns - column), 2 * kLanes<A>, grad,
+               memory.grad);
+    const int64_t grad_panel = block.pixels() * p.pose_rows * 2 * kLanes<A>;
+    const Read<A> read =
+        ReadBlock(plan, block, row, Min(rows, plan.channels), input, memory.patch);
+    // The first block sets the sums, if all taps read inside the image for all pixels.
+    const bool add = index > begin || block.y_begin < y_inside.begin ||
+                     block.y_end > y_inside.end || block.x_begin < x_inside.begin ||
+                     block.x_end > x_inside.end;
+    for (int64_t r = run; add && index == begin && r < end_run; ++r) {
+      for (int64_t n = r * plan.length + row; n < r * plan.length + row + rows; ++n) {
+        std::memset(sums + n * plan.vectors * kLanes<A>, 0, vectors * kVectorBytes);
+      }
+    }
     ForParts(block, y_inside, x_inside, [&](const Block& part, bool inside) {
-      // Inside, what a row of taps reads lies side by side in memory.
-      const int64_t taps = inside ? 1 : plan.run_taps;
-      for (int64_t tap = run * taps; tap < end_run * taps; ++tap) {
-        AddTap(plan, block, part, tap * plan.run_taps / taps, row, rows / taps, vectors,
-               input, memory, sums);
+      const int64_t first_tap = run * plan.run_taps, end_tap = end_run * plan.run_taps;
+      if (inside) {
+        // All taps read inside, so the pairs of one differ from those of another by an
+        // offset. What a row of taps reads lies side by side in memory.
+        const int64_t count = FindPairs(p, block, part, first_tap, read, memory);
+        AddTaps(plan, first_tap, end_tap, plan.run_taps, count, row, rows, vectors,
+                read, memory, grad_panel, add, sums);
+        return;
+      }
+      for (int64_t tap = first_tap; tap < end_tap; ++tap) {
+        const int64_t count = FindPairs(p, block, part, tap, read, memory);
+        AddTaps(plan, tap, tap + 1, 1, count, row, rows / plan.run_taps, vectors, read,
+                memory, grad_panel, add, sums);
       }
     });
   }

@@ -65,11 +65,12 @@ struct Strip {
   // these lanes.
   int64_t InsideBegin(int64_t j) const { return Inside(j, 0); }
   int64_t InsideEnd(int64_t j) const { return Inside(j, width); }
-  bool InsideEverywhere() const {
-    for (int64_t j = 0; j < taps; ++j) {
-      if (InsideBegin(j) > 0 || InsideEnd(j) < lanes) return false;
-    }
-    return true;
+  bool InsideEverywhere() const { return Outside() == 0; }
+  // Returns in how many lanes, of all taps, a tap reads outside the image.
+  int64_t Outside() const {
+    int64_t sum = 0;
+    for (int64_t j = 0; j < taps; ++j) sum += lanes - (InsideEnd(j) - InsideBegin(j));
+    return sum;
   }
 
   int64_t first_sample, samples, first_channel, channels;
@@ -97,10 +98,13 @@ struct Strip {
 // Returns whether all numbers are finite.
 template <typename A>
 bool AreFinite(const A* numbers, int64_t count) {
-  Vector<A> sum = {};
+  constexpr int kSums = 4;  // that do not wait for each other
+  Vector<A> sum[kSums] = {};
   int64_t n = 0;
-  for (; n + kLanes<A> <= count; n += kLanes<A>) sum += A{0} * Load(numbers + n);
-  A rest = Sum<A>(sum);
+  for (; n + kSums * kLanes<A> <= count; n += kSums * kLanes<A>) {
+    for (int k = 0; k < kSums; ++k) sum[k] += A{0} * Load(numbers + n + k * kLanes<A>);
+  }
+  A rest = Sum<A>(sum[0] + sum[1] + sum[2] + sum[3]);
   for (; n < count; ++n) rest += A{0} * numbers[n];
   return rest == 0;
 }

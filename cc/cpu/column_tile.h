@@ -70,13 +70,14 @@ void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t s
   }
 }
 
-// Adds outer products of P numbers with V vectors,
-//   to[n * stride + lane] += sum over i < count of
+// Computes outer products of P numbers with V vectors,
+//   to[n * stride + lane] = sum over i < count of
 //     left[i][first_left + n] * right[i][first_right + lane]
-// and prefetches the numbers that the next tile of rows reads.
+// adds them to the previous `to` if `add` is true, and prefetches the numbers that the
+// next tile of rows reads.
 template <typename A, int V, int P>
 void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
-              int64_t first_right, int64_t count, A* to, int64_t stride) {
+              int64_t first_right, int64_t count, bool add, A* to, int64_t stride) {
   Vector<A> sum[P][V] = {};
   for (int64_t i = 0; i < count; ++i) {
     const A* const x = left[i] + first_left;
@@ -92,11 +93,11 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
     }
   }
 #pragma GCC unroll 16
-  for (int n = 0; n < P; ++n) {
+  for (int n = 0; n < P; ++n, to += stride) {
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
-      A* const place = to + n * stride + v * kLanes<A>;
-      Store(place, Load(place) + sum[n][v]);
+      A* const place = to + v * kLanes<A>;
+      Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }
   }
 }
@@ -106,7 +107,7 @@ using AddRowsFunction = void (*)(const RunRows<A>&, const A*, const A*, int64_t,
                                  A* const*, int64_t);
 template <typename A>
 using AddOuterFunction = void (*)(const A* const*, const A* const*, int64_t, int64_t,
-                                  int64_t, A*, int64_t);
+                                  int64_t, bool, A*, int64_t);
 
 // Return AddRows and AddOuter for V vectors and `rows` rows, from 1 to P.
 template <typename A, int V, int P = kTileRows>

@@ -35,16 +35,18 @@ struct Run {
 };
 
 // Computes, for C columns and V vectors of lanes,
-//   sums[c][lane] = sum over runs, and over the `length` planes k of each, of
+//   sums[c * sums_stride + lane] = sum over runs, and over the `length` planes k of
+//   each, of
 //     planes[run.planes + k * stride + lane] * weights[(run.weights + k) * C + c]
 // and adds it to the previous `sums` if `add` is true.
 template <typename A, int V, int C>
 void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* runs,
-                int64_t count, int64_t length, bool add, A* sums) {
+                int64_t count, int64_t length, bool add, A* sums, int64_t sums_stride) {
   Vector<A> sum[C][V] = {};
   for (const Run* run = runs; run < runs + count; ++run) {
     const A* from = planes + run->planes;
     const A* w = weights + run->weights * C;
+#pragma GCC unroll 4
     for (int64_t k = 0; k < length; ++k, from += stride, w += C) {
       Vector<A> x[V];
 #pragma GCC unroll 8
@@ -57,10 +59,10 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
     }
   }
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
+  for (int c = 0; c < C; ++c, sums += sums_stride) {
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      A* const to = sums + (c * V + v) * kLanes<A>;
+      A* const to = sums + v * kLanes<A>;
       Store(to, add ? Load(to) + sum[c][v] : sum[c][v]);
     }
   }
@@ -73,7 +75,8 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
 template <typename A>
 void AccumulateInside(const A* planes, int64_t stride, const A* weights,
                       int64_t columns, const Run* runs, int64_t count, int64_t length,
-                      bool add, int64_t first_lane, int64_t lanes, A* sums) {
+                      bool add, int64_t first_lane, int64_t lanes, A* sums,
+                      int64_t sums_stride) {
   for (int64_t c = 0; c < columns; ++c) {
     for (int64_t lane = 0; lane < lanes; lane += kLanes<A>) {
       Vector<A> sum = {};
@@ -92,7 +95,7 @@ void AccumulateInside(const A* planes, int64_t stride, const A* weights,
                             ((Vector<Integer<A>>)sum & ~mask));
         }
       }
-      A* const to = sums + c * lanes + lane;
+      A* const to = sums + c * sums_stride + lane;
       Store(to, add ? Load(to) + sum : sum);
     }
   }
@@ -100,7 +103,7 @@ void AccumulateInside(const A* planes, int64_t stride, const A* weights,
 
 template <typename A>
 using AccumulateFunction = void (*)(const A*, int64_t, const A*, const Run*, int64_t,
-                                    int64_t, bool, A*);
+                                    int64_t, bool, A*, int64_t);
 
 // Returns Accumulate for `vectors` vectors, which are at most kFewVectors if kC is
 // kFewColumns, and at most kVectors otherwise.

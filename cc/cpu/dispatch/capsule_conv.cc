@@ -94,12 +94,14 @@ void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t time
 }
 
 template <typename T>
-ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& columns,
-                               const ImageKernels<T>& planes, const Problem& whole,
-                               int64_t results) {
+ConvPlan<CpuExec, T> PlanImage(const char* op, const Problem& whole, int64_t results,
+                               std::initializer_list<const ImageKernels<T>*> choices) {
   const Trimmed trimmed(whole);
   if (IsEmpty(trimmed.p)) return PlanZeros<T>(results);
-  const ImageKernels<T>& kernels = columns.divide(trimmed.p).fits ? columns : planes;
+  const auto fits = [&](const ImageKernels<T>* kernels) {
+    return kernels->divide(trimmed.p).fits;
+  };
+  const ImageKernels<T>& kernels = **std::find_if(choices.begin(), choices.end(), fits);
   const Division d = kernels.divide(trimmed.p);
   return CpuPlan<ConvPlan<CpuExec, T>>(
       d.workspace,
@@ -121,14 +123,16 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const ImageKernels<T>& columns,
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
-  return PlanImage("CapsuleConv", Selected<T>().columns.forward,
-                   Selected<T>().planes.forward, p, OutputSize(p));
+  const CpuKernels<T>& kernels = Selected<T>();
+  return PlanImage<T>("CapsuleConv", p, OutputSize(p),
+                      {&kernels.columns.forward, &kernels.planes.forward});
 }
 
 template <typename T>
 BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec&, const Problem& p) {
-  const auto conv = PlanImage(ForwardBiasRelu::kName, Selected<T>().columns.forward,
-                              Selected<T>().planes.forward, p, OutputSize(p));
+  const CpuKernels<T>& kernels = Selected<T>();
+  const auto conv = PlanImage<T>(ForwardBiasRelu::kName, p, OutputSize(p),
+                                 {&kernels.columns.forward, &kernels.planes.forward});
   return CpuPlan<BiasReluPlan<CpuExec, T>>(
       conv.workspace,
       [conv, pixels = Pixels(p), pixel = PixelSize(p)](
@@ -145,8 +149,10 @@ BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec&, const Problem& p) {
 
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec&, const Problem& p) {
-  return PlanImage("CapsuleConvBackpropInput", Selected<T>().columns.backprop_input,
-                   Selected<T>().planes.backprop_input, p, InputSize(p));
+  const CpuKernels<T>& kernels = Selected<T>();
+  return PlanImage<T>("CapsuleConvBackpropInput", p, InputSize(p),
+                      {&kernels.columns.backprop_input, &kernels.spread_input,
+                       &kernels.planes.backprop_input});
 }
 
 template <typename T>

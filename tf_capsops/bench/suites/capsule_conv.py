@@ -173,13 +173,21 @@ def _row_cases(use):
         ((1, 1), (2, 2), (3, 1)), ((1, 1), (2, 1), (1, 2)), ("VALID", "SAME")
     ):
         moved = {"strides": strides, "dilations": dilations, "padding": padding}
-        name = f"row_{strides[0]}_{strides[1]}_by_{dilations[0]}_{dilations[1]}"
-        yield _case(f"{name}_{padding}", (2, 9, 8), (5, 5), 3, use, **vectors, **moved)
+        name = f"{strides[0]}_{strides[1]}_by_{dilations[0]}_{dilations[1]}_{padding}"
+        yield _case(f"row_{name}", (2, 9, 8), (5, 5), 3, use, **vectors, **moved)
+        yield _case(f"taps_{name}", (2, 9, 8), (2, 17), 3, use, **one, **moved)
+        yield _case(f"wide_{name}", (2, 9, 8), (3, 8), (2, 3), use, **moved)
     yield _case("row_first_convolution", (3, 28, 28), (1, 16), 9, use, **one)
     yield _case("row_first_SAME", (3, 9, 8), (1, 16), 5, use, padding="SAME", **one)
     pose = {"pose": (1, 1, 8)}
     yield _case("row_primary", (3, 20, 20), (16, 4), 9, use, strides=2, **pose)
     yield _case("row_wide", (1, 3, 300), (4, 4), (2, 3), use, padding="SAME", **vectors)
+    yield _case("taps_of_many_parts", (1, 40, 50), (1, 400), (3, 2), use, **one)
+    for pose in ((3, 3, 5), (4, 8, 4), (5, 7, 16)):
+        sizes = (3, 5, 4), (5, 96 // pose[-1]), 2
+        yield _case(f"wide_pose_{pose[-1]}", *sizes, use, pose=pose, padding="SAME")
+    yield _case("wide_pieces", (2, 4, 5), (70, 24), 2, use)
+    yield _case("wide_chunks", (9, 13, 14), (8, 16), 3, use)
     yield _case("row_of_two_parts", (1, 4, 4), (257, 17), 2, use, **one)
     yield _case("row_of_many_parts", (1, 3, 3), (8200, 16), 3, use, **one)
     yield _case("row_of_two_pieces", (2, 3, 3), (513, 17), 1, use, **one)
