@@ -12,7 +12,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all",
         action="store_true",
-        help="run every case in every type, and tests marked slow",
+        help="run every case in every type, and tests marked slow or ci",
     )
     parser.addoption(
         "--slow",

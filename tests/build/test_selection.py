@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Without `--all`, a part of the cases runs in each type other than float32."""
+"""Without `--all`, each type but float32 runs about a quarter of the cases."""
 
 import descriptions
 import pytest

@@ -313,7 +313,7 @@ def test_sparse_batches_under_a_strategy_of_one_device():
 
 def test_an_iterator_serves_one_fit_after_the_other(as_on_a_gpu):
     def pairs():
-        for _ in range(100):  # Keras takes ahead as many as it sees fit
+        for _ in range(100):  # Keras prefetches an unspecified number
             yield X[:BATCH], Y[:BATCH]
 
     model, iterator = dense(), pairs()

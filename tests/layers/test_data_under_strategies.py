@@ -19,6 +19,8 @@ _FORMS = [
     "XLA, even shares",
     "arrays",
     "half",
+    "late logs",
+    "metrics",
     "own logs",
     "data set",
     "data set divided by the user",

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.models import Unrolled, ahead, epochs, grouping, loop
+from tf_capsops.models import (
+    Unrolled,
+    ahead,
+    epochs,
+    grouping,
+    loop,
+    shares,
+    unrolled,
+)
 from tf_capsops.models.ahead import Feed
 
 
@@ -167,7 +175,7 @@ def test_the_end_of_a_process_waits_for_those_of_iterators():
     run = grouping.Run(Dense(), grouping.Plan(1))
     run.feed = Ending()
     run.leave_feed()
-    grouping._wait_for_iterators()
+    ahead._wait_for_threads()
     assert ended
 
 
@@ -210,3 +218,49 @@ def test_a_compile_of_ones_own_is_left_to_the_user(tmp_path):
     with pytest.warns(UserWarning, match="was not called as part of model loading"):
         loaded = keras.models.load_model(tmp_path / "own.keras", {"Own": Own})
     assert getattr(loaded, "optimizer", None) is None
+
+
+def test_what_is_copied_keeps_its_type_and_values():
+    labels, rows = tf.constant([[1, 2], [3, 4]]), [[[1.0], [2.0, 3.0]], []]
+    ragged = tf.ragged.constant(rows)
+    on_device, *others = (
+        ahead._copy(value, "CPU:0", stacked=True).result()
+        for value in (labels, tf.constant([0.5]), ragged, None)
+    )
+    assert isinstance(on_device, loop.Int32OnDevice)
+    for index, expected in ((0, [1, 2]), (None, [[1, 2], [3, 4]])):
+        found = loop.nth(on_device, index)
+        assert found.dtype == tf.int32 and found.numpy().tolist() == expected
+    spec = shares.spec_of_any_size(on_device)
+    assert spec.as_int64 == tf.TensorSpec([None, 2], tf.int64)
+    assert others[0].numpy() == 0.5 and others[1].to_list() == rows
+    assert others[2] is None
+    alone = ahead._copy(labels, "CPU:0", stacked=False).result()
+    assert alone.dtype == tf.int32
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_a_model_without_weights_compiles_its_loop_once(monkeypatch, dtype):
+    """The first batches are copied before it has a device."""
+    monkeypatch.setattr(ahead, "has_gpus", lambda: True)
+    monkeypatch.setattr(grouping, "has_gpus", lambda: True)
+    for module in (ahead, grouping):
+        where = lambda model: "CPU:0" if model.variables else None  # noqa: E731
+        monkeypatch.setattr(module, "gpu_of", where)
+    traced, seen = [], []
+    repeat = unrolled.repeat
+    monkeypatch.setattr(
+        unrolled, "repeat", lambda *each: (traced.append(1), repeat(*each))[1]
+    )
+
+    class Model(Unrolled, keras.Sequential):
+        def train_step(self, data):
+            seen.append(data[1].dtype)
+            return super().train_step(data)
+
+    model = Model([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=5)
+    x, y = np.ones([40, 3], np.float32), np.ones([40], dtype)
+    model.fit(x, y, batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations) == 20
+    assert len(traced) == 1 and {*seen} == {tf.as_dtype(dtype)}

@@ -29,7 +29,7 @@ else:
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from tf_capsops.models import Unrolled, capsnet  # noqa: E402
+from tf_capsops.models import Unrolled, capsnet, grouping  # noqa: E402
 
 warnings.simplefilter("ignore")  # of Keras, that data ends
 # Batches of 5 have shares of 3 and 2 samples, the last batch of 1 and none.
@@ -84,7 +84,7 @@ def flat(outputs):
 
 def uses_of_any_model(x, y):
     """Returns what to do with a model, by name."""
-    with tf.device("CPU:0"):  # a GPU's answer to `filter` is not read from there
+    with tf.device("CPU:0"):  # the result of a predicate must be on the host
         data_set = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
         unknown, endless = data_set.filter(lambda *_: True), data_set.repeat()
     size = {"batch_size": BATCH}
@@ -215,6 +215,41 @@ def half(kind=Half):
     return model
 
 
+def measured(metric):
+    keras.utils.set_random_seed(1)
+    model = Dense([keras.Input([6]), keras.layers.Dense(1)])
+    half = keras.metrics.MeanSquaredError("half", dtype="bfloat16")
+    model.compile("sgd", "mse", metrics=[metric, half])
+    return model
+
+
+def errors(model, x, y):
+    logs = model.train_on_batch(x, y, return_dict=True)
+    logs |= {
+        f"{name} later": each
+        for name, each in model.evaluate(
+            x, y, batch_size=BATCH, return_dict=True, verbose=0
+        ).items()
+    }
+    return [float(each) for name, each in logs.items() if "half" not in name]
+
+
+def late(model, x, y):
+    """Returns the losses that a progress bar sees of executions of two batches."""
+    losses = []
+
+    class Bar(grouping.Bar):
+        def on_train_batch_end(self, batch, logs=None):
+            losses.append(float(logs["loss"]))
+            super().on_train_batch_end(batch, logs)
+
+    found = grouping.gpu_of
+    grouping.gpu_of = lambda model: DEVICES[0]
+    fit(model, x, y, batch_size=2, epochs=2, callbacks=[Bar()])
+    grouping.gpu_of = found
+    return losses
+
+
 class Recording(tf.distribute.ReductionToOneDevice):
     """Keeps the types of what replicas sum."""
 
@@ -252,7 +287,9 @@ def main():
         said.setdefault(name, []).append(results(*arguments))
 
     for scope in (tf.device(DEVICES[0]), strategy.scope()):
+        outside = keras.metrics.MeanAbsoluteError()  # of the strategy's scope
         with scope:
+            counted, shown = measured(outside), dense()
             capsules = network()
             eager, graphs = dense(run_eagerly=True), dense(jit_compile=True)
             trained_in_half, own_logs = half(), logging()
@@ -265,6 +302,8 @@ def main():
         for name, size in {"XLA": BATCH, "XLA, even shares": 4}.items():
             use = functools.partial(fit, x=inputs, y=targets, batch_size=size, epochs=2)
             say(name, graphs, use)
+        say("metrics", counted, lambda model: errors(model, inputs, targets))
+        say("late logs", shown, lambda model: late(model, inputs, targets))
         say("own logs", own_logs, lambda model: logged(model, inputs, targets))
         say("half", trained_in_half, lambda model: trained_weights(model, inputs))
         try:

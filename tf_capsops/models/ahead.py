@@ -6,6 +6,7 @@ Four groups are under way: the GPUs compute on one, the next one is in their mem
 one after is being copied, and another is taken from the data and stacked.
 """
 
+import atexit
 import collections
 import concurrent.futures
 import dataclasses
@@ -61,8 +62,8 @@ class Feed:
         strategy, self._closed = model.distribute_strategy, threading.Event()
         epoch = steps, length
         taken = ahead(_groups(strategy, iterator, *epoch, check, self._closed), 1)
-        # A copy starts when its GPU has done all that it was given before. So that of
-        # the group after next begins before the next group is launched.
+        # A copy starts when its GPU has done all that it was given before. Copies for
+        # the group after next must therefore begin before the next group is launched.
         self._groups = ahead(_begin_copies(model, taken), 2)
 
     def next(self):
@@ -79,7 +80,7 @@ class Feed:
 
 
 class _Ahead:
-    """Takes the next `count` items of an iterator in threads, one after the other."""
+    """Reads an iterator up to `count` items ahead, in background threads."""
 
     def __init__(self, items, count):
         self._items = items
@@ -110,9 +111,17 @@ class _Ahead:
         self._begun.append(in_thread(take))
 
 
+_running = set()  # futures of `in_thread`
+
+
 def in_thread(function):
-    """Calls a function in a thread that no process waits for, and returns a future."""
+    """Calls a function in a background thread and returns a future of its result.
+
+    A process that ends waits for it, but not for long.
+    """
     future = concurrent.futures.Future()
+    _running.add(future)
+    future.add_done_callback(_running.discard)
 
     def call():
         try:
@@ -122,6 +131,12 @@ def in_thread(function):
 
     threading.Thread(target=call, daemon=True).start()
     return future
+
+
+@atexit.register
+def _wait_for_threads():
+    # A thread that returns from TensorFlow while Python ends may abort the process.
+    concurrent.futures.wait([*_running], timeout=2)
 
 
 def _take(iterator, count, closed):
@@ -226,36 +241,47 @@ def _stacked(batches, of_any_size):
 
 
 def _begin_copies(model, groups):
-    """Yields groups, and futures of their shares on the devices of a model, or None."""
+    """Yields each group with futures of its device copies, or None for no copies."""
     strategy = model.distribute_strategy
     for group in groups:
         if strategy.num_replicas_in_sync == 1:
             devices = [gpu_of(model)]
         else:
             devices = strategy.extended.worker_devices
-        # A copy blocks its thread, so each has one.
+        if devices == [None] and not has_gpus():
+            yield group, None
+            continue
+        copy = functools.partial(_copy, stacked=group.steps > 1)
         copies = [
-            keras.tree.map_structure(functools.partial(_copy, device=device), share)
+            keras.tree.map_structure(functools.partial(copy, device=device), share)
             for share, device in zip(group.shares, devices)
-            if device
         ]
-        yield group, copies or None
+        yield group, copies
 
 
-def _copy(value, device):
-    """Returns a future of a tensor on a device, or of None."""
+def _copy(value, device, stacked):
+    """Starts to copy a tensor to a device and returns a future of the copy.
+
+    Without a device, as for a model that has no variables yet, the tensor stays where
+    it is. What a compiled loop takes has the same types in either case.
+    """
+
+    def moved(value):
+        if not device:
+            return value
+        with tf.device(device):
+            return tf.identity(value)
 
     def copy():
         if value is None:
             return None
-        if isinstance(value, tf.Tensor) and value.dtype == tf.int32:
-            on_host = tf.cast(value, tf.int64)
-            with tf.device(device):
-                return Int32OnDevice(tf.identity(on_host))
-        with tf.device(device):
-            if isinstance(value, tf.RaggedTensor):  # the host needs its rows' sizes
-                return value.with_values(tf.identity(value.values))
-            return tf.identity(value)
+        if stacked and isinstance(value, tf.Tensor) and value.dtype == tf.int32:
+            with tf.device(value.device):  # else TensorFlow may use a GPU
+                as_int64 = tf.cast(value, tf.int64)
+            return Int32OnDevice(moved(as_int64))
+        if isinstance(value, tf.RaggedTensor):  # the host needs its rows' sizes
+            return value.with_flat_values(moved(value.flat_values))
+        return moved(value)
 
     return in_thread(copy)
 

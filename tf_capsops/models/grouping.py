@@ -8,8 +8,6 @@ the previous execution instead lets the host launch the next one at once. The lo
 epoch come from the metrics at its end, and are exact.
 """
 
-import atexit
-import concurrent.futures
 import dataclasses
 
 import keras
@@ -20,7 +18,6 @@ from tf_capsops.models.ahead import gpu_of, has_gpus, in_thread
 from tf_capsops.models.shares import several_processes
 
 _STEPS = 20  # the most in an execution, where the user leaves it to us
-_ending = set()  # futures of the ends of iterators
 _HOOKS = [
     f"on_{part}batch_{side}" for part in ("", "train_") for side in ("begin", "end")
 ]
@@ -80,7 +77,7 @@ class Logs:
         """Returns the logs of the execution before, and keeps these.
 
         Args:
-          logs: of an execution, or a function that returns them.
+          logs: the logs of an execution, or a function that returns them.
         """
         if callable(logs):
             return self._later(in_thread(logs))
@@ -107,12 +104,6 @@ def _is_scalar(value):
 @tf.function(reduce_retracing=True)
 def _packed(scalars):
     return tf.stack([tf.cast(scalar, tf.float32) for scalar in scalars])
-
-
-@atexit.register
-def _wait_for_iterators():
-    # A thread that returns from TensorFlow while Python ends may abort the process.
-    concurrent.futures.wait(_ending, timeout=2)
 
 
 class Run:
@@ -151,9 +142,7 @@ class Run:
             self.feed.close()
             # An iterator's end may wait for a thread of TensorFlow's.
             last, self.feed = [self.feed], None
-            end = in_thread(last.clear)
-            _ending.add(end)
-            end.add_done_callback(_ending.discard)
+            in_thread(last.clear)
 
     def begin_epoch(self):
         self.steps = 0

@@ -51,7 +51,7 @@ class Int32OnDevice(tf.experimental.ExtensionType):
     """An int32 tensor in the memory of a GPU.
 
     TensorFlow keeps int32 tensors in the host's memory and copies them when a function
-    needs them, for which it waits until the GPU has computed all that it was given.
+    needs them. That copy waits for all earlier work on the GPU.
     """
 
     as_int64: tf.Tensor

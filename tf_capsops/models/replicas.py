@@ -10,6 +10,7 @@ optimizer sums the gradients between them.
 """
 
 import contextlib
+import functools
 
 import keras
 import tensorflow as tf
@@ -115,11 +116,11 @@ def _run_each(logs, step, shares, steps):
 
 
 class Metrics:
-    """The metrics of a model with several replicas after an execution, not added up.
+    """Collects each replica's metrics without stalling the GPUs.
 
-    A function that returns something of several devices copies it to one of them, and
-    ends only when both have computed all that they were given. So each device packs its
-    own, outside of the function, and they are added up on the host.
+    A function that returns values of several devices copies them to one device, which
+    waits for all of them. So each device packs its own values outside of the function,
+    and the host adds them up.
 
     Args:
       model: the model.
@@ -130,41 +131,47 @@ class Metrics:
         self._strategy = model.distribute_strategy
 
     @property
-    def _variables(self):
-        return self._model.metrics_variables
+    def are_sums(self):
+        """Whether every metrics variable is a sum over replicas."""
+        if not isinstance(self._strategy, tf.distribute.MirroredStrategy):
+            return False
+        if type(self._model).get_metrics_result is not keras.Model.get_metrics_result:
+            return False
+        replicas = self._strategy.num_replicas_in_sync
+        return all(
+            (variable.synchronization, variable.aggregation) == ("on_read", "sum")
+            and len(self._strategy.experimental_local_results(variable.value))
+            == replicas
+            and variable.dtype not in ("int64", "uint64")  # float64 has 53 bits
+            for variable in self._model.metrics_variables
+        )
 
-    @property
-    def add_up(self):
-        """Whether the replicas' values of all variables are to be added up."""
-        kinds = {(each.synchronization, each.aggregation) for each in self._variables}
-        mirrored = isinstance(self._strategy, tf.distribute.MirroredStrategy)
-        return mirrored and kinds == {("on_read", "sum")}
-
-    def packed(self):
-        """Returns a tensor on each device with all that its variables have."""
-        devices, packed = self._strategy.extended.worker_devices, []
+    def later(self):
+        """Returns a function that computes the model's logs as of now."""
+        variables, copies = self._model.metrics_variables, []
         local = self._strategy.experimental_local_results
-        for device, *own in zip(devices, *(local(v.value) for v in self._variables)):
+        devices = self._strategy.extended.worker_devices
+        for device, *own in zip(
+            devices, *(local(each.value) for each in variables), strict=True
+        ):
             with tf.device(device):
-                packed.append(_packed(own))
-        return packed
+                copies.append(in_thread(_packed(own).numpy))
+        return functools.partial(self._result, variables, copies)
 
-    def result(self, packed):
-        """Returns the model's logs, of what `packed` returned."""
-        # Each copy begins before its device is given more to do.
-        copies = [in_thread(each.numpy) for each in packed]
+    def _result(self, variables, copies):
         added, values = sum(each.result() for each in copies), []
-        for variable in self._variables:
-            size = variable.shape.num_elements()
-            value, added = added[:size], added[size:]
-            values.append(value.reshape(variable.shape).astype(variable.dtype))
-        with tf.device("CPU:0"), keras.StatelessScope(zip(self._variables, values)):
-            logs = self._model.get_metrics_result()
-        return keras.tree.map_structure(keras.ops.convert_to_numpy, logs)
+        with tf.device("CPU:0"):
+            for variable in variables:
+                size = variable.shape.num_elements()
+                value, added = added[:size], added[size:]
+                values.append(tf.cast(value.reshape(variable.shape), variable.dtype))
+            with keras.StatelessScope(zip(variables, values)):
+                return self._model.get_metrics_result()
 
 
 @tf.function(reduce_retracing=True)
 def _packed(variables):
+    """Returns the values of variables as one vector."""
     flat = [tf.cast(tf.reshape(each, [-1]), tf.float64) for each in variables]
     return tf.concat(flat, axis=0)
 

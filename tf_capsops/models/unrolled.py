@@ -276,7 +276,7 @@ def _alone(model, step):
 def _of_replicas(model, step_of_replicas):
     """Returns a function that runs a step of all replicas on the batches of a group.
 
-    It returns logs, or a function that adds them up.
+    It returns the logs, or a function that computes them.
     """
     step, strategy = step_of_replicas(model), model.distribute_strategy
     several, traced = shares.several_processes(strategy), set()
@@ -284,9 +284,9 @@ def _of_replicas(model, step_of_replicas):
     metrics = replicas.Metrics(model)
 
     def steps_of(shares, even, steps):
-        """Returns the user's logs or the metrics, nothing if these are to be added."""
+        """Returns the user's logs, the metrics, or nothing if the host adds these."""
         logs = step(shares, even, steps)
-        if not logs and metrics.add_up:
+        if not logs and metrics.are_sums:
             return {}
         found = model.get_metrics_result()
         return found if not logs or {*logs} == {*found} else logs
@@ -302,9 +302,7 @@ def _of_replicas(model, step_of_replicas):
             steps_of.get_concrete_function(spec, True, group.steps)
             traced.add(group.steps)
         logs = steps_of(group.shares, group.even or several, group.steps)
-        if logs or not metrics.add_up:
-            return logs
-        return functools.partial(metrics.result, metrics.packed())
+        return logs if logs or not metrics.are_sums else metrics.later()
 
     return execute
 
