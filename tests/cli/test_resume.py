@@ -113,6 +113,7 @@ def test_dropout_goes_on_as_if_nothing_had_been(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.ci
 def test_a_run_killed_after_its_last_checkpoint_is_finished(
     finished, undrawn, tmp_path, monkeypatch
 ):

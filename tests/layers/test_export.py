@@ -168,6 +168,7 @@ def test_tflite_of_an_export(export):
     _assert_converted(export("capsnet"), inputs, expected)
 
 
+@pytest.mark.ci
 @every_network
 def test_tflite_needs_its_own_operators_alone(name, tmp_path):
     """Saved with one graph, where `export` makes several of the same."""
@@ -181,6 +182,7 @@ def test_tflite_needs_its_own_operators_alone(name, tmp_path):
     _assert_converted(tmp_path, inputs, expected)
 
 
+@pytest.mark.ci
 @every_network
 def test_onnx(tmp_path, name, monkeypatch):
     # An optimization that fails is an error: else each begins with a copy of the graph.

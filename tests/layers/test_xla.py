@@ -72,6 +72,7 @@ def _policies():
             yield pytest.param(name, half, marks=marks)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name, policy", _policies())
 def test_losses_are_the_same(device, name, policy):
     # Each shape of a batch is compiled: one more of two layers, whose ops differ most.

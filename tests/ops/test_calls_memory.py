@@ -6,6 +6,7 @@ import os
 import sys
 
 import fresh
+import pytest
 
 _STEPS = 5_000  # each a call of an op and one of its gradient at least
 _ALLOWED = 4e6  # bytes that all may leave, which is 400 for each call
@@ -41,6 +42,7 @@ print(memory() - before)
 """
 
 
+@pytest.mark.ci
 def test_ten_thousand_calls_leave_nothing():
     path = os.pathsep.join(sys.path)
     printed = fresh.run(_MEASURE, _STEPS, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="-1")
