@@ -80,6 +80,7 @@ def test_confusion_matrix():
     np.testing.assert_array_equal(counts, [[1, 0, 0], [0, 1, 1], [0, 0, 1]])
 
 
+@pytest.mark.ci
 def test_reconstruct_overwrites_nothing(work, capsys):
     run = work / "runs" / "digits"
     before = (run / "reconstructions.png").read_bytes()

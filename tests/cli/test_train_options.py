@@ -36,6 +36,7 @@ def _result(name="noise"):
     return [json.loads((run / f"{n}.json").read_text()) for n in ("config", "history")]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", ["capsnet", "p_capsnet"])
 @pytest.mark.parametrize(
     "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)]

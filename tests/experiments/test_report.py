@@ -31,6 +31,7 @@ def test_every_seed_is_trained_once(reported):
     assert [command[:5] for command in reported[1]] == options
 
 
+@pytest.mark.ci
 def test_results_are_those_of_the_runs(work):
     content = results_of()
     entry = content["recipes"][EFFICIENT]

@@ -99,6 +99,7 @@ _OPTIMIZERS = {
 _SLOW = ("momentum", "adam", "clipped", "lion")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -116,6 +117,7 @@ def test_fixed_weights_keep_every_bit(optimizer):
         assert np.any(bias != inq.quantize(bias, 4))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "compiled",
     [

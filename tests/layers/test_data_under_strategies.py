@@ -58,10 +58,12 @@ def said(tmp_path_factory):
     return json.loads(text)
 
 
+@pytest.mark.ci
 def test_every_form_is_tested(said):
     assert {*said} == {*_FORMS, "pixels", "summed types", "twice"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("form", _FORMS)
 def test_two_replicas_do_as_one_device(said, form):
     alone, replicas = map(keras.tree.flatten, said[form])
@@ -69,16 +71,19 @@ def test_two_replicas_do_as_one_device(said, form):
     np.testing.assert_allclose(replicas, alone, rtol=0, atol=3e-6)
 
 
+@pytest.mark.ci
 def test_replicas_refuse_pixels(said):
     alone, replicas = said["pixels"]
     assert replicas == alone and "divide by 255" in alone
 
 
+@pytest.mark.ci
 def test_replicas_refuse_two_updates_in_a_step(said):
     """Which gradients belong to which update would be lost."""
     assert "train_step applies gradients twice" in said["twice"]
 
 
+@pytest.mark.ci
 def test_replicas_add_up_no_integers(said):
     """A collective of GPUs cannot: TensorFlow keeps int32 in the host's memory."""
     assert said["summed types"] == ["float32"]
