@@ -52,7 +52,7 @@ struct Block {
   }
 };
 
-// Where the numbers of a pixel are, for sample n of a block.
+// Locates the pixels of a block in memory.
 template <typename A>
 struct Places {
   A* first;

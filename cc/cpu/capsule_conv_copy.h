@@ -16,9 +16,9 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kCopyAhead = 4096;  // numbers that are prefetched ahead
 
-// What the pixels of a block read along one axis. Pixel `n` of it is pixel
-// (begin + n / step) * stride - pad + n % step of the image: where strides are longer
-// than windows, these lie side by side.
+// The pixels of the image that a block reads along one axis. Number `n` of them is
+// pixel (begin + n / step) * stride - pad + n % step of the image. Pixels between
+// windows, where strides are longer than these, are left out.
 struct Patch {
   Patch(const AxisProblem& p, int64_t begin, int64_t end)
       : begin(begin),
@@ -75,8 +75,8 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
   }
 }
 
-// Copies such numbers of a block's pixels to [panel][pixel][pose row]. A panel has
-// `width` of them, with zeros after the last one.
+// Copies these numbers of all pixels of a block to [panel][pixel][pose row]. A panel
+// has `width` of them, with zeros after the last one.
 template <typename T, typename A>
 void CopyPixels(const Problem& p, const Image& image, const Block& block, int64_t first,
                 int64_t count, int64_t width, const T* from, A* to) {

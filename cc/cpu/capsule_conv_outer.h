@@ -41,7 +41,7 @@ struct OuterPlan {
     runs = taps / run_taps;
     length = run_taps * channels;
     rows = taps * channels;
-    // What a task copies should serve many products.
+    // Each number that a task copies should serve many products.
     const int64_t most =
         p.pose_rows == 1 ? kOuterRows : Max(kOuterRows / taps, kFewRows);
     piece = RoundUp(CeilDivide(length, CeilDivide(length, most)), 4);
@@ -93,9 +93,9 @@ struct OuterPlan {
   Blocks blocks;
 };
 
-// Where the numbers are that a block's pixels read: in the image, or in a copy of what
-// they read, as [panel][sample][y][x][pose row][row of the panel]. Poses of one row
-// have one panel, in which what a row of taps reads lies side by side.
+// Locates the numbers that a block's pixels read, in the image or in a copy of the
+// layout [panel][sample][y][x][pose row][row of the panel]. Poses of one row have one
+// panel, in which the numbers that a row of taps reads are contiguous.
 template <typename A>
 struct Read {
   const A* first;  // of the block's first pixel, by the first tap

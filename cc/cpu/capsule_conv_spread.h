@@ -4,7 +4,8 @@
 // The gradient of the input for poses of one row whose pixels have too few numbers to
 // fill the lanes. Lanes are the columns of all taps: a matrix product computes what
 // each pixel of grad contributes to every number that its window reads, and these
-// products are then added to the image. What a row of taps reads lies side by side.
+// products are then added to the image. The numbers that a row of taps reads are
+// contiguous.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
 
@@ -190,8 +191,8 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
         column % plan.columns;
     for (int64_t n = 0; n < block.samples; ++n) {
       const int64_t sample = block.sample + n - first_sample;
-      // Windows of neighbours overlap. To add to a vector that is still being stored
-      // takes long, so pixels whose vectors do not overlap follow each other.
+      // The windows of neighbours overlap, and adding to a vector that is still being
+      // stored is slow. So consecutive pixels are ones whose vectors do not overlap.
       for (int64_t first_x = 0; first_x < apart; ++first_x) {
         for (int64_t i = first_x; i < width; i += apart) {
           A* to = sums + (sample * plan.rows + first_row) * line + offset +
