@@ -3,7 +3,6 @@
 """How `train` executes: precision, XLA, and several steps at a time."""
 
 import json
-import os
 import pathlib
 import warnings
 
@@ -89,24 +88,6 @@ def test_xla_is_used_as_asked():
     with warnings.catch_warnings(), pytest.raises(CommandError, match="no --jit on"):
         warnings.simplefilter("error")
         networks.use_xla(model, "on", None)
-
-
-@pytest.mark.parametrize("mine", ["", "--xla_gpu_enable_triton_gemm=true"])
-def test_xla_does_not_tune_products_unless_asked(mine, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=here {mine}")
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    model.compile("sgd", "mse")
-    for _ in range(2):
-        networks.use_xla(model, "off", None)
-    flags = os.environ["XLA_FLAGS"].split()
-    assert sorted(flags)[0] == "--xla_dump_to=here"
-    assert sorted(flags)[1:] == [mine or "--xla_gpu_enable_triton_gemm=false"]
-
-
-def test_a_file_of_flags_of_xla_stays(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
-    networks.use_xla(keras.Sequential([keras.layers.Dense(2)]), "off", None)
-    assert os.environ["XLA_FLAGS"] == "flags.txt"
 
 
 def test_determinism_and_xla_exclude_each_other(images):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unrolled executions train as Keras' own loop over steps does."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from tf_capsops.models.unrolled import Unrolled
 SAMPLES, BATCH = 22, 4  # the last of 6 batches is smaller
 IMAGES = np.random.default_rng(1).random((SAMPLES, 8, 8, 1), np.float32)
 LABELS = np.arange(SAMPLES) % 3
+
+_GPU = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
 
 
 class Dense(Unrolled, keras.Sequential):
@@ -128,3 +132,22 @@ def test_a_step_is_not_traced_where_functions_run_eagerly(eagerly):
 
     compiled(Own, 2).fit(IMAGES, LABELS, BATCH, verbose=0)
     assert traced == [False] * 6
+
+
+@pytest.mark.parametrize("mine", ["", "--xla_gpu_enable_triton_gemm=true"])
+@pytest.mark.parametrize("gpus", [[], [_GPU]])
+def test_on_gpus_xla_does_not_tune_products_unless_asked(mine, gpus, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=here {mine}")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus)
+    for _ in range(2):
+        compiled(Dense, 1, "auto")
+    flags = sorted(os.environ["XLA_FLAGS"].split())
+    ours = ["--xla_gpu_enable_triton_gemm=false"] if gpus else []
+    assert flags == ["--xla_dump_to=here", *([mine] if mine else ours)]
+
+
+def test_a_file_of_flags_of_xla_stays(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [_GPU])
+    compiled(Dense, 1, "auto")
+    assert os.environ["XLA_FLAGS"] == "flags.txt"

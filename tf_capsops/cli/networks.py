@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes networks, loads trained ones, and opens the data to use them on."""
 
-import os
 import sys
 import warnings
 
@@ -108,12 +107,6 @@ def schedule(learning_rate, steps):
 
 def use_xla(model, jit, seed):
     """Switches XLA "on" or "off", unless "auto" leaves that to Keras."""
-    # XLA compiles and times many kernels for each product of matrices, for longer than
-    # a short training takes, to win 1% of a step. It reads this when it first compiles.
-    flags = os.environ.get("XLA_FLAGS", "").strip()
-    names_file = flags and not flags.startswith("-")  # which has the flags
-    if "--xla_gpu_enable_triton_gemm" not in flags and not names_file:
-        os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}".strip()
     wanted = jit == "on"
     if jit == "auto":
         if model.distribute_strategy.num_replicas_in_sync == 1:

@@ -154,6 +154,7 @@ def _groups(strategy, iterator, steps, length, check, closed):
     """Yields groups whose shares are on the host."""
     size, spec, taken = 1, None, 0
     several = shares.several_processes(strategy)
+    size_of = _size_for_all_processes if several else _group_size
 
     def take(count):
         nonlocal taken
@@ -169,9 +170,8 @@ def _groups(strategy, iterator, steps, length, check, closed):
             if len(divided) > 1:
                 share = next(filter(shares.samples, divided), share)
             check(share)
-            spec, size = _spec(strategy, iterator, share), _group_size(divided, steps)
-            if several:
-                size = steps if length and _is_small(share) else 1
+            spec = _spec(strategy, iterator, share)
+            size = size_of(divided, steps, length)
             if length != 1:
                 batches += take(size - 1)
         batches = [shares.parts(strategy, batch) for batch in batches]
@@ -199,19 +199,20 @@ def _spec(strategy, iterator, share):
     return keras.tree.map_structure(shares.none_if_empty, spec)
 
 
-def _group_size(batch, steps):
+def _group_size(divided, steps, length):
     """Returns the largest divisor of `steps` that leaves a group small enough."""
-    flat = [each for each in keras.tree.flatten(batch) if isinstance(each, tf.Tensor)]
+    flat = [each for each in keras.tree.flatten(divided) if isinstance(each, tf.Tensor)]
     size = sum(each.shape.num_elements() * each.dtype.size for each in flat)
     most = max(1, min(steps, _MOST_BYTES // max(1, size)))
     return next(n for n in range(most, 0, -1) if steps % n == 0)
 
 
-def _is_small(share):
-    """Whether many samples fit in a group; all processes must find the same."""
-    flat = [each for each in keras.tree.flatten(share) if isinstance(each, tf.Tensor)]
-    size = sum(math.prod(each.shape[1:]) * each.dtype.size for each in flat)
-    return size <= _MOST_BYTES // 1024
+def _size_for_all_processes(divided, steps, length):
+    """Returns `steps`, or 1 if data may end early or 1024 samples exceed a group."""
+    share = keras.tree.flatten(divided[0])
+    flat = [each for each in share if isinstance(each, tf.Tensor)]
+    sample = sum(math.prod(each.shape[1:]) * each.dtype.size for each in flat)
+    return steps if length and sample <= _MOST_BYTES // 1024 else 1
 
 
 def _spec_of(value):

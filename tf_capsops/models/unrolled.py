@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_capsops.models import grouping, replicas, shares
 from tf_capsops.models.ahead import Feed
 from tf_capsops.models.epochs import Epochs
-from tf_capsops.models.loop import compiler, nth, repeat
+from tf_capsops.models.loop import compiler, nth, repeat, shorten_first_step
 
 _ITERATORS = tf.data.Iterator, tf.distribute.DistributedIterator
 
@@ -99,6 +99,9 @@ class Unrolled:
                 super().compile(*bound.args, **bound.kwargs)
         else:
             super().compile(*args, **kwargs)
+        jit = given.get("jit_compile", "auto")  # `self.jit_compile` would decide now
+        if jit and tf.config.list_physical_devices("GPU"):
+            shorten_first_step()
 
     def compile_from_config(self, config):
         if type(self).compile is not Unrolled.compile:
