@@ -60,7 +60,7 @@ def said(tmp_path_factory):
 
 @pytest.mark.ci
 def test_every_form_is_tested(said):
-    assert {*said} == {*_FORMS, "pixels", "summed types", "twice"}
+    assert {*said} == {*_FORMS, "pixels", "summed types", "twice", "warnings"}
 
 
 @pytest.mark.ci
@@ -75,6 +75,13 @@ def test_two_replicas_do_as_one_device(said, form):
 def test_replicas_refuse_pixels(said):
     alone, replicas = said["pixels"]
     assert replicas == alone and "divide by 255" in alone
+
+
+@pytest.mark.ci
+def test_metrics_from_outside_of_the_scope_do_without_xla(said):
+    alone, (of_training, of_evaluation) = said["warnings"]
+    assert not alone and of_training == of_evaluation
+    assert of_training.startswith("mean_absolute_error/total was made outside")
 
 
 @pytest.mark.ci

@@ -219,7 +219,7 @@ def measured(metric):
     keras.utils.set_random_seed(1)
     model = Dense([keras.Input([6]), keras.layers.Dense(1)])
     half = keras.metrics.MeanSquaredError("half", dtype="bfloat16")
-    model.compile("sgd", "mse", metrics=[metric, half])
+    model.compile("sgd", "mse", metrics=[metric, half], jit_compile=True)
     return model
 
 
@@ -302,7 +302,11 @@ def main():
         for name, size in {"XLA": BATCH, "XLA, even shares": 4}.items():
             use = functools.partial(fit, x=inputs, y=targets, batch_size=size, epochs=2)
             say(name, graphs, use)
-        say("metrics", counted, lambda model: errors(model, inputs, targets))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            say("metrics", counted, lambda model: errors(model, inputs, targets))
+        found = [str(each.message) for each in caught if "scope" in str(each.message)]
+        said.setdefault("warnings", []).append(found)
         say("late logs", shown, lambda model: late(model, inputs, targets))
         say("own logs", own_logs, lambda model: logged(model, inputs, targets))
         say("half", trained_in_half, lambda model: trained_weights(model, inputs))

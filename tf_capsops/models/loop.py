@@ -21,13 +21,17 @@ def shorten_first_step():
         os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}".strip()
 
 
-def compiler(model):
-    """Returns what compiles a function of what one device does, as the model asks."""
+def compiler(model, jit=None):
+    """Returns what compiles a function of what one device does.
+
+    Args:
+      model: the model, which says whether anything is compiled.
+      jit: whether by XLA, if that is not for the model to say.
+    """
     if model.run_eagerly:
         return lambda function: function
-    return tf.function(
-        jit_compile=model.jit_compile, reduce_retracing=True, autograph=False
-    )
+    jit = model.jit_compile if jit is None else jit
+    return tf.function(jit_compile=jit, reduce_retracing=True, autograph=False)
 
 
 def repeat(step, steps, results=()):

@@ -11,6 +11,7 @@ optimizer sums the gradients between them.
 
 import contextlib
 import functools
+import warnings
 
 import keras
 import tensorflow as tf
@@ -35,6 +36,7 @@ def train_step(model):
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     logs = _Logs(model, "train_step")
+    jit = _may_use_xla(model)
     trained = []  # variables, and whether each has a gradient
     updates = {}
 
@@ -58,7 +60,7 @@ def train_step(model):
         own = [tf.zeros(each.shape, each.dtype) for each, has in trained if has]
         return own, logs.zeros()
 
-    compiled_gradients = compiler(model)(gradients)
+    compiled_gradients = compiler(model, jit)(gradients)
 
     def in_parts(batch):
         batch = _of_any_size(batch)
@@ -73,7 +75,7 @@ def train_step(model):
         optimizer.apply(own, [variable for variable, _ in trained])
         return found
 
-    @compiler(model)
+    @compiler(model, jit)
     def whole(batch, steps):
         with _without_merging(optimizer):
             return repeat(
@@ -83,11 +85,11 @@ def train_step(model):
             )
 
     def step(shares, even, steps):
-        if even and model.jit_compile and on_gpus(strategy):
+        if even and jit and on_gpus(strategy):
             return logs.mean(
                 strategy.run(lambda: whole(shares[_index_in_process()], steps))
             )
-        with _compiled_updates(model, updates):
+        with _compiled_updates(model, updates) if jit else contextlib.nullcontext():
             return _run_each(logs, in_parts, shares, steps)
 
     return step
@@ -96,7 +98,7 @@ def train_step(model):
 def test_step(model):
     """Returns a function that evaluates a model on a batch, as `train_step` does."""
     logs = _Logs(model, "test_step")
-    evaluate = compiler(model)(logs.weighted)
+    evaluate = compiler(model, _may_use_xla(model))(logs.weighted)
 
     def replica(batch):
         batch = _of_any_size(batch)
@@ -174,6 +176,26 @@ def _packed(variables):
     """Returns the values of variables as one vector."""
     flat = [tf.cast(tf.reshape(each, [-1]), tf.float64) for each in variables]
     return tf.concat(flat, axis=0)
+
+
+def _may_use_xla(model):
+    """Whether XLA may compile what a replica does, as the model asks.
+
+    A program of XLA cannot use a variable of another device.
+    """
+    if not model.jit_compile:
+        return False
+    local = model.distribute_strategy.experimental_local_results
+    replicas = len(model.distribute_strategy.extended.worker_devices)
+    variables = *model.variables, *model.metrics_variables
+    outside = [each for each in variables if len(local(each.value)) != replicas]
+    if outside:
+        warnings.warn(
+            f"{outside[0].path} was made outside of the strategy's scope, so training "
+            "does without XLA, which is slower: make metrics within the scope",
+            stacklevel=2,
+        )
+    return not outside
 
 
 def on_gpus(strategy):
@@ -325,7 +347,7 @@ def _index_in_process():
 
 @contextlib.contextmanager
 def _compiled_updates(model, functions):
-    """Has XLA compile the update of each variable on each device, if the model asks.
+    """Has XLA compile the update of each variable on each device.
 
     Args:
       model: the model, whose optimizer has another `update_step` meanwhile.
@@ -342,8 +364,7 @@ def _compiled_updates(model, functions):
             )
         functions[key](gradient, tf.convert_to_tensor(learning_rate))
 
-    if model.jit_compile:
-        optimizer.update_step = compiled
+    optimizer.update_step = compiled
     try:
         yield
     finally:

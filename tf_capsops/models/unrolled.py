@@ -168,13 +168,14 @@ class _Function:
     """Runs the steps of an execution on batches of an iterator."""
 
     def __init__(self, model, step, step_of_replicas):
-        self.checked = self._is_built = False
+        self.checked = False
         self.run = None  # of the `fit` or `evaluate` that calls this
         self._model = model
         if model.distribute_strategy.num_replicas_in_sync > 1:
-            self._execute = _of_replicas(model, step_of_replicas)
+            self._make = functools.partial(_of_replicas, model, step_of_replicas)
         else:
-            self._execute = _alone(model, step)
+            self._make = functools.partial(_alone, model, step)
+        self._execute = None  # runs groups, once the model is built
 
     def __call__(self, iterator):
         run = self.run or grouping.Run(self._model)
@@ -190,9 +191,9 @@ class _Function:
             feed = run.feed
         wanted = run.wanted() if on_data else run.plan.steps
         while steps < wanted and (group := feed.next()):
-            if not self._is_built:
+            if not self._execute:
                 self._model._build_with(group.spec)
-                self._is_built = True
+                self._execute = self._make()
             logs = self._execute(group)
             steps += group.steps
         if not steps:
