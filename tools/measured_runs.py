@@ -78,8 +78,7 @@ def source_of(run: dict, machine: str) -> str:
         parts.append({True: "TF32", False: "no TF32"}.get(run["tf32"], ""))
     if "versions" in run:
         parts.append(f"TensorFlow {run['versions']['tensorflow']}")
-    state = " or before" if run.get("transcribed") else ""
-    state = " with changes" if run.get("modified") else state
+    state = " with changes" if run.get("modified") else ""
     parts.append(run["commit"][:12] + state)
     parts += [run["date"] or "", run.get("note", "")]
     text = ", ".join(part for part in parts if part)
