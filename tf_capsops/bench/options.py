@@ -109,9 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.positive_int,
         nargs="+",
         metavar="N",
-        help="threads of an operation on the CPU, and no GPU (default: all cores); of "
-        "several numbers, each is measured in a process of its own, and a table "
-        "compares them",
+        help="threads on the CPU, which run one operation after the other, and no GPU "
+        "(default: all cores); of several numbers, each is measured in a process of "
+        "its own, and a table compares them",
     )
     group = parser.add_argument_group(f"training steps (--suite {cases.TRAINING})")
     group.add_argument(

@@ -22,13 +22,15 @@ from tf_capsops.errors import CommandError
 
 
 def use(count: int) -> None:
-    """Has TensorFlow use that many threads for an operation.
+    """Has TensorFlow use that many threads, and run one operation after the other.
 
     Raises:
         CommandError: It has made its threads already.
     """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(count)
+        # Otherwise two gradients run at the same time, even with one thread each.
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError as error:
         raise CommandError(
             f"--threads comes too late in this process: {error}"
