@@ -18,6 +18,12 @@ from tf_capsops._library import library_path
 from tf_capsops._portable import portable
 from tf_capsops._version import __version__
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.ops.capsule_conv_nd import (
+    capsule_conv1d,
+    capsule_conv2d_transpose,
+    capsule_conv3d,
+    capsule_conv3d_transpose,
+)
 from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
@@ -27,8 +33,12 @@ from tf_capsops.ops.squash import squash
 
 __all__ = [
     "__version__",
+    "capsule_conv1d",
     "capsule_conv2d",
     "capsule_conv2d_bias_relu",
+    "capsule_conv2d_transpose",
+    "capsule_conv3d",
+    "capsule_conv3d_transpose",
     "capsule_moments",
     "capsule_prediction",
     "capsule_routing",

@@ -100,16 +100,27 @@ def positive_float32(owner, name, value):
     return value
 
 
+def positive_ints(owner, name, value, count):
+    """Returns `value`, an int or `count` ints of at least 1, as a tuple of `count`.
+
+    Raises:
+      ValueError: if it is neither; the message names owner, argument and value.
+    """
+    entries = value if isinstance(value, (list, tuple)) else (value,) * count
+    if len(entries) != count:
+        numbers = {1: "one integer", 2: "one or two integers"}
+        must = numbers.get(count, "one or three integers")
+        raise ValueError(f"{owner}: {name} must be {must}, got {value!r}")
+    return tuple(positive_int(owner, name, entry) for entry in entries)
+
+
 def positive_pair(owner, name, value):
     """Returns `value`, an int or two ints of at least 1, as a tuple of two ints.
 
     Raises:
       ValueError: if it is neither; the message names owner, argument and value.
     """
-    pair = value if isinstance(value, (list, tuple)) else (value, value)
-    if len(pair) != 2:
-        raise ValueError(f"{owner}: {name} must be one or two integers, got {value!r}")
-    return tuple(positive_int(owner, name, entry) for entry in pair)
+    return positive_ints(owner, name, value, 2)
 
 
 def odd_pair(owner, name, value):
@@ -124,22 +135,23 @@ def odd_pair(owner, name, value):
     return pair
 
 
-def window_attributes(owner, strides, padding, dilations):
+def window_attributes(owner, strides, padding, dilations, axes=2):
     """Returns a convolution's attributes as its op takes them, by name.
 
     Args:
       owner: the name to begin messages with.
-      strides: a positive integer, or two.
+      strides: a positive integer, or one for each axis.
       padding: "VALID" or "SAME" in any case.
-      dilations: a positive integer, or two.
+      dilations: a positive integer, or one for each axis.
+      axes: how many axes the window slides along.
 
     Raises:
       ValueError: if one is something else; the message names owner, argument and value.
     """
-    strides = positive_pair(owner, "strides", strides)
+    strides = positive_ints(owner, "strides", strides, axes)
     if not isinstance(padding, str) or padding.upper() not in ("VALID", "SAME"):
         raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {padding!r}")
-    dilations = positive_pair(owner, "dilations", dilations)
+    dilations = positive_ints(owner, "dilations", dilations, axes)
     return {"strides": strides, "padding": padding.upper(), "dilations": dilations}
 
 

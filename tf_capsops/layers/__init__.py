@@ -2,7 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras layers of capsule networks."""
 
-from tf_capsops.layers.capsule_conv2d import CapsuleConv2D
+from tf_capsops.layers.capsule_conv import (
+    CapsuleConv1D,
+    CapsuleConv2D,
+    CapsuleConv2DTranspose,
+    CapsuleConv3D,
+    CapsuleConv3DTranspose,
+)
 from tf_capsops.layers.class_caps import ClassCaps
 from tf_capsops.layers.conv2d import Conv2D
 from tf_capsops.layers.conv_caps2d import ConvCaps2D
@@ -20,7 +26,11 @@ from tf_capsops.layers.pose_caps import PoseCaps
 from tf_capsops.layers.primary_caps import PrimaryCaps
 
 __all__ = [
+    "CapsuleConv1D",
     "CapsuleConv2D",
+    "CapsuleConv2DTranspose",
+    "CapsuleConv3D",
+    "CapsuleConv3DTranspose",
     "CenterTap",
     "ClassCaps",
     "Conv2D",

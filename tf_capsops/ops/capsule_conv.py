@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, window_attributes
-from tf_capsops.ops.conv2d import conv2d, patches, require_window
+from tf_capsops.ops.conv2d import IMAGE, conv2d, patches, require_window
 from tf_capsops.shapes import ShapeRule, dimensions, shape_text, sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
@@ -145,43 +145,72 @@ def plain_bias_relu(inputs, weights, bias, strides, padding, dilations):
     return tf.nn.relu(outputs + rule.bind("bias", bias, axes))
 
 
-def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
+def bound(rule, inputs, weights, axes=IMAGE):
+    """Returns both operands of a convolution with ranks that are known.
+
+    Args:
+      rule: A `ShapeRule`, which knows all their sizes afterwards.
+      inputs, weights: As for `capsule_conv2d`, but with one axis for each of `axes` in
+        the places of height and width; the rank of one must be known.
+      axes: What the axes are called that the window slides along.
+
+    Raises:
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a `ValueError`
+        while a graph is built).
+    """
     operands = {"input": inputs, "weights": weights}
     ranked = (name for name in operands if operands[name].shape.rank is not None)
     first = next(ranked, "input")
-    shape = operands[first].shape
+    shape, least = operands[first].shape, len(axes) + 4
     rank_2, rank_3 = (
-        f"{6 + len(depth)} [{', '.join(_axes(depth)[first])}]" for depth in ((), _DEPTH)
+        f"{least + len(depth)} [{', '.join(_axes(axes, depth)[first])}]"
+        for depth in ((), _DEPTH)
     )
     rule.require(
-        shape.rank in (6, 7),
+        shape.rank in (least, least + 1),
         f"{first} must have rank {rank_2} or {rank_3}, got {shape_text(shape)}",
     )
-    axes = _axes(_DEPTH[: shape.rank - 6])
-    inputs, weights = (rule.bind(name, operands[name], axes[name]) for name in operands)
-    require_window(rule, "weights", weights, inputs.shape[1:3], padding, dilations)
-    moved = {"strides": strides, "padding": padding, "dilations": dilations}
-    if shape.rank == 6:
-        return _folded(inputs, weights, convolve, moved)
-    depth = rule.sizes["pose_depth"]
-    rule.require(depth is not None, "pose_depth must be known under portable()")
-    if not 0 < depth <= _MOST_CONVOLUTIONS:  # TensorFlow stacks no empty list
-        return _product_of_matrices(inputs, weights, moved)
-    of_depth = {"num": depth, "axis": 4}
-    matrices = zip(tf.unstack(inputs, **of_depth), tf.unstack(weights, **of_depth))
-    return tf.stack([_folded(*each, convolve, moved) for each in matrices], axis=4)
+    named = _axes(axes, _DEPTH[: shape.rank - least])
+    return [rule.bind(name, operands[name], named[name]) for name in operands]
 
 
-def _axes(depth):
-    image = ("batch", "in_height", "in_width", "in_channels")
-    kernel = ("kernel_height", "kernel_width", "in_channels", "out_channels")
+def _axes(axes, depth):
+    image = ("batch", *(f"in_{axis}" for axis in axes), "in_channels")
+    kernel = (*(f"kernel_{axis}" for axis in axes), "in_channels", "out_channels")
     return {
         "input": (*image, *depth, "pose_rows", "pose_inner"),
         "weights": (*kernel, *depth, "pose_inner", "pose_columns"),
     }
 
 
-def _folded(inputs, weights, convolve, moved):
+def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
+    inputs, weights = bound(rule, inputs, weights)
+    require_window(rule, "weights", weights, inputs.shape[1:3], padding, dilations)
+    moved = {"strides": strides, "padding": padding, "dilations": dilations}
+    if "pose_depth" not in rule.sizes:
+        return folded(inputs, weights, convolve, moved)
+    depth = rule.sizes["pose_depth"]
+    rule.require(depth is not None, "pose_depth must be known under portable()")
+    if not 0 < depth <= _MOST_CONVOLUTIONS:  # TensorFlow stacks no empty list
+        return _product_of_matrices(inputs, weights, moved)
+    return of_matrices(depth, folded, inputs, weights, convolve, moved)
+
+
+def of_matrices(depth, convolve, inputs, weights, *arguments):
+    """Convolves capsules of rank 3 as `depth` convolutions of matrices."""
+    of_depth = {"num": depth, "axis": -3}
+    matrices = zip(tf.unstack(inputs, **of_depth), tf.unstack(weights, **of_depth))
+    return tf.stack([convolve(*each, *arguments) for each in matrices], axis=-3)
+
+
+def folded(inputs, weights, convolve, moved):
+    """Convolves matrices as images of numbers.
+
+    Args:
+      inputs, weights: As for `capsule_conv2d`.
+      convolve: Convolves images of numbers by filters.
+      moved: Keyword arguments for it.
+    """
     batch, height, width, channels, rows, inner = dimensions(inputs)
     *kernel, _, out_channels, _, columns = dimensions(weights)
     images = tf.transpose(inputs, (0, 4, 1, 2, 3, 5))

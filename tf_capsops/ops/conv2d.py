@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tf_capsops.shapes import dimensions, shape_text
 
+IMAGE = ("height", "width")
+
 
 def conv2d(images, filters, strides, padding, dilations):
     """Convolves by `tf.nn.conv2d`, or by its definition where TensorFlow has no kernel.
@@ -56,7 +58,9 @@ def patches(images, kernel, strides, padding, dilations):
     (height, down), (width, across) = axes
     taps = []
     for (y, rows, top), (x, columns, left) in itertools.product(down, across):
-        read = images[:, _span(top, rows, strides[0]), _span(left, columns, strides[1])]
+        read = images[
+            :, span_of(top, rows, strides[0]), span_of(left, columns, strides[1])
+        ]
         outside = [y, height - y - rows], [x, width - x - columns]
         taps.append(tf.pad(read, [[0, 0], *outside, [0, 0]]))
     return tf.concat(taps, axis=3)
@@ -78,25 +82,25 @@ def _steps(size, kernel, stride, dilation, padding):
     span = (kernel - 1) * dilation + 1
     if padding == "SAME":
         out = -(-size // stride)
-        before = _largest((out - 1) * stride + span - size, 0) // 2
+        before = largest((out - 1) * stride + span - size, 0) // 2
     else:
-        out, before = _largest(-(-(size - span + 1) // stride), 0), 0
+        out, before = largest(-(-(size - span + 1) // stride), 0), 0
     steps = []
     for row in range(kernel):
         offset = row * dilation - before
-        first = _least(out, _largest(-(offset // stride), 0))
-        end = _largest(first, _least(out, -((offset - size) // stride)))
+        first = _least(out, largest(-(offset // stride), 0))
+        end = largest(first, _least(out, -((offset - size) // stride)))
         steps.append((first, end - first, first * stride + offset))
     return out, steps
 
 
-def _span(first, count, stride):
+def span_of(first, count, stride):
     """Returns a slice of `count` pixels; without any, the first may not exist."""
-    begin = _largest(first, 0)
-    return slice(begin, _largest(begin + (count - 1) * stride + 1, 0), stride)
+    begin = largest(first, 0)
+    return slice(begin, largest(begin + (count - 1) * stride + 1, 0), stride)
 
 
-def _largest(a, b):
+def largest(a, b):
     return tf.maximum(a, b) if tf.is_tensor(a) or tf.is_tensor(b) else max(a, b)
 
 
@@ -104,23 +108,24 @@ def _least(a, b):
     return tf.minimum(a, b) if tf.is_tensor(a) or tf.is_tensor(b) else min(a, b)
 
 
-def require_window(rule, operand, weights, image, padding, dilations):
+def require_window(rule, operand, weights, image, padding, dilations, axes=IMAGE):
     """Checks that a kernel has pixels, and under "VALID" lies inside the image.
 
     Args:
       rule: A `ShapeRule`.
       operand: The name of the weights in messages.
-      weights: A tensor `[kernel_height, kernel_width, ...]`.
-      image: The height and the width of the image, a `tf.TensorShape`.
+      weights: A tensor whose first axes are the kernel's, one for each of `axes`.
+      image: The sizes of the image along these axes, a `tf.TensorShape`.
       padding, dilations: As `window_attributes` returns them.
+      axes: What the axes are called.
 
     Raises:
       tf.errors.InvalidArgumentError: It does not (a `ValueError` while a graph is
         built).
     """
-    axes = zip(weights.shape[:2].as_list(), image.as_list(), dilations, strict=True)
-    for axis, (kernel, size, dilation) in enumerate(axes):
-        name = ("height", "width")[axis]
+    kernels = weights.shape[: len(axes)].as_list()
+    windows = zip(axes, kernels, image.as_list(), dilations, strict=True)
+    for axis, (name, kernel, size, dilation) in enumerate(windows):
         must = f"{operand} dim {axis} (kernel_{name}) must be"
         got = f"got {shape_text(weights.shape)}"
         rule.require(kernel != 0, f"{must} at least 1, {got}")

@@ -1,0 +1,366 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions over capsules, matrices instead of numbers."""
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.window import IMAGE, LINE, VOLUME, map_size, set_window
+from tf_capsops.ops.capsule_conv import capsule_conv2d
+from tf_capsops.ops.capsule_conv_nd import (
+    capsule_conv1d,
+    capsule_conv2d_transpose,
+    capsule_conv3d,
+    capsule_conv3d_transpose,
+)
+from tf_capsops.ops.squash import squash
+from tf_capsops.registered import registered
+
+# So that models whose layers have it as their activation can be saved and loaded.
+keras.saving.register_keras_serializable("tf_capsops")(squash)
+
+
+class CapsuleConv(keras.layers.Layer):
+    """The base of layers that convolve capsules along any axes.
+
+    A subclass has `axes`, what the axes are called that its window slides along, and
+    `convolve`, a function of `tf_capsops` of capsules, weights and the window.
+    """
+
+    axes = convolve = None
+
+    def __init__(
+        self,
+        filters,
+        pose_shape,
+        kernel_size,
+        strides=1,
+        padding="valid",
+        dilation_rate=1,
+        activation=None,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        owner = type(self).__name__
+        self.filters = positive_int(owner, "filters", filters)
+        if not isinstance(pose_shape, (list, tuple)) or len(pose_shape) not in (2, 3):
+            raise ValueError(
+                f"{owner}: pose_shape must be (rows, columns) or (depth, rows, "
+                f"columns), got {pose_shape!r}"
+            )
+        self.pose_shape = tuple(
+            positive_int(owner, "pose_shape", size) for size in pose_shape
+        )
+        set_window(self, kernel_size, strides, padding, dilation_rate, self.axes)
+        self.activation = keras.activations.get(activation)
+        self.use_bias = bool(use_bias)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+        *depth, _, columns = self.pose_shape
+        first = 1 + len(self.axes)
+        channels, inner = input_shape[first], input_shape[-1]
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(*self.kernel_size, channels, self.filters, *depth, inner, columns),
+            initializer=_of_a_convolution(self.kernel_initializer, len(self.axes)),
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(self.filters, *self.pose_shape),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        rank = len(input_shape)
+        axes = {axis: input_shape[axis] for axis in range(first, rank)}
+        self.input_spec = keras.layers.InputSpec(ndim=rank, axes=axes)
+
+    def call(self, capsules):
+        (capsules,) = float_tensors(type(self).__name__, capsules=capsules)
+        kernel = tf.convert_to_tensor(self.kernel)
+        outputs = self.convolve(capsules, kernel, **self.window())
+        if self.bias is not None:
+            outputs += tf.convert_to_tensor(self.bias)
+        return self.activation(outputs)
+
+    def window(self):
+        """Returns the last arguments of `convolve`, by name."""
+        return {
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilations": self.dilation_rate,
+        }
+
+    def compute_output_shape(self, input_shape):
+        owner, shape = type(self).__name__, tuple(input_shape)
+        depth = ["pose depth"] * (len(self.pose_shape) - 2)
+        names = ["batch", *self.axes, "channels", *depth, "pose rows", "pose columns"]
+        axes = f"[{', '.join(names)}]"
+        if len(shape) != len(names):
+            raise ValueError(
+                f"{owner}: with pose_shape {self.pose_shape} the input must be "
+                f"{axes}, got shape {shape}"
+            )
+        first = 1 + len(self.axes)
+        if None in shape[first:]:
+            *others, last = ("batch", *self.axes)
+            raise ValueError(
+                f"{owner}: only {', '.join(others)} and {last} of {axes} may be "
+                f"unknown, got shape {shape}"
+            )
+        if shape[first + 1 : -1] != self.pose_shape[:-1]:
+            pose_shape = (*shape[first + 1 : -1], self.pose_shape[-1])
+            raise ValueError(
+                f"{owner}: a convolution changes only the last dimension of a "
+                f"pose: pose_shape must be {pose_shape} for an input of shape {shape}, "
+                f"got {self.pose_shape}"
+            )
+        return (shape[0], *self.map_size(shape), self.filters, *self.pose_shape)
+
+    def map_size(self, shape):
+        """Returns the sizes of the output along `axes`."""
+        return map_size(self, shape, self.axes)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "pose_shape": self.pose_shape,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation_rate": self.dilation_rate,
+            "activation": keras.activations.serialize(self.activation),
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        }
+
+
+@registered
+class CapsuleConv2D(CapsuleConv):
+    """Convolution that multiplies pose matrices, by `tf_capsops.capsule_conv2d`.
+
+    Where `keras.layers.Conv2D` multiplies a feature by a weight, this layer multiplies
+    the P x Q pose of a capsule by a Q x R matrix, adds a pose `bias[o]` and applies
+    `activation`. All rows of a pose meet the same weights and stay apart, so a layer of
+    4 x 4 poses has a sixteenth of the weights of a `Conv2D` between as many features.
+    With poses of one row it is a `Conv2D` from C * Q features to filters * R.
+
+    Capsules may be of rank 3, as in P-CapsNets (Chen et al., 2019): G matrices side by
+    side, each with its own weights.
+
+    Input shape: `[B, H, W, C, P, Q]`, or `[B, H, W, C, G, P, Q]` for rank 3.
+    Output shape: `[B, H', W', filters, P, R]`, or `[B, H', W', filters, G, P, R]`.
+    Batch, height and width may be unknown.
+
+    Weights: `kernel` `[KH, KW, C, filters, Q, R]`, or `[KH, KW, C, filters, G, Q, R]`;
+    `bias` `[filters, P, R]`, or `[filters, G, P, R]`, a pose for each filter.
+
+    Args:
+      filters: how many capsules each output pixel has.
+      pose_shape: the shape of the output poses, (P, R), or (G, P, R) for capsules of
+        rank 3. P and G are the input's: a convolution changes the columns alone.
+      kernel_size: one or two ints.
+      strides: one or two ints.
+      padding: `"valid"` or `"same"`, as for `keras.layers.Conv2D`.
+      dilation_rate: one or two ints.
+      activation: a function of the output `[..., P, R]`, such as
+        `tf_capsops.squash`, which then squashes each row, or a name that Keras knows.
+      use_bias: whether there is a bias.
+      kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
+        plain convolution with the same fans, and once for each of the G matrices.
+      bias_initializer: as for `keras.layers.Conv2D`.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> import numpy as np
+    >>> import tf_capsops
+    >>> layer = tf_capsops.layers.CapsuleConv2D(
+    ...     filters=8, pose_shape=(4, 4), kernel_size=3, activation=tf_capsops.squash)
+    >>> layer(np.ones([2, 7, 7, 3, 4, 4])).shape.as_list()
+    [2, 5, 5, 8, 4, 4]
+    """
+
+    axes, convolve = IMAGE, staticmethod(capsule_conv2d)
+
+
+@registered
+class CapsuleConv1D(CapsuleConv):
+    """Convolution of lines of capsules, by `tf_capsops.capsule_conv1d`.
+
+    `CapsuleConv2D` with one axis less, as for the words of a text or the samples of a
+    signal.
+
+    Input shape: `[B, W, C, P, Q]`, or `[B, W, C, G, P, Q]` for capsules of rank 3.
+    Output shape: `[B, W', filters, P, R]`, or `[B, W', filters, G, P, R]`. Batch and
+    width may be unknown.
+
+    Weights: `kernel` `[KW, C, filters, Q, R]`, or `[KW, C, filters, G, Q, R]`; `bias`
+    as in `CapsuleConv2D`.
+
+    Args and errors are those of `CapsuleConv2D`, with one int for each of
+    `kernel_size`, `strides` and `dilation_rate`.
+
+    >>> import numpy as np
+    >>> layer = tf_capsops.layers.CapsuleConv1D(8, (4, 4), 3, padding="same")
+    >>> layer(np.ones([2, 20, 3, 4, 4])).shape.as_list()
+    [2, 20, 8, 4, 4]
+    """
+
+    axes, convolve = LINE, staticmethod(capsule_conv1d)
+
+
+@registered
+class CapsuleConv3D(CapsuleConv):
+    """Convolution of volumes of capsules, by `tf_capsops.capsule_conv3d`.
+
+    `CapsuleConv2D` with one axis more, as for the slices of a scan or the pictures of
+    a film.
+
+    Input shape: `[B, D, H, W, C, P, Q]`, or `[B, D, H, W, C, G, P, Q]` for capsules of
+    rank 3. Output shape: `[B, D', H', W', filters, P, R]`, or with G before P. Batch,
+    depth, height and width may be unknown.
+
+    Weights: `kernel` `[KD, KH, KW, C, filters, Q, R]`, or with G before Q; `bias` as in
+    `CapsuleConv2D`.
+
+    Args and errors are those of `CapsuleConv2D`, with one or three ints for each of
+    `kernel_size`, `strides` and `dilation_rate`.
+
+    >>> import numpy as np
+    >>> layer = tf_capsops.layers.CapsuleConv3D(8, (4, 4), 3, strides=2)
+    >>> layer(np.ones([1, 9, 9, 9, 2, 4, 4])).shape.as_list()
+    [1, 4, 4, 4, 8, 4, 4]
+    """
+
+    axes, convolve = VOLUME, staticmethod(capsule_conv3d)
+
+
+class CapsuleConvTranspose(CapsuleConv):
+    """The base of transposed convolutions of capsules, which are never dilated."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if {*self.dilation_rate} != {1}:
+            raise ValueError(
+                f"{type(self).__name__}: dilation_rate must be 1, got "
+                f"{self.dilation_rate}"
+            )
+
+    def window(self):
+        return {"strides": self.strides, "padding": self.padding}
+
+    def map_size(self, shape):
+        sizes = zip(shape[1:], self.kernel_size, self.strides)
+        overlaps = self.padding == "valid"
+        return [
+            size and size * stride + max(window - stride, 0) * overlaps
+            for size, window, stride in sizes
+        ]
+
+
+@registered
+class CapsuleConv2DTranspose(CapsuleConvTranspose):
+    """Transposed convolution of capsules, by `tf_capsops.capsule_conv2d_transpose`.
+
+    What `keras.layers.Conv2DTranspose` is to `Conv2D`: the way up from small images to
+    large ones, as in a decoder.
+
+    Input shape: that of `CapsuleConv2D`. Output shape: that of `CapsuleConv2D`, with
+    `H' = H * stride` for `"same"`, and `H * stride + max(kernel - stride, 0)` for
+    `"valid"`; W' likewise.
+
+    Weights, args and errors are those of `CapsuleConv2D`, but `dilation_rate` must
+    be 1.
+
+    >>> import numpy as np
+    >>> layer = tf_capsops.layers.CapsuleConv2DTranspose(
+    ...     8, (4, 4), 4, strides=2, padding="same")
+    >>> layer(np.ones([2, 7, 7, 3, 4, 4])).shape.as_list()
+    [2, 14, 14, 8, 4, 4]
+    """
+
+    axes, convolve = IMAGE, staticmethod(capsule_conv2d_transpose)
+
+
+@registered
+class CapsuleConv3DTranspose(CapsuleConvTranspose):
+    """Transposed convolution of volumes, by `tf_capsops.capsule_conv3d_transpose`.
+
+    `CapsuleConv2DTranspose` with one axis more.
+
+    Input shape: that of `CapsuleConv3D`. Output shape: that of `CapsuleConv3D`, with
+    the sizes of `CapsuleConv2DTranspose` along all three axes.
+
+    Weights, args and errors are those of `CapsuleConv3D`, but `dilation_rate` must
+    be 1.
+
+    >>> import numpy as np
+    >>> layer = tf_capsops.layers.CapsuleConv3DTranspose(
+    ...     8, (4, 4), 2, strides=2)
+    >>> layer(np.ones([1, 4, 4, 4, 3, 4, 4])).shape.as_list()
+    [1, 8, 8, 8, 8, 4, 4]
+    """
+
+    axes, convolve = VOLUME, staticmethod(capsule_conv3d_transpose)
+
+
+def _of_a_convolution(initializer, axes):
+    """Adapts an initializer of plain kernels to kernels `[..., C, O, ..., Q, R]`.
+
+    The first `axes` are the window.
+
+    Keras' initializers count every axis but the last two as the window. They would
+    count O as part of the fan-in, and the values would be far too small.
+    """
+
+    def initialize(shape, dtype=None):
+        window = shape[:axes]
+        channels, filters, *depth, inner, columns = shape[axes:]
+        draw = _unlike_each_other(initializer) if depth else initializer
+        plain = (*window, channels * inner, filters * columns)
+        split = (*window, channels, inner, filters, columns)
+        matrices = []
+        for _ in range(depth[0] if depth else 1):
+            values = keras.ops.convert_to_tensor(draw(plain, dtype=dtype), dtype)
+            values = keras.ops.reshape(values, split)
+            matrices.append(keras.ops.swapaxes(values, axes + 1, axes + 2))
+        return keras.ops.stack(matrices, axis=-3) if depth else matrices[0]
+
+    return initialize
+
+
+def _unlike_each_other(initializer):
+    """Makes an initializer draw new values at every call, the same ones for a seed."""
+    config = getattr(initializer, "get_config", dict)()
+    if not isinstance(config.get("seed", "none"), int | None):
+        return initializer
+    config["seed"] = keras.random.SeedGenerator(config["seed"])
+    return type(initializer).from_config(config)

@@ -1,0 +1,329 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution of lines and volumes of capsules, and transposed convolutions.
+
+All are convolutions of images. A line is an image of one row. In a volume, what windows
+read along the depth becomes channels of images, which takes as much memory as the
+input, times the kernel's depth over the stride.
+"""
+
+import tensorflow as tf
+
+from tf_capsops import _library, _portable
+from tf_capsops.arguments import float_tensors, window_attributes
+from tf_capsops.ops.capsule_conv import bound, capsule_conv2d, folded, of_matrices
+from tf_capsops.ops.conv2d import IMAGE, largest, require_window, span_of
+from tf_capsops.shapes import ShapeRule, dimensions
+
+_VOLUME = ("depth", *IMAGE)
+
+
+def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
+    """Convolves a line of capsules, multiplying matrices by matrices.
+
+        output[n, x, o] = sum over k, c of
+            inputs[n, x * stride + k * dilation, c] @ weights[k, c, o]
+
+    This is `capsule_conv2d` of images with one row.
+
+    Args:
+      inputs: Capsules, `[batch, in_width, in_channels, pose_rows, pose_inner]`, of type
+        float32, float64, float16 or bfloat16. Capsules of rank 3 have one axis more,
+        `pose_depth` before `pose_rows`.
+      weights: Matrices, `[kernel_width, in_channels, out_channels, pose_inner,
+        pose_columns]`, of the same type. For capsules of rank 3 with `pose_depth`
+        before `pose_inner`.
+      strides: Capsules from one window to the next: a positive integer.
+      padding: "VALID" or "SAME", as for `capsule_conv2d`.
+      dilations: Capsules from one place of the kernel to the next: a positive integer.
+      name: Name of the scope of the operations in a graph.
+
+    Returns:
+      Capsules, `[batch, out_width, out_channels, pose_rows, pose_columns]`, for
+      capsules of rank 3 with `pose_depth` before `pose_rows`.
+
+    Raises:
+      ValueError: As `capsule_conv2d`.
+      tf.errors.InvalidArgumentError: As `capsule_conv2d`.
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> words, kernel = tf.ones([2, 9, 3, 4, 4]), tf.ones([5, 3, 8, 4, 4])
+    >>> tf_capsops.capsule_conv1d(words, kernel, padding="SAME").shape
+    TensorShape([2, 9, 8, 4, 4])
+    """
+    owner, axes = "capsule_conv1d", ("width",)
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+    window = window_attributes(owner, strides, padding, dilations, len(axes))
+    inputs, weights = _bound(owner, inputs, weights, axes, window)
+    (stride,), (dilation,) = window["strides"], window["dilations"]
+    with tf.name_scope(name or owner):
+        outputs = capsule_conv2d(
+            tf.expand_dims(inputs, 1),
+            tf.expand_dims(weights, 0),
+            (1, stride),
+            window["padding"],
+            (1, dilation),
+        )
+        return tf.squeeze(outputs, 1)
+
+
+def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
+    """Convolves a volume of capsules, multiplying matrices by matrices.
+
+        output[n, z, y, x, o] = sum over kd, kh, kw, c of
+            inputs[n, z * sd + kd * dd, y * sh + kh * dh, x * sw + kw * dw, c]
+            @ weights[kd, kh, kw, c, o]
+
+    with strides `sd`, `sh`, `sw` and dilations `dd`, `dh`, `dw`; `capsule_conv2d` with
+    one axis more. A kernel that is deeper than 1 takes memory for a copy of the input,
+    `kernel_depth / sd` times as large.
+
+    Args:
+      inputs: Capsules, `[batch, in_depth, in_height, in_width, in_channels, pose_rows,
+        pose_inner]`, of type float32, float64, float16 or bfloat16. Capsules of rank 3
+        have one axis more, `pose_depth` before `pose_rows`.
+      weights: Matrices, `[kernel_depth, kernel_height, kernel_width, in_channels,
+        out_channels, pose_inner, pose_columns]`, of the same type. For capsules of
+        rank 3 with `pose_depth` before `pose_inner`. `kernel_depth` must be known.
+      strides: Voxels from one window to the next: a positive integer, or three, along
+        depth, height and width.
+      padding: "VALID" or "SAME", as for `capsule_conv2d`.
+      dilations: Voxels from one place of the kernel to the next: a positive integer, or
+        three.
+      name: Name of the scope of the operations in a graph.
+
+    Returns:
+      Capsules, `[batch, out_depth, out_height, out_width, out_channels, pose_rows,
+      pose_columns]`, for capsules of rank 3 with `pose_depth` before `pose_rows`.
+
+    Raises:
+      ValueError: As `capsule_conv2d`.
+      tf.errors.InvalidArgumentError: As `capsule_conv2d`.
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> scan, kernel = tf.ones([1, 8, 16, 16, 2, 4, 4]), tf.ones([3, 3, 3, 2, 5, 4, 4])
+    >>> tf_capsops.capsule_conv3d(scan, kernel, strides=2, padding="SAME").shape
+    TensorShape([1, 4, 8, 8, 5, 4, 4])
+    """
+    owner = "capsule_conv3d"
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+    window = window_attributes(owner, strides, padding, dilations, len(_VOLUME))
+    inputs, weights = _bound(owner, inputs, weights, _VOLUME, window)
+    stride, *strides = window["strides"]
+    dilation, *dilations = window["dilations"]
+    padding, taps = window["padding"], weights.shape[0]
+    with tf.name_scope(name or owner):
+        batch, size = dimensions(inputs)[:2]
+        span = (taps - 1) * dilation + 1
+        out = -(-(size - span + 1) // stride)
+        if padding == "SAME":
+            out = -(-size // stride)
+            missing = largest((out - 1) * stride + span - size, 0)
+            inputs = _padded(inputs, missing // 2, missing - missing // 2)
+        slices = _as_channels(inputs, range(0, span, dilation), out, stride)
+        weights = _taps_as_channels(weights)
+        outputs = capsule_conv2d(slices, weights, strides, padding, dilations)
+        return _as_volume(outputs, batch, out)
+
+
+def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
+    """Convolves an image of capsules the other way, from small images to large ones.
+
+    The transpose of `capsule_conv2d` in its input, which is that op's gradient, with
+    strides `sh`, `sw`; `above` and `left` are what "SAME" pads:
+
+        output[n, y * sh + kh - above, x * sw + kw - left, o] +=
+            inputs[n, y, x, c] @ weights[kh, kw, c, o]
+
+    Differentiable any number of times in both arguments. Half types accumulate in
+    float32.
+
+    Args:
+      inputs: As for `capsule_conv2d`.
+      weights: As for `capsule_conv2d`: `[kernel_height, kernel_width, in_channels,
+        out_channels, pose_inner, pose_columns]`, with the channels and `pose_inner` of
+        `inputs`.
+      strides: Pixels of the output from one window to the next: a positive integer, or
+        two, down and across.
+      padding: "SAME", where `out_height = in_height * sh`; or "VALID", where
+        `out_height = in_height * sh + max(kernel_height - sh, 0)`, which is what
+        `keras.layers.Conv2DTranspose` returns. The width likewise.
+      name: Name of the scope of the operations in a graph.
+
+    Returns:
+      Capsules, `[batch, out_height, out_width, out_channels, pose_rows, pose_columns]`,
+      for capsules of rank 3 with `pose_depth` before `pose_rows`.
+
+    Raises:
+      ValueError: `strides` or `padding` is not as above, or `inputs` or `weights` is of
+        another type, ragged or sparse.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a `ValueError`
+        while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> image, kernel = tf.ones([1, 7, 7, 8, 4, 4]), tf.ones([3, 3, 8, 2, 4, 4])
+    >>> tf_capsops.capsule_conv2d_transpose(image, kernel, 2, padding="SAME").shape
+    TensorShape([1, 14, 14, 2, 4, 4])
+    """
+    owner = "capsule_conv2d_transpose"
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+    window = window_attributes(owner, strides, padding, 1)
+    inputs, weights = _bound(owner, inputs, weights, IMAGE, window, transposed=True)
+    if _portable.is_on():
+        window.pop("dilations")
+        return _portable.compute(
+            _plain_transpose, inputs, weights, **window, name=name or owner
+        )
+    with tf.name_scope(name or owner):
+        # A capsule convolution with these weights takes our output to our input.
+        *poses, inner, columns = range(4, weights.shape.rank)
+        weights = tf.transpose(weights, (0, 1, 3, 2, *poses, columns, inner))
+        batch, *image = dimensions(inputs)[:3]
+        *kernel, out_channels = dimensions(weights)[:3]
+        image = _transposed(image, kernel, window["strides"], window["padding"])
+        poses = [*dimensions(inputs)[4:-1], dimensions(weights)[-2]]
+        return _library.load().capsule_conv_backprop_input(
+            [batch, *image, out_channels, *poses], weights, inputs, **window
+        )
+
+
+def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
+    """Convolves a volume of capsules the other way, from small volumes to large ones.
+
+    `capsule_conv2d_transpose` with one axis more:
+
+        output[n, z * sd + kd - front, y * sh + kh - above, x * sw + kw - left, o] +=
+            inputs[n, z, y, x, c] @ weights[kd, kh, kw, c, o]
+
+    A kernel that is deeper than its stride takes memory for copies of the input,
+    `kernel_depth` times as large together.
+
+    Args:
+      inputs: As for `capsule_conv3d`.
+      weights: As for `capsule_conv3d`.
+      strides: Voxels of the output from one window to the next: a positive integer, or
+        three, along depth, height and width.
+      padding: "SAME" or "VALID", as for `capsule_conv2d_transpose`.
+      name: Name of the scope of the operations in a graph.
+
+    Returns:
+      Capsules, `[batch, out_depth, out_height, out_width, out_channels, pose_rows,
+      pose_columns]`, for capsules of rank 3 with `pose_depth` before `pose_rows`.
+
+    Raises:
+      ValueError: As `capsule_conv2d_transpose`.
+      tf.errors.InvalidArgumentError: As `capsule_conv2d_transpose`.
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> scan, kernel = tf.ones([1, 4, 8, 8, 5, 4, 4]), tf.ones([3, 3, 3, 5, 2, 4, 4])
+    >>> tf_capsops.capsule_conv3d_transpose(scan, kernel, 2, padding="SAME").shape
+    TensorShape([1, 8, 16, 16, 2, 4, 4])
+    """
+    owner = "capsule_conv3d_transpose"
+    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+    window = window_attributes(owner, strides, padding, 1, len(_VOLUME))
+    inputs, weights = _bound(owner, inputs, weights, _VOLUME, window, transposed=True)
+    stride, *strides = window["strides"]
+    padding, taps = window["padding"], weights.shape[0]
+    overlap = max(taps - stride, 0)
+    front, more = (overlap // 2, 0) if padding == "SAME" else (0, overlap)
+    with tf.name_scope(name or owner):
+        batch, size = dimensions(inputs)[:2]
+        # Every `stride`th slice of the output reads the same taps. With tap
+        # `phase + stride * i`, its slice number m reads slice m - i of the input.
+        first, beyond = front // stride, (front + more - 1) // stride + 1
+        count = size + beyond - first
+        most = -(-taps // stride) - 1
+        before = max(most - first, 0)
+        inputs = _padded(inputs, before, max(beyond, 0))
+        phases = []
+        for phase in range(min(stride, taps)):
+            own = weights[phase::stride]
+            begins = [before + first - i for i in range(own.shape[0])]
+            outputs = capsule_conv2d_transpose(
+                _as_channels(inputs, begins, count, 1),
+                _taps_as_channels(own),
+                strides,
+                padding,
+            )
+            phases.append(_as_volume(outputs, batch, count))
+        phases += [tf.zeros_like(phases[0])] * (stride - len(phases))
+        outputs = tf.stack(phases, 2)
+        _, _, _, *rest = dimensions(outputs)
+        outputs = tf.reshape(outputs, [batch, count * stride, *rest])
+        begin = front - first * stride
+        return outputs[:, begin : begin + size * stride + more]
+
+
+def _bound(owner, inputs, weights, axes, window, transposed=False):
+    """Returns operands that fit each other, with ranks that are known."""
+    rule = ShapeRule(owner)
+    inputs, weights = bound(rule, inputs, weights, axes)
+    image = inputs.shape[1 : 1 + len(axes)]
+    padding = "SAME" if transposed else window["padding"]
+    require_window(rule, "weights", weights, image, padding, window["dilations"], axes)
+    is_known = len(axes) < 3 or weights.shape[0] is not None
+    rule.require(is_known, "kernel_depth must be known")
+    return inputs, weights
+
+
+def _padded(inputs, before, after):
+    """Adds slices of zeros before and after a volume."""
+    others = [[0, 0]] * (inputs.shape.rank - 2)
+    return tf.pad(inputs, [[0, 0], [before, after], *others])
+
+
+def _as_channels(inputs, begins, count, stride):
+    """Returns images whose channels are those of several slices of a volume.
+
+    Image z of `count` has the slices `begin + z * stride`, for each of `begins`.
+    """
+    slices = [inputs[:, span_of(begin, count, stride)] for begin in begins]
+    joined = tf.concat(slices, axis=4)
+    batch, _, *image = dimensions(joined)
+    return tf.reshape(joined, [batch * count, *image])
+
+
+def _taps_as_channels(weights):
+    """Returns the weights of such images, `[height, width, taps * channels, ...]`."""
+    others = range(3, weights.shape.rank)
+    weights = tf.transpose(weights, (1, 2, 0, *others))
+    height, width, taps, channels, *rest = dimensions(weights)
+    return tf.reshape(weights, [height, width, taps * channels, *rest])
+
+
+def _as_volume(images, batch, count):
+    return tf.reshape(images, [batch, count, *dimensions(images)[1:]])
+
+
+def _transposed(image, kernel, strides, padding):
+    """Returns height and width of what a transposed convolution makes of an image."""
+    return [
+        size * stride + (largest(window - stride, 0) if padding == "VALID" else 0)
+        for size, window, stride in zip(image, kernel, strides, strict=True)
+    ]
+
+
+def _plain_transpose(inputs, weights, strides, padding):
+    """The definition of `capsule_conv2d_transpose` in TensorFlow's own ops."""
+
+    def convolve(images, filters, **window):
+        batch, *image = dimensions(images)[:3]
+        *kernel, _, out_channels = dimensions(filters)
+        size = _transposed(image, kernel, **window)
+        filters = tf.transpose(filters, (0, 1, 3, 2))
+        shape = [batch, *size, out_channels]
+        return tf.nn.conv2d_transpose(images, filters, shape, **window)
+
+    moved = {"strides": strides, "padding": padding}
+    if inputs.shape.rank == 6:
+        return folded(inputs, weights, convolve, moved)
+    return of_matrices(inputs.shape[4], folded, inputs, weights, convolve, moved)
