@@ -11,7 +11,7 @@ from tf_capsops.layers.capsule_conv import (
 )
 from tf_capsops.layers.class_caps import ClassCaps
 from tf_capsops.layers.conv2d import Conv2D
-from tf_capsops.layers.conv_caps2d import ConvCaps2D
+from tf_capsops.layers.conv_caps import ConvCaps1D, ConvCaps2D, ConvCaps3D
 from tf_capsops.layers.dense_caps import DenseCaps
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
 from tf_capsops.layers.high_order_conv1d import HighOrderConv1D
@@ -34,7 +34,9 @@ __all__ = [
     "CenterTap",
     "ClassCaps",
     "Conv2D",
+    "ConvCaps1D",
     "ConvCaps2D",
+    "ConvCaps3D",
     "DenseCaps",
     "DigitCaps",
     "HighOrderConv1D",

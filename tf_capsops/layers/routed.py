@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.weights import require_built
 from tf_capsops.ops.capsule_conv import capsule_conv2d
+from tf_capsops.ops.capsule_conv_nd import capsule_conv1d, capsule_conv3d
 from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
 from tf_capsops.routing import EM
 from tf_capsops.routing.rule import copy_of
@@ -108,7 +109,7 @@ class Routed(keras.layers.Layer):
             # them exactly; without it, float32 has slower kernels than they have.
             children = [tf.cast(each, dtype) for each in children]
         poses, activations, weights = children
-        pairs, passes = weights.shape[:4], []
+        pairs, passes = weights.shape[:-2], []
 
         def moments(
             *, order=1, normalize="parents", use_activations=True, **statistics
@@ -152,15 +153,18 @@ _WEIGHTED_SUM = ("none", 1, False, "prior")
 def _weighted_sums(poses, weights, prior, **window):
     """Returns what `capsule_moments` does, as convolutions, which are faster."""
 
+    axes = poses.shape.rank - 4
+    convolve = {1: capsule_conv1d, 2: capsule_conv2d, 3: capsule_conv3d}[axes]
+
     def convolved(inputs, weights):
         inputs = tf.cast(inputs, prior.dtype)
-        return capsule_conv2d(inputs, weights * prior[..., None, None], **window)
+        return convolve(inputs, weights * prior[..., None, None], **window)
 
     first = convolved(poses, tf.cast(weights, prior.dtype))
     # Where a window reaches beyond the image, children are missing in its mass, too.
-    ones = tf.ones([1, *dimensions(poses)[1:4], 1, 1], prior.dtype)
+    ones = tf.ones([1, *dimensions(poses)[1:-2], 1, 1], prior.dtype)
     mass = convolved(ones, tf.ones([1, 1], prior.dtype))[..., 0, 0]
-    return tf.broadcast_to(mass, dimensions(first)[:4]), first
+    return tf.broadcast_to(mass, dimensions(first)[:-2]), first
 
 
 def _checked_parents(rule, parents, poses, weights):
@@ -169,7 +173,8 @@ def _checked_parents(rule, parents, poses, weights):
     Raises:
       ValueError: if not; the message names the rule and what came.
     """
-    capsules = (poses.shape[0], None, None, weights.shape[3])
+    of_map = ("D'", "H'", "W'")[-(poses.shape.rank - 4) :]
+    capsules = (poses.shape[0], *(None for _ in of_map), weights.shape[-3])
     expected = ((*capsules, poses.shape[-2], weights.shape[-1]), capsules)
     is_pair = isinstance(parents, (list, tuple)) and len(parents) == 2
     if is_pair and all(
@@ -182,10 +187,10 @@ def _checked_parents(rule, parents, poses, weights):
     else:
         got = f"one: {_described(parents)}"
     *_, filters, rows, columns = expected[0]
+    parents = f"N, {', '.join(of_map)}, {filters}"
     raise ValueError(
         f"{type(rule).__name__}.route must return two tensors, poses "
-        f"[N, H', W', {filters}, {rows}, {columns}] and activations "
-        f"[N, H', W', {filters}], got {got}"
+        f"[{parents}, {rows}, {columns}] and activations [{parents}], got {got}"
     )
 
 

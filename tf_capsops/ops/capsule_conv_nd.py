@@ -15,7 +15,7 @@ from tf_capsops.ops.capsule_conv import bound, capsule_conv2d, folded, of_matric
 from tf_capsops.ops.conv2d import IMAGE, largest, require_window, span_of
 from tf_capsops.shapes import ShapeRule, dimensions
 
-_VOLUME = ("depth", *IMAGE)
+LINE, VOLUME = ("width",), ("depth", *IMAGE)
 
 
 def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
@@ -53,7 +53,7 @@ def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     >>> tf_capsops.capsule_conv1d(words, kernel, padding="SAME").shape
     TensorShape([2, 9, 8, 4, 4])
     """
-    owner, axes = "capsule_conv1d", ("width",)
+    owner, axes = "capsule_conv1d", LINE
     inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
     window = window_attributes(owner, strides, padding, dilations, len(axes))
     inputs, weights = _bound(owner, inputs, weights, axes, window)
@@ -111,23 +111,18 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
     """
     owner = "capsule_conv3d"
     inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
-    window = window_attributes(owner, strides, padding, dilations, len(_VOLUME))
-    inputs, weights = _bound(owner, inputs, weights, _VOLUME, window)
-    stride, *strides = window["strides"]
-    dilation, *dilations = window["dilations"]
-    padding, taps = window["padding"], weights.shape[0]
+    window = window_attributes(owner, strides, padding, dilations, len(VOLUME))
+    inputs, weights = _bound(owner, inputs, weights, VOLUME, window)
+    (stride, *strides), (dilation, *dilations) = window["strides"], window["dilations"]
+    padding = window["padding"]
     with tf.name_scope(name or owner):
-        batch, size = dimensions(inputs)[:2]
-        span = (taps - 1) * dilation + 1
-        out = -(-(size - span + 1) // stride)
-        if padding == "SAME":
-            out = -(-size // stride)
-            missing = largest((out - 1) * stride + span - size, 0)
-            inputs = _padded(inputs, missing // 2, missing - missing // 2)
-        slices = _as_channels(inputs, range(0, span, dilation), out, stride)
-        weights = _taps_as_channels(weights)
-        outputs = capsule_conv2d(slices, weights, strides, padding, dilations)
-        return _as_volume(outputs, batch, out)
+        images, depth = windows_as_channels(
+            inputs, weights.shape[0], stride, dilation, padding
+        )
+        outputs = capsule_conv2d(
+            images, taps_as_channels(weights), strides, padding, dilations
+        )
+        return as_volume(outputs, dimensions(inputs)[0], depth)
 
 
 def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
@@ -229,8 +224,8 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
     """
     owner = "capsule_conv3d_transpose"
     inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
-    window = window_attributes(owner, strides, padding, 1, len(_VOLUME))
-    inputs, weights = _bound(owner, inputs, weights, _VOLUME, window, transposed=True)
+    window = window_attributes(owner, strides, padding, 1, len(VOLUME))
+    inputs, weights = _bound(owner, inputs, weights, VOLUME, window, transposed=True)
     stride, *strides = window["strides"]
     padding, taps = window["padding"], weights.shape[0]
     overlap = max(taps - stride, 0)
@@ -243,18 +238,18 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
         count = size + beyond - first
         most = -(-taps // stride) - 1
         before = max(most - first, 0)
-        inputs = _padded(inputs, before, max(beyond, 0))
+        inputs = padded(inputs, before, max(beyond, 0))
         phases = []
         for phase in range(min(stride, taps)):
             own = weights[phase::stride]
             begins = [before + first - i for i in range(own.shape[0])]
             outputs = capsule_conv2d_transpose(
-                _as_channels(inputs, begins, count, 1),
-                _taps_as_channels(own),
+                as_channels(inputs, begins, count, 1),
+                taps_as_channels(own),
                 strides,
                 padding,
             )
-            phases.append(_as_volume(outputs, batch, count))
+            phases.append(as_volume(outputs, batch, count))
         phases += [tf.zeros_like(phases[0])] * (stride - len(phases))
         outputs = tf.stack(phases, 2)
         _, _, _, *rest = dimensions(outputs)
@@ -275,13 +270,44 @@ def _bound(owner, inputs, weights, axes, window, transposed=False):
     return inputs, weights
 
 
-def _padded(inputs, before, after):
-    """Adds slices of zeros before and after a volume."""
+def windows_as_channels(inputs, taps, stride, dilation, padding):
+    """Returns images whose channels are what windows read along the depth of a volume.
+
+    Args:
+      inputs: `[batch, depth, height, width, channels, ...]`.
+      taps, stride, dilation, padding: a window's along the depth.
+
+    Returns:
+      `[batch * windows, height, width, taps * channels, ...]`, and how many windows the
+      depth has.
+    """
+    inputs, count = padded_depth(inputs, taps, stride, dilation, padding)
+    begins = range(0, taps * dilation, dilation)
+    return as_channels(inputs, begins, count, stride), count
+
+
+def padded_depth(inputs, taps, stride, dilation, padding):
+    """Returns a volume with the slices that "SAME" adds, and how many windows it has.
+
+    Window z reads slices `z * stride + tap * dilation`. Arguments are those of
+    `windows_as_channels`.
+    """
+    size, span = dimensions(inputs)[1], (taps - 1) * dilation + 1
+    if padding == "VALID":
+        return inputs, -(-(size - span + 1) // stride)
+    count = -(-size // stride)
+    missing = largest((count - 1) * stride + span - size, 0)
+    return padded(inputs, missing // 2, missing - missing // 2), count
+
+
+def padded(inputs, before, after, value=0):
+    """Adds slices before and after a volume, all of whose numbers are `value`."""
     others = [[0, 0]] * (inputs.shape.rank - 2)
-    return tf.pad(inputs, [[0, 0], [before, after], *others])
+    slices = [[0, 0], [before, after], *others]
+    return tf.pad(inputs, slices, constant_values=value)
 
 
-def _as_channels(inputs, begins, count, stride):
+def as_channels(inputs, begins, count, stride):
     """Returns images whose channels are those of several slices of a volume.
 
     Image z of `count` has the slices `begin + z * stride`, for each of `begins`.
@@ -292,7 +318,7 @@ def _as_channels(inputs, begins, count, stride):
     return tf.reshape(joined, [batch * count, *image])
 
 
-def _taps_as_channels(weights):
+def taps_as_channels(weights):
     """Returns the weights of such images, `[height, width, taps * channels, ...]`."""
     others = range(3, weights.shape.rank)
     weights = tf.transpose(weights, (1, 2, 0, *others))
@@ -300,7 +326,8 @@ def _taps_as_channels(weights):
     return tf.reshape(weights, [height, width, taps * channels, *rest])
 
 
-def _as_volume(images, batch, count):
+def as_volume(images, batch, count):
+    """Returns volumes of `count` images each."""
     return tf.reshape(images, [batch, count, *dimensions(images)[1:]])
 
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments of votes: one pass of any routing between capsules in windows."""
 
+import functools
+
 import tensorflow as tf
 
 from tf_capsops import _library, _portable
@@ -11,6 +13,12 @@ from tf_capsops.arguments import (
     tensor_of,
     window_attributes,
 )
+from tf_capsops.ops.capsule_moments_nd import (
+    existing_slices,
+    over_each_tap,
+    over_line,
+    over_volume,
+)
 from tf_capsops.ops.capsule_moments_plain import (
     AXES,
     STATISTICS,
@@ -18,7 +26,7 @@ from tf_capsops.ops.capsule_moments_plain import (
     plain_shares,
 )
 from tf_capsops.ops.undifferentiable import register as register_refusal
-from tf_capsops.shapes import ShapeRule
+from tf_capsops.shapes import ShapeRule, dimensions
 
 NORMALIZATIONS = ("parents", "all", "none")
 _WINDOW = ("strides", "dilations", "padding")
@@ -67,7 +75,10 @@ def capsule_moments(
 
     Args:
       poses: Children, `[batch, in_height, in_width, in_channels, pose_rows,
-        pose_inner]`, of type float32, float64, float16 or bfloat16.
+        pose_inner]`, of type float32, float64, float16 or bfloat16. A line of capsules
+        has no height, and a volume has a depth before it; so do windows and parents in
+        all that follows. Windows over a volume take memory for copies: of poses or,
+        for "all", of statistics, `kernel_depth` times as many at a stride of 1.
       activations: `[batch, in_height, in_width, in_channels]`, of the same type; ones
         by default.
       weights: `[kernel_height, kernel_width, in_channels, out_channels, pose_inner,
@@ -110,16 +121,31 @@ def capsule_moments(
     """
     owner = "capsule_moments"
     order = int_between(owner, "order", order, 0, 2)
-    attributes = _attributes(owner, strides, padding, dilations, normalize)
     statistics = (bias, linear, precision, center, prior)
     operands = _operands(owner, poses, activations, weights, statistics)
+    axes = _axes(operands[0])
+    window = window_attributes(owner, strides, padding, dilations, axes)
+    of_votes = {"order": order, "normalize": _normalization(owner, normalize)}
+    if axes == 2:
+        return _moments(name, *operands, **window, **of_votes)
+    compute = functools.partial(_moments, None, **of_votes)
+    with tf.name_scope(name or owner):
+        if axes == 1:
+            return tuple(over_line(owner, compute, operands, window))
+        if normalize != "all":
+            return tuple(over_volume(owner, compute, operands, window))
+        of_taps = over_each_tap(owner, compute, operands, window, axis=3)
+        return tuple(map(tf.add_n, zip(*of_taps, strict=True)))
+
+
+def _moments(name, *operands, order, **attributes):
+    """Returns the moments of windows over images, by our op or by TensorFlow's."""
     if _portable.is_on():
-        with tf.name_scope(name or owner):
+        with tf.name_scope(name or "capsule_moments"):
             return plain(*operands, order=order, **attributes)
     op = _library.load().capsule_moments
-    return op(*_without_nones(operands), order=order, **attributes, name=name)[
-        : order + 1
-    ]
+    moments = op(*_without_nones(operands), order=order, **attributes, name=name)
+    return moments[: order + 1]
 
 
 def moment_shares(
@@ -164,25 +190,55 @@ def moment_shares(
     """
     owner = "moment_shares"
     int_between(owner, "order", order, 0, 2)
-    attributes = _attributes(owner, strides, padding, dilations, normalize)
     statistics = (bias, linear, precision, center, prior)
     operands = _operands(owner, poses, activations, weights, statistics)
+    axes = _axes(operands[0])
+    window = window_attributes(owner, strides, padding, dilations, axes)
+    normalize = _normalization(owner, normalize)
+    if axes == 2:
+        return _shares(name, *operands, **window, normalize=normalize)
+
+    def compute(*operands, **attributes):
+        return [_shares(None, *operands, **attributes, normalize=normalize)]
+
+    with tf.name_scope(name or owner):
+        if axes == 1:
+            return tf.squeeze(over_line(owner, compute, operands, window)[0], 2)
+        if normalize == "all":
+            of_taps = over_each_tap(owner, compute, operands, window, axis=6)
+            shares = tf.stack([each for (each,) in of_taps], axis=4)
+        else:
+            (shares,) = over_volume(owner, compute, operands, window)
+            *windows, _, parents = dimensions(shares)
+            taps = operands[2].shape[0]
+            shares = tf.reshape(shares, [*windows, taps, -1, parents])
+            shares = tf.transpose(shares, (0, 1, 2, 3, 6, 4, 5, 7, 8))
+        exist = existing_slices(operands[0], operands[2], window, shares.dtype)
+        depth, taps = dimensions(exist)
+        return shares * tf.reshape(exist, [1, depth, 1, 1, taps, 1, 1, 1, 1])
+
+
+def _shares(name, *operands, **attributes):
+    """Returns the shares of windows over images, by our op or by TensorFlow's."""
     if _portable.is_on():
-        with tf.name_scope(name or owner):
+        with tf.name_scope(name or "moment_shares"):
             return tf.stop_gradient(plain_shares(*operands, **attributes))
     op = _library.load().capsule_moment_shares
     return op(*_without_nones(operands), **attributes, name=name)
 
 
-def _attributes(owner, strides, padding, dilations, normalize):
+def _axes(poses):
+    """Returns how many axes windows slide along; two where the op judges the rank."""
+    axes = (poses.shape.rank or 6) - 4
+    return axes if axes in (1, 3) else 2
+
+
+def _normalization(owner, normalize):
     if normalize not in NORMALIZATIONS:
         raise ValueError(
             f"{owner}: normalize must be 'parents', 'all' or 'none', got {normalize!r}"
         )
-    return {
-        "normalize": normalize,
-        **window_attributes(owner, strides, padding, dilations),
-    }
+    return normalize
 
 
 def _operands(owner, poses, activations, weights, statistics):

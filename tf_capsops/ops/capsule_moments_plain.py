@@ -6,23 +6,34 @@ import math
 
 import tensorflow as tf
 
-from tf_capsops.ops.conv2d import patches, require_window, steps_of_axes
+from tf_capsops.ops.conv2d import IMAGE, patches, require_window, steps_of_axes
 from tf_capsops.ops.squash import at_least_float32
 from tf_capsops.shapes import ShapeRule, dimensions
 
 STATISTICS = ("bias", "linear", "precision", "center", "prior")
-_IMAGE = ("batch", "in_height", "in_width", "in_channels")
-_PAIRS = ("kernel_height", "kernel_width", "in_channels", "out_channels")
-_PARENTS = ("batch", "out_height", "out_width", "out_channels")
-_POSE = ("pose_rows", "pose_columns")
-AXES = {
-    "poses": (*_IMAGE, "pose_rows", "pose_inner"),
-    "activations": _IMAGE,
-    "weights": (*_PAIRS, "pose_inner", "pose_columns"),
-    "bias": _PARENTS,
-    **dict.fromkeys(("linear", "precision", "center"), (*_PARENTS, *_POSE)),
-    "prior": _PAIRS,
-}
+
+
+def axes_of(axes=IMAGE):
+    """Returns what the axes of each operand are called, by the operand's name.
+
+    Args:
+      axes: what the axes are called that windows slide along.
+    """
+    children = ("batch", *(f"in_{axis}" for axis in axes), "in_channels")
+    parents = ("batch", *(f"out_{axis}" for axis in axes), "out_channels")
+    pairs = (*(f"kernel_{axis}" for axis in axes), "in_channels", "out_channels")
+    of_poses = (*parents, "pose_rows", "pose_columns")
+    return {
+        "poses": (*children, "pose_rows", "pose_inner"),
+        "activations": children,
+        "weights": (*pairs, "pose_inner", "pose_columns"),
+        "bias": parents,
+        **dict.fromkeys(("linear", "precision", "center"), of_poses),
+        "prior": pairs,
+    }
+
+
+AXES = axes_of()
 
 
 def plain(

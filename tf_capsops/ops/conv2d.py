@@ -67,14 +67,15 @@ def patches(images, kernel, strides, padding, dilations):
 
 
 def steps_of_axes(image, kernel, strides, padding, dilations):
-    """Returns `(output size, steps)` down and across; a step is a row of the kernel.
+    """Returns `(output size, steps)` of each axis; a step is a row of the kernel.
 
     A step holds the first output whose pixel is inside the image, the number of
     outputs, and the first one's pixel. Sizes of the image are ints, or scalar tensors
     and then so are the results.
     """
     return [
-        _steps(image[a], kernel[a], strides[a], dilations[a], padding) for a in (0, 1)
+        _steps(*of_axis, padding)
+        for of_axis in zip(image, kernel, strides, dilations, strict=True)
     ]
 
 

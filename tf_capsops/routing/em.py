@@ -95,7 +95,10 @@ class EM(Rule):
         self._numbers = math.prod(output_shape[-2:])
         self.beta_a, self.beta_u = (
             layer.add_weight(
-                name=name, shape=[weights_shape[3]], initializer="zeros", autocast=False
+                name=name,
+                shape=[weights_shape[-3]],
+                initializer="zeros",
+                autocast=False,
             )
             for name in ("beta_a", "beta_u")
         )

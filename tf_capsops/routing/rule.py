@@ -29,9 +29,10 @@ class Rule:
 
         Args:
           layer: The Keras layer that will call `route`.
-          weights_shape: `[KH, KW, C, O, Q, R]`, ints.
-          output_shape: Of the poses that `route` returns, `[N, H', W', O, P, R]`; None
-            is unknown.
+          weights_shape: `[KH, KW, C, O, Q, R]`, ints; of a line without KH, and of a
+            volume with KD before it.
+          output_shape: Of the poses that `route` returns, `[N, H', W', O, P, R]`, or
+            those of a line or a volume; None is unknown.
         """
 
     def route(self, moments, training=False):

@@ -29,7 +29,7 @@ class SelfAttention(Rule):
     def build(self, layer, weights_shape, output_shape):
         self._numbers = math.prod(output_shape[-2:])
         self.priors = layer.add_weight(
-            name="priors", shape=weights_shape[:4], initializer="zeros", autocast=False
+            name="priors", shape=weights_shape[:-2], initializer="zeros", autocast=False
         )
 
     def route(self, moments, training=False):

@@ -57,16 +57,19 @@ class VB(Rule):
     def build(self, layer, weights_shape, output_shape):
         self.beta_a, self.beta_u = (
             layer.add_weight(
-                name=name, shape=[weights_shape[3]], initializer="zeros", autocast=False
+                name=name,
+                shape=[weights_shape[-3]],
+                initializer="zeros",
+                autocast=False,
             )
             for name in ("beta_a", "beta_u")
         )
         self._numbers = math.prod(output_shape[-2:])
-        dtype = type_of_moments(layer)
+        dtype, axis = type_of_moments(layer), len(output_shape) - 3
         plain = {"center": False, "scale": False, "momentum": 0.9, "epsilon": 1e-5}
         # Attributes of the layer, which so keeps their moving statistics.
         layer.pose_normalization, layer.activation_normalization = (
-            keras.layers.BatchNormalization(3, dtype=dtype, name=name, **plain)
+            keras.layers.BatchNormalization(axis, dtype=dtype, name=name, **plain)
             for name in ("pose_normalization", "activation_normalization")
         )
         layer.pose_normalization.build(output_shape)

@@ -1,0 +1,346 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions and moments over lines and volumes, and transposed convolutions."""
+
+import functools
+
+import finite_differences
+import numpy as np
+import pytest
+import tensorflow as tf
+from descriptions import every_dtype, exact
+from frames import call
+from reference import windows as reference
+from tolerances import assert_close
+
+import tf_capsops
+
+_DEEP = (3,)
+_CONVOLUTIONS = {
+    # function, image, kernel, pose depth, strides, padding, dilations
+    "line": (tf_capsops.capsule_conv1d, (11,), (3,), (), (2,), "VALID", (2,)),
+    "line_same_deep": (
+        tf_capsops.capsule_conv1d,
+        (7,),
+        (4,),
+        _DEEP,
+        (1,),
+        "SAME",
+        (1,),
+    ),
+    "volume": (
+        tf_capsops.capsule_conv3d,
+        (7, 5, 6),
+        (3, 2, 3),
+        (),
+        (2, 1, 3),
+        "VALID",
+        (2, 1, 1),
+    ),
+    "volume_same": (
+        tf_capsops.capsule_conv3d,
+        (5, 4, 3),
+        (4, 3, 1),
+        (),
+        (2, 1, 2),
+        "SAME",
+        (1, 1, 1),
+    ),
+    "volume_same_deep": (
+        tf_capsops.capsule_conv3d,
+        (4, 3, 3),
+        (2, 2, 2),
+        _DEEP,
+        (1, 1, 1),
+        "SAME",
+        (2, 1, 2),
+    ),
+    "no_slices": (
+        tf_capsops.capsule_conv3d,
+        (0, 3, 3),
+        (3, 3, 3),
+        (),
+        (2, 1, 1),
+        "SAME",
+        (1, 1, 1),
+    ),
+}
+_TRANSPOSED = {
+    # function, image, kernel, pose depth, strides, padding
+    "image": (tf_capsops.capsule_conv2d_transpose, (3, 4), (3, 2), (), (2, 3), "VALID"),
+    "image_same": (
+        tf_capsops.capsule_conv2d_transpose,
+        (3, 4),
+        (4, 3),
+        (),
+        (2, 1),
+        "SAME",
+    ),
+    "image_deep": (
+        tf_capsops.capsule_conv2d_transpose,
+        (2, 3),
+        (3, 3),
+        _DEEP,
+        (1, 2),
+        "SAME",
+    ),
+    "volume": (
+        tf_capsops.capsule_conv3d_transpose,
+        (3, 2, 3),
+        (5, 3, 2),
+        (),
+        (2, 1, 3),
+        "VALID",
+    ),
+    "volume_same": (
+        tf_capsops.capsule_conv3d_transpose,
+        (3, 2, 3),
+        (4, 2, 3),
+        (),
+        (2, 2, 1),
+        "SAME",
+    ),
+    "volume_deep": (
+        tf_capsops.capsule_conv3d_transpose,
+        (2, 2, 2),
+        (2, 3, 3),
+        _DEEP,
+        (3, 1, 2),
+        "SAME",
+    ),
+}
+
+
+def _drawn(image, kernel, depth, dtype):
+    random = np.random.default_rng(3)
+    inputs = random.uniform(-1, 1, (2, *image, 2, *depth, 2, 3))
+    weights = random.uniform(-1, 1, (*kernel, 2, 3, *depth, 3, 4))
+    return tf.constant(inputs, dtype), tf.constant(weights, dtype)
+
+
+def _assert_as_exact(compute, operands, truth):
+    """Asserts that a result is as exact as the portable definition's."""
+
+    def portable():
+        with tf_capsops.portable():
+            return compute(*operands)
+
+    values = exact(operands)
+    magnitude = truth(*map(np.abs, values))
+    assert_close(call(compute, *operands), truth(*values), portable, magnitude)
+    with tf_capsops.portable():
+        assert_close(call(compute, *operands), truth(*values), portable, magnitude)
+
+
+@every_dtype
+@pytest.mark.parametrize("name", _CONVOLUTIONS)
+def test_convolutions(name, dtype, device):
+    function, *shapes, strides, padding, dilations = _CONVOLUTIONS[name]
+    window = {"strides": strides, "padding": padding, "dilations": dilations}
+    compute = functools.partial(function, **window)
+    truth = functools.partial(reference.convolution, **window)
+    _assert_as_exact(compute, _drawn(*shapes, dtype), truth)
+
+
+@every_dtype
+@pytest.mark.parametrize("name", _TRANSPOSED)
+def test_transposed_convolutions(name, dtype, device):
+    function, *shapes, strides, padding = _TRANSPOSED[name]
+    window = {"strides": strides, "padding": padding}
+    compute = functools.partial(function, **window)
+    truth = functools.partial(reference.transposed, **window)
+    _assert_as_exact(compute, _drawn(*shapes, dtype), truth)
+
+
+def _functions():
+    for name, (function, *shapes, strides, padding, _) in _CONVOLUTIONS.items():
+        yield pytest.param(function, shapes, strides, padding, id=f"{name}_forth")
+    for name, (function, *shapes, strides, padding) in _TRANSPOSED.items():
+        yield pytest.param(function, shapes, strides, padding, id=f"{name}_back")
+
+
+@pytest.mark.parametrize("function, shapes, strides, padding", _functions())
+def test_gradients_of_both_orders(function, shapes, strides, padding, device):
+    def square(*operands):
+        return function(*operands, strides, padding) ** 2
+
+    def slopes(*operands):
+        with tf.GradientTape() as tape:
+            tape.watch(operands)
+            result = square(*operands)
+        return tf.concat(
+            [tf.reshape(each, [-1]) for each in tape.gradient(result, operands)], 0
+        )
+
+    operands = _drawn(*shapes, tf.float64)
+    finite_differences.assert_gradients_agree(square, operands)
+    finite_differences.assert_gradients_agree(slopes, operands)
+
+
+@pytest.mark.parametrize("function, shapes, strides, padding", _functions())
+def test_sizes_that_are_unknown(function, shapes, strides, padding, device):
+    inputs, weights = _drawn(*shapes, tf.float64)
+    expected = function(inputs, weights, strides, padding)
+    axes = len(strides)
+    unknown = [None] * (1 + axes) + inputs.shape.as_list()[1 + axes :]
+
+    def compute(each):
+        each = tf.raw_ops.PlaceholderWithDefault(input=each, shape=unknown)
+        return function(each, weights, strides, padding)
+
+    result = tf.function(compute, autograph=False)(inputs)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "function, inputs, weights, arguments, text",
+    [
+        (
+            tf_capsops.capsule_conv3d,
+            (1, 4, 4, 4, 2, 4, 4),
+            (5, 3, 3, 2, 3, 4, 4),
+            {},
+            "weights dim 0 (kernel_depth) must be at most 4",
+        ),
+        (
+            tf_capsops.capsule_conv1d,
+            (1, 9, 2, 4, 4),
+            (3, 3, 3, 4, 4),
+            {},
+            "weights dim 1 (in_channels) must be 2, got [3,3,3,4,4]",
+        ),
+        (
+            tf_capsops.capsule_conv1d,
+            (1, 9, 2, 4),
+            (3, 2, 3, 4, 4),
+            {},
+            "capsule_conv1d: input must have rank 5 [batch, in_width, in_channels, "
+            "pose_rows, pose_inner] or 6",
+        ),
+        (
+            tf_capsops.capsule_conv3d_transpose,
+            (1, 4, 4, 4, 2, 4, 4),
+            (0, 3, 3, 2, 3, 4, 4),
+            {},
+            "weights dim 0 (kernel_depth) must be at least 1",
+        ),
+        (
+            tf_capsops.capsule_conv3d,
+            (1, 4, 4, 4, 2, 4, 4),
+            (3, 3, 3, 2, 3, 4, 4),
+            {"strides": (1, 2)},
+            "capsule_conv3d: strides must be one or three integers, got (1, 2)",
+        ),
+        (
+            tf_capsops.capsule_conv2d_transpose,
+            (1, 4, 4, 2, 4, 4),
+            (3, 3, 2, 3, 4, 4),
+            {"padding": "FULL"},
+            "padding must be 'VALID' or 'SAME', got 'FULL'",
+        ),
+    ],
+)
+def test_what_does_not_fit(function, inputs, weights, arguments, text, device):
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
+        function(tf.ones(inputs), tf.ones(weights), **arguments)
+    assert text in str(caught.value)
+
+
+def test_a_kernel_whose_depth_is_unknown_is_refused():
+    @tf.function(autograph=False)
+    def compute(weights):
+        weights = tf.ensure_shape(weights, [None, 3, 3, 2, 3, 4, 4])
+        return tf_capsops.capsule_conv3d(tf.ones([1, 4, 4, 4, 2, 4, 4]), weights)
+
+    signature = tf.TensorSpec([None, 3, 3, 2, 3, 4, 4])
+    with pytest.raises(ValueError, match="kernel_depth must be known"):
+        compute.get_concrete_function(signature)
+
+
+_MOMENTS = {
+    # image, kernel, strides, padding, normalize
+    "line_parents": ((7,), (3,), (2,), "SAME", "parents"),
+    "line_all": ((6,), (3,), (1,), "VALID", "all"),
+    "volume_parents": ((4, 3, 4), (3, 2, 2), (1, 1, 2), "SAME", "parents"),
+    "volume_valid": ((5, 3, 3), (2, 2, 3), (2, 1, 1), "VALID", "parents"),
+    "volume_all": ((4, 3, 3), (3, 2, 2), (1, 1, 2), "SAME", "all"),
+    "volume_all_gaps": ((7, 2, 2), (2, 2, 1), (3, 1, 1), "VALID", "all"),
+    "volume_all_strided": ((5, 2, 2), (4, 1, 2), (2, 1, 1), "SAME", "all"),
+    "volume_none": ((3, 3, 2), (2, 3, 1), (2, 2, 1), "SAME", "none"),
+}
+
+
+def _moments_drawn(image, kernel, strides, padding, dtype):
+    random = np.random.default_rng(4)
+    axes = len(image)
+    out, _ = reference.sizes(image, kernel, strides, padding, [1] * axes)
+    wide = "float64" if dtype == tf.float64 else "float32"
+    parents = (2, *out, 3)
+    shapes = {"bias": parents, "prior": (*kernel, 2, 3)}
+    shapes |= dict.fromkeys(("linear", "precision", "center"), (*parents, 2, 2))
+    statistics = {
+        name: tf.constant(random.uniform(0, 1, shape), wide)
+        for name, shape in shapes.items()
+    }
+    poses = tf.constant(random.uniform(-1, 1, (2, *image, 2, 2, 3)), dtype)
+    activations = tf.constant(random.uniform(0, 1, (2, *image, 2)), dtype)
+    weights = tf.constant(random.uniform(-1, 1, (*kernel, 2, 3, 3, 2)), dtype)
+    return (poses, activations, weights), statistics
+
+
+@every_dtype
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("name", _MOMENTS)
+def test_moments(name, portable, dtype, device):
+    *window, normalize = _MOMENTS[name]
+    children, statistics = _moments_drawn(*window, dtype)
+    _, _, strides, padding = window
+    given = {"strides": strides, "padding": padding, "normalize": normalize}
+    named = dict(zip(statistics, exact(statistics.values()), strict=True))
+    truth, of_shares = reference.moments(*exact(children), named, **given)
+
+    def compute(*tensors):
+        named = dict(zip(statistics, tensors[3:], strict=True))
+        found = tf_capsops.capsule_moments(*tensors[:3], order=2, **named, **given)
+        shares = tf_capsops.moment_shares(*tensors[:3], **named, **given)
+        return [*found, shares]
+
+    operands = *children, *statistics.values()
+    if portable:
+        with tf_capsops.portable():
+            results = call(compute, *operands)
+    else:
+        results = call(compute, *operands)
+    # Children are widened: float32 sums of a few dozen terms of about one.
+    close = 1e-12 if dtype == tf.float64 else 3e-5
+    for result, expected in zip(results, [*truth, of_shares], strict=True):
+        assert result.dtype == next(iter(statistics.values())).dtype
+        np.testing.assert_allclose(result, expected, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("name", _MOMENTS)
+@pytest.mark.parametrize("activations", [False, True])
+def test_gradients_of_moments(name, activations, device):
+    *window, normalize = _MOMENTS[name]
+    (poses, active, weights), statistics = _moments_drawn(*window, tf.float64)
+    _, _, strides, padding = window
+    given = {"strides": strides, "padding": padding, "normalize": normalize}
+
+    def compute(poses, weights, *others):
+        others = dict(zip(["activations", *statistics], others, strict=True))
+        active = others.pop("activations")
+        found = tf_capsops.capsule_moments(
+            poses, active if activations else None, weights, order=2, **others, **given
+        )
+        return tf.concat([tf.reshape(each, [-1]) for each in found], 0)
+
+    operands = poses, weights, active, *statistics.values()
+    finite_differences.assert_gradients_agree(compute, operands)
+
+
+def test_statistics_must_fit_the_windows(device):
+    poses, weights = tf.ones([1, 5, 3, 3, 1, 2, 2]), tf.ones([2, 2, 2, 1, 4, 2, 2])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"dim 1 \(out_depth\) must be 4"
+    ):
+        tf_capsops.capsule_moments(poses, None, weights, bias=tf.ones([1, 3, 2, 2, 4]))
