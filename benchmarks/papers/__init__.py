@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and charts of other papers, measured beside ours.
+"""Tables and charts of other papers, measured next to ours.
 
 `python -m benchmarks.papers`, run in the source tree, measures them. A paper is a
 module with:

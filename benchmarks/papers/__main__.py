@@ -35,7 +35,7 @@ _PARTS = dict.fromkeys(part for p in PAPERS for part in report.parts_of(p) if pa
 def _parser() -> argparse.ArgumentParser:
     parser = options.Parser(
         prog="python -m benchmarks.papers",
-        description="Time other papers' kernels beside ours and plain TensorFlow.",
+        description="Time other papers' kernels next to ours and plain TensorFlow.",
     )
     add_shared(parser, "runs/papers", "papers.json and charts")
     parser.add_argument(

@@ -26,7 +26,7 @@ from tf_capsops.bench.suites import capsule_conv
 OP = "CapsuleConv"
 DEVICES = ("GPU",)
 BATCH = 128
-# By layer: image, kernel, stride, in and out channels, and pose rows, inner, columns.
+# A layer's image, kernel, stride, in and out channels, and pose rows, inner, columns.
 _PUBLISHED_NETWORK = (
     (28, 3, 2, 1, 1, (1, 1, 32)),
     (13, 3, 1, 1, 4, (4, 8, 16)),
@@ -55,7 +55,7 @@ _FEW_CALLS = 4
 
 
 def _methods(stride: int) -> dict:
-    """Returns ways to compute a layer; a name with XLA is to be compiled."""
+    """Returns ways to compute a layer; those with XLA in the name will be compiled."""
     moved = {"strides": (stride, stride), "padding": "VALID", "dilations": (1, 1)}
     found = {
         name: functools.partial(studies.capsule_conv2d, kernel=name, **moved)
@@ -176,6 +176,11 @@ def _training(device: str, repeat: int) -> Iterator[dict]:
     yield from training.run(options)
 
 
+_TRAINING_COLUMNS = {
+    "ms a step": ("median_us", 1e3),
+    "images a second": ("images_per_second", 1),
+    **outcome.STEP_COLUMNS,
+}
 PARTS = {
     "layers": _layers,
     "training": _training,
@@ -189,8 +194,9 @@ def _name(method: str) -> str:
 
 
 def _table(network: str, results: Sequence[Mapping]) -> dict:
-    """Returns the paper's columns, ours and the published ones."""
+    """Returns the paper's columns: ours, and the published ones of its own network."""
     result = report.newest(results, network=network)
+    is_theirs = network == "as published"
     rows = []
     for name in result["methods"] if result else PUBLISHED:
         line = [_name(name)]
@@ -200,29 +206,25 @@ def _table(network: str, results: Sequence[Mapping]) -> dict:
         else:
             ours = (row.get(f"{way}_ms") for way in ("total", "forward", "backward"))
             line += map(outcome.number, ours)
-        theirs = PUBLISHED.get(name, ())
-        rows.append([*line, *map(str, (sum(theirs), *theirs) if theirs else [""] * 3)])
+        if is_theirs:
+            theirs = PUBLISHED.get(name, ())
+            line += [f"{ms:,}" for ms in (sum(theirs), *theirs)] if theirs else [""] * 3
+        rows.append(line)
     outcome.bold_least(rows, (1, 2, 3))
     columns = [f"ms, layers {network}", "total", "forward", "backward"]
-    columns += ["TITAN X", "forward", "backward"]
+    columns += ["TITAN X", "forward", "backward"] if is_theirs else []
     return report.table(columns, rows, [result], OP)
 
 
 def _training_table(results: Sequence[Mapping]) -> dict:
-    """Returns what a training step takes."""
+    """Returns time, launches and memory of a training step."""
     result = report.newest(results, part="training")
-    rows = []
-    for name, row in (result["methods"] if result else {}).items():
-        line = [outcome.name(name.removesuffix(", 20 steps"), OP)]
-        if "median_us" not in row:
-            rows.append([*line, "cannot run", "", ""])
-            continue
-        memory = row["extra_bytes"]
-        line += [outcome.number(row["median_us"] / 1e3)]
-        line += [f"{row['images_per_second']:,.0f}"]
-        rows.append([*line, "" if memory is None else f"{memory / 1e6:.0f}"])
-    outcome.bold_least(rows, (1,))
-    columns = ["training step", "ms", "images a second", "peak MB"]
+    methods = result["methods"] if result else {}
+    names = [
+        outcome.name(name.removesuffix(", 20 steps"), OP).replace("`", "")
+        for name in methods
+    ]
+    columns, rows = outcome.steps(names, methods.values(), _TRAINING_COLUMNS)
     return report.table(columns, rows, [result], OP)
 
 

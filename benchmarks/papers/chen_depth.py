@@ -211,7 +211,7 @@ def table(results: Sequence[Mapping]) -> dict:
                 cells = [
                     f"{loss:.3f}" for loss in (row["losses"][0], row["losses"][-1])
                 ]
-                cells += [outcome.number(step), f"{1e3 * step / depth:.0f}"]
+                cells += [outcome.number(step), f"{1e3 * step / depth:,.0f}"]
                 cells += ["" if peak is None else f"{peak / 1e6 / depth:.1f}"]
             rows.append([f"{depth}: {outcome.name(name, OP)}", *cells])
     columns = ["layers", "first loss", "last loss", "ms a step", "us a layer"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long compilers take for each kernel of Vaidya, and for all of CapsuleConv.
+"""Compile times of each kernel of Vaidya, and of all of CapsuleConv.
 
 Each is a compiler's process: the seconds that it and its children computed. Processes
 that share a machine with others are slower by the clock, but hardly by this measure.

@@ -54,8 +54,8 @@ def tensors(channels: int) -> tuple[tf.Tensor, tf.Tensor]:
 def read(lines: Iterable[str]) -> Counts:
     """Sums the profiler's CSV by input channels and method.
 
-    Kernels come in the order of `CHANNELS` and `methods`. Each of the papers' is named;
-    whatever lies between two of them is ours.
+    Kernels come in the order of `CHANNELS` and `methods`. The papers' are known by
+    name, and any kernel between two of them is ours.
     """
     found: Counts = {}
     channels, kernel, launches = -1, None, None

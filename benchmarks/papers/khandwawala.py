@@ -27,8 +27,9 @@ OP = "InqConv"
 DEVICES = ("CPU", "GPU")
 KERNELS = 128
 POWERS, TOP_EXPONENT, BITS = 3, 3, 4  # n1 = 3, n2 = 1; a book of 4 powers has those 3
-# The other two where one is varied. The report's table has 4 channels, but the charts
-# by image and by kernel fit 3.
+# Sizes of what is not varied. The report's table has 4 channels. But at 1024 its
+# output-stationary chart by image equals the chart by channels at 3 channels. The
+# input-stationary charts do not agree with each other.
 FIXED = {"channels": 3, "image": 1024, "kernel": 3}
 SIZES = {
     "CPU": {"image": (128, 256)},
@@ -38,8 +39,8 @@ SIZES = {
         "kernel": (3, 5, 7),
     },
 }
-# On a GeForce 940MX, in milliseconds, read off the charts: by way of tiling, what is
-# varied, and program. Versions 1 and 2 of input stationary tiling share a line.
+# Milliseconds on a GeForce 940MX, read off the charts: by way of tiling, what is
+# varied, and program.
 PUBLISHED = {
     "output": {
         "channels": {
@@ -76,6 +77,7 @@ PUBLISHED = {
         },
     },
 }
+_SAME_LINE = {"input_2": "input_1"}  # they share a line in the charts
 SERIAL, CONV2D = "serial", "conv2d"
 FLOAT32 = "float32"  # after a name: without TF32
 # The basic program as it is, then without its multiplication.
@@ -138,7 +140,7 @@ def methods(kind: str) -> dict[str, Callable[..., tf.Tensor]]:
 def tensors(
     sizes: Sizes, rng: np.random.Generator, more_rows: int = 0
 ) -> tuple[tf.Tensor, ...]:
-    """Draws an image, codes and the weights they stand for; as there, none is 0."""
+    """Draws an image, codes, and the weights that these encode; none is 0."""
     channels, image, kernel = (sizes[name] for name in FIXED)
     shape = 1, image + more_rows, image, channels
     codes = rng.integers(1, 2 * POWERS, (kernel, kernel, channels, KERNELS), endpoint=1)
@@ -259,8 +261,8 @@ _HEADINGS = {
 
 
 def _published(varied: str, name: str) -> Sequence[float | None]:
-    tiling = name.partition("_")[0]
-    return PUBLISHED.get(tiling, {}).get(varied, {}).get(name, ())
+    tiling, line = name.partition("_")[0], _SAME_LINE.get(name, name)
+    return PUBLISHED.get(tiling, {}).get(varied, {}).get(line, ())
 
 
 def _pair(ours: str, published: float | None) -> str:
@@ -282,6 +284,7 @@ def _chart_table(results: Sequence[Mapping], varied: str) -> dict:
             way = "" if FLOAT32 in name or name in studies.KHANDWAWALA else ", TF32"
             label = outcome.name(name, OP).replace(f", {FLOAT32}", "") + way
             rows.append([label, *map(_pair, cells, theirs)])
+    outcome.bold_least(rows, range(1, 1 + len(sizes)))
     columns = [_HEADINGS[varied]]
     columns += [str(s) if varied == "channels" else f"{s}x{s}" for s in sizes]
     return report.table(columns, rows, [result], OP)
@@ -305,6 +308,7 @@ def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
         cells = result["methods"][name]["cells"]
         base = result["methods"][WITHOUT[0]]["cells"]
         rows.append([f"`{name}`", *map(_against, cells, base)])
+    outcome.bold_least(rows, range(1, 1 + len(_WITHOUT_IMAGES)))
     columns = ["image, 4 channels, 3x3", *(f"{s}x{s}" for s in _WITHOUT_IMAGES)]
     yield "papers_khandwawala_without", report.table(columns, rows, [result])
     result = report.newest(report.on("CPU", results), part="image")
@@ -322,20 +326,21 @@ _COLORS = {  # the report has basic in blue
     "output_3": "tab:orange",
     "output_5": "tab:green",
     "output_6": "tab:purple",
-    "input_basic": "tab:blue",
-    "input_1": "tab:orange",
-    "input_2": "tab:green",
-    "conv2d": "black",
+    "input_basic": "tab:cyan",
+    "input_1": "tab:brown",
+    "input_2": "tab:olive",
     OURS: "tab:red",
+    CONV2D: "black",
 }
+_LEGEND = {OURS: f"{OP}, TF32", CONV2D: f"{CONV2D}, TF32"}
 
 
 def _draw(panel, result: Mapping | None, tiling: str, varied: str) -> None:
     sizes = SIZES["GPU"][varied]
     rows = result["methods"] if result else {}
-    for name, row in rows.items():
-        if name in _COLORS and name.partition("_")[0] in (tiling, OURS, "conv2d"):
-            chart.line(panel, sizes, chart.times(row), name, color=_COLORS[name])
+    for name, color in _COLORS.items():
+        if name in rows and (name in _LEGEND or name.startswith(f"{tiling}_")):
+            chart.line(panel, sizes, chart.times(rows[name]), name, color=color)
     for name, times in PUBLISHED[tiling][varied].items():
         chart.published(panel, sizes, times, f"{name}, 940MX", _COLORS[name])
     chart.axes(panel, sizes, varied, f"{tiling} stationary, by {varied}")
@@ -348,4 +353,6 @@ def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
         for varied, panel in zip(FIXED, line, strict=True):
             result = report.newest(report.on("GPU", results), part=varied)
             _draw(panel, result, tiling, varied)
+    colors = {_LEGEND.get(name, name): color for name, color in _COLORS.items()}
+    chart.legend(figure, colors, "GeForce 940MX (input_1 and input_2 share a line)")
     figure.savefig(path, dpi=chart.DPI)

@@ -24,7 +24,7 @@ def _padded(inputs: tf.Tensor, kernel_size: Size) -> tf.Tensor:
 
 
 def _slices(padded: tf.Tensor, kernel_size: Size) -> Iterator[tf.Tensor]:
-    """Yields what each position of the kernel reads at every pixel."""
+    """Yields the part of the input that each position of the kernel reads."""
     height, width = (
         padded.shape[2 + axis] - size + 1 for axis, size in enumerate(kernel_size)
     )
@@ -41,7 +41,7 @@ def python(inputs, weights, kernel_size: Size) -> tf.Tensor:
 
 
 def cpp(inputs, weights, kernel_size: Size) -> tf.Tensor:
-    """The same, with a gradient that pads, slices and multiplies as well."""
+    """Computes like `python`; the gradient also pads, slices and multiplies."""
 
     @tf.custom_gradient
     def compute(inputs, weights):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `python -m benchmarks.papers` writes: papers.json, and the charts.
+"""Files that `python -m benchmarks.papers` writes: papers.json, and the charts.
 
 papers.json has the results of each paper under `papers`, and under `tables` the tables
 that docs/papers.md shows, which tools/measured.py reads. Both say where their numbers
@@ -22,7 +22,7 @@ from tf_capsops.errors import CommandError
 from tf_capsops.machine import machine
 
 _COMMAND = ("python", "-m", "benchmarks.papers")
-# What a table says of its run, of all that `machine` tells.
+# The fields of `machine` that a table keeps of its run.
 _KEPT = ("commit", "modified", "date", "cpu", "cores", "gpus")
 
 

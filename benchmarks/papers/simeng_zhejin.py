@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from benchmarks.papers import chart, outcome, report, simeng_zhejin_share, studies
+from benchmarks.papers import (
+    chart,
+    outcome,
+    report,
+    simeng_zhejin_share,
+    simeng_zhejin_speedup,
+    studies,
+)
 from benchmarks.papers.simeng_zhejin_methods import (
     CHANNELS,
     IMAGE,
@@ -28,6 +35,7 @@ from benchmarks.papers.simeng_zhejin_methods import (
     POSITIONS,
     Method,
     generator,
+    label_of,
     layouts,
     methods,
     module,
@@ -41,8 +49,8 @@ BATCHES = {"CPU": (8, 16, 32, 64, 128), "GPU": (8, 16, 32, 64, 128, 256, 512)}
 DIRECTIONS = ("forward", "backward")
 CHART_BATCHES = (8, 16, 32, 64, 128)
 # On a Tesla K80 and its host, milliseconds of the module: in the charts, by batch, and
-# in the text for a batch of 64. The charts' line of `cuda` is at 1.0 to 1.15 forward,
-# and too near the axis to read backward.
+# in the text for a batch of 64. The charts' line of `cuda` is a least and a most
+# forward, and too near the axis to read backward.
 CHARTS = {
     ("CPU", "forward"): {
         "python": (110, 240, 590, 1660, 3430),
@@ -55,6 +63,7 @@ CHARTS = {
     ("GPU", "forward"): {
         "python": (30, 28, 39, 23, 44),
         "cpp": (5, 6.8, 11, 17, 37),
+        "cuda": ((1.0, 1.15),) * 5,
     },
     ("GPU", "backward"): {
         "python": (36, 63, 113, 258, 446),
@@ -62,10 +71,10 @@ CHARTS = {
     },
 }
 TEXT = {
-    ("CPU", "forward"): {"python": 1812.80, "cpp": 1797.24},
-    ("CPU", "backward"): {"python": 18508.86, "cpp": 5207.66},
     ("GPU", "forward"): {"python": 23.15, "cpp": 22.40, "cuda": 1.04},
     ("GPU", "backward"): {"python": 235.66, "cpp": 25.87, "cuda": 1.29},
+    ("CPU", "forward"): {"python": 1812.80, "cpp": 1797.24},
+    ("CPU", "backward"): {"python": 18508.86, "cpp": 5207.66},
 }
 LARGEST = {"python": 256, "cpp": 512, "cuda": 512}  # batches that a K80 held
 K80_BYTES, K80_BYTES_PER_SECOND = 12 * 2**30, 240e9  # of one of its two GPUs
@@ -260,11 +269,11 @@ PARTS = {
 }
 
 
-def _cells(cells: Sequence[Mapping], published: Sequence) -> list[str]:
-    """Returns our times, each with the chart's in brackets where it has one."""
-    theirs = [f" ({ms:,})" for ms in published]
-    theirs += [""] * (len(cells) - len(theirs))
-    return [outcome.shown(cell) + ms for cell, ms in zip(cells, theirs)]
+def _brackets(published: Sequence, count: int) -> list[str]:
+    """Returns the chart's times in brackets, "" for batches that it does not have."""
+    texts = (f"{ms[0]}-{ms[1]}" if isinstance(ms, tuple) else ms for ms in published)
+    found = [f"({text})" if isinstance(text, str) else f"({text:,})" for text in texts]
+    return found + [""] * (count - len(found))
 
 
 def _times(results: Sequence[Mapping], kind: str, part: str, direction: str) -> dict:
@@ -276,13 +285,12 @@ def _times(results: Sequence[Mapping], kind: str, part: str, direction: str) -> 
     charts, text = (CHARTS[key], TEXT[key]) if is_module else ({}, {})
     rows = []
     for name in result["methods"] if result else text:
+        line = _brackets(charts.get(name, ()), len(batches))
         if result:
-            line = _cells(result["methods"][name]["cells"], charts.get(name, ()))
-        else:
-            line = [f"({ms:,})" for ms in charts.get(name, ())]
-            line += [""] * (len(batches) - len(line))
-        label = outcome.name(name, OP) + (", NCHW" if name == OURS else "")
-        theirs = f"{text[name]:.2f}" if name in text else ""
+            cells = map(outcome.shown, result["methods"][name]["cells"])
+            line = [f"{ours} {theirs}".strip() for ours, theirs in zip(cells, line)]
+        label = label_of(name)
+        theirs = f"{text[name]:,.2f}" if name in text else ""
         rows.append([label, *line, *([theirs] * is_module)])
     outcome.bold_least(rows, range(1, 1 + len(batches)))
     columns = [f"{direction}, batch", *map(str, batches)]
@@ -311,8 +319,7 @@ def _memory(results: Sequence[Mapping]) -> dict:
             ]
             fitting = [b for b, n in zip(batches, needed) if n and n <= K80_BYTES]
             fits = str(max(fitting, default="none"))
-        label = outcome.name(name, OP) + (", NCHW" if name == OURS else "")
-        rows.append([label, *line, fits, str(LARGEST.get(name, ""))])
+        rows.append([label_of(name), *line, fits, str(LARGEST.get(name, ""))])
     columns = ["GB, batch", *map(str, batches), "largest in 12 GB", "on a K80"]
     return report.table(columns, rows, [result], OP)
 
@@ -334,7 +341,9 @@ def _launch_table(results: Sequence[Mapping]) -> dict:
 
 
 def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
-    """Yields the charts as tables, memory, share and launches."""
+    """Yields the speedups, the charts as tables, memory, share and launches."""
+    speedups = simeng_zhejin_speedup.table(results, TEXT)
+    yield "papers_simeng_zhejin_speedup", speedups
     for part in ("module", "convolution"):
         for kind in ("GPU", "CPU"):
             for direction in DIRECTIONS:
@@ -367,7 +376,9 @@ def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
                 times = chart.times(row)
                 chart.line(panel, batches, times, name, color=_COLORS[name])
             for name, times in CHARTS[kind, direction].items():
-                label = f"{name}, K80" if kind == "GPU" else f"{name}, its host"
+                label = f"{name}, published"
                 chart.published(panel, CHART_BATCHES, times, label, _COLORS[name])
             chart.axes(panel, batches, "batch", f"{kind}, {direction}")
+    colors = {label_of(name).replace("`", ""): color for name, color in _COLORS.items()}
+    chart.legend(figure, colors, "Tesla K80 and its host")
     figure.savefig(path, dpi=chart.DPI)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to compute high-order convolution: of Simeng and Zhejin, and ours.
+"""Ways to compute high-order convolution: those of Simeng and Zhejin, and ours.
 
 Each is timed by itself, with given filters, and in the paper's module: a convolution
 generates the filters, and the image is added to the result.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import tf_capsops
-from benchmarks.papers import pad_slice_multiply, studies
+from benchmarks.papers import outcome, pad_slice_multiply, studies
 from tf_capsops.bench.report import OURS
 
 CHANNELS, IMAGE, KERNEL = 3, (224, 224), (5, 5)
@@ -62,6 +62,11 @@ def methods(kind: str) -> dict[str, Method]:
         # XLA's convolutions on a CPU are many times slower than TensorFlow's.
         **({f"{OURS}, NHWC, XLA": ours(NHWC, xla=True)} if kind == "GPU" else {}),
     }
+
+
+def label_of(name: str) -> str:
+    """Returns a method's name as tables and charts show it."""
+    return outcome.name(name, "HighOrderConv") + (", NCHW" if name == OURS else "")
 
 
 def layouts(batch: int) -> dict[str, tuple[tuple[int, ...], ...]]:

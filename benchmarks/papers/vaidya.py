@@ -218,8 +218,9 @@ def _times(results: Sequence[Mapping]) -> dict:
         theirs = PUBLISHED[name][0] if name in PUBLISHED else ""
         if name in PUBLISHED and name != "B":
             theirs = f"{theirs} ({theirs / PUBLISHED['B'][0]:.2f})"
-        rows.append([*line, theirs])
-    columns = ["ms (of B)", *(f"{c} channels" for c in counts.CHANNELS), "V100"]
+        rows.append([*line, str(theirs)])
+    outcome.bold_least(rows, range(1, 1 + len(counts.CHANNELS)))
+    columns = ["ms (of `B`)", *(f"{c} channels" for c in counts.CHANNELS), "V100"]
     return report.table(columns, rows, found.values(), OP)
 
 
@@ -276,7 +277,8 @@ def _layout_table(results: Sequence[Mapping]) -> dict:
     outcome.bold_least(rows, range(1, 1 + 3 * len(counts.CHANNELS)))
     columns = ["axes, the outermost first"]
     for channels in counts.CHANNELS:
-        columns += [f"`I3`, {channels} channels", "`CapsuleConv`", "`conv2d`"]
+        columns += [f"{channels} channels: `I3`, summed in registers"]
+        columns += ["`CapsuleConv`", "`conv2d`"]
     return report.table(columns, rows, found.values(), OP)
 
 
@@ -291,26 +293,21 @@ def tables(results: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
 def draw(results: Sequence[Mapping], path: pathlib.Path) -> None:
     """Draws compile time and run time, published and ours, to a PNG file."""
     made = _figure_1(results)
-    figure, [[panel]] = chart.figure(1, 1)
+    figure, [[panel]] = chart.figure(1, 1, width=7.0)
     factors = {"ms": 1e-3, "s": 1, "h": 3600}
+    series: dict[tuple[bool, str], list[tuple[float, float]]] = {}
     for place, (name, took, ms) in enumerate(made["rows"]):
         value, unit = took.split()
         at = float(value) * factors[unit], float(ms.replace(",", ""))
-        is_theirs = place < len(FIGURE_1)
-        style = {"marker": "x"} if is_theirs else {"marker": "o"}
-        panel.scatter(*at, color="tab:gray" if is_theirs else "tab:blue", **style)
-        panel.annotate(
-            name.replace("`", ""),
-            at,
-            xytext=(4, 4 if place % 2 else -8),
-            textcoords="offset points",
-            fontsize="xx-small",
-        )
+        series.setdefault((place < len(FIGURE_1), name), []).append(at)
+    for (is_theirs, name), points in series.items():
+        marker = {"marker": "x" if is_theirs else "o", "alpha": 0.8}
+        panel.scatter(*zip(*points), label=name.replace("`", ""), s=45, **marker)
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xlabel("seconds to compile")
     panel.set_ylabel("milliseconds to run")
     panel.set_title("crosses: Barham and Isard; dots: ours", fontsize="medium")
-    panel.margins(x=0.25)
     panel.grid(alpha=0.3)
+    figure.legend(loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=chart.DPI)

@@ -47,13 +47,6 @@ _DECODER = "decoder_units", "reconstruction_weight"
 
 PAPER, RESHAPES = "paper's kernels", "reshapes"
 _STEPS = {"forward": measure.forward_step, "backward": measure.gradient_step}
-# Columns of a table of training steps: a method's field, and what to divide it by.
-_COLUMNS = {
-    "ms a step": ("median_us", 1e3),
-    "GPU busy, ms": ("busy_us", 1e3),
-    "launches": ("launches", 1),
-    "peak MB": ("extra_bytes", 1e6),
-}
 
 
 def predictions(kind: str) -> dict[str, Callable[..., tf.Tensor]]:
@@ -215,20 +208,8 @@ def _layer_table(result: Mapping | None) -> tuple[list[str], list[list[str]]]:
 
 def _training_table(result: Mapping | None) -> tuple[list[str], list[list[str]]]:
     methods = result["methods"] if result else {}
-    columns = {
-        heading: column
-        for heading, column in _COLUMNS.items()
-        if any(method.get(column[0]) is not None for method in methods.values())
-    }
-    rows = []
-    for name, method in methods.items():
-        cells = [
-            "" if method.get(field) is None else f"{method[field] / unit:.4g}"
-            for field, unit in columns.values()
-        ]
-        cells = ["cannot run", *cells[1:]] if "error" in method else cells
-        rows.append([_label(name, "`models.capsnet`"), *cells])
-    return ["training step", *(columns or _COLUMNS)], rows
+    names = [_label(name, "`models.capsnet`") for name in methods]
+    return outcome.steps(names, methods.values())
 
 
 _TABLES = {"layer": _layer_table, "training": _training_table}

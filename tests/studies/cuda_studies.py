@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests of other papers' kernels there are: with their library, and with a GPU.
+"""Decorators that leave out tests without the studies' library, or without a GPU.
 
 `make studies` builds the library. pytest collects no None, so that a test that cannot
 run here is left out, not skipped.

@@ -76,6 +76,7 @@ def test_what_training_took_is_shown(eagerly, monkeypatch, tmp_path):
 
 def test_a_step_of_the_network_is_measured(monkeypatch):
     row = {"median_us": 1500.0, "images_per_second": 85333.3, "extra_bytes": 2e6}
+    row |= {"busy_us": 750.0, "launches": 123.4}
     methods = {"tf_capsops, 20 steps": row, "plain Keras, XLA, 20 steps": {"error": ""}}
     asked = []
 
@@ -91,8 +92,8 @@ def test_a_step_of_the_network_is_measured(monkeypatch):
     assert case == "p_capsnet-chen" and options.suite == [cases.TRAINING]
     result |= {"part": "training", "run": {}}
     assert dict(chen.tables([result]))["papers_chen_training"]["rows"] == [
-        ["CapsuleConv", "**1.500**", "85,333", "2"],
-        ["`plain Keras`, XLA", "cannot run", "", ""],
+        ["CapsuleConv", "**1.500**", "85,333", "0.750", "123", "2.000"],
+        ["plain Keras, XLA", "cannot run", "", "", "", ""],
     ]
 
 

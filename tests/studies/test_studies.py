@@ -17,8 +17,8 @@ from tf_capsops.bench import cases
 SUITE = cases.suites()["CapsuleConv"]
 _VALID = {"strides": (1, 1), "padding": "VALID", "dilations": (1, 1)}
 
-# Of CapsuleConv's cases those that Chen et al. name: strides, rank 3; padding and
-# dilations; and those without any element.
+# The cases of CapsuleConv that Chen et al. cover (strides and rank 3), those with
+# padding and dilations, and those without any element.
 CHEN_CASES = [
     case
     for case in SUITE.select(cases.CORRECTNESS)

@@ -166,7 +166,7 @@ def test_tables_and_chart_show_what_was_measured(tmp_path):
     made = found["papers_van_de_wolfshaar_training_gpu"]
     assert made["columns"] == ["training step", "ms a step", "GPU busy, ms", "launches"]
     assert made["rows"] == [
-        ["reshapes", "1.5", "1.234", "67.5"],
+        ["reshapes", "**1.500**", "1.234", "67.50"],
         ["`models.capsnet`, XLA, 20 steps", "cannot run", "", ""],
     ]
     made = found["papers_van_de_wolfshaar_layer_cpu"]

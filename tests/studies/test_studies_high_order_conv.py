@@ -277,7 +277,7 @@ def test_too_little_memory_is_said(monkeypatch):
 
 
 def _results():
-    """What a GPU would give, with a number for each method and batch."""
+    """Yields made-up results of a GPU: a number for each method and batch."""
     batches = simeng_zhejin.BATCHES["GPU"]
     rows = {}
     for place, name in enumerate(simeng_zhejin_methods.methods("GPU")):
@@ -287,7 +287,8 @@ def _results():
     rows["python"] = outcome.row("batch", cells, batches)
     shared = {"device": "GPU:0", "run": {"command": "any"}}
     for direction in simeng_zhejin.DIRECTIONS:
-        yield {"part": "module", "direction": direction, "methods": rows, **shared}
+        module = {"part": "module", "direction": direction, "batches": batches}
+        yield {**module, "methods": rows, **shared}
     steps = {"no module": {"ms": 60}, "python": {"ms": 90}, "cuda": {"error": "no"}}
     yield {"part": "share", "methods": steps, **shared}
     names = [f"{d}, {w}" for d in ("forward", "backward") for w in _WAITED]
@@ -313,6 +314,14 @@ def test_tables_show_both_sides(tmp_path):
     rows = {row[0]: row for row in tables[f"{name}_share"]["rows"]}
     assert rows["`python`"] == ["`python`", "90.0", "30.0", "33%"]
     assert rows["`cuda`"][1:] == ["cannot run", "", ""]
+    rows = {row[0]: row for row in tables[f"{name}_module_gpu_forward"]["rows"]}
+    assert rows["`cuda`"][1] == "2.500 (1.0-1.15)" and rows["`cuda`"][-2] == "2.500"
+    rows = {row[0]: row for row in tables[f"{name}_speedup"]["rows"]}
+    assert rows["`cpp`"] == [
+        *("`cpp`", "0.33 (1.03)", "0.33 (9.11)", "(1.01)", "(3.55)")
+    ]
+    assert rows["`cuda`"][1:3] == ["0.20 (22)", "0.20 (183)"]
+    assert rows["`python`, XLA"] == ["`python`, XLA", "0.14", "0.14", "", ""]
     rows = tables[f"{name}_launches"]["rows"]
     assert [row[1] for row in rows[:3]] == ["0.031", "0.031", "0.207"]
     simeng_zhejin.draw(results, tmp_path / "chart.png")

@@ -12,7 +12,7 @@ from reference import inq_conv as reference
 from tolerances import assert_close
 
 from benchmarks.papers import __main__ as papers
-from benchmarks.papers import khandwawala, outcome, studies
+from benchmarks.papers import chart, khandwawala, outcome, studies
 from tf_capsops.bench.report import OURS
 
 # Height, width; channels in, out; kernel; strides.
@@ -99,7 +99,7 @@ def test_programs(case, kernel, gpu):
 @pytest.mark.parametrize("kernel", khandwawala.WITHOUT[1:])
 @every_case
 def test_programs_without_multiplication(case, kernel, gpu):
-    """They add up what each kernel lies on, whatever its weights."""
+    """They add up the pixels under each kernel, whatever its weights."""
     _, (channels, out_channels), size, strides = case
     inputs, codes, top = _draw(case, 3, 3)
     with tf.device(gpu):
@@ -287,7 +287,7 @@ def test_tf32_is_as_it_was():
 
 
 def _results():
-    """What a GPU would give, with a number for each method and size."""
+    """Yields made-up results of a GPU: a number for each method and size."""
     shared = {"device": "GPU:0", "run": {"command": "any"}}
     for varied, sizes in khandwawala.SIZES["GPU"].items():
         names = [*khandwawala.methods("GPU"), f"{OURS}, float32", "conv2d, float32"]
@@ -303,20 +303,36 @@ def _results():
     yield {"part": "without", "methods": rows, **shared}
 
 
-def test_tables_and_charts_show_all(tmp_path):
+def test_tables_show_all():
     results = list(_results())
     tables = dict(khandwawala.tables(results))
     rows = {r[0]: r[1:] for r in tables["papers_khandwawala_channels"]["rows"]}
     assert rows["`output_5`"][4] == "2.250 (1,584)"
-    assert rows["`input_2`"][-1] == "cannot run"
+    assert rows["`input_2`"][0] == "6.250 (593)"
+    assert rows["`input_2`"][-1] == "cannot run (18,690)"
     assert rows["InqConv, TF32"] == ["7.250"] * 6 and rows["`conv2d`"] == ["10.2"] * 6
     rows = {r[0]: r[1:] for r in tables["papers_khandwawala_image"]["rows"]}
     assert rows["`output_6`"] == ["3.250"] * 3 + ["3.250 (153)", "3.250 (576)"]
     rows = {r[0]: r[1:] for r in tables["papers_khandwawala_without"]["rows"]}
-    assert rows["`output_unread`"][0] == "1.500 (-25%)"
+    assert rows["`output_unread`"][0] == "**1.500** (-25%)"
     assert rows["`output_unused`"][0] == "2.200 (+10%)"
-    khandwawala.draw(results, tmp_path / "chart.png")
+
+
+def test_each_chart_has_our_line_and_theirs(tmp_path, monkeypatch):
+    figure, panels = chart.figure(2, 3)
+    monkeypatch.setattr(chart, "figure", lambda *size: (figure, panels))
+    khandwawala.draw(list(_results()), tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    for tiling, line in zip(("output", "input"), panels, strict=True):
+        for panel in line:
+            labels = {one.get_label() for one in panel.get_lines()}
+            assert {
+                OURS,
+                "conv2d",
+                f"{tiling}_basic",
+                f"{tiling}_basic, 940MX",
+            } <= labels
+            assert all(one.startswith((tiling, OURS, "conv2d")) for one in labels)
 
 
 def test_published_charts_have_a_number_for_each_size():
