@@ -55,12 +55,27 @@ def _cases() -> Iterator[Case]:
     yield from case(large, "Length", (10, 16))
     yield from case(large, "Mask", (10, 16), (10,))
     poses = {"pose_shape": (4, 4), "kernel_size": 3}
-    yield from case(large, "CapsuleConv2D", (14, 14, 32, 4, 4), filters=32, **poses)
+    for layer, size in (
+        ("CapsuleConv1D", (150,)),
+        ("CapsuleConv2D", (14, 14)),
+        ("CapsuleConv3D", (6, 6, 6)),
+    ):
+        yield from case(large, layer, (*size, 32, 4, 4), filters=32, **poses)
+    up = {"pose_shape": (4, 4), "strides": 2, "padding": "same"}
+    for layer, size, kernel in (
+        ("CapsuleConv2DTranspose", (7, 7), 4),
+        ("CapsuleConv3DTranspose", (4, 4, 4), 2),
+    ):
+        window = {**up, "kernel_size": kernel}
+        yield from case(large, layer, (*size, 32, 4, 4), filters=32, **window)
     yield from case(large, "PoseCaps", (12, 12, 32), capsules=32)
     pair = (12, 12, 32, 4, 4), (12, 12, 32)
     for rule in ("EM", "VB"):
         routed = {"filters": 32, "kernel_size": 3, "strides": 2, "routing": rule}
         yield from case(large, "ConvCaps2D", *pair, of=rule, **routed)
+    for layer, size in (("ConvCaps1D", (75,)), ("ConvCaps3D", (5, 5, 5))):
+        pair = (*size, 32, 4, 4), (*size, 32)
+        yield from case(large, layer, *pair, **routed)
     pair = (3, 3, 32, 4, 4), (3, 3, 32)
     yield from case(large, "ClassCaps", *pair, num_classes=10)
     dense = {"num_capsules": 10, "pose_shape": (1, 16), "routing": "SelfAttention"}
@@ -80,8 +95,18 @@ def _cases() -> Iterator[Case]:
     yield from case(tiny, "Length", (3, 4))
     yield from case(tiny, "Mask", (3, 4), (3,))
     poses = {"pose_shape": (2, 2), "kernel_size": 2}
-    yield from case(tiny, "CapsuleConv2D", (4, 3, 2, 2, 2), filters=3, **poses)
+    for layer, size in (
+        ("CapsuleConv1D", (4,)),
+        ("CapsuleConv2D", (4, 3)),
+        ("CapsuleConv2DTranspose", (2, 3)),
+        ("CapsuleConv3D", (2, 3, 2)),
+        ("CapsuleConv3DTranspose", (2, 1, 2)),
+    ):
+        yield from case(tiny, layer, (*size, 2, 2, 2), filters=3, **poses)
     yield from case(tiny, "PoseCaps", (4, 3, 2), capsules=2)
+    for layer, size in (("ConvCaps1D", (4,)), ("ConvCaps3D", (2, 3, 2))):
+        pair = (*size, 2, 2, 2), (*size, 2)
+        yield from case(tiny, layer, *pair, filters=3, **poses)
     pair = (4, 3, 2, 2, 2), (4, 3, 2)
     yield from case(tiny, "ConvCaps2D", *pair, filters=3, **poses)
     yield from case(tiny, "ClassCaps", *pair, num_classes=3)

@@ -29,6 +29,7 @@ class CapsuleConv(keras.layers.Layer):
     """
 
     axes = convolve = None
+    is_transposed = False
 
     def __init__(
         self,
@@ -60,6 +61,10 @@ class CapsuleConv(keras.layers.Layer):
             positive_int(owner, "pose_shape", size) for size in pose_shape
         )
         set_window(self, kernel_size, strides, padding, dilation_rate, self.axes)
+        if self.is_transposed and {*self.dilation_rate} != {1}:
+            raise ValueError(
+                f"{owner}: dilation_rate must be 1, got {self.dilation_rate}"
+            )
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -266,13 +271,7 @@ class CapsuleConv3D(CapsuleConv):
 class CapsuleConvTranspose(CapsuleConv):
     """The base of transposed convolutions of capsules, which are never dilated."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if {*self.dilation_rate} != {1}:
-            raise ValueError(
-                f"{type(self).__name__}: dilation_rate must be 1, got "
-                f"{self.dilation_rate}"
-            )
+    is_transposed = True
 
     def window(self):
         return {"strides": self.strides, "padding": self.padding}
