@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution is a matrix product whose operands need not be moved: rows are
-// output pixels and pose rows, the contraction is over taps, channels and the poses'
-// inner dimension, columns are output channels and pose columns.
+// Chooses the kernel path of each capsule convolution. All paths compute an implicit
+// GEMM on the tensors' own layout: rows are output pixels and pose rows, the
+// contraction runs over taps, channels and the poses' inner dimension, columns are
+// output channels and pose columns.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -16,10 +17,11 @@
 namespace capsops::capsule_conv {
 namespace {
 
-// Puts "tma", the first of the candidates, in its turn. Where there are few products,
-// its two launches take longer than what other paths do with whole quads, or without
-// packing a short contraction. Pixels that are read of less than 32 numbers leave much
-// of a step empty. `phases` says that others launch their kernels several times.
+// Moves "tma", the first candidate, behind others that are faster:
+// - In a small problem its two launches cost more than paths without packing, or those
+//   that work on whole quads. This does not hold if `phases` is true, when the others
+//   launch once per phase.
+// - If a source pixel, of `read` numbers, has fewer than 32, most of a step is padding.
 template <typename Plan>
 void PutTmaInTurn(const Problem& p, int64_t read, bool phases,
                   std::vector<Candidate<Plan>>* candidates) {
@@ -32,8 +34,8 @@ void PutTmaInTurn(const Problem& p, int64_t read, bool phases,
   }
 }
 
-// Plans the forward convolution or the gradient of the input. `Plan` is a ConvPlan or a
-// BiasReluPlan.
+// Plans the forward convolution, or the input gradient if `gradient`. `Plan` is a
+// ConvPlan or a BiasReluPlan.
 template <typename T, typename Plan = ConvPlan<GpuExec, T>>
 Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradient) {
   const auto finished = [&](const ConvPlan<GpuExec, T>& conv) {

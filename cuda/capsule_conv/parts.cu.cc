@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel that adds up partial sums.
+// The second kernel of split-K: reduces partial sums.
 #include "cuda/capsule_conv/parts.cuh"
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace capsops::capsule_conv {
 
-// out = the sum of `parts` arrays of its size. kThreads threads share an element's.
+// out = the sum of `parts` arrays of `elements`. kThreads threads share an element.
 template <typename S, typename A, int kThreads>
 __global__ void __launch_bounds__(kSumElements* kThreads)
     SumPartsKernel(int64_t elements, int parts, const A* __restrict__ partial,

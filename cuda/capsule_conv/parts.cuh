@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums of which blocks make parts, in the workspace, and another kernel adds these up
-// in an order that is always the same.
+// Split-K: blocks write partial sums to the workspace, and a second kernel adds them in
+// a fixed order.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 
@@ -14,15 +14,16 @@
 
 namespace capsops::capsule_conv {
 
-constexpr int kSumElements = 32;  // of a block
+constexpr int kSumElements = 32;  // elements of a block
 
-// Writes the sum of `parts` arrays of `elements` elements. S is T's CudaType, and A its
-// Accumulator, of any type T.
+// Writes the sum of `parts` arrays of `elements` elements to `out`. S is CudaType<T>
+// and A is Accumulator<T> of some T.
 template <typename S, typename A>
 LaunchError SumParts(const GpuExec& exec, const char* op, int64_t elements, int parts,
                      const A* partial, S* out);
 
-// The gradient of so many weights, of which the kernel of `plan` makes `parts` parts.
+// Plans a weight gradient of `weights` elements by split-K: the kernel of `plan` writes
+// `parts` partial sums of it.
 template <typename T, typename PlanOfParts>
 ConvPlan<GpuExec, T> PlanByParts(const char* op, const PlanOfParts& plan,
                                  int64_t weights, int parts) {

@@ -1,14 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution and its input gradient on tensor cores: the plans of all tasks,
-// and their launches one after the other. A path is a struct (mma/path.cuh,
-// wgmma/path.cuh):
-//   Refusal  why it does no task that is like this one; else empty
-//   Plan     the cheapest plan of a task; kPlain says that the filter is in memory
-//   Pack     packs the filter for a plan
-//   Across   how taps across become columns where there are few (wgmma/across.cuh), or
-//            void
+// Plans and runs all tasks of a capsule convolution or its input gradient with one
+// tensor-core path. A path is a struct (mma/path.cuh, wgmma/path.cuh) with:
+//   Refusal     why the path cannot do tasks of this shape, else empty
+//   Plan        the cheapest plan of a task; kPlain: the filter is an array in memory
+//   Pack        packs the filter for a plan
+//   TapColumns  how horizontal taps become columns if there are few columns
+//               (wgmma/across.cuh), or void
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
 
@@ -26,8 +25,8 @@
 
 namespace capsops::capsule_conv {
 
-// Products of S with precision kTf32. Element i of the filter is `weights[i]`: Weights
-// is a pointer, or what reads another form of it.
+// Products of S at precision kTf32. `weights[i]` is element i of the filter; Weights is
+// a pointer or decodes another format.
 template <typename Path, typename S, Tf32 kTf32, typename Weights = const S*>
 class Products {
  public:
@@ -64,12 +63,12 @@ class Products {
     workspace_ = 4 * (packed_words_ + products);
   }
 
-  // Why there are none; else empty.
+  // Why there is no plan; else empty.
   const std::string& refusal() const { return refusal_; }
-  // Bytes, for the packed filter and the products whose taps are added up.
+  // Bytes for the packed filter and, if horizontal taps are columns, their products.
   int64_t workspace() const { return workspace_; }
 
-  // Results are multiplied by `scale`.
+  // Runs all tasks; results are multiplied by `scale`.
   LaunchError Run(const GpuExec& exec, const char* op, const S* source,
                   const Weights& weights, S* target, void* workspace,
                   const Scale& scale = {}) const {
@@ -109,12 +108,12 @@ class Products {
  private:
   using Across = typename Path::Across;
   static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
-  // Sums of taps in a 16-bit type would be rounded once more.
+  // Only for float: summing taps in a 16-bit type would round once more.
   static constexpr bool kSpreads =
       !std::is_void_v<Across> && kPlain && std::is_same_v<S, float>;
 
   struct Step {
-    Task task;  // with its taps across as columns if these are spread
+    Task task;  // horizontal taps are columns if spread_
     TilePlan<S> plan;
     Task whole;
   };
@@ -132,7 +131,7 @@ class Products {
   std::string refusal_;
 };
 
-// Plans the forward convolution, or the gradient of the input.
+// Plans the forward convolution, or the input gradient if `gradient`.
 template <typename Path, typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
                                   const Problem& p, bool gradient) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Barriers in shared memory, on which threads and asynchronous copies arrive, and
-// copies of whole stretches of memory; of compute capability 9.0 and newer.
+// Barriers in shared memory (mbarrier), bulk copies that complete on them, and named
+// barriers. All but cp.async and named barriers need compute capability 9.0.
 #ifndef CAPSOPS_CUDA_COMMON_BARRIER_CUH_
 #define CAPSOPS_CUDA_COMMON_BARRIER_CUH_
 
@@ -14,7 +14,8 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Passes from phase to phase whenever all have arrived. The parity of the first is 0.
+// An mbarrier. A phase ends once all expected arrivals and bytes are in; the first
+// phase has parity 0.
 class Barrier {
  public:
   __device__ void Init(int count) {
@@ -22,7 +23,8 @@ class Barrier {
                  "r"(count));
   }
 
-  // After the last Init of a thread, and before all synchronize.
+  // Makes initialized barriers visible to the async proxy. A thread calls this after
+  // its last Init and before the block synchronizes.
   __device__ static void PublishInit() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -33,7 +35,7 @@ class Barrier {
                  : "memory");
   }
 
-  // Arrives, and lets the phase end only when `bytes` bytes more have been copied.
+  // Arrives, and makes the phase wait for `bytes` more bytes of asynchronous copies.
   __device__ void ArriveAndExpect(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
@@ -41,8 +43,8 @@ class Barrier {
         : "memory");
   }
 
-  // Arrives, and lets the phase end only when `bytes` bytes, a multiple of 16, have
-  // been copied to `to`.
+  // Arrives and starts a bulk copy of `bytes` bytes, a multiple of 16, to shared memory
+  // at `to`; the phase ends only once they are there.
   __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
     ArriveAndExpect(bytes);
     asm volatile(
@@ -52,7 +54,7 @@ class Barrier {
         : "memory");
   }
 
-  // Waits until the phase of this parity is over.
+  // Waits until the phase of the given parity has ended.
   __device__ void Wait(int parity) {
     uint32_t over;
     do {
@@ -74,14 +76,13 @@ class Barrier {
   uint64_t state_;
 };
 
-// Waits until all but the last kGroups groups of this thread's asynchronous copies have
-// arrived.
+// Waits until at most the kGroups newest cp.async groups of this thread are in flight.
 template <int kGroups>
 __device__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Begins to copy `bytes` bytes, a multiple of 16, from shared memory.
+// Starts a bulk copy of `bytes` bytes, a multiple of 16, from shared to global memory.
 __device__ inline void BeginStore(const void* from, uint32_t bytes, void* to) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                    __cvta_generic_to_global(to)),
@@ -89,7 +90,7 @@ __device__ inline void BeginStore(const void* from, uint32_t bytes, void* to) {
                : "memory");
 }
 
-// Waits until what this thread began to store is there.
+// Waits until all bulk stores that this thread started have completed.
 __device__ inline void WaitForStores() {
   asm volatile(
       "cp.async.bulk.commit_group;\n"
@@ -97,8 +98,8 @@ __device__ inline void WaitForStores() {
           : "memory");
 }
 
-// Waits at barrier kName until so many threads of the block have arrived: whole warps,
-// and always the same ones.
+// Synchronizes kThreads threads at named barrier kName: whole warps, the same ones at
+// every use.
 template <int kThreads, int kName = 1>
 __device__ void SynchronizeSome() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");

@@ -51,7 +51,7 @@ __device__ inline void Narrow(float x, __nv_bfloat16* to) {
   *to = __float2bfloat16_rn(x);
 }
 
-// N consecutive elements that are moved together, 16 bytes at most at a time.
+// N consecutive elements, aligned for vector loads and stores of up to 16 bytes.
 template <typename S, int N>
 struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
   S at[N];

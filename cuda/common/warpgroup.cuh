@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products on the tensor cores of compute capability 9.0 that a warpgroup, 4 warps,
-// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64
-// to 256 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
+// Asynchronous warpgroup products (wgmma) of compute capability 9.0: c += a b with 64
+// rows of a and 64 to 256 columns of b, read from shared memory or, for a, from
+// registers. Each of the 4 warps holds 16 rows of c in the m16n8 fragment layout.
 #ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 
@@ -18,13 +18,13 @@
 
 namespace capsops {
 
-// Whether there is code for this device that has them. A build for 9.0 has them always.
+// Whether the code that runs on this device has wgmma. A build for 9.0 always has.
 inline bool HasWarpgroups(const GpuDevice& device) {
   return device.capability == 90 && BuiltFor(900);
 }
 
-// Fails where the kernel was built with fewer registers for a thread: a warpgroup waits
-// forever for registers that its block does not have.
+// Fails if the kernel was compiled for fewer registers per thread than `wanted`:
+// setmaxnreg would wait forever for registers that its block does not have.
 template <auto kKernel>
 LaunchError CheckRegisters(const char* op, int wanted) {
   static std::atomic<int> known = 0;
@@ -41,14 +41,14 @@ LaunchError CheckRegisters(const char* op, int wanted) {
          " registers for a thread, not " + std::to_string(wanted);
 }
 
-// What was written to shared memory may be read by the products of whoever synchronizes
-// with this thread.
+// Makes this thread's writes to shared memory visible to wgmma and bulk copies (the
+// async proxy) after the next synchronization.
 __device__ inline void ShareWithProducts() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// From here on a thread of this warpgroup has kCount registers, more than before or
-// fewer.
+// Sets the number of registers of this warpgroup's threads (setmaxnreg), up if kMore,
+// else down.
 template <int kCount, bool kMore>
 __device__ void TakeRegisters() {
   if constexpr (kMore) {
@@ -58,40 +58,41 @@ __device__ void TakeRegisters() {
   }
 }
 
-// Registers written before may be read by the products that follow.
+// Orders earlier register writes before the following wgmma instructions.
 __device__ inline void BeginProducts() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Makes a group of the products begun since the last.
+// Closes a group of all wgmma instructions issued since the last one.
 __device__ inline void CommitProducts() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until all but the last kGroups groups are done.
+// Waits until at most the kGroups newest groups are in flight.
 template <int kGroups>
 __device__ void WaitForProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// An operand lies in shared memory as units of 16 bytes of the contraction, two units
-// for a product. 8 rows or columns of a unit follow each other; `group` is the distance
-// from 8 of them to the next 8, `unit` that of the two units. Both, and the address, in
-// units of 16 bytes.
+// Makes the matrix descriptor of an operand without swizzle, K-major. The operand
+// consists of core matrices of 8 rows (or columns) by 16 bytes of the contraction; a
+// product reads two of them along the contraction. `group` is the distance from 8 rows
+// to the next 8 and `unit` the distance between the two core matrices. These and the
+// address count 16 bytes.
 __device__ inline uint64_t DescribeOperand(uint32_t address, uint32_t unit,
                                            uint32_t group) {
   return (uint64_t{group} << 32) | (unit << 16 | address);
 }
 
-// The same of an operand whose rows or columns are 128 bytes each, swizzled as those of
-// boxes of tensor maps, 8 of which begin at a multiple of 1024. `address` is that of
-// the product's 32 bytes of the first, in units of 16 bytes.
+// Makes the descriptor of a K-major operand in 128-byte swizzle, as TMA boxes have it:
+// 8 rows of 128 bytes begin at a multiple of 1024. `address`, in units of 16 bytes, is
+// that of the product's 32 bytes within the first row.
 __device__ inline uint64_t DescribeSwizzled(uint32_t address) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (1 << 16 | address);
 }
 
-// The same of an operand whose terms are such lines of 128 bytes, with 64 rows or
-// columns each of a 16-bit type; `more` is the distance to those of the next 64.
+// Makes the descriptor of an MN-major operand of a 16-bit type in 128-byte swizzle:
+// each term is a line of 64 rows (or columns). `more` is the distance to the next 64.
 __device__ inline uint64_t DescribeLinesOfTerms(uint32_t address, uint32_t more) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (more << 16 | address);
 }
@@ -100,9 +101,8 @@ __device__ inline uint32_t UnitAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }
 
-// Begins c += a b, or c = a b, of kProducts times 8 columns: of float in TF32, 8 terms;
-// of a 16-bit type, 16. Of these, kAcross says that not the terms of a row or column,
-// but the rows or columns of a term are next to each other.
+// Issues c += a b, or c = a b, for 8 kProducts columns: 8 terms of TF32, or 16 of a
+// 16-bit type. kAcross: both operands are MN-major (16-bit types only).
 template <typename O, int kProducts, bool kAcross = false>
 struct AsyncProduct;
 
@@ -193,9 +193,8 @@ CAPSOPS_ASYNC_PRODUCT_128(__nv_bfloat16, true, CAPSOPS_BFLOAT_ACROSS)
 CAPSOPS_ASYNC_PRODUCT_256(__nv_bfloat16, true, CAPSOPS_BFLOAT_ACROSS)
 #endif
 
-// The same with a in registers, laid out as in m16n8k8 products of TF32 or m16n8k16
-// products of a 16-bit type; columns of b's terms are next to each other then.
-// Registers must keep their values until the product is done.
+// Same with a in registers, in the m16n8k8 (TF32) or m16n8k16 (16-bit) fragment layout;
+// a 16-bit b is MN-major. The registers must not change until the product is done.
 template <typename O, int kProducts>
 struct AsyncProductOfRegisters;
 
