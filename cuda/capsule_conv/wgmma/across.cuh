@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products with few columns. Tensor cores take as long for 8 columns as for 64, since
-// they have to read the rows. So the taps across become columns, too: one product
-// makes, of each pixel that is read, what every tap across takes from it, and a kernel
-// after it adds up the columns that belong to a result.
+// Convolutions with few columns. wgmma takes as long for 8 columns as for 64, as it is
+// limited by reading the rows. So horizontal taps become columns as well: one product
+// computes the contribution of every source pixel to every horizontal tap, and a second
+// kernel adds the contributions of each target pixel.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_
 
@@ -21,11 +21,11 @@ inline int Columns(const Task& task) {
 }
 
 struct Across {
-  // Whether taps across become columns: of a task that has too few, but several taps,
-  // and of each of them so many terms that the sums cost less than they save.
+  // Whether this pays off: few columns, several horizontal taps, and enough terms for
+  // each that the second kernel costs less than it saves.
   static bool Helps(const Task& task) {
     constexpr int kFewestTerms = 256;
-    constexpr int64_t kMost = 1 << 30;  // elements of an image that are counted
+    constexpr int64_t kMost = 1 << 30;  // elements that 32-bit offsets reach
     const int64_t columns = int64_t{task.horizontal.taps} * Columns(task);
     const int64_t terms =
         int64_t{task.vertical.taps} * task.source.channels * task.source.columns;
@@ -36,7 +36,7 @@ struct Across {
                kMost;
   }
 
-  // The product of such a task.
+  // The product with horizontal taps as columns.
   static Task Spread(const Task& task) {
     const Axis& across = task.horizontal;
     Task spread = task;
@@ -55,13 +55,13 @@ struct Across {
     return spread;
   }
 
-  // Elements of the result of that product.
+  // Elements of that product's result.
   static int64_t Elements(const Task& spread) {
     const Image& image = spread.target;
     return image.batch * image.height * image.width * image.pixel();
   }
 
-  // Adds up what the product of Spread(task) made.
+  // Adds the taps of that product's result.
   static LaunchError Add(const GpuExec& exec, const char* op, const Task& task,
                          const float* products, float* target);
 };

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a block of wgmma/product.cuh has of an image: planes as in
-// capsule_conv/patch.cuh of 16 bytes a row, whose pixels are sorted. Where the filter
-// moves by strides, taps t, t + period, ... of an axis meet the same pixels, a class,
-// one after the other, and no others. A class is a dense image: lattice points side by
-// side are neighbours in it.
+// Patches of wgmma/product.cuh: planes as in capsule_conv/patch.cuh, of 16 bytes per
+// row, with pixels sorted by residue class. With strides, the taps t, t + period, ...
+// of an axis read the same pixels and no other taps do; these pixels are a class.
+// Within a class the pixels of neighbouring lattice points are adjacent.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
 
@@ -16,10 +15,10 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Pixels of a patch along one axis.
+// The residue classes of a patch along one axis.
 struct Classes {
   int count, period;
-  int advance;  // pixels of a class from one tap that meets it to the next
+  int advance;  // pixels between the reads of consecutive taps of a class
   int extent;   // pixels of a class
 
   explicit Classes(const Axis& axis) {
@@ -33,16 +32,16 @@ struct Classes {
 
 struct SortedPatch {
   Classes vertical, horizontal;
-  int pixels;  // of a class, with some that are there for alignment
+  int pixels;  // pixels per class, with padding
 
   explicit SortedPatch(const Product& p)
       : vertical(p.vertical), horizontal(p.horizontal) {
-    // Every class begins at a multiple of 128 bytes.
+    // Aligns each class to 128 bytes.
     pixels = static_cast<int>(RoundUp(vertical.extent * horizontal.extent,
                                       8 / CommonDivisor(8, p.source.rows)));
   }
 
-  // Pixels from lattice point (0, 0) of the tile to what tap (y, x) reads of it.
+  // The offset in pixels from a lattice point's first tap to tap (y, x).
   __host__ __device__ int Shift(int y, int x) const {
     const int down = y / vertical.period, across = x / horizontal.period;
     const int of_class = (y - down * vertical.period) * horizontal.count + x -
@@ -52,9 +51,9 @@ struct SortedPatch {
   }
 };
 
-// The patch of a product whose tile is known; `pixels` is kTooLarge where no GPU has
-// room for it. Planes that are boxes begin at multiples of 32 words; those that warps
-// carry, which write many at once, on other banks.
+// Computes the patch of a tile; `pixels` is kTooLarge if no GPU has room for it. Planes
+// loaded by TMA are aligned to 32 words; planes that warps write are padded, against
+// bank conflicts.
 inline Patch UnitPatch(const Product& p, bool boxes) {
   const Classes down(p.vertical), across(p.horizontal);
   const int rows = p.source.rows;
@@ -76,7 +75,7 @@ inline Patch UnitPatch(const Product& p, bool boxes) {
   return patch;
 }
 
-// The first pixel of a class that a block's tile meets.
+// The first source pixel of a class in a block's tile.
 struct ClassPlace {
   int y, x;
 
@@ -86,7 +85,7 @@ struct ClassPlace {
           across * p.horizontal.step) {}
 };
 
-// Writes where in the image each pixel of the patch begins, -1 where there is none.
+// Writes the offset of each patch pixel in the image, or -1 outside of it.
 __device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sorted,
                                         const BlockPlace& place, int* pixels,
                                         int thread, int threads) {
@@ -107,8 +106,8 @@ __device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sor
   }
 }
 
-// Where in a patch unit i of a chunk's contraction is, in units: units one after the
-// other, with all positions of the filter each.
+// The offset in a patch, in units, of unit i of a chunk's contraction, whose order is
+// [unit][tap].
 __host__ __device__ inline int UnitAt(const Product& p, const SortedPatch& sorted,
                                       int i) {
   const int taps = p.vertical.taps * p.horizontal.taps, unit = i / taps, tap = i % taps;
@@ -116,13 +115,12 @@ __host__ __device__ inline int UnitAt(const Product& p, const SortedPatch& sorte
   return unit * (p.patch.plane / 4) + sorted.Shift(y, x) * p.source.rows;
 }
 
-// The two units of a step: their numbers, and where they are. The first is that which
-// comes first in a patch: between strides, positions of the filter need not follow each
-// other there.
+// The two units of a step: their numbers and offsets, the smaller offset first. With
+// strides, the offsets of consecutive taps need not ascend.
 struct UnitStep {
   int numbers[2], at[2];
 
-  // Behind the last unit there are zeros of the filter, for that unit once more.
+  // Past the last unit the filter is zero, and the last unit is read again.
   __host__ __device__ UnitStep(const Product& p, const SortedPatch& sorted, int step)
       : numbers{2 * step, 2 * step + 1} {
     const int last = p.vertical.taps * p.horizontal.taps * p.order.planes - 1;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the products of wgmma/product.cuh.
+// Plans and launches the kernel of wgmma/product.cuh.
 #include "cuda/capsule_conv/wgmma/product.cuh"
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// The boxes of patches. Poses of one quad a row follow each other in a pixel, row by
-// row.
+// The tensor map of patches. If a pose row is one quad, the rows of a pose are
+// contiguous and become one dimension.
 inline MappedTensor<5> MapPatches(const Product& p) {
   const Image& image = p.source;
   const SortedPatch patch(p);
@@ -42,7 +42,7 @@ inline MappedTensor<5> MapPatches(const Product& p) {
   return map;
 }
 
-// A dimension of a box has up to 256 elements, up to 8 apart.
+// TMA limits: up to 256 elements per box dimension, with strides up to 8.
 constexpr int kMostBoxExtent = 256, kMostBoxStride = 8;
 inline bool HasBoxes(const Product& p) {
   const auto spans = [](const Axis& axis) {
@@ -81,10 +81,12 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                           plan.shared, exec, warpgroups, from, packed, target);
 }
 
-// What a plan takes, fitted to six thousand plans measured on an H200: cycles of
-// products in the tensor cores' own; that times `idle` where one of two warpgroups has
-// nothing to do; cycles for each unit that is brought, chunk, byte that is stored and
-// tile; for each unit of the first chunk, for which everybody waits; and of a launch.
+// Coefficients of the cost model, fitted to six thousand plans measured on an H200:
+// - multiply: cycles of products, relative to the tensor cores' peak
+// - idle: factor on these if one of two consumer warpgroups has no work
+// - load, chunk, store, tile: cycles per unit loaded, chunk, byte stored and tile
+// - first: cycles per unit of the first chunk, for which all wait
+// - launch: cycles per launch
 struct CostFactors {
   double multiply, idle, bring, chunk, store, tile, first, launch;
 };
@@ -102,7 +104,7 @@ constexpr CostFactors FindFactors() {
   return {kNarrow ? 1.27 : 0.7, 1.17, 2.55, 1700, 0.021, 1290, 7.7, 0};
 }
 
-// Cycles that a plan of so many tiles, of so many products of rows each, takes.
+// Estimates a plan's cycles: `tiles` tiles of `products` row tiles each.
 template <typename S, typename C>
 double EstimateCost(const Product& p, int64_t tiles, int processors, int products) {
   constexpr CostFactors kFactors = FindFactors<S, C>();
@@ -123,19 +125,19 @@ double EstimateCost(const Product& p, int64_t tiles, int processors, int product
       (kFactors.chunk + kFactors.bring * units) * chunks + store + kFactors.tile;
   double cost = multiply * turns + alone * block_turns;
   if (C::kBoxes) {
-    // Meanwhile a multiprocessor copies no faster than this.
+    // Lower bound: the TMA copies of a multiprocessor.
     const int together = p.source.columns == kQuad ? rows : 1;
     cost = std::max(cost,
                     (2 + together) * pixels * (rows / together) * chunks * block_turns);
   }
   cost += kFactors.first * units + kFactors.launch;
-  // A third patch pays where products do not hide what else is done with one.
+  // A third buffer pays off if products do not hide the rest of a buffer's work.
   const bool one_tap = p.vertical.taps * p.horizontal.taps == 1;
   const bool third = C::kBoxes || (one_tap && std::is_same_v<S, float>);
   return (p.buffers > 2) == third ? cost : 1.03 * cost;
 }
 
-// Fills in how to do `task` by tiles of y x x lattice points.
+// Plans `task` with tiles of y x x lattice points.
 template <typename S, typename C>
 TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
                      bool squares, int buffers) {
@@ -179,14 +181,15 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   plan.ring = std::min<int64_t>(kMostStages,
                                 C::kStages + (most - shared) / (4 * C::kStageWords));
   shared += (plan.ring - C::kStages) * int64_t{4 * C::kStageWords};
-  // The last product may read past its plane, but not past what is there.
+  // The last product may read past its plane, but not past shared memory.
   const int64_t read = squares
                            ? (RoundUp(y, down) - 1) * int64_t{row} + across * kGroupRows
                            : products * C::kRows;
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
     return plan;
   }
-  // How far apart the units of a step are; they repeat from the third unit on.
+  // Offsets between the two units of a step must fit; they repeat from the third unit
+  // on.
   const SortedPatch sorted(p);
   for (int step = 0; step < taps * std::min(units, 2) / 2; ++step) {
     const UnitStep both(p, sorted, step);
@@ -201,7 +204,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   return plan;
 }
 
-// The cheapest tile of all worth a look.
+// The cheapest of all plausible tiles.
 template <typename S, typename C>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   const int rows = task.source.rows;
@@ -289,7 +292,7 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
 
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
 
-// inq_conv has these tasks, too, with filters that it packs itself.
+// inq_conv plans these tasks with filters that it packs itself.
 template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
 template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
                                                            const GpuDevice&);

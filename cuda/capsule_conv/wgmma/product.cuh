@@ -1,13 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of mma/product.cuh for GPUs of compute capability 9.0. Tensor
-// cores read both operands from shared memory: the rows of a product are groups of 8
-// that follow each other in a plane, so that a product is nothing but two addresses,
-// and another position of the filter is another address. The poses may be either
-// operand: 64 rows on the left, or up to 256 on the right, where an instruction with 64
-// columns reads the least from shared memory. Two warpgroups begin products and go on;
-// a third brings what comes next. A block makes one tile after the other.
+// Capsule convolution and its input gradient with wgmma, as a persistent
+// warp-specialized kernel: a producer warpgroup loads patches and the packed filter,
+// two consumer warpgroups issue wgmma instructions and store results.
+//
+// Both operands are in shared memory. 8 pose rows that are adjacent in a plane form a
+// core matrix, so a filter tap is only another address. The poses may be either
+// operand: A with 64 rows, or B with up to 256. As B, an instruction reads the least
+// shared memory for 64 filter columns.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
 
@@ -24,11 +25,11 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Of patches. With two, one is brought while the other is read; with three, one is
-// copied while another is converted.
+// Patch buffers. Two overlap loading with multiplying; a third also overlaps copying
+// with converting to the operand type.
 constexpr int kMostBuffers = 3;
 
-// Of the filter.
+// Stages of the filter's pipeline.
 constexpr int kMostStages = 8;
 
 struct Barriers {
@@ -36,7 +37,7 @@ struct Barriers {
   Barrier patch_full[kMostBuffers], patch_empty[kMostBuffers];
 };
 
-// A place in a ring of `places`, and the parity of the phase to wait for there.
+// A position in a circular buffer, and the parity of the barrier phase to wait for.
 struct Turn {
   int at, parity;
 
@@ -48,18 +49,18 @@ struct Turn {
   }
 };
 
-// What lies in a block's shared memory.
+// The layout of a block's shared memory.
 template <typename C>
 struct WarpgroupShared {
   static_assert(sizeof(Barriers) <= 4 * C::kBarrierWords);
 
   int part_words, patch_words;
-  int stages, last_steps;  // of a chunk; steps of the last
+  int stages, last_steps;  // stages of a chunk; steps in the last one
   Barriers& barriers;
   uint32_t *patches, *ring;
   RowPlace* rows;
-  uint32_t* steps;  // where in a patch a step's units are, as DescribeOperand has it
-  int* pixels;      // only carriers need them
+  uint32_t* steps;  // per step: distance of its units << 16 | offset of the first
+  int* pixels;      // patch pixel offsets; not used with TMA
 
   __device__ WarpgroupShared(const WarpgroupProduct& s, uint4* memory)
       : part_words(s.product.order.planes * s.product.patch.plane),
@@ -91,7 +92,7 @@ struct WarpgroupShared {
     }
   }
 
-  // Makes the tables; for the threads that multiply.
+  // Fills the tables of rows and steps; called by the consumers.
   __device__ void FindPlaces(const WarpgroupProduct& s) {
     FindRows<C>(s, rows);
     for (int n = threadIdx.x; n < stages * C::kSteps; n += C::kWarps * kLanes) {
@@ -102,13 +103,13 @@ struct WarpgroupShared {
   }
 };
 
-// One thread brings the filter, stage after stage, for one tile after the other.
+// Producer of the filter, one thread: loads stage after stage of all the block's tiles.
 template <typename C>
 __device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>& shared,
                             const uint32_t* packed) {
   constexpr int kStep = C::kStepWords;
   const Product& p = s.product;
-  // The first phase of what nobody has used yet counts as over.
+  // Empty buffers count as released in the previous phase.
   Turn slot{0, 1};
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
     const BlockPlace place(p, tile);
@@ -128,7 +129,8 @@ __device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>&
   }
 }
 
-// One thread brings the patches as boxes, one for each plane and class.
+// Producer of patches by TMA, one thread: loads one box for each plane and residue
+// class.
 template <typename C>
 __device__ void BringBoxes(const WarpgroupProduct& s, const WarpgroupShared<C>& shared,
                            const CUtensorMap& map) {
@@ -165,7 +167,7 @@ __device__ void BringBoxes(const WarpgroupProduct& s, const WarpgroupShared<C>& 
   }
 }
 
-// C::kCarriers threads, of which this is number `thread`, bring the patches.
+// Producer of patches without TMA: thread number `thread` of C::kLoadThreads.
 template <typename S, typename C>
 __device__ void BringPatches(const WarpgroupProduct& s,
                              const WarpgroupShared<C>& shared, const S* source,
@@ -174,8 +176,9 @@ __device__ void BringPatches(const WarpgroupProduct& s,
   const UnitCarrier<S, typename C::O, C::kParts> carrier(
       p.patch, p.source, p.order.planes, thread, C::kCarriers);
   Turn buffer{0, 1};
-  int copied = -1;  // the buffer that is not converted yet
-  // Until all but the last groups of copies are there; and then the next is operands.
+  int copied = -1;  // the buffer not yet converted, or -1
+  // Waits until at most `groups` copy groups are in flight, then converts the oldest
+  // buffer and hands it to the consumers.
   const auto finish = [&](auto groups) {
     WaitForCopies<groups.value>();
     carrier.Convert(p.patch, p.source, shared.part_words,
@@ -206,7 +209,7 @@ __device__ void BringPatches(const WarpgroupProduct& s,
   if (copied >= 0) finish(std::integral_constant<int, 0>());
 }
 
-// Calls `then` with `count`, of 1 to kMost, as a constant.
+// Calls `then` with `count`, from 1 to kMax, as a compile-time constant.
 template <int kMost, typename Then>
 __device__ void WithCount(int count, const Then& then) {
   if constexpr (kMost == 1) {
@@ -218,7 +221,8 @@ __device__ void WithCount(int count, const Then& then) {
   }
 }
 
-// Warpgroup number `group` multiplies its rows and columns of all tiles.
+// Consumer warpgroup number `group`: multiplies and stores its part of all the block's
+// tiles.
 template <typename S, typename C>
 __device__ void MultiplyTiles(const WarpgroupProduct& s,
                               const WarpgroupShared<C>& shared, int group, S* target) {
@@ -262,7 +266,8 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
         if (busy) {
           const uint32_t filter =
               UnitAddress(shared.ring + slot.at * C::kStageWords) + column;
-          // Step n of tile m: parts of the poses and the filter that add up to `least`.
+          // Issues step n of row tile m for all pairs of parts whose indices add up to
+          // `least`.
           const auto multiply = [&](int n, int m, int least) {
 #pragma unroll
             for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
@@ -278,11 +283,11 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
                   !C::kApart || n > 0 || of_filter > 0 || least < C::kParts - 1);
             }
           };
-          // All products of a stage are begun together, without a loop: one at a time
-          // they take three times as long.
+          // Unrolled, so that all products of a stage are issued back to back: with a
+          // loop they take three times as long.
           WithCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
             BeginProducts();
-            // The least parts first.
+            // Smallest terms first.
 #pragma unroll
             for (int least = C::kParts - 1; least >= 0; --least) {
 #pragma unroll
@@ -297,7 +302,7 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
           });
         }
         if constexpr (!C::kApart) WaitForProducts<1>();
-        // Products in flight are those of this stage.
+        // Only this stage's products are in flight, so the slot before is free.
         if (slot_before >= 0) pass(barriers.empty[slot_before]);
         slot_before = slot.at;
         slot.Next(s.ring);
@@ -325,7 +330,7 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
   }
 }
 
-// What patches are brought from.
+// The source of patches: a tensor map, or a pointer if warps copy them.
 template <typename S, typename C>
 using SourceOfPatches = std::conditional_t<C::kBoxes, CUtensorMap, const S*>;
 
@@ -344,14 +349,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (warpgroup < C::kGroups) {
     TakeRegisters<C::kMany, true>();
     shared.FindPlaces(s);
-    // Also where there is no filter to wait for: somebody may still use the target's
-    // memory.
+    // Also without a filter to wait for, as the preceding kernel may still read or
+    // write the target's memory.
     WaitForKernelBefore();
     MultiplyTiles<S, C>(s, shared, warpgroup, target);
   } else {
     TakeRegisters<C::kFew, false>();
     const int thread = static_cast<int>(threadIdx.x) - C::kWarps * kLanes;
-    // The kernel before packed the filter, and began when `source` was complete.
+    // The preceding kernel packed the filter; `source` was complete before it started.
     if (thread == C::kCarriers) {
       WaitForKernelBefore();
       BringFilter<C>(s, shared, packed);
@@ -362,7 +367,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     }
   }
 #else
-  __trap();  // launched on other GPUs by mistake
+  __trap();  // compiled for another GPU
 #endif
 }
 

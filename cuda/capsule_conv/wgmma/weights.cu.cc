@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the weight gradient of wgmma/weights.cuh.
+// Plans and launches the kernel of wgmma/weights.cuh.
 #include "cuda/capsule_conv/wgmma/weights.cuh"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// The gradient as a kernel does it; no blocks where it does not fit.
+// A plan of the gradient; without blocks if it does not fit.
 template <typename W>
 struct WeightPlan {
   using S = typename W::S;
@@ -31,7 +31,7 @@ struct WeightPlan {
   MappedTensor<3> grad;
   int64_t blocks = 0;
   int shared = 0;
-  double cost = 0;  // cycles, roughly
+  double cost = 0;  // estimate in cycles
   Launch launch = nullptr;
 };
 
@@ -51,12 +51,12 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           exec, input_map, grad_map, plan.sums, parts);
 }
 
-// Tensor cores cut off what they add up of 16-bit types: of so many pixels, no more
-// than about a unit in the last place of float16.
+// Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
+// at about one unit in the last place of float16.
 constexpr int64_t kMostPixels = 1 << 18;
 
-// Fills in the slots and how many blocks share the lines, and keeps the plan if it is
-// the cheapest so far.
+// Chooses the numbers of slots and of splits, and keeps the plan if it is the cheapest
+// so far.
 template <typename W>
 void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) {
   using S = typename W::S;
@@ -64,7 +64,7 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   w.box_width =
       (w.strip - 1) * w.moves.stride_x + (w.x_taps - 1) * w.moves.dilation_x + 1;
   if (w.box_width > 256) return;
-  // Barriers, and what aligns them, are before the slots or the staged sums.
+  // Barriers and alignment, then the slots, or the staged sums that replace them.
   const auto shared = [&] {
     return 2048 +
            std::max(int64_t{w.row_slots} * w.RowBytes() +
@@ -82,10 +82,11 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
     break;
   }
   plan.shared = static_cast<int>(shared());
-  // A line takes 32 cycles for each product; one for 128 bytes of shared memory that
-  // are read or written, rows thrice or more; or one for 28 bytes of the second cache.
+  // Cycles of a line, the largest of: 32 per product; one per 128 bytes read or written
+  // in shared memory, where input rows count three times or more; one per 28 bytes from
+  // L2.
   constexpr int kPixels = kProductPixels<S>, kParts = W::kParts;
-  const double pixels = 1.0 * w.width / w.strips;  // of a line
+  const double pixels = 1.0 * w.width / w.strips;  // per line
   const double products =
       (pixels + kPixels - 1) / kPixels * w.Units() * w.Halves() * (kParts > 1 ? 3 : 1);
   const double bytes = products * 2048 + pixels * 4 * kPixelBytes<S> + w.GradBytes() +
@@ -109,7 +110,7 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   }
 }
 
-// Considers all tiles of 64 rows, or of 128.
+// Considers all tiles with 64 rows, or with 128.
 template <typename W>
 void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
                WeightPlan<W>* best) {
@@ -144,9 +145,9 @@ void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
   }
 }
 
-// Boxes of `width` pixels of a row of the input and 16 channels, two of which are 128
-// bytes of float. Pixels of two channels follow each other if `by_pairs`, which are of
-// a 16-bit type; else channels of a pixel.
+// The tensor map of the input: boxes of `width` pixels of a row by 16 channels; two
+// channels of float poses are 128 bytes. If `by_pairs` (16-bit types), pixels are
+// inside of channel pairs; else channels are inside of pixels.
 inline MappedTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
   const uint64_t pairs = p.in_channels / 2, in_width = p.in_width;
   const uint64_t rows = p.batch * p.in_height;
@@ -164,7 +165,7 @@ inline MappedTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
   return map;
 }
 
-// Boxes of `strip` pixels of a row of `grad`, and of 64 rows of the product.
+// The tensor map of `grad`: boxes of `strip` pixels of a row by 64 rows of the product.
 inline MappedTensor<3> MapGrad(const Problem& p, int strip) {
   const uint64_t pixel = p.out_channels * 4 * p.pose_columns, width = p.out_width;
   const uint64_t rows = p.batch * p.out_height;
@@ -177,7 +178,7 @@ inline MappedTensor<3> MapGrad(const Problem& p, int strip) {
   return map;
 }
 
-// The launch for so many units of a warpgroup.
+// The launch function for up to `units` units per consumer.
 template <typename W, int kUnits = kWeightUnits<W::kParts>>
 typename WeightPlan<W>::Launch LaunchOf(int units) {
   if constexpr (kUnits > 1) {
@@ -186,7 +187,7 @@ typename WeightPlan<W>::Launch LaunchOf(int units) {
   return LaunchWeights<W, kUnits>;
 }
 
-// The cheapest plan.
+// The cheapest plan of all tiles.
 template <typename W>
 WeightPlan<W> FindWeightPlan(const GpuDevice& device, const Problem& p) {
   WeightPlan<W> plan, best;
@@ -216,7 +217,7 @@ WeightPlan<W> FindWeightPlan(const GpuDevice& device, const Problem& p) {
   return best;
 }
 
-// Why there is no such product; else empty.
+// Why this kernel cannot do the problem; else empty.
 template <typename S>
 std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   const std::string refusal = RefuseSizes(p);
@@ -251,7 +252,7 @@ bool FillsBlocks(const Problem& p) {
          2 * p.out_channels * p.pose_columns >= kWeightRows && !HasFewProducts(p);
 }
 
-// The gradient by partial sums in the workspace.
+// Plans the gradient with split-K.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {

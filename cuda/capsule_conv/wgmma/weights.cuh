@@ -1,16 +1,19 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient of 4x4 poses in TF32 or a 16-bit type. Rows of the product are
-// (output channel, column), 64 for each warpgroup that multiplies. Its columns are
-// units of 64, (inner, channel) of one tap, and its terms the pose rows of 2
-// neighboring output pixels, or of 4 of a 16-bit type.
+// The weight gradient of 4x4 poses with wgmma, in TF32, split TF32 or a 16-bit type. It
+// is a warp-specialized kernel: one producer warp loads lines of the input and of
+// `grad` by TMA, three warps transpose the input, and two consumer warpgroups multiply.
 //
-// Tensor cores want 4 terms of a column of TF32 next to each other in shared memory, or
-// 8 columns of a term of a 16-bit type. So three warps transpose the poses of the input
-// there, once for all taps that read them. The rows come from registers, to which they
-// are read as they are. Exact float32 is split in two parts of TF32, of which three
-// products are made, and these are added up in float: tensor cores cut off.
+// The rows of the product are (output channel, pose column), 64 per consumer. Its
+// columns are units of 64, (pose inner, input channel) of one tap. Its terms are the
+// pose rows of 2 neighbouring output pixels in TF32, or of 4 in a 16-bit type.
+//
+// In shared memory wgmma wants a TF32 operand K-major, and reads a 16-bit one in groups
+// of 8 columns. So the poses of the input are transposed there, once for all taps that
+// read them. The rows are read to registers, in their own layout. Exact float32 is
+// split into two parts of TF32, of which three products are added in float, as tensor
+// cores truncate.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 
@@ -23,7 +26,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Which of the units of a tile a warpgroup has, and where they lie.
+// One of a consumer's units: its tap and channel block within the tile.
 struct WeightUnit {
   int y_tap, x_tap, block;
   bool there;
@@ -41,8 +44,8 @@ struct WeightUnit {
   }
 };
 
-// How a unit lies in shared memory, in units of 16 bytes: from one product to the next,
-// as DescribeOperand has it, and to the second part.
+// Distances of units in shared memory, in units of 16 bytes: between products, between
+// the core matrices as DescribeOperand takes them, and to the second part.
 struct UnitSteps {
   uint32_t product, unit, group, part;
 
@@ -61,9 +64,9 @@ struct UnitSteps {
   }
 };
 
-// Reads two rows of `grad` for a product, columns of a pose that follow each other. A
-// lane has of each pose row `lane % 4` of two pixels, or two pose rows of each of two
-// pixels, `below` bytes apart: 0 and 2 of a pixel, or 1 and 3.
+// Loads the A fragment of a product: two adjacent pose columns of `grad`. A lane has
+// pose row `lane % 4` of two pixels (float), or two pose rows, `below` bytes apart, of
+// each of two pixels: rows 0 and 2, or 1 and 3 (16-bit types).
 template <typename S>
 __device__ void ReadGrad(const char* grad, int below, uint32_t (&rows)[4]) {
 #pragma unroll
@@ -82,7 +85,8 @@ __device__ void ReadGrad(const char* grad, int below, uint32_t (&rows)[4]) {
   }
 }
 
-// Adds up kCount products for each unit, from `grad` on.
+// Multiplies kCount products of each unit and waits for them; `grad` is the first
+// product's position in shared memory.
 template <typename W, int kCount, int kUnits, typename SumsOfUnits>
 __device__ void MultiplyPixels(const char* grad, int below,
                                const uint32_t (&at)[kUnits], const UnitSteps& steps,
@@ -104,7 +108,7 @@ __device__ void MultiplyPixels(const char* grad, int below,
     }
   }
   BeginProducts();
-  // The least parts first.
+  // Smallest terms first.
 #pragma unroll
   for (int least = kParts - 1; least >= 0; --least) {
 #pragma unroll
@@ -122,17 +126,17 @@ __device__ void MultiplyPixels(const char* grad, int below,
     }
   }
   CommitProducts();
-  WaitForProducts<0>();  // registers may be overwritten only now
+  WaitForProducts<0>();  // the registers of `rows` are free only now
   if constexpr (kParts > 1) sums.AddUp();
 }
 
-// How many products a warpgroup makes of each unit before it waits for them, while
-// those of the other go on.
+// Products per unit that a consumer issues before it waits; meanwhile the other
+// consumer's products run.
 template <int kUnits>
 constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
-// Where a lane's two rows of the product begin, which are columns of a pose that follow
-// each other: in pose row 0 of a pixel of `grad`, and in a matrix of the result.
+// The offset of a lane's two rows, which are adjacent pose columns, in a pixel of
+// `grad` (pose row 0) and in a matrix of the result.
 template <typename W>
 __device__ int PlaceOfRows(const W& w) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -141,7 +145,7 @@ __device__ int PlaceOfRows(const W& w) {
   return channel * 4 * w.columns + column;
 }
 
-// Adds up what one warpgroup of a block multiplies, the first kUnits of its units.
+// A consumer warpgroup's main loop, for the first kUnits of its units.
 template <int kUnits, typename W, typename SumsOfUnits>
 __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
                               WeightBarriers& barriers, const char* row_slots,
@@ -209,13 +213,14 @@ __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
   if constexpr (W::kParts == 1) sums.AddUp();
 }
 
-// Stores the sums of a warpgroup's units, by way of the slots of rows.
+// Epilogue: stages the sums in shared memory, reusing the row slots, and stores them
+// with bulk copies.
 template <int kUnits, typename W, typename SumsOfUnits>
 __device__ void StoreUnits(const W& w, const WeightPlace& place, int group,
                            const SumsOfUnits& sums, char* row_slots, float* parts) {
   constexpr bool kFloat = std::is_same_v<typename W::S, float>;
   const int place_of_rows = PlaceOfRows(w), t = threadIdx.x % 4;
-  SynchronizeSome<128 * kWeightGroups>();  // the slots are not needed any more
+  SynchronizeSome<128 * kWeightGroups>();  // all slots are free now
   char* const staged = row_slots + group * kWeightUnits<W::kParts> * kUnitBytes;
 #pragma unroll
   for (int n = 0; n < kUnits; ++n) {
@@ -255,7 +260,7 @@ __device__ void StoreUnits(const W& w, const WeightPlace& place, int group,
   WaitForStores();
 }
 
-// kUnits is how many units a warpgroup has.
+// kUnits is the maximal number of units of a consumer.
 template <typename W, int kUnits>
 __global__ void __launch_bounds__(kWeightThreads, 1)
     WeightKernel(const __grid_constant__ CUtensorMap input,
@@ -291,7 +296,7 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
     TakeRegisters<kWeightMany, true>();
     Sums<(W::kParts > 1), kUnits, 8> sums;
     sums.Clear();
-    // Of an odd number of units one warpgroup has fewer.
+    // With an odd number of units, the second consumer has one fewer.
     const int fewer = !w.halves && group == 1 ? w.Units() % 2 : 0;
     if (fewer == 0 || kUnits == 1) {
       MultiplyLines<kUnits>(w, place, group, barriers, row_slots, grad_slots, sums);
@@ -303,7 +308,7 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
     StoreUnits<kUnits>(w, place, group, sums, row_slots, parts);
   }
 #else
-  __trap();  // launched on other GPUs by mistake
+  __trap();  // compiled for another GPU
 #endif
 }
 
