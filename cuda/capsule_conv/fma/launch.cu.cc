@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution of any sizes and types, also empty ones, in FMA: its products,
-// how they are cut into blocks, and the launches.
+// Capsule convolution in FMA for any size and type, including empty tensors: sets up
+// its products, divides them into blocks and launches them.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -17,19 +17,19 @@
 
 namespace capsops::capsule_conv::fma {
 
-// Workspace that is spent to have more blocks, in bytes.
+// Limit on the split-K workspace, in bytes.
 constexpr int64_t kPartsBytes = int64_t{64} << 20;
-// Steps of kDepth terms of a part at least.
+// Minimal steps of kDepth terms per split.
 constexpr int64_t kPartSteps = 8;
 
-// Steps through the tensors.
+// Strides of the tensors.
 struct Steps {
   int64_t in_pixel, in_line, in_image;
   int64_t out_pixel, out_line, out_image;
   int64_t tap, tap_line, weights;
   Taps vertical, horizontal;
-  // From a tap to the next; 0 where there is one only, so that positions are small
-  // whatever the dilation.
+  // Distances between taps; 0 for a single tap, so that positions stay small whatever
+  // the dilation.
   int64_t down, across;
 
   explicit Steps(const Problem& p) : vertical(Vertical(p)), horizontal(Horizontal(p)) {
@@ -47,7 +47,8 @@ struct Steps {
   }
 };
 
-// n, y, x, p of an output pixel: in input, and in output or grad.
+// The digits n, y, x, p of an output pixel. `left` is its offset in input, `other` in
+// output or grad.
 inline Axis OutputPixels(const Problem& p, const Steps& s) {
   return {
       {},
@@ -57,7 +58,8 @@ inline Axis OutputPixels(const Problem& p, const Steps& s) {
        {p.pose_rows, {p.pose_inner, p.pose_columns, 0, 0}}}};
 }
 
-// kh, kw, c, q: in input, from the pixel of tap 0 on, and in weights.
+// The digits kh, kw, c, q. `left` is the offset in input from the pixel of tap 0 on,
+// `other` in weights.
 inline Axis InputTerms(const Problem& p, const Steps& s) {
   return {
       {},
@@ -70,14 +72,14 @@ inline Axis InputTerms(const Problem& p, const Steps& s) {
        {p.pose_inner, {1, p.pose_columns, 0, 0}}}};
 }
 
-// Moves the origin of `terms` to where pixel 0 of the padded image is.
+// Moves the origin of `terms` to pixel 0 of the padded image.
 inline void PadTerms(int64_t pad_top, int64_t pad_left, const Steps& s, Axis* terms) {
   terms->origin +=
       Place{-pad_top * s.in_line - pad_left * s.in_pixel, 0, -pad_top, -pad_left};
 }
 
-// Sets what follows from the matrices: left is r x k, right k x c, and each of
-// `channels` channels has c columns.
+// Sets the strides for pose matrices left [r, k] and right [k, c], with `channels`
+// channels of c columns.
 inline void SetMatrices(const Problem& p, int64_t channels, int64_t r, int64_t k,
                         int64_t c, Product* z) {
   z->columns = channels * c;
@@ -141,7 +143,7 @@ inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t
   return phases;
 }
 
-// The first phase's number of pixels, which none exceeds.
+// Rows are sized for the first phase, which has the most pixels.
 inline Product InputProduct(const Problem& p) {
   const Steps s(p);
   Product z{};
@@ -156,7 +158,7 @@ inline Product InputProduct(const Problem& p) {
              {CeilDivide(p.in_width, p.stride_width),
               {s.out_pixel, p.stride_width * s.in_pixel, 0, 1}},
              {p.pose_rows, {p.pose_columns, p.pose_inner, 0, 0}}}};
-  // From a tap to the next of a phase: that many output pixels back.
+  // The next tap of a phase reads this many output pixels before.
   const int64_t back_y = s.down * z.vertical.every / p.stride_height;
   const int64_t back_x = s.across * z.horizontal.every / p.stride_width;
   z.terms = {{0, s.vertical.first * s.tap_line + s.horizontal.first * s.tap, 0, 0},
@@ -209,7 +211,7 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                         " is too large, at most " + std::to_string(kLargest) +
                         " are possible");
   }
-  // Narrow tiles load more for what they compute.
+  // Chooses the tile; narrow tiles load more data per multiplication.
   auto launch = LaunchProduct<T, 64>;
   double best = 0;
   const auto consider = [&](int columns, int rows, double cost, auto by) {

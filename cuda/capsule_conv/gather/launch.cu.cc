@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches convolutions whose operands are gathered.
+// Plans and launches the kernels of gather/forward.cuh and gather/weights.cuh.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -19,9 +19,9 @@
 namespace capsops::capsule_conv::gather {
 
 constexpr int kMostTerms = 256;
-constexpr int kMostPoints = 1024, kFewPoints = 16;  // of a tile
+constexpr int kMostPoints = 1024, kFewPoints = 16;  // per tile
 
-// Why no kernel of this path does the problem; else empty.
+// Why this path cannot do the problem; else empty.
 inline std::string Refusal(const Problem& p) {
   const std::string refusal = RefuseSizes(p);
   if (!refusal.empty()) return refusal;
@@ -50,7 +50,7 @@ inline std::string Refusal(const Problem& p) {
   return "";
 }
 
-// Makes tiles of y x x pixels; false where a patch has no room anywhere.
+// Sets tiles of y x x pixels; returns false if their patch is too large.
 inline bool Cut(int y, int x, Tiling* t) {
   t->vertical.tile = y;
   t->horizontal.tile = x;
@@ -58,7 +58,7 @@ inline bool Cut(int y, int x, Tiling* t) {
   t->horizontal.tiles = static_cast<int>(CeilDivide(t->horizontal.points, x));
   t->points = y * x;
   t->tiles = t->input.batch * t->vertical.tiles * t->horizontal.tiles;
-  // Whole turns of a warp in the forward pass, and one pixel that does not exist.
+  // Whole warps of pixels in the forward pass, and one pixel that does not exist.
   t->slots = static_cast<int>(CeilDivide(t->points + 1, kWarpPixels)) * kWarpPixels;
   const int64_t pitch =
       int64_t{t->horizontal.Reach(x, t->horizontal.taps)} * t->pixel_words;
@@ -71,8 +71,8 @@ inline bool Cut(int y, int x, Tiling* t) {
   return true;
 }
 
-// What the tilings of a problem have in common. Lanes that read `run` neighbouring
-// words of several pixels at once find them in different banks.
+// Fills in what all tilings of a problem share. Pads pixels such that lanes which read
+// `run` adjacent words of several pixels have no bank conflicts.
 inline void Begin(const Problem& p, int run, Tiling* t) {
   const Task task = ForwardTask(p);
   t->input = task.source;
@@ -88,8 +88,8 @@ inline void Begin(const Problem& p, int run, Tiling* t) {
   t->steps = static_cast<int>(CeilDivide(t->terms, 8));
 }
 
-// Calls `consider` for all tilings worth a look, for which a dimension is cut in the
-// fewest parts possible and up to 64 more, until tiles are small.
+// Calls `consider` for all plausible tilings. Each dimension is cut into the fewest
+// possible parts and up to 64 more, until tiles are small.
 template <typename Consider>
 void ForEachTiling(Tiling* t, const Consider& consider) {
   const int width = t->horizontal.points, height = t->vertical.points;
@@ -111,7 +111,7 @@ void ForEachTiling(Tiling* t, const Consider& consider) {
   });
 }
 
-// A plan of either kernel; no blocks where it does not fit.
+// A plan of either kernel; without blocks if it does not fit.
 template <typename TilingOf, typename... Pointers>
 struct GatherPlan {
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
@@ -120,7 +120,7 @@ struct GatherPlan {
   TilingOf tiling{};
   int64_t blocks = 0;
   int shared = 0;
-  double cost = 0;  // cycles, roughly
+  double cost = 0;  // estimate in cycles
   Launch launch = nullptr;
 };
 
@@ -141,11 +141,12 @@ LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
   return CheckLaunch(op);
 }
 
-// A multiprocessor's cycles for a product of 16x8x8.
+// Cycles of a multiprocessor per product of 16x8x8.
 template <Tf32 kTf32>
 constexpr double kProductCycles = kTf32 == Tf32::kSplit ? 6 : 1.6;
 
-// Makes `best` the cheapest tiling by the kernel of kColumns, if it is cheaper.
+// Finds the cheapest tiling for kColumns columns per block, and keeps it if it is the
+// cheapest so far.
 template <typename S, Tf32 kTf32, int kColumns>
 void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best) {
   ForwardPlan<S> plan;
@@ -160,8 +161,8 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
     if (shared > device.shared || resident == 0) return;
     const int64_t slots =
         std::max<int64_t>(1, int64_t{resident} * device.processors / t.column_blocks);
-    // Of all blocks on a multiprocessor: products by 8 warps in turn; 16 bytes written
-    // a cycle.
+    // For all blocks of a multiprocessor: rounds of products by 8 warps, and 16 bytes
+    // stored per cycle.
     const double turns = CeilDivide(CeilDivide(t.points, 32) * (kColumns > 64 ? 2 : 1),
                                     kForwardThreads / kLanes);
     const double multiply = resident * turns * 8 * t.steps * (kColumns > 32 ? 16 : 8) *
@@ -178,7 +179,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
   });
 }
 
-// `Plan` is a ConvPlan or a BiasReluPlan.
+// Plans the forward convolution. `Plan` is a ConvPlan or a BiasReluPlan.
 template <typename Plan, typename T, Tf32 kTf32>
 Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   using S = CudaType<T>;
@@ -232,7 +233,7 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
     t.splits = static_cast<int>(
         std::max<int64_t>(1, std::min({device.processors / sums, t.tiles,
                                        kMostBytes / 4 / groups / t.weights})));
-    // Products of 8 warps, or 16 bytes read a cycle.
+    // Products of 8 warps, or 16 bytes read per cycle.
     const double steps = CeilDivide(t.points, kStepPixels * groups);
     const double multiply = steps * kWarps * 2 * kProducts * kProductCycles<kTf32>;
     const double read = t.points * t.column_warps * kWarpColumns * sizeof(S) / 16.;
@@ -247,7 +248,7 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
   });
 }
 
-// The gradient of the weights, by partial sums in the workspace.
+// Plans the weight gradient with split-K.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution, and its input gradient, as one matrix product on tensor cores:
-// row = (lattice point, pose row), contraction = (filter position, channel, inner),
-// column = (channel, pose column). The left operand is read where it lies, in the patch
-// of a block; the right one, the packed filter, passes through a ring of stages. The
-// patch of the next planes arrives while those of this chunk are multiplied.
+// Capsule convolution and its input gradient as one matrix product with mma.sync: row =
+// (lattice point, pose row), contraction = (filter tap, channel, inner), column =
+// (output channel, pose column). The rows are read from the block's patch, without
+// im2col. The packed filter passes through a multistage cp.async pipeline, and the
+// patch of the next chunk is copied while this chunk is multiplied.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
 
@@ -21,15 +21,15 @@
 
 namespace capsops::capsule_conv::mma {
 
-// Quads in the table of a chunk.
+// Entries of a chunk's table of quads.
 template <typename S>
 __host__ __device__ int TableQuads(const Order& order) {
   return order.steps * kStepQuads<S>;
 }
 
-// Writes the two tables that lead to the left operand, and waits for all threads to
-// have done so: where in the patch each quad of a chunk is, for the block's first row,
-// and where in the image each pixel of the patch.
+// Fills two tables and synchronizes: `quads`, the offset in the patch of each quad of a
+// chunk's contraction, for the block's first row; and `pixels`, the offset in the image
+// of each patch pixel.
 template <typename S>
 __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
                            int* pixels) {
@@ -41,13 +41,13 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
     const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / width, tap % width);
     quads[i] = there ? i % p.order.planes * p.patch.plane +
                            shift * p.source.rows * kQuadWords<S>
-                     : 0;  // times a zero of the filter
+                     : 0;  // multiplied by zeros of the filter
   }
   __syncthreads();
 }
 
-// What a lane has of 16 rows of one step, as it lies in a plane: of the upper 8 rows
-// and the lower ones, which are `below` words further.
+// A lane's share of 16 rows by one step, as stored in a plane: words of the upper 8
+// rows, and of the lower 8 rows `below` words further.
 template <typename S>
 struct RawRows {
   uint2 upper, lower;
@@ -58,7 +58,7 @@ struct RawRows {
   }
 };
 
-// The same as the left operand of a product.
+// The A fragment made from them, in one or two parts.
 template <typename S, Tf32 kTf32>
 struct Rows {
   uint32_t part[kParts<kRowTf32<kTf32>>][4];
@@ -80,11 +80,11 @@ struct Rows {
   }
 };
 
-// The tiles of 16 rows of a warp: kTiles from tile `first` on.
+// The row tiles of a warp: kTiles tiles of 16 rows from tile `first` on.
 template <typename S, int kTiles>
 struct Tiles {
   int first, all;
-  int offset[kTiles];  // of this lane's part in a plane
+  int offset[kTiles];  // of this lane's words in a plane
 
   __device__ Tiles(const Product& p, const BlockPlace& place) {
     const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
@@ -100,14 +100,14 @@ struct Tiles {
   }
 };
 
-// Writes what a warp computed.
+// Epilogue: stores a warp's results.
 template <typename S, int kTiles, int kProducts>
 __device__ void StoreTiles(const Product& p, const BlockPlace& place,
                            const Tiles<S, kTiles>& tiles,
                            const float (&sums)[kTiles][kProducts][4], S* target) {
   const int g = threadIdx.x % kLanes / 4;
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x);
-  // Where a row of tile m goes, nullptr if nowhere.
+  // The target of a row of tile m; nullptr if it does not exist.
   const auto target_row = [&](int m, int half) -> S* {
     const int tile = tiles.first + m;
     int at, pose_row;
@@ -126,8 +126,8 @@ __device__ void StoreTiles(const Product& p, const BlockPlace& place,
   }
 }
 
-// c += a b. What is split is added up in float, rounded to nearest: tensor cores cut
-// off.
+// c += a b. Split operands are added to c in float, as tensor cores truncate when they
+// add.
 template <typename S, Tf32 kTf32>
 __device__ void MultiplyAdd(const Rows<S, kTf32>& a,
                             const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
@@ -146,7 +146,7 @@ __device__ void MultiplyAdd(const Rows<S, kTf32>& a,
   }
 }
 
-// One step of this warp's tiles, whose rows in the planes are at `offset`.
+// Multiplies one step of this warp's tiles, whose rows are at `offset` in the planes.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts>
 __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              const int (&offset)[kTiles],
@@ -171,7 +171,7 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
   }
 }
 
-// kWarps warps side by side have kTiles tiles of 16 rows and all kColumns columns each.
+// A block has kWarps warps, each with kTiles tiles of 16 rows and all kColumns columns.
 template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
             p.order.chunks * p.order.steps * kStep;
   WaitForKernelBefore();
-  // The filter comes in stages of `stage_steps` steps, the last of a chunk of what is
-  // left. They lie one after the other.
+  // The filter's pipeline has stages of `stage_steps` steps; the last stage of a chunk
+  // has the rest.
   const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
   const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
   const int stages = p.order.chunks * chunk_stages;
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   const bool busy = tiles.first < tiles.all;
   const int lane = threadIdx.x % kLanes, t = lane % 4;
   float sums[kTiles][kColumns / 8][4] = {};
-  // The next patch arrives in this many pieces, the last of them early enough that no
-  // wait for a stage can miss it.
+  // The next patch is copied in this many pieces, so that a wait for some stage of this
+  // chunk covers the last of them.
   const int pieces = max(chunk_stages - kStages + 2, 1);
   const int share = (carrier.share() + pieces - 1) / pieces;
   int chunk = 0, part = 0, slot = 0;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
         quads + part * p.stage_steps * kStepQuads<S> + t * kStepQuads<S> / 4;
     const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
     const int* const end = quad + (busy ? steps * kStepQuads<S> : 0);
-    // Few columns leave registers for more steps at a time.
+    // With few columns there are registers to unroll more.
 #pragma unroll(kColumns <= 16 ? 4 : 1)
     for (; quad < end; quad += kStepQuads<S>, filter += kStep) {
       MultiplyStep<S, kTf32>(planes + *quad, filter + lane, tiles.offset, sums);

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of mma/product.cuh in one kernel, where the filter is small: each block
-// copies it to shared memory as it is. A warp has kSmallTiles tiles of 16 rows, each of
-// which begins one pixel after the one before, and whose own pixels are as many apart
-// as there are tiles. So what one tile reads for a tap, the tile before it reads for
-// the next tap of the line, and a warp reads but one tile's rows for each tap.
+// The product of mma/product.cuh for small filters, in one kernel: each block copies
+// the unpacked filter to shared memory. A warp has kSmallTiles tiles of 16 rows. Tile m
+// starts m pixels after the first, and pixels within a tile are kSmallTiles apart. So
+// the rows that a tile reads for one tap are those that the tile before it reads for
+// the next horizontal tap, and a warp loads one tile's rows per tap.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 
@@ -23,13 +23,13 @@ namespace capsops::capsule_conv::mma {
 
 constexpr int kSmallWarps = 8;
 constexpr int kSmallTiles = 4;
-constexpr int kSmallRows = kSmallTiles * kTileRows;  // of a warp
+constexpr int kSmallRows = kSmallTiles * kTileRows;  // per warp
 constexpr int kSmallFilter = 16 << 10;               // bytes
 
-// A plane of the input in a line of the filter: where the line's first tap reads it, in
-// words of the patch, and where its quad of that tap begins, in elements of the filter.
+// A plane of the input combined with a row of the filter: the offset of the row's first
+// tap in the patch (words), and of its quad in the filter (elements).
 struct FilterLine {
-  int word = 0, element = -1;  // past the last: nothing
+  int word = 0, element = -1;  // -1: past the last one
 
   template <typename S>
   __device__ static FilterLine Of(const Product& p, const Filter& filter, int depth,
@@ -47,14 +47,15 @@ struct FilterLine {
   }
 };
 
-// What a lane has of a step's filter, as it lies in memory.
+// A lane's share of a step's filter, unpacked.
 template <typename S, int kProducts>
 struct RawFilter {
   static constexpr bool kFloat = std::is_same_v<S, float>;
-  static constexpr int kElements = kFloat ? 2 : 4;  // of a quad
+  static constexpr int kElements = kFloat ? 2 : 4;  // per quad
   S at[kProducts][kElements];
 
-  // Of a quad at `from`, if it is there; `columns` are the lane's.
+  // Loads from the quad at `from`, or zeros; `columns` are the offsets of the lane's
+  // columns.
   __device__ void Load(bool there, const S* from, const int (&columns)[kProducts],
                        int element) {
 #pragma unroll
@@ -82,8 +83,7 @@ struct RawFilter {
   }
 };
 
-// For tasks without strides or dilations across, whose poses have 1, 2, 4, 8 or 16 rows
-// of whole quads.
+// Requires horizontal stride and dilation 1, pose rows dividing 16 and whole quads.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     SmallKernel(const Product p, const Filter filter, const S* source, const S* weights,
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int rows = p.source.rows, pixel = rows * kQuadWords<S>;
   const int lines = p.order.steps * kQuadsOfStep;
   uint32_t* const patch = reinterpret_cast<uint32_t*>(shared);
-  // Rows that do not exist are read past the last plane.
+  // The last tile may read past the last plane, up to here.
   S* const here = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
                                        kSmallRows * kQuadWords<S>);
   FilterLine* const table = reinterpret_cast<FilterLine*>(here + filter_size);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   }
   const PlaneCarrier<S> carrier(p.source, 0, p.order.planes);
   const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
-  int columns[kProducts];  // where this lane's are in a quad of the filter
+  int columns[kProducts];  // offsets of this lane's columns in a quad of the filter
 #pragma unroll
   for (int n = 0; n < kProducts; ++n) {
     const int channel = (n * 8 + g) / filter.out_inner;
@@ -120,11 +120,11 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   }
   const int element = static_cast<int>(filter.element);
   const int next_tap = static_cast<int>(p.horizontal.every * filter.tap);
-  // The rows g and g + 8 of a tile, as pixel and pose row.
+  // Rows g and g + 8 of a tile, as pixel and pose row.
   int upper_row, lower_row;
   const int upper = p.patch.by_rows.Split(g, &upper_row) * kSmallTiles;
   const int lower = p.patch.by_rows.Split(g + 8, &lower_row) * kSmallTiles;
-  int x;  // with y: the warp's first point
+  int x;  // (y, x): the warp's first lattice point
   const int y = p.by_row_tiles.Split(threadIdx.x / kLanes, &x);
   x *= p.patch.by_rows.Quotient(kSmallRows);
   __syncthreads();
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     }
   }
 
-  // Tile m's rows are m pixels from these.
+  // The rows of tile m are m pixels further.
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x) - x;
   S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
   S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);

@@ -1,13 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of a capsule convolution's filter as one matrix product on tensor cores:
-// row = (filter position, channel, inner), column = (out channel, pose column),
-// contraction = (lattice point, pose row). Both operands are read where they lie, in
-// patches: of the input, as in the forward product, and of grad, a lattice point for a
-// pixel. A block has some rows and columns, and goes through a part of the lattice tile
-// by tile: the next tile's patches arrive while those of this one are multiplied. It
-// writes a partial sum of the filter's gradient.
+// The weight gradient as one matrix product with mma.sync: row = (filter tap, channel,
+// inner), column = (output channel, pose column), contraction = (lattice point, pose
+// row). Both operands are read from patches: of the input as in the forward product,
+// and of `grad` with a pixel per lattice point. Split-K: each block takes a tile of the
+// result and a share of the lattice, loops over that share tile by tile, copying the
+// next patches while it multiplies these, and writes a partial sum.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
 
@@ -24,30 +23,30 @@
 namespace capsops::capsule_conv::mma {
 
 constexpr int kWeightWarps = 4;
-// Tensor cores cut off as they add up, so no more steps than these are added there.
+// Tensor cores truncate when they add, so after this many steps sums move to memory.
 constexpr int kWeightSteps = 512;
 
-// Rows come in quads of one tap and plane of the input, columns in planes of grad. A
-// block has `quads` quads of the list (tap, plane of a chunk), of `chunk_planes`
-// planes.
+// Kernel parameters. The result's rows are quads of one tap and input plane, its
+// columns planes of `grad`. A block has `quads` quads of the list (tap, plane) of a
+// chunk of `chunk_planes` planes.
 struct WeightProduct {
   Image input, grad;
   Axis vertical, horizontal;
   Patch input_patch, grad_patch;
   int chunk_planes, chunks;
-  int quads, row_blocks;  // row blocks of a chunk
+  int quads, row_blocks;  // row blocks per chunk
   int column_blocks;
-  int splits;     // parts of the lattice
-  int64_t tiles;  // of the lattice, all images
+  int splits;     // shares of the lattice
+  int64_t tiles;  // lattice tiles of all images
   int64_t weights;
 
   __host__ __device__ int taps() const { return vertical.taps * horizontal.taps; }
 };
 
-// The tiles of the lattice, one after the other.
+// Iterates over tiles of the lattice.
 struct TilePlace {
   int64_t image;
-  int y, x;  // its first lattice point
+  int y, x;  // first lattice point
 
   __device__ TilePlace(const WeightProduct& p, int64_t tile) {
     x = static_cast<int>(tile % p.horizontal.tiles) * p.horizontal.tile;
@@ -66,10 +65,10 @@ struct TilePlace {
   }
 };
 
-// What a block works on.
+// A block's coordinates in the product.
 struct WeightPlace {
   int column_block, row_block, chunk, depth, split;
-  int first_tap_y, first_tap_x;  // of its patch
+  int first_tap_y, first_tap_x;  // first tap that its patch serves
 
   __device__ explicit WeightPlace(const WeightProduct& p) {
     int rest = blockIdx.x;
@@ -92,8 +91,8 @@ struct WeightPlace {
   }
 };
 
-// What the block's quad `i` of rows is: where it begins in a patch, in words, and in
-// the filter, and how many of its 4 elements exist.
+// Quad `i` of the block's rows: its offset in the patch (words), its offset in the
+// filter (elements), and how many of its 4 elements exist.
 struct RowQuad {
   int word = 0, offset = 0, count = 0;
 
@@ -122,7 +121,8 @@ struct RowQuad {
   }
 };
 
-// The same of the block's plane `i` of columns.
+// Plane `i` of the block's columns: its offset in the filter, and how many elements
+// exist.
 struct ColumnQuad {
   int offset = 0, count = 0;
 
@@ -137,7 +137,7 @@ struct ColumnQuad {
   }
 };
 
-// Writes the first `count` of 4 neighbours, or adds to them.
+// Stores the first `count` of 4 neighbours, or adds to them; a guarded store.
 static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
                                               float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
@@ -147,8 +147,8 @@ static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
   }
 }
 
-// kTiles x kProducts tiles of 16 rows and 8 columns for each warp; warps are one below
-// the other.
+// A warp has kTiles x kProducts tiles of 16 rows by 8 columns. The warps of a block
+// share its columns.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
 __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   __syncthreads();
   WaitForKernelBefore();
   bring(0);
-  int left_at[kLefts], right_at[kRights];  // in bytes
+  int left_at[kLefts], right_at[kRights];  // bytes
 #pragma unroll
   for (int m = 0; m < kLefts; ++m) {
     left_at[m] =

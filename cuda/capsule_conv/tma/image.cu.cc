@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the forward product and the input gradient of tma/product.cuh.
+// Plans and launches the forward product and the input gradient on tma/product.cuh.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ inline Phase MakePhase(const Axis& axis, int target_offset) {
           axis.offset, axis.step, target_offset};
 }
 
-// An axis of the forward product, or of the gradient of its input.
+// One axis of the forward product or of the input gradient.
 inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   TileAxis axis{};
   if (gradient) {
@@ -39,10 +39,10 @@ inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   return axis;
 }
 
-// An axis cut into tiles; none where there are too many.
+// An axis divided into tiles; `taps` is 0 if there are too many.
 struct AxisCut {
   TileAxis axis;
-  int64_t taps = 0;   // of all tiles
+  int64_t taps = 0;   // total over all tiles
   int64_t empty = 0;  // tiles without taps
 
   AxisCut(TileAxis whole, int box) : axis(whole) {
@@ -58,7 +58,7 @@ struct AxisCut {
   }
 };
 
-// The plan by tiles of those boxes that take the fewest steps.
+// Chooses the box shape that takes the fewest steps.
 template <typename Shape, typename S>
 void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
   ImageWork& work = plan->work;
@@ -136,7 +136,7 @@ ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Proble
   return plan;
 }
 
-// The forward product, or the gradient of the input.
+// Plans the forward product, or the input gradient if `gradient`.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
                                  const Problem& p, bool gradient) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the plans of all products of tma/product.cuh have in common. They serve poses of
-// one row, for then the numbers of a pixel are one row of a matrix.
+// Planning common to all products of tma/product.cuh. They require poses of one row, so
+// that a pixel is one row of a matrix.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
 
@@ -17,16 +17,16 @@
 
 namespace capsops::capsule_conv::tma {
 
-// A block makes no fewer steps.
+// Minimal steps per block.
 constexpr int64_t kFewestSteps = 8;
 
-// What lies in the workspace begins at multiples of 128 bytes.
+// Alignment of the parts of the workspace.
 inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
 
 template <typename S, typename Work>
 struct ProductPlan {
-  // Follows what marks all parts as not there on the stream, and packs the right
-  // operand if that is packed.
+  // Runs after the kernel that clears the partial tiles' flags and, if needed, packs
+  // the right operand.
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const ProductPlan& plan, const S* source,
                                  const S* right, const Parts& parts, S* target);
@@ -36,7 +36,7 @@ struct ProductPlan {
   int64_t packed_bytes = 0, part_bytes = 0;
   Launch launch = nullptr;
 
-  // The workspace holds the packed operand, which parts are there, and the parts.
+  // The workspace holds the packed operand, the flags, and the partial tiles.
   int64_t FlagBytes() const {
     return AlignedBytes(work.stretches.blocks * int64_t{sizeof(int)});
   }
@@ -64,10 +64,10 @@ LaunchError Launch(const GpuExec& exec, const char* op,
                           parts, target);
 }
 
-// So many steps or tiles are counted, with room for what is computed of them.
+// Limit on steps and tiles, with room for what is computed from them.
 constexpr int64_t kMostSteps = INT32_MAX / 64;
 
-// Divides `steps` steps among blocks, and fills in what the kernel's shape gives.
+// Divides `steps` steps among blocks, and selects the kernel.
 template <typename Shape, typename S, typename Work>
 void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) {
   const int64_t blocks =
@@ -81,7 +81,7 @@ void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) 
   plan->launch = Launch<S, Work, Shape>;
 }
 
-// A tile has 256 columns, or 128 where there are no more.
+// Tiles have 256 columns, or 128 if there are no more.
 template <typename S, typename Then>
 void WithShape(int64_t columns, const Then& then) {
   if (columns > 128) {
@@ -91,7 +91,7 @@ void WithShape(int64_t columns, const Then& then) {
   }
 }
 
-// Whether tensor maps have boxes of `box` pixels that are `stride` apart.
+// Whether TMA supports boxes of `box` pixels with stride `stride`.
 inline bool HasBox(int box, int stride) {
   return box == 1 || (stride <= 8 && (box - 1) * stride < 256);
 }
@@ -106,7 +106,7 @@ inline int BitsOf(int power_of_two) {
   return bits;
 }
 
-// A tensor of `numbers` numbers a pixel.
+// The tensor map of an image with `numbers` elements per pixel.
 inline void MapImage(int64_t batch, int64_t height, int64_t width, int64_t numbers,
                      MappedTensor<4>* map) {
   const uint64_t n = batch, h = height, w = width, c = numbers;
@@ -118,7 +118,8 @@ template <typename Work, typename S>
 constexpr int kMostShared =
     std::max(kSharedBytes<Work, Shape<S, 128>>, kSharedBytes<Work, Shape<S, 256>>);
 
-// Why there is no such product, which reads pixels of `numbers` numbers; else empty.
+// Why this path cannot do a product that reads `numbers` elements per pixel; else
+// empty.
 template <typename Work, typename S, Tf32 kTf32>
 std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
                     const GpuDevice& device) {

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel of all three products. One thread of a block brings boxes of both operands
-// to a ring of stages; two warpgroups multiply.
+// The warp-specialized kernel of all three products. A producer thread loads boxes of
+// both operands by TMA into a pipeline of stages; two consumer warpgroups issue wgmma.
+// Blocks share the work by stream-K (tma/steps.cuh).
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 
@@ -21,14 +22,14 @@ namespace capsops::capsule_conv::tma {
 template <typename S, int kColumnsOf>
 struct Shape {
   static constexpr int kColumns = kColumnsOf;
-  static constexpr int kDepth = kBoxBytes / sizeof(S);  // terms of a step
+  static constexpr int kDepth = kBoxBytes / sizeof(S);  // terms per step
   static constexpr int kRowBytes = kRows * kBoxBytes;
   static constexpr int kStageBytes = kRowBytes + kColumns * kBoxBytes;
   static constexpr int kStages = (192 << 10) / kStageBytes;
   static constexpr int kProducts = kColumns / 8;
 };
 
-// A place in a ring, and the parity of the phase to wait for there.
+// A position in a circular buffer, and the parity of the barrier phase to wait for.
 template <int kPlaces>
 struct RingPlace {
   int at = 0, parity = 0;
@@ -41,7 +42,7 @@ struct RingPlace {
   }
 };
 
-// Writes 2 columns of a row; out of line, as few poses need it.
+// Stores 2 columns of a row. Not inlined, as few pose shapes need it.
 template <typename S>
 __device__ __noinline__ void StoreColumns(const Columns columns, int column, float x,
                                           float y, S* row) {
@@ -50,12 +51,12 @@ __device__ __noinline__ void StoreColumns(const Columns columns, int column, flo
   if (column + 1 < columns.count) Narrow(y, row + columns.Place(column + 1));
 }
 
-// 16 rows of 32 columns, as a warp exchanges them among its lanes: all lanes meet
-// different banks.
+// The buffer of 16 rows by 32 columns through which a warp rearranges results; padded
+// against bank conflicts.
 constexpr int kExchanged = 32;
 using Exchange = float[16][kExchanged + 8];
 
-// What lies in shared memory, from a multiple of 1024 on.
+// The layout of shared memory, aligned to 1024 bytes.
 template <typename Work, typename Shape>
 struct Shared {
   char stages[Shape::kStages][Shape::kStageBytes];
@@ -67,8 +68,8 @@ constexpr int kAlignment = 1024;
 template <typename Work, typename Shape>
 constexpr int kSharedBytes = sizeof(Shared<Work, Shape>) + kAlignment;
 
-// Writes a tile as its threads have it, whole quads at a time.
-// This is short, as long code would not be found in the instruction cache.
+// Epilogue: stores a tile in whole quads. Loops are not fully unrolled, as longer code
+// would miss in the instruction cache.
 template <typename S, typename Work, int kProducts>
 __device__ void StoreTile(const Work& work, const typename Work::Place& place,
                           const float (&sums)[kProducts][4], Exchange& exchange,
@@ -135,7 +136,7 @@ __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
   }
 }
 
-// An operand of the k-th of a step's four products.
+// The descriptor of an operand of the k-th of a step's four products.
 template <typename Work, typename Shape>
 __device__ uint64_t DescribeTerms(uint32_t operand, int k) {
   if constexpr (Work::kLeft == Left::kRows) {
@@ -147,7 +148,8 @@ __device__ uint64_t DescribeTerms(uint32_t operand, int k) {
   }
 }
 
-// Parts of tiles in memory, one for each block, and which of them are there.
+// Stream-K workspace: one partial tile per block, and a flag per block that tells
+// whether the block has written it.
 struct Parts {
   int* there;
   float4* sums;
@@ -173,9 +175,9 @@ struct Parts {
     }
   }
 
-  // Stretches that follow belong to blocks of lower numbers, which GPUs begin first,
-  // and which write before they wait for anybody. So every block goes on, however few
-  // of a grid run at a time.
+  // Waits for the block's partial tile and adds it. This cannot deadlock, however few
+  // blocks are resident: later ranges belong to blocks with lower numbers, which GPUs
+  // start first, and blocks write their partial tile before they wait.
   template <int kProducts>
   __device__ void Add(int block, float (&to)[kProducts][4]) const {
     int found;
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   WaitForKernelBefore();
 
-  const int stretch = gridDim.x - 1 - blockIdx.x;  // the last ones begin first
+  const int stretch = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
   const int end = work.stretches.Begin(stretch + 1);
   int step = work.stretches.Begin(stretch);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     TakeRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
       RingPlace<Shape::kStages> at;
-      at.parity = 1;  // the first phase of what nobody has used yet counts as over
+      at.parity = 1;  // empty stages count as released
       while (step < end) {
         const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.Multiplied());
@@ -254,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto place = work.Find(tables, step);
       const int first = step, last = min(end, place.steps.Multiplied());
       step = place.steps.End();
-      if (first >= last) continue;  // only storing is left of the tile
+      if (first >= last) continue;  // only the steps of storing are left
       float sums[Shape::kProducts][4];
       ForEach(sums, [](float& sum) {
         sum = 0;
@@ -275,7 +277,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                 left[k], DescribeSwizzled(right + 2 * k), sums, true);
           }
           CommitProducts();
-          // Registers may be overwritten only now; the other warpgroup goes on.
+          // Their registers are reused only after this; the other warpgroup keeps
+          // running.
           WaitForProducts<0>();
           release(at.at);
         } else {
@@ -318,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
 #else
-  __trap();  // launched on other GPUs by mistake
+  __trap();  // compiled for another GPU
 #endif
 }
 

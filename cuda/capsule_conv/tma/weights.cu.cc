@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the weight gradient of tma/product.cuh.
+// Plans and launches the weight gradient on tma/product.cuh.
 #include <cstdint>
 #include <string>
 
@@ -11,7 +11,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-// The boxes of `pixels` pixels that are fewest.
+// The shape of boxes of `pixels` pixels of which the fewest are needed.
 inline PixelBoxes FindPixelBoxes(const Problem& p, int pixels, int64_t* steps) {
   PixelBoxes best{};
   *steps = 0;
@@ -43,7 +43,7 @@ template <typename S>
 ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                                                 const Problem& p, PackedGrad* packed) {
   using Work = WeightWork<S>;
-  constexpr uint32_t kPixels = kBoxBytes / sizeof(S);  // that a step contracts
+  constexpr uint32_t kPixels = kBoxBytes / sizeof(S);  // per step
   static_assert(!Work::kPacked || kPixels == kStepPixels);
   ProductPlan<S, Work> plan;
   const int out = static_cast<int>(p.out_channels * p.pose_columns);
@@ -106,8 +106,8 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
   return plan;
 }
 
-// Tensor cores cut off what they add up of 16-bit types: of so many pixels, no more
-// than about a unit in the last place of float16.
+// Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
+// at about one unit in the last place of float16.
 constexpr int64_t kMostPixels = int64_t{1} << 20;
 
 template <typename T, Tf32 kTf32>

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient, for the kernel of product.cuh. Rows of a tile are 128 channels
-// of the input by one tap, and a step contracts a box of images and output pixels.
-// Products of 16-bit types take both operands as they lie in memory. Those of TF32 want
-// terms next to each other, so there the rows come from registers, and `grad` is
-// packed.
+// The weight gradient as work for tma/product.cuh. The rows of a tile are 128 input
+// channels of one tap, and a step contracts a box of images and output pixels. 16-bit
+// types are used as they are, as MN-major operands. TF32 operands must be K-major, so
+// there the rows go through registers and `grad` is packed.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
 
@@ -18,10 +17,10 @@
 
 namespace capsops::capsule_conv::tma {
 
-// A box of images and output pixels, and how many of them there are.
+// Boxes of images and output pixels: how many there are, and their extents.
 struct PixelBoxes {
-  int height, width;  // boxes
-  int batch, y, x;    // extents of one, powers of two
+  int height, width;  // numbers of boxes
+  int batch, y, x;    // extents of a box, powers of two
   int y_bits, x_bits;
 };
 
@@ -37,19 +36,19 @@ struct WeightWork {
 
   static constexpr bool kPacked = std::is_same_v<S, float>;
   static constexpr Left kLeft = kPacked ? Left::kRegisters : Left::kRows;
-  static constexpr int kColumnRank = kPacked ? 3 : 4;  // of `grad` as it is read
+  static constexpr int kColumnRank = kPacked ? 3 : 4;  // rank of `grad` as it is loaded
 
-  static constexpr bool empty = false;  // no tile is
-  static constexpr int tiles = 0;       // as `empty` says, nobody asks
+  static constexpr bool empty = false;  // no tile is empty
+  static constexpr int tiles = 0;       // unused, as no tile is empty
 
   Stretches stretches;
-  int steps;  // of a tile that multiply
+  int steps;  // that multiply, per tile
   PixelBoxes boxes;
-  int channels;  // of the input, with the poses' columns
+  int channels;  // input channels times pose inner
   int channel_blocks;
   int column_blocks;
   TapMoves moves;
-  // Elements of the target: of a tap, of a channel, of a row of a pose.
+  // Strides of the target: of a tap, a channel, and a row of a pose.
   int tap, channel, row;
   Divisor by_inner;
   Columns columns;
@@ -75,7 +74,7 @@ struct WeightWork {
   struct Loader {
     const WeightWork& work;
     int channel, column;
-    int y, x;  // by which the tap moves
+    int y, x;  // offset of the tap
     int step;
 
     __device__ Loader(const WeightWork& work, const Place& place, int step)
@@ -134,16 +133,16 @@ struct WeightWork {
     }
   };
 
-  // Which rows of its 16 a lane has: see ReadChannels.
+  // The two rows of its warp's 16 that a lane holds; see LoadFragments.
   __device__ static int Upper(int lane) { return kPacked ? lane / 4 * 2 : lane / 4; }
   __device__ static int Lower(int lane) {
     return kPacked ? lane / 4 * 2 + 1 : lane / 4 + 8;
   }
 };
 
-// The left operand of a step: [32 channels][pixel][channel], swizzled. A lane reads,
-// for each of 4 products, channels 2 g and 2 g + 1 of its warp's 16 of pixels 2 t and
-// 2 t + 1 of the product's 8: that meets each bank once.
+// Loads the A fragments of a step's 4 products from [32 channels][pixel][channel],
+// swizzled. In each product a lane has channels 2 g and 2 g + 1 of its warp's 16, of
+// pixels 2 t and 2 t + 1 of 8, which avoids bank conflicts.
 __device__ inline void ReadChannels(const char* stage, uint32_t (&rows)[4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
