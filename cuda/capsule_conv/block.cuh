@@ -67,12 +67,12 @@ struct Product {
 };
 
 // A block's coordinates in the product.
-struct BlockPlace {
+struct BlockCoord {
   int64_t image;
   int y, x;  // first lattice point
   int depth, column_block;
 
-  __device__ explicit BlockPlace(const Product& p, int index = blockIdx.x) {
+  __device__ explicit BlockCoord(const Product& p, int index = blockIdx.x) {
     int rest = index;
     const auto next = [&](int size) {
       const int quotient = rest / size, at = rest - quotient * size;
@@ -89,25 +89,25 @@ struct BlockPlace {
 
 // The first pixel of the block's image, at the block's depth.
 template <typename S>
-__device__ const S* SourceOf(const Product& p, const BlockPlace& place,
+__device__ const S* SourceOf(const Product& p, const BlockCoord& place,
                              const S* source) {
   return source + place.image * p.source.height * p.source.width * p.source.pixel() +
          place.depth * p.source.pose();
 }
 
 // Fills the table of source offsets for the pixels of a block's patch.
-__device__ inline void FindPixels(const Product& p, const BlockPlace& place,
-                                  int* pixels, int thread = threadIdx.x,
-                                  int threads = blockDim.x) {
-  FindPixels(p.patch, p.source, p.horizontal.stride,
-             place.y * p.vertical.stride + p.vertical.offset,
-             place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
-             threads);
+__device__ inline void FillPixelTable(const Product& p, const BlockCoord& place,
+                                      int* pixels, int thread = threadIdx.x,
+                                      int threads = blockDim.x) {
+  FillPixelTable(p.patch, p.source, p.horizontal.stride,
+                 place.y * p.vertical.stride + p.vertical.offset,
+                 place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
+                 threads);
 }
 
 // The address of the target row for lattice point (y, x) of the block's tile.
 template <typename S>
-__device__ S* TargetRow(const Product& p, const BlockPlace& place, int y, int x,
+__device__ S* TargetRow(const Product& p, const BlockCoord& place, int y, int x,
                         int pose_row, S* target) {
   const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
   const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;

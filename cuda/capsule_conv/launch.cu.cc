@@ -23,8 +23,8 @@ namespace {
 //   launch once per phase.
 // - If a source pixel, of `read` numbers, has fewer than 32, most of a step is padding.
 template <typename Plan>
-void PutTmaInTurn(const Problem& p, int64_t read, bool phases,
-                  std::vector<Candidate<Plan>>* candidates) {
+void ReorderTma(const Problem& p, int64_t read, bool phases,
+                std::vector<Candidate<Plan>>* candidates) {
   const auto first = candidates->begin();
   const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
   if (HasFewProducts(p) && quads && !phases) {
@@ -55,7 +55,7 @@ Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradi
     const int64_t read =
         gradient ? p.out_channels * p.pose_columns : p.in_channels * p.pose_inner;
     const bool phases = gradient && InputGradientTasks(p).tasks.size() > 1;
-    PutTmaInTurn(p, read, phases, &candidates);
+    ReorderTma(p, read, phases, &candidates);
   }
   return Choose<Plan>(op, candidates);
 }
@@ -86,7 +86,7 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
       {"mma", [&] { return mma::PlanWeights<T>(exec, p); }},
       {"fma", [&] { return fma::PlanWeights<T>(exec, p); }}};
   if (!wgmma::FillsBlocks(p)) std::swap(candidates[2], candidates[3]);
-  PutTmaInTurn(p, p.in_channels * p.pose_inner, false, &candidates);
+  ReorderTma(p, p.in_channels * p.pose_inner, false, &candidates);
   return Choose(BackpropWeights::kName, candidates);
 }
 

@@ -14,19 +14,19 @@
 
 namespace capsops::capsule_conv {
 
-constexpr int kSumElements = 32;  // elements of a block
+constexpr int kReduceElements = 32;  // elements of a block
 
 // Writes the sum of `parts` arrays of `elements` elements to `out`. S is CudaType<T>
 // and A is Accumulator<T> of some T.
 template <typename S, typename A>
-LaunchError SumParts(const GpuExec& exec, const char* op, int64_t elements, int parts,
-                     const A* partial, S* out);
+LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
+                         int parts, const A* partial, S* out);
 
 // Plans a weight gradient of `weights` elements by split-K: the kernel of `plan` writes
 // `parts` partial sums of it.
-template <typename T, typename PlanOfParts>
-ConvPlan<GpuExec, T> PlanByParts(const char* op, const PlanOfParts& plan,
-                                 int64_t weights, int parts) {
+template <typename T, typename PartialPlan>
+ConvPlan<GpuExec, T> PlanSplitK(const char* op, const PartialPlan& plan,
+                                int64_t weights, int parts) {
   return ConvPlan<GpuExec, T>::Make(
       parts * weights * int64_t{sizeof(float)},
       [=](const GpuExec& exec, const T* input, const T* grad, T* grad_weights,
@@ -35,7 +35,7 @@ ConvPlan<GpuExec, T> PlanByParts(const char* op, const PlanOfParts& plan,
         const LaunchError error =
             plan.launch(exec, op, plan, Native(input), Native(grad), sums);
         if (!error.empty()) return error;
-        return SumParts(exec, op, weights, parts, sums, Native(grad_weights));
+        return ReduceSplits(exec, op, weights, parts, sums, Native(grad_weights));
       });
 }
 

@@ -103,9 +103,10 @@ inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
 
 // Writes the offset of each patch pixel in the image, or -1 outside of it. The tile's
 // first lattice point reads from pixel (y, x) on.
-__device__ inline void FindPixels(const Patch& patch, const Image& image, int stride,
-                                  int y, int x, int* pixels, int thread = threadIdx.x,
-                                  int threads = blockDim.x) {
+__device__ inline void FillPixelTable(const Patch& patch, const Image& image,
+                                      int stride, int y, int x, int* pixels,
+                                      int thread = threadIdx.x,
+                                      int threads = blockDim.x) {
   const int size = static_cast<int>(image.pixel());
   for (int i = thread; i < patch.pixels; i += threads) {
     int column, at;
@@ -122,12 +123,12 @@ __device__ inline void FindPixels(const Patch& patch, const Image& image, int st
 // row of one plane, of every step_-th pixel, so that addresses need little arithmetic.
 // The block must have at least as many threads as the planes have rows.
 template <typename S>
-class Carrier {
+class PatchLoader {
  public:
   // `from` is the image's first pixel at its depth. All threads of the block copy
   // `planes` planes together.
-  __device__ Carrier(const Patch& patch, const Image& image, const int* pixels,
-                     const S* from, int planes)
+  __device__ PatchLoader(const Patch& patch, const Image& image, const int* pixels,
+                         const S* from, int planes)
       : pixels_(pixels), from_(from) {
     const int pieces = planes * image.rows;  // copies per pixel
     step_ = blockDim.x / pieces;
@@ -156,7 +157,7 @@ class Carrier {
   }
 
   // Issues the copies of up to `count` more pixels per thread.
-  __device__ void Bring(int count) {
+  __device__ void Load(int count) {
     for (; count > 0 && cursor_ < end_; --count) {
       const int pixel = pixels_[cursor_];
       if (whole_) {
@@ -207,26 +208,26 @@ struct PatchPixel {
 // Copies planes to a patch with cp.async, all pixels in one call. A thread copies one
 // row of one plane, of every step_-th pixel.
 template <typename S>
-class PlaneCarrier {
+class PlaneLoader {
  public:
   // Takes `planes` planes from `first_plane` on. A block must have at least as many
   // threads as a plane has rows; if planes have more rows in total, it loops over them.
-  __device__ PlaneCarrier(const Image& image, int first_plane, int planes)
+  __device__ PlaneLoader(const Image& image, int first_plane, int planes)
       : first_plane_(first_plane), planes_(planes) {
-    together_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
-    step_ = blockDim.x / (together_ * image.rows);
+    planes_at_once_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
+    step_ = blockDim.x / (planes_at_once_ * image.rows);
     const int plane = threadIdx.x / image.rows;
     row_ = threadIdx.x - plane * image.rows;
-    first_ = plane / together_;
-    plane_ = first_ < step_ ? plane - first_ * together_ : planes;  // or idle
+    first_ = plane / planes_at_once_;
+    plane_ = first_ < step_ ? plane - first_ * planes_at_once_ : planes;  // or idle
   }
 
   // Copies the patch whose first pixel is (y, x) of the image at `from`, and whose last
   // is at most (y + height - 1, x + width - 1). Pixels outside of the image and missing
   // elements of a quad become zeros.
-  __device__ void Bring(const Patch& patch, const Image& image,
-                        const PatchPixel* pixels, const S* from, int y, int x,
-                        int height, int width, uint32_t* to) const {
+  __device__ void Load(const Patch& patch, const Image& image, const PatchPixel* pixels,
+                       const S* from, int y, int x, int height, int width,
+                       uint32_t* to) const {
     const int quads = image.quads();
     const uint32_t origin =
         (uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel());
@@ -234,7 +235,7 @@ class PlaneCarrier {
     const bool whole = image.columns % kQuad == 0 && y >= 0 && x >= 0 &&
                        y + height <= image.height && x + width <= image.width;
     const PatchPixel* const end = pixels + patch.pixels;
-    for (int plane = plane_; plane < planes_; plane += together_) {
+    for (int plane = plane_; plane < planes_; plane += planes_at_once_) {
       const int at = first_plane_ + plane;
       const int channel = quads == 1 ? at : at / quads;
       const int column = (at - channel * quads) * kQuad;
@@ -244,13 +245,13 @@ class PlaneCarrier {
           to + plane * patch.plane + (first_ * image.rows + row_) * kQuadWords<S>;
       const PatchPixel* pixel = pixels + first_;
       if (whole) {
-        constexpr int kAtOnce = 4;
-        for (; pixel + (kAtOnce - 1) * step_ < end; pixel += kAtOnce * step_) {
-          uint32_t element[kAtOnce];
+        constexpr int kUnroll = 4;
+        for (; pixel + (kUnroll - 1) * step_ < end; pixel += kUnroll * step_) {
+          uint32_t element[kUnroll];
 #pragma unroll
-          for (int n = 0; n < kAtOnce; ++n) element[n] = pixel[n * step_].element;
+          for (int n = 0; n < kUnroll; ++n) element[n] = pixel[n * step_].element;
 #pragma unroll
-          for (int n = 0; n < kAtOnce; ++n, word += jump) {
+          for (int n = 0; n < kUnroll; ++n, word += jump) {
             __pipeline_memcpy_async(word,
                                     source + static_cast<int>(origin + element[n]),
                                     kQuadWords<S> * 4);
@@ -269,7 +270,7 @@ class PlaneCarrier {
           constexpr int kBytes = kQuadWords<S> * 4;
           __pipeline_memcpy_async(word, at, kBytes, inside ? 0 : kBytes);
         } else {
-          BringPart(at, inside ? count : 0, word);
+          LoadPartialQuad(at, inside ? count : 0, word);
         }
       }
     }
@@ -277,8 +278,8 @@ class PlaneCarrier {
 
  private:
   // Copies a quad of `count` elements. Not inlined, as few pose shapes need it.
-  static __device__ __noinline__ void BringPart(const S* from, int count,
-                                                uint32_t* word) {
+  static __device__ __noinline__ void LoadPartialQuad(const S* from, int count,
+                                                      uint32_t* word) {
     Pack<S, kQuad> values{};
 #pragma unroll
     for (int e = 0; e < kQuad; ++e) {
@@ -287,12 +288,12 @@ class PlaneCarrier {
     *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
   }
 
-  int first_plane_, planes_, together_, step_, first_, plane_, row_;
+  int first_plane_, planes_, planes_at_once_, step_, first_, plane_, row_;
 };
 
 // Copies count * kWords words, a multiple of 4, with cp.async.
 template <int kWords, int kThreads>
-__device__ void BringWords(const uint32_t* from, int count, uint32_t* to) {
+__device__ void CopyWordsAsync(const uint32_t* from, int count, uint32_t* to) {
   constexpr int kEach = kThreads * 4;
   const int words = count * kWords;
 #pragma unroll 4

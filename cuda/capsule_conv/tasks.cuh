@@ -44,13 +44,13 @@ inline bool HasFewProducts(const Problem& p) {
 // Why the tensor-core kernels, which count in 32 bits, cannot do the problem; else
 // empty.
 inline std::string RefuseSizes(const Problem& p) {
-  constexpr int64_t kMost = 1 << 30;
+  constexpr int64_t kMax = 1 << 30;
   const char* const too_large = "32 bits do not count its elements";
   for (const int64_t factor :
        {p.kernel_height, p.kernel_width, p.dilation_height, p.dilation_width,
         p.stride_height, p.stride_width, p.kernel_height * p.dilation_height,
         p.kernel_width * p.dilation_width}) {
-    if (factor > kMost) return too_large;
+    if (factor > kMax) return too_large;
   }
   const int64_t taps = p.kernel_height * p.kernel_width;
   for (const int64_t count :
@@ -64,7 +64,7 @@ inline std::string RefuseSizes(const Problem& p) {
         p.pose_depth * p.pose_rows * p.pose_inner,
         p.pose_depth * p.pose_rows * p.pose_columns}) {
     if (count < 1) return "a tensor is empty";
-    if (count > kMost) return too_large;
+    if (count > kMax) return too_large;
   }
   return p.batch > 0 ? "" : "a tensor is empty";
 }
@@ -148,7 +148,7 @@ inline Tasks ForwardTasks(const Problem& p) {
 }
 
 // Input gradients with more phases than this are refused.
-constexpr int64_t kMostPhases = 64;
+constexpr int64_t kMaxPhases = 64;
 
 // Swaps source and target and transposes the filter, for the input gradient.
 inline void Transpose(Task* task) {
@@ -168,9 +168,9 @@ inline Tasks InputGradientTasks(const Problem& p) {
   if (!all.refusal.empty()) return all;
   const int64_t down = std::min(p.stride_height, p.in_height);
   const int64_t across = std::min(p.stride_width, p.in_width);
-  if (down * across > kMostPhases) {
+  if (down * across > kMaxPhases) {
     all.refusal = "the strides have " + std::to_string(down * across) +
-                  " phases, over " + std::to_string(kMostPhases);
+                  " phases, over " + std::to_string(kMaxPhases);
     return all;
   }
   Task task = ForwardTask(p);
@@ -209,7 +209,7 @@ struct TapMoves {
         pad_x(static_cast<int>(p.pad_left)) {}
 };
 
-// How a kernel does a task of element type S. `tiles` is 0 if it cannot.
+// A plan for a task of element type S; `tiles` is 0 if the kernel cannot do it.
 template <typename S>
 struct TilePlan {
   template <typename Right>
@@ -266,7 +266,7 @@ inline bool SameSizes(const Task& a, const Task& b) {
 }
 
 // Sets the offsets of `p`, planned for a task of the same sizes, to those of `task`.
-inline void MoveTo(const Task& task, Product* p) {
+inline void SetOffsets(const Task& task, Product* p) {
   p->vertical.offset = task.vertical.offset;
   p->vertical.first = task.vertical.first;
   p->horizontal.offset = task.horizontal.offset;

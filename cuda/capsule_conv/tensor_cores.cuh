@@ -33,12 +33,12 @@ class Products {
   Products(const Tasks& tasks, const GpuDevice& device)
       : zeros_(tasks.zeros), refusal_(tasks.refusal) {
     if (!refusal_.empty()) return;
-    if constexpr (kSpreads) spread_ = Across::Helps(tasks.tasks.front());
-    refusal_ = Path::Refusal(Spread(tasks.tasks.front()), device);
+    if constexpr (kUnfolds) unfolded_ = TapColumns::Helps(tasks.tasks.front());
+    refusal_ = Path::Refusal(Unfold(tasks.tasks.front()), device);
     if (!refusal_.empty()) return;
     int64_t products = 0;
     for (const Task& whole : tasks.tasks) {
-      const Task task = Spread(whole);
+      const Task task = Unfold(whole);
       const auto alike =
           std::find_if(steps_.begin(), steps_.end(),
                        [&](const Step& step) { return SameSizes(step.whole, whole); });
@@ -51,12 +51,12 @@ class Products {
         refusal_ = "no tile of it fits in shared memory";
         return;
       }
-      MoveTo(task, &step.plan.product);
+      SetOffsets(task, &step.plan.product);
       const int64_t words =
           PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
       packed_words_ = std::max(packed_words_, RoundUp(words, 4));
-      if constexpr (kSpreads) {
-        if (spread_) products = std::max(products, Across::Elements(task));
+      if constexpr (kUnfolds) {
+        if (unfolded_) products = std::max(products, TapColumns::Elements(task));
       }
       steps_.push_back(step);
     }
@@ -91,12 +91,12 @@ class Products {
       error = Path::template Pack<S, kTf32>(exec, op, step.task.filter, plan, weights,
                                             packed);
       if (!error.empty()) return error;
-      if constexpr (kSpreads) {
-        if (spread_) {
+      if constexpr (kUnfolds) {
+        if (unfolded_) {
           float* const products = reinterpret_cast<float*>(packed + packed_words_);
           error = plan.launch(exec, op, plan, source, packed, products);
           if (!error.empty()) return error;
-          error = Across::Add(exec, op, step.whole, products, target);
+          error = TapColumns::Add(exec, op, step.whole, products, target);
           continue;
         }
       }
@@ -106,28 +106,28 @@ class Products {
   }
 
  private:
-  using Across = typename Path::Across;
+  using TapColumns = typename Path::TapColumns;
   static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
   // Only for float: summing taps in a 16-bit type would round once more.
-  static constexpr bool kSpreads =
-      !std::is_void_v<Across> && kPlain && std::is_same_v<S, float>;
+  static constexpr bool kUnfolds =
+      !std::is_void_v<TapColumns> && kPlain && std::is_same_v<S, float>;
 
   struct Step {
-    Task task;  // horizontal taps are columns if spread_
+    Task task;  // horizontal taps are columns if unfolded_
     TilePlan<S> plan;
     Task whole;
   };
 
-  Task Spread(const Task& whole) const {
-    if constexpr (kSpreads) {
-      if (spread_) return Across::Spread(whole);
+  Task Unfold(const Task& whole) const {
+    if constexpr (kUnfolds) {
+      if (unfolded_) return TapColumns::Unfold(whole);
     }
     return whole;
   }
 
   std::vector<Step> steps_;
   int64_t zeros_, packed_words_ = 0, workspace_ = 0;
-  bool spread_ = false;
+  bool unfolded_ = false;
   std::string refusal_;
 };
 

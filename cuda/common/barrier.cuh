@@ -25,7 +25,7 @@ class Barrier {
 
   // Makes initialized barriers visible to the async proxy. A thread calls this after
   // its last Init and before the block synchronizes.
-  __device__ static void PublishInit() {
+  __device__ static void FenceInit() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -36,7 +36,7 @@ class Barrier {
   }
 
   // Arrives, and makes the phase wait for `bytes` more bytes of asynchronous copies.
-  __device__ void ArriveAndExpect(uint32_t bytes) {
+  __device__ void ArriveAndExpectBytes(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
         "r"(bytes)
@@ -45,8 +45,8 @@ class Barrier {
 
   // Arrives and starts a bulk copy of `bytes` bytes, a multiple of 16, to shared memory
   // at `to`; the phase ends only once they are there.
-  __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
-    ArriveAndExpect(bytes);
+  __device__ void ArriveAndBulkCopy(const void* from, uint32_t bytes, void* to) {
+    ArriveAndExpectBytes(bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[%0], [%1], %2, [%3];" ::"r"(SharedAddress(to)),
@@ -78,12 +78,12 @@ class Barrier {
 
 // Waits until at most the kGroups newest cp.async groups of this thread are in flight.
 template <int kGroups>
-__device__ void WaitForCopies() {
+__device__ void WaitForAsyncCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 // Starts a bulk copy of `bytes` bytes, a multiple of 16, from shared to global memory.
-__device__ inline void BeginStore(const void* from, uint32_t bytes, void* to) {
+__device__ inline void StartBulkStore(const void* from, uint32_t bytes, void* to) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                    __cvta_generic_to_global(to)),
                "r"(SharedAddress(from)), "r"(bytes)
@@ -91,7 +91,7 @@ __device__ inline void BeginStore(const void* from, uint32_t bytes, void* to) {
 }
 
 // Waits until all bulk stores that this thread started have completed.
-__device__ inline void WaitForStores() {
+__device__ inline void WaitForBulkStores() {
   asm volatile(
       "cp.async.bulk.commit_group;\n"
       "cp.async.bulk.wait_group 0;" ::
@@ -101,7 +101,7 @@ __device__ inline void WaitForStores() {
 // Synchronizes kThreads threads at named barrier kName: whole warps, the same ones at
 // every use.
 template <int kThreads, int kName = 1>
-__device__ void SynchronizeSome() {
+__device__ void SyncNamedBarrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 

@@ -80,7 +80,7 @@ inline bool BuiltFor(int arch) {
 }
 
 // Whether the code that runs on this device supports programmatic dependent launch.
-inline bool CanOverlap(const GpuDevice& device) {
+inline bool SupportsDependentLaunch(const GpuDevice& device) {
 #ifdef __CUDA_ARCH_LIST__
   for (const int arch : {__CUDA_ARCH_LIST__}) {
     if (arch >= 900 && arch <= 10 * device.capability) return true;
@@ -116,8 +116,8 @@ LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int thr
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
-  return LaunchWith(attribute, CanOverlap(exec.device) ? 1 : 0, name, kernel, grid,
-                    threads, shared, exec, arguments...);
+  return LaunchWith(attribute, SupportsDependentLaunch(exec.device) ? 1 : 0, name,
+                    kernel, grid, threads, shared, exec, arguments...);
 }
 
 // Launches a cooperative kernel, which synchronizes its whole grid. Fails if the GPU

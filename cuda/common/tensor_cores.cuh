@@ -124,7 +124,7 @@ struct Operand {
   }
 
   // Like Set, but truncates numbers so large that they would round to infinity.
-  __device__ void SetLarge(int n, float x) {
+  __device__ void SetWithoutOverflow(int n, float x) {
     Set(n, x);
     if (kTf32 == Tf32::kSplit && isinf(__uint_as_float(high[n]))) {
       high[n] = __float_as_uint(x) & 0xffffe000;

@@ -22,7 +22,7 @@
 namespace capsops {
 
 // The innermost extent of a 128-byte swizzled box.
-constexpr int kBoxBytes = 128;
+constexpr int kSwizzleBytes = 128;
 
 // A tensor whose dimensions are listed from the innermost outwards. `apart` holds the
 // strides, in elements, of all dimensions but the first; in bytes they must be
@@ -30,7 +30,7 @@ constexpr int kBoxBytes = 128;
 // box has 128 bytes of the first dimension: row i of it has its n-th 16 bytes at
 // position n ^ (i % 8).
 template <int kRank>
-struct MappedTensor {
+struct TmaTensor {
   std::array<uint64_t, kRank> size;
   std::array<uint64_t, kRank - 1> apart;
   std::array<uint32_t, kRank> box, every;
@@ -58,8 +58,8 @@ inline EncodeTensorMap FindEncodeTensorMap() {
 
 // Encodes the map of `tensor` at `data`.
 template <typename S, int kRank>
-LaunchError MakeTensorMap(const char* op, const S* data,
-                          const MappedTensor<kRank>& tensor, CUtensorMap* map) {
+LaunchError MakeTensorMap(const char* op, const S* data, const TmaTensor<kRank>& tensor,
+                          CUtensorMap* map) {
   static const EncodeTensorMap encode = FindEncodeTensorMap();
   if (encode == nullptr) {
     return std::string(op) + ": the CUDA driver has no cuTensorMapEncodeTiled";
@@ -83,7 +83,7 @@ LaunchError MakeTensorMap(const char* op, const S* data,
 
 #ifdef __CUDACC__
 // Starts a TMA copy of the box at (c0, c1, ...) to `to`, which completes on `barrier`.
-__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+__device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                int c4, Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -93,7 +93,7 @@ __device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, i
 }
 
 // Same for a tensor with four dimensions.
-__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+__device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -103,7 +103,7 @@ __device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, i
 }
 
 // Same for a tensor with three dimensions.
-__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2,
+__device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
                                Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

@@ -30,9 +30,9 @@ struct Exponents {
     if (std::is_same_v<S, __half>) least = std::min(levels - 25, 15), most = 15;
     const int top = std::clamp(top_exponent, least, most);
     // Beyond this, every result is zero or infinite.
-    constexpr int64_t kMost = 4000;
+    constexpr int64_t kMax = 4000;
     const int64_t shift = int64_t{top_exponent} - top;
-    return {top, static_cast<int>(std::clamp(shift, -kMost, kMost))};
+    return {top, static_cast<int>(std::clamp(shift, -kMax, kMax))};
   }
 
   capsule_conv::Scale scale() const {

@@ -10,7 +10,7 @@ namespace capsops::inq_conv::mma {
 
 template <typename T>
 InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv) {
-  return PlanByTensorCores<capsule_conv::mma::Path, T>(exec, conv);
+  return PlanTensorCores<capsule_conv::mma::Path, T>(exec, conv);
 }
 
 #define CAPSOPS_INSTANTIATE(T) \

@@ -17,7 +17,7 @@
 namespace capsops::inq_conv {
 
 template <typename Path, typename T>
-InqPlan<GpuExec, T> PlanByTensorCores(const GpuExec& exec, const Convolution& conv) {
+InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv) {
   using Plan = InqPlan<GpuExec, T>;
   if (std::is_same_v<T, Float16> && conv.levels > 16) {
     return Plan::Refuse("float16 does not have " + std::to_string(conv.levels) +

@@ -10,7 +10,7 @@ namespace capsops::inq_conv::wgmma {
 
 template <typename T>
 InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv) {
-  return PlanByTensorCores<capsule_conv::wgmma::Path, T>(exec, conv);
+  return PlanTensorCores<capsule_conv::wgmma::Path, T>(exec, conv);
 }
 
 #define CAPSOPS_INSTANTIATE(T) \

@@ -161,11 +161,11 @@ struct Stride {
 
 // A term's digits and position. It may be past the last term: then its first digit is
 // too large.
-struct Walk {
+struct TermIterator {
   Stride::Move at;
   int digits[4];
 
-  __device__ Walk(const Axis& axis, int64_t index)
+  __device__ TermIterator(const Axis& axis, int64_t index)
       : at(Stride::From(Locate(axis, index, digits))) {}
 
   __device__ void Advance(const Stride& stride) {

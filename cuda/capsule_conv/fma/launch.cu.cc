@@ -18,9 +18,9 @@
 namespace capsops::capsule_conv::fma {
 
 // Limit on the split-K workspace, in bytes.
-constexpr int64_t kPartsBytes = int64_t{64} << 20;
+constexpr int64_t kMaxSplitBytes = int64_t{64} << 20;
 // Minimal steps of kDepth terms per split.
-constexpr int64_t kPartSteps = 8;
+constexpr int64_t kMinSplitSteps = 8;
 
 // Strides of the tensors.
 struct Steps {
@@ -231,10 +231,10 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
   const int64_t tiles = z.row_tiles * phases * z.depth * z.column_tiles;
   const int64_t room = int64_t{kResident<A>} * device.processors;
   z.parts = std::max(int64_t{1},
-                     std::min({room / tiles, z.terms.size() / (kPartSteps * kDepth),
-                               kPartsBytes / int64_t{sizeof(A)} / z.elements}));
+                     std::min({room / tiles, z.terms.size() / (kMinSplitSteps * kDepth),
+                               kMaxSplitBytes / int64_t{sizeof(A)} / z.elements}));
   const int64_t blocks = tiles * z.parts;
-  const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kSumElements) : 0;
+  const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kReduceElements) : 0;
   const std::string obstacle = GridObstacle(std::max(blocks, sum_blocks));
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
@@ -243,8 +243,8 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
         const LaunchError error =
             launch(exec, op, z, blocks, left, right, out, partial);
         if (!error.empty() || sum_blocks == 0) return error;
-        return SumParts(exec, op, z.elements, z.parts, static_cast<const A*>(partial),
-                        Native(out));
+        return ReduceSplits(exec, op, z.elements, z.parts,
+                            static_cast<const A*>(partial), Native(out));
       });
 }
 

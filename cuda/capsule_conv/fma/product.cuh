@@ -44,7 +44,7 @@ struct RowTable {
 };
 
 // A block's coordinates in the grid. Blocks that read the same pixels are neighbours.
-struct BlockPlace {
+struct BlockCoord {
   int64_t column_tile, row_tile;
   int depth, phase, part;
 
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   __shared__ RowTable<kRows> table;
   __shared__ Axis rows, terms;
   __shared__ Stride stride;
-  __shared__ BlockPlace place;
+  __shared__ BlockCoord place;
 
   if (threadIdx.x == 0) {
     place.Set(z);
@@ -167,22 +167,23 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   __syncthreads();
 
   if (begin < end) {
-    Walk walk(terms, begin * kDepth + term);
+    TermIterator iterator(terms, begin * kDepth + term);
     S from_left[kLoadRows], from_right[kLoadColumns];
     const auto load = [&] {
-      const bool valid = !walk.PastEnd(stride);
+      const bool valid = !iterator.PastEnd(stride);
 #pragma unroll
       for (int e = 0; e < kLoadRows; ++e) {
         const auto row = table.source[loader + e * kLoaders];
-        const bool inside = valid && uint32_t(row.y + walk.at.y) < uint32_t(z.height) &&
-                            uint32_t(row.x + walk.at.x) < uint32_t(z.width);
-        from_left[e] = inside ? left[row.left + walk.at.left] : S(0.f);
+        const bool inside = valid &&
+                            uint32_t(row.y + iterator.at.y) < uint32_t(z.height) &&
+                            uint32_t(row.x + iterator.at.x) < uint32_t(z.width);
+        from_left[e] = inside ? left[row.left + iterator.at.left] : S(0.f);
       }
 #pragma unroll
       for (int e = 0; e < kLoadColumns; ++e) {
-        from_right[e] = valid ? right[columns[e] + walk.at.other] : S(0.f);
+        from_right[e] = valid ? right[columns[e] + iterator.at.other] : S(0.f);
       }
-      walk.Advance(stride);
+      iterator.Advance(stride);
     };
     const auto stage = [&](int buffer) {
 #pragma unroll

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
   const int strides = gridDim.x / tiling.column_blocks;
   for (int64_t tile = blockIdx.x / tiling.column_blocks; tile < tiling.tiles;
        tile += strides) {
-    const TilePlace place(tiling, tile);
-    FindPoints(tiling, place, points);
+    const TileCoord place(tiling, tile);
+    FillPointTable(tiling, place, points);
     LoadPatch<kTf32>(tiling, place, input, patch);
     __syncthreads();
     S* const image = output + place.image * tiling.output.height * tiling.output.width *

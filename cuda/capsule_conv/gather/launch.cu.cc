@@ -18,8 +18,8 @@
 
 namespace capsops::capsule_conv::gather {
 
-constexpr int kMostTerms = 256;
-constexpr int kMostPoints = 1024, kFewPoints = 16;  // per tile
+constexpr int kMaxTerms = 256;
+constexpr int kMaxPoints = 1024, kFewPoints = 16;  // per tile
 
 // Why this path cannot do the problem; else empty.
 inline std::string Refusal(const Problem& p) {
@@ -31,8 +31,8 @@ inline std::string Refusal(const Problem& p) {
   }
   if (p.pose_rows != 1) return "poses have " + text(p.pose_rows) + " rows, not one";
   const int64_t terms = p.kernel_height * p.kernel_width * p.in_channels * p.pose_inner;
-  if (terms > kMostTerms) {
-    return "its contraction has " + text(terms) + " terms, over " + text(kMostTerms);
+  if (terms > kMaxTerms) {
+    return "its contraction has " + text(terms) + " terms, over " + text(kMaxTerms);
   }
   const int64_t columns = p.out_channels * p.pose_columns;
   if (p.pose_inner % 4 == 0) {
@@ -51,7 +51,7 @@ inline std::string Refusal(const Problem& p) {
 }
 
 // Sets tiles of y x x pixels; returns false if their patch is too large.
-inline bool Cut(int y, int x, Tiling* t) {
+inline bool SetTile(int y, int x, Tiling* t) {
   t->vertical.tile = y;
   t->horizontal.tile = x;
   t->vertical.tiles = static_cast<int>(CeilDivide(t->vertical.points, y));
@@ -102,9 +102,9 @@ void ForEachTiling(Tiling* t, const Consider& consider) {
       last = part;
     }
   };
-  for_each_part(width, kMostPoints, [&](int x) {
-    for_each_part(height, kMostPoints / x, [&](int y) {
-      if (Cut(y, x, t)) consider();
+  for_each_part(width, kMaxPoints, [&](int x) {
+    for_each_part(height, kMaxPoints / x, [&](int y) {
+      if (SetTile(y, x, t)) consider();
       return y * x >= kFewPoints;
     });
     return x >= kFewPoints;
@@ -225,14 +225,14 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
       static_cast<int>(CeilDivide(t.columns, t.column_warps * kWarpColumns));
   const int groups = kWarps / t.column_warps;
   const int64_t sums = int64_t{t.term_blocks} * t.column_blocks;
-  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   ForEachTiling(&t, [&] {
     const int64_t shared = kWarps * kStages * kStage<S> * sizeof(S) +
                            int64_t{4} * (2 * t.slots + 2 * kProducts * 8 + t.patch);
     if (shared > device.shared) return;
     t.splits = static_cast<int>(
         std::max<int64_t>(1, std::min({device.processors / sums, t.tiles,
-                                       kMostBytes / 4 / groups / t.weights})));
+                                       kMaxBytes / 4 / groups / t.weights})));
     // Products of 8 warps, or 16 bytes read per cycle.
     const double steps = CeilDivide(t.points, kStepPixels * groups);
     const double multiply = steps * kWarps * 2 * kProducts * kProductCycles<kTf32>;
@@ -262,7 +262,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
   FindWeights<S, kTf32, 12>(p, device, &plan);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   const WeightTiling& t = plan.tiling;
-  return PlanByParts<T>(op, plan, t.weights, t.splits * (kWarps / t.column_warps));
+  return PlanSplitK<T>(op, plan, t.weights, t.splits * (kWarps / t.column_warps));
 }
 
 template <typename Plan, typename T>

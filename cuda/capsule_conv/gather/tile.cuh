@@ -57,11 +57,11 @@ struct Tiling {
 };
 
 // The tile a block works on.
-struct TilePlace {
+struct TileCoord {
   int64_t image;
   int y, x;  // first output pixel
 
-  __device__ TilePlace(const Tiling& tiling, int64_t tile) {
+  __device__ TileCoord(const Tiling& tiling, int64_t tile) {
     const int across = tiling.horizontal.tiles;
     const int of_image = across * tiling.vertical.tiles;
     image = tile / of_image;
@@ -78,8 +78,8 @@ struct Point {
 };
 
 // Fills the table of a tile's pixels. The last entry does not exist.
-__device__ inline void FindPoints(const Tiling& tiling, const TilePlace& place,
-                                  Point* points) {
+__device__ inline void FillPointTable(const Tiling& tiling, const TileCoord& place,
+                                      Point* points) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
     int x;
@@ -95,7 +95,7 @@ __device__ inline void FindPoints(const Tiling& tiling, const TilePlace& place,
 
 // Copies a tile's patch to shared memory, with zeros outside of the image.
 template <Tf32 kTf32, typename S>
-__device__ void LoadPatch(const Tiling& tiling, const TilePlace& place, const S* input,
+__device__ void LoadPatch(const Tiling& tiling, const TileCoord& place, const S* input,
                           float* patch) {
   const int y = place.y * tiling.vertical.stride + tiling.vertical.offset;
   const int x = place.x * tiling.horizontal.stride + tiling.horizontal.offset;
@@ -116,7 +116,7 @@ __device__ void LoadPatch(const Tiling& tiling, const TilePlace& place, const S*
 template <int N, Tf32 kTf32>
 __device__ void SetWord(int n, float x, Operand<N, kTf32>* operand) {
   if constexpr (kTf32 == Tf32::kSplit) {
-    operand->SetLarge(n, x);
+    operand->SetWithoutOverflow(n, x);
   } else {
     operand->SetPrepared(n, x);
   }

@@ -24,7 +24,7 @@ constexpr int kWarpColumns = 32;
 constexpr int kStepPixels = 8;
 constexpr int kStages = 6;
 // Tensor cores truncate when they add, so after this many steps sums move to memory.
-constexpr int kMostSteps = 512;
+constexpr int kMaxSteps = 512;
 
 // Elements per pixel of a stage, padded: the 4 pixels of which lanes read 32 bytes at
 // once are in different banks.
@@ -43,7 +43,7 @@ struct WeightTiling : Tiling {
 // Loads a warp's columns of 8 pixels to a stage, with zeros for pixels that do not
 // exist. A lane loads 4 columns of two pixels; `grad` points to its first column.
 template <typename S>
-__device__ void BringPixels(const Point* points, bool wanted, const S* grad, S* stage) {
+__device__ void LoadPixels(const Point* points, bool wanted, const S* grad, S* stage) {
   const int lane = threadIdx.x % kLanes;
   stage += lane / 8 * kStagePixel<S> + lane % 8 * 4;
 #pragma unroll
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
                           ? parts + (int64_t{split} * groups + group) * tiling.weights +
                                 tiling.ColumnElement(column)
                           : nullptr;
-  const int brought = first_column + lane % 8 * 4;
-  const bool wanted = brought < tiling.columns;
+  const int load_column = first_column + lane % 8 * 4;
+  const bool wanted = load_column < tiling.columns;
   const int64_t image =
       int64_t{tiling.output.height} * tiling.output.width * tiling.columns;
   S* const ring = reinterpret_cast<S*>(stages) + warp * kStages * kStage<S>;
@@ -130,30 +130,30 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
   bool first = true;
   int since = 0;  // steps since the last flush
   for (int64_t tile = split; tile < tiling.tiles; tile += tiling.splits) {
-    const TilePlace place(tiling, tile);
-    FindPoints(tiling, place, points);
+    const TileCoord place(tiling, tile);
+    FillPointTable(tiling, place, points);
     __syncthreads();
-    const S* const from = grad + place.image * image + brought;
+    const S* const from = grad + place.image * image + load_column;
     const auto points_of = [&](int step) {
       return points + (step * groups + group) * kStepPixels;
     };
 #pragma unroll
     for (int step = 0; step < kStages - 1; ++step) {
       if (step < steps)
-        BringPixels(points_of(step), wanted, from, ring + step * kStage<S>);
+        LoadPixels(points_of(step), wanted, from, ring + step * kStage<S>);
       __pipeline_commit();
     }
     LoadPatch<kTf32>(tiling, place, input, patch);
     __syncthreads();
-    int slot = 0, coming_slot = kStages - 1;
+    int slot = 0, prefetch_slot = kStages - 1;
     for (int step = 0; step < steps; ++step) {
       const Point* const at = points_of(step);
       const int upper = at[t].from, lower = at[4 + t].from;
       __pipeline_wait_prior(kStages - 2);
       __syncwarp();  // and until all lanes have read the slot that is filled next
-      const int coming = step + kStages - 1;
-      if (coming < steps) {
-        BringPixels(points_of(coming), wanted, from, ring + coming_slot * kStage<S>);
+      const int prefetch = step + kStages - 1;
+      if (prefetch < steps) {
+        LoadPixels(points_of(prefetch), wanted, from, ring + prefetch_slot * kStage<S>);
       }
       __pipeline_commit();
       const S* const pixel = ring + slot * kStage<S> + t * kStagePixel<S> + g * 4;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
             *reinterpret_cast<const Pack<S, 4>*>(pixel + half * 4 * kStagePixel<S>);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          a[e / 2].SetLarge(2 * half + e % 2, Widen(four.at[e]));
+          a[e / 2].SetWithoutOverflow(2 * half + e % 2, Widen(four.at[e]));
         }
       }
 #pragma unroll
@@ -176,11 +176,11 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
         MultiplyAdd(a[1], b, sums[1][n]);
       }
       if (++slot == kStages) slot = 0;
-      if (++coming_slot == kStages) coming_slot = 0;
+      if (++prefetch_slot == kStages) prefetch_slot = 0;
     }
     __syncthreads();
     since += most_steps;
-    if (tile + tiling.splits >= tiling.tiles || since + most_steps > kMostSteps) {
+    if (tile + tiling.splits >= tiling.tiles || since + most_steps > kMaxSteps) {
       Flush(elements, first, sums, part);
       first = false;
       since = 0;

@@ -88,7 +88,7 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   if constexpr (kFloat) {
     constexpr Tf32 kOf = kFilterTf32<kTf32>;
     Operand<1, kOf> operand;
-    operand.SetLarge(0, element(t % 2 * 2 + which));
+    operand.SetWithoutOverflow(0, element(t % 2 * 2 + which));
     to[0] = operand.high[0];
     if constexpr (kOf == Tf32::kSplit) to[2 * columns * 4] = operand.low[0];
   } else {

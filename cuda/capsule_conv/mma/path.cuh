@@ -21,7 +21,7 @@ template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 
 struct Path {
-  using Across = void;
+  using TapColumns = void;
 
   static std::string Refusal(const Task&, const GpuDevice&) { return ""; }
 

@@ -20,26 +20,26 @@ namespace capsops::capsule_conv::mma {
 // Compile-time shape of ProductKernel: kWarps warps of kTiles tiles of 16 rows,
 // kColumns columns, and kBlocks blocks that a multiprocessor should hold.
 template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf>
-struct Warps {
+struct ProductTraits {
   static constexpr int kTiles = kTilesOf, kColumns = kColumnsOf, kWarps = kWarpsOf;
   static constexpr int kBlocks = kBlocksOf, kThreads = kWarps * kLanes;
-  static constexpr int kCarriers = kThreads;
+  static constexpr int kLoadThreads = kThreads;
   static constexpr int kStages = 3;
   static constexpr int kStageWords = 4096;
   static constexpr int kRate = 360;  // measured products per cycle
 };
-using Narrow8 = Warps<2, 8, 8, 2>;
-using Narrow16 = Warps<2, 16, 8, 2>;
-using Narrow32 = Warps<4, 32, 4, 3>;
-using Wide = Warps<4, 64, 4, 2>;
+using Narrow8 = ProductTraits<2, 8, 8, 2>;
+using Narrow16 = ProductTraits<2, 16, 8, 2>;
+using Narrow32 = ProductTraits<4, 32, 4, 3>;
+using Wide = ProductTraits<4, 64, 4, 2>;
 
 // Compile-time shape of SmallKernel.
 template <int kColumnsOf>
-struct Small {
+struct SmallTraits {
   static constexpr int kColumns = kColumnsOf, kBlocks = 2, kRate = 360;
 };
 
-// How many blocks fit in a multiprocessor's shared memory.
+// The number of blocks that fit in a multiprocessor's shared memory.
 inline int Resident(const GpuDevice& device, int shared) {
   return device.processor_shared / (shared + 1024);
 }
@@ -124,7 +124,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
   p.stage_steps =
       std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
-  if (p.order.planes * rows > C::kCarriers) return plan;
+  if (p.order.planes * rows > C::kLoadThreads) return plan;
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
   Finish<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
   return plan;
@@ -205,7 +205,7 @@ TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
       return PlanSmallTile<S, kTf32, decltype(c)>(task, device, y, x);
     });
   };
-  return columns <= 8 ? find(Small<8>()) : find(Small<16>());
+  return columns <= 8 ? find(SmallTraits<8>()) : find(SmallTraits<16>());
 }
 
 template <typename S, Tf32 kTf32>

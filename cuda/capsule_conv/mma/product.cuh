@@ -31,9 +31,9 @@ __host__ __device__ int TableQuads(const Order& order) {
 // chunk's contraction, for the block's first row; and `pixels`, the offset in the image
 // of each patch pixel.
 template <typename S>
-__device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
+__device__ void FillTables(const Product& p, const BlockCoord& place, int* quads,
                            int* pixels) {
-  FindPixels(p, place, pixels);
+  FillPixelTable(p, place, pixels);
   for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
     const int tap = i / p.order.planes;
     const bool there = tap < p.vertical.taps * p.horizontal.taps;
@@ -49,7 +49,7 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
 // A lane's share of 16 rows by one step, as stored in a plane: words of the upper 8
 // rows, and of the lower 8 rows `below` words further.
 template <typename S>
-struct RawRows {
+struct RawFragment {
   uint2 upper, lower;
 
   __device__ void Load(const uint32_t* from, int below = 8 * kQuadWords<S>) {
@@ -60,17 +60,17 @@ struct RawRows {
 
 // The A fragment made from them, in one or two parts.
 template <typename S, Tf32 kTf32>
-struct Rows {
+struct RowFragment {
   uint32_t part[kParts<kRowTf32<kTf32>>][4];
 
-  __device__ void Set(const RawRows<S>& raw) {
+  __device__ void Set(const RawFragment<S>& raw) {
     const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if constexpr (std::is_same_v<S, float>) {
         constexpr Tf32 kOf = kRowTf32<kTf32>;
         Operand<1, kOf> operand;
-        operand.SetLarge(0, __uint_as_float(words[e]));
+        operand.SetWithoutOverflow(0, __uint_as_float(words[e]));
         part[0][e] = operand.high[0];
         if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
       } else {
@@ -86,7 +86,7 @@ struct Tiles {
   int first, all;
   int offset[kTiles];  // of this lane's words in a plane
 
-  __device__ Tiles(const Product& p, const BlockPlace& place) {
+  __device__ Tiles(const Product& p, const BlockCoord& place) {
     const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
     first = threadIdx.x / kLanes * kTiles;
     all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
@@ -102,7 +102,7 @@ struct Tiles {
 
 // Epilogue: stores a warp's results.
 template <typename S, int kTiles, int kProducts>
-__device__ void StoreTiles(const Product& p, const BlockPlace& place,
+__device__ void StoreTiles(const Product& p, const BlockCoord& place,
                            const Tiles<S, kTiles>& tiles,
                            const float (&sums)[kTiles][kProducts][4], S* target) {
   const int g = threadIdx.x % kLanes / 4;
@@ -129,7 +129,7 @@ __device__ void StoreTiles(const Product& p, const BlockPlace& place,
 // c += a b. Split operands are added to c in float, as tensor cores truncate when they
 // add.
 template <typename S, Tf32 kTf32>
-__device__ void MultiplyAdd(const Rows<S, kTf32>& a,
+__device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
                             const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
                             float (&c)[4]) {
   if constexpr (kRowTf32<kTf32> == Tf32::kSplit) {
@@ -151,10 +151,10 @@ template <typename S, Tf32 kTf32, int kTiles, int kProducts>
 __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              const int (&offset)[kTiles],
                              float (&sums)[kTiles][kProducts][4]) {
-  Rows<S, kTf32> a[kTiles];
+  RowFragment<S, kTf32> a[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    RawRows<S> raw;
+    RawFragment<S> raw;
     raw.Load(planes + offset[m]);
     a[m].Set(raw);
   }
@@ -186,12 +186,12 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   int* const quads = reinterpret_cast<int*>(ring + kStages * stage_words);
   int* const pixels = quads + TableQuads<S>(p.order);
 
-  const BlockPlace place(p);
+  const BlockCoord place(p);
   FillTables<S>(p, place, quads, pixels);
-  Carrier<S> carrier(patch, p.source, pixels, SourceOf(p, place, source),
-                     p.order.planes);
-  carrier.Begin(patch, p.source, 0, patches);
-  carrier.Bring(patch.pixels);
+  PatchLoader<S> loader(patch, p.source, pixels, SourceOf(p, place, source),
+                        p.order.planes);
+  loader.Begin(patch, p.source, 0, patches);
+  loader.Load(patch.pixels);
   packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
             p.order.chunks * p.order.steps * kStep;
   WaitForKernelBefore();
@@ -200,22 +200,22 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
   const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
   const int stages = p.order.chunks * chunk_stages;
-  int coming = 0, coming_part = 0, coming_slot = 0;
-  const auto bring_stage = [&] {
-    if (coming < stages) {
-      const bool last = ++coming_part == chunk_stages;
+  int prefetch = 0, prefetch_part = 0, prefetch_slot = 0;
+  const auto load_stage = [&] {
+    if (prefetch < stages) {
+      const bool last = ++prefetch_part == chunk_stages;
       const int steps = last ? last_steps : p.stage_steps;
-      BringWords<kStep, kWarps * kLanes>(packed, steps,
-                                         ring + coming_slot * stage_words);
+      CopyWordsAsync<kStep, kWarps * kLanes>(packed, steps,
+                                             ring + prefetch_slot * stage_words);
       packed += steps * kStep;
-      if (last) coming_part = 0;
-      if (++coming_slot == kStages) coming_slot = 0;
-      ++coming;
+      if (last) prefetch_part = 0;
+      if (++prefetch_slot == kStages) prefetch_slot = 0;
+      ++prefetch;
     }
     __pipeline_commit();
   };
 #pragma unroll 1
-  for (int stage = 0; stage < (kStages - 1); ++stage) bring_stage();
+  for (int stage = 0; stage < (kStages - 1); ++stage) load_stage();
 
   const Tiles<S, kTiles> tiles(p, place);
   const bool busy = tiles.first < tiles.all;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   // The next patch is copied in this many pieces, so that a wait for some stage of this
   // chunk covers the last of them.
   const int pieces = max(chunk_stages - kStages + 2, 1);
-  const int share = (carrier.share() + pieces - 1) / pieces;
+  const int share = (loader.share() + pieces - 1) / pieces;
   int chunk = 0, part = 0, slot = 0;
   const uint32_t* planes = patches;
   for (int stage = 0; stage < stages; ++stage) {
@@ -236,12 +236,12 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     __syncthreads();
     if (chunk + 1 < p.order.chunks) {
       if (part == 0) {
-        carrier.Begin(patch, p.source, (chunk + 1) * p.order.planes,
-                      patches + (chunk % 2 == 0 ? chunk_words : 0));
+        loader.Begin(patch, p.source, (chunk + 1) * p.order.planes,
+                     patches + (chunk % 2 == 0 ? chunk_words : 0));
       }
-      carrier.Bring(share);
+      loader.Load(share);
     }
-    bring_stage();
+    load_stage();
     const uint32_t* filter = ring + slot * stage_words;
     const int* quad =
         quads + part * p.stage_steps * kStepQuads<S> + t * kStepQuads<S> / 4;

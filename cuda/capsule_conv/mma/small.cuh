@@ -49,7 +49,7 @@ struct FilterLine {
 
 // A lane's share of a step's filter, unpacked.
 template <typename S, int kProducts>
-struct RawFilter {
+struct RawFilterFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
   static constexpr int kElements = kFloat ? 2 : 4;  // per quad
   S at[kProducts][kElements];
@@ -72,7 +72,7 @@ struct RawFilter {
     for (int e = 0; e < 2; ++e) {
       if constexpr (kFloat) {
         Operand<1, kTf32> operand;
-        operand.SetLarge(0, at[n][e]);
+        operand.SetWithoutOverflow(0, at[n][e]);
         parts[0][e] = operand.high[0];
         if constexpr (kTf32 == Tf32::kSplit) parts[1][e] = operand.low[0];
       } else {
@@ -96,19 +96,19 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int lines = p.order.steps * kQuadsOfStep;
   uint32_t* const patch = reinterpret_cast<uint32_t*>(shared);
   // The last tile may read past the last plane, up to here.
-  S* const here = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
-                                       kSmallRows * kQuadWords<S>);
-  FilterLine* const table = reinterpret_cast<FilterLine*>(here + filter_size);
+  S* const shared_filter = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
+                                                kSmallRows * kQuadWords<S>);
+  FilterLine* const table = reinterpret_cast<FilterLine*>(shared_filter + filter_size);
   PatchPixel* const pixels = reinterpret_cast<PatchPixel*>(table + lines);
 
-  const BlockPlace place(p);
+  const BlockCoord place(p);
   for (int i = threadIdx.x; i < lines; i += kThreads) {
     table[i] = FilterLine::Of<S>(p, filter, place.depth, i);
   }
   for (int i = threadIdx.x; i < p.patch.pixels; i += kThreads) {
     pixels[i] = PatchPixel::Of(p.patch, p.source, 1, i);
   }
-  const PlaneCarrier<S> carrier(p.source, 0, p.order.planes);
+  const PlaneLoader<S> loader(p.source, 0, p.order.planes);
   const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
   int columns[kProducts];  // offsets of this lane's columns in a quad of the filter
 #pragma unroll
@@ -130,11 +130,11 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   __syncthreads();
   WaitForKernelBefore();
   for (int at = threadIdx.x * kQuad; at < filter_size; at += kThreads * kQuad) {
-    __pipeline_memcpy_async(here + at, weights + at, kQuad * sizeof(S));
+    __pipeline_memcpy_async(shared_filter + at, weights + at, kQuad * sizeof(S));
   }
-  carrier.Bring(p.patch, p.source, pixels, SourceOf(p, place, source),
-                place.y * p.vertical.stride + p.vertical.offset,
-                place.x + p.horizontal.offset, p.patch.height, p.patch.pitch, patch);
+  loader.Load(p.patch, p.source, pixels, SourceOf(p, place, source),
+              place.y * p.vertical.stride + p.vertical.offset,
+              place.x + p.horizontal.offset, p.patch.height, p.patch.pitch, patch);
   __pipeline_commit();
   __pipeline_wait_prior(0);
   __syncthreads();
@@ -142,23 +142,24 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   if (y >= min(p.vertical.tile, p.vertical.points - place.y)) return;
 
   const bool is_float = std::is_same_v<S, float>;
-  const uint32_t* const mine = patch + (y * p.patch.row + x + upper) * pixel +
-                               upper_row * kQuadWords<S> + (is_float ? t % 2 * 2 : 0);
+  const uint32_t* const lane_rows = patch + (y * p.patch.row + x + upper) * pixel +
+                                    upper_row * kQuadWords<S> +
+                                    (is_float ? t % 2 * 2 : 0);
   const int below = (lower - upper) * pixel + (lower_row - upper_row) * kQuadWords<S>;
-  const S* const first = here + (is_float ? t % 2 * 2 * element : 0);
+  const S* const first = shared_filter + (is_float ? t % 2 * 2 * element : 0);
   float sums[kSmallTiles][kProducts][4] = {};
   const FilterLine* line = table + t * kQuadsOfStep / 4;
   for (int step = 0; step < p.order.steps; ++step, line += kQuadsOfStep) {
     const FilterLine at = *line;
-    const uint32_t* from = mine + at.word;
+    const uint32_t* from = lane_rows + at.word;
     const S* weight = first + at.element;
     const bool there = at.element >= 0;
-    RawFilter<S, kProducts> raw_filter;
-    RawRows<S> raw[kSmallTiles];
+    RawFilterFragment<S, kProducts> raw_filter;
+    RawFragment<S> raw[kSmallTiles];
     raw_filter.Load(there, weight, columns, element);
 #pragma unroll
     for (int m = 0; m < kSmallTiles; ++m, from += pixel) raw[m].Load(from, below);
-    Rows<S, kTf32> window[kSmallTiles];
+    RowFragment<S, kTf32> window[kSmallTiles];
 #pragma unroll
     for (int m = 1; m < kSmallTiles; ++m) window[m].Set(raw[m - 1]);
     for (int taps = p.horizontal.taps; taps > 0; --taps, from += pixel) {
@@ -187,9 +188,10 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x) - x;
   S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
   S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);
-  const int64_t further = p.placement.stride_x * p.target.pixel();
+  const int64_t row_stride = p.placement.stride_x * p.target.pixel();
 #pragma unroll
-  for (int m = 0; m < kSmallTiles; ++m, to_upper += further, to_lower += further) {
+  for (int m = 0; m < kSmallTiles;
+       ++m, to_upper += row_stride, to_lower += row_stride) {
     if (upper + m < width) StoreRow<0>(p.target, p.scale, 0, sums[m], to_upper);
     if (lower + m < width) StoreRow<1>(p.target, p.scale, 0, sums[m], to_lower);
   }

@@ -44,11 +44,11 @@ struct WeightProduct {
 };
 
 // Iterates over tiles of the lattice.
-struct TilePlace {
+struct TileCoord {
   int64_t image;
   int y, x;  // first lattice point
 
-  __device__ TilePlace(const WeightProduct& p, int64_t tile) {
+  __device__ TileCoord(const WeightProduct& p, int64_t tile) {
     x = static_cast<int>(tile % p.horizontal.tiles) * p.horizontal.tile;
     tile /= p.horizontal.tiles;
     y = static_cast<int>(tile % p.vertical.tiles) * p.vertical.tile;
@@ -66,11 +66,11 @@ struct TilePlace {
 };
 
 // A block's coordinates in the product.
-struct WeightPlace {
+struct WeightCoord {
   int column_block, row_block, chunk, depth, split;
   int first_tap_y, first_tap_x;  // first tap that its patch serves
 
-  __device__ explicit WeightPlace(const WeightProduct& p) {
+  __device__ explicit WeightCoord(const WeightProduct& p) {
     int rest = blockIdx.x;
     const auto next = [&](int size) {
       const int at = rest % size;
@@ -97,7 +97,7 @@ struct RowQuad {
   int word = 0, offset = 0, count = 0;
 
   template <typename S>
-  __device__ static RowQuad Of(const WeightProduct& p, const WeightPlace& place,
+  __device__ static RowQuad Of(const WeightProduct& p, const WeightCoord& place,
                                int i) {
     RowQuad row;
     const int at = place.row_block * p.quads + i;
@@ -138,8 +138,8 @@ struct ColumnQuad {
 };
 
 // Stores the first `count` of 4 neighbours, or adds to them; a guarded store.
-static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
-                                              float* to) {
+static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
+                                                 float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -152,7 +152,7 @@ static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
 template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
 __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {
-  using G = Group<S>;
+  using G = QuadFragment<S>;
   constexpr int kLefts = kTiles * 2 / G::kElements, kRights = kProducts / G::kElements;
   constexpr int kWarpQuads = kLefts * G::kQuads;
   constexpr int kRowQuads = kWarpQuads * kWeightWarps;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
       reinterpret_cast<RowQuad*>(grad_pixels + p.grad_patch.pixels);
   ColumnQuad* const column_quads = reinterpret_cast<ColumnQuad*>(row_quads + kRowQuads);
 
-  const WeightPlace place(p);
+  const WeightCoord place(p);
   for (int i = threadIdx.x; i < kRowQuads; i += blockDim.x) {
     row_quads[i] = RowQuad::Of<S>(p, place, i);
   }
@@ -191,34 +191,33 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
 
   const int64_t begin = p.tiles * place.split / p.splits;
   int left_tiles = static_cast<int>(p.tiles * (place.split + 1) / p.splits - begin);
-  TilePlace now(p, begin), coming = now;
-  const PlaneCarrier<S> input_carrier(p.input, place.chunk * p.chunk_planes,
-                                      input_planes);
-  const PlaneCarrier<S> grad_carrier(p.grad, first_column, column_planes);
+  TileCoord now(p, begin), prefetch = now;
+  const PlaneLoader<S> input_loader(p.input, place.chunk * p.chunk_planes,
+                                    input_planes);
+  const PlaneLoader<S> grad_loader(p.grad, first_column, column_planes);
   const int patch_width = p.input_patch.pitch * p.horizontal.stride;
-  const auto bring = [&](int buffer) {
+  const auto load = [&](int buffer) {
     uint32_t* const to = buffers + buffer * buffer_words;
-    const int64_t image = coming.image;
-    input_carrier.Bring(
-        p.input_patch, p.input, input_pixels,
-        input + image * p.input.height * p.input.width * p.input.pixel(),
-        coming.y * p.vertical.stride + p.vertical.offset +
-            place.first_tap_y * p.vertical.step,
-        coming.x * p.horizontal.stride + p.horizontal.offset +
-            place.first_tap_x * p.horizontal.step,
-        p.input_patch.height, patch_width, to);
-    grad_carrier.Bring(p.grad_patch, p.grad, grad_pixels,
-                       grad + image * p.grad.height * p.grad.width * p.grad.pixel(),
-                       coming.y, coming.x, p.vertical.tile, p.horizontal.tile,
-                       to + input_words);
+    const int64_t image = prefetch.image;
+    input_loader.Load(p.input_patch, p.input, input_pixels,
+                      input + image * p.input.height * p.input.width * p.input.pixel(),
+                      prefetch.y * p.vertical.stride + p.vertical.offset +
+                          place.first_tap_y * p.vertical.step,
+                      prefetch.x * p.horizontal.stride + p.horizontal.offset +
+                          place.first_tap_x * p.horizontal.step,
+                      p.input_patch.height, patch_width, to);
+    grad_loader.Load(p.grad_patch, p.grad, grad_pixels,
+                     grad + image * p.grad.height * p.grad.width * p.grad.pixel(),
+                     prefetch.y, prefetch.x, p.vertical.tile, p.horizontal.tile,
+                     to + input_words);
     __pipeline_commit();
-    coming.Advance(p);
+    prefetch.Advance(p);
   };
 
   const int warp = threadIdx.x / kLanes;
   __syncthreads();
   WaitForKernelBefore();
-  bring(0);
+  load(0);
   int left_at[kLefts], right_at[kRights];  // bytes
 #pragma unroll
   for (int m = 0; m < kLefts; ++m) {
@@ -241,7 +240,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     __pipeline_wait_prior(0);
     __syncthreads();
     if (left_tiles > 1) {
-      bring(buffer ^ 1);
+      load(buffer ^ 1);
     } else {
       LetKernelAfterBegin();
     }
@@ -261,7 +260,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
       const ColumnQuad& column = column_quads[plane];
       if (q >= row.count || column.count == 0) return;
       float* const to = parts + row.offset + q * p.grad.columns + column.offset;
-      if (!whole) return StoreSome(value, column.count, written, to);
+      if (!whole) return StoreGuarded(value, column.count, written, to);
       float4* const four = reinterpret_cast<float4*>(to);
       if (written) {
         const float4 before = *four;

@@ -26,7 +26,7 @@ namespace capsops::capsule_conv::mma {
 // A lane's share of a group of quads for one step: words for either half of the
 // contraction.
 template <typename S>
-struct Group {
+struct QuadFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
   static constexpr int kQuads = kFloat ? 4 : 8;
   static constexpr int kElements = kFloat ? 2 : 4;  // per lane
@@ -69,7 +69,7 @@ struct Group {
   }
 
   // Zeroes all but the first `rows` rows of the step.
-  __device__ void Keep(int rows) {
+  __device__ void MaskRows(int rows) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -85,7 +85,7 @@ struct Group {
   template <Tf32 kTf32>
   __device__ void Get(int e, int half, uint32_t (&high)[1], uint32_t (&low)[1]) const {
     if constexpr (kFloat && kTf32 == Tf32::kSplit) {
-      // Like Operand::SetLarge(), but with fewer registers here.
+      // Like Operand::SetWithoutOverflow(), but with fewer registers here.
       const float x = __uint_as_float(words[half][e]);
       const uint32_t round_up = fabsf(x) < 0x1.ffep127f ? 0x1000 : 0;
       high[0] = (words[half][e] + round_up) & 0xffffe000;
@@ -108,18 +108,19 @@ struct Lines {
 
   template <typename S>
   __device__ int steps() const {
-    return height * ((length + Group<S>::kRows - 1) / Group<S>::kRows);
+    return height * ((length + QuadFragment<S>::kRows - 1) / QuadFragment<S>::kRows);
   }
 };
 
 // sums += left^T right over the rows of a lattice tile. `left_at` and `right_at` are
 // the byte offsets of this lane's quads in the patches.
 template <typename S, Tf32 kTf32, bool kEvenRows, int kLefts, int kRights>
-__device__ void MultiplyTile(
-    uint32_t left, uint32_t right, const Lines& lines, const int (&left_at)[kLefts],
-    const int (&right_at)[kRights],
-    float (&sums)[kLefts * Group<S>::kElements / 2][kRights * Group<S>::kElements][4]) {
-  using G = Group<S>;
+__device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
+                             const int (&left_at)[kLefts],
+                             const int (&right_at)[kRights],
+                             float (&sums)[kLefts * QuadFragment<S>::kElements / 2]
+                                          [kRights * QuadFragment<S>::kElements][4]) {
+  using G = QuadFragment<S>;
   constexpr int kTiles = G::kElements / 2, kProducts = kRights * G::kElements;
   struct Operands {
     G left[kLefts], right[kRights];
@@ -138,7 +139,7 @@ __device__ void MultiplyTile(
   };
   // Multiplies one step; if `ahead`, loads the next operands as registers become free.
   const auto multiply = [&](Operands& operands, auto ahead) {
-    Rows<S, kTf32> a[kLefts * kTiles];
+    RowFragment<S, kTf32> a[kLefts * kTiles];
 #pragma unroll
     for (int m = 0; m < kLefts * kTiles; ++m) {
 #pragma unroll
@@ -202,9 +203,9 @@ __device__ void MultiplyTile(
     Operands operands;
     load(operands);
 #pragma unroll
-    for (int m = 0; m < kLefts; ++m) operands.left[m].Keep(rest);
+    for (int m = 0; m < kLefts; ++m) operands.left[m].MaskRows(rest);
 #pragma unroll
-    for (int n = 0; n < kRights; ++n) operands.right[n].Keep(rest);
+    for (int n = 0; n < kRights; ++n) operands.right[n].MaskRows(rest);
     multiply(operands, std::false_type());
     left += lines.left;
     right += lines.right;

@@ -16,8 +16,8 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kMostPhases = 8;  // per axis
-constexpr int kMostAxisTiles = 512;
+constexpr int kMaxPhases = 8;  // per axis
+constexpr int kMaxAxisTiles = 512;
 
 // One phase of an axis. Point t is target pixel t * target_stride + target_offset, and
 // reads source pixels t * stride + offset + j * step for j < taps with filter tap first
@@ -38,7 +38,7 @@ struct TileAxis {
   int box;     // points per tile
   int source;  // source pixels
   int stride, target_stride;
-  Phase phase[kMostPhases];
+  Phase phase[kMaxPhases];
 
   __host__ __device__ int TilesOf(int n) const {
     return (phase[n].points + box - 1) / box;
@@ -65,25 +65,25 @@ struct TileAxis {
 };
 
 // The coordinates of a tile, and its steps.
-struct ImagePlace {
+struct ImageCoord {
   int image, vertical, horizontal, column_block;
   TileSteps steps;
 };
 
 struct ImageWork {
-  using Place = ImagePlace;
+  using Place = ImageCoord;
   static constexpr Left kLeft = Left::kTerms;
   static constexpr int kColumnRank = 3;
   // Running counts for the tiles of an axis: the taps of each, and the taps and the
   // non-empty tiles before each.
   struct Table {
-    int counts[kMostAxisTiles], taps[kMostAxisTiles + 1], tiles[kMostAxisTiles + 1];
+    int counts[kMaxAxisTiles], taps[kMaxAxisTiles + 1], tiles[kMaxAxisTiles + 1];
   };
   struct Tables {
     Table vertical, horizontal;
   };
 
-  Stretches stretches;
+  StreamKRanges ranges;
   int tiles;
   bool empty;  // whether some tiles have no steps
   TileAxis vertical, horizontal;
@@ -166,13 +166,13 @@ struct ImageWork {
       x_tap = tap - y_tap * x.taps;
     }
 
-    __device__ void Bring(const CUtensorMap& rows, const CUtensorMap& columns,
-                          Barrier& barrier, char* stage) {
-      CopyBox(rows, chunk * Shape::kDepth, x.source + x_tap * x.step,
+    __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
+                         Barrier& barrier, char* stage) {
+      TmaLoad(rows, chunk * Shape::kDepth, x.source + x_tap * x.step,
               y.source + y_tap * y.step, image, barrier, stage);
       const int tap =
           (y.first + y_tap * y.every) * work.kernel_width + x.first + x_tap * x.every;
-      CopyBox(columns, chunk * Shape::kDepth, column, tap, barrier,
+      TmaLoad(columns, chunk * Shape::kDepth, column, tap, barrier,
               stage + Shape::kRowBytes);
       if (++chunk < work.chunks) return;
       chunk = 0;

@@ -19,11 +19,11 @@ constexpr int kPackSide = 64, kPackThreads = 256;
 constexpr int kPackTurns = kPackSide * kPackSide / kPackThreads;
 
 // Clears the flags of all partial tiles, one per block of the product.
-struct Unwritten {
+struct FlagsToClear {
   int* there;
   int blocks;
 
-  __device__ void Mark() const {
+  __device__ void Clear() const {
     if (blockIdx.x > 0) return;
     for (int n = threadIdx.x; n < blocks; n += blockDim.x) there[n] = 0;
   }
@@ -40,9 +40,9 @@ struct PackedFilter {
 template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackFilterKernel(const PackedFilter p, const S* weights, S* packed,
-                     const Unwritten parts) {
+                     const FlagsToClear parts) {
   LetKernelAfterBegin();
-  parts.Mark();
+  parts.Clear();
   __shared__ S tile[kPackSide][kPackSide + 1];
   int rest = blockIdx.x;
   const auto next = [&](int size) {

@@ -27,9 +27,9 @@ struct PackedGrad {
 // order of pixels is 0, 2, 4, 6, 1, 3, 5, 7, as in LoadFragments.
 __global__ void __launch_bounds__(kPackThreads)
     PackGradKernel(const PackedGrad p, const float* grad, float* packed,
-                   const Unwritten parts) {
+                   const FlagsToClear parts) {
   LetKernelAfterBegin();
-  parts.Mark();
+  parts.Clear();
   constexpr int kLines = kPackThreads / kGradColumns;
   constexpr int kTurns = kStepPixels / kLines;
   __shared__ float tile[kStepPixels][kGradColumns + 1];

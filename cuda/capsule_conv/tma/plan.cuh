@@ -18,7 +18,7 @@
 namespace capsops::capsule_conv::tma {
 
 // Minimal steps per block.
-constexpr int64_t kFewestSteps = 8;
+constexpr int64_t kMinSteps = 8;
 
 // Alignment of the parts of the workspace.
 inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
@@ -29,19 +29,19 @@ struct ProductPlan {
   // the right operand.
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const ProductPlan& plan, const S* source,
-                                 const S* right, const Parts& parts, S* target);
+                                 const S* right, const PartialTiles& parts, S* target);
   Work work;
-  MappedTensor<4> rows;
-  MappedTensor<Work::kColumnRank> columns;
+  TmaTensor<4> rows;
+  TmaTensor<Work::kColumnRank> columns;
   int64_t packed_bytes = 0, part_bytes = 0;
   Launch launch = nullptr;
 
   // The workspace holds the packed operand, the flags, and the partial tiles.
   int64_t FlagBytes() const {
-    return AlignedBytes(work.stretches.blocks * int64_t{sizeof(int)});
+    return AlignedBytes(work.ranges.blocks * int64_t{sizeof(int)});
   }
   int64_t workspace() const { return packed_bytes + FlagBytes() + part_bytes; }
-  Parts PartsIn(void* workspace) const {
+  PartialTiles PartialsIn(void* workspace) const {
     char* const flags = static_cast<char*>(workspace) + packed_bytes;
     return {reinterpret_cast<int*>(flags),
             reinterpret_cast<float4*>(flags + FlagBytes())};
@@ -51,7 +51,7 @@ struct ProductPlan {
 template <typename S, typename Work, typename Shape>
 LaunchError Launch(const GpuExec& exec, const char* op,
                    const ProductPlan<S, Work>& plan, const S* source, const S* right,
-                   const Parts& parts, S* target) {
+                   const PartialTiles& parts, S* target) {
   CUtensorMap rows, columns;
   LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
   if (error.empty()) error = MakeTensorMap(op, right, plan.columns, &columns);
@@ -59,20 +59,20 @@ LaunchError Launch(const GpuExec& exec, const char* op,
   if (error.empty()) error = AllowShared<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.work.stretches.blocks), kThreads,
+  return LaunchOverlapped(op, kKernel, dim3(plan.work.ranges.blocks), kThreads,
                           kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
                           parts, target);
 }
 
 // Limit on steps and tiles, with room for what is computed from them.
-constexpr int64_t kMostSteps = INT32_MAX / 64;
+constexpr int64_t kMaxSteps = INT32_MAX / 64;
 
 // Divides `steps` steps among blocks, and selects the kernel.
 template <typename Shape, typename S, typename Work>
 void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) {
   const int64_t blocks =
-      std::min<int64_t>(device.processors, CeilDivide(steps, kFewestSteps));
-  plan->work.stretches = {static_cast<int>(steps), static_cast<int>(blocks)};
+      std::min<int64_t>(device.processors, CeilDivide(steps, kMinSteps));
+  plan->work.ranges = {static_cast<int>(steps), static_cast<int>(blocks)};
   plan->part_bytes = blocks * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
   if constexpr (Work::kColumnRank == 3) {
     plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
@@ -108,14 +108,14 @@ inline int BitsOf(int power_of_two) {
 
 // The tensor map of an image with `numbers` elements per pixel.
 inline void MapImage(int64_t batch, int64_t height, int64_t width, int64_t numbers,
-                     MappedTensor<4>* map) {
+                     TmaTensor<4>* map) {
   const uint64_t n = batch, h = height, w = width, c = numbers;
   map->size = {c, w, h, n};
   map->apart = {c, w * c, h * w * c};
 }
 
 template <typename Work, typename S>
-constexpr int kMostShared =
+constexpr int kMaxShared =
     std::max(kSharedBytes<Work, Shape<S, 128>>, kSharedBytes<Work, Shape<S, 256>>);
 
 // Why this path cannot do a product that reads `numbers` elements per pixel; else
@@ -140,8 +140,8 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
       1 << 16) {
     return "a pixel has over 65535 numbers";
   }
-  if (!HasWarpgroups(device)) return "it needs compute capability 9.0";
-  return kMostShared<Work, S> > device.shared ? "no tile fits in shared memory" : "";
+  if (!HasWgmma(device)) return "it needs compute capability 9.0";
+  return kMaxShared<Work, S> > device.shared ? "no tile fits in shared memory" : "";
 }
 
 }  // namespace capsops::capsule_conv::tma

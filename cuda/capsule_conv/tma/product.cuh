@@ -22,16 +22,16 @@ namespace capsops::capsule_conv::tma {
 template <typename S, int kColumnsOf>
 struct Shape {
   static constexpr int kColumns = kColumnsOf;
-  static constexpr int kDepth = kBoxBytes / sizeof(S);  // terms per step
-  static constexpr int kRowBytes = kRows * kBoxBytes;
-  static constexpr int kStageBytes = kRowBytes + kColumns * kBoxBytes;
+  static constexpr int kDepth = kSwizzleBytes / sizeof(S);  // terms per step
+  static constexpr int kRowBytes = kRows * kSwizzleBytes;
+  static constexpr int kStageBytes = kRowBytes + kColumns * kSwizzleBytes;
   static constexpr int kStages = (192 << 10) / kStageBytes;
   static constexpr int kProducts = kColumns / 8;
 };
 
 // A position in a circular buffer, and the parity of the barrier phase to wait for.
 template <int kPlaces>
-struct RingPlace {
+struct PipelineState {
   int at = 0, parity = 0;
 
   __device__ void Next() {
@@ -53,14 +53,14 @@ __device__ __noinline__ void StoreColumns(const Columns columns, int column, flo
 
 // The buffer of 16 rows by 32 columns through which a warp rearranges results; padded
 // against bank conflicts.
-constexpr int kExchanged = 32;
-using Exchange = float[16][kExchanged + 8];
+constexpr int kExchangeColumns = 32;
+using Exchange = float[16][kExchangeColumns + 8];
 
 // The layout of shared memory, aligned to 1024 bytes.
 template <typename Work, typename Shape>
 struct Shared {
   char stages[Shape::kStages][Shape::kStageBytes];
-  Exchange exchange[kMultipliers];
+  Exchange exchange[kConsumerWarps];
   Barrier full[Shape::kStages], empty[Shape::kStages];
   typename Work::Tables tables;
 };
@@ -89,7 +89,7 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
     }
     return;
   }
-  constexpr int kLanesOfRow = kExchanged / 4, kTurns = 16 * kLanesOfRow / 32;
+  constexpr int kLanesOfRow = kExchangeColumns / 4, kTurns = 16 * kLanesOfRow / 32;
   const int row = lane / kLanesOfRow, quad = lane % kLanesOfRow * 4;
   int column = first + quad;
   S* rows[kTurns];
@@ -123,7 +123,7 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
       *reinterpret_cast<Pack<S, 4>*>(rows[i]) = pack;
       rows[i] += columns.apart;
     }
-    column += kExchanged;
+    column += kExchangeColumns;
   }
 }
 
@@ -138,19 +138,19 @@ __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
 
 // The descriptor of an operand of the k-th of a step's four products.
 template <typename Work, typename Shape>
-__device__ uint64_t DescribeTerms(uint32_t operand, int k) {
+__device__ uint64_t MakeOperandDescriptor(uint32_t operand, int k) {
   if constexpr (Work::kLeft == Left::kRows) {
-    constexpr int kUnits = kBoxBytes / 16;
-    return DescribeLinesOfTerms(operand + k * (Shape::kDepth / 4 * kUnits),
-                                Shape::kDepth * kUnits);
+    constexpr int kUnits = kSwizzleBytes / 16;
+    return MakeMnMajorDescriptor(operand + k * (Shape::kDepth / 4 * kUnits),
+                                 Shape::kDepth * kUnits);
   } else {
-    return DescribeSwizzled(operand + 2 * k);
+    return MakeSwizzledDescriptor(operand + 2 * k);
   }
 }
 
 // Stream-K workspace: one partial tile per block, and a flag per block that tells
 // whether the block has written it.
-struct Parts {
+struct PartialTiles {
   int* there;
   float4* sums;
 
@@ -168,7 +168,7 @@ struct Parts {
           make_float4(from[n][0], from[n][1], from[n][2], from[n][3]);
     }
     __threadfence();
-    SynchronizeSome<kPartThreads>();
+    SyncNamedBarrier<kPartThreads>();
     if (threadIdx.x == 0) {
       asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(there + block)
                    : "memory");
@@ -203,7 +203,7 @@ template <typename Work, typename S, typename Shape>
 __global__ void __launch_bounds__(kThreads, 1)
     ProductKernel(const __grid_constant__ CUtensorMap rows,
                   const __grid_constant__ CUtensorMap columns, const Work work,
-                  const Parts parts, S* target) {
+                  const PartialTiles parts, S* target) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<Work, Shape>*>(
@@ -213,9 +213,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int n = 0; n < Shape::kStages; ++n) {
       shared.full[n].Init(1);
-      shared.empty[n].Init(kMultipliers);
+      shared.empty[n].Init(kConsumerWarps);
     }
-    Barrier::PublishInit();
+    Barrier::FenceInit();
   }
   work.Count(&tables);
   __syncthreads();
@@ -223,14 +223,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   WaitForKernelBefore();
 
-  const int stretch = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
-  const int end = work.stretches.Begin(stretch + 1);
-  int step = work.stretches.Begin(stretch);
+  const int range = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
+  const int end = work.ranges.Begin(range + 1);
+  int step = work.ranges.Begin(range);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == kGroups) {
-    TakeRegisters<kFew, false>();
+    SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
-      RingPlace<Shape::kStages> at;
+      PipelineState<Shape::kStages> at;
       at.parity = 1;  // empty stages count as released
       while (step < end) {
         const auto place = work.Find(tables, step);
@@ -239,15 +239,15 @@ __global__ void __launch_bounds__(kThreads, 1)
                                                      step - place.steps.first);
         for (; step < last; ++step, at.Next()) {
           shared.empty[at.at].Wait(at.parity);
-          shared.full[at.at].ArriveAndExpect(Shape::kStageBytes);
-          loader.Bring(rows, columns, shared.full[at.at], shared.stages[at.at]);
+          shared.full[at.at].ArriveAndExpectBytes(Shape::kStageBytes);
+          loader.Load(rows, columns, shared.full[at.at], shared.stages[at.at]);
         }
         step = place.steps.End();
       }
     }
   } else {
-    TakeRegisters<kMany, true>();
-    RingPlace<Shape::kStages> at;
+    SetMaxRegisters<kMany, true>();
+    PipelineState<Shape::kStages> at;
     const auto release = [&](int stage) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
@@ -266,46 +266,47 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int n = first; n < last; ++n, at.Next()) {
         const char* const stage = shared.stages[at.at];
         shared.full[at.at].Wait(at.parity);
-        const uint32_t right = UnitAddress(stage + Shape::kRowBytes);
+        const uint32_t right = DescriptorAddress(stage + Shape::kRowBytes);
         if constexpr (Work::kLeft == Left::kRegisters) {
           uint32_t left[4][4];
-          ReadChannels(stage, left);
-          BeginProducts();
+          LoadFragments(stage, left);
+          WgmmaFence();
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            AsyncProductOfRegisters<S, Shape::kProducts>::Begin(
-                left[k], DescribeSwizzled(right + 2 * k), sums, true);
+            WgmmaRs<S, Shape::kProducts>::Begin(
+                left[k], MakeSwizzledDescriptor(right + 2 * k), sums, true);
           }
-          CommitProducts();
+          WgmmaCommit();
           // Their registers are reused only after this; the other warpgroup keeps
           // running.
-          WaitForProducts<0>();
+          WgmmaWait<0>();
           release(at.at);
         } else {
-          const uint32_t left = UnitAddress(stage) + warpgroup * (64 * kBoxBytes / 16);
-          BeginProducts();
+          const uint32_t left =
+              DescriptorAddress(stage) + warpgroup * (64 * kSwizzleBytes / 16);
+          WgmmaFence();
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            AsyncProduct<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
-                DescribeTerms<Work, Shape>(left, k),
-                DescribeTerms<Work, Shape>(right, k), sums, true);
+            Wgmma<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
+                MakeOperandDescriptor<Work, Shape>(left, k),
+                MakeOperandDescriptor<Work, Shape>(right, k), sums, true);
           }
-          CommitProducts();
-          WaitForProducts<1>();
+          WgmmaCommit();
+          WgmmaWait<1>();
           if (before >= 0) release(before);
           before = at.at;
         }
       }
-      WaitForProducts<0>();
+      WgmmaWait<0>();
       if (before >= 0) release(before);
       ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
       if (first > place.steps.first) {
-        parts.Write(stretch, sums);
+        parts.Write(range, sums);
         continue;
       }
       if (last < place.steps.Multiplied()) {
-        const int others = work.stretches.Owner(place.steps.Multiplied() - 1);
-        for (int other = stretch + 1; other <= others; ++other) {
+        const int others = work.ranges.Owner(place.steps.Multiplied() - 1);
+        for (int other = range + 1; other <= others; ++other) {
           parts.Add(other, sums);
         }
       }

@@ -15,9 +15,9 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kRows = 128;                 // per tile
-constexpr int kGroups = 2;                 // consumer warpgroups, 64 rows each
-constexpr int kMultipliers = 4 * kGroups;  // consumer warps
+constexpr int kRows = 128;                   // per tile
+constexpr int kGroups = 2;                   // consumer warpgroups, 64 rows each
+constexpr int kConsumerWarps = 4 * kGroups;  // consumer warps
 // One more warpgroup has the producer thread, and gives up registers to the others
 // (setmaxnreg).
 constexpr int kThreads = 128 * (kGroups + 1);
@@ -33,7 +33,7 @@ enum class Left { kTerms, kRows, kRegisters };
 constexpr int kStoreSteps = 8;
 
 // The ranges of `steps` steps for `blocks` blocks, at most one block per step.
-struct Stretches {
+struct StreamKRanges {
   int steps, blocks;
 
   __host__ __device__ int Begin(int block) const {

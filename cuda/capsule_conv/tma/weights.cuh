@@ -24,14 +24,14 @@ struct PixelBoxes {
   int y_bits, x_bits;
 };
 
-struct WeightPlace {
+struct WeightCoord {
   int tap, channel, column_block;
   TileSteps steps;
 };
 
 template <typename S>
 struct WeightWork {
-  using Place = WeightPlace;
+  using Place = WeightCoord;
   struct Tables {};
 
   static constexpr bool kPacked = std::is_same_v<S, float>;
@@ -41,7 +41,7 @@ struct WeightWork {
   static constexpr bool empty = false;  // no tile is empty
   static constexpr int tiles = 0;       // unused, as no tile is empty
 
-  Stretches stretches;
+  StreamKRanges ranges;
   int steps;  // that multiply, per tile
   PixelBoxes boxes;
   int channels;  // input channels times pose inner
@@ -88,26 +88,26 @@ struct WeightWork {
       x = x * work.moves.dilation_x - work.moves.pad_x;
     }
 
-    __device__ void Bring(const CUtensorMap& rows, const CUtensorMap& columns,
-                          Barrier& barrier, char* stage) {
+    __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
+                         Barrier& barrier, char* stage) {
       const PixelBoxes& boxes = work.boxes;
       const int line = step / boxes.width, at_x = step - line * boxes.width;
       const int image = line / boxes.height, at_y = line - image * boxes.height;
 #pragma unroll
       for (int n = 0; n < kRows / Shape::kDepth; ++n) {
-        CopyBox(rows, channel + n * Shape::kDepth,
+        TmaLoad(rows, channel + n * Shape::kDepth,
                 at_x * boxes.x * work.moves.stride_x + x,
                 at_y * boxes.y * work.moves.stride_y + y, image * boxes.batch, barrier,
-                stage + n * Shape::kDepth * kBoxBytes);
+                stage + n * Shape::kDepth * kSwizzleBytes);
       }
       char* const right = stage + Shape::kRowBytes;
       if constexpr (kPacked) {
-        CopyBox(columns, 0, column, step, barrier, right);
+        TmaLoad(columns, 0, column, step, barrier, right);
       } else {
 #pragma unroll
         for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
-          CopyBox(columns, column + n, at_x * boxes.x, at_y * boxes.y,
-                  image * boxes.batch, barrier, right + n * kBoxBytes);
+          TmaLoad(columns, column + n, at_x * boxes.x, at_y * boxes.y,
+                  image * boxes.batch, barrier, right + n * kSwizzleBytes);
         }
       }
       ++step;
@@ -143,18 +143,19 @@ struct WeightWork {
 // Loads the A fragments of a step's 4 products from [32 channels][pixel][channel],
 // swizzled. In each product a lane has channels 2 g and 2 g + 1 of its warp's 16, of
 // pixels 2 t and 2 t + 1 of 8, which avoids bank conflicts.
-__device__ inline void ReadChannels(const char* stage, uint32_t (&rows)[4][4]) {
+__device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int channel = warp % 2 * 16 + 2 * g;
-  const char* const from = stage + warp / 2 * 32 * kBoxBytes;
+  const char* const from = stage + warp / 2 * 32 * kSwizzleBytes;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int pixel = 8 * n + 2 * t + e;
       const uint2 pair = *reinterpret_cast<const uint2*>(
-          from + pixel * kBoxBytes + (channel / 4 ^ pixel % 8) * 16 + channel % 4 * 4);
+          from + pixel * kSwizzleBytes + (channel / 4 ^ pixel % 8) * 16 +
+          channel % 4 * 4);
       rows[n][2 * e] = pair.x;
       rows[n][2 * e + 1] = pair.y;
     }

@@ -44,8 +44,8 @@ __global__ void AddTapsKernel(const Image source, const Image target,
   }
 }
 
-LaunchError Across::Add(const GpuExec& exec, const char* op, const Task& task,
-                        const float* products, float* target) {
+LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& task,
+                            const float* products, float* target) {
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
   if (auto error = CheckGrid(op, rows); !error.empty()) return error;

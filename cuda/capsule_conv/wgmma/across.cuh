@@ -20,44 +20,44 @@ inline int Columns(const Task& task) {
   return task.target.channels * task.target.columns;
 }
 
-struct Across {
+struct TapColumns {
   // Whether this pays off: few columns, several horizontal taps, and enough terms for
   // each that the second kernel costs less than it saves.
   static bool Helps(const Task& task) {
-    constexpr int kFewestTerms = 256;
-    constexpr int64_t kMost = 1 << 30;  // elements that 32-bit offsets reach
+    constexpr int kMinTerms = 256;
+    constexpr int64_t kMax = 1 << 30;  // elements that 32-bit offsets reach
     const int64_t columns = int64_t{task.horizontal.taps} * Columns(task);
     const int64_t terms =
         int64_t{task.vertical.taps} * task.source.channels * task.source.columns;
     return Columns(task) <= kFewColumns && task.horizontal.taps > 1 &&
-           terms >= kFewestTerms &&
+           terms >= kMinTerms &&
            columns * task.target.depth * task.source.rows * task.source.width *
                    task.vertical.points <=
-               kMost;
+               kMax;
   }
 
   // The product with horizontal taps as columns.
-  static Task Spread(const Task& task) {
+  static Task Unfold(const Task& task) {
     const Axis& across = task.horizontal;
-    Task spread = task;
-    spread.target.height = task.vertical.points;
-    spread.target.width = task.source.width;
-    spread.target.channels = across.taps * task.target.channels;
-    spread.placement = {1, 0, 1, 0};
+    Task unfolded = task;
+    unfolded.target.height = task.vertical.points;
+    unfolded.target.width = task.source.width;
+    unfolded.target.channels = across.taps * task.target.channels;
+    unfolded.placement = {1, 0, 1, 0};
     Axis pixels{};
     pixels.points = task.source.width;
     pixels.stride = pixels.step = pixels.taps = 1;
     pixels.first = across.first;
-    spread.horizontal = pixels;
-    spread.filter.out_channels = spread.target.channels;
-    spread.filter.tap_channels = task.target.channels;
-    spread.filter.out_tap = task.filter.tap * across.every;
-    return spread;
+    unfolded.horizontal = pixels;
+    unfolded.filter.out_channels = unfolded.target.channels;
+    unfolded.filter.tap_channels = task.target.channels;
+    unfolded.filter.out_tap = task.filter.tap * across.every;
+    return unfolded;
   }
 
   // Elements of that product's result.
-  static int64_t Elements(const Task& spread) {
-    const Image& image = spread.target;
+  static int64_t Elements(const Task& unfolded) {
+    const Image& image = unfolded.target;
     return image.batch * image.height * image.width * image.pixel();
   }
 

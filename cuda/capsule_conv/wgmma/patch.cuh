@@ -76,19 +76,19 @@ inline Patch UnitPatch(const Product& p, bool boxes) {
 }
 
 // The first source pixel of a class in a block's tile.
-struct ClassPlace {
+struct ClassCoord {
   int y, x;
 
-  __device__ ClassPlace(const Product& p, const BlockPlace& place, int down, int across)
+  __device__ ClassCoord(const Product& p, const BlockCoord& place, int down, int across)
       : y(place.y * p.vertical.stride + p.vertical.offset + down * p.vertical.step),
         x(place.x * p.horizontal.stride + p.horizontal.offset +
           across * p.horizontal.step) {}
 };
 
 // Writes the offset of each patch pixel in the image, or -1 outside of it.
-__device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sorted,
-                                        const BlockPlace& place, int* pixels,
-                                        int thread, int threads) {
+__device__ inline void FillSortedPixelTable(const Product& p, const SortedPatch& sorted,
+                                            const BlockCoord& place, int* pixels,
+                                            int thread, int threads) {
   const Image& image = p.source;
   const int size = static_cast<int>(image.pixel());
   for (int i = thread; i < p.patch.pixels; i += threads) {
@@ -97,7 +97,7 @@ __device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sor
     const int row = p.patch.by_pitch.Split(at, &column);
     const int across = sorted.horizontal.count;
     const int down = across == 1 ? of_class : of_class / across;
-    const ClassPlace from(p, place, down, of_class - down * across);
+    const ClassCoord from(p, place, down, of_class - down * across);
     const int y = from.y + row * p.vertical.stride;
     const int x = from.x + column * p.horizontal.stride;
     const bool inside =

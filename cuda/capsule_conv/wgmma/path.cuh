@@ -29,7 +29,7 @@ template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 
 struct Path {
-  using Across = wgmma::Across;
+  using TapColumns = wgmma::TapColumns;
 
   static std::string Refusal(const Task& task, const GpuDevice& device) {
     return wgmma::Refusal(task, device);

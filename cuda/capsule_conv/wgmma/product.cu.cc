@@ -19,7 +19,7 @@ namespace capsops::capsule_conv::wgmma {
 
 // The tensor map of patches. If a pose row is one quad, the rows of a pose are
 // contiguous and become one dimension.
-inline MappedTensor<5> MapPatches(const Product& p) {
+inline TmaTensor<5> MapPatches(const Product& p) {
   const Image& image = p.source;
   const SortedPatch patch(p);
   const uint64_t row = image.columns, pixel = image.pixel(), rows = pixel / row;
@@ -30,7 +30,7 @@ inline MappedTensor<5> MapPatches(const Product& p) {
     return static_cast<uint32_t>((classes.extent - 1) * axis.stride + 1);
   };
   const uint32_t down = p.vertical.stride, across = p.horizontal.stride;
-  MappedTensor<5> map;
+  TmaTensor<5> map;
   map.size = {quads ? pixel : row, quads ? 1 : rows, width, height,
               static_cast<uint64_t>(image.batch)};
   map.apart = {quads ? pixel : row, pixel, width * pixel, height * width * pixel};
@@ -43,15 +43,15 @@ inline MappedTensor<5> MapPatches(const Product& p) {
 }
 
 // TMA limits: up to 256 elements per box dimension, with strides up to 8.
-constexpr int kMostBoxExtent = 256, kMostBoxStride = 8;
+constexpr int kMaxBoxExtent = 256, kMaxBoxStride = 8;
 inline bool HasBoxes(const Product& p) {
   const auto spans = [](const Axis& axis) {
     const int more = Classes(axis).extent - 1;
-    return more == 0 || (axis.stride <= kMostBoxStride &&
-                         int64_t{more} * axis.stride < kMostBoxExtent);
+    return more == 0 || (axis.stride <= kMaxBoxStride &&
+                         int64_t{more} * axis.stride < kMaxBoxExtent);
   };
   const int row = p.source.columns == kQuad ? kQuad : 1;
-  return p.source.rows * row <= kMostBoxExtent && spans(p.vertical) &&
+  return p.source.rows * row <= kMaxBoxExtent && spans(p.vertical) &&
          spans(p.horizontal);
 }
 
@@ -59,17 +59,17 @@ template <typename S, typename C>
 LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                    const S* source, const uint32_t* packed, S* target) {
   const Product& p = plan.product;
-  const WarpgroupProduct warpgroups{p,
-                                    SortedPatch(p),
-                                    static_cast<int>(plan.tiles),
-                                    plan.squares,
-                                    p.patch.row * p.source.rows,
-                                    plan.ring,
-                                    plan.by_across};
+  const WarpgroupParams warpgroups{p,
+                                   SortedPatch(p),
+                                   static_cast<int>(plan.tiles),
+                                   plan.squares,
+                                   p.patch.row * p.source.rows,
+                                   plan.ring,
+                                   plan.by_across};
   constexpr auto kKernel = WarpgroupKernel<S, C>;
   LaunchError error = AllowShared<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
-  SourceOfPatches<S, C> from;
+  PatchSource<S, C> from;
   if constexpr (C::kBoxes) {
     if (error.empty()) error = MakeTensorMap(op, source, MapPatches(p), &from);
   } else {
@@ -88,12 +88,12 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
 // - first: cycles per unit of the first chunk, for which all wait
 // - launch: cycles per launch
 struct CostFactors {
-  double multiply, idle, bring, chunk, store, tile, first, launch;
+  double multiply, idle, load, chunk, store, tile, first, launch;
 };
 
 template <typename S, typename C>
 constexpr CostFactors FindFactors() {
-  constexpr bool kNarrow = C::kColumns == kSide;
+  constexpr bool kNarrow = C::kColumns == kWgmmaRows;
   if (C::kFilterParts > 1 && C::kLeft)
     return {1.02, 1.19, 1.6, 940, 0, 3300, 0.33, 8800};
   if (C::kFilterParts > 1) return {0.87, 1.1, 3.2, 1180, 0.02, 2000, 1.8, 6600};
@@ -122,7 +122,7 @@ double EstimateCost(const Product& p, int64_t tiles, int processors, int product
   const double store = (whole ? 1 : 15) * kFactors.store * sizeof(S) * C::kColumns *
                        p.vertical.tile * p.horizontal.tile * rows;
   const double alone =
-      (kFactors.chunk + kFactors.bring * units) * chunks + store + kFactors.tile;
+      (kFactors.chunk + kFactors.load * units) * chunks + store + kFactors.tile;
   double cost = multiply * turns + alone * block_turns;
   if (C::kBoxes) {
     // Lower bound: the TMA copies of a multiprocessor.
@@ -175,10 +175,10 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
         4 * (C::kBarrierWords + int64_t{buffers} * C::kParts * units * p.patch.plane +
              C::kStages * C::kStageWords + 2 * C::kProducts * C::kRows + steps +
              (C::kBoxes ? 0 : p.patch.pixels));
-    if (shared <= most && (C::kBoxes || units * rows <= C::kCarriers)) break;
+    if (shared <= most && (C::kBoxes || units * rows <= C::kLoadThreads)) break;
   }
   if (units == 0) return plan;
-  plan.ring = std::min<int64_t>(kMostStages,
+  plan.ring = std::min<int64_t>(kMaxStages,
                                 C::kStages + (most - shared) / (4 * C::kStageWords));
   shared += (plan.ring - C::kStages) * int64_t{4 * C::kStageWords};
   // The last product may read past its plane, but not past shared memory.
@@ -209,10 +209,10 @@ template <typename S, typename C>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   const int rows = task.source.rows;
   const int height = task.vertical.points, width = task.horizontal.points;
-  constexpr int kMost = C::kProducts, kDown = C::kRows / kGroupRows;
+  constexpr int kMax = C::kProducts, kDown = C::kRows / kGroupRows;
   TilePlan<S> best;
   const auto consider = [&](int y, int x, bool squares) {
-    for (int buffers = 2; buffers <= kMostBuffers; ++buffers) {
+    for (int buffers = 2; buffers <= kMaxBuffers; ++buffers) {
       const auto plan = PlanTile<S, C>(task, device, y, x, squares, buffers);
       if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
     }
@@ -222,7 +222,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   };
   int before = 0;
   const int fewest =
-      static_cast<int>(CeilDivide(int64_t{width} * rows, kMost * C::kRows));
+      static_cast<int>(CeilDivide(int64_t{width} * rows, kMax * C::kRows));
   for (int parts = fewest; parts <= std::min(width, fewest + 64); ++parts) {
     const int x = (width - 1) / parts + 1;
     if (x == before) continue;
@@ -230,16 +230,16 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
     Axis axis = task.horizontal;
     axis.tile = x;
     const int64_t row = int64_t{rows} * Classes(axis).extent;
-    for (int products = kMost; products > 0; --products) {
+    for (int products = kMax; products > 0; --products) {
       if (products * C::kRows < x * rows) break;
       const int64_t y = (products * C::kRows - x * rows) / row + 1;
       consider(even(height, static_cast<int>(std::min<int64_t>(height, y))), x, false);
     }
   }
-  for (int across = 1; across <= kMost; ++across) {
+  for (int across = 1; across <= kMax; ++across) {
     const int x = std::min(across * kGroupRows / rows, width);
     if (x == 0) continue;
-    for (int down = kMost / across; down > 0; --down) {
+    for (int down = kMax / across; down > 0; --down) {
       consider(even(height, down * kDown), x, true);
     }
   }
@@ -253,7 +253,7 @@ std::string Refusal(const Task& task, const GpuDevice& device) {
            ", the columns of the poses that are read";
   }
   if (columns <= kFewColumns) return std::to_string(columns) + " columns are too few";
-  return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
+  return HasWgmma(device) ? "" : "it needs compute capability 9.0";
 }
 
 template <typename S, Tf32 kTf32>

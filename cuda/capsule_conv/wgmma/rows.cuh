@@ -17,7 +17,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-constexpr int kSide = 64;  // M of a wgmma instruction
+constexpr int kWgmmaRows = 64;  // M of a wgmma instruction
 
 // Words of one part of a step of the packed filter.
 constexpr int UnitStepWords(int columns) { return 2 * columns * 4; }
@@ -31,7 +31,7 @@ constexpr int kGroupRows = 8;
 // both warpgroups have the same rows.
 template <typename OperandOf, int kPartsOf, int kFilterPartsOf, bool kLeftOf,
           int kRowsOf, int kTilesOf, int kColumnsOf, int kBlocksOf>
-struct Warpgroups {
+struct KernelTraits {
   using O = OperandOf;
   static constexpr int kParts = kPartsOf, kFilterParts = kFilterPartsOf;
   static constexpr int kRows = kRowsOf, kTiles = kTilesOf;
@@ -39,20 +39,20 @@ struct Warpgroups {
   static constexpr bool kLeft = kLeftOf;
   // Each stage's products are added to float totals, because tensor cores truncate when
   // they add.
-  static constexpr bool kApart = kParts > 1;
+  static constexpr bool kPromotes = kParts > 1;
   // Part i of the poses and part j of the filter are multiplied if i + j < kParts. The
   // other pairs are below the rounding error of the sum.
   static_assert(kFilterParts == 1 || kFilterParts == kParts);
   static constexpr int kPairs = kFilterParts == 1 ? kParts : kParts * (kParts + 1) / 2;
   // Patches are loaded by TMA; otherwise by warps.
   static constexpr bool kBoxes = !kLeft && std::is_same_v<O, float>;
-  static_assert(kLeft ? kRows == kSide : kTiles == 1);
-  static constexpr int kColumnGroups = kLeft ? 1 : kColumns / kSide;
+  static_assert(kLeft ? kRows == kWgmmaRows : kTiles == 1);
+  static constexpr int kColumnGroups = kLeft ? 1 : kColumns / kWgmmaRows;
   static constexpr int kProducts = 2 * kTiles / kColumnGroups;  // row tiles of a tile
   static constexpr int kOctets = (kLeft ? kColumns : kRows) / 8;
-  static constexpr int kGroups = 2;             // consumer warpgroups
-  static constexpr int kWarps = 4 * kGroups;    // consumer warps
-  static constexpr int kCarriers = 3 * kLanes;  // producer threads for patches
+  static constexpr int kGroups = 2;                // consumer warpgroups
+  static constexpr int kWarps = 4 * kGroups;       // consumer warps
+  static constexpr int kLoadThreads = 3 * kLanes;  // producer threads for patches
   static constexpr int kThreads = (kWarps + 4) * kLanes;
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
@@ -69,12 +69,12 @@ struct Warpgroups {
 template <typename O, int kParts, int kFilterParts, int kTiles, int kColumns,
           int kBlocks = 1>
 using PosesLeft =
-    Warpgroups<O, kParts, kFilterParts, true, kSide, kTiles, kColumns, kBlocks>;
+    KernelTraits<O, kParts, kFilterParts, true, kWgmmaRows, kTiles, kColumns, kBlocks>;
 template <typename O, int kParts, int kRows, int kColumns>
-using PosesRight = Warpgroups<O, kParts, kParts, false, kRows, 1, kColumns, 1>;
+using PosesRight = KernelTraits<O, kParts, kParts, false, kRows, 1, kColumns, 1>;
 
 // Kernel parameters.
-struct WarpgroupProduct {
+struct WarpgroupParams {
   Product product;
   SortedPatch sorted;
   int tiles;     // in total; blocks take them with stride gridDim.x
@@ -89,7 +89,7 @@ template <int kRows>
 struct ProductRows {
   int all, height, width;  // row tiles; lattice points of the tile
 
-  __device__ ProductRows(const WarpgroupProduct& s, const BlockPlace& place) {
+  __device__ ProductRows(const WarpgroupParams& s, const BlockCoord& place) {
     const Product& p = s.product;
     height = min(p.vertical.tile, p.vertical.points - place.y);
     width = min(p.horizontal.tile, p.horizontal.points - place.x);
@@ -99,7 +99,7 @@ struct ProductRows {
   }
 
   // The first plane row of row tile n.
-  __device__ static int First(const WarpgroupProduct& s, int n) {
+  __device__ static int First(const WarpgroupParams& s, int n) {
     if (!s.squares) return n * kRows;
     int across;
     const int down = s.by_across.Split(n, &across);
@@ -108,7 +108,7 @@ struct ProductRows {
 
   // Computes a row's lattice point and pose row; returns whether they are within a full
   // tile.
-  __device__ static bool Find(const WarpgroupProduct& s, int row, int* y, int* x,
+  __device__ static bool Find(const WarpgroupParams& s, int row, int* y, int* x,
                               int* pose_row) {
     const Product& p = s.product;
     const int n = row / kRows, i = row % kRows;
@@ -130,7 +130,7 @@ struct ProductRows {
 
 // The target of a tile's row: its offset from the tile's first pixel, and its lattice
 // point, which may be outside of the lattice. Packed into two words for one load.
-struct RowPlace {
+struct RowOffset {
   uint2 words;
 
   __device__ int at() const { return static_cast<int>(words.x); }
@@ -141,7 +141,7 @@ struct RowPlace {
 };
 
 template <typename C>
-__device__ void FindRows(const WarpgroupProduct& s, RowPlace* rows) {
+__device__ void FillRowTable(const WarpgroupParams& s, RowOffset* rows) {
   const Product& p = s.product;
   for (int n = threadIdx.x; n < C::kProducts * C::kRows; n += C::kWarps * kLanes) {
     int y, x, pose_row;
@@ -172,7 +172,7 @@ __device__ inline void Exchange(float (&x)[4]) {
 }
 
 // Stores 4 elements if `there`, as a predicated instruction without a branch.
-__device__ inline void StoreIf(bool there, const float (&x)[4], float* to) {
+__device__ inline void StorePredicated(bool there, const float (&x)[4], float* to) {
   asm volatile(
       "{ .reg .pred there; setp.ne.b32 there, %0, 0; "
       "@there st.global.v4.f32 [%1], {%2, %3, %4, %5}; }" ::"r"(int{there}),
@@ -180,7 +180,7 @@ __device__ inline void StoreIf(bool there, const float (&x)[4], float* to) {
       : "memory");
 }
 template <typename S>
-__device__ void StoreIf(bool there, const float (&x)[4], S* to) {
+__device__ void StorePredicated(bool there, const float (&x)[4], S* to) {
   Pack<S, 2> pairs[2];
 #pragma unroll
   for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
@@ -208,8 +208,8 @@ __device__ __noinline__ void StoreColumns(int column, int columns, int channels,
 // columns l / 4 and l / 4 + 8 of its warp's 16, for rows 2 (l % 4) and the next of
 // every 8. `column` is the product's first column, `rows` are its rows.
 template <typename S, int kOctets>
-__device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
-                           int height, int width, const RowPlace* rows, int column,
+__device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
+                           int height, int width, const RowOffset* rows, int column,
                            const float (&sums)[kOctets][4], S* target) {
   const Product& p = s.product;
   const int lane = threadIdx.x % kLanes, which = lane / 4 % 4;
@@ -234,8 +234,8 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
     for (int n = 0; n < kOctets; ++n) {
       float x[4];
       make(n, x);
-      const RowPlace row = rows[n * kGroupRows];
-      StoreIf(row.IsIn(height, width), x, to + row.at());
+      const RowOffset row = rows[n * kGroupRows];
+      StorePredicated(row.IsIn(height, width), x, to + row.at());
     }
     return;
   }
@@ -243,7 +243,7 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
   for (int n = 0; n < kOctets; ++n) {
     float x[4];
     make(n, x);
-    const RowPlace row = rows[n * kGroupRows];
+    const RowOffset row = rows[n * kGroupRows];
     if (row.IsIn(height, width)) {
       StoreColumns(column, columns, channels, stride,
                    make_float4(x[0], x[1], x[2], x[3]), to + row.at());
@@ -254,13 +254,13 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
 // Epilogue of one product with the poses as A: lane l holds rows l / 4 and l / 4 + 8 of
 // its warp's 16, in columns 2 (l % 4) and the next of every 8.
 template <typename S, int kOctets>
-__device__ void StoreLeft(const WarpgroupProduct& s, const BlockPlace& place,
-                          int height, int width, const RowPlace* rows, int column,
+__device__ void StoreLeft(const WarpgroupParams& s, const BlockCoord& place, int height,
+                          int width, const RowOffset* rows, int column,
                           const float (&sums)[kOctets][4], S* target) {
   const Product& p = s.product;
   const int first = threadIdx.x / kLanes % 4 * kTileRows + threadIdx.x % kLanes / 4;
   S* const to = TargetRow(p, place, 0, 0, 0, target);
-  const RowPlace upper = rows[first], lower = rows[first + 8];
+  const RowOffset upper = rows[first], lower = rows[first + 8];
   if (upper.IsIn(height, width)) {
     StoreRow<0>(p.target, p.scale, column, sums, to + upper.at());
   }
@@ -270,30 +270,30 @@ __device__ void StoreLeft(const WarpgroupProduct& s, const BlockPlace& place,
 }
 
 // Accumulators, and the float totals that they are added to if kPromotes.
-template <bool kApart, int kTiles, int kOctets>
+template <bool kPromotes, int kTiles, int kOctets>
 struct Sums {
-  float made[kTiles][kOctets][4];
-  float apart[kApart ? kTiles : 1][kOctets][4];
+  float accumulators[kTiles][kOctets][4];
+  float apart[kPromotes ? kTiles : 1][kOctets][4];
 
   __device__ void Clear() {
     ForEach([&](float& sum, float* all_before) {
       sum = 0;
       asm volatile("" : "+f"(sum));  // before products begin
-      if constexpr (kApart) *all_before = 0;
+      if constexpr (kPromotes) *all_before = 0;
     });
   }
   // Adds finished products to the totals.
   __device__ void AddUp() {
     ForEach([&](float& sum, float* all_before) {
       asm volatile("" : "+f"(sum)::"memory");
-      if constexpr (kApart) *all_before += sum;
+      if constexpr (kPromotes) *all_before += sum;
     });
   }
   __device__ const auto& all() const {
-    if constexpr (kApart) {
+    if constexpr (kPromotes) {
       return apart;
     } else {
-      return made;
+      return accumulators;
     }
   }
 
@@ -306,7 +306,7 @@ struct Sums {
       for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          then(made[m][n][e], &apart[kApart ? m : 0][n][e]);
+          then(accumulators[m][n][e], &apart[kPromotes ? m : 0][n][e]);
         }
       }
     }

@@ -52,11 +52,11 @@ __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
 // every step_-th pixel. There must be at least as many threads as the units have rows,
 // and pose rows must be whole quads.
 template <typename S, typename O, int kParts>
-class UnitCarrier {
+class UnitLoader {
  public:
   // `threads` threads copy `units` units together; this is thread number `thread`.
-  __device__ UnitCarrier(const Patch& patch, const Image& image, int units, int thread,
-                         int threads) {
+  __device__ UnitLoader(const Patch& patch, const Image& image, int units, int thread,
+                        int threads) {
     const int pieces = units * image.rows;  // copies per pixel
     step_ = threads / pieces;
     first_ = thread / pieces;

@@ -22,14 +22,14 @@ constexpr int kWeightChannels = 16;  // input channels per unit
 // Maximal units of a consumer. Split floats need twice the registers for sums.
 template <int kParts>
 constexpr int kWeightUnits = kParts > 1 ? 2 : 5;
-constexpr int kWeightGroups = 2;  // consumer warpgroups
+constexpr int kConsumerGroups = 2;  // consumer warpgroups
 // One more warpgroup has the transposing warps and the TMA producer.
-constexpr int kWeightThreads = 128 * (kWeightGroups + 1);
-constexpr int kWeightCarriers = 3;
-constexpr int kWeightRegisters = 168, kWeightMany = 208, kWeightFew = 88;
-static_assert(kWeightGroups * kWeightMany + kWeightFew <=
-              (kWeightGroups + 1) * kWeightRegisters);
-constexpr int kMostSlots = 16;
+constexpr int kWeightThreads = 128 * (kConsumerGroups + 1);
+constexpr int kTransposeWarps = 3;
+constexpr int kWeightRegisters = 168, kConsumerRegisters = 208, kProducerRegisters = 88;
+static_assert(kConsumerGroups * kConsumerRegisters + kProducerRegisters <=
+              (kConsumerGroups + 1) * kWeightRegisters);
+constexpr int kMaxSlots = 16;
 // Bytes per pixel in shared memory: 16 poses of the input, or 64 rows of `grad`.
 template <typename S>
 constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
@@ -49,7 +49,7 @@ constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
 // each for its own 64 rows; else they share the units. If kParts is 2, floats are split
 // into two parts of TF32, stored one after the other in a line's slot.
 template <typename Element, int kPartsOf>
-struct WeightSums {
+struct WeightParams {
   using S = Element;
   static constexpr int kParts = kPartsOf;
 
@@ -72,7 +72,7 @@ struct WeightSums {
     return blocks * box_width * kPixelBytes<S>;
   }
   __host__ __device__ int RowBytes() const { return kParts * PartBytes(); }
-  __host__ __device__ int Halves() const { return halves ? kWeightGroups : 1; }
+  __host__ __device__ int Halves() const { return halves ? kConsumerGroups : 1; }
   __host__ __device__ int GradBytes() const {
     return Halves() * strip * kPixelBytes<S>;
   }
@@ -80,18 +80,18 @@ struct WeightSums {
 
 // Barriers at the start of shared memory; the slots follow after 1024 bytes.
 struct WeightBarriers {
-  Barrier row_full[kMostSlots], row_ready[kMostSlots], row_free[kMostSlots];
-  Barrier grad_full[kMostSlots], grad_free[kMostSlots];
+  Barrier row_full[kMaxSlots], row_ready[kMaxSlots], row_free[kMaxSlots];
+  Barrier grad_full[kMaxSlots], grad_free[kMaxSlots];
 };
 static_assert(sizeof(WeightBarriers) <= 1024);
 
 // A block's tile.
-struct WeightPlace {
+struct WeightCoord {
   int split, y_tap, x_tap, block;
   int rows;  // in units of 64 rows
 
   template <typename W>
-  __device__ explicit WeightPlace(const W& w) {
+  __device__ explicit WeightCoord(const W& w) {
     int rest = blockIdx.x;
     const auto next = [&](int size) {
       const int quotient = rest / size, at = rest - quotient * size;
@@ -108,13 +108,13 @@ struct WeightPlace {
 
 // Iterates over a block's lines. Each line shares its input rows with the next one
 // below, except for its first row; the next line adds one row.
-struct WeightLines {
+struct LineIterator {
   int left, height, strips;
   int y, strip, image;
   bool first = true;  // of a strip, or of this block
 
   template <typename W>
-  __device__ WeightLines(const W& w, int split) : height(w.height), strips(w.strips) {
+  __device__ LineIterator(const W& w, int split) : height(w.height), strips(w.strips) {
     const int begin = static_cast<int>(int64_t{w.lines} * split / w.splits);
     left = static_cast<int>(int64_t{w.lines} * (split + 1) / w.splits) - begin;
     const int above = begin / height;
@@ -135,7 +135,7 @@ struct WeightLines {
 };
 
 // A slot of a circular buffer, and the parity of the barrier phase to wait for.
-struct WeightSlot {
+struct WeightPipelineState {
   int at = 0, parity = 0;
 
   __device__ void Next(int slots) {
@@ -150,14 +150,13 @@ struct WeightSlot {
 // Rows outside of the image become zeros. In shared memory, floats are ordered
 // [pixel][channel], 16-bit types [channel pair][pixel].
 template <typename W>
-__device__ void BringLines(const W& w, const WeightPlace& place,
-                           const CUtensorMap& input, const CUtensorMap& grad,
-                           WeightBarriers& barriers, char* row_slots,
-                           char* grad_slots) {
+__device__ void LoadLines(const W& w, const WeightCoord& place,
+                          const CUtensorMap& input, const CUtensorMap& grad,
+                          WeightBarriers& barriers, char* row_slots, char* grad_slots) {
   using S = typename W::S;
-  WeightSlot row, other;
+  WeightPipelineState row, other;
   row.parity = other.parity = 1;  // empty slots count as released
-  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+  for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
     const int x =
         strip * w.moves.stride_x - w.moves.pad_x + place.x_tap * w.moves.dilation_x;
@@ -166,11 +165,11 @@ __device__ void BringLines(const W& w, const WeightPlace& place,
                     (place.y_tap + tap) * w.moves.dilation_y;
       const bool inside = y >= 0 && y < w.in_height;
       barriers.row_free[row.at].Wait(row.parity);
-      barriers.row_full[row.at].ArriveAndExpect(w.PartBytes());
+      barriers.row_full[row.at].ArriveAndExpectBytes(w.PartBytes());
       for (int n = 0; n < w.blocks; ++n) {
         constexpr bool kFloat = std::is_same_v<S, float>;
         const int pairs = (place.block + n) * kChannelPairs;
-        CopyBox(input, 0, kFloat ? pairs : x, kFloat ? x : pairs,
+        TmaLoad(input, 0, kFloat ? pairs : x, kFloat ? x : pairs,
                 inside ? line.image * w.in_height + y : w.in_rows,
                 barriers.row_full[row.at],
                 row_slots + row.at * w.RowBytes() + n * w.box_width * kPixelBytes<S>);
@@ -178,9 +177,9 @@ __device__ void BringLines(const W& w, const WeightPlace& place,
       row.Next(w.row_slots);
     }
     barriers.grad_free[other.at].Wait(other.parity);
-    barriers.grad_full[other.at].ArriveAndExpect(w.GradBytes());
+    barriers.grad_full[other.at].ArriveAndExpectBytes(w.GradBytes());
     for (int half = 0; half < w.Halves(); ++half) {
-      CopyBox(grad, (place.rows + half) * (kWeightRows * 4), strip,
+      TmaLoad(grad, (place.rows + half) * (kWeightRows * 4), strip,
               line.image * w.height + line.y, barriers.grad_full[other.at],
               grad_slots + other.at * w.GradBytes() + half * w.strip * kPixelBytes<S>);
     }
@@ -194,7 +193,7 @@ __device__ void BringLines(const W& w, const WeightPlace& place,
 template <int kParts>
 __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
   const int lane = threadIdx.x % 32, poses = bytes / 64;
-  for (int first = warp * 32; first < poses; first += kWeightCarriers * 32) {
+  for (int first = warp * 32; first < poses; first += kTransposeWarps * 32) {
     const int pose = first + lane;
     const bool there = pose < poses;
     float4 rows[4];
@@ -217,10 +216,10 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
         to[n * 8] = columns[n];
       } else {
         Operand<4, Tf32::kSplit> parts;
-        parts.SetLarge(0, columns[n].x);
-        parts.SetLarge(1, columns[n].y);
-        parts.SetLarge(2, columns[n].z);
-        parts.SetLarge(3, columns[n].w);
+        parts.SetWithoutOverflow(0, columns[n].x);
+        parts.SetWithoutOverflow(1, columns[n].y);
+        parts.SetWithoutOverflow(2, columns[n].z);
+        parts.SetWithoutOverflow(3, columns[n].w);
         const auto store = [&](const uint32_t (&of)[4], float4* at) {
           *reinterpret_cast<uint4*>(at) = make_uint4(of[0], of[1], of[2], of[3]);
         };
@@ -238,7 +237,7 @@ template <int kParts, typename S>
 __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 #pragma unroll 2
   for (int n = warp * 32 + threadIdx.x % 32; n < bytes / (kPairBytes / 2);
-       n += kWeightCarriers * 32) {
+       n += kTransposeWarps * 32) {
     const int pair = n / 2;
     char* const at = slot + pair * kPairBytes + 8 + n % 2 * 16;
     const int first = pair / 2 % 2 * 24;  // against bank conflicts
@@ -252,15 +251,15 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 
 // Transposing warps: handle all input rows as they arrive.
 template <typename W>
-__device__ void TransposeRows(const W& w, const WeightPlace& place,
+__device__ void TransposeRows(const W& w, const WeightCoord& place,
                               WeightBarriers& barriers, char* row_slots, int warp) {
-  WeightSlot row;
-  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+  WeightPipelineState row;
+  for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
       barriers.row_full[row.at].Wait(row.parity);
       TransposePoses<W::kParts>(row_slots + row.at * w.RowBytes(), w.PartBytes(), warp,
                                 typename W::S{});
-      ShareWithProducts();
+      FenceAsyncProxy();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barriers.row_ready[row.at].Arrive();
       row.Next(w.row_slots);
