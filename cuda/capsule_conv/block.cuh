@@ -37,6 +37,7 @@ struct Order {
   int column_blocks;
 };
 
+// The number of steps in the packed filter.
 inline int64_t PackedSteps(const Filter& filter, const Order& order) {
   return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
 }
@@ -54,6 +55,7 @@ struct Scale {
   __device__ float operator()(float x) const { return x * by * again; }
 };
 
+// Kernel parameters of one matrix product.
 struct Product {
   Image source, target;
   Axis vertical, horizontal;

@@ -99,6 +99,7 @@ inline Axis ForwardAxis(const AxisProblem& p) {
   return axis;
 }
 
+// The product of the forward convolution.
 inline Task ForwardTask(const Problem& p) {
   const int64_t matrix = p.pose_inner * p.pose_columns;
   const int64_t matrices = p.out_channels * p.pose_depth;

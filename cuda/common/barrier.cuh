@@ -10,6 +10,7 @@
 
 namespace capsops {
 
+// The 32-bit address of a pointer to shared memory.
 __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }

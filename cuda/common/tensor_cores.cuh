@@ -73,7 +73,6 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
 // - kSplit: operands are split into a rounded part and a remainder. Three products
 //   keep 22 of the 24 bits, which is less error than summation adds.
 // - kSplitLeft: only the left operand is split; the right one is exact.
-// whose right one is exact.
 enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
 
 // Calls `then` with the precision for products of T; kFull is that of float if TF32 is
@@ -107,6 +106,7 @@ __device__ float Prepare(float x) {
   return kTf32 == Tf32::kRounded ? x * (1 + 0.71f * 0x1p-11f) : x;
 }
 
+// N elements of a fragment; `low` holds the remainders of split floats.
 template <int N, Tf32 kTf32>
 struct Operand {
   uint32_t high[N], low[kTf32 == Tf32::kSplit ? N : 1];

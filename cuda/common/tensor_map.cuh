@@ -50,7 +50,7 @@ inline EncodeTensorMap FindEncodeTensorMap() {
   const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found,
                                                     cudaEnableDefault, &outcome);
 #endif
-  if (error != cudaSuccess) cudaGetLastError();  // or the next launch is blamed
+  if (error != cudaSuccess) cudaGetLastError();  // or the next launch would report it
   return error == cudaSuccess && outcome == cudaDriverEntryPointSuccess
              ? reinterpret_cast<EncodeTensorMap>(found)
              : nullptr;

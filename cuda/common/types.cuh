@@ -30,6 +30,7 @@ struct CudaTypeOf<BFloat16> {
 template <typename T>
 using CudaType = typename CudaTypeOf<T>::type;
 
+// Casts a launcher's pointer to CUDA's own type.
 template <typename T>
 __host__ const CudaType<T>* Native(const T* pointer) {
   return reinterpret_cast<const CudaType<T>*>(pointer);
@@ -39,11 +40,13 @@ __host__ CudaType<T>* Native(T* pointer) {
   return reinterpret_cast<CudaType<T>*>(pointer);
 }
 
+// Converts an element to its accumulator type.
 __device__ inline float Widen(float x) { return x; }
 __device__ inline double Widen(double x) { return x; }
 __device__ inline float Widen(__half x) { return __half2float(x); }
 __device__ inline float Widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// Converts back, rounding to nearest.
 __device__ inline void Narrow(float x, float* to) { *to = x; }
 __device__ inline void Narrow(double x, double* to) { *to = x; }
 __device__ inline void Narrow(float x, __half* to) { *to = __float2half_rn(x); }

@@ -49,6 +49,7 @@ __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   }
 }
 
+// Stores the first `in_dim` of K accumulators; `vector` is as in LoadRow.
 template <typename S, typename A, int K>
 __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   if (vector) {

@@ -97,6 +97,7 @@ __device__ inline uint64_t MakeMnMajorDescriptor(uint32_t address, uint32_t more
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (more << 16 | address);
 }
 
+// The address of an operand in units of 16 bytes, as descriptors have it.
 __device__ inline uint32_t DescriptorAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }

@@ -59,18 +59,21 @@ struct CodedWeights {
   }
 };
 
+// Decodes `count` weights.
 template <typename S>
 __global__ void DecodeKernel(const CodedWeights<S> from, int64_t count, S* to) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) to[i] = from[i];
 }
 
+// Multiplies `count` values by 2^shift.
 template <typename S>
 __global__ void ScaleKernel(int shift, int64_t count, S* values) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) values[i] = ldexp(values[i], shift);
 }
 
+// Converts `count` elements to another type.
 template <typename From, typename To>
 __global__ void ConvertKernel(const From* from, int64_t count, To* to) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

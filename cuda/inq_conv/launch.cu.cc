@@ -52,6 +52,7 @@ namespace {
 template <typename T>
 InqPlan<GpuExec, T> Widened(const GpuExec& exec, const Convolution& conv);
 
+// The kernel paths, in order of preference.
 template <typename T>
 std::vector<Candidate<InqPlan<GpuExec, T>>> Candidates(const GpuExec& exec,
                                                        const Convolution& conv) {

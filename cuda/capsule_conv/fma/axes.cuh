@@ -46,6 +46,8 @@ __host__ __device__ inline Place operator*(int64_t times, const Place& p) {
   return {times * p.left, times * p.other, times * p.y, times * p.x};
 }
 
+// A digit of a mixed-radix index: how many values it has, and the step from one to the
+// next.
 struct Digit {
   int64_t count;
   Place step;
@@ -105,7 +107,7 @@ struct Product {
   int64_t left_depth, right_depth, out_depth;  // strides of pose matrices
   int depth, height, width;                    // pose matrices; image in `left`
   Phases vertical, horizontal;                 // for the input gradient; else count 0
-  int64_t elements;                            // of out
+  int64_t elements;                            // of out, in total
   int64_t row_tiles, column_tiles;
   int parts;  // split-K parts
 };
@@ -131,7 +133,7 @@ struct Stride {
     int64_t left, other;
     int y, x;
   };
-  Move all;       // without carry
+  Move all;       // without carries
   Move carry[4];  // added by a carry out of a digit; none out of the first
   int count[4], by[4];
 

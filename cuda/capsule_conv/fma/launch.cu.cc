@@ -128,6 +128,7 @@ inline Product WeightsProduct(const Problem& p) {
   return z;
 }
 
+// The phases of the input gradient along one axis.
 inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t stride,
                        int64_t pixel, int64_t tap) {
   Phases phases{};
@@ -190,6 +191,7 @@ LaunchError LaunchProduct(const GpuExec& exec, const char* op, const Product& z,
   return CheckLaunch(op);
 }
 
+// Plans product z. If there is nothing to sum, the result is only cleared.
 template <typename T>
 ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                                  const Problem& p, Product z) {

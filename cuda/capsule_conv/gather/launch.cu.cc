@@ -209,6 +209,8 @@ Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   }
 }
 
+// Finds the cheapest tiling of the weight gradient with 8 kProducts terms per block,
+// and keeps it if it is the cheapest so far.
 template <typename S, Tf32 kTf32, int kProducts>
 void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best) {
   WeightPlan<S> plan;

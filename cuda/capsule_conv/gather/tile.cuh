@@ -31,7 +31,7 @@ struct Tiling {
   int points, slots;  // pixels per tile; entries of their table
   int pixel_words;    // words per patch pixel, at least `pixel`
   int pitch, patch;   // words per patch row, and in total
-  int64_t tiles;      // of all images
+  int64_t tiles;      // tiles of all images
   int column_blocks;  // column blocks
   Divisor by_pixel, by_pitch, by_tile;
 

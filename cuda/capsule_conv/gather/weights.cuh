@@ -33,6 +33,7 @@ constexpr int kStagePixel = kWarpColumns + 32 / sizeof(S);
 template <typename S>
 constexpr int kStage = kStepPixels * kStagePixel<S>;
 
+// Kernel parameters of the weight gradient.
 struct WeightTiling : Tiling {
   int column_warps;  // warps with different columns; the others have other pixels
   int term_blocks;   // blocks with different terms

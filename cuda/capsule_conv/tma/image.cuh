@@ -33,6 +33,7 @@ struct AxisTile {
   int target, points;  // first target pixel; points from there to the phase's end
 };
 
+// An axis: its phases, each divided into tiles of `box` points.
 struct TileAxis {
   int phases, tiles;
   int box;     // points per tile
@@ -70,6 +71,7 @@ struct ImageCoord {
   TileSteps steps;
 };
 
+// The forward product or input gradient as ProductKernel's Work.
 struct ImageWork {
   using Place = ImageCoord;
   static constexpr Left kLeft = Left::kTerms;

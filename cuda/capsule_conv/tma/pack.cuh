@@ -29,6 +29,7 @@ struct FlagsToClear {
   }
 };
 
+// Parameters of PackFilterKernel.
 struct PackedFilter {
   Filter filter;
   bool by_columns;  // neighbours in memory are columns, not terms
@@ -37,6 +38,7 @@ struct PackedFilter {
   int term_blocks, column_blocks;
 };
 
+// Transposes the filter through shared memory to [tap][column][term].
 template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackFilterKernel(const PackedFilter p, const S* weights, S* packed,

@@ -17,6 +17,7 @@ namespace capsops::capsule_conv::tma {
 constexpr int kStepPixels = 32;  // per step
 constexpr int kGradColumns = 128;
 
+// Parameters of PackGradKernel.
 struct PackedGrad {
   PixelBoxes boxes;
   int batch, height, width, columns;

@@ -23,6 +23,7 @@ constexpr int64_t kMinSteps = 8;
 // Alignment of the parts of the workspace.
 inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
 
+// A plan of a product, with the tensor maps of both operands.
 template <typename S, typename Work>
 struct ProductPlan {
   // Runs after the kernel that clears the partial tiles' flags and, if needed, packs
@@ -95,11 +96,13 @@ void WithShape(int64_t columns, const Then& then) {
 inline bool HasBox(int box, int stride) {
   return box == 1 || (stride <= 8 && (box - 1) * stride < 256);
 }
+// The extent and the stride of such a box in a tensor map.
 inline uint32_t BoxExtent(int box, int stride) {
   return box == 1 ? 1 : (box - 1) * stride + 1;
 }
 inline uint32_t BoxStride(int box, int stride) { return box == 1 ? 1 : stride; }
 
+// log2 of a power of two.
 inline int BitsOf(int power_of_two) {
   int bits = 0;
   while (power_of_two >> (bits + 1) != 0) ++bits;

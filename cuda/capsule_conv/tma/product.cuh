@@ -19,6 +19,7 @@
 
 namespace capsops::capsule_conv::tma {
 
+// Compile-time shape of the pipeline and of tiles with kColumns columns.
 template <typename S, int kColumnsOf>
 struct Shape {
   static constexpr int kColumns = kColumnsOf;
@@ -127,6 +128,7 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
   }
 }
 
+// Calls `then` with each accumulator.
 template <int kProducts, typename Then>
 __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
 #pragma unroll
@@ -199,6 +201,8 @@ struct PartialTiles {
   }
 };
 
+// Computes and stores the tiles of the block's range of steps. Work is ImageWork or
+// WeightWork: it maps steps to tiles, loads their operands and maps rows to the target.
 template <typename Work, typename S, typename Shape>
 __global__ void __launch_bounds__(kThreads, 1)
     ProductKernel(const __grid_constant__ CUtensorMap rows,

@@ -24,11 +24,13 @@ struct PixelBoxes {
   int y_bits, x_bits;
 };
 
+// The coordinates of a tile, and its steps.
 struct WeightCoord {
   int tap, channel, column_block;
   TileSteps steps;
 };
 
+// The weight gradient as ProductKernel's Work.
 template <typename S>
 struct WeightWork {
   using Place = WeightCoord;

@@ -30,6 +30,7 @@ struct Classes {
   }
 };
 
+// The residue classes of a patch along both axes.
 struct SortedPatch {
   Classes vertical, horizontal;
   int pixels;  // pixels per class, with padding

@@ -44,6 +44,7 @@ inline TmaTensor<5> MapPatches(const Product& p) {
 
 // TMA limits: up to 256 elements per box dimension, with strides up to 8.
 constexpr int kMaxBoxExtent = 256, kMaxBoxStride = 8;
+// Whether TMA can load the patch as boxes.
 inline bool HasBoxes(const Product& p) {
   const auto spans = [](const Axis& axis) {
     const int more = Classes(axis).extent - 1;

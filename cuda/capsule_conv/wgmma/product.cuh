@@ -32,6 +32,7 @@ constexpr int kMaxBuffers = 3;
 // Stages of the filter's pipeline.
 constexpr int kMaxStages = 8;
 
+// Barriers of the two pipelines: the filter's stages and the patch buffers.
 struct Barriers {
   Barrier full[kMaxStages], empty[kMaxStages];
   Barrier patch_full[kMaxBuffers], patch_empty[kMaxBuffers];
@@ -337,6 +338,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
 template <typename S, typename C>
 using PatchSource = std::conditional_t<C::kBoxes, CUtensorMap, const S*>;
 
+// Splits a block into consumer and producer warps.
 template <typename S, typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     WarpgroupKernel(const WarpgroupParams s,

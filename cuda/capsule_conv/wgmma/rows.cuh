@@ -140,6 +140,7 @@ struct RowOffset {
   }
 };
 
+// Fills the table of targets for the rows of a tile.
 template <typename C>
 __device__ void FillRowTable(const WarpgroupParams& s, RowOffset* rows) {
   const Product& p = s.product;
