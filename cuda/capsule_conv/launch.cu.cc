@@ -18,10 +18,10 @@ namespace capsops::capsule_conv {
 namespace {
 
 // Moves "tma", the first candidate, behind others that are faster:
-// - In a small problem its two launches cost more than paths without packing, or those
-//   that work on whole quads. This does not hold if `phases` is true, when the others
-//   launch once per phase.
-// - If a source pixel, of `read` numbers, has fewer than 32, most of a step is padding.
+// - In a small problem its two launches take longer than other paths with whole quads,
+//   unless these launch once per phase (`phases`), and longer than "gather", which does
+//   not pack the filter.
+// - If a source pixel has few numbers (`read`), most of a step is padding.
 template <typename Plan>
 void ReorderTma(const Problem& p, int64_t read, bool phases,
                 std::vector<Candidate<Plan>>* candidates) {

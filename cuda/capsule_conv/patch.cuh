@@ -6,7 +6,7 @@
 // its tile reads, the patch, to shared memory, one plane for each quad:
 //   [quad][pixel][pose row] of 4 elements.
 // There the rows of a matrix product, (pixel, pose row), are adjacent, and every filter
-// tap is a constant offset. One patch so serves all taps, and no im2col buffer is
+// tap is a constant offset. One patch thus serves all taps, and no im2col buffer is
 // needed. For strided convolutions the columns of a patch are sorted by their remainder
 // modulo the stride, so that the pixels one tap reads are adjacent.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_

@@ -32,7 +32,7 @@ struct Tiling {
   int pixel_words;    // words per patch pixel, at least `pixel`
   int pitch, patch;   // words per patch row, and in total
   int64_t tiles;      // tiles of all images
-  int column_blocks;  // column blocks
+  int column_blocks;
   Divisor by_pixel, by_pitch, by_tile;
 
   // The offset in words from a pixel's first term to `term`.

@@ -58,7 +58,7 @@ struct RawFragment {
   }
 };
 
-// The A fragment made from them, in one or two parts.
+// The A fragment of a RawFragment, in one or two parts.
 template <typename S, Tf32 kTf32>
 struct RowFragment {
   uint32_t part[kParts<kRowTf32<kTf32>>][4];
@@ -84,7 +84,7 @@ struct RowFragment {
 template <typename S, int kTiles>
 struct Tiles {
   int first, all;
-  int offset[kTiles];  // of this lane's words in a plane
+  int offset[kTiles];  // offsets of this lane's words in a plane
 
   __device__ Tiles(const Product& p, const BlockCoord& place) {
     const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;

@@ -29,7 +29,7 @@ struct Phase {
 // One tile along one axis.
 struct AxisTile {
   int source;                    // source pixel of the first point and first tap
-  int taps, first, every, step;  // taps that read any pixel
+  int taps, first, every, step;  // taps that read any pixel, as in Phase
   int target, points;  // first target pixel; points from there to the phase's end
 };
 
@@ -76,7 +76,7 @@ struct ImageWork {
   using Place = ImageCoord;
   static constexpr Left kLeft = Left::kTerms;
   static constexpr int kColumnRank = 3;
-  // Running counts for the tiles of an axis: the taps of each, and the taps and the
+  // For the tiles of an axis: the taps of each (counts), and the total taps and
   // non-empty tiles before each.
   struct Table {
     int counts[kMaxAxisTiles], taps[kMaxAxisTiles + 1], tiles[kMaxAxisTiles + 1];
@@ -95,7 +95,7 @@ struct ImageWork {
   int target_height, target_width, target_pixel;
   Columns columns;
 
-  // Called by all threads of a block, with a synchronization between the two.
+  // Fill the tables. All threads of a block call both, and synchronize in between.
   __device__ void Count(Tables* tables) const {
     Count(vertical, &tables->vertical);
     Count(horizontal, &tables->horizontal);

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The warp-specialized kernel of all three products. A producer thread loads boxes of
-// both operands by TMA into a pipeline of stages; two consumer warpgroups issue wgmma.
-// Blocks share the work by stream-K (tma/steps.cuh).
+// The kernel of the forward product and both gradients for poses of one row. Warps 0 to
+// 7 are two consumer warpgroups, which issue wgmma and store results; one thread of the
+// third warpgroup is the producer, which loads boxes of both operands by TMA into a
+// pipeline of stages. Blocks share the work by stream-K (tma/steps.cuh).
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 
@@ -281,8 +282,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                 left[k], MakeSwizzledDescriptor(right + 2 * k), sums, true);
           }
           WgmmaCommit();
-          // Their registers are reused only after this; the other warpgroup keeps
-          // running.
+          // The registers of `left` are free only now; meanwhile the other consumer
+          // runs.
           WgmmaWait<0>();
           release(at.at);
         } else {

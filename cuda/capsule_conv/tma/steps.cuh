@@ -15,12 +15,12 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kRows = 128;                   // per tile
-constexpr int kGroups = 2;                   // consumer warpgroups, 64 rows each
-constexpr int kConsumerWarps = 4 * kGroups;  // consumer warps
-// One more warpgroup has the producer thread, and gives up registers to the others
-// (setmaxnreg).
+constexpr int kRows = 128;  // per tile
+constexpr int kGroups = 2;  // consumer warpgroups, 64 rows each
+constexpr int kConsumerWarps = 4 * kGroups;
+// One more warpgroup has the producer thread.
 constexpr int kThreads = 128 * (kGroups + 1);
+// Registers per thread at launch, per consumer thread and per producer thread.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
 static_assert(kGroups * kMany + kFew <= (kGroups + 1) * kRegisters);
 

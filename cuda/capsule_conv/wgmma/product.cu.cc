@@ -92,6 +92,7 @@ struct CostFactors {
   double multiply, idle, load, chunk, store, tile, first, launch;
 };
 
+// The coefficients of kernel shape C.
 template <typename S, typename C>
 constexpr CostFactors FindFactors() {
   constexpr bool kNarrow = C::kColumns == kWgmmaRows;

@@ -2,13 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Capsule convolution and its input gradient with wgmma, as a persistent
-// warp-specialized kernel: a producer warpgroup loads patches and the packed filter,
-// two consumer warpgroups issue wgmma instructions and store results.
+// warp-specialized kernel:
+//   warps 0 to 7   two consumer warpgroups, which issue wgmma and store results
+//   warps 8 to 10  producers of patches: all threads with cp.async, or one with TMA
+//   warp 11        producer of the packed filter, one thread with bulk copies
 //
 // Both operands are in shared memory. 8 pose rows that are adjacent in a plane form a
 // core matrix, so a filter tap is only another address. The poses may be either
-// operand: A with 64 rows, or B with up to 256. As B, an instruction reads the least
-// shared memory for 64 filter columns.
+// operand: A with 64 rows, or B with up to 256. As B, next to 64 filter columns as A,
+// they need the least shared-memory reads per product.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
 

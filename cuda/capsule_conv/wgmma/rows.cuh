@@ -54,6 +54,7 @@ struct KernelTraits {
   static constexpr int kWarps = 4 * kGroups;       // consumer warps
   static constexpr int kLoadThreads = 3 * kLanes;  // producer threads for patches
   static constexpr int kThreads = (kWarps + 4) * kLanes;
+  // Registers per consumer thread and per producer thread, set by setmaxnreg.
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
   static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // at least
@@ -61,7 +62,7 @@ struct KernelTraits {
   static constexpr int kStepWords = kFilterParts * UnitStepWords(kColumns);
   static constexpr int kSteps = kStageWords / kStepWords;  // steps per stage
   static constexpr int kBarrierWords = 64;
-  // Registers per thread at launch, which setmaxnreg redistributes.
+  // Registers per thread at launch.
   static constexpr int kRegisters = kBlocks == 1 ? 168 : 80;
   static_assert(kWarps * kLanes * kMany + 4 * kLanes * kFew <= kThreads * kRegisters);
 };
@@ -207,7 +208,7 @@ __device__ __noinline__ void StoreColumns(int column, int columns, int channels,
 
 // Epilogue of one product with the poses as B. Before the transpose, lane l holds
 // columns l / 4 and l / 4 + 8 of its warp's 16, for rows 2 (l % 4) and the next of
-// every 8. `column` is the product's first column, `rows` are its rows.
+// every 8. `column` is the product's first column; `rows` are the targets of its rows.
 template <typename S, int kOctets>
 __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
                            int height, int width, const RowOffset* rows, int column,

@@ -1,18 +1,20 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient of 4x4 poses with wgmma, in TF32, split TF32 or a 16-bit type. It
-// is a warp-specialized kernel: one producer warp loads lines of the input and of
-// `grad` by TMA, three warps transpose the input, and two consumer warpgroups multiply.
+// The weight gradient of 4x4 poses with wgmma, in TF32, split TF32 or a 16-bit type, as
+// a warp-specialized kernel:
+//   warps 0 to 7   two consumer warpgroups, which issue wgmma and store partial sums
+//   warps 8 to 10  transpose the input's poses in shared memory
+//   warp 11        producer, one thread: loads lines of the input and `grad` by TMA
 //
 // The rows of the product are (output channel, pose column), 64 per consumer. Its
 // columns are units of 64, (pose inner, input channel) of one tap. Its terms are the
 // pose rows of 2 neighbouring output pixels in TF32, or of 4 in a 16-bit type.
 //
-// In shared memory wgmma wants a TF32 operand K-major, and reads a 16-bit one in groups
-// of 8 columns. So the poses of the input are transposed there, once for all taps that
-// read them. The rows are read to registers, in their own layout. Exact float32 is
-// split into two parts of TF32, of which three products are added in float, as tensor
+// wgmma needs 4 adjacent terms of a column of TF32, or 8 adjacent columns of a term of
+// a 16-bit type. So the poses of the input are transposed, once for all taps that read
+// them. The rows are loaded to registers, in which any layout will do. Exact float32 is
+// split into two parts of TF32; their three products are added in float, as tensor
 // cores truncate.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
@@ -26,7 +28,8 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// One of a consumer's units: its tap and channel block within the tile.
+// One of a consumer's units: its tap and channel block within the tile. W is a
+// WeightParams.
 struct WeightUnit {
   int y_tap, x_tap, block;
   bool there;

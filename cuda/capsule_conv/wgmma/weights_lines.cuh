@@ -22,21 +22,21 @@ constexpr int kWeightChannels = 16;  // input channels per unit
 // Maximal units of a consumer. Split floats need twice the registers for sums.
 template <int kParts>
 constexpr int kWeightUnits = kParts > 1 ? 2 : 5;
-constexpr int kConsumerGroups = 2;  // consumer warpgroups
+constexpr int kConsumerGroups = 2;
 // One more warpgroup has the transposing warps and the TMA producer.
 constexpr int kWeightThreads = 128 * (kConsumerGroups + 1);
 constexpr int kTransposeWarps = 3;
 constexpr int kWeightRegisters = 168, kConsumerRegisters = 208, kProducerRegisters = 88;
 static_assert(kConsumerGroups * kConsumerRegisters + kProducerRegisters <=
               (kConsumerGroups + 1) * kWeightRegisters);
-constexpr int kMaxSlots = 16;
+constexpr int kMaxSlots = 16;  // of either pipeline
 // Bytes per pixel in shared memory: 16 poses of the input, or 64 rows of `grad`.
 template <typename S>
 constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
 // Output pixels whose pose rows are the terms of one product.
 template <typename S>
 constexpr int kProductPixels = 8 / sizeof(S);
-// The order of a 16-bit unit is pairs of channels.
+// A 16-bit unit is stored as pairs of channels.
 constexpr int kChannelPairs = kWeightChannels / 2, kPairBytes = 64;
 // Layout of a unit's staged sums: 1024 bytes per channel, and 16 of padding against
 // bank conflicts.
