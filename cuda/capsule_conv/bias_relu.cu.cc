@@ -16,8 +16,7 @@ namespace capsops::capsule_conv {
 
 constexpr int kBiasReluThreads = 256;
 
-// Applies bias and ReLU in place to `packs` packs, of which `pixel` make a pixel and
-// the bias.
+// Applies bias and ReLU in place to `packs` packs; `pixel` of them make a pixel.
 template <typename S, int kPack>
 __global__ void BiasReluKernel(int64_t packs, int64_t pixel,
                                const Pack<S, kPack>* __restrict__ bias,

@@ -42,8 +42,7 @@ inline int64_t PackedSteps(const Filter& filter, const Order& order) {
   return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
 }
 
-// Lattice point (i, j) is pixel (i * stride_y + offset_y, j * stride_x + offset_x) of
-// the target.
+// Lattice point (i, j) is target pixel (i * stride_y + offset_y, ...).
 struct Placement {
   int stride_y, offset_y, stride_x, offset_x;
 };
@@ -139,9 +138,8 @@ __device__ void StorePair(float x, float y, S* to) {
   *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Stores a row of a product's accumulators in the m16n8 layout: this lane has columns 2
-// t and 2 t + 1 of every 8 from `column` on. kHalf selects the upper (0) or lower 8
-// rows.
+// Stores a row of accumulators in the m16n8 layout: a lane has columns 2 t and 2 t + 1
+// of every 8 from `column` on. kHalf selects the upper (0) or lower 8 rows.
 template <int kHalf, typename S, int kProducts>
 __device__ void StoreRow(const Image& target, const Scale& scale, int column,
                          const float (&sums)[kProducts][4], S* row) {

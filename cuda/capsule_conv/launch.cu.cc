@@ -34,8 +34,7 @@ void ReorderTma(const Problem& p, int64_t read, bool phases,
   }
 }
 
-// Plans the forward convolution, or the input gradient if `gradient`. `Plan` is a
-// ConvPlan or a BiasReluPlan.
+// Plans the forward convolution or the input gradient, as a ConvPlan or BiasReluPlan.
 template <typename T, typename Plan = ConvPlan<GpuExec, T>>
 Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradient) {
   const auto finished = [&](const ConvPlan<GpuExec, T>& conv) {

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Split-K: blocks write partial sums to the workspace, and a second kernel adds them in
-// a fixed order.
+// Split-K: blocks write partial sums, which a second kernel adds in a fixed order.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 

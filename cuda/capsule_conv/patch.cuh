@@ -75,8 +75,7 @@ struct Patch {
 // More rows in a plane than this fit in no GPU's shared memory, nor in a Divisor.
 constexpr int kTooLarge = 1 << 15;
 
-// Computes the patch of a tile. `bank` pads planes so that they begin `bank` words past
-// a multiple of 32.
+// Computes a tile's patch, whose planes begin `bank` words past a multiple of 32.
 template <typename S>
 inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
                        int y_taps, int x_taps, int bank) {
@@ -125,8 +124,8 @@ __device__ inline void FillPixelTable(const Patch& patch, const Image& image,
 template <typename S>
 class PatchLoader {
  public:
-  // `from` is the image's first pixel at its depth. All threads of the block copy
-  // `planes` planes together.
+  // `from` is the image's first pixel at its depth. `planes` planes are copied
+  // together.
   __device__ PatchLoader(const Patch& patch, const Image& image, const int* pixels,
                          const S* from, int planes)
       : pixels_(pixels), from_(from) {

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The planners of the kernel paths. Each path has one or two translation units of its
-// own, and this header includes no kernels, so editing a path recompiles only that
-// path.
+// The planners of the kernel paths. Each path has one or two translation units, and
+// this header includes no kernels, so editing a path recompiles only that path.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_
 

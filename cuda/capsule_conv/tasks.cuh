@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The matrix products (tasks) of the forward convolution and the input gradient, and
-// the plan of one.
+// The matrix products (tasks) of a convolution or its input gradient, and their plans.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
 
@@ -41,8 +40,7 @@ inline bool HasFewProducts(const Problem& p) {
          kFew;
 }
 
-// Why the tensor-core kernels, which count in 32 bits, cannot do the problem; else
-// empty.
+// Why the tensor-core kernels, which count in 32 bits, must refuse; else empty.
 inline std::string RefuseSizes(const Problem& p) {
   constexpr int64_t kMax = 1 << 30;
   const char* const too_large = "32 bits do not count its elements";
@@ -161,8 +159,7 @@ inline void Transpose(Task* task) {
   std::swap(filter.element, filter.out_element);
 }
 
-// The input gradient: one task for each remainder of pixels modulo the strides that any
-// filter tap reaches.
+// The input gradient: one task per phase that any filter tap reaches.
 inline Tasks InputGradientTasks(const Problem& p) {
   Tasks all;
   all.refusal = RefuseSizes(p);
@@ -235,8 +232,7 @@ struct TilePlan {
   Divisor by_across;
 };
 
-// The kernel parameters common to all paths, for tiles of y x x lattice points and
-// `columns` columns.
+// Kernel parameters for tiles of y x x lattice points and `columns` columns.
 inline Product TiledProduct(const Task& task, int y, int x, int columns) {
   Product p{};
   p.source = task.source;

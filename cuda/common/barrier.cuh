@@ -15,8 +15,7 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// An mbarrier. A phase ends once all expected arrivals and bytes are in; the first
-// phase has parity 0.
+// An mbarrier. A phase ends when its arrivals and bytes are in; the first has parity 0.
 class Barrier {
  public:
   __device__ void Init(int count) {
@@ -99,8 +98,7 @@ __device__ inline void WaitForBulkStores() {
           : "memory");
 }
 
-// Synchronizes kThreads threads at named barrier kName: whole warps, the same ones at
-// every use.
+// Synchronizes kThreads threads, always the same whole warps, at barrier kName.
 template <int kThreads, int kName = 1>
 __device__ void SyncNamedBarrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");

@@ -19,8 +19,7 @@
 
 namespace capsops {
 
-// Turns `error`, by default that of the last launch, into a message that begins with
-// `kernel`.
+// Turns `error`, by default the last launch's, into a message about `kernel`.
 inline LaunchError CheckLaunch(const char* kernel,
                                cudaError_t error = cudaGetLastError()) {
   if (error == cudaSuccess) return {};
@@ -49,8 +48,7 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
 template <auto kKernel>
 LaunchError AllowShared(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
-  // Device and limit in bytes. Leaked on purpose, as threads may launch until the
-  // process ends.
+  // Device and limit in bytes. Leaked, as threads may launch until the process ends.
   static auto& allowed = *new std::vector<std::pair<int, int>>;
   int device = 0;
   LaunchError error = CheckLaunch(name, cudaGetDevice(&device));
@@ -68,8 +66,7 @@ LaunchError AllowShared(const GpuExec& exec, const char* name) {
   return {};
 }
 
-// Whether this library contains machine code or PTX for exactly `arch`, such as 900 for
-// 9.0.
+// Whether this library has machine code or PTX for exactly `arch`, as 900 for 9.0.
 inline bool BuiltFor(int arch) {
 #ifdef __CUDA_ARCH_LIST__
   for (const int built : {__CUDA_ARCH_LIST__}) {
@@ -107,8 +104,7 @@ LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char
 
 // Launches a kernel by programmatic dependent launch (compute capability 9.0 and
 // newer): it may start before the preceding kernel on the stream ends, and calls
-// WaitForKernelBefore() before it reads that kernel's results. Arguments are those of
-// LaunchWith.
+// WaitForKernelBefore() before it reads that kernel's results.
 template <typename Kernel, typename... Arguments>
 LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int threads,
                              int shared, const GpuExec& exec,
@@ -121,8 +117,7 @@ LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int thr
 }
 
 // Launches a cooperative kernel, which synchronizes its whole grid. Fails if the GPU
-// cannot hold all blocks at once, for instance with fewer multiprocessors than planned
-// for.
+// cannot hold all blocks at once.
 template <typename Kernel, typename... Arguments>
 LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threads,
                            int shared, const GpuExec& exec,

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Warp-level matrix products on tensor cores with float accumulators: m16n8k4 and
-// m16n8k8 in TF32, m16n8k16 in 16-bit types. Operands are in the fragment layouts of
-// the PTX manual.
+// Warp-level products (mma.sync) with float accumulators, in the fragment layouts of
+// the PTX manual: m16n8k4 and m16n8k8 in TF32, m16n8k16 in 16-bit types.
 #ifndef CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
 
@@ -75,8 +74,7 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
 // - kSplitLeft: only the left operand is split; the right one is exact.
 enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
 
-// Calls `then` with the precision for products of T; kFull is that of float if TF32 is
-// not allowed.
+// Calls `then` with the precision for T; kFull is that of float without TF32.
 template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 auto WithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -133,11 +131,10 @@ struct Operand {
   }
 };
 
-// Sets element n of an operand to x, which Prepare() made. If kTf32 is kSplit, x is a
-// float to be split that may be too large for Set(). The high part is then rounded as
-// in Prepare(), with a multiplication that rounds toward zero: it stays finite at no
-// extra cost, and is off by up to 0.71 units instead of 0.5. An infinity becomes an
-// infinity and a NaN.
+// Sets element n to x, which Prepare() made. If kTf32 is kSplit, x is a float to split
+// that may be too large for Set(). Its high part is rounded by a multiplication toward
+// zero: it stays finite at no extra cost, but is off by up to 0.71 units instead of
+// 0.5. An infinity becomes an infinity and a NaN.
 template <Tf32 kTf32, int N, Tf32 kOf>
 __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   if constexpr (kTf32 == Tf32::kSplit) {
@@ -149,8 +146,7 @@ __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   }
 }
 
-// The precision for values computed from numbers of precision kTf32, which are no
-// longer exact.
+// The precision for values computed from, and thus no longer exact like, kTf32 ones.
 template <Tf32 kTf32>
 constexpr Tf32 kScaled = kTf32 == Tf32::kExact ? Tf32::kSplit : kTf32;
 

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Tensor maps (TMA): descriptors of tensors from which the hardware of compute
-// capability 9.0 and newer copies boxes to shared memory asynchronously, with zeros
-// outside of the tensor.
+// Tensor maps (TMA): descriptors of tensors from which compute capability 9.0 and newer
+// copies boxes to shared memory asynchronously, with zeros outside of the tensor.
 #ifndef CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
 #define CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
 

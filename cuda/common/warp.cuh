@@ -11,8 +11,7 @@ namespace capsops {
 
 constexpr int kLanes = 32;
 
-// 2^x and 1 / x in one instruction: accurate to a few units in the last place, with
-// denormals flushed to zero.
+// 2^x and 1 / x to a few units in the last place; denormals are flushed to zero.
 __device__ inline float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

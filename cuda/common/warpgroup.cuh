@@ -47,8 +47,7 @@ __device__ inline void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Sets the number of registers of this warpgroup's threads (setmaxnreg), up if kMore,
-// else down.
+// Raises (kMore) or lowers this warpgroup's registers per thread to kCount: setmaxnreg.
 template <int kCount, bool kMore>
 __device__ void SetMaxRegisters() {
   if constexpr (kMore) {
@@ -74,11 +73,10 @@ __device__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// Makes the matrix descriptor of an operand without swizzle, K-major. The operand
-// consists of core matrices of 8 rows (or columns) by 16 bytes of the contraction; a
-// product reads two of them along the contraction. `group` is the distance from 8 rows
-// to the next 8 and `unit` the distance between the two core matrices. These and the
-// address count 16 bytes.
+// Makes the matrix descriptor of an operand without swizzle. It consists of core
+// matrices of 8 rows (or columns) by 16 bytes of the contraction, two of which make a
+// product: `unit` is the distance between these, `group` that to the next 8 rows. Both
+// and the address count 16 bytes.
 __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
                                           uint32_t group) {
   return (uint64_t{group} << 32) | (unit << 16 | address);

@@ -16,9 +16,8 @@
 
 namespace capsops::inq_conv {
 
-// The largest weight, 2^top_exponent, as 2^top * 2^shift. Weights are decoded with
-// `top`, which keeps them normal numbers of their type, and results are multiplied by
-// 2^shift.
+// 2^top_exponent, the largest weight, as 2^top * 2^shift: weights are decoded with
+// `top`, so that they are normal numbers, and results are multiplied by 2^shift.
 struct Exponents {
   int top, shift;
 
@@ -59,21 +58,18 @@ struct CodedWeights {
   }
 };
 
-// Decodes `count` weights.
 template <typename S>
 __global__ void DecodeKernel(const CodedWeights<S> from, int64_t count, S* to) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) to[i] = from[i];
 }
 
-// Multiplies `count` values by 2^shift.
 template <typename S>
 __global__ void ScaleKernel(int shift, int64_t count, S* values) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) values[i] = ldexp(values[i], shift);
 }
 
-// Converts `count` elements to another type.
 template <typename From, typename To>
 __global__ void ConvertKernel(const From* from, int64_t count, To* to) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

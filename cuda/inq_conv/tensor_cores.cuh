@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolution with coded weights by a tensor-core path of
-// cuda/capsule_conv/tensor_cores.cuh.
+// Convolution with coded weights by a path of cuda/capsule_conv/tensor_cores.cuh.
 #ifndef CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_
 

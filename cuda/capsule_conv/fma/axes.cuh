@@ -46,15 +46,13 @@ __host__ __device__ inline Place operator*(int64_t times, const Place& p) {
   return {times * p.left, times * p.other, times * p.y, times * p.x};
 }
 
-// A digit of a mixed-radix index: how many values it has, and the step from one to the
-// next.
+// A digit of a mixed-radix index: its radix, and the step of one unit.
 struct Digit {
   int64_t count;
   Place step;
 };
 
-// a / b for 0 <= a and 0 < b. Most are small, and 64-bit division takes four times as
-// long.
+// a / b for 0 <= a and 0 < b. Dividing in 64 bits takes four times as long as in 32.
 __device__ inline int64_t Divide(int64_t a, int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
@@ -161,8 +159,7 @@ struct Stride {
   }
 };
 
-// A term's digits and position. It may be past the last term: then its first digit is
-// too large.
+// A term's digits and position. Past the last term, its first digit is too large.
 struct TermIterator {
   Stride::Move at;
   int digits[4];

@@ -28,8 +28,7 @@ struct Steps {
   int64_t out_pixel, out_line, out_image;
   int64_t tap, tap_line, weights;
   Taps vertical, horizontal;
-  // Distances between taps; 0 for a single tap, so that positions stay small whatever
-  // the dilation.
+  // Distances between taps; 0 for a single tap, so that positions stay small.
   int64_t down, across;
 
   explicit Steps(const Problem& p) : vertical(Vertical(p)), horizontal(Horizontal(p)) {
@@ -47,8 +46,7 @@ struct Steps {
   }
 };
 
-// The digits n, y, x, p of an output pixel. `left` is its offset in input, `other` in
-// output or grad.
+// Digits n, y, x, p of an output pixel; `left` is in input, `other` in output or grad.
 inline Axis OutputPixels(const Problem& p, const Steps& s) {
   return {
       {},
@@ -58,8 +56,7 @@ inline Axis OutputPixels(const Problem& p, const Steps& s) {
        {p.pose_rows, {p.pose_inner, p.pose_columns, 0, 0}}}};
 }
 
-// The digits kh, kw, c, q. `left` is the offset in input from the pixel of tap 0 on,
-// `other` in weights.
+// Digits kh, kw, c, q; `left` is in input, relative to tap 0, `other` in weights.
 inline Axis InputTerms(const Problem& p, const Steps& s) {
   return {
       {},
@@ -78,8 +75,7 @@ inline void PadTerms(int64_t pad_top, int64_t pad_left, const Steps& s, Axis* te
       Place{-pad_top * s.in_line - pad_left * s.in_pixel, 0, -pad_top, -pad_left};
 }
 
-// Sets the strides for pose matrices left [r, k] and right [k, c], with `channels`
-// channels of c columns.
+// Sets the strides of matrices left [r, k] and right [k, c] for `channels` channels.
 inline void SetMatrices(const Problem& p, int64_t channels, int64_t r, int64_t k,
                         int64_t c, Product* z) {
   z->columns = channels * c;

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The FMA kernel of capsule convolution: the product of fma/axes.cuh, tile by tile in
-// shared memory.
+// The FMA kernel of capsule convolution: computes the product of fma/axes.cuh.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 
@@ -24,8 +23,7 @@ constexpr int kBlockedSteps = 32;
 template <int kColumns>
 constexpr int kTileRows = kThreads * kEachRows * kEachColumns / kColumns;
 
-// A tile of an operand for kDepth terms. The pitch avoids bank conflicts of threads
-// that store neighbouring terms.
+// A tile of an operand for kDepth terms, padded against bank conflicts of its stores.
 template <typename A, int N>
 struct alignas(16) Operand {
   static constexpr int kPitch = N + 16 / sizeof(A);

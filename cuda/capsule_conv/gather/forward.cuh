@@ -20,9 +20,8 @@ constexpr int kTiles = 2;  // tiles of 16 pixels per warp
 constexpr int kWarpPixels = 16 * kTiles;
 
 // Packs the filter as [step][16 columns][lane][4 words], a lane's B fragments of two
-// products. The 16 columns are assigned to the two products such that a lane ends up
-// with 4 adjacent columns, 4 t to 4 t + 3, of its rows. `elements` are the filter
-// offsets of the terms.
+// products. The 16 columns are dealt out such that a lane ends up with 4 adjacent
+// columns, from 4 t on, of its rows. `elements` are the terms' offsets in the filter.
 template <Tf32 kTf32, int kColumns, typename S>
 __device__ void PackFilter(const Tiling& tiling, int first_column, const int* elements,
                            const S* weights, float4* packed) {

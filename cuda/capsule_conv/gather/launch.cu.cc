@@ -145,8 +145,7 @@ LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
 template <Tf32 kTf32>
 constexpr double kProductCycles = kTf32 == Tf32::kSplit ? 6 : 1.6;
 
-// Finds the cheapest tiling for kColumns columns per block, and keeps it if it is the
-// cheapest so far.
+// Replaces `best` by the cheapest tiling for kColumns columns if that is cheaper.
 template <typename S, Tf32 kTf32, int kColumns>
 void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best) {
   ForwardPlan<S> plan;
@@ -161,8 +160,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
     if (shared > device.shared || resident == 0) return;
     const int64_t slots =
         std::max<int64_t>(1, int64_t{resident} * device.processors / t.column_blocks);
-    // For all blocks of a multiprocessor: rounds of products by 8 warps, and 16 bytes
-    // stored per cycle.
+    // For all blocks: rounds of products by 8 warps; 16 bytes stored per cycle.
     const double turns = CeilDivide(CeilDivide(t.points, 32) * (kColumns > 64 ? 2 : 1),
                                     kForwardThreads / kLanes);
     const double multiply = resident * turns * 8 * t.steps * (kColumns > 32 ? 16 : 8) *
@@ -209,8 +207,7 @@ Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   }
 }
 
-// Finds the cheapest tiling of the weight gradient with 8 kProducts terms per block,
-// and keeps it if it is the cheapest so far.
+// Replaces `best` by the cheapest tiling for 8 kProducts terms if that is cheaper.
 template <typename S, Tf32 kTf32, int kProducts>
 void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best) {
   WeightPlan<S> plan;

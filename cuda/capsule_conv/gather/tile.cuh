@@ -122,8 +122,7 @@ __device__ void SetWord(int n, float x, Operand<N, kTf32>* operand) {
   }
 }
 
-// c += a b. Split operands are added to c in float, as tensor cores truncate when they
-// add.
+// c += a b. Split operands are added in float, as tensor cores truncate sums.
 template <Tf32 kTf32>
 __device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>& b,
                             float (&c)[4]) {

@@ -79,8 +79,7 @@ LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& 
                           target);
 }
 
-// Completes a plan whose blocks need `shared` bytes and have `tiles` row tiles, if it
-// fits.
+// Completes a plan, if it fits: blocks of `shared` bytes and `tiles` row tiles.
 template <typename S, Tf32 kTf32, typename C>
 void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* plan) {
   const Product& p = plan->product;
@@ -102,8 +101,7 @@ void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* pla
                CeilDivide(plan->tiles, device.processors);
 }
 
-// Plans `task` with tiles of y x x lattice points and at most `planes` planes per
-// chunk.
+// Plans `task` with tiles of y x x lattice points, `planes` planes per chunk at most.
 template <typename S, Tf32 kTf32, typename C>
 TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
                      int planes) {

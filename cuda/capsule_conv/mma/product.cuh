@@ -28,8 +28,8 @@ __host__ __device__ int TableQuads(const Order& order) {
 }
 
 // Fills two tables and synchronizes: `quads`, the offset in the patch of each quad of a
-// chunk's contraction, for the block's first row; and `pixels`, the offset in the image
-// of each patch pixel.
+// chunk for the block's first row, and `pixels`, each patch pixel's offset in the
+// image.
 template <typename S>
 __device__ void FillTables(const Product& p, const BlockCoord& place, int* quads,
                            int* pixels) {
@@ -126,8 +126,7 @@ __device__ void StoreTiles(const Product& p, const BlockCoord& place,
   }
 }
 
-// c += a b. Split operands are added to c in float, as tensor cores truncate when they
-// add.
+// c += a b. Split operands are added in float, as tensor cores truncate sums.
 template <typename S, Tf32 kTf32>
 __device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
                             const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
@@ -195,8 +194,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
             p.order.chunks * p.order.steps * kStep;
   WaitForKernelBefore();
-  // The filter's pipeline has stages of `stage_steps` steps; the last stage of a chunk
-  // has the rest.
+  // A stage has `stage_steps` steps, the last one of a chunk what remains.
   const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
   const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
   const int stages = p.order.chunks * chunk_stages;

@@ -54,8 +54,7 @@ struct RawFilterFragment {
   static constexpr int kElements = kFloat ? 2 : 4;  // per quad
   S at[kProducts][kElements];
 
-  // Loads from the quad at `from`, or zeros; `columns` are the offsets of the lane's
-  // columns.
+  // Loads from the quad at `from`, or zeros, at the offsets `columns` of the lane.
   __device__ void Load(bool there, const S* from, const int (&columns)[kProducts],
                        int element) {
 #pragma unroll

@@ -16,8 +16,7 @@
 
 namespace capsops::capsule_conv::mma {
 
-// Compile-time shape of the kernel: kTiles x kProducts tiles of 16 rows by 8 columns
-// per warp.
+// Compile-time shape: kTiles x kProducts tiles of 16 rows by 8 columns per warp.
 template <int kTilesOf, int kProductsOf>
 struct WeightTraits {
   static constexpr int kTiles = kTilesOf, kProducts = kProductsOf;
@@ -50,8 +49,7 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           plan.shared, exec, plan.product, input, grad, parts);
 }
 
-// Splits the rows into blocks of `quads` quads, and sizes the patch for the widest
-// block.
+// Divides the rows into blocks of `quads` quads and sizes the patch for them.
 template <typename S>
 void SplitRows(int quads, WeightProduct* p) {
   const int of_chunk = p->chunk_planes * p->taps(), width = p->horizontal.taps;

@@ -26,9 +26,8 @@ constexpr int kWeightWarps = 4;
 // Tensor cores truncate when they add, so after this many steps sums move to memory.
 constexpr int kWeightSteps = 512;
 
-// Kernel parameters. The result's rows are quads of one tap and input plane, its
-// columns planes of `grad`. A block has `quads` quads of the list (tap, plane) of a
-// chunk of `chunk_planes` planes.
+// Kernel parameters. The result's rows are quads of one tap and input plane, `quads` of
+// a chunk's list (tap, plane) per block; its columns are planes of `grad`.
 struct WeightProduct {
   Image input, grad;
   Axis vertical, horizontal;
@@ -121,8 +120,7 @@ struct RowQuad {
   }
 };
 
-// Plane `i` of the block's columns: its offset in the filter, and how many elements
-// exist.
+// Plane `i` of the block's columns: its offset in the filter, and its elements.
 struct ColumnQuad {
   int offset = 0, count = 0;
 
@@ -147,8 +145,7 @@ static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool a
   }
 }
 
-// A warp has kTiles x kProducts tiles of 16 rows by 8 columns. The warps of a block
-// share its columns.
+// A warp has kTiles x kProducts tiles of 16 rows by 8 columns; warps share columns.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
 __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {

@@ -23,8 +23,7 @@
 
 namespace capsops::capsule_conv::mma {
 
-// A lane's share of a group of quads for one step: words for either half of the
-// contraction.
+// A lane's share of a group of quads for a step: words of both contraction halves.
 template <typename S>
 struct QuadFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;

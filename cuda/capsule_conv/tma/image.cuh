@@ -19,9 +19,8 @@ namespace capsops::capsule_conv::tma {
 constexpr int kMaxPhases = 8;  // per axis
 constexpr int kMaxAxisTiles = 512;
 
-// One phase of an axis. Point t is target pixel t * target_stride + target_offset, and
-// reads source pixels t * stride + offset + j * step for j < taps with filter tap first
-// + j * every.
+// One phase of an axis. Point t is target pixel t * target_stride + target_offset; with
+// filter tap first + j * every it reads source pixel t * stride + offset + j * step.
 struct Phase {
   int points, taps, first, every, offset, step, target_offset;
 };
@@ -76,8 +75,7 @@ struct ImageWork {
   using Place = ImageCoord;
   static constexpr Left kLeft = Left::kTerms;
   static constexpr int kColumnRank = 3;
-  // For the tiles of an axis: the taps of each (counts), and the total taps and
-  // non-empty tiles before each.
+  // Taps per tile (counts), and total taps and non-empty tiles before each tile.
   struct Table {
     int counts[kMaxAxisTiles], taps[kMaxAxisTiles + 1], tiles[kMaxAxisTiles + 1];
   };

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Packs a float gradient into the right operand of tma/product.cuh:
-// [step][column][pixel].
+// Packs a float gradient as right operand of tma/product.cuh: [step][column][pixel].
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
 

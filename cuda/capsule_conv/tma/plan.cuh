@@ -26,8 +26,7 @@ inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
 // A plan of a product, with the tensor maps of both operands.
 template <typename S, typename Work>
 struct ProductPlan {
-  // Runs after the kernel that clears the partial tiles' flags and, if needed, packs
-  // the right operand.
+  // Runs after the partial tiles' flags are cleared and the right operand is packed.
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const ProductPlan& plan, const S* source,
                                  const S* right, const PartialTiles& parts, S* target);
@@ -121,8 +120,7 @@ template <typename Work, typename S>
 constexpr int kMaxShared =
     std::max(kSharedBytes<Work, Shape<S, 128>>, kSharedBytes<Work, Shape<S, 256>>);
 
-// Why this path cannot do a product that reads `numbers` elements per pixel; else
-// empty.
+// Why this path must refuse a product of pixels of `numbers` elements; else empty.
 template <typename Work, typename S, Tf32 kTf32>
 std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
                     const GpuDevice& device) {

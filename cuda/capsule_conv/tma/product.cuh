@@ -53,8 +53,7 @@ __device__ __noinline__ void StoreColumns(const Columns columns, int column, flo
   if (column + 1 < columns.count) Narrow(y, row + columns.Place(column + 1));
 }
 
-// The buffer of 16 rows by 32 columns through which a warp rearranges results; padded
-// against bank conflicts.
+// The buffer through which a warp rearranges results, padded against bank conflicts.
 constexpr int kExchangeColumns = 32;
 using Exchange = float[16][kExchangeColumns + 8];
 
@@ -282,8 +281,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 left[k], MakeSwizzledDescriptor(right + 2 * k), sums, true);
           }
           WgmmaCommit();
-          // The registers of `left` are free only now; meanwhile the other consumer
-          // runs.
+          // The registers of `left` are free only now; the other consumer runs on.
           WgmmaWait<0>();
           release(at.at);
         } else {

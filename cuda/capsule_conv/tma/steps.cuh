@@ -28,8 +28,7 @@ static_assert(kGroups * kMany + kFew <= (kGroups + 1) * kRegisters);
 // right operand (kRows); or loaded to registers first (kRegisters).
 enum class Left { kTerms, kRows, kRegisters };
 
-// The cost of storing a tile, in steps. These are the last steps of a tile and do
-// nothing.
+// The cost of storing a tile, as steps without work at the end of each tile.
 constexpr int kStoreSteps = 8;
 
 // The ranges of `steps` steps for `blocks` blocks, at most one block per step.

@@ -53,8 +53,7 @@ struct SortedPatch {
 };
 
 // Computes the patch of a tile; `pixels` is kTooLarge if no GPU has room for it. Planes
-// loaded by TMA are aligned to 32 words; planes that warps write are padded, against
-// bank conflicts.
+// are aligned to 32 words for TMA, and else padded against bank conflicts.
 inline Patch UnitPatch(const Product& p, bool boxes) {
   const Classes down(p.vertical), across(p.horizontal);
   const int rows = p.source.rows;
@@ -107,8 +106,7 @@ __device__ inline void FillSortedPixelTable(const Product& p, const SortedPatch&
   }
 }
 
-// The offset in a patch, in units, of unit i of a chunk's contraction, whose order is
-// [unit][tap].
+// The offset in units of a patch of unit i of a chunk's contraction [unit][tap].
 __host__ __device__ inline int UnitAt(const Product& p, const SortedPatch& sorted,
                                       int i) {
   const int taps = p.vertical.taps * p.horizontal.taps, unit = i / taps, tap = i % taps;

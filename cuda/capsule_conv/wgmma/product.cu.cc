@@ -190,8 +190,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
     return plan;
   }
-  // Offsets between the two units of a step must fit; they repeat from the third unit
-  // on.
+  // Unit distances must fit in a descriptor; they repeat from the third unit on.
   const SortedPatch sorted(p);
   for (int step = 0; step < taps * std::min(units, 2) / 2; ++step) {
     const UnitStep both(p, sorted, step);

@@ -132,8 +132,7 @@ __device__ void LoadFilter(const WarpgroupParams& s, const SharedLayout<C>& shar
   }
 }
 
-// Producer of patches by TMA, one thread: loads one box for each plane and residue
-// class.
+// Producer of patches by TMA, one thread: a box per plane and residue class.
 template <typename C>
 __device__ void LoadPatchesByTma(const WarpgroupParams& s,
                                  const SharedLayout<C>& shared,
@@ -225,8 +224,7 @@ __device__ void WithCount(int count, const Then& then) {
   }
 }
 
-// Consumer warpgroup number `group`: multiplies and stores its part of all the block's
-// tiles.
+// Consumer warpgroup number `group`: multiplies and stores its part of all tiles.
 template <typename S, typename C>
 __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& shared,
                               int group, S* target) {
@@ -270,8 +268,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
         if (busy) {
           const uint32_t filter =
               DescriptorAddress(shared.ring + slot.at * C::kStageWords) + column;
-          // Issues step n of row tile m for all pairs of parts whose indices add up to
-          // `least`.
+          // Issues step n of row tile m for the parts whose indices add up to `least`.
           const auto multiply = [&](int n, int m, int least) {
 #pragma unroll
             for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
@@ -356,8 +353,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (warpgroup < C::kGroups) {
     SetMaxRegisters<C::kMany, true>();
     shared.FillTables(s);
-    // Also without a filter to wait for, as the preceding kernel may still read or
-    // write the target's memory.
+    // Even without a filter to wait for: the preceding kernel may use the target.
     WaitForKernelBefore();
     MultiplyTiles<S, C>(s, shared, warpgroup, target);
   } else {

@@ -37,8 +37,7 @@ struct KernelTraits {
   static constexpr int kRows = kRowsOf, kTiles = kTilesOf;
   static constexpr int kColumns = kColumnsOf, kBlocks = kBlocksOf;
   static constexpr bool kLeft = kLeftOf;
-  // Each stage's products are added to float totals, because tensor cores truncate when
-  // they add.
+  // Each stage's products are added to float totals, as tensor cores truncate sums.
   static constexpr bool kPromotes = kParts > 1;
   // Part i of the poses and part j of the filter are multiplied if i + j < kParts. The
   // other pairs are below the rounding error of the sum.
@@ -107,8 +106,7 @@ struct ProductRows {
     return down * kDown * s.row + across * kGroupRows;
   }
 
-  // Computes a row's lattice point and pose row; returns whether they are within a full
-  // tile.
+  // Computes a row's lattice point and pose row, and whether a full tile has it.
   __device__ static bool Find(const WarpgroupParams& s, int row, int* y, int* x,
                               int* pose_row) {
     const Product& p = s.product;

@@ -16,8 +16,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// 16-byte units hold this many quads of O, the operand type: float (as TF32) or 16
-// bits.
+// The quads of a 16-byte unit; O is the operand type, float (as TF32) or 16-bit.
 template <typename O>
 constexpr int kUnitQuads = 16 / (kQuad * sizeof(O));
 

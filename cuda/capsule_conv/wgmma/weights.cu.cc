@@ -55,8 +55,7 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
 // at about one unit in the last place of float16.
 constexpr int64_t kMaxPixels = 1 << 18;
 
-// Chooses the numbers of slots and of splits, and keeps the plan if it is the cheapest
-// so far.
+// Chooses slots and splits, and keeps the plan if it is the cheapest so far.
 template <typename W>
 void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) {
   using S = typename W::S;
@@ -82,8 +81,8 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
     break;
   }
   plan.shared = static_cast<int>(shared());
-  // Cycles of a line, the largest of: 32 per product; one per 128 bytes read or written
-  // in shared memory, where input rows count three times or more; one per 28 bytes from
+  // Cycles of a line, the largest of: 32 per product; one per 128 bytes of
+  // shared-memory traffic, with input rows at least three times; one per 28 bytes from
   // L2.
   constexpr int kPixels = kProductPixels<S>, kParts = W::kParts;
   const double pixels = 1.0 * w.width / w.strips;  // per line

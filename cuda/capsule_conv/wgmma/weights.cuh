@@ -28,8 +28,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// One of a consumer's units: its tap and channel block within the tile. W is a
-// WeightParams.
+// A consumer's unit n: its tap and channel block in the tile. W is a WeightParams.
 struct WeightUnit {
   int y_tap, x_tap, block;
   bool there;
@@ -134,8 +133,7 @@ __device__ void MultiplyPixels(const char* grad, int below,
   if constexpr (kParts > 1) sums.AddUp();
 }
 
-// Products per unit that a consumer issues before it waits; meanwhile the other
-// consumer's products run.
+// Products per unit that a consumer issues before it waits, while the other runs.
 template <int kUnits>
 constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
@@ -218,8 +216,7 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
   if constexpr (W::kParts == 1) sums.AddUp();
 }
 
-// Epilogue: stages the sums in shared memory, reusing the row slots, and stores them
-// with bulk copies.
+// Epilogue: stages the sums in the row slots and stores them with bulk copies.
 template <int kUnits, typename W, typename SumsOfUnits>
 __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
                            const SumsOfUnits& sums, char* row_slots, float* parts) {

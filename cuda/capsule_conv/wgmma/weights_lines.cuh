@@ -38,8 +38,7 @@ template <typename S>
 constexpr int kProductPixels = 8 / sizeof(S);
 // A 16-bit unit is stored as pairs of channels.
 constexpr int kChannelPairs = kWeightChannels / 2, kPairBytes = 64;
-// Layout of a unit's staged sums: 1024 bytes per channel, and 16 of padding against
-// bank conflicts.
+// A unit's staged sums: 1024 bytes per channel and 16 against bank conflicts.
 constexpr int kSumsBytes = kWeightRows * 4 * sizeof(float) + 16;
 constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
 
