@@ -227,7 +227,7 @@ struct TilePlan {
   // Runs without a packed filter (mma/small.cuh); else nullptr.
   Launch<S> launch_small = nullptr;
   // For wgmma only; see WarpgroupParams.
-  bool squares = false;
+  bool rows_2d = false;
   int ring = 0;
   Divisor by_across;
 };

@@ -25,15 +25,15 @@
 
 namespace capsops::capsule_conv {
 
-// Products of S at precision kTf32. `weights[i]` is element i of the filter; Weights is
-// a pointer or decodes another format.
+// The tasks of a convolution of S at precision kTf32. `weights[i]` is element i of the
+// filter; Weights is a pointer or decodes another format.
 template <typename Path, typename S, Tf32 kTf32, typename Weights = const S*>
-class Products {
+class PlannedTasks {
  public:
-  Products(const Tasks& tasks, const GpuDevice& device)
+  PlannedTasks(const Tasks& tasks, const GpuDevice& device)
       : zeros_(tasks.zeros), refusal_(tasks.refusal) {
     if (!refusal_.empty()) return;
-    if constexpr (kUnfolds) unfolded_ = TapColumns::Helps(tasks.tasks.front());
+    if constexpr (kUnfolds) unfolded_ = TapColumns::PaysOff(tasks.tasks.front());
     refusal_ = Path::Refusal(Unfold(tasks.tasks.front()), device);
     if (!refusal_.empty()) return;
     int64_t products = 0;
@@ -136,7 +136,7 @@ template <typename Path, typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
                                   const Problem& p, bool gradient) {
   using Plan = ConvPlan<GpuExec, T>;
-  const Products<Path, CudaType<T>, kTf32> products(
+  const PlannedTasks<Path, CudaType<T>, kTf32> products(
       gradient ? InputGradientTasks(p) : ForwardTasks(p), device);
   if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
   return Plan::Make(products.workspace(),

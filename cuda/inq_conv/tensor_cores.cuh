@@ -24,8 +24,8 @@ InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv
   }
   return PlanWithPrecision<Plan, T, Tf32::kSplitLeft>(exec, [&](auto precision) {
     using S = CudaType<T>;
-    const capsule_conv::Products<Path, S, precision.value, CodedWeights<S>> products(
-        conv.tasks, exec.device);
+    const capsule_conv::PlannedTasks<Path, S, precision.value, CodedWeights<S>>
+        products(conv.tasks, exec.device);
     if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
     return Plan::Make(
         products.workspace(),

@@ -125,8 +125,8 @@ inline Product WeightsProduct(const Problem& p) {
 }
 
 // The phases of the input gradient along one axis.
-inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t stride,
-                       int64_t pixel, int64_t tap) {
+inline Phases MakePhases(const Taps& taps, int64_t dilation, int64_t size,
+                         int64_t stride, int64_t pixel, int64_t tap) {
   Phases phases{};
   phases.count = std::min(size, stride);
   phases.size = size;
@@ -144,10 +144,10 @@ inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t
 inline Product InputProduct(const Problem& p) {
   const Steps s(p);
   Product z{};
-  z.vertical =
-      PhasesOf(s.vertical, s.down, p.in_height, p.stride_height, s.in_line, s.tap_line);
+  z.vertical = MakePhases(s.vertical, s.down, p.in_height, p.stride_height, s.in_line,
+                          s.tap_line);
   z.horizontal =
-      PhasesOf(s.horizontal, s.across, p.in_width, p.stride_width, s.in_pixel, s.tap);
+      MakePhases(s.horizontal, s.across, p.in_width, p.stride_width, s.in_pixel, s.tap);
   z.rows = {{},
             {{p.batch, {s.out_image, s.in_image, 0, 0}},
              {CeilDivide(p.in_height, p.stride_height),

@@ -46,7 +46,7 @@ inline int Resident(const GpuDevice& device, int shared) {
 
 // Tensor-core products per product at this precision.
 template <Tf32 kTf32>
-constexpr int kProductsOf = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
+constexpr int kMmaCount = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
 
 // Shared memory of a block, in bytes.
 template <typename S, Tf32 kTf32, typename C>
@@ -81,7 +81,8 @@ LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& 
 
 // Completes a plan, if it fits: blocks of `shared` bytes and `tiles` row tiles.
 template <typename S, Tf32 kTf32, typename C>
-void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* plan) {
+void CompletePlan(const GpuDevice& device, int64_t shared, int tiles,
+                  TilePlan<S>* plan) {
   const Product& p = plan->product;
   const int64_t blocks = CountTiles(p);
   if (shared > device.shared || blocks > INT32_MAX) return;
@@ -92,7 +93,7 @@ void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* pla
   // it reaches two thirds of that.
   const double all = p.source.planes();
   const double products = kTileRows * kQuad * all * p.vertical.taps *
-                          p.horizontal.taps * C::kColumns * kProductsOf<kTf32> /
+                          p.horizontal.taps * C::kColumns * kMmaCount<kTf32> /
                           ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
   const double copied =
       1.0 * p.patch.pixels * p.source.rows * all * kQuad * sizeof(S) / 32;
@@ -124,7 +125,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
       std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
   if (p.order.planes * rows > C::kLoadThreads) return plan;
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
-  Finish<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
+  CompletePlan<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
   return plan;
 }
 
@@ -148,8 +149,8 @@ TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int 
   const int64_t words = int64_t{p.order.planes} * p.patch.plane +
                         kSmallRows * kQuadWords<S> + 2 * TableQuads<S>(p.order) +
                         2 * p.patch.pixels;
-  Finish<S, kTf32, C>(device, 4 * words + task.filter.elements * sizeof(S),
-                      y * groups * kSmallTiles, &plan);
+  CompletePlan<S, kTf32, C>(device, 4 * words + task.filter.elements * sizeof(S),
+                            y * groups * kSmallTiles, &plan);
   return plan;
 }
 
@@ -195,7 +196,7 @@ TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
   const Axis& across = task.horizontal;
   if (columns > 16 || task.source.columns % kQuad != 0 || kTileRows % rows != 0 ||
       across.stride > 1 || (across.taps > 1 && across.step > 1) ||
-      task.filter.elements * sizeof(S) > kSmallFilter) {
+      task.filter.elements * sizeof(S) > kMaxFilterBytes) {
     return {};
   }
   const auto find = [&](auto c) {

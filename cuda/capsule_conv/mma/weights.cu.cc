@@ -17,9 +17,9 @@
 namespace capsops::capsule_conv::mma {
 
 // Compile-time shape: kTiles x kProducts tiles of 16 rows by 8 columns per warp.
-template <int kTilesOf, int kProductsOf>
+template <int kTilesOf, int kMmaCount>
 struct WeightTraits {
-  static constexpr int kTiles = kTilesOf, kProducts = kProductsOf;
+  static constexpr int kTiles = kTilesOf, kProducts = kMmaCount;
   static constexpr int kRowQuads = kTiles * 4 * kWeightWarps;
   static constexpr int kColumnQuads = kProducts * 2;
 };

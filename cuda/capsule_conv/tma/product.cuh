@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       at.parity = 1;  // empty stages count as released
       while (step < end) {
         const auto place = work.Find(tables, step);
-        const int last = min(end, place.steps.Multiplied());
+        const int last = min(end, place.steps.MultiplyEnd());
         typename Work::template Loader<Shape> loader(work, place,
                                                      step - place.steps.first);
         for (; step < last; ++step, at.Next()) {
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     while (step < end) {
       const auto place = work.Find(tables, step);
-      const int first = step, last = min(end, place.steps.Multiplied());
+      const int first = step, last = min(end, place.steps.MultiplyEnd());
       step = place.steps.End();
       if (first >= last) continue;  // only the steps of storing are left
       float sums[Shape::kProducts][4];
@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         parts.Write(range, sums);
         continue;
       }
-      if (last < place.steps.Multiplied()) {
-        const int others = work.ranges.Owner(place.steps.Multiplied() - 1);
+      if (last < place.steps.MultiplyEnd()) {
+        const int others = work.ranges.Owner(place.steps.MultiplyEnd() - 1);
         for (int other = range + 1; other <= others; ++other) {
           parts.Add(other, sums);
         }

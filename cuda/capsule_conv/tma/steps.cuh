@@ -48,7 +48,7 @@ struct StreamKRanges {
 struct TileSteps {
   int first, count;
 
-  __device__ int Multiplied() const { return first + count; }
+  __device__ int MultiplyEnd() const { return first + count; }
   __device__ int End() const { return first + count + kStoreSteps; }
 };
 

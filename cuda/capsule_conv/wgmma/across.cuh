@@ -23,7 +23,7 @@ inline int Columns(const Task& task) {
 struct TapColumns {
   // Whether this pays off: few columns, several horizontal taps, and enough terms for
   // each that the second kernel costs less than it saves.
-  static bool Helps(const Task& task) {
+  static bool PaysOff(const Task& task) {
     constexpr int kMinTerms = 256;
     constexpr int64_t kMax = 1 << 30;  // elements that 32-bit offsets reach
     const int64_t columns = int64_t{task.horizontal.taps} * Columns(task);

@@ -16,12 +16,12 @@
 namespace capsops::capsule_conv::wgmma {
 
 // The residue classes of a patch along one axis.
-struct Classes {
+struct ResidueClasses {
   int count, period;
   int advance;  // pixels between the reads of consecutive taps of a class
   int extent;   // pixels of a class
 
-  explicit Classes(const Axis& axis) {
+  explicit ResidueClasses(const Axis& axis) {
     const int common = static_cast<int>(CommonDivisor(axis.stride, axis.step));
     period = axis.stride / common;
     advance = axis.step / common;
@@ -32,7 +32,7 @@ struct Classes {
 
 // The residue classes of a patch along both axes.
 struct SortedPatch {
-  Classes vertical, horizontal;
+  ResidueClasses vertical, horizontal;
   int pixels;  // pixels per class, with padding
 
   explicit SortedPatch(const Product& p)
@@ -55,7 +55,7 @@ struct SortedPatch {
 // Computes the patch of a tile; `pixels` is kTooLarge if no GPU has room for it. Planes
 // are aligned to 32 words for TMA, and else padded against bank conflicts.
 inline Patch UnitPatch(const Product& p, bool boxes) {
-  const Classes down(p.vertical), across(p.horizontal);
+  const ResidueClasses down(p.vertical), across(p.horizontal);
   const int rows = p.source.rows;
   Patch patch{};
   patch.pixels = kTooLarge;
@@ -107,8 +107,8 @@ __device__ inline void FillSortedPixelTable(const Product& p, const SortedPatch&
 }
 
 // The offset in units of a patch of unit i of a chunk's contraction [unit][tap].
-__host__ __device__ inline int UnitAt(const Product& p, const SortedPatch& sorted,
-                                      int i) {
+__host__ __device__ inline int UnitOffset(const Product& p, const SortedPatch& sorted,
+                                          int i) {
   const int taps = p.vertical.taps * p.horizontal.taps, unit = i / taps, tap = i % taps;
   const int y = tap / p.horizontal.taps, x = tap - y * p.horizontal.taps;
   return unit * (p.patch.plane / 4) + sorted.Shift(y, x) * p.source.rows;
@@ -124,7 +124,7 @@ struct UnitStep {
       : numbers{2 * step, 2 * step + 1} {
     const int last = p.vertical.taps * p.horizontal.taps * p.order.planes - 1;
     for (int n = 0; n < 2; ++n) {
-      at[n] = UnitAt(p, sorted, numbers[n] < last ? numbers[n] : last);
+      at[n] = UnitOffset(p, sorted, numbers[n] < last ? numbers[n] : last);
     }
     if (at[0] <= at[1]) return;
     const UnitStep other = *this;

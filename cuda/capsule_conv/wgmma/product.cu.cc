@@ -26,7 +26,7 @@ inline TmaTensor<5> MapPatches(const Product& p) {
   const uint64_t width = image.width, height = image.height;
   const bool quads = image.columns == kQuad;
   const uint32_t pose_rows = image.rows;
-  const auto reach = [](const Classes& classes, const Axis& axis) {
+  const auto reach = [](const ResidueClasses& classes, const Axis& axis) {
     return static_cast<uint32_t>((classes.extent - 1) * axis.stride + 1);
   };
   const uint32_t down = p.vertical.stride, across = p.horizontal.stride;
@@ -47,7 +47,7 @@ constexpr int kMaxBoxExtent = 256, kMaxBoxStride = 8;
 // Whether TMA can load the patch as boxes.
 inline bool HasBoxes(const Product& p) {
   const auto spans = [](const Axis& axis) {
-    const int more = Classes(axis).extent - 1;
+    const int more = ResidueClasses(axis).extent - 1;
     return more == 0 || (axis.stride <= kMaxBoxStride &&
                          int64_t{more} * axis.stride < kMaxBoxExtent);
   };
@@ -63,7 +63,7 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
   const WarpgroupParams warpgroups{p,
                                    SortedPatch(p),
                                    static_cast<int>(plan.tiles),
-                                   plan.squares,
+                                   plan.rows_2d,
                                    p.patch.row * p.source.rows,
                                    plan.ring,
                                    plan.by_across};
@@ -142,7 +142,7 @@ double EstimateCost(const Product& p, int64_t tiles, int processors, int product
 // Plans `task` with tiles of y x x lattice points.
 template <typename S, typename C>
 TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
-                     bool squares, int buffers) {
+                     bool rows_2d, int buffers) {
   TilePlan<S> plan;
   plan.columns = C::kColumns;
   plan.step_words = C::kStepWords;
@@ -159,10 +159,10 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   const int across = static_cast<int>(CeilDivide(x * rows, kGroupRows));
   const int64_t lattice_rows = (y - 1) * int64_t{row} + x * rows;
   const int64_t products =
-      squares ? CeilDivide(y, down) * across : CeilDivide(lattice_rows, C::kRows);
+      rows_2d ? CeilDivide(y, down) * across : CeilDivide(lattice_rows, C::kRows);
   if (products > C::kProducts || row >= 1 << 14) return plan;
-  plan.squares = squares;
-  plan.by_across = Divisor(squares ? across : row);
+  plan.rows_2d = rows_2d;
+  plan.by_across = Divisor(rows_2d ? across : row);
 
   const int most = std::min(device.shared, device.processor_shared / C::kBlocks - 1024);
   int units = std::min(all, taps >= 8 ? 8 : 32);
@@ -184,7 +184,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
                                 C::kStages + (most - shared) / (4 * C::kStageWords));
   shared += (plan.ring - C::kStages) * int64_t{4 * C::kStageWords};
   // The last product may read past its plane, but not past shared memory.
-  const int64_t read = squares
+  const int64_t read = rows_2d
                            ? (RoundUp(y, down) - 1) * int64_t{row} + across * kGroupRows
                            : products * C::kRows;
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
@@ -212,9 +212,9 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   const int height = task.vertical.points, width = task.horizontal.points;
   constexpr int kMax = C::kProducts, kDown = C::kRows / kGroupRows;
   TilePlan<S> best;
-  const auto consider = [&](int y, int x, bool squares) {
+  const auto consider = [&](int y, int x, bool rows_2d) {
     for (int buffers = 2; buffers <= kMaxBuffers; ++buffers) {
-      const auto plan = PlanTile<S, C>(task, device, y, x, squares, buffers);
+      const auto plan = PlanTile<S, C>(task, device, y, x, rows_2d, buffers);
       if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
     }
   };
@@ -230,7 +230,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
     before = x;
     Axis axis = task.horizontal;
     axis.tile = x;
-    const int64_t row = int64_t{rows} * Classes(axis).extent;
+    const int64_t row = int64_t{rows} * ResidueClasses(axis).extent;
     for (int products = kMax; products > 0; --products) {
       if (products * C::kRows < x * rows) break;
       const int64_t y = (products * C::kRows - x * rows) / row + 1;

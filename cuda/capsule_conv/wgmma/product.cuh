@@ -214,13 +214,13 @@ __device__ void LoadPatchesByWarps(const WarpgroupParams& s,
 
 // Calls `then` with `count`, from 1 to kMax, as a compile-time constant.
 template <int kMax, typename Then>
-__device__ void WithCount(int count, const Then& then) {
+__device__ void DispatchCount(int count, const Then& then) {
   if constexpr (kMax == 1) {
     then(std::integral_constant<int, 1>());
   } else if (count == kMax) {
     then(std::integral_constant<int, kMax>());
   } else {
-    WithCount<kMax - 1>(count, then);
+    DispatchCount<kMax - 1>(count, then);
   }
 }
 
@@ -236,7 +236,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
   };
   const int first_product = group / C::kColumnGroups * C::kTiles;
   const int column = group % C::kColumnGroups * kWgmmaRows;
-  const uint32_t apart = s.squares ? s.row : kGroupRows;
+  const uint32_t apart = s.rows_2d ? s.row : kGroupRows;
   Sums<C::kPromotes, C::kTiles, C::kOctets> sums;
   PipelineState slot{0, 0}, buffer{0, 0};
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
@@ -287,7 +287,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           };
           // Unrolled, so that all products of a stage are issued back to back: with a
           // loop they take three times as long.
-          WithCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
+          DispatchCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
             WgmmaFence();
             // Smallest terms first.
 #pragma unroll

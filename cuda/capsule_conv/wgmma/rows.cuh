@@ -78,7 +78,7 @@ struct WarpgroupParams {
   Product product;
   SortedPatch sorted;
   int tiles;     // in total; blocks take them with stride gridDim.x
-  bool squares;  // row tiles are 2-D: 8 pose rows wide; else contiguous rows of a plane
+  bool rows_2d;  // row tiles are 2-D: 8 pose rows wide; else contiguous rows of a plane
   int row;       // rows of a plane from a lattice row to the next
   int ring;      // stages of the filter in shared memory
   Divisor by_across;  // 2-D row tiles in a lattice row; otherwise `row`
@@ -94,13 +94,13 @@ struct ProductRows {
     height = min(p.vertical.tile, p.vertical.points - place.y);
     width = min(p.horizontal.tile, p.horizontal.points - place.x);
     const int rows = (height - 1) * s.row + width * p.source.rows;
-    all = s.squares ? (height + kDown - 1) / kDown * s.by_across.by
+    all = s.rows_2d ? (height + kDown - 1) / kDown * s.by_across.by
                     : (rows + kRows - 1) / kRows;
   }
 
   // The first plane row of row tile n.
   __device__ static int First(const WarpgroupParams& s, int n) {
-    if (!s.squares) return n * kRows;
+    if (!s.rows_2d) return n * kRows;
     int across;
     const int down = s.by_across.Split(n, &across);
     return down * kDown * s.row + across * kGroupRows;
@@ -112,7 +112,7 @@ struct ProductRows {
     const Product& p = s.product;
     const int n = row / kRows, i = row % kRows;
     int rest;
-    if (s.squares) {
+    if (s.rows_2d) {
       int across;
       *y = s.by_across.Split(n, &across) * kDown + i / kGroupRows;
       rest = across * kGroupRows + i % kGroupRows;
