@@ -221,8 +221,8 @@ class PlaneLoader {
     plane_ = first_ < step_ ? plane - first_ * planes_at_once_ : planes;  // or idle
   }
 
-  // Copies the patch whose first pixel is (y, x) of the image at `from`, and whose last
-  // is at most (y + height - 1, x + width - 1). Pixels outside of the image and missing
+  // Copies the patch from pixel (y, x) of the image at `from` up to, at most, pixel
+  // (y + height - 1, x + width - 1). Pixels outside of the image and missing
   // elements of a quad become zeros.
   __device__ void Load(const Patch& patch, const Image& image, const PatchPixel* pixels,
                        const S* from, int y, int x, int height, int width,

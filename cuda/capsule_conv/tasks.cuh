@@ -262,7 +262,7 @@ inline bool SameSizes(const Task& a, const Task& b) {
          a.horizontal.taps == b.horizontal.taps;
 }
 
-// Sets the offsets of `p`, planned for a task of the same sizes, to those of `task`.
+// Sets the offsets of `task` in `p`, which was planned for a task of the same sizes.
 inline void SetOffsets(const Task& task, Product* p) {
   p->vertical.offset = task.vertical.offset;
   p->vertical.first = task.vertical.first;

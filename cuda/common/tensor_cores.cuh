@@ -65,8 +65,7 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The precision of TF32 products, of whose float operands the hardware reads 11
-// significant bits:
+// The precision of TF32 products. The hardware reads 11 significant bits of a float.
 // - kExact: operands are used as they are; 16-bit types lose nothing.
 // - kRounded: operands are rounded to TF32.
 // - kSplit: operands are split into a rounded part and a remainder. Three products

@@ -74,7 +74,7 @@ __device__ void WgmmaWait() {
 }
 
 // Makes the matrix descriptor of an operand without swizzle. It consists of core
-// matrices of 8 rows (or columns) by 16 bytes of the contraction, two of which make a
+// matrices of 8 rows (or columns) by 16 bytes of the contraction, two for each
 // product: `unit` is the distance between these, `group` that to the next 8 rows. Both
 // and the address count 16 bytes.
 __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,

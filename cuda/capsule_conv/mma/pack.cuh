@@ -4,7 +4,7 @@
 // Packs the filter into B fragments of mma.sync, in the order in which blocks read
 // them:
 //   [depth][column block][chunk][step][part][register][column][4] words.
-// The four words are those of lanes t = 0 to 3. A step contracts 2 quads of float or 4
+// The four words belong to lanes t = 0 to 3. A step contracts 2 quads of float or 4
 // of a 16-bit type. In register r, lane t has
 //   float: element 2 (t % 2) + r of quad t / 2,
 //   16-bit types: elements 2 r and 2 r + 1 of quad t.

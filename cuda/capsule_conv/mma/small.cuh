@@ -4,8 +4,8 @@
 // The product of mma/product.cuh for small filters, in one kernel: each block copies
 // the unpacked filter to shared memory. A warp has kSmallTiles tiles of 16 rows. Tile m
 // starts m pixels after the first, and pixels within a tile are kSmallTiles apart. So
-// the rows that a tile reads for one tap are those that the tile before it reads for
-// the next horizontal tap, and a warp loads one tile's rows per tap.
+// the tile before it reads the same rows one horizontal tap later, and a warp loads
+// only one tile's rows per tap.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 

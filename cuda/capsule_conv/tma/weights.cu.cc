@@ -11,7 +11,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-// The shape of boxes of `pixels` pixels of which the fewest are needed.
+// Finds the shape of boxes of `pixels` pixels that needs the fewest boxes.
 inline PixelBoxes FindPixelBoxes(const Problem& p, int pixels, int64_t* steps) {
   PixelBoxes best{};
   *steps = 0;

@@ -33,7 +33,7 @@ constexpr int kMaxSlots = 16;  // of either pipeline
 // Bytes per pixel in shared memory: 16 poses of the input, or 64 rows of `grad`.
 template <typename S>
 constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
-// Output pixels whose pose rows are the terms of one product.
+// Output pixels per product; its terms are their pose rows.
 template <typename S>
 constexpr int kProductPixels = 8 / sizeof(S);
 // A 16-bit unit is stored as pairs of channels.
