@@ -31,8 +31,8 @@ static bool PhasesAreFaster(const Problem& p) {
 // One kernel for all iterations is faster where there are so few samples that the rows
 // of products of the other kernels are nearly empty, and where a block has no more
 // weights than were measured (docs/routing.md, "Which path runs").
-static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
-  if (p.batch > most) return false;
+static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t maximum) {
+  if (p.batch > maximum) return false;
   const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);
   const double weights = 1.0 * caps * p.out_caps * p.out_dim * p.in_dim;
   return weights <= 1 << 18;

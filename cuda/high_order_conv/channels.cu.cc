@@ -52,8 +52,8 @@ const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   }
   w->lanes = w->lanes_of_group * p.groups;
   const int64_t quads = CeilDivide(p.width, kPixels);
-  const int64_t most = std::min(device.shared, 72 << 10);
-  const auto fits = [&] { return Bytes<S>(*w, pass, p.kernel_width) <= most; };
+  const int64_t maximum = std::min(device.shared, 72 << 10);
+  const auto fits = [&] { return Bytes<S>(*w, pass, p.kernel_width) <= maximum; };
   w->rows = 1;
   w->quads = std::min<int64_t>(quads, kMaxThreads / w->lanes);
   while (w->quads > 1 && !fits()) --w->quads;

@@ -19,7 +19,7 @@
 namespace capsops::high_order_conv::pixels {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;       // channels computed at a time
+constexpr int kPerStep = 4;        // channels computed at a time
 constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
 constexpr int kFewestPixels = 32;  // of a block
 
@@ -82,17 +82,17 @@ __global__ void __launch_bounds__(kThreads)
                       p.dilation_width);
   for (int chunk = at.part; chunk < w.chunks * static_cast<int>(p.groups);
        chunk += at.parts) {
-    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kTogether;
+    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
-    int offset[kTogether];
+    int offset[kPerStep];
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) offset[c] = min(c, w.of_group - 1 - c0);
-    A sum[kTogether] = {};
+    for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
+    A sum[kPerStep] = {};
     for (int64_t kh = rows.begin; kh < rows.end; ++kh) {
       const int i = static_cast<int>(kh);
       const int64_t down = (i - height / 2) * p.dilation_height * p.width;
       const int tap = (group * height + i) * width;
-      A part[kTogether] = {};
+      A part[kPerStep] = {};
 #pragma unroll 4
       for (int j = static_cast<int>(columns.begin); j < columns.end; ++j) {
         const int64_t away = down + (j - width / 2) * p.dilation_width;
@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(kThreads)
             Widen(kReverse ? filters[source * w.per_pixel + tap + j] : mine[tap + j]);
         const S* const from = first + source * p.channels;
 #pragma unroll
-        for (int c = 0; c < kTogether; ++c) part[c] += f * Widen(from[offset[c]]);
+        for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
       }
 #pragma unroll
-      for (int c = 0; c < kTogether; ++c) sum[c] += part[c];
+      for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
     }
     S* const to = result + at.pixel * p.channels + group * w.of_group + c0;
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) {
+    for (int c = 0; c < kPerStep; ++c) {
       if (c0 + c < w.of_group) Narrow(sum[c], to + c);
     }
   }
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(kThreads)
   const int width = p.kernel_width, taps = static_cast<int>(p.kernel_height) * width;
   for (int chunk = 0; at.inside && chunk < w.chunks * static_cast<int>(p.groups);
        ++chunk) {
-    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kTogether;
+    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const int64_t channel = group * w.of_group + c0;
-    A own[kTogether];
-    int offset[kTogether];
+    A own[kPerStep];
+    int offset[kPerStep];
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) {
+    for (int c = 0; c < kPerStep; ++c) {
       const bool has = c0 + c < w.of_group;
       offset[c] = has ? c : 0;
       const A g = Widen(grad[at.pixel * p.channels + channel + offset[c]]);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
       const S* const from = input + source * p.channels + channel;
       A sum = 0;
 #pragma unroll
-      for (int c = 0; c < kTogether; ++c) {
+      for (int c = 0; c < kPerStep; ++c) {
         // Channels of the next group are not used, for they might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }
@@ -163,11 +163,11 @@ __global__ void __launch_bounds__(kThreads)
 
 // Returns the pixels of a block where an element of filters takes `bytes` bytes, or 0
 // if filters are too large.
-inline int PixelsOfBlock(const Problem& p, int bytes, int most) {
+inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   const int64_t limit = kShared / bytes - 16;
   if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;
   const int64_t per_pixel = p.groups * p.kernel_height * p.kernel_width;
-  int pixels = most;
+  int pixels = maximum;
   while (pixels >= kFewestPixels && pixels * per_pixel > limit) pixels /= 2;
   return pixels >= kFewestPixels ? pixels : 0;
 }
@@ -180,13 +180,13 @@ inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks)
   if (p.channels > 1 << 24) return "there are too many channels";
   *w = {};
   w->of_group = p.channels / p.groups;
-  w->chunks = CeilDivide(w->of_group, kTogether);
-  int most = kThreads;
-  for (int64_t parts = w->chunks * p.groups; parts > 1 && most > kFewestPixels;
+  w->chunks = CeilDivide(w->of_group, kPerStep);
+  int maximum = kThreads;
+  for (int64_t parts = w->chunks * p.groups; parts > 1 && maximum > kFewestPixels;
        parts /= 2) {
-    most /= 2;
+    maximum /= 2;
   }
-  w->pixels = PixelsOfBlock(p, bytes, most);
+  w->pixels = PixelsOfBlock(p, bytes, maximum);
   if (w->pixels == 0) return "the filters of 32 pixels do not fit in shared memory";
   w->per_pixel = p.groups * p.kernel_height * p.kernel_width;
   *blocks = CeilDivide(Pixels(p), w->pixels);

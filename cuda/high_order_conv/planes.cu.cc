@@ -16,7 +16,7 @@
 namespace capsops::high_order_conv::planes {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 8;     // channels of a group, where there are many
+constexpr int kPerStep = 8;      // channels of a group, where there are many
 constexpr int kBlockOfSum = 32;  // channels added before they join the sum
 
 struct Work {
@@ -146,13 +146,13 @@ __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& 
 }
 
 // Computes grad_filters for the taps of `window`; `result` is the plane of the first. A
-// group has at most kChannels channels, or any number where that is kTogether.
+// group has at most kChannels channels, or any number where that is kPerStep.
 template <int kChannels, typename A, int kPixels, int kTaps, typename S>
 __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
                            const Window<kPixels, kTaps>& window,
                            const S* __restrict__ grad, const S* __restrict__ input,
                            S* __restrict__ result) {
-  constexpr bool kMany = kChannels == kTogether;
+  constexpr bool kMany = kChannels == kPerStep;
   constexpr int kBlock = kMany ? kBlockOfSum : kChannels;
   const int of_group = kChannels == 1 ? 1 : w.of_group;
   A sum[kTaps][kPixels] = {};
@@ -193,9 +193,9 @@ __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
 // choice. With 8 channels of 4 pixels two blocks are faster than one, but with 7 taps
 // they would spill.
 template <int kPixels, int kWidth, int kChannels>
-constexpr int kResident = kPixels * kChannels < 4 * kTogether ? 0
-                          : kWidth < 7                        ? 2
-                                                              : 1;
+constexpr int kResident = kPixels * kChannels < 4 * kPerStep ? 0
+                          : kWidth < 7                       ? 2
+                                                             : 1;
 
 // Computes output from input and filters where kReverse is false, and grad_input from
 // grad and filters where it is true. Where kFilters is true it also computes
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(kThreads)
       const Window<kPixels, kTaps> window(w, at, y, kernel_width, j,
                                           min(kTaps, kernel_width - j));
       const int64_t tap = int64_t{i} * kernel_width + j;
-      FilterTaps<kTogether, A>(w, at, window, grad, input,
-                               grad_filters + at.tap + tap * at.plane);
+      FilterTaps<kPerStep, A>(w, at, window, grad, input,
+                              grad_filters + at.tap + tap * at.plane);
     }
   }
 }
@@ -316,7 +316,7 @@ Plan WithSizes(const Problem& p, const Make& make) {
       if (const char* const why = Divide(p, pixels, &w, &blocks)) {
         return Plan::Refuse(why);
       }
-      return WithChannels<kTogether>(w.of_group, [&](auto channels) {
+      return WithChannels<kPerStep>(w.of_group, [&](auto channels) {
         return make(pixels, width, channels, w, blocks);
       });
     };
@@ -366,7 +366,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
       constexpr int kPixels = decltype(pixels)::value;
       constexpr int kWidth = decltype(width)::value;
       constexpr int kChannels = decltype(channels)::value;
-      constexpr bool kBoth = kChannels < kTogether;
+      constexpr bool kBoth = kChannels < kPerStep;
       GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>
           <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
                                                  Native(grad_input), Native(input),

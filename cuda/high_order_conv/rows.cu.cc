@@ -37,10 +37,10 @@ Work Divide(const GpuDevice& device, const Problem& p) {
   Work w{};
   w.height = p.height;
   w.width = p.width;
-  int most = max_columns;
-  if (p.width > max_columns) most = max_columns - 2 * Z::kHalo;
-  if (most < Z::kUnit) return w;
-  w.strips = CeilDivide(p.width, most);
+  int maximum = max_columns;
+  if (p.width > max_columns) maximum = max_columns - 2 * Z::kHalo;
+  if (maximum < Z::kUnit) return w;
+  w.strips = CeilDivide(p.width, maximum);
   w.strip = CeilDivide(CeilDivide(p.width, w.strips), Z::kUnit) * Z::kUnit;
   w.strips = CeilDivide(p.width, w.strip);
   w.lanes = CeilDivide(std::min<int>(w.strip + 2 * Z::kHalo, w.width), kPixels);

@@ -31,10 +31,10 @@ inline std::string Must(const std::string& what, int64_t be, int64_t is) {
 }
 
 // Returns the reason if a number is too large, else nothing.
-inline std::string MustBeAtMost(const std::string& what, int64_t most,
+inline std::string MustBeAtMost(const std::string& what, int64_t maximum,
                                 const std::string& why, int64_t is) {
-  if (is <= most) return {};
-  return Must(what, "at most " + std::to_string(most) + " (" + why + ")", is);
+  if (is <= maximum) return {};
+  return Must(what, "at most " + std::to_string(maximum) + " (" + why + ")", is);
 }
 
 }  // namespace capsops::studies

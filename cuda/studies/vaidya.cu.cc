@@ -28,10 +28,10 @@ LaunchError Launch(const GpuExec& exec, const Problem& p, const Geometry& geomet
   const LaunchError error = Zero(exec, kName, output, elements);
   if (!error.empty() || p.in_channels == 0) return error;
   const int64_t shared = SharedBytes(p);
-  const int64_t most = exec.device.shared;
-  if (shared > most) {
+  const int64_t maximum = exec.device.shared;
+  if (shared > maximum) {
     return std::string(kName) + ": the filter takes " + std::to_string(shared) +
-           " bytes of shared memory, and this GPU has " + std::to_string(most);
+           " bytes of shared memory, and this GPU has " + std::to_string(maximum);
   }
   const LaunchError allowed = AllowShared<kKernel>(exec, kName);
   if (!allowed.empty()) return allowed;

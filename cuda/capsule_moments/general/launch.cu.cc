@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule moments of any sizes: shares are stored, votes are not. Samples are taken as
-// many at a time as the workspace has room for.
+// Capsule moments of any size: stores shares but no votes. The batch is sliced so that
+// the shares fit in the workspace.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -16,32 +16,32 @@
 
 namespace capsops::capsule_moments::general {
 
-// Bytes of shares that are stored at a time, unless one sample has more.
+// Limit of the stored shares in bytes, unless one sample needs more.
 constexpr int64_t kStoredBytes = int64_t{16} << 20;
 
-// Blocks for `items` threads or more; kernels step over what is beyond.
+// Blocks for `items` threads, up to a limit; kernels loop over the rest.
 inline int64_t Blocks(int64_t items) {
   return std::clamp<int64_t>(CeilDivide(items, kThreads), 1, 1 << 20);
 }
 
-// Blocks of SumSlices, likewise.
+// Blocks for SumSlices, with the same limit.
 inline int64_t SumBlocks(int64_t numbers) {
   return std::clamp<int64_t>(CeilDivide(numbers, kLanes), 1, 1 << 20);
 }
 
-// Votes of one sample.
+// Number of votes of one sample.
 inline int64_t SampleVotes(const Problem& p) {
   return p.out_height * p.out_width * Children(p) * p.out_channels;
 }
 
-// Samples taken at a time, where a vote needs `bytes`.
+// Samples per slice, if a vote needs `bytes`.
 inline int64_t SamplesAtATime(const Problem& p, int64_t bytes) {
   const int64_t sample = std::max<int64_t>(1, SampleVotes(p) * bytes);
   return std::min(std::max<int64_t>(1, kStoredBytes / sample), p.batch);
 }
 
-// Writes the shares of all votes of `p`, and where `dq` is not null the gradients of
-// activation * share.
+// Writes the shares of all votes of `p`, and if `dq` is not null the gradients with
+// respect to activation * share.
 template <typename T, typename S = Statistic<T>>
 LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
                   const Operands<T>& in, const Moments<const S>& grad, S* shares,
@@ -98,8 +98,8 @@ SharesPlan<GpuExec, T> PlanShares(const GpuExec&, const Problem& p) {
       });
 }
 
-// The gradients of the samples `p`, which are the first or the last of the batch, or
-// neither.
+// Computes the gradients of one slice `p`; `first` and `last` tell whether it is the
+// batch's first or last.
 template <typename T, typename S = Statistic<T>>
 LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, bool last,
                           const Operands<T>& in, const Moments<const S>& grad,

@@ -18,8 +18,8 @@ namespace capsops::capsule_prediction {
 constexpr int kBackwardWarps = 4;     // of a block, if they are enough
 constexpr int kMaxBackwardWarps = 8;  // of a block, otherwise
 constexpr int kBackwardK = 8;         // elements of in_dim that a warp has
-constexpr int kTogether = 4;          // samples that a warp takes together
-constexpr int kRing = 2;              // sets of kTogether samples in shared memory
+constexpr int kPerStep = 4;           // samples that a warp takes together
+constexpr int kRing = 2;              // sets of kPerStep samples in shared memory
 
 // How the backward kernel divides one input capsule among the warps of a block:
 // column_tiles x k_tiles warps side by side, and groups of those over the samples.
@@ -42,7 +42,7 @@ class Stager {
                     int64_t input_step, int depth, S* ring) {
     const int lane = threadIdx.x % kLanes;
     if (width < kColumns || depth < kBackwardK) {
-      for (int e = lane; e < kRing * kTogether * kRow; e += kLanes) ring[e] = S(0.0f);
+      for (int e = lane; e < kRing * kPerStep * kRow; e += kLanes) ring[e] = S(0.0f);
       __syncwarp();
     }
 #pragma unroll
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   // Each warp's ring of samples; at the end, halves of grad_weights.
   extern __shared__ __align__(16) char shared[];
   // The contributions of each column tile to grad_input in kRing steps.
-  __shared__ A partial[kRing * kTogether * kWarps * K];
+  __shared__ A partial[kRing * kPerStep * kWarps * K];
   const int64_t i = blockIdx.x;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int tile = warp % d.column_tiles;
@@ -108,19 +108,19 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   const int width = max(min(z.columns - n0, int64_t{kColumns}), int64_t{0});
   const int64_t stride = z.in_caps * z.in_dim;
   S* const ring =
-      reinterpret_cast<S*>(shared) + warp * (kRing * kTogether * Samples::kRow);
+      reinterpret_cast<S*>(shared) + warp * (kRing * kPerStep * Samples::kRow);
   const int64_t first_sample = group * z.in_caps + i;
   Samples samples(grad + first_sample * z.columns + n0,
                   d.groups * z.in_caps * z.columns, width,
                   input + first_sample * z.in_dim + k0, d.groups * stride, depth, ring);
   S* const my_grad_input = grad_input + i * z.in_dim;
-  const int step_samples = kTogether * d.groups;
+  const int step_samples = kPerStep * d.groups;
   const int steps = (z.batch + step_samples - 1) / step_samples;
   const auto issue = [&](int step) {
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int u = 0; u < kPerStep; ++u) {
       const int64_t b = int64_t{step} * step_samples + u * d.groups + group;
-      samples.Next(b < z.batch, ring + (step % kRing * kTogether + u) * Samples::kRow);
+      samples.Next(b < z.batch, ring + (step % kRing * kPerStep + u) * Samples::kRow);
     }
     __pipeline_commit();
   };
@@ -140,10 +140,10 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     __pipeline_wait_prior(kRing - 2);
     __syncwarp();
     issue(step + kRing - 1);
-    A part[kTogether * K] = {};
+    A part[kPerStep * K] = {};
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const S* const row = ring + (step % kRing * kTogether + u) * Samples::kRow;
+    for (int u = 0; u < kPerStep; ++u) {
+      const S* const row = ring + (step % kRing * kPerStep + u) * Samples::kRow;
       A g[V], x[K];
 #pragma unroll
       for (int v = 0; v < V; ++v) g[v] = Widen(row[v * kLanes + lane]);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
       }
     }
     const A total = SumOverLanes(part);
-    static_assert(kTogether * K == kLanes);  // so each lane has a sum of its own
+    static_assert(kPerStep * K == kLanes);  // so each lane has a sum of its own
     const int k = lane % K;
     const bool mine = k < depth;
     const int sample = lane / K * d.groups + group;

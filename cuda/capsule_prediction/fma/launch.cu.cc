@@ -59,9 +59,9 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
                            T* grad_input, T* grad_weights) {
   using A = Accumulator<T>;
   constexpr int kRings =
-      kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
+      kWarps * kRing * kPerStep * (kLanes * V + kBackwardK) * sizeof(T);
   constexpr int kFold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
-  constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
+  constexpr int kPartial = kRing * kPerStep * kWarps * kBackwardK * sizeof(A);
   constexpr int kShared = std::max(kRings, kFold);
   static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
   BackwardKernel<CudaType<T>, A, V, kWords, kWarps>

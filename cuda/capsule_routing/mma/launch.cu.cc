@@ -69,10 +69,11 @@ struct Tiling {
     constexpr int64_t kBegin = 4;
     Teams of{tiles, parts, 0, 0};
     const int64_t blocks = CeilDivide(z.tiles, tiles);
-    const int64_t most = std::min(std::max<int64_t>(2 * device.processors / blocks, 1),
-                                  CeilDivide(p.in_caps, parts));
+    const int64_t maximum =
+        std::min(std::max<int64_t>(2 * device.processors / blocks, 1),
+                 CeilDivide(p.in_caps, parts));
     int64_t best = INT64_MAX, best_chunks = 1;
-    for (int64_t c = 1; c <= most; ++c) {
+    for (int64_t c = 1; c <= maximum; ++c) {
       const int64_t steps = CeilDivide(c * blocks, device.processors) *
                             (CeilDivide(p.in_caps, c * parts) + kBegin);
       if (steps < best) {
@@ -123,10 +124,10 @@ struct GradientsTiling {
   GradientsTiling(const GpuDevice& device, const Sizes& z)
       : layout{z.groups, 0, 2 * kIterations - (kMore ? 0 : 1)}, stages(0) {
     // The fewest steps, a team one and a block some to begin; with one stage, more.
-    const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
+    const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
     GradientsTiling best = *this;
     int64_t least = INT64_MAX;
-    for (layout.teams = most; layout.teams > 0; --layout.teams) {
+    for (layout.teams = maximum; layout.teams > 0; --layout.teams) {
       blocks = CeilDivide(z.in_caps, layout.teams * Layout::kCaps);
       for (stages = 2; stages > 0; --stages) {
         const int64_t steps = CeilDivide(blocks, device.processors) *

@@ -289,13 +289,13 @@ constexpr int kMomentNumbers = 3;
 // are. With kGradient, `moments` is set.
 template <bool kGradient, bool kWhole, int kStep, typename A>
 __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
-  constexpr int kTogether = sizeof(A) == 8 ? 2 : 4;  // all read before they are written
+  constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // all read before they are written
   constexpr int kSums = 32;  // added up for themselves: rounding grows less
   const auto each = [&](int begin, int end, const auto& visit) {
     int j = begin;
 #pragma unroll 1
-    for (; j + kTogether <= end; j += kTogether) {
-      visit(std::integral_constant<int, kTogether>(), c + j * kStep, dc + j * kStep);
+    for (; j + kPerStep <= end; j += kPerStep) {
+      visit(std::integral_constant<int, kPerStep>(), c + j * kStep, dc + j * kStep);
     }
 #pragma unroll 1
     for (; j < end; ++j) {

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
                     const Moments<A>* __restrict__ moments, S* __restrict__ grad_input,
                     S* grad_weights, S* __restrict__ grad_logits, A* scratch,
                     A* weights_scratch) {
-  constexpr int kPairs = kTogether<A>, kVectors = 1 + 2 * kPairs;
+  constexpr int kPairs = kPerStep<A>, kVectors = 1 + 2 * kPairs;
   extern __shared__ float4 shared[];
   z.SetInDim<kK>();
   const Place place;

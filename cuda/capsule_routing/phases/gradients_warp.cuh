@@ -20,12 +20,12 @@ namespace capsops::capsule_routing::phases {
 constexpr int kTransposedPitch = 24;
 // Iterations after the first that are worked on together.
 template <typename A>
-constexpr int kTogether = sizeof(A) == 8 ? 1 : 2;
+constexpr int kPerStep = sizeof(A) == 8 ? 1 : 2;
 
 // A warp's own part of shared memory.
 template <typename A>
 struct WarpMemory {
-  static constexpr int kPairs = kTogether<A>;
+  static constexpr int kPairs = kPerStep<A>;
   A transposed[kBlockD * kTransposedPitch];
   // Of an input capsule and rows g and g + 8: what V and ds of each iteration are
   // multiplied by.
@@ -70,7 +70,7 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
     const int n = place.t + 4 * e;
     if (n < left) {
 #pragma unroll
-      for (int r = 0; r < kTogether<A>; ++r) {
+      for (int r = 0; r < kPerStep<A>; ++r) {
         Pack<A, 4> factors{};
         if (r < there) {
 #pragma unroll
@@ -155,7 +155,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       for (int e = 0; e < 8; ++e) du[e / 4][e % 4] = c * v[0][0][e / 4].at[e % 4];
     }
 #pragma unroll
-    for (int r = 0; r < kTogether<A>; ++r) {
+    for (int r = 0; r < kPerStep<A>; ++r) {
       const Pack<A, 4> factors = memory->factors[s][place.g][r];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

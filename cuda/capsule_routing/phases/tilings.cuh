@@ -188,7 +188,7 @@ struct GradientsTiling {
       // As many tiles as there is room for, evenly.
       const auto of = [&](int64_t tiles) {
         layout = GradientsLayout(z, static_cast<int>(caps), static_cast<int>(tiles),
-                                 p.iterations, parts, kTogether<A>);
+                                 p.iterations, parts, kPerStep<A>);
         return layout.size * static_cast<int64_t>(sizeof(A)) + kOwn <= device.shared;
       };
       for (int64_t groups = 1; groups < z.tiles; ++groups) {
@@ -197,15 +197,16 @@ struct GradientsTiling {
       return of(1);
     };
     // As many waves of blocks as it takes, of about the same size.
-    const int64_t most = CeilDivide(z.in_caps, device.processors);
+    const int64_t maximum = CeilDivide(z.in_caps, device.processors);
     const int64_t sums = weights_scratch_each() * sizeof(A) * device.processors;
     const int64_t caps =
-        std::clamp<int64_t>(kSumsBytes / std::max<int64_t>(1, sums), 1, most);
+        std::clamp<int64_t>(kSumsBytes / std::max<int64_t>(1, sums), 1, maximum);
     spills = true;
-    for (int64_t waves = CeilDivide(most, caps); spills && waves <= most; ++waves) {
+    for (int64_t waves = CeilDivide(maximum, caps); spills && waves <= maximum;
+         ++waves) {
       if (with(CeilDivide(z.in_caps, device.processors * waves))) spills = false;
     }
-    if (spills) with(std::min<int64_t>(most, kRun));
+    if (spills) with(std::min<int64_t>(maximum, kRun));
     blocks = CeilDivide(z.in_caps, layout.tile_caps);
     if (block_scratch() > 0) {
       const int64_t affordable =
