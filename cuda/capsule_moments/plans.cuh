@@ -83,12 +83,12 @@ struct Workspace {
   }
 };
 
-// What Path::Differentiate leaves for the kernels of rows.cuh. Unless `begins`, it adds
-// to the partial sums that are there.
+// What Path::Differentiate leaves for the kernels of rows.cuh. Unless `overwrite`, it
+// adds to the partial sums that are there.
 struct Rows {
   RowScalars* scalars;
   float *activations, *poses, *weights, *prior;  // activations may be null
-  bool begins;
+  bool overwrite;
 };
 
 // Computes {max, scale} of each capsule for shares that are normalized over several
@@ -134,14 +134,14 @@ std::string Obstacle(const Problem& p) {
   if (Positions(p) == 0 || Capsules(p) == 0 || Children(p) == 0) {
     return "there are no votes";
   }
-  constexpr int64_t kMost = int64_t{1} << 28;
+  constexpr int64_t kMax = int64_t{1} << 28;
   for (const int64_t number :
        {Positions(p), Capsules(p), Children(p) * p.out_channels * p.pose_inner,
         p.out_height * p.stride_height + p.pad_top,
         p.out_width * p.stride_width + p.pad_left, p.in_height + p.pad_top,
         p.in_width + p.pad_left, p.kernel_height * p.dilation_height,
         p.kernel_width * p.dilation_width, Positions(p) * Children(p) / kLanes}) {
-    if (number > kMost) return "a dimension is too large for 32-bit indices";
+    if (number > kMax) return "a dimension is too large for 32-bit indices";
   }
   return "";
 }
@@ -185,7 +185,7 @@ ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
 template <typename Path, typename T>
 LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
                           const Moments<const float>& moments, const Gradients<T>& to,
-                          const Workspace& parts, bool begins, void* workspace) {
+                          const Workspace& parts, bool overwrite, void* workspace) {
   const char* const name = Backward::kName;
   const Problem& p = in.p;
   LaunchError error;
@@ -198,7 +198,7 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
             Workspace::In<float>(workspace, parts.poses),
             Workspace::In<float>(workspace, parts.weights),
             Workspace::In<float>(workspace, parts.prior),
-            begins};
+            overwrite};
   if (to.activations != nullptr) {
     rows.activations = Workspace::In<float>(workspace, parts.activations);
   }

@@ -29,12 +29,12 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
 template <typename S>
 const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
                    int64_t* blocks) {
-  constexpr int64_t kMost = 1 << 24;
+  constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
   if (p.dilation_width != 1) return "there is a dilation across";
   if (p.dilation_height > INT32_MAX) return "the dilation down is too large";
-  if (p.height > kMost || p.width > kMost || p.channels > kMost) return kTooLarge;
+  if (p.height > kMax || p.width > kMax || p.channels > kMax) return kTooLarge;
   if (p.channels % (kVector * p.groups) != 0) {
     return "the channels of a group are no multiple of 4";
   }

@@ -21,7 +21,7 @@ namespace capsops::high_order_conv::pixels {
 constexpr int kThreads = 256;
 constexpr int kPerStep = 4;        // channels computed at a time
 constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
-constexpr int kFewestPixels = 32;  // of a block
+constexpr int kMinPixels = 32;     // of a block
 
 // A block has `pixels` pixels, a power of two. Each has `kThreads / pixels` threads,
 // which share its channels.
@@ -168,8 +168,8 @@ inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;
   const int64_t per_pixel = p.groups * p.kernel_height * p.kernel_width;
   int pixels = maximum;
-  while (pixels >= kFewestPixels && pixels * per_pixel > limit) pixels /= 2;
-  return pixels >= kFewestPixels ? pixels : 0;
+  while (pixels >= kMinPixels && pixels * per_pixel > limit) pixels /= 2;
+  return pixels >= kMinPixels ? pixels : 0;
 }
 
 // Says why this kernel cannot do it, or divides pixels among blocks and returns null.
@@ -182,7 +182,7 @@ inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks)
   w->of_group = p.channels / p.groups;
   w->chunks = CeilDivide(w->of_group, kPerStep);
   int maximum = kThreads;
-  for (int64_t parts = w->chunks * p.groups; parts > 1 && maximum > kFewestPixels;
+  for (int64_t parts = w->chunks * p.groups; parts > 1 && maximum > kMinPixels;
        parts /= 2) {
     maximum /= 2;
   }

@@ -275,14 +275,14 @@ __global__ void __launch_bounds__(kThreads)
 // Says why this path cannot do it, or divides planes into blocks and returns null.
 // Kernels count the pixels of a plane and those that a window spans in 31 bits.
 inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks) {
-  constexpr int64_t kMost = 1 << 30;
+  constexpr int64_t kMax = 1 << 30;
   if (Empty(p)) return kEmpty;
   if (!p.channels_first) return "data_format is NHWC";
-  if (p.height >= kMost / p.width || p.channels >= kMost || p.groups >= kMost) {
+  if (p.height >= kMax / p.width || p.channels >= kMax || p.groups >= kMax) {
     return kTooLarge;
   }
-  if (p.dilation_height >= kMost / p.kernel_height ||
-      p.dilation_width >= kMost / p.kernel_width) {
+  if (p.dilation_height >= kMax / p.kernel_height ||
+      p.dilation_width >= kMax / p.kernel_width) {
     return "the window spans too many pixels";
   }
   // Most taps of a much larger window are outside the image.

@@ -86,13 +86,13 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
 
 // Says why no kernel of any size can do it, or returns null.
 inline const char* WhyNot(const Problem& p, int64_t element_bytes) {
-  constexpr int64_t kMost = 1 << 24;
+  constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
   if (p.groups != 1) return "there is more than one group";
   if (p.channels != 1 && p.channels != 3) return "there are not 1 or 3 channels";
   if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations are not 1";
-  if (p.height > kMost || p.width > kMost) return kTooLarge;
+  if (p.height > kMax || p.width > kMax) return kTooLarge;
   if (p.width * element_bytes % 4 != 0) return "width is odd";
   return nullptr;
 }

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
     CopyAsync(w.bytes, input + ((image + y) * w.width + ring0) * C, (ring1 - ring0) * C,
               lane, w.lanes, ring + slot * input_row + (ring0 - x0 + Z::kUnit) * C);
   };
-  const auto bring = [&](int step, int slot, int ring_slot) {
+  const auto start_copy = [&](int step, int slot, int ring_slot) {
     const int y = first + step;
     bring_input(y + R, ring_slot);
     if (real && y < last) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads)
     __pipeline_commit();
   };
   for (int i = 0; i < 2 * R; ++i) bring_input(first - R + i, i);
-  for (int s = 0; s < kStages; ++s) bring(s, s, 2 * R + s);
+  for (int s = 0; s < kStages; ++s) start_copy(s, s, 2 * R + s);
 
   A acc[K][kWindow][C] = {};  // of rows y-R to y+R of grad_input
   const int steps = w.rows + (kBackward ? 2 * R : 0);
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads)
         });
       }
     }
-    bring(step + kStages, slot, oldest);
+    start_copy(step + kStages, slot, oldest);
     if constexpr (kBackward) {
       if (own && y - R >= y0 && y - R < y1) {
         const int lanes = (x1 - x0 + 1) / kPixels;

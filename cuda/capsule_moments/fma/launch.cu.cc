@@ -138,7 +138,7 @@ struct Path {
     out.scalars = rows.scalars, out.activations = rows.activations;
     out.partial = partial;
     const VoteSums sums{rows.scalars, rows.poses, rows.weights, rows.prior,
-                        rows.begins};
+                        rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const dim3 grid(CeilDivide(d.children, d.windows), parts);
     return WithQ(in.p, [&](auto q) -> LaunchError {

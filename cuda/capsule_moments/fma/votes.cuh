@@ -40,11 +40,11 @@ __host__ __device__ int WindowStageSize(const Division& d) {
 
 // What VoteKernel reads besides the inputs, and its outputs: the pose gradient of each
 // row, and partial sums over windows of the gradients of weights and prior, to which it
-// adds unless `begins`.
+// adds unless `overwrite`.
 struct VoteSums {
   const RowScalars* scalars;
   float *poses, *weights, *prior;
-  bool begins;
+  bool overwrite;
 };
 
 // Starts the copies of the windows [first, first + kPerStep). Here d.windows
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       weights[e] = mine ? Widen(from[matrix * Q * kSide + e]) : 0;
     }
   });
-  if (!out.begins && mine) {
+  if (!out.overwrite && mine) {
     LoadWords(out.weights + part * Q * kSide, sums);
     if (in.prior != nullptr) prior_sum = out.prior[part];
   }

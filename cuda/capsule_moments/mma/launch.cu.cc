@@ -151,7 +151,7 @@ struct Path {
     out.partial = partial;
     const LaunchError error = Pass<true>(exec, name, in, grad, out);
     if (!error.empty()) return error;
-    const WeightSums sums{rows.scalars, rows.weights, rows.prior, rows.begins};
+    const WeightSums sums{rows.scalars, rows.weights, rows.prior, rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       using TileOf = Tile<second, logit, q, small>;

@@ -75,11 +75,11 @@ struct Tile {
 };
 
 // What WeightKernel reads besides the inputs, and its outputs: partial sums over
-// windows of the gradients of weights and prior, to which it adds unless `begins`.
+// windows of the gradients of weights and prior, to which it adds unless `overwrite`.
 struct WeightSums {
   const RowScalars* scalars;
   float *weights, *prior;
-  bool begins;
+  bool overwrite;
 };
 
 // Starts the copies of the statistics of four windows, from `first` on. Absent tensors
@@ -88,11 +88,11 @@ struct WeightSums {
 template <typename TileOf, bool kSecond, int kLogit>
 __device__ void FillParents(const Inputs& in, const Division& d, const Gradient& grad,
                             int first, int end, float* parents) {
-  constexpr int kMost = (kFour * kLanes * kFour - 1) / TileOf::kThreads + 1;
+  constexpr int kMax = (kFour * kLanes * kFour - 1) / TileOf::kThreads + 1;
   const int words = d.outs * kFour;  // 16-byte words per window
-  int from[kMost], to[kMost];
+  int from[kMax], to[kMax];
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
+  for (int i = 0; i < kMax; ++i) {
     const int w = threadIdx.x + i * TileOf::kThreads;
     const int window = (w >= words) + (w >= 2 * words) + (w >= 3 * words);
     const int word = w - window * words;
@@ -101,24 +101,24 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
             word % kFour * 4;
     if (w >= kFour * words) to[i] = -1;
   }
-  const auto bring = [&](const float* tensor, int at) {
+  const auto start_copy = [&](const float* tensor, int at) {
     if (tensor == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kMax; ++i) {
       if (to[i] < 0) continue;
       __pipeline_memcpy_async(parents + to[i] + at * kSize, tensor + from[i], 16);
     }
   };
-  bring(in.center, 0);
-  bring(grad.first, 1);
-  if constexpr (kSecond) bring(grad.second, 2);
-  if constexpr (kLogit > 0) bring(in.precision, 2 + kSecond);
-  if constexpr (kLogit > 1) bring(in.linear, 3 + kSecond);
+  start_copy(in.center, 0);
+  start_copy(grad.first, 1);
+  if constexpr (kSecond) start_copy(grad.second, 2);
+  if constexpr (kLogit > 0) start_copy(in.precision, 2 + kSecond);
+  if constexpr (kLogit > 1) start_copy(in.linear, 3 + kSecond);
   if constexpr (kLogit == 0) return;
   const float* const one = threadIdx.x % kFour == 0 ? in.bias : grad.mass;
   if (threadIdx.x % kFour > 1 || one == nullptr) return;
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
+  for (int i = 0; i < kMax; ++i) {
     if (to[i] < 0) continue;
     const int word = threadIdx.x % kFour;
     __pipeline_memcpy_async(parents + to[i] - 3 * word + TileOf::kTensors * kSize,
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
       }
     }
   };
-  if (!out.begins) visit([](const float* from, float& sum) { sum = *from; });
+  if (!out.overwrite) visit([](const float* from, float& sum) { sum = *from; });
 
   // This thread's column in the products of every kPair-th child.
   const int column = min(g % (Q == kFour ? kFour : kEight), Q - 1);
