@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides images among the blocks of the kernels of channels.cuh, and launches them.
+// Plans and launches of the kernels of channels.cuh.
 #include "cuda/high_order_conv/channels.cuh"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
   return w.rows * row * sizeof(S);
 }
 
-// Says why this kernel cannot do it, or finds the largest tile whose threads and
-// filters a block can have and returns null.
+// Returns why this kernel refuses the problem, or chooses the largest tile that fits a
+// block's threads and shared memory, and returns null.
 template <typename S>
 const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
                    int64_t* blocks) {

@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of any window, dilation and type whose filters
-// are not too large. Neighbouring threads have neighbouring pixels, and compute 4
-// channels of a group at a time. Filters pass through shared memory, so that they are
-// read and written in whole words.
+// fit in shared memory, where they are staged for coalesced access. Neighbouring
+// threads have neighbouring pixels, and each computes 4 channels of a group at a time.
 #include <cuda_pipeline.h>
 
 #include <cstdint>
@@ -19,22 +18,22 @@
 namespace capsops::high_order_conv::pixels {
 
 constexpr int kThreads = 256;
-constexpr int kPerStep = 4;        // channels computed at a time
-constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
-constexpr int kMinPixels = 32;     // of a block
+constexpr int kPerStep = 4;        // channels computed at once
+constexpr int kShared = 48 << 10;  // limit of a block's filters, in bytes
+constexpr int kMinPixels = 32;     // per block
 
-// A block has `pixels` pixels, a power of two. Each has `kThreads / pixels` threads,
-// which share its channels.
+// Work split. A block has `pixels` pixels, a power of two, and `kThreads / pixels`
+// threads per pixel that split its channels.
 struct Work {
-  int pixels, chunks, of_group, per_pixel;  // chunks of channels in a group
+  int pixels, chunks, of_group, per_pixel;  // `chunks` of channels per group
 };
 
-// The pixel of a thread, counted through all images, and its place in its own image.
+// A thread's pixel, counted through all images, and its coordinates.
 struct Place {
-  int64_t first, pixel;  // the block's and the thread's
+  int64_t first, pixel;  // first pixel of the block, and the thread's
   int64_t y, x;
   int count;     // pixels of the block
-  int of_block;  // which of them this is
+  int of_block;  // the thread's pixel, within the block
   int part, parts;
   bool inside;
 
@@ -51,8 +50,8 @@ struct Place {
   }
 };
 
-// Computes output from input and filters where kReverse is false, and grad_input from
-// grad and filters where it is true; then filters are read in place.
+// Computes output from input and filters, or if kReverse grad_input from grad and
+// filters; then it reads filters from global memory.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, Work w, const S* __restrict__ values,
@@ -148,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
       A sum = 0;
 #pragma unroll
       for (int c = 0; c < kPerStep; ++c) {
-        // Channels of the next group are not used, for they might not be finite.
+        // Ignores channels of the next group, which might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }
       mine[tap] = inside ? (c0 > 0 ? mine[tap] + sum : sum) : A{0};
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns the pixels of a block where an element of filters takes `bytes` bytes, or 0
+// Returns the number of pixels per block, if an element of filters takes `bytes`, or 0
 // if filters are too large.
 inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   const int64_t limit = kShared / bytes - 16;
@@ -172,8 +171,8 @@ inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   return pixels >= kMinPixels ? pixels : 0;
 }
 
-// Says why this kernel cannot do it, or divides pixels among blocks and returns null.
-// An element of filters takes `bytes` of shared memory.
+// Returns why this kernel refuses the problem, or splits the pixels among blocks and
+// returns null. An element of filters takes `bytes` of shared memory.
 inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks) {
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the kernels of fma/forward.cuh and fma/backward.cuh.
+// Plans and launches of the kernels of fma/forward.cuh and fma/backward.cuh.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, int64_t blocks,
   return CheckLaunch(Forward::kName);
 }
 
-// Whether rows of `length` elements of T, from these pointers on, consist of 16-byte
+// Whether rows of `length` elements of T from these pointers on are whole 16-byte
 // words.
 template <typename T>
 bool Words(int64_t length, std::initializer_list<const T*> pointers) {
@@ -36,11 +36,11 @@ bool Words(int64_t length, std::initializer_list<const T*> pointers) {
          std::all_of(pointers.begin(), pointers.end(), Aligned16);
 }
 
-// Divides an input capsule for V columns a lane. `groups` is 0 where one block has too
-// few warps.
+// Work split of an input capsule for V columns per lane; `groups` is 0 if a block has
+// too few warps.
 Division Divide(const Problem& p, int v) {
   const auto tiles = [](int64_t count) {
-    // Powers of two divide the warps. More than kMaxBackwardWarps are too many.
+    // Powers of two divide the warps. Anything over kMaxBackwardWarps is refused.
     int64_t power = 1;
     while (power < count && power <= kMaxBackwardWarps) power *= 2;
     return static_cast<int>(power);
@@ -71,8 +71,8 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   return CheckLaunch(Backward::kName);
 }
 
-// Returns the V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, and of equals
-// the largest.
+// Returns the V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, preferring a
+// large one.
 int ChooseV(int64_t columns, int max_v) {
   int best = 1;
   for (int v : {2, 4, 5}) {
@@ -82,7 +82,7 @@ int ChooseV(int64_t columns, int max_v) {
   return best;
 }
 
-// Calls launch(V) with V as a compile-time constant; kMax bounds what is compiled.
+// Calls launch(V) with a compile-time V; kMax limits what is compiled.
 template <int kMax, typename Launch>
 LaunchError WithV(int v, const Launch& launch) {
   if constexpr (kMax >= 5) {
@@ -97,7 +97,7 @@ LaunchError WithV(int v, const Launch& launch) {
   return launch(std::integral_constant<int, 1>{});
 }
 
-// A lane's V K weights may fill this much of its registers.
+// V such that a lane's V K weights fill at most this part of its registers.
 template <typename T>
 constexpr int kForwardMaxV(int k) {
   return 320 / sizeof(Accumulator<T>) / k;
