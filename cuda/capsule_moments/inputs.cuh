@@ -22,7 +22,7 @@ constexpr int kSums = 1 + 2 * kSize;
 
 enum class Element { kFloat, kHalf, kBfloat16 };
 
-// How a share is computed from a logit z.
+// Function that maps a logit z to a share.
 enum class Rule {
   kSoftmax,  // softmax over the parents of this window
   kGiven,    // exp(z - max) * scale, with {max, scale} of the child
@@ -75,10 +75,10 @@ struct Gradient {
   const float *mass, *first, *second;
 };
 
-// Scalars of a row, that is of one child of one window: its activation, the maximum and
+// State of a row, that is of one child of one window: its activation, the maximum and
 // scale of its softmax, and the sum of share dr. A child outside of the image has
 // zeros; an existing child has a nonzero `scale`.
-struct RowScalars {
+struct RowState {
   float activation, maximum, scale, dot;
 };
 

@@ -41,7 +41,7 @@ struct WorkspaceLayout {
 struct Workspace {
   int64_t samples;  // samples of a slice
   int64_t row_scales, row_dots, scales, dots, partial;
-  int64_t scalars, activations, poses, weights, prior;
+  int64_t state, activations, poses, weights, prior;
   int parts = 0;  // partial sums of the gradient of weights
   int64_t size;
 
@@ -50,7 +50,7 @@ struct Workspace {
     const bool merges = p.normalize == kAll && HasLogits(p);
     const int64_t pose = kSide * p.pose_inner * sizeof(float);
     const int64_t row = (merges ? sizeof(float2) + sizeof(float) : 0) +
-                        (backward ? sizeof(RowScalars) + sizeof(float) + pose : 0);
+                        (backward ? sizeof(RowState) + sizeof(float) + pose : 0);
     const int64_t sample = p.out_height * p.out_width * Children(p);
     const int64_t maximum = std::clamp<int64_t>(
         Path::kRowBytes / std::max<int64_t>(1, sample * row), 1, p.batch);
@@ -67,7 +67,7 @@ struct Workspace {
     scales = layout.Take(seen * sizeof(float2));
     dots = layout.Take(backward ? seen * sizeof(float) : 0);
     partial = layout.Take(slots * kSums * kThreads * sizeof(float));
-    scalars = layout.Take(mine * sizeof(RowScalars));
+    state = layout.Take(mine * sizeof(RowState));
     activations = layout.Take(mine * sizeof(float));
     poses = layout.Take(mine * pose);
     if (backward) parts = Path::Parts(part, exec);
@@ -83,10 +83,10 @@ struct Workspace {
   }
 };
 
-// What Path::Differentiate leaves for the kernels of rows.cuh. Unless `overwrite`, it
+// Outputs of Path::Differentiate for the kernels of rows.cuh. Unless `overwrite`, it
 // adds to the partial sums that are there.
 struct Rows {
-  RowScalars* scalars;
+  RowState* state;
   float *activations, *poses, *weights, *prior;  // activations may be null
   bool overwrite;
 };
@@ -193,7 +193,7 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
     error = Merge<Path>(exec, name, &in, &grad, parts, workspace);
     if (!error.empty()) return error;
   }
-  Rows rows{Workspace::In<RowScalars>(workspace, parts.scalars),
+  Rows rows{Workspace::In<RowState>(workspace, parts.state),
             nullptr,
             Workspace::In<float>(workspace, parts.poses),
             Workspace::In<float>(workspace, parts.weights),

@@ -135,9 +135,9 @@ struct Path {
     out.bias = to.bias, out.linear = to.linear;
     out.precision = to.precision, out.center = to.center;
     out.given_mass = moments.mass, out.given_first = moments.first;
-    out.scalars = rows.scalars, out.activations = rows.activations;
+    out.state = rows.state, out.activations = rows.activations;
     out.partial = partial;
-    const VoteSums sums{rows.scalars, rows.poses, rows.weights, rows.prior,
+    const VoteSums sums{rows.state, rows.poses, rows.weights, rows.prior,
                         rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const dim3 grid(CeilDivide(d.children, d.windows), parts);

@@ -23,7 +23,7 @@ enum class Kind {
   kSecond,      // mass, first and second
   kScales,      // {max, scale} of the logits of each row [position, k]
   kDots,        // the sum of share dr of each row
-  kStatistics,  // sums of dz, dz u, dz u^2; scalars and sum of share dq per row
+  kStatistics,  // sums of dz, dz u, dz u^2; state and sum of share dq per row
 };
 constexpr bool kIsGradient(Kind kind) {
   return kind == Kind::kDots || kind == Kind::kStatistics;
@@ -31,7 +31,7 @@ constexpr bool kIsGradient(Kind kind) {
 
 constexpr int kChunk = 8;
 
-// How windows and children are split into units.
+// Work split: windows and children are divided into units (group, chunk).
 struct Division {
   int lanes;    // threads per window
   int windows;  // per group
@@ -58,7 +58,7 @@ struct Results {
   const float *given_mass, *given_first;      // the moments, for center
   float2* scales;
   float* dots;
-  RowScalars* scalars;
+  RowState* state;
   float* activations;
   float* partial;
 };
@@ -87,15 +87,14 @@ __device__ inline void Finish(const Inputs& in, const Gradient& grad,
 
 template <int Q>
 struct Stage {
-  float* weights;       // [kChunk][outs][kWeightStep]
-  float* poses;         // [kChunk][windows][kPoseStep]
-  RowScalars* scalars;  // [kChunk][windows]
+  float* weights;   // [kChunk][outs][kWeightStep]
+  float* poses;     // [kChunk][windows][kPoseStep]
+  RowState* state;  // [kChunk][windows]
 
   __device__ Stage(const Division& d, float* from)
       : weights(from),
         poses(weights + kChunk * d.outs * kWeightStep<Q>),
-        scalars(
-            reinterpret_cast<RowScalars*>(poses + kChunk * d.windows * kPoseStep<Q>)) {}
+        state(reinterpret_cast<RowState*>(poses + kChunk * d.windows * kPoseStep<Q>)) {}
 };
 // Size of a stage in floats.
 template <int Q>
@@ -120,7 +119,7 @@ __device__ void FillStage(const Inputs& in, const Division& d, int group, int ch
     const int position = group * d.windows + e % d.windows;
     const bool any = k < d.children && position < d.positions;
     const int capsule = any ? corner.Child(in.p, k) : -1;
-    if (row == 0) StageRowScalars(in, capsule, stage.scalars + e);
+    if (row == 0) StageState(in, capsule, stage.state + e);
     StagePoseRow<Q>(in, capsule, row,
                     stage.poses + e * kPoseStep<Q> + row * kPoseRow<Q>);
   }
@@ -191,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
       const Stage<Q> stage(d, memory + buffer * StageSize<Q>(d));
       const int k0 = chunk * kChunk, count = min(kChunk, d.children - k0);
       for (int j = 0; j < count; ++j) {
-        RowScalars scalars = stage.scalars[j * d.windows + window];
+        RowState state = stage.state[j * d.windows + window];
         float weights[Q * kSide], u[kSize];
         LoadWords(stage.weights + (j * d.outs + min(o, d.outs - 1)) * kWeightStep<Q>,
                   weights);
@@ -215,28 +214,27 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
         }
         const float z = (logits[0] + logits[1]) + (logits[2] + logits[3]);
         const float dq = (dqs[0] + dqs[1]) + (dqs[2] + dqs[3]);
-        const bool child_exists = scalars.scale != 0;
-        const float share = ShareOf(in.rule, d.lanes, z, parent_exists, &scalars);
-        float factor = scalars.activation * share;  // multiplies u in `first`
+        const bool child_exists = state.scale != 0;
+        const float share = ShareOf(in.rule, d.lanes, z, parent_exists, &state);
+        float factor = state.activation * share;  // multiplies u in `first`
         const int64_t row = int64_t{position} * d.children + k0 + j;
         const bool writes = o == 0 && position < d.positions;
         if constexpr (kKind == Kind::kScales) {
-          if (writes)
-            out.scales[row] = {scalars.maximum, child_exists ? scalars.scale : 0};
+          if (writes) out.scales[row] = {state.maximum, child_exists ? state.scale : 0};
         } else if constexpr (kIsGradient(kKind)) {
           const float mean =
               SumOverGroup(child_exists && parent_exists ? share * dq : 0, d.lanes);
           if constexpr (kKind == Kind::kDots) {
-            if (writes) out.dots[row] = scalars.activation * mean;
+            if (writes) out.dots[row] = state.activation * mean;
           } else {
             if (in.rule == Rule::kLogit) {
-              factor = scalars.activation * dq;
+              factor = state.activation * dq;
             } else {
-              if (in.dots == nullptr) scalars.dot = scalars.activation * mean;
-              factor = share * (scalars.activation * dq - scalars.dot);
+              if (in.dots == nullptr) state.dot = state.activation * mean;
+              factor = share * (state.activation * dq - state.dot);
             }
             if (writes) {
-              out.scalars[row] = scalars;
+              out.state[row] = state;
               if (out.activations != nullptr) out.activations[row] = mean;
             }
           }

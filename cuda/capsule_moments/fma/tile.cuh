@@ -57,9 +57,8 @@ __device__ void StageRow(Element element, const void* tensor, int64_t row, float
   }
 }
 
-// Starts to write the scalars of a child's row; `capsule` is -1 outside of the image.
-__device__ inline void StageRowScalars(const Inputs& in, int64_t capsule,
-                                       RowScalars* to) {
+// Starts to write the state of a child's row; `capsule` is -1 outside of the image.
+__device__ inline void StageState(const Inputs& in, int64_t capsule, RowState* to) {
   if (capsule < 0) {
     *to = {0, 0, 0, 0};
     return;
@@ -156,7 +155,7 @@ __device__ inline float ScaleOfGroup(float value, int lanes) {
 // Returns the share of a logit, or 0 without a child or `parent`. For kSoftmax it sets
 // the row's `maximum` and `scale`.
 __device__ inline float ShareOf(Rule rule, int lanes, float z, bool parent,
-                                RowScalars* child) {
+                                RowState* child) {
   const bool any = parent && child->scale != 0;
   if (rule == Rule::kLogit) return any ? z : 0;
   if (rule == Rule::kSoftmax) {

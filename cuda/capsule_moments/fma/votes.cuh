@@ -4,7 +4,7 @@
 // Gradients of poses and weights. A thread has one child k and one parent type, keeps
 // their weights and weight gradient in registers, and loops over windows, whose
 // statistics are shared by all children of its block. PassKernel has written the
-// scalars of each row [position, k], so that the softmax needs no reduction here.
+// state of each row [position, k], so that the softmax needs no reduction here.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
 
@@ -23,26 +23,26 @@ constexpr int kParentStep = (kLinear ? 5 : 4) * kSize + 4;
 
 template <bool kLinear, int Q>
 struct WindowStage {
-  float* parents;       // [kPerStep][outs][kParentStep]
-  float* poses;         // [kPerStep][slots][kPoseStep]
-  RowScalars* scalars;  // [kPerStep][slots]
+  float* parents;   // [kPerStep][outs][kParentStep]
+  float* poses;     // [kPerStep][slots][kPoseStep]
+  RowState* state;  // [kPerStep][slots]
 
   __device__ WindowStage(const Division& d, float* from)
       : parents(from),
         poses(parents + kPerStep * d.outs * kParentStep<kLinear>),
-        scalars(reinterpret_cast<RowScalars*>(poses +
-                                              kPerStep * d.windows * kPoseStep<Q>)) {}
+        state(
+            reinterpret_cast<RowState*>(poses + kPerStep * d.windows * kPoseStep<Q>)) {}
 };
 template <bool kLinear, int Q>
 __host__ __device__ int WindowStageSize(const Division& d) {
   return kPerStep * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// What VoteKernel reads besides the inputs, and its outputs: the pose gradient of each
+// Further inputs of VoteKernel, and its outputs: the pose gradient of each
 // row, and partial sums over windows of the gradients of weights and prior, to which it
 // adds unless `overwrite`.
 struct VoteSums {
-  const RowScalars* scalars;
+  const RowState* state;
   float *poses, *weights, *prior;
   bool overwrite;
 };
@@ -51,7 +51,7 @@ struct VoteSums {
 // counts the block's children.
 template <bool kLinear, int Q>
 __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient& grad,
-                            const RowScalars* scalars, int first, int end,
+                            const RowState* state, int first, int end,
                             const WindowStage<kLinear, Q>& stage) {
   const float* const tensors[] = {in.center, in.precision, grad.first, grad.second,
                                   in.linear};
@@ -86,10 +86,10 @@ __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient&
     const bool any = k < d.children && position < end;
     const int capsule = any ? ChildOf<int>(in.p, position, k) : -1;
     if (row == 0 && any) {
-      __pipeline_memcpy_async(stage.scalars + e,
-                              scalars + int64_t{position} * d.children + k, 16);
+      __pipeline_memcpy_async(stage.state + e,
+                              state + int64_t{position} * d.children + k, 16);
     } else if (row == 0) {
-      stage.scalars[e] = {0, 0, 0, 0};
+      stage.state[e] = {0, 0, 0, 0};
     }
     StagePoseRow<Q>(in, capsule, row,
                     stage.poses + e * kPoseStep<Q> + row * kPoseRow<Q>);
@@ -148,14 +148,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   const float prior = mine ? At(in.prior, matrix) : 0;
   const int stage_size = WindowStageSize<kLinear, Q>(d);
-  FillWindows<kLinear, Q>(in, d, grad, out.scalars, begin, end,
+  FillWindows<kLinear, Q>(in, d, grad, out.state, begin, end,
                           WindowStage<kLinear, Q>(d, memory));
   __pipeline_commit();
   int buffer = 0;
   for (int first = begin; first < end; first += kPerStep, buffer = 1 - buffer) {
     if (first + kPerStep < end) {
       FillWindows<kLinear, Q>(
-          in, d, grad, out.scalars, first + kPerStep, end,
+          in, d, grad, out.state, first + kPerStep, end,
           WindowStage<kLinear, Q>(d, memory + (1 - buffer) * stage_size));
     }
     __pipeline_commit();
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     const WindowStage<kLinear, Q> stage(d, memory + buffer * stage_size);
     for (int i = 0; i < kPerStep && first + i < end; ++i) {
-      const RowScalars scalars = stage.scalars[i * d.windows + slot];
+      const RowState state = stage.state[i * d.windows + slot];
       const float* const pose = stage.poses + (i * d.windows + slot) * kPoseStep<Q>;
       const float* const statistics =
           stage.parents + (i * d.outs + parent) * kParentStep<kLinear>;
@@ -193,14 +193,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       z -= 0.5f * ((squares[0] + squares[1]) + (squares[2] + squares[3]));
       dq = (dqs[0] + dqs[1]) + (dqs[2] + dqs[3]);
-      const bool exists = scalars.scale != 0 && mine;
+      const bool exists = state.scale != 0 && mine;
       float q = 0, dz = 0;
       if (exists) {
         const float share =
-            in.rule == Rule::kLogit ? z : ExpBelow(z, scalars.maximum) * scalars.scale;
-        q = scalars.activation * share;
-        const float dr = scalars.activation * dq;
-        dz = in.rule == Rule::kLogit ? dr : share * (dr - scalars.dot);
+            in.rule == Rule::kLogit ? z : ExpBelow(z, state.maximum) * state.scale;
+        q = state.activation * share;
+        const float dr = state.activation * dq;
+        dz = in.rule == Rule::kLogit ? dr : share * (dr - state.dot);
       }
       prior_sum += dz;
       float pose_grad[kSide * Q];
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
       float* const to = out.poses + (int64_t{first + i} * d.children + k) * kSide * Q;
-      const bool writes = k < d.children && scalars.scale != 0;
+      const bool writes = k < d.children && state.scale != 0;
       if (d.lanes == kLanes) {
         SumAndWrite<kLanes>(pose_grad, writes, to);
       } else {

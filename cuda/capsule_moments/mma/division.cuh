@@ -14,7 +14,7 @@ namespace capsops::capsule_moments::mma {
 
 constexpr int kChunk = 8;  // children per stage
 
-// How windows and children are split into units (group, chunk).
+// Work split: windows and children are divided into units (group, chunk).
 struct Division {
   Image image;
   int lanes_log2;  // log2 of the padded number of parents: 8, 16 or 32
@@ -63,11 +63,11 @@ struct Results {
   float *mass, *first, *second;
   float *bias, *linear, *precision, *center;  // if `gradients`
   const float *given_mass, *given_first;      // the moments, for center
-  float2* scales;       // of each row [position, k], {max, scale} of its logits
-  float* dots;          // of each row, the sum of share dr; only with `scales`
-  RowScalars* scalars;  // of each row
-  float* activations;   // of each row, the sum of share dq
-  float* poses;         // of each row, the gradient of its pose
+  float2* scales;      // of each row [position, k], {max, scale} of its logits
+  float* dots;         // of each row, the sum of share dr; only with `scales`
+  RowState* state;     // of each row
+  float* activations;  // of each row, the sum of share dq
+  float* poses;        // of each row, the gradient of its pose
   float* partial;
 };
 
@@ -100,15 +100,14 @@ __device__ inline void Finish(const Inputs& in, const Gradient& grad,
 
 template <int Q>
 struct StageOf {
-  float* weights;       // [kChunk][outs][Q][4]
-  float* poses;         // [kChunk][windows][Q][4]
-  RowScalars* scalars;  // [kChunk][windows]
+  float* weights;   // [kChunk][outs][Q][4]
+  float* poses;     // [kChunk][windows][Q][4]
+  RowState* state;  // [kChunk][windows]
 
   __device__ StageOf(const Division& d, float* from)
       : weights(from),
         poses(weights + kChunk * d.outs * Q * kSide),
-        scalars(
-            reinterpret_cast<RowScalars*>(poses + kChunk * d.windows() * Q * kSide)) {}
+        state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
 };
 // Sizes in floats of a stage, of one number per vote of a chunk, and of the pose
 // gradients of each warp's rows. Rows of votes are padded by four words, so that
@@ -146,12 +145,11 @@ struct alignas(8) TermsOf<true> {
   __device__ TermsOf(float z, float dq) : z(z), dq(dq) {}
 };
 
-// Starts to write the scalars of a child's row; `capsule` is -1 outside of the image.
+// Starts to write the state of a child's row; `capsule` is -1 outside of the image.
 // Without logits (kEqual) every share is `equal`; with logits, kGiven implies
 // in.scales.
 template <bool kEqual, typename N>
-__device__ void StageRowScalars(const Inputs& in, int capsule, float equal,
-                                RowScalars* to) {
+__device__ void StageState(const Inputs& in, int capsule, float equal, RowState* to) {
   if (capsule < 0) {
     *to = {0, 0, 0, 0};
     return;
@@ -237,8 +235,7 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
     for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
       const int capsule = source->capsule;
       exist = exist && capsule >= 0;
-      if (row == 0)
-        StageRowScalars<kEqual, N>(in, capsule, source->equal, stage.scalars + e);
+      if (row == 0) StageState<kEqual, N>(in, capsule, source->equal, stage.state + e);
       StagePoseRow<Q>(static_cast<const N*>(in.poses), capsule, row,
                       stage.poses + e * Q * kSide);
       source->Advance(in, d, kThreads / kSide >> d.windows_log2());

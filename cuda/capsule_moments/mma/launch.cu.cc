@@ -146,12 +146,11 @@ struct Path {
     out.bias = to.bias, out.linear = to.linear;
     out.precision = to.precision, out.center = to.center;
     out.given_mass = moments.mass, out.given_first = moments.first;
-    out.scalars = rows.scalars, out.activations = rows.activations,
-    out.poses = rows.poses;
+    out.state = rows.state, out.activations = rows.activations, out.poses = rows.poses;
     out.partial = partial;
     const LaunchError error = Pass<true>(exec, name, in, grad, out);
     if (!error.empty()) return error;
-    const WeightSums sums{rows.scalars, rows.weights, rows.prior, rows.overwrite};
+    const WeightSums sums{rows.state, rows.weights, rows.prior, rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       using TileOf = Tile<second, logit, q, small>;

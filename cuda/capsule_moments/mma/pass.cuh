@@ -35,7 +35,7 @@ __device__ int RowAt(int g, int row, int q) {
 // them.
 //
 // If kEqual, `rows` lack the factor activation * share, and the kernel also writes each
-// row's scalars; `dqs`, [warp][child][window of the warp], are then the warps' sums of
+// row's state; `dqs`, [warp][child][window of the warp], are then the warps' sums of
 // the gradients of activation * share. If `linear`, they lack <dfirst, u>, whose sum
 // over parents is the inner product of the pose and its gradient.
 template <bool kEqual, int Q>
@@ -62,7 +62,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
     }
     const int64_t to = int64_t{position} * d.children + k;
     if constexpr (kEqual) {
-      const RowScalars scalars = stage.scalars[e];
+      const RowState state = stage.state[e];
       float dq = 0;
       if (out.activations != nullptr) {
         for (int w = p; w < used; w += kSide) {
@@ -75,11 +75,11 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         dq = SumOverRow(dq, kSide);
       }
       if (p == 0 && there) {
-        out.scalars[to] = scalars;
-        if (out.activations != nullptr) out.activations[to] = scalars.scale * dq;
+        out.state[to] = state;
+        if (out.activations != nullptr) out.activations[to] = state.scale * dq;
       }
 #pragma unroll
-      for (float& x : sums) x *= scalars.activation * scalars.scale;
+      for (float& x : sums) x *= state.activation * state.scale;
     }
     if (there) StoreRow(sums, out.poses + (to * kSide + p) * Q);
   }
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           if (sums && chunk > chunk0)
             SumRows<false>(d, group, k0 - kChunk, rows, stage, nullptr, false, out);
         }
-        ShareChunk<kGradient>(in, d, group, k0, stage.scalars, votes, out);
+        ShareChunk<kGradient>(in, d, group, k0, stage.state, votes, out);
         if (!sums) continue;
         __syncthreads();
       }
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         const float* poses = stage.poses + pose_at;
         const float* weights = stage.weights + weights_at;
         [[maybe_unused]] const float* back = stage.weights + back_at;
-        const RowScalars* scalars = stage.scalars + coord.window;
+        const RowState* state = stage.state + coord.window;
         Terms* terms = votes + vote_at;
         float* to = my_rows;
 #pragma unroll 1
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const bool exists = all_exist || scalars->scale != 0;
+            const bool exists = all_exist || state->scale != 0;
             [[maybe_unused]] float gradient[kSize] = {}, dq = 0;
             if (exists) {
               if constexpr (kGradient && kEqual) {
@@ -233,8 +233,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                   gradient[h] = x;
                 }
               } else {
-                const float q =
-                    kEqual ? scalars->activation * scalars->scale : terms->z;
+                const float q = kEqual ? state->activation * state->scale : terms->z;
                 sum += q;
 #pragma unroll
                 for (int h = 0; h < kSize; ++h) {
@@ -253,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                               row_sums[i / kPair]);
               back += weights_step;
             }
-            terms += vote_step, scalars += d.windows();
+            terms += vote_step, state += d.windows();
           }
 #pragma unroll
           for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {

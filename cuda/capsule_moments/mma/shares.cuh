@@ -28,7 +28,7 @@ __device__ inline float SumOverRow(float sum, int threads) {
 // child and 0 for parents that do not exist. For kSoftmax it sets the row's `maximum`
 // and `scale`.
 __device__ inline void MakeShares(Rule rule, int threads, float factor,
-                                  float (&z)[kEight], RowScalars* child) {
+                                  float (&z)[kEight], RowState* child) {
   if (rule != Rule::kSoftmax) {
     if (rule == Rule::kGiven) {
       factor *= child->scale;
@@ -58,7 +58,7 @@ __device__ inline void MakeShares(Rule rule, int threads, float factor,
 // of the logits. Writes the row's scalar results.
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
-                           const RowScalars* all_scalars, TermsOf<kGradient>* votes,
+                           const RowState* all_states, TermsOf<kGradient>* votes,
                            const Results& out) {
   const int threads = d.lanes() / kEight, row = threadIdx.x >> (d.lanes_log2 - 3);
   const int first = (threadIdx.x & (threads - 1)) * kEight;
@@ -67,7 +67,7 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
   constexpr int kNumbers = kGradient ? 2 : 1;
   float terms[kNumbers * kEight];
   LoadWords(my_votes, terms);
-  RowScalars scalars = all_scalars[row];
+  RowState state = all_states[row];
   const int k = k0 + (row >> d.windows_log2());
   const int position = (group << d.windows_log2()) + (row & (d.windows() - 1));
   const int64_t to = int64_t{position} * d.children + k;
@@ -81,7 +81,7 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
       if (first + e < d.outs) z[e] += in.prior[int64_t{k} * d.outs + first + e];
     }
   }
-  MakeShares(in.rule, threads, kGradient ? 1 : scalars.activation, z, &scalars);
+  MakeShares(in.rule, threads, kGradient ? 1 : state.activation, z, &state);
   if constexpr (kGradient) {
     float means[2] = {};
 #pragma unroll
@@ -89,30 +89,30 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     const float mean = SumOverRow(means[0] + means[1], threads);
     if (out.dots != nullptr) {
       if (writes) {
-        out.scales[to] = {scalars.maximum, scalars.scale};
-        out.dots[to] = scalars.activation * mean;
+        out.scales[to] = {state.maximum, state.scale};
+        out.dots[to] = state.activation * mean;
       }
       return;
     }
-    if (in.dots == nullptr) scalars.dot = scalars.activation * mean;
+    if (in.dots == nullptr) state.dot = state.activation * mean;
     const bool logit = in.rule == Rule::kLogit;
-    const float dot = logit ? 0 : scalars.dot;
+    const float dot = logit ? 0 : state.dot;
 #pragma unroll
     for (int e = 0; e < kEight; ++e) {
-      const float dr = scalars.activation * terms[2 * e + 1] - dot;
+      const float dr = state.activation * terms[2 * e + 1] - dot;
       terms[2 * e + 1] = logit ? dr : z[e] * dr;
     }
     if (writes) {
-      out.scalars[to] = scalars;
+      out.state[to] = state;
       if (out.activations != nullptr) out.activations[to] = mean;
     }
   } else if (out.scales != nullptr) {
-    if (writes) out.scales[to] = {scalars.maximum, scalars.scale};
+    if (writes) out.scales[to] = {state.maximum, state.scale};
     return;
   }
 #pragma unroll
   for (int e = 0; e < kEight; ++e) {
-    terms[kNumbers * e] = kGradient ? z[e] * scalars.activation : z[e];
+    terms[kNumbers * e] = kGradient ? z[e] * state.activation : z[e];
   }
   StoreWords(terms, my_votes);
 }

@@ -95,10 +95,10 @@ struct Statistics {
     return first_grad[h];
   }
 
-  // Computes the gradient of a vote, given its child's scalars, and returns the
+  // Computes the gradient of a vote, given its child's state, and returns the
   // logit's.
   __device__ float Differentiate(const float (&u)[kSize], Rule rule,
-                                 const RowScalars& child, float prior,
+                                 const RowState& child, float prior,
                                  float (&gradient)[kSize]) const {
     float weighted[kSize], logits[2] = {}, lines[2] = {}, grads[2] = {};
 #pragma unroll

@@ -4,7 +4,7 @@
 // Gradients of weights and prior. A warp has eight parents and four windows, and a
 // thread one such pair for several children. The children's gradients stay in registers
 // while the warp loops over windows, and a parent's statistics are loaded once for
-// several votes. PassKernel has written the scalars of each row [position, k], so that
+// several votes. PassKernel has written the state of each row [position, k], so that
 // the softmax needs no reduction here.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
@@ -33,11 +33,11 @@ struct Tile {
   // Stride of [kOwn][Q][4], padded to avoid bank conflicts.
   static constexpr int kWeightsStep = kOwn * Q * kSide + (kOwn * Q % 8 == 4 ? 0 : 16);
 
-  float* weights;       // [teams' children][outs][kWeightsStep], loaded once
-  float* parents;       // [2][kFour][WindowStep]
-  float* poses;         // [2][children][kFour][Q][4]
-  RowScalars* scalars;  // [2][children][kFour]
-  Child* places;        // [children], computed once
+  float* weights;   // [teams' children][outs][kWeightsStep], loaded once
+  float* parents;   // [2][kFour][WindowStep]
+  float* poses;     // [2][children][kFour][Q][4]
+  RowState* state;  // [2][children][kFour]
+  Child* places;    // [children], computed once
 
   __host__ __device__ static int Children(const Division& d) {
     return kOwn * kWarps * kEight >> d.lanes_log2;
@@ -54,9 +54,8 @@ struct Tile {
       : weights(from),
         parents(weights + Children(d) / kOwn * d.outs * kWeightsStep),
         poses(parents + 2 * kFour * WindowStep(d)),
-        scalars(
-            reinterpret_cast<RowScalars*>(poses + 2 * Children(d) * kFour * Q * kSide)),
-        places(reinterpret_cast<Child*>(scalars + 2 * Children(d) * kFour)) {}
+        state(reinterpret_cast<RowState*>(poses + 2 * Children(d) * kFour * Q * kSide)),
+        places(reinterpret_cast<Child*>(state + 2 * Children(d) * kFour)) {}
   // Returns row `q` of the weights of a child and a parent.
   __device__ float* Weights(const Division& d, int slot, int parent, int q) const {
     return weights + (slot / kOwn * d.outs + parent) * kWeightsStep +
@@ -69,15 +68,15 @@ struct Tile {
   __device__ float* Poses(const Division& d, int buffer) const {
     return poses + buffer * Children(d) * kFour * Q * kSide;
   }
-  __device__ RowScalars* ScalarsOf(const Division& d, int buffer) const {
-    return scalars + buffer * Children(d) * kFour;
+  __device__ RowState* StateOf(const Division& d, int buffer) const {
+    return state + buffer * Children(d) * kFour;
   }
 };
 
-// What WeightKernel reads besides the inputs, and its outputs: partial sums over
+// Further inputs of WeightKernel, and its outputs: partial sums over
 // windows of the gradients of weights and prior, to which it adds unless `overwrite`.
 struct WeightSums {
-  const RowScalars* scalars;
+  const RowState* state;
   float *weights, *prior;
   bool overwrite;
 };
@@ -126,13 +125,12 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   }
 }
 
-// Starts the copies of the poses and row scalars of four windows, from `first` on.
+// Starts the copies of the poses and row state of four windows, from `first` on.
 // `pixel` is that of window first + threadIdx.x / 4 % 4, and advances to the next tile.
 template <typename TileOf, int Q>
-__device__ void FillChildren(const Inputs& in, const Division& d,
-                             const RowScalars* from, int first, int end,
-                             const Child* places, Pixel* pixel, float* poses,
-                             RowScalars* scalars) {
+__device__ void FillChildren(const Inputs& in, const Division& d, const RowState* from,
+                             int first, int end, const Child* places, Pixel* pixel,
+                             float* poses, RowState* state) {
   const int children = TileOf::Children(d);
   const Corner corner(d.image, *pixel);
   pixel->Advance(d.image, kFour);
@@ -145,11 +143,10 @@ __device__ void FillChildren(const Inputs& in, const Division& d,
       const int k = blockIdx.x * children + pair / kFour;
       const bool any = k < d.children && position < end;
       if (row == 0 && any) {
-        __pipeline_memcpy_async(scalars + pair,
-                                from + int64_t{position} * d.children + k,
-                                sizeof(RowScalars));
+        __pipeline_memcpy_async(state + pair, from + int64_t{position} * d.children + k,
+                                sizeof(RowState));
       } else if (row == 0) {
-        scalars[pair] = {0, 0, 0, 0};
+        state[pair] = {0, 0, 0, 0};
       }
       StagePoseRow<Q>(static_cast<const N*>(in.poses),
                       any ? corner.Capsule(d.image, places[pair / kFour]) : -1, row,
@@ -259,9 +256,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     if (first + kFour < end) {
       FillParents<TileOf, kSecond, kLogit>(in, d, grad, first + kFour, end,
                                            tile.Parents(d, 1 - buffer));
-      FillChildren<TileOf, Q>(in, d, out.scalars, first + kFour, end, tile.places,
-                              &pixel, tile.Poses(d, 1 - buffer),
-                              tile.ScalarsOf(d, 1 - buffer));
+      FillChildren<TileOf, Q>(in, d, out.state, first + kFour, end, tile.places, &pixel,
+                              tile.Poses(d, 1 - buffer), tile.StateOf(d, 1 - buffer));
     }
     __pipeline_commit();
     if (first < begin) continue;
@@ -275,10 +271,10 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     const float* const one = my_parent.center + TileOf::kTensors * kSize;
     const Statistics<true, kSecond, kLogit> statistics(std::true_type(), my_parent,
                                                        one[0], one[1]);
-    const RowScalars* const all_scalars = tile.ScalarsOf(d, buffer) + slot0 * kFour + t;
+    const RowState* const all_states = tile.StateOf(d, buffer) + slot0 * kFour + t;
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
-      const RowScalars scalars = all_scalars[c * kFour];
+      const RowState state = all_states[c * kFour];
       float u[kSize], gradient[kSize], factor = 1;
       if constexpr (kLogit > 0 || kSecond) {
         MakeVote<true, Q>(weights + c * Q * kSide,
@@ -287,7 +283,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
       }
       if constexpr (kLogit == 0) {
         // Float poses are already rounded without bias.
-        factor = scalars.activation * scalars.scale *
+        factor = state.activation * state.scale *
                  (in.element == Element::kFloat ? 1 : kDebias);
 #pragma unroll
         for (int h = 0; h < kSize; ++h)
@@ -297,7 +293,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         if (kPrior && in.prior != nullptr && child0 + c < d.children) {
           prior = in.prior[int64_t{child0 + c} * d.outs + parent];
         }
-        const float dz = statistics.Differentiate(u, in.rule, scalars, prior, gradient);
+        const float dz = statistics.Differentiate(u, in.rule, state, prior, gradient);
         if constexpr (kPrior) priors[c] += dz;
       }
       Contract<true>(gradient, poses + c * kFour * Q * kSide + back_at,

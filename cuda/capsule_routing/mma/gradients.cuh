@@ -18,15 +18,11 @@ namespace capsops::capsule_routing::mma {
 //   du_hat = sum_r (c_r ds_r + db_r V_r),
 // which is the left operand of two products: with weights, for the gradient of input,
 // and transposed with input, for that of weights. `vectors` are V and ds, alternating,
-// of kIterations iterations.
-//
-// Without kAccumulate the first V is omitted, as it is zero: c_1 is then the same for
-// all samples, and the sum of db_1 over samples follows from that of the inner
-// products. With kAccumulate, the results are added to the gradients.
-//
-// The vectors and input of a tile are staged in shared memory, double-buffered if
-// `stages` is 2.
-template <typename S, int D, int K, Tf32 kTf32, bool kAccumulate>
+// of kIterations iterations. With kAdd, the results are added to the gradients.
+// Without, the first V is zero and omitted: c_1 is the same for all samples, and the
+// sum of db_1 over samples follows from that of the inner products. The vectors and
+// input of a tile are staged in shared memory, double-buffered if `stages` is 2.
+template <typename S, int D, int K, Tf32 kTf32, bool kAdd>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     GradientsKernel(Sizes z, int teams, int stages, int iterations,
                     const S* __restrict__ input, const S* __restrict__ weights,
@@ -35,7 +31,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
                     S* __restrict__ grad_logits) {
   using Layout = GradientsShared<S, D, K>;
   constexpr int M = D / 2, KS = K / kStepK, R = kIterations, kCaps = Layout::kCaps;
-  constexpr int kFirst = kAccumulate ? 0 : 1, kVectors = 2 * R - kFirst;
+  constexpr int kFirst = kAdd ? 0 : 1, kVectors = 2 * R - kFirst;
   constexpr int kStep = M * kLanes;  // staged vectors are [group][vector][m][lane]
   extern __shared__ float4 shared[];
   char* const memory = reinterpret_cast<char*>(shared);
@@ -134,7 +130,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       first_db[n] = my_db[rows.At(n, 0)];
     }
   };
-  if constexpr (!kAccumulate) first_softmaxes();
+  if constexpr (!kAdd) first_softmaxes();
   WaitForKernelBefore();
   if (stages > 1) start_copy(0);
 #pragma unroll 1
@@ -224,7 +220,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           my_db[item(r, n, h)] = db[r][n][h];
         }
       }
-      if constexpr (!kAccumulate) first_db[n] += db[0][n][0] + db[0][n][1];
+      if constexpr (!kAdd) first_db[n] += db[0][n][0] + db[0][n][1];
     }
     NamedBarrierSync(team + 1, team_threads);
     rows.Softmaxes<true, true>((R - kFirst) * kCaps, thread, exchange);
@@ -233,7 +229,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     for (int n = 0; n < kCaps; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if constexpr (!kAccumulate) c[0][n][h] = first_c[n];
+        if constexpr (!kAdd) c[0][n][h] = first_c[n];
 #pragma unroll
         for (int r = kFirst; r < R; ++r) {
           c[r][n][h] = my_c[item(r, n, h)];
@@ -269,8 +265,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    NamedBarrierSync(team + 1,
-                     team_threads);  // before the exchange buffer is overwritten
+    NamedBarrierSync(team + 1, team_threads);  // before exchange is overwritten
     // Loads input as the right operand of the gradient of weights.
     Operand<2, kTf32> samples[kCaps][KS][2];
 #pragma unroll
@@ -359,14 +354,13 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       }
       // Elements of input capsules are ordered by product.
       S* const to = grad_row + tile * kTileSamples * input_row + e * kStepK;
-      if (tile * kTileSamples + place.g < z.batch)
-        AddPair(total.x, total.y, kAccumulate, to);
+      if (tile * kTileSamples + place.g < z.batch) AddPair(total.x, total.y, kAdd, to);
       if (tile * kTileSamples + place.g + 8 < z.batch) {
-        AddPair(total.z, total.w, kAccumulate, to + 8 * input_row);
+        AddPair(total.z, total.w, kAdd, to + 8 * input_row);
       }
     }
   }
-  if constexpr (!kAccumulate) {
+  if constexpr (!kAdd) {
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) first_db[n] = SumOverRows(first_db[n]);
     NamedBarrierSync(team + 1, team_threads);  // grad_input has been reduced
@@ -376,10 +370,10 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   for (int n = 0; n < kCaps; ++n) {
     if (n >= caps) continue;
     float total = SumOverRows(sum_logits[n]);
-    if constexpr (!kAccumulate) total += first_db[n];
+    if constexpr (!kAdd) total += first_db[n];
     if (place.g == 0 && real) {
       S* const to = grad_logits + (i0 + n) * z.out_caps + j;
-      Narrow(kAccumulate ? total + Widen(*to) : total, to);
+      Narrow(kAdd ? total + Widen(*to) : total, to);
     }
     const int column_j = group * kGroupCaps + place.g / 2;
     if (column_j >= z.out_caps) continue;
@@ -390,8 +384,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 #pragma unroll
       for (int s = 0; s < KS; ++s) {
         const float (&sum)[4] = sum_weights[m / 2][n][s];
-        AddPair(sum[m % 2 * 2], sum[m % 2 * 2 + 1], kAccumulate,
-                to + 2 * m * K + s * kStepK);
+        AddPair(sum[m % 2 * 2], sum[m % 2 * 2 + 1], kAdd, to + 2 * m * K + s * kStepK);
       }
     }
   }

@@ -52,12 +52,11 @@ struct Tiling {
   // Bytes of shared memory of a pass that computes inner products with `vectors`
   // vectors.
   int Shared(const Teams& of, int vectors) const {
-    using StagedPipeline = Pipeline<S, D, K, Tf32::kExact>;
+    using Pipe = Pipeline<S, D, K, Tf32::kExact>;
     constexpr int kFloat4 = sizeof(float4);
-    const int pipeline =
-        of.parts * StagedPipeline::kStages *
-        StagedPipeline::StageLength(z.out_caps, z.groups, of.tiles, of.stage) *
-        static_cast<int>(sizeof(S));
+    const int pipeline = of.parts * Pipe::kStages *
+                         Pipe::StageLength(z.out_caps, z.groups, of.tiles, of.stage) *
+                         static_cast<int>(sizeof(S));
     const int rest = (of.parts - 1) * of.tiles * z.groups * (D / 2) * kLanes * kFloat4;
     const int rows = vectors * of.count() * Rows(z.groups, of.stage).length() * kFloat4;
     return std::max(rows + pipeline, rest);
@@ -114,7 +113,7 @@ struct Tiling {
 };
 
 // Work split of GradientsKernel, without teams if nothing fits.
-template <typename T, int D, int K, bool kAccumulate>
+template <typename T, int D, int K, bool kAdd>
 struct GradientsTiling {
   using Layout = GradientsShared<CudaType<T>, D, K>;
 
@@ -123,7 +122,7 @@ struct GradientsTiling {
   int64_t blocks = 0;
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
-      : layout{z.groups, 0, 2 * kIterations - (kAccumulate ? 0 : 1)}, stages(0) {
+      : layout{z.groups, 0, 2 * kIterations - (kAdd ? 0 : 1)}, stages(0) {
     // Minimizes the steps: one per team, and two to start a block; a single stage costs
     // half as much again.
     const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
@@ -193,13 +192,13 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
                           Native(coefficients));
 }
 
-template <Tf32 kTf32, typename T, int D, int K, bool kAccumulate>
+template <Tf32 kTf32, typename T, int D, int K, bool kAdd>
 LaunchError RunGradients(const GpuExec& exec, const Sizes& z,
-                         const GradientsTiling<T, D, K, kAccumulate>& tiling,
+                         const GradientsTiling<T, D, K, kAdd>& tiling,
                          int64_t iterations, const T* input, const T* weights,
                          const T* logits, const float4* vectors, T* grad_input,
                          T* grad_weights, T* grad_logits) {
-  constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kAccumulate>;
+  constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kAdd>;
   const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
   return LaunchOverlapped(
