@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of groups of 4 N channels (involution). A
-// thread has 4 neighbouring pixels of a row and 4 channels, and holds the 4 + K - 1
-// vectors of the image that a row of taps reads in registers. The threads of a group
-// share filters, which are staged in shared memory.
+// thread has 4 neighbouring pixels of a row and 4 channels, and holds in registers the
+// 4 + K - 1 vectors of the image that a row of taps reads. The threads of a group share
+// filters, which are staged in shared memory.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
 

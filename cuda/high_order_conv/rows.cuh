@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution of one group of few channels, channels last. The lanes of a
-// task move down the rows of a strip of the image, while the filters of the next rows
-// are copied to shared memory. Each filter is read once, except in the halos that
-// strips share. Its gradient replaces it in shared memory and is stored from there in
-// whole words.
+// High-order convolution of one group of few channels, channels last. Threads, here
+// called lanes, move down the rows of a strip of the image, while the filters of the
+// next rows are copied to shared memory. Each filter is read once, except in the halos
+// that strips share. Its gradient replaces it in shared memory and is stored from there
+// in whole words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 
@@ -39,9 +39,9 @@ struct Shape {
   static constexpr int kRadius = K / 2;
   static constexpr int kTaps = K * K;
   static constexpr int kWindow = kPixels + 2 * kRadius;  // columns that a lane reads
-  static constexpr int kUnit = 16 / sizeof(S);  // pixels per 16 bytes of one channel
-  static constexpr int kHalo = kBackward ? kUnit : 0;  // columns computed twice
-  static constexpr int kRing = 2 * kRadius + kStages;  // rows of staged input
+  static constexpr int kUnit = 16 / sizeof(S);           // pixels copied together
+  static constexpr int kHalo = kBackward ? kUnit : 0;    // columns computed twice
+  static constexpr int kRing = 2 * kRadius + kStages;    // rows of staged input
   static constexpr int kEdge = kBackward ? 2 * kRadius * C : 0;
   static constexpr int kFromX =
       ((kUnit - kRadius) * C) & ~1;  // of a window, whole pairs

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// `grad` are gradients of the moments, and `moments` come from the forward plan.
+// Gradients of the statistics. `grad` are those of the moments.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     StatisticKernel(Problem p, Operands<T> in, Moments<const S> grad,
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kLanes* kSlices)
                [&](int64_t i, S sum) { Narrow(sum, grad_poses + i); });
 }
 
-// Adds to `sums`, which hold the slices of the batch before, and after the last slice
-// narrows to `grad_weights`.
+// Gradients of weights. Unless this is the first slice of the batch, adds to `sums`;
+// the last slice writes `grad_weights`.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kLanes* kSlices)
     WeightKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,

@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         SumRows<false>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr, false,
                        out);
       }
-      // Removes the factor of the logit gradients that were added up.
+      // Removes kDebias from the sums of logit gradients.
       constexpr float kFactor = 1 / kDebias;
       sum *= kFactor;
 #pragma unroll

@@ -73,8 +73,8 @@ struct Tile {
   }
 };
 
-// Further inputs of WeightKernel, and its outputs: partial sums over
-// windows of the gradients of weights and prior, to which it adds unless `overwrite`.
+// Further inputs of WeightKernel, and its outputs: partial sums over windows of the
+// gradients of weights and prior, to which it adds unless `overwrite`.
 struct WeightSums {
   const RowState* state;
   float *weights, *prior;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   extern __shared__ float4 shared[];
   const Place place;
   const WarpTask task(z, teams);
-  WaitForKernelBefore();  // for the kernel that may produce the inputs
+  WaitForKernelBefore();  // it may produce the inputs
   // Rounds after scaling by c, and not here.
   Pipeline<S, D, K, Tf32::kExact> pipeline(z, teams, task, input, weights,
                                            reinterpret_cast<S*>(shared));

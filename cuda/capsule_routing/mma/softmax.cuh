@@ -22,8 +22,8 @@ __device__ inline float ExpBelowOrZero(float x, float maximum) {
 struct Rows {
   int groups, pitch, stage, shift;
 
-  // For `of_stage` input capsules at a time. 2^shift threads reduce a row, so that no
-  // thread is idle.
+  // For `of_stage` input capsules at a time. 2^shift threads reduce a row: as many as
+  // there are for it.
   __host__ __device__ Rows(int of_groups, int of_stage)
       : groups(of_groups), pitch(of_groups | 1), stage(of_stage), shift(0) {
     while (kHeld << shift < groups ||
@@ -38,7 +38,7 @@ struct Rows {
   __device__ float* Of(float4* team_rows, int row, int j) const {
     return reinterpret_cast<float*>(team_rows + row * pitch) + j;
   }
-  // Offset from there to the sample 8 h rows on of input capsule n.
+  // Offset from there to input capsule n, 8 h samples further on.
   __device__ int At(int n, int h) const {
     return (n * kTileSamples + h * 8) * pitch * 4;
   }

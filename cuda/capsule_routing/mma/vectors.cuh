@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
                   const float* __restrict__ sums, const S* __restrict__ grad,
                   float4* __restrict__ vectors) {
   const VectorThread<D> thread{z};
-  WaitForKernelBefore();  // for sums, grad and the next kernel's inputs
+  WaitForKernelBefore();  // it may produce sums, grad and the next inputs
   LetKernelAfterBegin();
   const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
   float4 v{}, s{}, next{};
@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
   }
 }
 
-// Ends a backward iteration: dv += dV, and ds of the iteration before, from that dv and
-// the iteration's `sums`.
+// Ends a backward iteration: dv += dV, then ds of the previous iteration, from dv and
+// that iteration's `sums`.
 template <int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
     FinishBackwardKernel(Sizes z, int64_t chunks, const float4* partial,

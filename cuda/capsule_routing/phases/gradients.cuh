@@ -21,7 +21,7 @@ constexpr int kGradientWarps = 12;  // per block
 struct GradientsLayout {
   int tile_caps, tiles, iterations;
   int parts;         // of input capsules; a warp always has the same one
-  int adders;        // warps with sums of grad_input, per part
+  int adders;        // warps per part, each with its sums of grad_input
   int moments_step;  // stride of an input capsule
   int input_size;    // of a warp's sums of one tile
   int64_t moments, input_sums, logits_sums, first_sums, first_shares, size;

@@ -5,9 +5,8 @@
 // capsules:
 //   A: inner products of the predictions with all vectors, as in the other passes;
 //   B: c_r and db_r from those and the moments, to the warp's own shared memory;
-//   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA, which is the left operand of
-//   products
-//      with weights, for the gradient of input, and transposed with input, for that of
+//   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA, the left operand of products with
+//      weights, for the gradient of input, and transposed with input, for that of
 //      weights.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_

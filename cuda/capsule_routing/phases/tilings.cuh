@@ -17,12 +17,12 @@
 
 namespace capsops::capsule_routing::phases {
 
-// Limit of the workspace for partial sums, which more blocks need, in bytes.
+// Limit of the workspace for partial sums in bytes. More blocks need more of it.
 constexpr int64_t kBlocksBytes = int64_t{64} << 20;
-// And for sums of the gradient of weights if S cannot hold them, unless one input
+// Limit for sums of the gradient of weights if S cannot hold them, unless one input
 // capsule per multiprocessor needs more.
 constexpr int64_t kSumsBytes = int64_t{48} << 20;
-// And for moments of softmaxes, which are otherwise computed twice.
+// Limit for moments of softmaxes. Without them, softmaxes are computed twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
 constexpr int64_t kFewIterations = 3;

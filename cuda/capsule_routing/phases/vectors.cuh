@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
   }
 }
 
-// Ends a backward iteration: dv += dV, or dv = dV in the `first`, and ds of the
-// iteration before, from that dv and the iteration's `sums`.
+// Ends a backward iteration: dv += dV, or dv = dV in the `first`, then ds of the
+// previous iteration, from dv and that iteration's `sums`.
 template <typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishBackwardKernel(Sizes z, int64_t slices, const A* partial,

@@ -60,11 +60,11 @@ struct Arrays {
   A* logits;   // [n][j]
   A* c;        // [r][b][n][j], the coefficients
   A* g;        // [r][b][n][j], the gradients db; only backward
-  A* v;        // [r][b][j][d], V; backward has grad in the place of the first, zero
-  A* ds;       // [r][b][j][d], V; backward, grad replaces the zero first V
-  A* scratch;  // sums on their way: a number of each thread, or parts of grad_input
-  A* sums;     // [r][b][j][d], s, later replaced by ds; only backward
-  A* dv;       // partial sums: one per thread, or parts of grad_input
+  A* v;        // [r][b][j][d], V; backward, grad replaces the zero first V
+  A* ds;       // [r][b][j][d], s, later replaced by ds; only backward
+  A* scratch;  // partial sums: one per thread, or parts of grad_input
+  A* sums;     // [max_cells()][d], the sums over all blocks
+  A* dv;       // [max_cells()][d]; only backward
 };
 
 // The sum over each kSize consecutive lanes, in all of them.
