@@ -180,8 +180,7 @@ ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
   return {};
 }
 
-// Writes the gradients of one slice of samples; those of weights and prior as partial
-// sums.
+// Writes the gradients of one slice; those of weights and prior as partial sums.
 template <typename Path, typename T>
 LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
                           const Moments<const float>& moments, const Gradients<T>& to,

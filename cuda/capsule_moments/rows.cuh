@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Launchers of the kernels that mma and fma share. They reduce rows [position, k] to
-// capsules, and add up the partial gradients of weights and prior. S is float, __half
-// or __nv_bfloat16.
+// Launchers of kernels that mma and fma share. They reduce rows [position, k] to
+// capsules, and add up partial gradients. S is float, __half or __nv_bfloat16.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_ROWS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_ROWS_CUH_
 

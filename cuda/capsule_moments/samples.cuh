@@ -13,8 +13,7 @@
 
 namespace capsops::capsule_moments {
 
-// Calls run(problem, first, last) for every slice of `at_a_time` samples, and once for
-// an empty batch.
+// Calls run(problem, first, last) for every slice, and once for an empty batch.
 template <typename Run>
 LaunchError ForSamples(const Problem& p, int64_t at_a_time, const Run& run) {
   for (int64_t first = 0;; first += at_a_time) {

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The operands of capsule moments, and the mapping between windows, children and
-// capsules.
+// Operands of capsule moments, and the mapping of windows and children to capsules.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
 

@@ -28,8 +28,7 @@ static bool PhasesAreFaster(const Problem& p) {
 }
 
 // `resident` is faster for so few samples that the other kernels' tiles are nearly
-// empty, up to the weights per block that were measured (docs/routing.md, "Which path
-// runs").
+// empty, up to the weights per block that were measured (docs/routing.md).
 static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t maximum) {
   if (p.batch > maximum) return false;
   const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);

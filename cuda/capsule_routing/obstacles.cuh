@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Limits on a problem's sizes. The functions return the end of a refusal's sentence, or
-// "".
+// Limits on a problem's sizes. Functions return the end of a refusal's sentence or "".
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
 

@@ -201,8 +201,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 // Sums over the `lanes` lanes of a group, in a fixed order. Each of the first
-// min(lanes, 4) lanes gets the sums of 4 / lanes pixels, at least one, from `*pixel`
-// on.
+// min(lanes, 4) lanes gets 4 / lanes pixels, at least one, from `*pixel` on.
 template <typename A, int K>
 __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   *pixel = 0;

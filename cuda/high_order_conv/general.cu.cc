@@ -17,8 +17,7 @@ namespace capsops::high_order_conv::general {
 constexpr int kThreads = 256;
 constexpr int kBlockOfSum = 32;
 
-// A sum in blocks of 32 terms, whose rounding error grows with 32 + n / 32 instead of
-// n.
+// A sum in blocks of 32 terms: its rounding error grows with 32 + n / 32, not with n.
 template <typename A>
 class Sum {
  public:

@@ -109,8 +109,8 @@ struct Window {
 
 // Adds the contribution of the window's taps to a pack of each channel. `filter` is the
 // plane of the first tap. If kReverse, `channels` are those of grad and the sum is
-// grad_input: taps are reversed, and each filter is that of the pixel whose grad it
-// multiplies.
+// grad_input: taps are reversed, and each filter is from the pixel of the grad it
+// scales.
 template <bool kReverse, int kPixels, int kTaps, int kChannels, typename S, typename A>
 __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& window,
                         const S* filter, const S* const (&channels)[kChannels],
@@ -188,9 +188,8 @@ __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
   }
 }
 
-// Minimum blocks per multiprocessor in the launch bounds, or 0 to let the compiler
-// choose. With 8 channels of 4 pixels two blocks are faster than one, but with 7 taps
-// they would spill.
+// Minimum blocks per multiprocessor for the launch bounds, or 0 for the compiler's
+// choice. Two are faster for 8 channels of 4 pixels, but with 7 taps they would spill.
 template <int kPixels, int kWidth, int kChannels>
 constexpr int kResident = kPixels * kChannels < 4 * kPerStep ? 0
                           : kWidth < 7                       ? 2

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution of one group of few channels, channels last. Threads, here
-// called lanes, move down the rows of a strip of the image, while the filters of the
-// next rows are copied to shared memory. Each filter is read once, except in the halos
-// that strips share. Its gradient replaces it in shared memory and is stored from there
-// in whole words.
+// called lanes, move down the rows of a strip of the image, while the next rows'
+// filters are copied to shared memory. Each filter is read once, except in the strips'
+// halos. Its gradient replaces it in shared memory and is stored from there in whole
+// words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 
@@ -32,8 +32,7 @@ struct Work {
   int bytes;  // size of the words in which rows are copied: 4, 8 or 16
 };
 
-// Constants of a window of K x K taps and C channels, with elements S and arithmetic in
-// A.
+// Constants for K x K taps and C channels, with elements S and arithmetic in A.
 template <typename S, typename A, int K, int C, bool kBackward>
 struct Shape {
   static constexpr int kRadius = K / 2;
@@ -77,8 +76,8 @@ struct Shape {
            2 * kEdge * kThreads * sizeof(A);
   }
 
-  // Filters of a lane's two pixels are loaded in pairs of elements, which may belong to
-  // two rows of taps.
+  // A lane loads its two pixels' filters in pairs of elements, even across rows of
+  // taps.
   __device__ static constexpr int RowOf(int e) { return e % kTaps / K; }
   __device__ static constexpr int FirstRow(int pair) {
     return RowOf(2 * pair) < RowOf(2 * pair + 1) ? RowOf(2 * pair)

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Segments of shared memory for consecutive elements of a tensor, copied in 16-byte
-// words.
+// Segments of shared memory for consecutive elements, copied in 16-byte words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_SEGMENT_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_SEGMENT_CUH_
 
@@ -10,8 +9,7 @@
 
 namespace capsops::high_order_conv {
 
-// Returns the size of a segment for `count` elements with any offset in their first
-// 16-byte word.
+// Returns the size of a segment for `count` elements at any offset in a 16-byte word.
 template <typename S>
 __host__ __device__ int SegmentSize(int count) {
   constexpr int kWord = 16 / sizeof(S);

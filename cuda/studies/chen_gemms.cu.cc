@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// "GPU" of Chen et al.'s Table 1, the paper's baseline: the loops of its Algorithm 2
-// run on the host, with one call of cuBLAS per small product, as in the layers that the
-// authors published.
+// "GPU" of Chen et al.'s Table 1, the paper's baseline: the loops of Algorithm 2 on the
+// host, and one call of cuBLAS per small product, as in the authors' published layers.
 #include "cuda/studies/chen.cuh"
 #include "cuda/studies/cublas.h"
 

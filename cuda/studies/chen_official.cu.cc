@@ -138,8 +138,7 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
   });
 }
 
-// Recomputes the extended input, which Algorithm 4 reuses from the forward pass: an op
-// keeps no state.
+// Recomputes the extended input, which Algorithm 4 reuses: ops keep no state.
 LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      const float* input, const float* weights, float* grad_input,
                      float* grad_weights, void* workspace) {

@@ -33,8 +33,7 @@ struct Functions {
   LaunchError error;
 };
 
-// Prefers a library that the process has loaded, like TensorFlow's, to the newest
-// installed one.
+// Prefers a loaded library, like TensorFlow's, to the newest installed one.
 void* OpenLibrary() {
   for (const int loaded : {RTLD_NOLOAD, 0}) {
     for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products by cuBLAS, which is loaded on first use, so that builds do not need
-// it.
+// Matrix products by cuBLAS, which is loaded on first use and not needed to build.
 #ifndef CAPSOPS_CUDA_STUDIES_CUBLAS_H_
 #define CAPSOPS_CUDA_STUDIES_CUBLAS_H_
 

@@ -35,8 +35,7 @@ __host__ __device__
 
 struct Scheme {
   const char* name;
-  // Returns why the program does not cover a problem, or "". Unknown dimensions, -1,
-  // are accepted.
+  // Returns why the program does not cover a problem, or "". Accepts unknown sizes, -1.
   std::string (*unsupported)(const Problem& problem);
   // Bytes of `workspace`, which holds the kernel matrix in the program's form.
   int64_t (*workspace)(const Problem& problem);

@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The seven programs of Khandwawala, "Weight Sharing on CNN", and two that do not
-// multiply. Each converts the codes to the form of its kernel matrix, which takes a few
-// microseconds, and then convolves. docs/notebook/papers.md describes how we read the
-// report.
+// multiply. Each converts the codes to its form of the kernel matrix, in a few
+// microseconds, and then convolves. docs/notebook/papers.md describes our reading.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Input stationary: one thread per number of a tile of the image, which it loads into
-// shared memory. A block also has as many kernels as the image has channels in shared
-// memory, and a thread computes the output element whose window begins at its pixel,
-// for the kernel with its channel's index. Threads at two edges of the tile have no
-// output.
+// shared memory. A block also stages as many kernels as the image has channels, and a
+// thread computes the output element whose window begins at its pixel, for the kernel
+// with its channel's index. Threads at two edges of the tile have no output.
 #ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_
 #define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_
 

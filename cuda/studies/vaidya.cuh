@@ -78,8 +78,7 @@ struct I2 {
   }
 };
 
-// Listing 4, scalar replacement: loads both matrices into variables before the first
-// store.
+// Listing 4, scalar replacement: loads both matrices before the first store.
 struct I3 {
   static __device__ void Add(float* out, const float* img, const float* kernel) {
     float t[kPose], k[kPose];

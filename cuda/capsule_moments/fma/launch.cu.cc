@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule moments of 4x4 poses, or 4x5 with coordinates, and up to 32 parents, by FMA:
-// host side.
+// Host side of capsule moments of 4x4 or 4x5 poses and up to 32 parents, by FMA.
 #include <algorithm>
 #include <cstdint>
 #include <string>

@@ -63,8 +63,7 @@ struct Results {
   float* partial;
 };
 
-// Writes number `h` of a parent's results from its sums; with h = 0 also the scalar
-// result.
+// Writes number `h` of a parent's results from its sums; for h = 0 also the scalar.
 __device__ inline void Finish(const Inputs& in, const Gradient& grad,
                               const Results& out, int64_t parent, int h, float sum,
                               float first, float second) {
@@ -102,9 +101,8 @@ __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * kWeightStep<Q> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// Starts the asynchronous copies of one stage. Threads take pose rows in the order
-// [child][window][row], so that one thread's rows are all of the window whose `corner`
-// it has.
+// Starts the asynchronous copies of one stage. A thread takes pose rows, in the order
+// [child][window][row], of only the window whose `corner` it has.
 template <int Q>
 __device__ void FillStage(const Inputs& in, const Division& d, int group, int chunk,
                           const Corner<int>& corner, const Stage<Q>& stage) {
@@ -152,8 +150,7 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     const int position = group * d.windows + window;
     const bool mine = parent_exists && position < d.positions;
     const int64_t parent = mine ? int64_t{position} * d.outs + o : 0;
-    // Without a parent there are no votes, so that the statistics' values do not
-    // matter.
+    // Without a parent there are no votes, so that any statistics will do.
     float center[kSize], linear[kSize], half[kSize], first_grad[kSize],
         second_grad[kSize];
     LoadParent(in.center, parent, center);

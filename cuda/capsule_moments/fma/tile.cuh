@@ -16,9 +16,8 @@
 
 namespace capsops::capsule_moments::fma {
 
-// Stride in floats between matrices of weights or poses in shared memory. It is an odd
-// number of 16-byte words, so that eight threads that read one word each have no bank
-// conflicts.
+// Stride in floats between matrices of weights or poses in shared memory: an odd number
+// of 16-byte words, so that eight threads have no bank conflicts.
 template <int Q>
 constexpr int kWeightStep = kSide * (Q | 1);
 // Pose rows are aligned to 16 bytes.
@@ -123,8 +122,7 @@ __device__ inline float SumOverGroup(float value, int lanes) {
 __device__ inline float MaxOverGroup(float value, int lanes) {
 #if __CUDA_ARCH__ >= 800
   if (lanes == kLanes) {
-    // Floats compare like integers once the bits below the sign of negative ones are
-    // flipped.
+    // Floats compare like integers once negative ones' lower bits are flipped.
     const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
     const int maximum = __reduce_max_sync(~0u, turned(__float_as_int(value)));
     return __int_as_float(turned(maximum));
@@ -142,8 +140,7 @@ __device__ inline float MaxOverGroup(float value, int lanes) {
 __device__ inline float ScaleOfGroup(float value, int lanes) {
 #if __CUDA_ARCH__ >= 800
   if (lanes == kLanes) {
-    // In fixed point with units of 2^-26 every sum fits in 32 bits and is
-    // order-independent.
+    // Fixed-point sums in units of 2^-26 fit in 32 bits, and are exact.
     constexpr float kUnits = 1 << 26;
     const unsigned sum = __reduce_add_sync(~0u, __float2uint_rn(value * kUnits));
     return __fdividef(kUnits, __uint2float_rn(sum));

@@ -38,17 +38,16 @@ __host__ __device__ int WindowStageSize(const Division& d) {
   return kPerStep * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// Further inputs of VoteKernel, and its outputs: the pose gradient of each row, and
-// partial sums over windows of the gradients of weights and prior, to which it adds
-// unless `overwrite`.
+// Further inputs and the outputs of VoteKernel: the pose gradient of each row, and
+// partial sums of the gradients of weights and prior, to which it adds unless
+// `overwrite`.
 struct VoteSums {
   const RowState* state;
   float *poses, *weights, *prior;
   bool overwrite;
 };
 
-// Starts the copies of windows [first, first + kPerStep). Here d.windows counts the
-// block's children.
+// Starts the copies of kPerStep windows. Here d.windows counts the block's children.
 template <bool kLinear, int Q>
 __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient& grad,
                             const RowState* state, int first, int end,

@@ -40,8 +40,8 @@ inline int64_t SamplesAtATime(const Problem& p, int64_t bytes) {
   return std::min(std::max<int64_t>(1, kStoredBytes / sample), p.batch);
 }
 
-// Writes the shares of all votes of `p`, and if `dq` is not null the gradients with
-// respect to activation * share.
+// Writes the shares of all votes of `p`, and if `dq` is not null the gradients of
+// activation * share.
 template <typename T, typename S = Statistic<T>>
 LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
                   const Operands<T>& in, const Moments<const S>& grad, S* shares,

@@ -60,8 +60,7 @@ __device__ Statistic<T> Activation(const Operands<T>& in, int64_t capsule) {
   return Widen(in.activations[capsule]);
 }
 
-// Writes logits, and if `dq` is not null the gradients with respect to activation *
-// share.
+// Writes logits, and if `dq` is not null the gradients of activation * share.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {

@@ -28,8 +28,7 @@ struct Division {
   __host__ __device__ int windows_log2() const { return 8 - lanes_log2; }
   __host__ __device__ int windows() const { return kThreads >> lanes_log2; }
   __host__ __device__ int Units() const { return groups * chunks; }
-  // Number of slots for partial sums. A block with a part of a group uses slot block +
-  // group.
+  // Slots for partial sums. A block with a part of a group uses slot block + group.
   __host__ __device__ int Slots() const { return blocks + groups; }
   // First unit of a block, and the block that has a given unit.
   __host__ __device__ int First(int block) const {
@@ -110,9 +109,8 @@ struct StageOf {
         state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
 };
 // Sizes in floats of a stage, of one number per vote of a chunk, and of the pose
-// gradients of each warp's rows. Rows of votes are padded by four words, so that
-// threads with one parent each and threads with eight parents each have no bank
-// conflicts.
+// gradients of each warp's rows. Rows of votes are padded by four words, against bank
+// conflicts of threads with one parent each and of those with eight.
 template <int Q>
 __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * Q * kSide + d.windows() * (Q * kSide + 4));
@@ -146,8 +144,7 @@ struct alignas(8) TermsOf<true> {
 };
 
 // Starts to write the state of a child's row; `capsule` is -1 outside of the image.
-// Without logits (kEqual) every share is `equal`; with logits, kGiven implies
-// in.scales.
+// Without logits (kEqual) every share is `equal`; otherwise kGiven needs in.scales.
 template <bool kEqual, typename N>
 __device__ void StageState(const Inputs& in, int capsule, float equal, RowState* to) {
   if (capsule < 0) {

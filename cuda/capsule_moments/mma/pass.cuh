@@ -32,9 +32,7 @@ __device__ int RowAt(int g, int row, int q) {
 }
 
 // Adds the pose gradients `rows` of a chunk over the warps of each window, and writes
-// them.
-//
-// If kEqual, `rows` lack the factor activation * share, and the kernel also writes each
+// them. If kEqual, `rows` lack the factor activation * share, and it also writes each
 // row's state; `dqs`, [warp][child][window of the warp], are then the warps' sums of
 // the gradients of activation * share. If `linear`, they lack <dfirst, u>, whose sum
 // over parents is the inner product of the pose and its gradient.
@@ -117,8 +115,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   float* const my_rows = rows + threadIdx.x / kLanes * kChunk * kEight * kRow<Q> +
                          (kPair == 1 ? 2 * t : t / 2 * kEight * kRow<Q> + t % 2 * 2);
   const bool sums = out.scales == nullptr;
-  // If kEqual, the shared memory of votes holds the sums of gradients of activation *
-  // share.
+  // If kEqual, the votes' memory holds the sums of gradients of activation * share.
   float* const dqs = reinterpret_cast<float*>(votes);
   float* const my_dqs = dqs + threadIdx.x / kLanes * kChunk * kEight + g;
   const bool linear = !kSecond && in.center == nullptr;

@@ -25,8 +25,7 @@ __device__ inline float SumOverRow(float sum, int threads) {
 }
 
 // Replaces eight logits with `factor` times their shares, which are 0 or NaN without a
-// child and 0 for parents that do not exist. For kSoftmax it sets the row's `maximum`
-// and `scale`.
+// child and 0 without a parent. For kSoftmax it sets the row's `maximum` and `scale`.
 __device__ inline void MakeShares(Rule rule, int threads, float factor,
                                   float (&z)[kEight], RowState* child) {
   if (rule != Rule::kSoftmax) {

@@ -32,10 +32,8 @@ struct ParentAt {
 // Prepare(). The vote gradients carry this factor, so that they need no rounding.
 constexpr float kDebias = 1 + 0.71f * 0x1p-11f;
 
-// The statistics of a thread's parent.
-//
-// kLogit is 0 without logits, so that all shares of a child are equal; 1 for logits
-// without a linear part; and 2 for complete logits.
+// The statistics of a thread's parent. kLogit is 0 without logits, so that all shares
+// of a child are equal, 1 for logits without a linear part, and 2 for complete logits.
 template <bool kGradient, bool kSecond, int kLogit>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
@@ -95,8 +93,7 @@ struct Statistics {
     return first_grad[h];
   }
 
-  // Computes the gradient of a vote, given its child's state, and returns the
-  // logit's.
+  // Returns the gradient of a vote's logit, and sets that of the vote.
   __device__ float Differentiate(const float (&u)[kSize], Rule rule,
                                  const RowState& child, float prior,
                                  float (&gradient)[kSize]) const {

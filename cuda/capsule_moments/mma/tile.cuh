@@ -119,8 +119,7 @@ __device__ inline void PrepareWeights(int rows, float* weights) {
       [&] { weights += 4 * kStep; });
 }
 
-// Stages row `row` of a child's pose, transposed to Q x 4; `capsule` is -1 outside of
-// the image.
+// Stages row `row` of a child's pose, transposed to Q x 4, or zeros for capsule -1.
 template <int Q, typename N>
 __device__ void StagePoseRow(const N* poses, int capsule, int row, float* to) {
   if (capsule >= 0) {
@@ -161,12 +160,11 @@ constexpr int Place(int row, int column) {
   return kTransposed ? column * kSide + row : row * kSide + column;
 }
 
-// Computes a thread's vote - center, starting from {-center}. The operands are Q x 4
-// matrices in shared memory; columns of the left one become rows of the vote, or
-// columns if kTransposed. With g the thread's group of four in the warp and t its
-// number in the group, `left` points to row t of the matrix of pair g, and `right` to
-// row t, column 2 (g % 2), of the matrix of pair g / 2. The operands are truncated to
-// TF32.
+// Computes a thread's vote - center, starting from {-center}. The operands, truncated
+// to TF32, are Q x 4 matrices in shared memory; columns of the left one become rows of
+// the vote, or columns if kTransposed. With g the thread's group of four in the warp
+// and t its number in the group, `left` points to row t of the matrix of pair g, and
+// `right` to row t, column 2 (g % 2), of the matrix of pair g / 2.
 template <bool kTransposed, int Q>
 __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {

@@ -81,9 +81,8 @@ struct WeightSums {
   bool overwrite;
 };
 
-// Starts the copies of the statistics of four windows, from `first` on. Absent tensors
-// are skipped. Windows from `end` on read the last window's statistics, since they have
-// no children.
+// Starts the copies of the statistics of four windows, from `first` on. Skips absent
+// tensors. Windows from `end` on have no children: they read the last window's.
 template <typename TileOf, bool kSecond, int kLogit>
 __device__ void FillParents(const Inputs& in, const Division& d, const Gradient& grad,
                             int first, int end, float* parents) {

@@ -181,8 +181,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     }
     __syncthreads();
   }
-  // Groups have sums over different samples: repeatedly adds the upper half to the
-  // lower.
+  // Adds up the groups' sums over their samples, the upper half to the lower.
   __pipeline_wait_prior(0);
   const int tiles = d.column_tiles * d.k_tiles;
   for (int half = d.groups / 2; half > 0; half /= 2) {

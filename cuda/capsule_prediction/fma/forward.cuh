@@ -21,8 +21,7 @@ struct Sizes {
   bool vector;
 };
 
-// Copies samples [b0, b0 + count) of one input capsule to shared memory, zero-padded
-// from in_dim to K.
+// Copies samples [b0, b0 + count) of one input capsule to shared memory, zero-padded.
 template <typename S, typename A, int K>
 __device__ void StageSamples(const Sizes& z, const S* input, int64_t i, int64_t b0,
                              int count, A (*samples)[K]) {

@@ -28,16 +28,14 @@ LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, int64_t blocks,
   return CheckLaunch(Forward::kName);
 }
 
-// Whether rows of `length` elements of T from these pointers on are whole 16-byte
-// words.
+// Whether rows of `length` elements from these pointers on are whole 16-byte words.
 template <typename T>
 bool Words(int64_t length, std::initializer_list<const T*> pointers) {
   return length * sizeof(T) % 16 == 0 &&
          std::all_of(pointers.begin(), pointers.end(), Aligned16);
 }
 
-// Work split of an input capsule for V columns per lane; `groups` is 0 if a block has
-// too few warps.
+// Work split for V columns per lane; `groups` is 0 if a block has too few warps.
 Division Divide(const Problem& p, int v) {
   const auto tiles = [](int64_t count) {
     // Powers of two divide the warps. Anything over kMaxBackwardWarps is refused.
@@ -71,8 +69,7 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   return CheckLaunch(Backward::kName);
 }
 
-// Returns the V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, preferring a
-// large one.
+// Returns the largest V up to `max_v` among those that waste the fewest lanes.
 int ChooseV(int64_t columns, int max_v) {
   int best = 1;
   for (int v : {2, 4, 5}) {

@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   const bool real = j < z.out_caps;
   const int64_t matrices = int64_t{z.out_caps} * (D * K);  // per input capsule
 
-  // A lane's offsets of the weights of product 0: as operand with input, and with
-  // du_hat.
+  // Offsets of a lane's weights for product 0, as operand with input and with du_hat.
   const int by_column = WeightPlace(2 * place.t, place.g / 2, place.g % 2);
   const int by_row[2] = {WeightPlace(place.g, place.t, 0),
                          WeightPlace(place.g, place.t, 1)};

@@ -49,8 +49,7 @@ struct Tiling {
   int64_t vector_length() const { return VectorFloats<D>(z) / 4; }
   int64_t vector_bytes() const { return vector_length() * sizeof(float4); }
 
-  // Bytes of shared memory of a pass that computes inner products with `vectors`
-  // vectors.
+  // Bytes of shared memory of a pass with inner products with `vectors` vectors.
   int Shared(const Teams& of, int vectors) const {
     using Pipe = Pipeline<S, D, K, Tf32::kExact>;
     constexpr int kFloat4 = sizeof(float4);
@@ -123,8 +122,8 @@ struct GradientsTiling {
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
       : layout{z.groups, 0, 2 * kIterations - (kAdd ? 0 : 1)}, stages(0) {
-    // Minimizes the steps: one per team, and two to start a block; a single stage costs
-    // half as much again.
+    // Minimizes the steps: one per team, and two per block; half as many again with a
+    // single stage.
     const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
     GradientsTiling best = *this;
     int64_t least = INT64_MAX;

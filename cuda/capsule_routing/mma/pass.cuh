@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   Pipeline<S, D, K, Tf32::kExact> pipeline(z, teams, task, input, weights,
                                            reinterpret_cast<S*>(shared));
   const int count = static_cast<int>(task.end - task.begin);
-  // Lane (g, t) has the logits of the stage's input capsule g for output capsule t of
-  // each group.
+  // Lane (g, t) has logits of the stage's capsule g for output capsule t of each group.
   float x[kPassWarps];
   const auto fetch = [&](int l0) {
     const S* const row =
@@ -195,8 +194,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     for (int n = 0; n < now; ++n) {
       float u[M][4];
       predict(n, u);
-      // Inner products for both rows, with separate sums for the two elements of a
-      // pair.
+      // Inner products for both rows, as separate sums for a pair's two elements.
       const float logit = __shfl_sync(~0u, bias, n * 4 + place.t);
       float along_v[4] = {logit, 0, logit, 0}, along_ds[4] = {};
 #pragma unroll

@@ -51,9 +51,8 @@ __device__ inline void NamedBarrierSync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// A double-buffered pipeline: it copies the weights and input of a part's input
-// capsules to shared memory, one stage ahead of the computation, and rounds the weights
-// to TF32.
+// A double-buffered pipeline: copies the weights and input of a part's input capsules
+// to shared memory one stage ahead of the computation, and rounds weights to TF32.
 template <typename S, int D, int K, Tf32 kTf32>
 class Pipeline {
  public:

@@ -17,13 +17,11 @@ __device__ inline float ExpBelowOrZero(float x, float maximum) {
 
 // A team's inner products of one stage in shared memory: one row of output capsules,
 // padded to groups, per input capsule and sample. The row stride is an odd number of
-// float4, so that neither the lanes that write nor the threads that reduce rows have
-// bank conflicts.
+// float4, so that neither storing lanes nor reducing threads have bank conflicts.
 struct Rows {
   int groups, pitch, stage, shift;
 
-  // For `of_stage` input capsules at a time. 2^shift threads reduce a row: as many as
-  // there are for it.
+  // For `of_stage` input capsules at a time. A row is reduced by 2^shift threads.
   __host__ __device__ Rows(int of_groups, int of_stage)
       : groups(of_groups), pitch(of_groups | 1), stage(of_stage), shift(0) {
     while (kHeld << shift < groups ||

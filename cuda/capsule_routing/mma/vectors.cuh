@@ -154,8 +154,7 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
 
 // Computes V of iterations 1 to `iterations`, and ds of the last. Iteration r (from 1)
 // has V and then ds at vectors + 2 (r - 1) vector lengths. Iterations beyond, up to
-// `padded`, get zeros. Without `grad`, writes only V of iteration `iterations` + 1, at
-// `vectors`.
+// `padded`, get zeros. Without `grad`, writes only the V after all iterations.
 template <typename S, int D>
 __global__ void __launch_bounds__(VectorThread<D>::kThreads)
     PrepareKernel(Sizes z, int64_t iterations, int64_t padded,

@@ -146,8 +146,7 @@ struct WeightsBatch {
 // Adds to `sum` the inner products of vectors with the predictions of `left` <= kRun
 // input capsules (from i0 + n0 on), for kEach tiles of samples from m0 on. A lane gets
 // the sums of input capsules t and t + 4. load(block) sets `v` to a block of elements
-// of the vectors. `begin` is from WeightsBatch::Begin(); if `held`, `batch` is already
-// loaded.
+// of the vectors. `begin` is from WeightsBatch::Begin(); if `held`, `batch` is loaded.
 template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors,
           int kEach, typename Load>
 __device__ void InnerProducts(const Sizes& z, const Place& place,

@@ -73,9 +73,10 @@ __device__ A Rounded(A x) {
   return std::is_same_v<S, float> ? x * Debias<A>(false) : x;
 }
 
-// c += a b, or c = a b if kSet. Lane (g, t) has a (g, t), (g + 8, t), (g, t + 4), (g +
-// 8, t + 4); b (t, g), (t + 4, g); c (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t +
-// 1).
+// c += a b, or c = a b if kSet. Lane (g, t) has these elements:
+//   a  (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
+//   b  (t, g), (t + 4, g)
+//   c  (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 template <bool kSet = false>
 __device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>& b,
                             float (&c)[4]) {
@@ -187,8 +188,7 @@ struct Place {
   int g = lane / 4, t = lane % 4;
 };
 
-// A warp's work item: an output capsule and three slower digits. It advances without
-// divisions.
+// A warp's work item: an output capsule and three slower digits. Needs no division.
 struct Item {
   int j, first, second, third;
 

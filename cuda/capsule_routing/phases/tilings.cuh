@@ -172,9 +172,8 @@ struct GradientsTiling {
   GradientsTiling(const GpuDevice& device, const Problem& p, bool split)
       : z(SizesOf(p, split)) {
     const auto with = [&](int64_t caps) {
-      // Minimizes the time, in which starting a run costs half an input capsule.
-      // Prefers many parts unless fewer are clearly faster, since then fewer warps have
-      // sums to add.
+      // Minimizes the time, in which starting a run costs half an input capsule. Takes
+      // fewer parts only if clearly faster, since then fewer warps add sums.
       double best = INFINITY;
       int parts = 1;
       for (const int of_warps : {12, 6, 4, 3, 2, 1}) {

@@ -13,10 +13,9 @@
 namespace capsops::capsule_routing::phases {
 
 // A thread's coordinates in the block, and its block-wide reductions. A warp has 8
-// elements of the output capsule at a time, and a lane four numbers of those, in the
-// order of a product's result: elements 2t and 2t + 1 of rows 0 and 1, which are
-// samples g and g + 8. Warps with the same elements split the partial sums; slice 0
-// gets the results.
+// elements of the output capsule at a time, and a lane four numbers of those in the
+// order of a product's result: elements 2t and 2t + 1 of rows 0 and 1 (samples g and g
+// + 8). Warps with the same elements split the partial sums; slice 0 gets the results.
 struct Cell {
   const Sizes& z;
   const int64_t tile = blockIdx.x / z.out_caps;
@@ -50,8 +49,7 @@ struct Cell {
     }
   }
 
-  // Calls visit(row, d, sum) for each number, with the sum over `count` partial
-  // vectors.
+  // Calls visit(row, d, sum) for each number, summed over `count` partial vectors.
   template <typename A, typename Visit>
   __device__ void EachSum(const A* partial, int64_t count, const Visit& visit) const {
     __shared__ Pack<A, 4> parts[kFinishWarps][kLanes];
@@ -176,7 +174,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
 
 // Computes V of iterations 2 to `iterations`, and ds of the last. Iteration r (from 1)
 // has V and then ds at vectors + 2 (r - 1) vector lengths. Without `grad`, writes only
-// V of iteration `iterations` + 1, at `vectors`.
+// the V after all iterations, at `vectors`.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     PrepareKernel(Sizes z, int64_t iterations, const A* __restrict__ sums,

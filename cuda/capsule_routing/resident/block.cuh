@@ -51,8 +51,7 @@ struct Sizes {
 };
 
 // Arrays in shared memory; n is an input capsule of the block, and d < depth(). The
-// forward kernel keeps c and V of one iteration, the backward kernel those of all
-// iterations r.
+// forward kernel keeps c and V of one iteration, the backward kernel of all r.
 template <typename A>
 struct Arrays {
   A* x;        // [b][n][padded()], the input
@@ -250,8 +249,7 @@ struct Block {
     __syncthreads();
   }
 
-  // One warp computes c = softmax of logits[n] + c, or of logits[n] in the first
-  // iteration.
+  // One warp computes c = softmax of logits[n] + c, or of only logits[n] if is_first.
   __device__ void Softmax(int n, bool is_first, A* c) const {
     const A* const logits = at.logits + n * z.out_caps;
     A maximum = -INFINITY, sum = 0;
@@ -275,8 +273,7 @@ struct Block {
   }
 
   // Sums factors[b][n][j] u[b][n][j] over the n of all blocks. Each block sends its
-  // sums to the blocks that own the cells, and stores those of its own cells in
-  // at.sums.
+  // sums to the cells' owners, and stores the totals of its own cells in at.sums.
   __device__ void AddUp(const A* factors, uint32_t tag) const {
     const int width = z.width(), depth = z.depth(), vector = z.vector();
     Each(vector, [&](int e) {

@@ -15,8 +15,7 @@
 
 namespace capsops::capsule_routing::resident {
 
-// Assigns the arrays' addresses from `base` on, and returns their total size in
-// numbers.
+// Assigns the arrays' addresses from `base` on, and returns their total length.
 template <typename A>
 __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
                                    Arrays<A>* arrays) {

@@ -38,8 +38,7 @@ __device__ void Send(A number, uint32_t tag, Message<A>* to) {
   }
 }
 
-// Receives the messages from + i * step for all i < N with is_wanted(i). The other
-// numbers are 0.
+// Receives messages from + i * step for i < N with is_wanted(i). Other numbers are 0.
 template <int N, typename A, typename IsWanted>
 __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
                         const IsWanted& is_wanted, A (&numbers)[N]) {
