@@ -174,7 +174,7 @@ ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
             return Path::Sum(exec, Forward::kName, in, moments.From(p, from),
                              Workspace::In<float>(workspace, parts.partial));
           };
-          return ForSamples(p, parts.samples, run);
+          return ForEachSlice(p, parts.samples, run);
         });
   }
   return {};
@@ -241,7 +241,7 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
                                           out.From(p, from), parts, from == 0,
                                           workspace);
           };
-          const LaunchError error = ForSamples(p, parts.samples, run);
+          const LaunchError error = ForEachSlice(p, parts.samples, run);
           if (!error.empty()) return error;
           return SumParts(exec, Backward::kName, p, parts.parts,
                           Workspace::In<const float>(workspace, parts.weights),

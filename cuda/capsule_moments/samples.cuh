@@ -15,11 +15,11 @@ namespace capsops::capsule_moments {
 
 // Calls run(problem, first, last) for every slice, and once for an empty batch.
 template <typename Run>
-LaunchError ForSamples(const Problem& p, int64_t at_a_time, const Run& run) {
-  for (int64_t first = 0;; first += at_a_time) {
+LaunchError ForEachSlice(const Problem& p, int64_t slice_samples, const Run& run) {
+  for (int64_t first = 0;; first += slice_samples) {
     Problem part = p;
-    part.batch = std::min(at_a_time, p.batch - first);
-    const bool last = first + at_a_time >= p.batch;
+    part.batch = std::min(slice_samples, p.batch - first);
+    const bool last = first + slice_samples >= p.batch;
     const LaunchError error = run(part, first, last);
     if (!error.empty() || last) return error;
   }

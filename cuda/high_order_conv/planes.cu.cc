@@ -109,8 +109,7 @@ struct Window {
 
 // Adds the contribution of the window's taps to a pack of each channel. `filter` is the
 // plane of the first tap. If kReverse, `channels` are those of grad and the sum is
-// grad_input: taps are reversed, and each filter is from the pixel of the grad it
-// scales.
+// grad_input: taps are reversed, and filters are those of grad's pixels.
 template <bool kReverse, int kPixels, int kTaps, int kChannels, typename S, typename A>
 __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& window,
                         const S* filter, const S* const (&channels)[kChannels],

@@ -3,9 +3,8 @@
 
 // High-order convolution of one group of few channels, channels last. Threads, here
 // called lanes, move down the rows of a strip of the image, while the next rows'
-// filters are copied to shared memory. Each filter is read once, except in the strips'
-// halos. Its gradient replaces it in shared memory and is stored from there in whole
-// words.
+// filters are copied to shared memory. Each filter is read once, except in halos. Its
+// gradient replaces it in shared memory and is stored from there in whole words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 
@@ -76,8 +75,7 @@ struct Shape {
            2 * kEdge * kThreads * sizeof(A);
   }
 
-  // A lane loads its two pixels' filters in pairs of elements, even across rows of
-  // taps.
+  // A lane loads its two pixels' filters in pairs, which may span two rows of taps.
   __device__ static constexpr int RowOf(int e) { return e % kTaps / K; }
   __device__ static constexpr int FirstRow(int pair) {
     return RowOf(2 * pair) < RowOf(2 * pair + 1) ? RowOf(2 * pair)

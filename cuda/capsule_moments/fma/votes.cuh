@@ -38,9 +38,8 @@ __host__ __device__ int WindowStageSize(const Division& d) {
   return kPerStep * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// Further inputs and the outputs of VoteKernel: the pose gradient of each row, and
-// partial sums of the gradients of weights and prior, to which it adds unless
-// `overwrite`.
+// Further inputs and the outputs of VoteKernel: pose gradients of rows, and partial
+// gradients of weights and prior, to which it adds unless `overwrite`.
 struct VoteSums {
   const RowState* state;
   float *poses, *weights, *prior;

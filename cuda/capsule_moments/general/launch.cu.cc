@@ -35,7 +35,7 @@ inline int64_t SampleVotes(const Problem& p) {
 }
 
 // Samples per slice, if a vote needs `bytes`.
-inline int64_t SamplesAtATime(const Problem& p, int64_t bytes) {
+inline int64_t SamplesPerSlice(const Problem& p, int64_t bytes) {
   const int64_t sample = std::max<int64_t>(1, SampleVotes(p) * bytes);
   return std::min(std::max<int64_t>(1, kStoredBytes / sample), p.batch);
 }
@@ -57,7 +57,7 @@ LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
-  const int64_t samples = SamplesAtATime(p, sizeof(S));
+  const int64_t samples = SamplesPerSlice(p, sizeof(S));
   return ForwardPlan<GpuExec, T>::Make(
       samples * SampleVotes(p) * sizeof(S),
       [p, samples](const GpuExec& exec, const T* poses, const T* activations,
@@ -68,7 +68,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
                               center, prior);
         const Moments<S> out(p, mass, first, second);
         S* const shares = static_cast<S*>(workspace);
-        return ForSamples(
+        return ForEachSlice(
             p, samples, [&](const Problem& part, int64_t from, bool) -> LaunchError {
               const Operands<T> in = all.From(p, from);
               const Moments<const S> none(p, nullptr, nullptr, nullptr);
@@ -142,7 +142,7 @@ LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, boo
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
-  const int64_t samples = SamplesAtATime(p, 2 * sizeof(S));
+  const int64_t samples = SamplesPerSlice(p, 2 * sizeof(S));
   const int64_t votes = samples * SampleVotes(p);
   const int64_t weights =
       samples < p.batch ? Children(p) * p.out_channels * p.pose_inner * p.pose_columns
@@ -163,7 +163,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
         const Gradients<T> out(p, grad_poses, grad_activations, grad_weights, grad_bias,
                                grad_linear, grad_precision, grad_center, grad_prior);
         S* const shares = static_cast<S*>(workspace);
-        return ForSamples(
+        return ForEachSlice(
             p, samples, [&](const Problem& part, int64_t from, bool last) {
               return Differentiate<T>(exec, part, from == 0, last, in.From(p, from),
                                       grad.From(p, from), moments.From(p, from),

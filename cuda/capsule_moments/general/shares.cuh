@@ -50,7 +50,7 @@ __device__ S Vote(const Problem& p, const N* pose, const N* weights) {
 
 // Returns a number of an optional tensor, 0 where it is absent.
 template <typename S>
-__device__ S Of(const S* tensor, int64_t at) {
+__device__ S Get(const S* tensor, int64_t at) {
   return tensor == nullptr ? S{0} : tensor[at];
 }
 
@@ -74,16 +74,16 @@ __global__ void __launch_bounds__(kThreads)
     if (capsule >= 0) {
       const auto* pose = in.poses + capsule * p.pose_rows * p.pose_inner;
       const auto* weights = in.weights + (k * outs + o) * p.pose_inner * p.pose_columns;
-      logit = Of(in.prior, k * outs + o) + Of(in.bias, parent);
+      logit = Get(in.prior, k * outs + o) + Get(in.bias, parent);
       if (dq != nullptr) gradient = grad.mass[parent];
       int64_t at = parent * size;
       for (int64_t row = 0; row < p.pose_rows; ++row, pose += p.pose_inner) {
         for (int64_t column = 0; column < p.pose_columns; ++column, ++at) {
           const S vote = Vote<S>(p, pose, weights + column);
-          const S u = vote - Of(in.center, at);
-          logit += Of(in.linear, at) * vote - S{0.5} * Of(in.precision, at) * u * u;
+          const S u = vote - Get(in.center, at);
+          logit += Get(in.linear, at) * vote - S{0.5} * Get(in.precision, at) * u * u;
           if (dq != nullptr) {
-            gradient += Of(grad.first, at) * u + Of(grad.second, at) * u * u;
+            gradient += Get(grad.first, at) * u + Get(grad.second, at) * u * u;
           }
         }
       }

@@ -98,12 +98,12 @@ __device__ inline void Finish(const Inputs& in, const Gradient& grad,
 }
 
 template <int Q>
-struct StageOf {
+struct StageView {
   float* weights;   // [kChunk][outs][Q][4]
   float* poses;     // [kChunk][windows][Q][4]
   RowState* state;  // [kChunk][windows]
 
-  __device__ StageOf(const Division& d, float* from)
+  __device__ StageView(const Division& d, float* from)
       : weights(from),
         poses(weights + kChunk * d.outs * Q * kSide),
         state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
@@ -133,14 +133,14 @@ int SharedSize(const Division& d) {
 // Terms of a vote in shared memory: the logit, later replaced by activation * share,
 // and the gradient of activation * share, later replaced by that of the logit.
 template <bool kGradient>
-struct alignas(kGradient ? 8 : 4) TermsOf {
+struct alignas(kGradient ? 8 : 4) VoteTerms {
   float z;
-  __device__ TermsOf(float z, float) : z(z) {}
+  __device__ VoteTerms(float z, float) : z(z) {}
 };
 template <>
-struct alignas(8) TermsOf<true> {
+struct alignas(8) VoteTerms<true> {
   float z, dq;
-  __device__ TermsOf(float z, float dq) : z(z), dq(dq) {}
+  __device__ VoteTerms(float z, float dq) : z(z), dq(dq) {}
 };
 
 // Starts to write the state of a child's row; `capsule` is -1 outside of the image.
@@ -217,7 +217,7 @@ __device__ int RowsOf(const Division& d, int chunk) {
 // whether all children that this thread stages exist.
 template <bool kEqual, int Q>
 __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
-                          ChildIterator<kEqual>* source, const StageOf<Q>& stage) {
+                          ChildIterator<kEqual>* source, const StageView<Q>& stage) {
   bool exist = true;
   WithElements(in.element, [&](auto zero) {
     using N = decltype(zero);
@@ -244,7 +244,7 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
 // Waits for this thread's copies of a stage, and rounds them to TF32.
 template <int Q>
 __device__ void WaitForStage(const Inputs& in, const Division& d, int chunk,
-                             const StageOf<Q>& stage) {
+                             const StageView<Q>& stage) {
   __pipeline_wait_prior(0);
   if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
   PrepareWeights(RowsOf<Q>(d, chunk), stage.weights);

@@ -38,7 +38,7 @@ __device__ int RowAt(int g, int row, int q) {
 // over parents is the inner product of the pose and its gradient.
 template <bool kEqual, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
-                        const StageOf<Q>& stage, const float* dqs, bool linear,
+                        const StageView<Q>& stage, const float* dqs, bool linear,
                         const Results& out) {
   const int warps = d.lanes() / kFour, used = (d.outs + kFour - 1) / kFour;
   const int p = threadIdx.x % kSide, end = kChunk << d.windows_log2();
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   // With Q = 4, one product of eight columns does two children of four columns each.
   constexpr int kPair = Q == kFour ? 2 : 1;
   float* const memory = reinterpret_cast<float*>(shared);
-  using Terms = TermsOf<kGradient>;
+  using Terms = VoteTerms<kGradient>;
   Terms* const votes = reinterpret_cast<Terms*>(memory + 2 * StageSize<Q>(d));
   float* const rows = reinterpret_cast<float*>(votes + VotesSize(d));
   const ThreadCoord coord(d);
@@ -142,11 +142,11 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     bool exist = true;  // whether all children that this thread staged exist
     for (int chunk = chunk0 - 1; chunk < chunk1; ++chunk) {
       const int buffer = (chunk - chunk0) & 1, k0 = chunk * kChunk;
-      const StageOf<Q> stage(d, memory + buffer * StageSize<Q>(d));
+      const StageView<Q> stage(d, memory + buffer * StageSize<Q>(d));
       if (chunk >= chunk0) WaitForStage<Q>(in, d, chunk, stage);
       const bool whole = __syncthreads_and(exist);
       if (chunk + 1 < chunk1) {
-        const StageOf<Q> next(d, memory + (1 - buffer) * StageSize<Q>(d));
+        const StageView<Q> next(d, memory + (1 - buffer) * StageSize<Q>(d));
         exist = FillStage<kEqual, Q>(in, d, chunk + 1, &source, next);
       }
       __pipeline_commit();
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     __syncthreads();
     if constexpr (kGradient) {
       if (sums && !kEqual) {
-        const StageOf<Q> none(d, memory);
+        const StageView<Q> none(d, memory);
         SumRows<false>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr, false,
                        out);
       }

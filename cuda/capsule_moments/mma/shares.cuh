@@ -57,7 +57,7 @@ __device__ inline void MakeShares(Rule rule, int threads, float factor,
 // of the logits. Writes the row's scalar results.
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
-                           const RowState* all_states, TermsOf<kGradient>* votes,
+                           const RowState* all_states, VoteTerms<kGradient>* votes,
                            const Results& out) {
   const int threads = d.lanes() / kEight, row = threadIdx.x >> (d.lanes_log2 - 3);
   const int first = (threadIdx.x & (threads - 1)) * kEight;

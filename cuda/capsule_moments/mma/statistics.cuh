@@ -18,12 +18,12 @@ struct ParentAt {
 
   ParentAt() = default;
   __device__ ParentAt(const Inputs& in, const Gradient& grad, int64_t parent)
-      : center(Of(in.center, parent)),
-        linear(Of(in.linear, parent)),
-        precision(Of(in.precision, parent)),
-        first_grad(Of(grad.first, parent)),
-        second_grad(Of(grad.second, parent)) {}
-  __device__ static const float* Of(const float* tensor, int64_t parent) {
+      : center(Get(in.center, parent)),
+        linear(Get(in.linear, parent)),
+        precision(Get(in.precision, parent)),
+        first_grad(Get(grad.first, parent)),
+        second_grad(Get(grad.second, parent)) {}
+  __device__ static const float* Get(const float* tensor, int64_t parent) {
     return tensor == nullptr ? nullptr : tensor + parent * kSize;
   }
 };

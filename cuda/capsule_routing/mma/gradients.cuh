@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   // Exchanged by the team's warps: rows of inner products, then partial grad_input.
   float4* const exchange = reinterpret_cast<float4*>(team_shared + layout.weights());
   const Rows rows = layout.rows();
-  float* const my_c = rows.Of(exchange, place.g, group * kGroupCaps + place.t);
+  float* const my_c = rows.Get(exchange, place.g, group * kGroupCaps + place.t);
   float* const my_db =
-      rows.Of(exchange + rows.length(), place.g, group * kGroupCaps + place.t);
+      rows.Get(exchange + rows.length(), place.g, group * kGroupCaps + place.t);
   const int64_t block_i0 = int64_t{blockIdx.x} * teams * kCaps;
   const int64_t i0 = block_i0 + team * kCaps;
   const int caps = max(min(z.in_caps - i0, int64_t{kCaps}), int64_t{0});

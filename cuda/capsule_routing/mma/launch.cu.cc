@@ -122,8 +122,7 @@ struct GradientsTiling {
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
       : layout{z.groups, 0, 2 * kIterations - (kAdd ? 0 : 1)}, stages(0) {
-    // Minimizes the steps: one per team, and two per block; half as many again with a
-    // single stage.
+    // Minimizes the steps: one per team, two per block, and half more for one stage.
     const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
     GradientsTiling best = *this;
     int64_t least = INT64_MAX;

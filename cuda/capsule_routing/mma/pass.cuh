@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   const Place place;
   const WarpTask task(z, teams);
   WaitForKernelBefore();  // it may produce the inputs
-  // Rounds after scaling by c, and not here.
+  // Weights are not rounded: c, which scales them, is prepared instead.
   Pipeline<S, D, K, Tf32::kExact> pipeline(z, teams, task, input, weights,
                                            reinterpret_cast<S*>(shared));
   const int count = static_cast<int>(task.end - task.begin);
@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     my_v[m] = v[index + m * kLanes];
     if constexpr (kBackward) my_ds[m] = ds[index + m * kLanes];
   }
-  float* const my_c = rows.Of(team_rows, place.g, j);
-  float* const my_dc = rows.Of(team_rows + rows.length(), place.g, j);
+  float* const my_c = rows.Get(team_rows, place.g, j);
+  float* const my_dc = rows.Get(team_rows + rows.length(), place.g, j);
   const auto predict = [&](int n, float (&u)[M][4]) {
 #pragma unroll
     for (int s = 0; s < KS; ++s) {

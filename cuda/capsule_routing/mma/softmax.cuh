@@ -33,7 +33,7 @@ struct Rows {
 
   __host__ __device__ int length() const { return stage * kTileSamples * pitch; }
   // Address of output capsule `j` in row `row` of the first input capsule.
-  __device__ float* Of(float4* team_rows, int row, int j) const {
+  __device__ float* Get(float4* team_rows, int row, int j) const {
     return reinterpret_cast<float*>(team_rows + row * pitch) + j;
   }
   // Offset from there to input capsule n, 8 h samples further on.

@@ -106,8 +106,8 @@ struct Samples {
 
 // Left operand with rows g and g + 8, columns 2t and 2t + 1 per lane.
 template <typename A>
-__device__ Numbers<4, A> RowFragment(A x0, A y0, A x1, A y1) {
-  Numbers<4, A> a;
+__device__ Fragment<4, A> RowFragment(A x0, A y0, A x1, A y1) {
+  Fragment<4, A> a;
   a.Set(0, x0);
   a.Set(1, x1);
   a.Set(2, y0);
@@ -152,7 +152,7 @@ template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors
 __device__ void InnerProducts(const Sizes& z, const Place& place,
                               const Samples<S, A, kSpills, kTiles>& x, int64_t i0,
                               int n0, int left, int m0, const Load& load,
-                              const Numbers<4, A> (&v)[kVectors][kEach][2],
+                              const Fragment<4, A> (&v)[kVectors][kEach][2],
                               const S* begin, bool held, WeightsBatch<S, A, kK>& batch,
                               A (&sum)[kVectors][kEach][4]) {
   for (int block = 0; block < z.blocks; ++block) {
@@ -164,7 +164,7 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
 #pragma unroll
         for (int s = 0; s < kBatch<A>; ++s) {
           if (s0 + s >= left) break;
-          Numbers<2, A> b[2];
+          Fragment<2, A> b[2];
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             b[e / 2].Set(e % 2, Rounded<S>(A{Widen(batch.at[s][e])}));
@@ -229,7 +229,7 @@ __device__ void Agree(const Sizes& z, const Place& place,
     const int j = item.j, m0 = item.second * kEach;
     const int first = item.first * runs / groups;
     const int end = (item.first + 1) * runs / groups;
-    Numbers<4, A> v[kVectors][kEach][2];
+    Fragment<4, A> v[kVectors][kEach][2];
 #pragma unroll 1
     for (int run = first; run < end; ++run) {
       const int n0 = run * kRun, left = min(count - n0, kRun);

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           for (int m = 0; m < tiles; ++m) {
             const Samples<S, A, kSpills, 1> of_tile(z, input, tile + m,
                                                     memory + m * x_size);
-            Numbers<4, A> v[kVectors][1][2];
+            Fragment<4, A> v[kVectors][1][2];
             const auto load = [&](int block) {
               const A* from = of_vectors + block * (8 * kLanes);
 #pragma unroll

@@ -111,7 +111,7 @@ template <typename S, typename A, bool kSpills, int kK, int kVectors>
 __device__ void AddGradients(const Sizes& z, const Place& place,
                              const Samples<S, A, kSpills, 1>& x, const S* matrix,
                              int64_t i0, int n0, int left, int block,
-                             const Numbers<4, A> (&v)[kVectors][1][2],
+                             const Fragment<4, A> (&v)[kVectors][1][2],
                              const A* first_shares, bool overwrite,
                              WarpMemory<A>* memory, A* input_sums, A* weights_sum) {
   A* const transposed = memory->transposed;
@@ -165,7 +165,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
         }
       }
     }
-    Numbers<4, A> by_sample[2], by_element[2];
+    Fragment<4, A> by_sample[2], by_element[2];
     __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -191,7 +191,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       const int k = k0 + place.g, k2 = k0 + 2 * place.t;
       A by_input[4];
       *reinterpret_cast<Pack<A, 4>*>(by_input) = *reinterpret_cast<Pack<A, 4>*>(to);
-      Numbers<2, A> weights[2];
+      Fragment<2, A> weights[2];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         weights[e / 2].Set(e % 2, Rounded<S>(A{Widen(w[e])}));
@@ -206,7 +206,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         MultiplyAddOf<kLeft<S>, kRight<S>>(by_sample[h], weights[h], by_input);
-        Numbers<2, A> b;
+        Fragment<2, A> b;
         b.Set(0, x.At(i0, n, h * 8 + 2 * place.t, k));
         b.Set(1, x.At(i0, n, h * 8 + 2 * place.t + 1, k));
         MultiplyAddOf<kLeft<S>, kRight<S>>(by_element[h], b, sum);

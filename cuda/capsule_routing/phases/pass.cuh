@@ -90,7 +90,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
           const int n = n0 + s;
           if (n >= n_end) break;
           [[maybe_unused]] const A c = kFirst ? shares[n * z.out_caps + j] : A{1};
-          Numbers<2, A> b[2];
+          Fragment<2, A> b[2];
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             A number = Widen(w[s][e / 2][e % 2]);

@@ -61,7 +61,7 @@ constexpr A kScale = 0x1p-8f;
 
 // N numbers of an operand. Tensor cores truncate floats to TF32.
 template <int N, typename A>
-struct Numbers {
+struct Fragment {
   A at[N];
 
   __device__ void Set(int n, A x) { at[n] = x; }
@@ -78,7 +78,7 @@ __device__ A Rounded(A x) {
 //   b  (t, g), (t + 4, g)
 //   c  (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 template <bool kSet = false>
-__device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>& b,
+__device__ void MultiplyAdd(const Fragment<4, float>& a, const Fragment<2, float>& b,
                             float (&c)[4]) {
   const uint32_t a_bits[4] = {__float_as_uint(a.at[0]), __float_as_uint(a.at[1]),
                               __float_as_uint(a.at[2]), __float_as_uint(a.at[3])};
@@ -90,7 +90,7 @@ __device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>&
   }
 }
 template <bool kSet = false>
-__device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double>& b,
+__device__ void MultiplyAdd(const Fragment<4, double>& a, const Fragment<2, double>& b,
                             double (&c)[4]) {
   if constexpr (kSet) c[0] = c[1] = c[2] = c[3] = 0;
 #if __CUDA_ARCH__ >= 800
@@ -114,7 +114,7 @@ template <typename S>
 constexpr Tf32 kRight = std::is_same_v<S, Split<float>> ? Tf32::kSplit : Tf32::kExact;
 
 template <Tf32 kTf32, int N>
-__device__ Operand<N, kTf32> OperandOf(const Numbers<N, float>& numbers) {
+__device__ Operand<N, kTf32> OperandOf(const Fragment<N, float>& numbers) {
   Operand<N, kTf32> operand;
 #pragma unroll
   for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
@@ -124,7 +124,7 @@ __device__ Operand<N, kTf32> OperandOf(const Numbers<N, float>& numbers) {
 // MultiplyAdd for any precision. Tensor cores truncate sums, and that error
 // accumulates; products of split operands are therefore added to c in float.
 template <Tf32 kA, Tf32 kB, bool kSet = false, typename A>
-__device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
+__device__ void MultiplyAddOf(const Fragment<4, A>& a, const Fragment<2, A>& b,
                               A (&c)[4]) {
   if constexpr (kA == Tf32::kExact && kB == Tf32::kExact) {
     MultiplyAdd<kSet>(a, b, c);
@@ -138,8 +138,8 @@ __device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
 
 // Adds the row sums of a to those columns of c whose lanes have 1, and not 0, in `one`.
 template <typename S, typename A>
-__device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
-  Numbers<2, A> b;
+__device__ void AddRows(const Fragment<4, A>& a, A one, A (&c)[4]) {
+  Fragment<2, A> b;
   b.Set(0, one);
   b.Set(1, one);
   MultiplyAddOf<kLeft<S>, Tf32::kExact>(a, b, c);
@@ -232,7 +232,7 @@ __device__ inline int64_t OperandIndex(const Sizes& z, int64_t tile, int j, int 
 
 // Loads the left operands of both halves of a block of a vector.
 template <typename A>
-__device__ void LoadVector(const A* from, Numbers<4, A> (&v)[2]) {
+__device__ void LoadVector(const A* from, Fragment<4, A> (&v)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto pack = *reinterpret_cast<const Pack<A, 4>*>(from + h * (4 * kLanes));
