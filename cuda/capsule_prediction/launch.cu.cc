@@ -14,7 +14,6 @@
 // asynchronously, so that one pass over grad yields both gradients. This holds for
 // in_dim up to 8: each further 8 take another warp that reads the same grad, and if a
 // block has too few warps, two plain matrix products read grad twice.
-// has too few warps, two plain matrix products read grad twice.
 #include "cc/launch/capsule_prediction.h"
 #include "cuda/capsule_prediction/paths.h"
 
