@@ -87,6 +87,7 @@ __device__ void StoreQuad(const Work& w, const Place& at,
   }
 }
 
+// Stages the filters of the tile's pixels, and computes output.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     ForwardKernel(Work w, const S* __restrict__ input, const S* __restrict__ filters,
@@ -227,6 +228,7 @@ __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   }
 }
 
+// Computes grad_filters in shared memory, and stores it in whole words.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,

@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Computes grad_filters: per tap, the inner product of grad and input over a group.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Problem p, int64_t elements, const S* __restrict__ grad,

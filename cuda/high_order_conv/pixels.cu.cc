@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Computes grad_filters in shared memory, and stores it coalesced.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Problem p, Work w, const S* __restrict__ grad,

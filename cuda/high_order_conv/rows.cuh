@@ -136,6 +136,9 @@ __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, 
   }
 }
 
+// Computes output, or if kBackward grad_input and grad_filters. A step of the loop does
+// one row: it computes from staged filters and input, and starts the copies of the row
+// kStages further down.
 template <typename S, typename A, int K, int C, bool kBackward>
 __global__ void __launch_bounds__(kThreads)
     RowsKernel(Work w, const S* __restrict__ input, const S* __restrict__ filters,

@@ -135,6 +135,7 @@ __device__ inline void LoadParent(const float* tensor, int64_t parent,
   }
 }
 
+// Runs the pass `kKind` over this block's units.
 template <Kind kKind, bool kLinear, bool kPrecision, int Q>
 __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {

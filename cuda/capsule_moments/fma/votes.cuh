@@ -120,6 +120,8 @@ __device__ void SumAndWrite(const float (&row)[N], bool writes, float* to) {
   }
 }
 
+// Computes the gradients of poses, weights and prior: block (x, y) does the children of
+// x and the windows of part y.
 template <bool kLinear, int Q>
 __global__ void __launch_bounds__(kThreads, 2)
     VoteKernel(Inputs in, Division d, Gradient grad, VoteSums out) {

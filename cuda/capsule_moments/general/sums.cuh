@@ -71,6 +71,7 @@ constexpr int64_t ParentNumbers(const Problem& p) {
   return Positions(p) * p.out_channels * (size > 0 ? size : 1);
 }
 
+// Computes the moments, one thread per number.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     MomentKernel(Problem p, Operands<T> in, const S* shares, Moments<S> out) {
@@ -133,6 +134,7 @@ __device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
          dz * (Get(in.linear, at) - Get(in.precision, at) * u);
 }
 
+// Computes the gradients of poses.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kLanes* kSlices)
     PoseKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
@@ -205,6 +207,7 @@ __global__ void __launch_bounds__(kLanes* kSlices)
   });
 }
 
+// Computes the gradient of the prior, added to that of previous slices.
 template <typename S>
 __global__ void __launch_bounds__(kLanes* kSlices)
     PriorKernel(Problem p, const S* dz, bool first, S* grad_prior) {

@@ -83,6 +83,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
   }
 }
 
+// Runs a forward or gradient pass over this block's units (kLogit: statistics.cuh).
 template <bool kGradient, bool kSecond, int kLogit, int Q>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {

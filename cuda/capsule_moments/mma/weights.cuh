@@ -166,6 +166,8 @@ __device__ void WaitForChildren(const Inputs& in, const Division& d, float* pose
   }
 }
 
+// Computes the gradients of weights and prior: block (x, y) does the children of x and
+// the windows of part y.
 template <bool kSecond, int kLogit, int Q, bool kSmall>
 __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 1)
     WeightKernel(Inputs in, Division d, Gradient grad, WeightSums out) {
