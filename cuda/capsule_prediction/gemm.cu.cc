@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction of any sizes by plain matrix products, one for each input capsule.
+// Capsule prediction of any size by matrix products, one per input capsule.
 #include <algorithm>
 #include <cstdint>
 #include <string>
