@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kReduceElements* kThreads)
   __shared__ A sums[kThreads][kReduceElements];
   const int of = threadIdx.x % kReduceElements, thread = threadIdx.x / kReduceElements;
   const int64_t element = int64_t{blockIdx.x} * kReduceElements + of;
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   A sum = 0;
   if (element < elements) {
 #pragma unroll 4
@@ -41,10 +41,10 @@ template <typename S, typename A>
 LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
                          int parts, const A* partial, S* out) {
   const auto sum = [&](auto threads) {
-    return LaunchOverlapped(op, ReduceSplitsKernel<S, A, threads>,
-                            dim3(CeilDivide(elements, kReduceElements)),
-                            kReduceElements * threads, 0, exec, elements, parts,
-                            partial, out);
+    return LaunchDependent(op, ReduceSplitsKernel<S, A, threads>,
+                           dim3(CeilDivide(elements, kReduceElements)),
+                           kReduceElements * threads, 0, exec, elements, parts, partial,
+                           out);
   };
   if (parts > 96) return sum(std::integral_constant<int, 32>());
   return sum(std::integral_constant<int, 8>());

@@ -18,8 +18,8 @@ namespace capsops::capsule_moments {
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
                 float2* scales, float* dots) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const int64_t capsules = Capsules(p), children = Children(p);
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= capsules) return;
@@ -49,8 +49,8 @@ template <typename N>
 __global__ void __launch_bounds__(kThreads)
     PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
                 const float* prior_parts, N* grad_weights, float* grad_prior) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < weights) {
     float sum = 0;
@@ -70,14 +70,14 @@ template <int Q, typename N>
 __global__ void __launch_bounds__(kThreads)
     CapsuleKernel(Problem p, const float* poses, const float* activations,
                   N* grad_poses, N* grad_activations) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   Digits<int> d(blockIdx.x);
   const int x = d.Next(p.in_width), y = d.Next(p.in_height), n = d.rest;
   const int channels = static_cast<int>(p.in_channels);
   const int width = static_cast<int>(p.kernel_width);
   const int taps = static_cast<int>(p.kernel_height) * width;
   const int64_t children = taps * channels;
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   for (int first = 0; first < channels * kSide; first += blockDim.x) {
     const int i = first + threadIdx.x, c = i / kSide;
     float sums[Q] = {}, sum = 0;
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kThreads)
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots) {
-  return LaunchOverlapped(name, MergeKernel, CeilDivide(Capsules(p), kThreads),
-                          kThreads, 0, exec, p, row_scales, row_dots, scales, dots);
+  return LaunchDependent(name, MergeKernel, CeilDivide(Capsules(p), kThreads), kThreads,
+                         0, exec, p, row_scales, row_dots, scales, dots);
 }
 
 template <typename S>
@@ -129,9 +129,9 @@ LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                     S* grad_activations) {
   const int64_t threads = RoundUp(p.in_channels * kSide, kLanes);
   const auto kernel = p.pose_inner == 5 ? CapsuleKernel<5, S> : CapsuleKernel<4, S>;
-  return LaunchOverlapped(name, kernel, Capsules(p) / p.in_channels,
-                          std::min<int64_t>(threads, kThreads), 0, exec, p, poses,
-                          activations, grad_poses, grad_activations);
+  return LaunchDependent(name, kernel, Capsules(p) / p.in_channels,
+                         std::min<int64_t>(threads, kThreads), 0, exec, p, poses,
+                         activations, grad_poses, grad_activations);
 }
 
 template <typename S>
@@ -140,9 +140,9 @@ LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, in
                      float* grad_prior) {
   const int64_t matrices = Children(p) * p.out_channels;
   const int64_t numbers = matrices * p.pose_inner * kSide;
-  return LaunchOverlapped(name, PartsKernel<S>, CeilDivide(numbers, kThreads), kThreads,
-                          0, exec, numbers, matrices, parts, weights, prior,
-                          grad_weights, grad_prior);
+  return LaunchDependent(name, PartsKernel<S>, CeilDivide(numbers, kThreads), kThreads,
+                         0, exec, numbers, matrices, parts, weights, prior,
+                         grad_weights, grad_prior);
 }
 
 #define CAPSOPS_INSTANTIATE(S)                                                       \

@@ -29,7 +29,7 @@ inline LaunchError CheckLaunch(const char* kernel,
 }
 
 // Completes a plan's refusal if a grid of this many blocks is too large; else "".
-inline std::string GridObstacle(int64_t blocks) {
+inline std::string GridRefusal(int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
   return "it is too large for one CUDA grid, " + std::to_string(blocks) + " blocks";
 }
@@ -46,7 +46,7 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
 // maximum. The limit is a property of the kernel on that device and not of a launch, so
 // it is never lowered: another thread may be about to launch.
 template <auto kKernel>
-LaunchError AllowShared(const GpuExec& exec, const char* name) {
+LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
   // Device and limit in bytes. Leaked, as threads may launch until the process ends.
   static auto& allowed = *new std::vector<std::pair<int, int>>;
@@ -104,11 +104,11 @@ LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char
 
 // Launches a kernel by programmatic dependent launch (compute capability 9.0 and
 // newer): it may start before the preceding kernel on the stream ends, and calls
-// WaitForKernelBefore() before it reads that kernel's results.
+// GridDependencySynchronize() before it reads that kernel's results.
 template <typename Kernel, typename... Arguments>
-LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int threads,
-                             int shared, const GpuExec& exec,
-                             const Arguments&... arguments) {
+LaunchError LaunchDependent(const char* name, Kernel kernel, dim3 grid, int threads,
+                            int shared, const GpuExec& exec,
+                            const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -119,9 +119,9 @@ LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int thr
 // Launches a cooperative kernel, which synchronizes its whole grid. Fails if the GPU
 // cannot hold all blocks at once.
 template <typename Kernel, typename... Arguments>
-LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threads,
-                           int shared, const GpuExec& exec,
-                           const Arguments&... arguments) {
+LaunchError LaunchCooperative(const char* name, Kernel kernel, dim3 grid, int threads,
+                              int shared, const GpuExec& exec,
+                              const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -131,13 +131,13 @@ LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threa
 
 #ifdef __CUDACC__
 // Waits until the preceding kernel's writes are visible.
-__device__ inline void WaitForKernelBefore() {
+__device__ inline void GridDependencySynchronize() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 // Allows the next kernel on the stream to start as soon as there is room.
-__device__ inline void LetKernelAfterBegin() {
+__device__ inline void TriggerDependentLaunch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

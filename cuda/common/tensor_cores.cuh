@@ -161,7 +161,8 @@ __device__ void Multiply(const Operand<4, kA>& a, const Operand<2, kB>& b,
 // c += a b as one of many terms. Tensor cores truncate when they add, an error that
 // accumulates, so at float precision the addition to c is done in float.
 template <Tf32 kA, Tf32 kB>
-__device__ void AddUp(const Operand<4, kA>& a, const Operand<2, kB>& b, float (&c)[4]) {
+__device__ void Accumulate(const Operand<4, kA>& a, const Operand<2, kB>& b,
+                           float (&c)[4]) {
   if constexpr (kA == Tf32::kSplit) {
     float product[4] = {};
     Multiply(a, b, product);

@@ -76,7 +76,7 @@ const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
 template <auto kKernel, typename S>
 LaunchError Launch(const char* name, const GpuExec& exec, const Work& w, int64_t blocks,
                    int64_t bytes, const S* a, const S* b, S* result) {
-  const LaunchError error = AllowShared<kKernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
   if (!error.empty()) return error;
   const int threads = CeilDivide(w.rows * w.quads * w.lanes, 32) * 32;
   kKernel<<<blocks, threads, bytes, exec.stream>>>(w, a, b, result);

@@ -76,7 +76,7 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
   using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
   constexpr auto kKernel = RowsKernel<S, Accumulator<T>, K, C, kBackward>;
   constexpr auto kName = kBackward ? kBackwardName : kForwardName;
-  const LaunchError error = AllowShared<kKernel>(exec, kName);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, kName);
   if (!error.empty()) return error;
   kKernel<<<CeilDivide(w.tasks, w.subs), kThreads, Z::Bytes(w.lanes, w.subs),
             exec.stream>>>(w, Native(input), Native(filters), Native(grad),

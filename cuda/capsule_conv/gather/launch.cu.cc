@@ -134,7 +134,7 @@ using WeightPlan =
 template <auto kKernel, int kThreads, typename Plan, typename... Pointers>
 LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
                    Pointers... pointers) {
-  const LaunchError error = AllowShared<kKernel>(exec, op);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (!error.empty()) return error;
   kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling,
                                                                pointers...);

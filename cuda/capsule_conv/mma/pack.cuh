@@ -44,7 +44,7 @@ template <typename S, Tf32 kTf32, typename Weights>
 __global__ void PackKernel(const Filter filter, const Order order, const Axis vertical,
                            const Axis horizontal, int columns, int64_t words,
                            const Weights weights, uint32_t* packed) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= words) return;
   const int t = index % 4;

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   loader.Load(patch.pixels);
   packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
             p.order.chunks * p.order.steps * kStep;
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   // A stage has `stage_steps` steps, the last one of a chunk what remains.
   const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
   const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int y = p.by_row_tiles.Split(threadIdx.x / kLanes, &x);
   x *= p.patch.by_rows.Quotient(kSmallRows);
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   for (int at = threadIdx.x * kQuad; at < filter_size; at += kThreads * kQuad) {
     __pipeline_memcpy_async(shared_filter + at, weights + at, kQuad * sizeof(S));
   }
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   __pipeline_commit();
   __pipeline_wait_prior(0);
   __syncthreads();
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   if (y >= min(p.vertical.tile, p.vertical.points - place.y)) return;
 
   const bool is_float = std::is_same_v<S, float>;

@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
 
   const int warp = threadIdx.x / kLanes;
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   load(0);
   int left_at[kLefts], right_at[kRights];  // bytes
 #pragma unroll
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     if (left_tiles > 1) {
       load(buffer ^ 1);
     } else {
-      LetKernelAfterBegin();
+      TriggerDependentLaunch();
     }
     const Lines lines{min(p.vertical.tile, p.vertical.points - now.y),
                       min(p.horizontal.tile, p.horizontal.points - now.x) * rows,

@@ -98,9 +98,9 @@ struct ImageWork {
     Count(vertical, &tables->vertical);
     Count(horizontal, &tables->horizontal);
   }
-  __device__ void AddUp(Tables* tables) const {
-    AddUp(vertical, &tables->vertical);
-    AddUp(horizontal, &tables->horizontal);
+  __device__ void Accumulate(Tables* tables) const {
+    Accumulate(vertical, &tables->vertical);
+    Accumulate(horizontal, &tables->horizontal);
   }
 
   // Finds the tile that a step belongs to.
@@ -219,7 +219,7 @@ struct ImageWork {
       table->counts[n] = axis.At(n).taps;
     }
   }
-  __device__ static void AddUp(const TileAxis& axis, Table* table) {
+  __device__ static void Accumulate(const TileAxis& axis, Table* table) {
     for (int n = threadIdx.x; n <= axis.tiles; n += blockDim.x) {
       int taps = 0, tiles = 0;
       for (int k = 0; k < n; ++k) {

@@ -43,7 +43,7 @@ template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackFilterKernel(const PackedFilter p, const S* weights, S* packed,
                      const FlagsToClear parts) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   parts.Clear();
   __shared__ S tile[kPackSide][kPackSide + 1];
   int rest = blockIdx.x;

@@ -28,7 +28,7 @@ struct PackedGrad {
 __global__ void __launch_bounds__(kPackThreads)
     PackGradKernel(const PackedGrad p, const float* grad, float* packed,
                    const FlagsToClear parts) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   parts.Clear();
   constexpr int kLines = kPackThreads / kGradColumns;
   constexpr int kTurns = kStepPixels / kLines;

@@ -56,12 +56,12 @@ LaunchError Launch(const GpuExec& exec, const char* op,
   LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
   if (error.empty()) error = MakeTensorMap(op, right, plan.columns, &columns);
   constexpr auto kKernel = ProductKernel<Work, S, Shape>;
-  if (error.empty()) error = AllowShared<kKernel>(exec, op);
+  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.work.ranges.blocks), kThreads,
-                          kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
-                          parts, target);
+  return LaunchDependent(op, kKernel, dim3(plan.work.ranges.blocks), kThreads,
+                         kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
+                         parts, target);
 }
 
 // Limit on steps and tiles, with room for what is computed from them.

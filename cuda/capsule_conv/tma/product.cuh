@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   work.Count(&tables);
   __syncthreads();
-  work.AddUp(&tables);
+  work.Accumulate(&tables);
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
 
   const int range = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
   const int end = work.ranges.Begin(range + 1);

@@ -56,7 +56,7 @@ struct WeightWork {
   Columns columns;
 
   __device__ void Count(Tables*) const {}
-  __device__ void AddUp(Tables*) const {}
+  __device__ void Accumulate(Tables*) const {}
 
   __device__ Place Find(const Tables& tables, int step) const {
     return At(tables, step / (steps + kStoreSteps));

@@ -21,7 +21,7 @@ template <typename O, int kParts, typename Weights>
 __global__ void PackUnitsKernel(const Filter filter, const Product p,
                                 const SortedPatch sorted, int columns,
                                 const Weights weights, uint4* packed) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const int which = threadIdx.x / columns, column = threadIdx.x - which * columns;
   int rest = blockIdx.x;
   const auto next = [&](int size) {

@@ -68,7 +68,7 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                                    plan.ring,
                                    plan.by_across};
   constexpr auto kKernel = WarpgroupKernel<S, C>;
-  LaunchError error = AllowShared<kKernel>(exec, op);
+  LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
   PatchSource<S, C> from;
   if constexpr (C::kBoxes) {
@@ -78,8 +78,8 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
   }
   if (!error.empty()) return error;
   const int64_t most = int64_t{exec.device.processors} * C::kBlocks;
-  return LaunchOverlapped(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
-                          plan.shared, exec, warpgroups, from, packed, target);
+  return LaunchDependent(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
+                         plan.shared, exec, warpgroups, from, packed, target);
 }
 
 // Coefficients of the cost model, fitted to six thousand plans measured on an H200:

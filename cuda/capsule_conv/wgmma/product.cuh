@@ -263,7 +263,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
         barriers.full[slot.at].Wait(slot.parity);
         if constexpr (C::kPromotes) {
           WgmmaWait<0>();
-          sums.AddUp();
+          sums.Accumulate();
         }
         if (busy) {
           const uint32_t filter =
@@ -317,7 +317,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
     WgmmaWait<0>();
     if (slot_before >= 0) release(barriers.empty[slot_before]);
     if (buffer_before >= 0) release(barriers.patch_empty[buffer_before]);
-    sums.AddUp();
+    sums.Accumulate();
     const int first_column = place.column_block * C::kColumns + column;
 #pragma unroll
     for (int m = 0; m < C::kTiles; ++m) {
@@ -354,14 +354,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     SetMaxRegisters<C::kMany, true>();
     shared.FillTables(s);
     // Even without a filter to wait for: the preceding kernel may use the target.
-    WaitForKernelBefore();
+    GridDependencySynchronize();
     MultiplyTiles<S, C>(s, shared, warpgroup, target);
   } else {
     SetMaxRegisters<C::kFew, false>();
     const int thread = static_cast<int>(threadIdx.x) - C::kWarps * kLanes;
     // The preceding kernel packed the filter; `source` was complete before it started.
     if (thread == C::kLoadThreads) {
-      WaitForKernelBefore();
+      GridDependencySynchronize();
       LoadFilter<C>(s, shared, packed);
     } else if constexpr (C::kBoxes) {
       if (thread == 0) LoadPatchesByTma<C>(s, shared, source);

@@ -283,7 +283,7 @@ struct Sums {
     });
   }
   // Adds finished products to the totals.
-  __device__ void AddUp() {
+  __device__ void Accumulate() {
     ForEach([&](float& sum, float* all_before) {
       asm volatile("" : "+f"(sum)::"memory");
       if constexpr (kPromotes) *all_before += sum;

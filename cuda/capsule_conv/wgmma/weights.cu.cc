@@ -44,11 +44,11 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
   LaunchError error = CheckGrid(op, plan.blocks);
   if (error.empty()) error = MakeTensorMap(op, input, plan.input, &input_map);
   if (error.empty()) error = MakeTensorMap(op, grad, plan.grad, &grad_map);
-  if (error.empty()) error = AllowShared<kKernel>(exec, op);
+  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, kWeightRegisters);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.blocks), kWeightThreads, plan.shared,
-                          exec, input_map, grad_map, plan.sums, parts);
+  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightThreads, plan.shared,
+                         exec, input_map, grad_map, plan.sums, parts);
 }
 
 // Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays

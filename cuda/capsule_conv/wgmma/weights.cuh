@@ -130,7 +130,7 @@ __device__ void MultiplyPixels(const char* grad, int below,
   }
   WgmmaCommit();
   WgmmaWait<0>();  // the registers of `rows` are free only now
-  if constexpr (kParts > 1) sums.AddUp();
+  if constexpr (kParts > 1) sums.Accumulate();
 }
 
 // Products per unit that a consumer issues before it waits, while the other runs.
@@ -213,7 +213,7 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
       if (++oldest == w.row_slots) oldest = 0;
     }
   }
-  if constexpr (W::kParts == 1) sums.AddUp();
+  if constexpr (W::kParts == 1) sums.Accumulate();
 }
 
 // Epilogue: stages the sums in the row slots and stores them with bulk copies.
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
   }
   const WeightCoord place(w);
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (group >= kConsumerGroups) {
     SetMaxRegisters<kProducerRegisters, false>();
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
       MultiplyLines<kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
                                            grad_slots, sums);
     }
-    LetKernelAfterBegin();
+    TriggerDependentLaunch();
     StoreUnits<kUnits>(w, place, group, sums, row_slots, parts);
   }
 #else

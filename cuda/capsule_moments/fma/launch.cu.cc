@@ -37,7 +37,7 @@ template <Kind kKind, bool kLinear, bool kPrecision, int Q>
 LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Division& d, const Gradient& grad, const Results& out) {
   constexpr auto kKernel = PassKernel<kKind, kLinear, kPrecision, Q>;
-  const LaunchError error = AllowShared<kKernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
   if (!error.empty()) return error;
   const int shared = 2 * StageSize<Q>(d) * sizeof(float);
   kKernel<<<d.blocks, kThreads, shared, exec.stream>>>(in, d, grad, out);
@@ -145,7 +145,7 @@ struct Path {
       if (!error.empty()) return error;
       const auto launch = [&](auto linear) -> LaunchError {
         constexpr auto kKernel = VoteKernel<linear, q>;
-        const LaunchError denied = AllowShared<kKernel>(exec, name);
+        const LaunchError denied = AllowMaxSharedMemory<kKernel>(exec, name);
         if (!denied.empty()) return denied;
         const int shared = 2 * WindowStageSize<linear, q>(d) * sizeof(float);
         kKernel<<<grid, kThreads, shared, exec.stream>>>(in, d, grad, sums);

@@ -66,19 +66,19 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
   out.gradients = kGradient;
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
     constexpr auto kKernel = PassKernel<kGradient, second, logit, q>;
-    const LaunchError error = AllowShared<kKernel>(exec, name);
+    const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
     if (!error.empty()) return error;
     const int shared = SharedSize<kGradient, q>(d) * sizeof(float);
-    return LaunchOverlapped(name, kKernel, d.blocks, kThreads, shared, exec, in, d,
-                            grad, out);
+    return LaunchDependent(name, kKernel, d.blocks, kThreads, shared, exec, in, d, grad,
+                           out);
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
   const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
   const bool finished = whole || (kGradient && !HasLogits(p) && p.normalize != kNone);
   if (!error.empty() || !sums || finished) return error;
-  return LaunchOverlapped(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0,
-                          exec, in, d, grad, out);
+  return LaunchDependent(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0,
+                         exec, in, d, grad, out);
 }
 
 struct Path {
@@ -155,11 +155,11 @@ struct Path {
       using TileOf = Tile<second, logit, q, small>;
       const dim3 grid(CeilDivide(d.children, TileOf::Children(d)), parts);
       constexpr auto kKernel = WeightKernel<second, logit, q, small>;
-      const LaunchError denied = AllowShared<kKernel>(exec, name);
+      const LaunchError denied = AllowMaxSharedMemory<kKernel>(exec, name);
       if (!denied.empty()) return denied;
       const int shared = TileOf::Floats(d) * sizeof(float);
-      return LaunchOverlapped(name, kKernel, grid, TileOf::kThreads, shared, exec, in,
-                              d, grad, sums);
+      return LaunchDependent(name, kKernel, grid, TileOf::kThreads, shared, exec, in, d,
+                             grad, sums);
     };
     return WithTile(in.p, exec, run);
   }

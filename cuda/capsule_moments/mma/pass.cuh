@@ -87,8 +87,8 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
 template <bool kGradient, bool kSecond, int kLogit, int Q>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   extern __shared__ float4 shared[];
   constexpr bool kEqual = kLogit == 0;
   // With Q = 4, one product of eight columns does two children of four columns each.
@@ -327,8 +327,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
 // numbers, from 4 y on, of the votes of group x's parents.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const int group = blockIdx.x, h = blockIdx.y * 4;
   const int block0 = d.BlockOf(group * d.chunks);
   const int block1 = d.BlockOf((group + 1) * d.chunks - 1);

@@ -171,8 +171,8 @@ __device__ void WaitForChildren(const Inputs& in, const Division& d, float* pose
 template <bool kSecond, int kLogit, int Q, bool kSmall>
 __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 1)
     WeightKernel(Inputs in, Division d, Gradient grad, WeightSums out) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   extern __shared__ float4 shared[];
   using TileOf = Tile<kSecond, kLogit, Q, kSmall>;
   constexpr int kOwn = TileOf::kOwn, kPair = TileOf::kPair;

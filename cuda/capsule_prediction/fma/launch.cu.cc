@@ -123,7 +123,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
     const int best_v = ChooseV(z.columns, kMax);
     const int64_t blocks = z.in_caps * CeilDivide(z.columns, kLanes * best_v) *
                            CeilDivide(z.batch, kForwardSamples);
-    const std::string obstacle = GridObstacle(blocks);
+    const std::string obstacle = GridRefusal(blocks);
     if (!obstacle.empty()) return Plan::Refuse(obstacle);
     return Plan::Make(0,
                       [=](const GpuExec& exec, const T* input, const T* weights,
@@ -150,7 +150,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   const Division d = Divide(p, best_v);
   if (z.columns == 0) return Plan::Refuse("there are no output elements");
   if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
-  const std::string obstacle = GridObstacle(z.in_caps);
+  const std::string obstacle = GridRefusal(z.in_caps);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
       0,

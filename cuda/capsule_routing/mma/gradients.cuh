@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     }
   };
   if constexpr (!kAdd) first_softmaxes();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   if (stages > 1) start_copy(0);
 #pragma unroll 1
   for (int64_t tile = 0; tile < z.tiles; ++tile) {
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         for (int s = 0; s < KS; ++s) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            AddUp(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
+            Accumulate(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
           }
         }
       }

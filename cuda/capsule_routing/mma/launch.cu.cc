@@ -182,12 +182,12 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
   constexpr auto kernel = PassKernel<CudaType<T>, Tiling::D, Tiling::K, kTf32, kPass>;
   const int shared =
       tiling.Shared(tiling.teams, kPass == Pass::kGradient ? Tiling::kPassVectors : 1);
-  const LaunchError error = AllowShared<kernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, name);
   if (!error.empty()) return error;
-  return LaunchOverlapped(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
-                          shared, exec, tiling.z, tiling.teams, Native(input),
-                          Native(weights), Native(logits), v, ds, partial,
-                          Native(coefficients));
+  return LaunchDependent(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
+                         shared, exec, tiling.z, tiling.teams, Native(input),
+                         Native(weights), Native(logits), v, ds, partial,
+                         Native(coefficients));
 }
 
 template <Tf32 kTf32, typename T, int D, int K, bool kAdd>
@@ -197,14 +197,14 @@ LaunchError RunGradients(const GpuExec& exec, const Sizes& z,
                          const T* logits, const float4* vectors, T* grad_input,
                          T* grad_weights, T* grad_logits) {
   constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kAdd>;
-  const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
-  return LaunchOverlapped(
-      kBackwardName, kernel, tiling.blocks, tiling.layout.teams * z.groups * kLanes,
-      tiling.shared(), exec, z, tiling.layout.teams, tiling.stages,
-      static_cast<int>(std::min<int64_t>(iterations, kIterations)), Native(input),
-      Native(weights), Native(logits), vectors, Native(grad_input),
-      Native(grad_weights), Native(grad_logits));
+  return LaunchDependent(kBackwardName, kernel, tiling.blocks,
+                         tiling.layout.teams * z.groups * kLanes, tiling.shared(), exec,
+                         z, tiling.layout.teams, tiling.stages,
+                         static_cast<int>(std::min<int64_t>(iterations, kIterations)),
+                         Native(input), Native(weights), Native(logits), vectors,
+                         Native(grad_input), Native(grad_weights), Native(grad_logits));
 }
 
 // Workspace: V, then partial sums.
@@ -218,12 +218,12 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
   float4* const partial = v + tiling.vector_length();
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
-    LaunchError error = AllowShared<first>(exec, kForwardName);
+    LaunchError error = AllowMaxSharedMemory<first>(exec, kForwardName);
     if (!error.empty()) return error;
     error =
-        LaunchOverlapped(kForwardName, first, tiling.pass_grid(), tiling.pass_threads(),
-                         tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
-                         Native(input), Native(weights), Native(logits), partial);
+        LaunchDependent(kForwardName, first, tiling.pass_grid(), tiling.pass_threads(),
+                        tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
+                        Native(input), Native(weights), Native(logits), partial);
     for (int64_t r = 0; r < iterations && error.empty(); ++r) {
       if (r > 0) {
         error = RunPass<tf32, Pass::kSums>(exec, kForwardName, tiling, input, weights,
@@ -231,7 +231,7 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
                                            static_cast<T*>(nullptr));
         if (!error.empty()) break;
       }
-      error = LaunchOverlapped(
+      error = LaunchDependent(
           kForwardName, FinishKernel<CudaType<T>, D>, tiling.vector_blocks(),
           kSlices * VectorThread<D>::kThreads, 0, exec, z, tiling.chunks, partial,
           r == 0, v, sums + r * z.batch * z.out_caps * D,
@@ -258,9 +258,9 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
   const int64_t length = tiling.vector_length(), blocks = tiling.vector_blocks();
   float4* const vectors = static_cast<float4*>(workspace);
   float4* const partial = vectors + 2 * padded * length;
-  LaunchError error = LaunchOverlapped(kBackwardName, PrepareKernel<CudaType<T>, D>,
-                                       blocks, VectorThread<D>::kThreads, 0, exec, z,
-                                       iterations, padded, sums, Native(grad), vectors);
+  LaunchError error = LaunchDependent(kBackwardName, PrepareKernel<CudaType<T>, D>,
+                                      blocks, VectorThread<D>::kThreads, 0, exec, z,
+                                      iterations, padded, sums, Native(grad), vectors);
   if (!error.empty()) return error;
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     for (int64_t r = iterations - 1; r > 0; --r) {
@@ -268,11 +268,11 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
           exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
           vectors + (2 * r + 1) * length, partial, static_cast<T*>(nullptr));
       if (!error.empty()) return error;
-      error = LaunchOverlapped(kBackwardName, FinishBackwardKernel<D>, blocks,
-                               kSlices * VectorThread<D>::kThreads, 0, exec, z,
-                               tiling.chunks, partial,
-                               sums + (r - 1) * z.batch * z.out_caps * D, vectors,
-                               vectors + (2 * r - 1) * length);
+      error = LaunchDependent(kBackwardName, FinishBackwardKernel<D>, blocks,
+                              kSlices * VectorThread<D>::kThreads, 0, exec, z,
+                              tiling.chunks, partial,
+                              sums + (r - 1) * z.batch * z.out_caps * D, vectors,
+                              vectors + (2 * r - 1) * length);
       if (!error.empty()) return error;
     }
     error = RunGradients<tf32>(exec, z, gradients, iterations, input, weights, logits,

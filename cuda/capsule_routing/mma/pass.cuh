@@ -19,7 +19,7 @@ __device__ void StorePartial(const Sizes& z, const Teams& teams, const WarpTask&
                              const float (&sum)[D / 2][4], float4* shared,
                              float4* partial) {
   constexpr int M = D / 2;
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const int others = teams.tiles * z.groups;  // warps of one part
   float4* const mine = shared + (task.warp - others) * (M * kLanes) + Place().lane;
   __syncthreads();
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   extern __shared__ float4 shared[];
   const Place place;
   const WarpTask task(z, teams);
-  WaitForKernelBefore();  // it may produce the inputs
+  GridDependencySynchronize();  // it may produce the inputs
   // Weights are not rounded: c, which scales them, is prepared instead.
   Pipeline<S, D, K, Tf32::kExact> pipeline(z, teams, task, input, weights,
                                            reinterpret_cast<S*>(shared));
@@ -108,8 +108,9 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
         const auto a = SamplesOperand<kTf32>(rows);
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-          AddUp(a, WeightsOperand<kScaled<kTf32>>(pipeline.Column(n, s, m), factor),
-                sum[m]);
+          Accumulate(a,
+                     WeightsOperand<kScaled<kTf32>>(pipeline.Column(n, s, m), factor),
+                     sum[m]);
         }
       }
     }
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     if (l0 < count) bias = Widen(biases[min(l0 + place.g, count - 1) * z.out_caps]);
   };
   fetch_bias(0);
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   float4 my_v[M], my_ds[kBackward ? M : 1];
   const int64_t index = VectorIndex<D>(z, task.tile, task.group);
 #pragma unroll

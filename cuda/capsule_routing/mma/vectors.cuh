@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
                  bool first, float4* __restrict__ v, float* __restrict__ sums,
                  S* __restrict__ output) {
   const VectorThread<D> thread{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const float4 s = thread.SumPartials(partial, chunks);
   if (thread.slice > 0) return;
   thread.Store(s, sums);
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
                   const float* __restrict__ sums, const S* __restrict__ grad,
                   float4* __restrict__ vectors) {
   const VectorThread<D> thread{z};
-  WaitForKernelBefore();  // it may produce sums, grad and the next inputs
-  LetKernelAfterBegin();
+  GridDependencySynchronize();  // it may produce sums, grad and the next inputs
+  TriggerDependentLaunch();
   const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
   float4 v{}, s{}, next{};
   if (iterations > 0) next = thread.Load(sums);
@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
                          const float* __restrict__ sums, float4* __restrict__ dv,
                          float4* __restrict__ ds) {
   const VectorThread<D> thread{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   float4 total = thread.SumPartials(partial, chunks);
   if (thread.slice > 0) return;
   Add(dv[thread.index], &total);

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   // Each warp adds for one part only.
   const int part = place.warp % layout.parts, adder = place.warp / layout.parts;
   A* const own_sums = input_sums + adder * layout.tiles * layout.input_size;
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   for (int64_t i0 = caps.begin + int64_t{blockIdx.x} * layout.tile_caps;
        i0 < caps.end(); i0 += int64_t{gridDim.x} * layout.tile_caps) {
     const int count = static_cast<int>(min(int64_t{layout.tile_caps}, caps.end() - i0));

@@ -55,7 +55,7 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
                       const T* logits, const A* vectors, A* partial, T* coefficients,
                       Moments<A>* moments, A* scratch) {
   constexpr auto kernel = PassKernel<S, A, kPass, kSpills, kK>;
-  const LaunchError error = AllowShared<kernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, name);
   if (!error.empty()) return error;
   const dim3 grid(tiling.groups, tiling.slices);
   constexpr int kThreads = kPassWarps * kLanes;
@@ -66,10 +66,10 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
         partial, As<S>(coefficients), moments, scratch, tiling.elements);
     return CheckLaunch(name);
   } else {
-    return LaunchOverlapped(name, kernel, grid, kThreads, tiling.shared(), exec,
-                            tiling.z, tiling.cut, As<S>(input), As<S>(weights),
-                            As<S>(logits), vectors, partial, As<S>(coefficients),
-                            moments, scratch, tiling.elements);
+    return LaunchDependent(name, kernel, grid, kThreads, tiling.shared(), exec,
+                           tiling.z, tiling.cut, As<S>(input), As<S>(weights),
+                           As<S>(logits), vectors, partial, As<S>(coefficients),
+                           moments, scratch, tiling.elements);
   }
 }
 
@@ -112,10 +112,10 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
     error = r == 0 ? run(std::integral_constant<Pass, Pass::kFirst>())
                    : run(std::integral_constant<Pass, Pass::kSums>());
     if (!error.empty()) break;
-    error = LaunchOverlapped(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
-                             kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
-                             r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
-                             r + 1 == iterations ? Native(output) : nullptr);
+    error = LaunchDependent(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
+                            kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
+                            r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
+                            r + 1 == iterations ? Native(output) : nullptr);
   }
   return error;
 }
@@ -126,11 +126,11 @@ LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tilin
                          const A* vectors, const Moments<A>* moments, const Caps& caps,
                          T* grad_input, T* grad_weights, T* grad_logits, A* scratch) {
   constexpr auto kernel = GradientsKernel<S, A, kSpills, kK>;
-  const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
   const int64_t blocks =
       std::min(tiling.blocks, CeilDivide(caps.count, tiling.layout.tile_caps));
-  return LaunchOverlapped(
+  return LaunchDependent(
       kBackwardName, kernel, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
       tiling.layout, caps, As<S>(input), As<S>(weights), As<S>(logits), vectors,
       moments, As<S>(grad_input), As<S>(grad_weights), As<S>(grad_logits), scratch,
@@ -167,10 +167,10 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
     error = pass(tiling, r, held);
     if (!error.empty()) break;
     error =
-        LaunchOverlapped(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
-                         kFinishWarps * kLanes, 0, exec, z, tiling.slices, rest,
-                         sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
-                         r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
+        LaunchDependent(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
+                        kFinishWarps * kLanes, 0, exec, z, tiling.slices, rest,
+                        sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
+                        r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
   }
   PassTiling<A> some = tiling;
   for (int64_t i = 0; i < z.in_caps && error.empty(); i += last.held) {

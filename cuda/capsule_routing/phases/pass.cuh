@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
                     shares + n * z.out_caps);
       }
     }
-    if (!waited) WaitForKernelBefore();
+    if (!waited) GridDependencySynchronize();
     waited = true;
     __syncthreads();
     if constexpr (!kFirst) {
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
       if (coefficients != nullptr) continue;
       __syncthreads();
     }
-    if (i0 + cut.tile_caps >= end) LetKernelAfterBegin();
+    if (i0 + cut.tile_caps >= end) TriggerDependentLaunch();
     const A* const c = shares + (kVectors - 1) * layout.vector;
     if (cut.each == 1) {
       Sum<S, A, kSpills, kFirst, kK, 1>(z, place, x, weights, i0, count, tile,

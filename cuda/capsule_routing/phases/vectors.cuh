@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishKernel(Sizes z, int64_t slices, const A* partial, bool first, A* v, A* sums,
                  S* __restrict__ output) {
   const Cell cell{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   A squares[2][2] = {};
   cell.EachSum(partial, slices, [&](int row, int d, A s) {
     if (!cell.has(row, d)) return;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     PrepareKernel(Sizes z, int64_t iterations, const A* __restrict__ sums,
                   const S* __restrict__ grad, A* vectors) {
   const Cell cell{z};
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const auto s = [&](int row, int d) {
     return cell.has(row, d) ? sums[cell.in_array(row, d)] : A{0};
   };
@@ -216,8 +216,8 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishBackwardKernel(Sizes z, int64_t slices, const A* partial,
                          const A* __restrict__ sums, bool first, A* dv, A* ds) {
   const Cell cell{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const auto s = [&](int row, int d) {
     return cell.has(row, d) ? sums[cell.in_array(row, d)] : A{0};
   };

@@ -7,7 +7,7 @@
 // other their sums.
 //
 // Most of this code runs once, so that instruction fetch dominates: loops of unknown
-// length are not unrolled, except the two sums in AddUp().
+// length are not unrolled, except the two sums in Accumulate().
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 
@@ -89,7 +89,7 @@ struct Block {
   __device__ int row(int b, int n) const { return b * z.caps + n; }
 
   // EachWarp(), Predict(), Agree() and ReceiveResult() end with a block barrier; Each()
-  // and EachTeam() do not. After AddUp(), all threads can read its sums.
+  // and EachTeam() do not. After Accumulate(), all threads can read its sums.
 
   // Calls visit(i) for all i < n, one thread each.
   template <typename Visit>
@@ -274,7 +274,7 @@ struct Block {
 
   // Sums factors[b][n][j] u[b][n][j] over the n of all blocks. Each block sends its
   // sums to the cells' owners, and stores the totals of its own cells in at.sums.
-  __device__ void AddUp(const A* factors, uint32_t tag) const {
+  __device__ void Accumulate(const A* factors, uint32_t tag) const {
     const int width = z.width(), depth = z.depth(), vector = z.vector();
     Each(vector, [&](int e) {
       const int b = e / width, column = e % width, j = column / depth;

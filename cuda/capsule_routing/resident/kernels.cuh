@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int b = i / block.count, n = i % block.count;
       block.Softmax(n, r == 0, at.c + block.row(b, n) * z.out_caps);
     });
-    block.AddUp(at.c, tag);
+    block.Accumulate(at.c, tag);
     block.template EachTeam<kWide>(block.own_cells, [&](int own, int member) {
       const A* const s = at.sums + own * depth;
       const int cell = block.first_cell + own;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = block.lane; j < z.out_caps; j += kLanes) g[j] = c[j] * (g[j] - mean);
     });
     if (r == 0) break;
-    block.AddUp(at.g + r * rows, tag);
+    block.Accumulate(at.g + r * rows, tag);
     A* const ds = at.ds + (r - 1) * vector;  // still s
     block.template EachTeam<kWide>(block.own_cells, [&](int own, int member) {
       const int cell = block.first_cell + own;

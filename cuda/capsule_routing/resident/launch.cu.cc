@@ -109,9 +109,9 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
                       const auto launch = [&](auto run) {
                         constexpr auto kernel = ForwardKernel<CudaType<T>, A, run>;
                         const LaunchError error =
-                            AllowShared<kernel>(exec, kForwardName);
+                            AllowMaxSharedMemory<kernel>(exec, kForwardName);
                         if (!error.empty()) return error;
-                        return LaunchTogether(
+                        return LaunchCooperative(
                             kForwardName, kernel, z.blocks, kThreads, shared, exec, z,
                             Native(input), Native(weights), Native(logits),
                             static_cast<Message<A>*>(workspace), Native(output), sums);
@@ -134,13 +134,13 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
           T* grad_logits, void* workspace) {
         const auto launch = [&](auto run) {
           constexpr auto kernel = BackwardKernel<CudaType<T>, A, run>;
-          const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+          const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
           if (!error.empty()) return error;
-          return LaunchTogether(kBackwardName, kernel, z.blocks, kThreads, shared, exec,
-                                z, Native(grad), Native(input), Native(weights),
-                                Native(logits), sums,
-                                static_cast<Message<A>*>(workspace), Native(grad_input),
-                                Native(grad_weights), Native(grad_logits));
+          return LaunchCooperative(
+              kBackwardName, kernel, z.blocks, kThreads, shared, exec, z, Native(grad),
+              Native(input), Native(weights), Native(logits), sums,
+              static_cast<Message<A>*>(workspace), Native(grad_input),
+              Native(grad_weights), Native(grad_logits));
         };
         return quads ? launch(Quads{}) : launch(Single{});
       });
