@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The OpKernel of an op that op_call.h describes: it finds the plan that it made for
-// these shapes before, or makes one, allocates the results and the workspace, and runs.
+// The OpKernel of an op that op_call.h describes. It looks up the cached plan for these
+// shapes or makes one, allocates the results and the workspace, and runs the plan.
 #ifndef CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 #define CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 
@@ -44,7 +44,7 @@ class KernelInputs final : public OpInputs {
   tensorflow::OpKernelContext* ctx_;
 };
 
-// A plan's arguments, out of what TensorFlow has.
+// Provides a plan's arguments (RunFrom in op.h) from an OpKernelContext.
 template <typename Problem>
 class KernelArguments {
  public:
@@ -72,7 +72,8 @@ class KernelArguments {
   const absl::Status& status() const { return status_; }
 
  private:
-  // A result that is no output is memory that the plan needs.
+  // Allocates the next result. A result that is not an output of the op becomes a
+  // temporary.
   void* NextResult(tensorflow::DataType type) {
     const int index = result_++;
     tensorflow::Tensor* tensor = &unreturned_[index];
@@ -92,7 +93,7 @@ class KernelArguments {
   absl::Status status_;
 };
 
-// `Exec` is CpuExec or GpuExec.
+// OpKernel of `Op` for the element type T; `Exec` is CpuExec or GpuExec.
 template <typename Op, typename Exec, typename T>
 class PlannedOp : public tensorflow::OpKernel {
  public:
@@ -108,8 +109,8 @@ class PlannedOp : public tensorflow::OpKernel {
   absl::Status Run(tensorflow::OpKernelContext* ctx) {
     const auto call = op_.Resolve(KernelInputs(ctx));
     if (!call.ok()) {
-      // Rules name their op. TensorFlow's own words, of more elements than it can
-      // count, do not.
+      // Our rules name the op in their messages. TensorFlow's message for too many
+      // elements does not.
       const bool named = absl::StrContains(call.status().message(), Op::kName);
       return named ? call.status() : NamingShapes(ctx, call.status());
     }
@@ -131,9 +132,9 @@ class PlannedOp : public tensorflow::OpKernel {
     return device ? NamingShapes(ctx, status) : status;
   }
 
-  // Where a result has too many elements, memory is short or a launch failed, says what
-  // was asked for: TensorFlow names only the tensor that did not fit, which may be a
-  // workspace, and launchers their op.
+  // Adds the input shapes to an error about size, memory or a failed launch. TensorFlow
+  // names only the tensor that did not fit, possibly a workspace, and launchers only
+  // their op.
   static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
                                    const absl::Status& status) {
     std::string shapes;
@@ -145,7 +146,8 @@ class PlannedOp : public tensorflow::OpKernel {
   }
 
 #if TF_CAPSOPS_CUDA
-  // Where TF_CAPSOPS_DEVICE describes a GPU, tests see on a CPU what it would run.
+  // Records what the GPU that TF_CAPSOPS_DEVICE describes would run, so that tests on a
+  // CPU can check it.
   static void RecordPretended(const typename Op::Problem& problem) {
     GpuExec exec;
     exec.tf32 = tensorflow::tensor_float_32_execution_enabled();

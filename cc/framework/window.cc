@@ -30,7 +30,8 @@ void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& valu
   *width = values[1];
 }
 
-// `index` is the axis of the weights.
+// Computes output size and padding along one axis; `index` is the kernel's axis in the
+// weights.
 void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
                 const char* weights_name, const PartialTensorShape& weights,
                 int index) {
@@ -48,7 +49,8 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
     *axis.out = 0;
     return;
   }
-  const int64_t reach = (kernel - 1) * dilation;  // from the first row to the last
+  const int64_t reach =
+      (kernel - 1) * dilation;  // distance from the first tap to the last
   if (same) {
     *axis.out = (in - 1) / stride + 1;
     const int64_t padding = (*axis.out - 1) * stride + 1 - in + reach;

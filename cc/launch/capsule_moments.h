@@ -33,7 +33,7 @@
 
 namespace capsops::capsule_moments {
 
-// The values of Problem::normalize: the set that the shares of a pose add up to 1 over.
+// The values of Problem::normalize, which name the set over which shares are a softmax.
 inline constexpr int64_t kParents = 0, kAll = 1, kNone = 2;
 
 // -1 is an unknown dimension, or an optional tensor that may or may not be present;

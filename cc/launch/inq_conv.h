@@ -13,10 +13,10 @@
 // on a GPU it reads as 0.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float.
-// Weights are exact in every type, so float results have the accuracy of a float
-// convolution. Scaling by 2^n1 is exact if the result is a normal number. Every output
-// element is written, even when a sum is empty. On a GPU input, output and grad are
-// aligned to 16 bytes.
+// Weights are exact, even where kernels hold them in 16 bits, so float results have the
+// accuracy of a float convolution. Scaling by 2^n1 is exact if the result is a normal
+// number. Every output element is written, even when a sum is empty. On a GPU input,
+// output and grad are aligned to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_INQ_CONV_H_
 #define CAPSOPS_CC_LAUNCH_INQ_CONV_H_
 

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The XLA kernels of all ops: each emits the custom call that handlers.cc runs.
+// The XLA kernels of all ops. Each emits a custom call, which handlers.cc runs.
 
 #include <algorithm>
 #include <cstring>
@@ -55,7 +55,7 @@ class CompileInputs final : public OpInputs {
   XlaOpKernelContext* ctx_;
 };
 
-// What a custom call needs to know besides its Call.
+// The properties of a custom call that its Call does not have.
 struct Emission {
   std::string target;
   std::vector<int64_t> words;               // the attribute kProblem
@@ -98,8 +98,8 @@ absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
   return absl::OkStatus();
 }
 
-// The bytes that a plan will need in this process, whether or not TF32 is allowed when
-// it is run.
+// Returns the bytes that a plan will need in this process. A GPU plan may run with TF32
+// allowed or not, so this is the larger of both sizes.
 template <typename Op, typename T>
 absl::Status PlanWorkspace(const typename Op::Problem& problem, const CpuExec& exec,
                            int64_t* bytes) {
