@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies of the pixels of a block, in which the numbers of a pose row lie side by side.
+// Copies the pixels of a block such that the elements of each pose row are contiguous.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_
 
@@ -14,11 +14,11 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kCopyAhead = 4096;  // numbers that are prefetched ahead
+constexpr int64_t kCopyAhead = 4096;  // prefetch distance in elements
 
-// The pixels of the image that a block reads along one axis. Number `n` of them is
-// pixel (begin + n / step) * stride - pad + n % step of the image. Pixels between
-// windows, where strides are longer than these, are left out.
+// The pixels that a block reads along one axis. Pixel `n` of the patch is pixel (begin
+// + n / step) * stride - pad + n % step of the image. With strides longer than the
+// windows, the pixels between windows are omitted.
 struct Patch {
   Patch(const AxisProblem& p, int64_t begin, int64_t end)
       : begin(begin),
@@ -35,9 +35,9 @@ struct Patch {
   int64_t begin, reach, step, size, stride, pad;
 };
 
-// Copies `count` numbers of each pose row of a pixel, from number `first` on: a pose
-// row has the rows of all channels' poses, which have `columns` numbers. Pose rows are
-// `stride` numbers apart in `to`.
+// Copies `count` elements of each pose row of a pixel, from element `first` on. A pose
+// row of a pixel joins this row of all channels' poses, each of `columns` elements. In
+// `to`, pose rows are `stride` elements apart.
 template <typename T, typename A>
 void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
               int64_t count, A* to, int64_t stride) {
@@ -75,8 +75,9 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
   }
 }
 
-// Copies these numbers of all pixels of a block to [panel][pixel][pose row]. A panel
-// has `width` of them, with zeros after the last one.
+// Copies elements [first, first + count) of the pose rows of all pixels of a block to
+// [panel][pixel][pose row][element]. A panel holds `width` elements of each pose row;
+// the last one is padded with zeros.
 template <typename T, typename A>
 void CopyPixels(const Problem& p, const Image& image, const Block& block, int64_t first,
                 int64_t count, int64_t width, const T* from, A* to) {
