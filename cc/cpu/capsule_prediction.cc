@@ -1,15 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Per input capsule i both passes are products of small matrices, with the
-// output capsules and their dimensions taken together as one axis n:
+// For each input capsule i both passes are products of small matrices. Output capsules
+// and their dimensions form one axis n:
 //   forward      output[b, n]       = sum_k input[b, k] weights[n, k]
 //   backward     grad_input[b, k]   = sum_n grad[b, n] weights[n, k]
 //                grad_weights[n, k] = sum_b grad[b, n] input[b, k]
-// The traffic of output and grad sets the time, so each is touched once, in runs
-// of several capsules, and everything else stays in the near caches. Weights are
-// transposed to [k][n] so that n is the vector axis; grad is copied to a padded
-// tile that both gradients read. Gradients of few samples: capsule_prediction_few.h.
+// Memory traffic of output and grad dominates, so each is accessed once, in contiguous
+// runs of several capsules, and everything else stays in the first two cache levels.
+// Weights are transposed to [k][n], so that n is the vector axis; grad is copied to a
+// padded tile that both gradients read. capsule_prediction_few.h has the gradients for
+// small batches.
 #include "cc/cpu/capsule_prediction.h"
 
 #include <cstring>
@@ -25,13 +26,13 @@ namespace {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int kVectors = 4;                    // vectors of a register tile
-constexpr int kDepth = 4;                      // in_dim of a register tile
-constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written in a run
-constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read in a run
-constexpr int64_t kPanelBytes = 128 << 10;     // transposed weights, forward
-constexpr int64_t kGradTileBytes = 192 << 10;  // copy of grad, backward
-constexpr int64_t kStreamBytes = 32 << 20;     // outputs past this skip the caches
+constexpr int kVectors = 4;                    // vectors per register tile
+constexpr int kDepth = 4;                      // in_dim per register tile
+constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written contiguously
+constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read contiguously
+constexpr int64_t kPanelBytes = 128 << 10;     // bytes of transposed weights, forward
+constexpr int64_t kGradTileBytes = 192 << 10;  // bytes of the copy of grad, backward
+constexpr int64_t kStreamBytes = 32 << 20;     // larger outputs bypass the caches
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
@@ -49,8 +50,8 @@ int64_t PanelColumns(const Problem& p) {
   return Min(PaddedColumns<T>(p), Max(fit, step));
 }
 
-// Returns how many consecutive input capsules have rows of `T` that make a run of
-// about `bytes`.
+// Returns how many consecutive input capsules have rows of `T` that together take about
+// `bytes`.
 template <typename T>
 int64_t Run(const Problem& p, int64_t bytes) {
   const int64_t row = Max(Columns(p) * sizeof(T), 1);
@@ -64,7 +65,7 @@ int64_t InCapsTile(const Problem& p) {
 
 int64_t BatchTile(const Problem& p) { return Max(Min(p.batch, 64), 1); }
 
-// Copies `columns` rows of from[n][k] to to[k][n], padded with zeros.
+// Transposes `columns` rows from[n][k] to to[k][n], padded with zeros.
 template <typename T, typename A>
 void Transpose(const T* from, int64_t columns, int64_t padded, int64_t in_dim, A* to) {
   for (int64_t n = 0; n < padded; n += kLanes<A>) {
@@ -97,7 +98,7 @@ inline void WriteRow(const Vector<A> (&row)[V], int64_t columns, bool stream, T*
   }
 }
 
-// output[r, n] for R samples and V vectors of columns.
+// Computes output[r, n] for R samples and V vectors of columns.
 template <typename T, typename A, int R, int V>
 inline void ForwardTile(int64_t in_dim, const A* input, const A* weights,
                         int64_t padded, int64_t columns, bool stream, T* output,
@@ -204,15 +205,17 @@ struct BackwardPlan {
     const int64_t fit = kGradTileBytes / (Max(padded, 1) * caps * sizeof(A));
     rows = Max(Min(Min(fit, 128), RoundUp(p.batch, kRows)) / kRows * kRows, kRows);
   }
-  int64_t matrix() const { return depth * padded; }  // weights or their gradient
-  int64_t grad() const { return rows * padded; }     // a tile of grad
-  int64_t samples() const { return rows * depth; }   // a tile of input
+  int64_t matrix() const {
+    return depth * padded;
+  }  // elements of the weights or their gradient
+  int64_t grad() const { return rows * padded; }    // elements of a tile of grad
+  int64_t samples() const { return rows * depth; }  // elements of a tile of input
   int64_t bytes() const {
     return caps * (2 * matrix() + grad() + samples()) * sizeof(A);
   }
 };
 
-// grad_weights^T[k, n] += sum_b input[b, k] grad[b, n], for one tile of k.
+// Computes grad_weights^T[k, n] += sum_b input[b, k] grad[b, n] for one tile of k.
 template <typename A, int V>
 inline void WeightsTile(int64_t rows, const A* input, int64_t depth, const A* grad,
                         int64_t padded, A* sums) {
@@ -233,8 +236,8 @@ inline void WeightsTile(int64_t rows, const A* input, int64_t depth, const A* gr
   }
 }
 
-// grad_input[b, k] = sum_n grad[b, n] weights^T[k, n], for kRows samples and one
-// tile of k, of which `in_dim` are real.
+// Computes grad_input[b, k] = sum_n grad[b, n] weights^T[k, n] for kRows samples and
+// one tile of k, of which `in_dim` elements are not padding.
 template <typename T, typename A>
 inline void InputTile(int64_t padded, const A* grad, const A* weights, int64_t in_dim,
                       T* grad_input, int64_t grad_input_stride, int64_t rows) {

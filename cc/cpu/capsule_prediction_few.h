@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradients of capsule prediction for few samples, which read weights and write
-// their gradient as they lie in memory. Transposing both would take longer than the
-// products.
+// Gradients of capsule prediction for small batches. They read weights and write the
+// weight gradient in the tensors' own layout, because transposing would take longer
+// than the products.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
 #define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
 
@@ -16,10 +16,10 @@ namespace capsops::capsule_prediction::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int kFew = 16;  // the most samples
+constexpr int kFew = 16;  // largest small batch
 
-// Computes both gradients for an in_dim of kDim, so that a vector of weights holds
-// kLanes / kDim columns. The number of columns must be a multiple of kLanes.
+// Computes both gradients for in_dim = kDim, such that a vector of weights holds kLanes
+// / kDim columns. The number of columns must be a multiple of kLanes.
 template <typename T, int kDim>
 void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* input,
                  const T* weights, T* grad_input, T* grad_weights) {
@@ -29,7 +29,7 @@ void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* i
   for (int64_t i = range.in_caps_begin; i < range.in_caps_end; ++i) {
     const T* w = weights + i * columns * kDim;
     T* to = grad_weights + i * columns * kDim;
-    Vector<A> x[kFew], dx[kFew] = {};  // each lane has the k of its weight
+    Vector<A> x[kFew], dx[kFew] = {};  // lane n holds element n % kDim
     for (int64_t b = 0; b < p.batch; ++b) {
       const T* const from = input + (b * p.in_caps + i) * kDim;
       A numbers[kL];
@@ -64,7 +64,7 @@ template <typename T>
 using BackwardFewFunction = void (*)(const Problem&, const Range&, const T*, const T*,
                                      const T*, T*, T*);
 
-// Returns BackwardFew for a problem, or nullptr if it cannot do it.
+// Returns BackwardSmallBatch for a problem, or nullptr if it does not support it.
 template <typename T, int kDim = kLanes<Accumulator<T>>>
 BackwardFewFunction<T> BackwardFewOf(const Problem& p) {
   if (p.batch > kFew || p.out_caps * p.out_dim % kLanes<Accumulator<T>> != 0) {

@@ -12,11 +12,13 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kPartsBytes = 8 << 20;  // of all parts of a sum, if it has several
-constexpr int64_t kChunks = 32;           // at most, for each part is written and read
-constexpr int64_t kTasks = 64;            // wanted, to occupy as many threads
-constexpr int64_t kChunkCaps = 8;    // at least, so that parts are little of the work
-constexpr int64_t kRangeGroups = 4;  // of a task, at most; they read the same weights
+constexpr int64_t kPartsBytes =
+    8 << 20;                     // bytes of all partial sums, if there are several
+constexpr int64_t kChunks = 32;  // most chunks; each partial sum is written and read
+constexpr int64_t kTasks = 64;   // number of tasks to aim for
+constexpr int64_t kChunkCaps =
+    8;  // fewest capsules per chunk, to keep the cost of partial sums small
+constexpr int64_t kRangeGroups = 4;  // most groups per task; they read the same weights
 
 template <typename T>
 Division Divide(const Problem& p) {
@@ -45,8 +47,8 @@ Division Divide(const Problem& p) {
   return d;
 }
 
-// Calls a kernel with in_dim as a constant where it is 8, as in most capsule networks,
-// so that the compiler unrolls loops over it, or that of few samples with its depth.
+// Calls a kernel with in_dim as a constant if it is 8, as in most capsule networks, so
+// that the compiler unrolls loops over it, or the small-batch kernel with its depth.
 #define CAPSOPS_WITH_IN_DIM(Kernel)                                   \
   [](const Problem& p, auto... arguments) {                           \
     if (!IsFew<T>(p)) {                                               \

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule routing of few samples. With samples in lanes, most lanes would be idle, so
-// lanes hold weights, and then output dimensions, instead.
+// Capsule routing for small batches. With samples in lanes, most lanes would be idle,
+// so lanes hold weights and then output dimensions instead.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
 
@@ -18,16 +18,16 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kFewScratchBytes = 1 << 20;  // of a task, at most
-constexpr int64_t kFewCaps = 4;                // input capsules of a group
-constexpr int64_t kFewFlushed = 16;            // whose sum is added at once
-constexpr int64_t kFewGradCaps = 32;           // of a task, at most
+constexpr int64_t kFewScratchBytes = 1 << 20;  // most scratch per task
+constexpr int64_t kFewCaps = 4;                // input capsules per group
+constexpr int64_t kFewFlushed = 16;            // input capsules per partial sum
+constexpr int64_t kFewGradCaps = 32;           // most input capsules per task
 
-// Sizes of arrays, and the layout of the scratch for `tiles` tiles: the offset of each
-// array in numbers. A block is kLanes output dimensions of an output capsule. Its
-// weights are `depth` vectors for each part of in_dim: a part has `depth` numbers, the
-// last one padded with zeros. A row has a number for each output dimension. Weights
-// that lie so in their tensor are not copied.
+// Sizes of arrays, and the layout of the scratch for `count` tiles: the offset of each
+// array in elements. A block has kLanes output dimensions of an output capsule. in_dim
+// is divided into `parts` parts of `depth` elements, padded with zeros; a block has
+// `depth` vectors of weights per part. A row has one element per output dimension.
+// Weights whose tensor already has this layout are not copied.
 template <typename T>
 struct FewLayout {
   using A = Accumulator<T>;
@@ -61,20 +61,20 @@ struct FewLayout {
   }
 };
 
-// Returns whether the problem has so few samples that the functions below are faster
-// than those with samples in lanes, and their scratch fits into the second-level cache.
+// Returns whether the batch is so small that this code is faster than the code with
+// samples in lanes, and whether its scratch fits into the second-level cache.
 template <typename T>
 bool IsFew(const Problem& p) {
   using A = Accumulator<T>;
   if (p.batch == 0 || p.batch * 4 >= kLanes<A>) return false;
-  // A tensor without numbers may have sizes whose products do not fit in an int64_t.
+  // The sizes of an empty tensor may have products that overflow an int64_t.
   if (p.in_caps == 0 || p.in_dim == 0 || Columns(p) == 0) return false;
   return FewLayout<T>(p, 2 * p.iterations - 1).size * int64_t{sizeof(A)} <=
          kFewScratchBytes;
 }
 
-// Sets b to softmax(logits + b) over the output capsules, which are in the lanes of
-// whole vectors. Lanes past them have a logit of minus infinity.
+// Sets b to softmax(logits + b) over the output capsules, which are in lanes. Padding
+// lanes have a logit of minus infinity.
 template <typename A>
 inline void SoftmaxInLanes(int64_t caps, const A* logits, A* b) {
   Vector<A> max = Vector<A>{} - A(__builtin_inf());
@@ -94,7 +94,7 @@ inline void SoftmaxInLanes(int64_t caps, const A* logits, A* b) {
   for (int64_t j = 0; j < caps; j += kLanes<A>) Store(b + j, scale * Load(b + j));
 }
 
-// As SoftmaxGrad, with output capsules in lanes.
+// SoftmaxGrad with output capsules in lanes.
 template <typename A>
 inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   Vector<A> sum = {};
@@ -108,20 +108,20 @@ inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   }
 }
 
-// What a task does with groups of input capsules, and all samples. kDepth is the
-// layout's depth.
+// The work of a task on groups of input capsules and all samples. kDepth is the
+// layout's `depth`.
 template <typename T, int kDepth>
 class FewSamples {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
-  // Vectors after which an input, repeated beside its weights, begins again.
+  // Vectors after which an input that is repeated to match its weights repeats.
   static constexpr int kPeriod = kDepth > kL ? kDepth / kL : 1;
-  static constexpr int64_t kAhead = (8 << 10) / sizeof(A);  // of what is prefetched
+  static constexpr int64_t kAhead = (8 << 10) / sizeof(A);  // in elements
 
  public:
   FewSamples(const Problem& p, int64_t count, void* scratch)
       : p_(p), at_(p, count), count_(count), numbers_(static_cast<A*>(scratch)) {
-    // What is padded, and the sums.
+    // Clears the padding and the sums.
     std::memset(numbers_, 0, at_.weights_grad * sizeof(A));
     for (int64_t c = 0; c < kFewCaps; ++c) {
       for (int64_t j = p.out_caps; j < at_.caps; ++j)
@@ -129,7 +129,7 @@ class FewSamples {
     }
   }
 
-  // Copies tile m, which has samples in lanes, with output dimensions in lanes.
+  // Copies tile m, whose lanes are samples, with output dimensions in lanes.
   void Take(int64_t m, const A* tile) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       for (int64_t j = 0; j < p_.out_caps; ++j) {
@@ -141,7 +141,7 @@ class FewSamples {
     }
   }
 
-  // Goes to `caps` input capsules from i on: computes u_hat of all samples.
+  // Loads `caps` input capsules from i on and computes their u_hat of all samples.
   void Begin(int64_t i, int64_t caps, const T* input, const T* weights,
              const T* logits) {
     for (int64_t c = 0; c < caps; ++c) {
@@ -172,8 +172,8 @@ class FewSamples {
     }
   }
 
-  // Computes c or, with two tiles, db of the first, V, whose gradient is the second,
-  // ds, of all in the group. Agreed returns it.
+  // Computes the coefficients of the group: c or, with two tiles (V and ds), db of V.
+  // GroupCoefficients returns them.
   void Agree(int64_t caps) {
     for (int64_t c = 0; c < caps; ++c) {
       if (count_ == 0) First(c);
@@ -192,7 +192,7 @@ class FewSamples {
     return count_ == 0 ? first(c) : dots(c, s, 1);
   }
 
-  // Adds Agreed times u_hat of the group to the sums.
+  // Adds coefficients times u_hat of the group to the sums.
   void Add(int64_t caps) {
     const int64_t each = Each();
     for (int64_t s = 0; s < p_.batch; ++s) {
@@ -209,7 +209,7 @@ class FewSamples {
     }
   }
 
-  // Adds the sums to those of `part`, which has samples in lanes, and clears them.
+  // Adds the sums to `part`, whose lanes are samples, and clears them.
   void Flush(A* part) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       A* const sums = numbers_ + at_.sums + s * at_.row;
@@ -222,8 +222,8 @@ class FewSamples {
     }
   }
 
-  // Computes the gradients of input capsule i, which is number c of the group, of its
-  // weights and of its logits. The tiles are V_2, V_3, ..., and then ds_1, ds_2, ...
+  // Computes the gradients of input capsule i, which has index c in the group, and of
+  // its weights and logits. The tiles are V_2, V_3, ..., and then ds_1, ds_2, ...
   void Differentiate(int64_t i, int64_t c, T* grad_input, T* grad_weights,
                      T* grad_logits) {
     A* const logits_grad = numbers_ + at_.logits_grad;
@@ -252,7 +252,7 @@ class FewSamples {
   }
 
  private:
-  int64_t Each() const { return at_.row / p_.out_caps; }  // of a row
+  int64_t Each() const { return at_.row / p_.out_caps; }  // elements per output capsule
   A* x(int64_t c, int64_t s) const {
     return numbers_ + at_.x + (c * p_.batch + s) * at_.parts * kPeriod * kL;
   }
@@ -273,7 +273,7 @@ class FewSamples {
     for (int n = 0; n < kPeriod; ++n) xs[n] = Load(x(c, s) + (part * kPeriod + n) * kL);
   }
 
-  // Stores each part of an input capsule as often as fills its vectors.
+  // Stores each part of an input capsule, repeated to fill its vectors.
   void Repeat(const T* from, A* to) const {
     for (int64_t k = 0; k < p_.in_dim; ++k) {
       A* const first = to + k / kDepth * kPeriod * kL + k % kDepth;
@@ -281,7 +281,8 @@ class FewSamples {
     }
   }
 
-  // Calls run(from, to, count) for runs of weights, in blocks and in the tensor.
+  // Calls run(from, to, count) for each contiguous run of weights, with its offset in
+  // blocks and in the tensor.
   template <typename Run>
   void ForRuns(const Run& run) const {
     for (int64_t j = 0; j < p_.out_caps; ++j) {
@@ -296,8 +297,8 @@ class FewSamples {
     }
   }
 
-  // Returns the weights of an input capsule in blocks: where they lie if they lie so,
-  // and else as a copy.
+  // Returns the weights of an input capsule in blocks: in place if the tensor has this
+  // layout, and otherwise a copy.
   const A* Weights(int64_t c, const T* from) const {
     if constexpr (std::is_same_v<T, A>) {
       if (at_.in_place) return from;
@@ -309,7 +310,8 @@ class FewSamples {
     return copy;
   }
 
-  // Returns where to add up the gradient of weights, which is `to` where they lie so.
+  // Returns where to accumulate the weight gradient: in `to` if that has the layout of
+  // blocks, and otherwise in the scratch.
   A* WeightsGrad(T* to) const {
     if constexpr (std::is_same_v<T, A>) {
       if (at_.in_place) return to;
@@ -344,8 +346,8 @@ class FewSamples {
     }
   }
 
-  // Computes du_hat of a sample, adds du_hat x to the gradient of the weights, and
-  // computes the gradient of the input, which is weights^T du_hat.
+  // Computes du_hat of a sample, adds du_hat x to the weight gradient, and stores the
+  // input gradient weights^T du_hat.
   void AddGradients(int64_t c, int64_t s, T* grad_input, A* weights_grad) {
     const int64_t each = at_.blocks / p_.out_caps;
     for (int64_t part = 0; part < at_.parts; ++part) {
@@ -379,7 +381,7 @@ class FewSamples {
 
   const Problem& p_;
   const FewLayout<T> at_;
-  const int64_t count_;  // of tiles
+  const int64_t count_;  // number of tiles
   A* const numbers_;
   const A* weights_[kFewCaps] = {};
 };

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The tasks of capsule routing of few samples.
+// Tasks of capsule routing for small batches.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
 
@@ -15,8 +15,8 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-// These do as the functions of the same names, less `Few`, in capsule_routing_sums.h
-// and capsule_routing_grad.h.
+// Small-batch versions of the functions in capsule_routing_sums.h and
+// capsule_routing_grad.h.
 template <typename T, int kDepth>
 void FewAddTask(const Problem& p, const Division& d, int64_t task, const T* input,
                 const T* weights, const T* logits, const Accumulator<T>* totals,

@@ -16,10 +16,10 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kBlockCaps = 16;          // input capsules of a block, at most
-constexpr int64_t kBlockBytes = 128 << 10;  // of a block's weights
+constexpr int64_t kBlockCaps = 16;          // most input capsules per block
+constexpr int64_t kBlockBytes = 128 << 10;  // bytes of a block's weights
 
-// The layout of the scratch: the offset of each array in numbers.
+// The scratch layout: the offset of each array in elements.
 template <typename T>
 struct SumLayout {
   using A = Accumulator<T>;
@@ -87,8 +87,8 @@ void AddAgreed(const Problem& p, bool first, const A* b, const A* u, A* sum) {
   }
 }
 
-// Computes a part of a sum. A block of input capsules is added up before its sum is
-// added to the part: thousands of terms, added one after the other, would lose digits.
+// Computes a partial sum. Each block of input capsules is summed separately before it
+// is added, because adding thousands of terms one after the other loses digits.
 template <typename T, typename Depth>
 void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,
