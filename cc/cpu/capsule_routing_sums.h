@@ -23,7 +23,7 @@ constexpr int64_t kBlockBytes = 128 << 10;  // bytes of a block's weights
 template <typename T>
 struct SumLayout {
   using A = Accumulator<T>;
-  int64_t caps, x, u, block, b, size;  // the copy of weights is at 0
+  int64_t caps, x, u, block, b, size;  // the copy of weights has offset 0
 
   explicit SumLayout(const Problem& p) : caps(Block<A>(p, kBlockBytes, kBlockCaps)) {
     x = WeightsCopy<T>(p, caps);

@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Most of the memory traffic is filters, each element once, so they set the time. A
-// task goes down the rows of its part of a sample, a few at a time. It turns their
-// filters into planes in its own cache, so that lanes are neighbouring pixels in either
-// layout; the rows of the image that these filters read stay in a window of planes.
+// Filters, each element of which is used once, are most of the memory traffic and
+// dominate the time. A task computes the rows of its part of a sample from top to
+// bottom, a few at a time. It transposes their filters to planes in its own cache, so
+// that lanes are neighboring pixels for both tensor layouts. The image rows that these
+// filters read stay in a sliding window of planes.
 #include "cc/cpu/high_order_conv.h"
 
 #include "cc/cpu/high_order_conv_plan.h"
@@ -42,7 +43,7 @@ struct Memory {
   A* next;
   Planes<A> window, filters, lines, grad_input, grad_filters;
   A* staging;
-  int64_t before_sums = 0, bytes;  // before grad_filters, and in total
+  int64_t before_sums = 0, bytes;  // bytes before grad_filters, and in total
 };
 
 template <typename T, bool kBackward>
@@ -103,9 +104,10 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
   }
 }
 
-// Computes the gradients of a task's rows, for which it also visits the rows around
-// them whose filters read these. Rows add to the gradient of the input in a window of
-// sums, always in the same order, so that it does not matter where tasks begin.
+// Computes the gradients of a task's rows. It also visits the rows above and below
+// whose filters read these rows. The input gradient is accumulated in a sliding window
+// of sums, always in the same order, so that results do not depend on where tasks
+// begin.
 template <typename T>
 class Backward {
  public:
@@ -134,7 +136,7 @@ class Backward {
 
  private:
   void RunPart() {
-    // The gradient of filters is a sum over all parts, so it is cleared only once.
+    // The filter gradient is summed over all parts, so it is cleared only once.
     std::memset(scratch_, 0, part_ == 0 ? memory_.bytes : memory_.before_sums);
     plan_.SetPart(part_, &task_);
     channels_ = task_.channel_end - task_.channel_begin;
@@ -188,7 +190,8 @@ class Backward {
     }
   }
 
-  // Clears what is read after the last row, where a step has fewer rows than usual.
+  // Clears the elements that are read after the last row of a step with fewer rows than
+  // usual.
   void ClearAfter(const Planes<A>& planes, int64_t count, int64_t rows) {
     if (rows == plan_.step_rows) return;
     ClearPlanes(planes.From(0, rows * plan_.pitch - plan_.halo), count,
@@ -197,8 +200,8 @@ class Backward {
 
   void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
                   Ahead& ahead) {
-    // This begins at the last row of taps: so each row of the input is added to first
-    // by the rows above it.
+    // Begins with the last row of taps, so that each row of the input receives the
+    // contributions of the rows above it first.
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
       const int64_t to = row + kh - plan_.reach_y;
       if (to + rows <= task_.row_begin || to >= task_.row_end) continue;
@@ -255,7 +258,7 @@ class Backward {
     }
   }
 
-  // Moves the window of sums on by `rows` rows.
+  // Shifts the window of sums by `rows` rows.
   void Retreat(int64_t rows) {
     const int64_t all = plan_.window_stride - plan_.lead;
     const int64_t gone = rows * plan_.pitch;
@@ -272,9 +275,9 @@ class Backward {
   const Memory<A> memory_;
   const Kernel kernel_;
   void* const scratch_;
-  const int64_t rows_;  // of the phase
+  const int64_t rows_;  // rows of the phase
   int64_t part_ = 0;
-  int64_t channels_ = 0, per_group_ = 0;  // of the part
+  int64_t channels_ = 0, per_group_ = 0;  // channels of the part
   const bool stream_;
   const T* const grad_;
   const T* const input_;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the steps of the moments of votes and divides each among threads. The number of
-// threads never changes a result: no sum crosses a task, and parts of sums are added in
+// threads never changes a result: no sum crosses a task, and partial sums are added in
 // the order of the pixels.
 #include "cc/cpu/capsule_moments.h"
 
@@ -34,8 +34,8 @@ Operands<T> Given(const Problem& p, Operands<T> in) {
           If(p.has_prior, in.prior)};
 }
 
-// Returns about how many cycles the votes of `children` children and all that is made
-// of them take.
+// Returns the approximate cycles of the votes of `children` children and of all that is
+// computed from them.
 int64_t Cost(const Problem& p, int64_t children) {
   const double vote = VoteSize(p) * (p.pose_inner + 8.) + 16;
   const double cycles = children * (vote * p.out_channels) / 16;
@@ -45,16 +45,16 @@ int64_t WindowsCost(const Problem& p, const Division& d) {
   return Cost(p, d.windows * Children(p));
 }
 
-// Where there are neither windows nor parents, there is nothing to add up.
+// Returns whether there are votes. Without windows or parents, all sums are empty.
 bool HasVotes(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
 
-// Tells whether neither logits nor moments depend on votes.
+// Returns whether neither logits nor moments depend on votes.
 bool VotesAreIdle(const Problem& p) {
   return p.order == 0 && !p.has_linear && !p.has_precision;
 }
 
-// Votes without numbers are idle. Idle votes have no numbers here: there may be any
-// number of them where poses or weights have no elements.
+// Returns the problem without votes that are empty or that no result depends on. There
+// may be more of them than memory could hold if poses or weights have no elements.
 Problem WithoutIdleVotes(Problem p) {
   if (VoteSize(p) == 0) p.order = p.has_linear = p.has_precision = 0;
   if (VotesAreIdle(p)) {
@@ -68,7 +68,8 @@ int64_t Poses(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }
 
-// The workspace: packed weights, the normalizers of kAll, and parts of gradients.
+// The workspace: packed weights, the normalizers of kAll, and partial sums of
+// gradients.
 template <typename T>
 struct Workspace {
   using S = Statistic<T>;
@@ -91,7 +92,7 @@ struct Workspace {
   S* parts;
 };
 
-constexpr int64_t kForwardPerPose = 2, kBackwardPerPose = 3;  // normalizers
+constexpr int64_t kForwardPerPose = 2, kBackwardPerPose = 3;  // normalizers per pose
 
 // Packs weights and prior and, for kAll, computes the normalizers.
 template <typename T>
@@ -116,7 +117,7 @@ LaunchError Prepare(const CpuExec& exec, const char* op, const Problem& p,
                   });
 }
 
-// Computes moments or, where they are not null, shares.
+// Computes shares if `shares` is not null, and otherwise moments.
 template <typename T>
 LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                        const Division& d, const Operands<T>& in,
@@ -133,7 +134,7 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                   });
 }
 
-// Sets the gradients to zero that no window reaches, or that idle votes have.
+// Sets gradients to zero that no window contributes to or whose votes are unused.
 template <typename T>
 void ClearGradients(const Problem& p, const Gradients<T>& to) {
   const auto clear = [](auto* first, int64_t count) {
