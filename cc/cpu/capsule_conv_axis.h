@@ -87,7 +87,7 @@ inline Image OutputImage(const Problem& p) {
 }
 
 // Returns the number of elements of a capsule.
-inline int64_t Capsule(const Problem& p, const Image& image) {
+inline int64_t CapsuleSize(const Problem& p, const Image& image) {
   return p.pose_depth * p.pose_rows * image.columns;
 }
 

@@ -20,14 +20,14 @@ constexpr int64_t kBlockBytes =
 // The pixels that one tap connects along one axis: pixel from + i * from_step of the
 // image that is read contributes to pixel to + i * to_step of the image that is
 // written, for i < count.
-struct Line {
+struct TapSpan {
   int64_t count, from, from_step, to, to_step;
 };
 
 // Returns the span of a tap for the pixels [begin, end) of the image that is written:
 // the output or, with kGradient, the input.
 template <bool kGradient>
-Line LineOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end) {
+TapSpan TapSpanOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end) {
   const int64_t shift = tap * p.dilation - p.pad;
   const int64_t low = kGradient ? begin : 0, high = kGradient ? end : p.in;
   const int64_t first =
@@ -48,14 +48,14 @@ struct Block {
   int64_t pixels() const { return samples * (y_end - y_begin) * (x_end - x_begin); }
   // Returns the index of a pixel within the block. `n` is counted from the block's
   // first sample.
-  int64_t PlaceOf(int64_t n, int64_t y, int64_t x) const {
+  int64_t IndexOf(int64_t n, int64_t y, int64_t x) const {
     return (n * (y_end - y_begin) + y - y_begin) * (x_end - x_begin) + x - x_begin;
   }
 };
 
 // Addresses of a block's pixels in memory.
 template <typename A>
-struct Places {
+struct PixelView {
   A* first;
   int64_t sample, row, pixel;  // strides in elements
 
@@ -135,13 +135,13 @@ void ForParts(const Block& block, const Range& y, const Range& x, const Visit& v
 struct Pairs {
   template <bool kGradient>
   static Pairs Of(const Problem& p, int64_t tap, const Block& part) {
-    return {
-        LineOf<kGradient>(Vertical(p), tap / p.kernel_width, part.y_begin, part.y_end),
-        LineOf<kGradient>(Horizontal(p), tap % p.kernel_width, part.x_begin,
-                          part.x_end),
-        part.samples};
+    return {TapSpanOf<kGradient>(Vertical(p), tap / p.kernel_width, part.y_begin,
+                                 part.y_end),
+            TapSpanOf<kGradient>(Horizontal(p), tap % p.kernel_width, part.x_begin,
+                                 part.x_end),
+            part.samples};
   }
-  Pairs(const Line& y, const Line& x, int64_t samples)
+  Pairs(const TapSpan& y, const TapSpan& x, int64_t samples)
       : y(y), x(x), count(samples * y.count * x.count) {}
 
   void Next() {
@@ -158,7 +158,7 @@ struct Pairs {
   int64_t ToY() const { return y.to + i * y.to_step; }
   int64_t ToX() const { return x.to + j * x.to_step; }
 
-  Line y, x;
+  TapSpan y, x;
   int64_t count;
   int64_t sample = 0, i = 0, j = 0;
 };

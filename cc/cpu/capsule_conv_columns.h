@@ -18,8 +18,8 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kBlockPixels = 256;  // pixels of a task that share each weight
-constexpr int64_t kFewestPixels = 64;  // fewest such pixels, if there are few tasks
+constexpr int64_t kBlockPixels = 256;    // pixels of a task that share each weight
+constexpr int64_t kMinBlockPixels = 64;  // fewest such pixels, if there are few tasks
 
 // The division of a sum into partial sums, which stay in registers. The terms of a sum
 // form `count` runs; a run has the terms of `taps` neighboring taps, which are
@@ -85,7 +85,7 @@ struct ColumnsPlan {
       if (tasks >= kTasks || work / tasks < 2 * kTaskWork) break;
       if (group > 4) {
         group = 4;
-      } else if (pixels > kFewestPixels) {
+      } else if (pixels > kMinBlockPixels) {
         pixels /= 2;
       } else if (group > 2) {
         group = 2;
@@ -123,7 +123,7 @@ struct ColumnsPlan {
 
 // The scratch of a task.
 template <typename A>
-struct Memory {
+struct TaskScratch {
   A* sums;           // [pixel of the task's block][vector][lane]
   int64_t* offsets;  // from the pixels of a partial sum's first run to those of run r
   int64_t* at;       // from the weights of its first run to those of run r, in rows
@@ -134,7 +134,8 @@ struct Memory {
 
 // Lays out the scratch. Images of type A need no copies and maybe no sums.
 template <typename T, typename A, bool kGradient>
-Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullptr) {
+TaskScratch<A> CarveScratch(const ColumnsPlan<A, kGradient>& plan,
+                            void* scratch = nullptr) {
   constexpr bool kSame = std::is_same_v<T, A>;
   int64_t bytes = 0;
   const auto next = [&](int64_t count, int64_t size) {
@@ -144,7 +145,7 @@ Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullpt
   };
   const int64_t sums =
       kSame && plan.in_place() ? 0 : plan.blocks.most() * plan.group * kLanes<A>;
-  Memory<A> memory;
+  TaskScratch<A> memory;
   memory.sums = reinterpret_cast<A*>(next(sums, sizeof(A)));
   memory.offsets = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
   memory.at = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
@@ -164,7 +165,7 @@ Division DivideColumns(const Problem& p) {
   d.fits = p.pose_rows == 1 && p.pose_depth == 1 &&
            plan.vectors * kLanes<A> <= 2 * plan.columns;
   d.workspace = plan.vectors * plan.stride() * sizeof(A);
-  d.scratch = MemoryOf<T>(plan).bytes;
+  d.scratch = CarveScratch<T>(plan).bytes;
   d.tasks = plan.tasks;
   d.weights_tasks = plan.taps * CeilDivide(plan.vectors, 2);
   return d;
@@ -197,8 +198,8 @@ struct Part {
 template <typename T, typename A, bool kGradient>
 void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
              const Runs& runs, const Part& part, bool add, const T* from,
-             const A* weights, int64_t vectors, const Memory<A>& memory,
-             const Places<A>& sums) {
+             const A* weights, int64_t vectors, const TaskScratch<A>& memory,
+             const PixelView<A>& sums) {
   const Problem& p = plan.p;
   const int64_t tap = part.run * runs.taps;
   for (int64_t run = 0; run < part.runs; ++run) {
@@ -252,7 +253,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
 
 // Sets the sums of the pixels in a block to zero.
 template <typename A>
-void SetZero(const Block& block, int64_t width, const Places<A>& sums) {
+void SetZero(const Block& block, int64_t width, const PixelView<A>& sums) {
   for (int64_t n = 0; n < block.samples; ++n) {
     for (int64_t y = block.y_begin; y < block.y_end; ++y) {
       for (int64_t x = block.x_begin; x < block.x_end; ++x) {
@@ -265,8 +266,8 @@ void SetZero(const Block& block, int64_t width, const Places<A>& sums) {
 // Computes the sums of the pixels in a block, all inside or all outside.
 template <typename T, typename A, bool kGradient>
 void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is_inside,
-              const T* from, const A* weights, int64_t vectors, const Memory<A>& memory,
-              const Places<A>& sums) {
+              const T* from, const A* weights, int64_t vectors,
+              const TaskScratch<A>& memory, const PixelView<A>& sums) {
   const Runs& runs = is_inside ? plan.inside : plan.outside;
   bool add = !is_inside || runs.length == 0;
   if (add) SetZero(block, vectors * kLanes<A>, sums);
@@ -288,11 +289,11 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
   const int64_t first = task % plan.groups * plan.group;
   const int64_t vectors = Min(plan.group, plan.vectors - first);
   const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
-  const Memory<A> memory = MemoryOf<T>(plan, scratch);
+  const TaskScratch<A> memory = CarveScratch<T>(plan, scratch);
   const A* const weights = static_cast<const A*>(workspace) + first * plan.stride();
   const int64_t row = plan.to.width * plan.columns, sample = plan.to.height * row;
   T* const image = to + block.sample * sample + column;
-  Places<A> sums;
+  PixelView<A> sums;
   bool in_place = false;
   if constexpr (std::is_same_v<T, A>) {
     in_place = plan.in_place();

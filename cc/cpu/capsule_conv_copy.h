@@ -14,7 +14,7 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kCopyAhead = 4096;  // prefetch distance in elements
+constexpr int64_t kCopyPrefetchDistance = 4096;  // prefetch distance in elements
 
 // The pixels that a block reads along one axis. Pixel `n` of the patch is pixel (begin
 // + n / step) * stride - pad + n % step of the image. With strides longer than the
@@ -44,7 +44,7 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
   if (rows == 1) {
     int64_t k = 0;
     for (; k + kLanes<A> <= count; k += kLanes<A>) {
-      __builtin_prefetch(pixel + first + k + kCopyAhead, 0, 2);
+      __builtin_prefetch(pixel + first + k + kCopyPrefetchDistance, 0, 2);
       Store(to + k, LoadWide<A>(pixel + first + k));
     }
     for (; k < count; ++k) to[k] = Widen(pixel[first + k]);
@@ -53,7 +53,7 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
   if (rows == 4 && columns == 4 && first % 4 == 0 && count % 4 == 0) {
     const T* from = pixel + first * 4;
     for (int64_t k = 0; k < count; k += 4, from += 16, to += 4) {
-      __builtin_prefetch(from + kCopyAhead, 0, 2);
+      __builtin_prefetch(from + kCopyPrefetchDistance, 0, 2);
       A pose[16];
       for (int n = 0; n < 16; ++n) pose[n] = Widen(from[n]);
       std::memcpy(to, pose, 4 * sizeof(A));
@@ -81,7 +81,7 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
 template <typename T, typename A>
 void CopyPixels(const Problem& p, const Image& image, const Block& block, int64_t first,
                 int64_t count, int64_t width, const T* from, A* to) {
-  const int64_t size = image.channels * Capsule(p, image);
+  const int64_t size = image.channels * CapsuleSize(p, image);
   const int64_t pixel = p.pose_rows * width, panel = block.pixels() * pixel;
   for (int64_t n = block.sample; n < block.sample + block.samples; ++n) {
     for (int64_t y = block.y_begin; y < block.y_end; ++y) {

@@ -20,9 +20,9 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 constexpr int64_t kRingBytes =
     384 << 10;  // size of the ring buffer: fits into the second-level cache
 constexpr int64_t kSumsOfRow = 64 << 10;  // bytes of the sums of one piece of a row
-constexpr int64_t kOutside =
+constexpr int64_t kOutsideDivisor =
     12;  // zero lanes are skipped if they are more than 1 in 12
-constexpr int64_t kFewTasks =
+constexpr int64_t kMinTasks =
     16;  // fewest tasks, where samples are interleaved to fill vectors
 constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at least
 constexpr int64_t kFewTerms = 32;  // the same, if a tap of the gradient has few terms
@@ -46,18 +46,18 @@ struct ImagePlan {
               : rest <= kFewColumns ? kFewColumns
                                     : kColumns);
     vectors = padded <= kFewColumns ? kFewVectors : kVectors;
-    y_places = kGradient ? Min(p.stride_height, p.in_height) : 1;
-    x_places = kGradient ? Min(p.stride_width, p.in_width) : 1;
+    y_phases = kGradient ? Min(p.stride_height, p.in_height) : 1;
+    x_phases = kGradient ? Min(p.stride_width, p.in_width) : 1;
     ring = runs = slots = 0;
     int64_t width = 0, reach = 0, phases = 1, most_taps = 0, rows = 0;
     bool outside = false;  // whether taps read padding left or right of the image
-    for (int64_t place = 0; place < y_places; ++place) {
+    for (int64_t place = 0; place < y_phases; ++place) {
       const Axis axis = AxisY(place);
       slots = Max(slots, Min(axis.reach() + 1, from.height));
       rows = Max(rows, axis.count);
       runs = Max(runs, axis.taps);
     }
-    for (int64_t place = 0; place < x_places; ++place) {
+    for (int64_t place = 0; place < x_phases; ++place) {
       const Axis axis = AxisX(place);
       width = Max(width, axis.count);
       reach = Max(reach, axis.reach());
@@ -75,7 +75,7 @@ struct ImagePlan {
       const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
       const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
       x_parts = CeilDivide(width, block);
-      const int64_t places = y_places * x_places;
+      const int64_t places = y_phases * x_phases;
       const int64_t work = p.batch * to.height * to.width / places * p.pose_depth *
                            p.pose_rows * columns * planes * runs;
       // Keep the rows that two tasks fill few, compared with all rows.
@@ -84,8 +84,8 @@ struct ImagePlan {
           Min(CeilDivide(kTasks, places * sample_parts * x_parts), work / kTaskWork);
       y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
       tasks = places * sample_parts * x_parts * y_parts;
-      if (whole && tasks < kFewTasks) {
-        const int64_t parts = Min(CeilDivide(kFewTasks, tasks), width / (2 * vectors));
+      if (whole && tasks < kMinTasks) {
+        const int64_t parts = Min(CeilDivide(kMinTasks, tasks), width / (2 * vectors));
         x_parts = Max(x_parts, parts);
         tasks = places * sample_parts * x_parts * y_parts;
       }
@@ -96,10 +96,10 @@ struct ImagePlan {
     const bool whole =
         outside && kLanes<A> % p.pose_rows == 0 && p.batch % together == 0;
     if (whole) divide(together, true);
-    if (!whole || tasks < kFewTasks) {
+    if (!whole || tasks < kMinTasks) {
       divide(SamplesOfTask(p, Min(width, from.width), kLanes<A>, vectors), false);
     }
-    for (int64_t place = 0; place < x_places; ++place) {
+    for (int64_t place = 0; place < x_phases; ++place) {
       const Axis axis = AxisX(place);
       const Strip<A> strip(p, from, axis, 0, CeilDivide(width, x_parts), 0,
                            CeilDivide(p.batch, sample_parts), 0, from.channels);
@@ -121,7 +121,7 @@ struct ImagePlan {
   int64_t planes, columns, taps;
   int64_t padded;              // columns, rounded up to whole tiles
   int64_t vectors;             // most vectors per tile
-  int64_t y_places, x_places;  // number of phases along each axis
+  int64_t y_phases, x_phases;  // number of phases along each axis
   int64_t sample_parts, x_parts, y_parts, tasks;
   int64_t slots;  // rows in the ring buffer
   int64_t ring;   // elements of the ring buffer
@@ -161,7 +161,7 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
 }
 
 // A range of lanes of the results, in whole vectors.
-struct Lanes {
+struct LaneRange {
   int64_t begin, end;
 };
 
@@ -170,8 +170,8 @@ struct Lanes {
 template <typename A, bool kGradient>
 void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
              const A* weights, bool finite, const Run* runs, int64_t count,
-             int64_t part_terms, const Lanes& lanes, bool add, int64_t first, A* sums,
-             int64_t stride) {
+             int64_t part_terms, const LaneRange& lanes, bool add, int64_t first,
+             A* sums, int64_t stride) {
   const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
   const int64_t planes = CeilDivide(plan.planes, plane_parts);
   const int64_t run_parts = Min(CeilDivide(count * planes, part_terms), count);
@@ -211,7 +211,7 @@ void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
 template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, bool by_window, const Run* runs,
-              int64_t count, const Lanes& lanes, A* sums) {
+              int64_t count, const LaneRange& lanes, A* sums) {
   // A sum of many terms is divided into partial sums. Rounding errors grow with the
   // terms of a partial sum and with the number of partial sums, so both are kept near
   // the square root of all terms. Plain TensorFlow sums each tap of the gradient by
@@ -254,8 +254,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   task /= plan.y_parts;
   const int64_t sample_part = task % plan.sample_parts;
   const int64_t place = task / plan.sample_parts;
-  const Axis y_axis = plan.AxisY(place / plan.x_places);
-  const Axis x_axis = plan.AxisX(place % plan.x_places);
+  const Axis y_axis = plan.AxisY(place / plan.x_phases);
+  const Axis x_axis = plan.AxisX(place % plan.x_phases);
   const int64_t x_begin = PartBegin(x_axis.count, x_part, plan.x_parts);
   const int64_t x_end = PartBegin(x_axis.count, x_part + 1, plan.x_parts);
   const int64_t sample = PartBegin(p.batch, sample_part, plan.sample_parts);
@@ -278,7 +278,7 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
   // Skipping zeros works tap by tap, and pays off for longer pieces of a row.
   const int64_t least =
-      strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutside;
+      strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutsideDivisor;
   const bool by_window = strip.Outside() > least;
   const int64_t pieces =
       CeilDivide(vectors, by_window ? plan.most_vectors() : plan.vectors);
@@ -304,8 +304,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
     for (int64_t g = 0; g < p.pose_depth; ++g) {
       const A* const weights = packed + g * plan.padded * plan.taps * plan.planes;
       for (int64_t piece = 0; piece < pieces; ++piece) {
-        const Lanes lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
-                          PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
+        const LaneRange lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
+                              PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
         Multiply(plan, ring + g * strip.planes * strip.length, strip.length, weights,
                  finite, by_window, runs, count, lanes, sums);
         WriteLanes(p, plan.to, target, g, lanes.begin, lanes.end - lanes.begin, sums,

@@ -106,7 +106,7 @@ struct Read {
 
 // The scratch of a task.
 template <typename A>
-struct OuterMemory {
+struct OuterScratch {
   A* grad;          // [two vectors][pixel of a block][pose row][lane]
   const A** left;   // per pair of pixels and pose row: left factors
   const A** right;  // right factors, in the first panel of `grad`
@@ -122,7 +122,7 @@ bool IsInPlace(const Problem& p) {
 
 // Lays out the scratch.
 template <typename T, typename A>
-OuterMemory<A> MemoryOf(const OuterPlan<A>& plan, void* scratch = nullptr) {
+OuterScratch<A> CarveScratch(const OuterPlan<A>& plan, void* scratch = nullptr) {
   const Problem& p = plan.p;
   int64_t bytes = 0;
   const auto next = [&](int64_t count, int64_t size) {
@@ -138,7 +138,7 @@ OuterMemory<A> MemoryOf(const OuterPlan<A>& plan, void* scratch = nullptr) {
   const int64_t width = plan.panels(plan.patch()) * Min(plan.panel, plan.patch());
   const int64_t patch =
       IsInPlace<T>(p) ? 0 : samples * p.pose_rows * y.size * x.size * width;
-  OuterMemory<A> memory;
+  OuterScratch<A> memory;
   memory.grad =
       reinterpret_cast<A*>(next(pairs * RoundUp(plan.group, 2) * kLanes<A>, sizeof(A)));
   memory.left = reinterpret_cast<const A**>(next(pairs, sizeof(const A*)));
@@ -163,7 +163,7 @@ Division DivideOuter(const Problem& p) {
   if (!d.fits) return d;
   d.in_place = std::is_same_v<T, A> && plan.in_place();
   d.workspace = plan.chunks * plan.sums() * sizeof(A);
-  d.scratch = MemoryOf<T>(plan).bytes;
+  d.scratch = CarveScratch<T>(plan).bytes;
   d.tasks = plan.chunks * plan.parts;
   d.weights_tasks = plan.taps * CeilDivide(plan.channels, kReduceRows);
   return d;
@@ -178,7 +178,7 @@ Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
   const Patch y(Vertical(p), block.y_begin, block.y_end);
   const Patch x(Horizontal(p), block.x_begin, block.x_end);
   const Image image = InputImage(p);
-  const int64_t size = image.channels * Capsule(p, image);
+  const int64_t size = image.channels * CapsuleSize(p, image);
   if constexpr (std::is_same_v<T, A>) {
     if (IsInPlace<T>(p)) {
       const int64_t line = p.in_width * size, sample = p.in_height * line;
@@ -226,17 +226,17 @@ Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
 // written pixel in `part` of a block. Returns the number of pairs, counting pose rows.
 template <typename A>
 int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64_t tap,
-                  const Read<A>& read, const OuterMemory<A>& memory) {
+                  const Read<A>& read, const OuterScratch<A>& memory) {
   const int64_t i = tap / p.kernel_width, j = tap % p.kernel_width;
-  const Line y = LineOf<false>(Vertical(p), i, part.y_begin, part.y_end);
-  const Line x = LineOf<false>(Horizontal(p), j, part.x_begin, part.x_end);
+  const TapSpan y = TapSpanOf<false>(Vertical(p), i, part.y_begin, part.y_end);
+  const TapSpan x = TapSpanOf<false>(Horizontal(p), j, part.x_begin, part.x_end);
   int64_t count = 0;
   for (int64_t n = 0; n < part.samples; ++n) {
     for (int64_t to_y = y.to; to_y < y.to + y.count; ++to_y) {
       const A* left = read.first + n * read.sample + (to_y - block.y_begin) * read.y +
                       (x.to - block.x_begin) * read.x + i * read.tap_y + j * read.tap_x;
       const A* right =
-          memory.grad + block.PlaceOf(n, to_y, x.to) * p.pose_rows * 2 * kLanes<A>;
+          memory.grad + block.IndexOf(n, to_y, x.to) * p.pose_rows * 2 * kLanes<A>;
       for (int64_t k = 0; k < x.count; ++k, left += read.x) {
         for (int64_t row = 0; row < p.pose_rows; ++row, ++count) {
           memory.left[count] = left + row * read.pose_row;
@@ -255,7 +255,7 @@ int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64
 template <typename A>
 void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64_t step,
              int64_t count, int64_t row, int64_t rows, int64_t vectors,
-             const Read<A>& read, const OuterMemory<A>& memory, int64_t grad_panel,
+             const Read<A>& read, const OuterScratch<A>& memory, int64_t grad_panel,
              bool add, A* sums) {
   const Problem& p = plan.p;
   const int64_t width = plan.vectors * kLanes<A>;
@@ -300,7 +300,7 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
   const int64_t end_run = Min(run + plan.task_runs, plan.runs);
   const Range y_inside = InsideOf<false>(Vertical(p));
   const Range x_inside = InsideOf<false>(Horizontal(p));
-  const OuterMemory<A> memory = MemoryOf<T>(plan, scratch);
+  const OuterScratch<A> memory = CarveScratch<T>(plan, scratch);
   A* const sums = static_cast<A*>(workspace) + chunk * plan.sums() + first * kLanes<A>;
   const int64_t end = PartBegin(plan.blocks.count(), chunk + 1, plan.chunks);
   const int64_t begin = PartBegin(plan.blocks.count(), chunk, plan.chunks);

@@ -120,8 +120,8 @@ void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace
 // Returns the addresses of the pixels of a block of grad, or of their copies if grad is
 // not of type A.
 template <typename T, typename A>
-Places<const A> PlacesOf(const SpreadPlan<A>& plan, const Block& block, const T* grad,
-                         A* copy) {
+PixelView<const A> ViewGrad(const SpreadPlan<A>& plan, const Block& block,
+                            const T* grad, A* copy) {
   const Problem& p = plan.p;
   if constexpr (std::is_same_v<T, A>) {
     const int64_t row = p.out_width * plan.channels, sample = p.out_height * row;
@@ -139,7 +139,7 @@ Places<const A> PlacesOf(const SpreadPlan<A>& plan, const Block& block, const T*
 // [pixel][lane].
 template <typename A, int V>
 void MultiplyBlock(const SpreadPlan<A>& plan, const Block& block,
-                   const Places<const A>& grad, const A* panel, A* products) {
+                   const PixelView<const A>& grad, const A* panel, A* products) {
   const int64_t height = block.y_end - block.y_begin;
   const int64_t width = block.x_end - block.x_begin;
   const int64_t tiles = CeilDivide(block.pixels(), kTileRows);
@@ -178,7 +178,8 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
     const int64_t tap = column / plan.columns, x = tap % p.kernel_width;
     const int64_t count =
         Min(Min(plan.run - column % plan.run, end - column), kLanes<A>);
-    const Line rows = LineOf<true>(Vertical(p), tap / p.kernel_width, y_begin, y_end);
+    const TapSpan rows =
+        TapSpanOf<true>(Vertical(p), tap / p.kernel_width, y_begin, y_end);
     const int64_t begin_row = Max(rows.from, block.y_begin);
     const int64_t end_row = Min(rows.from + rows.count, block.y_end);
     const Vector<Integer<A>> mask =
@@ -232,7 +233,7 @@ void RunSpread(const Problem& p, int64_t task, const T* grad, const void* worksp
   // Find the rows of grad whose windows read rows of this task.
   int64_t begin = p.out_height, end = 0;
   for (int64_t tap = 0; tap < p.kernel_height; ++tap) {
-    const Line rows = LineOf<true>(Vertical(p), tap, y_begin, y_end);
+    const TapSpan rows = TapSpanOf<true>(Vertical(p), tap, y_begin, y_end);
     if (rows.count == 0) continue;
     begin = Min(begin, rows.from);
     end = Max(end, rows.from + rows.count);
@@ -245,7 +246,7 @@ void RunSpread(const Problem& p, int64_t task, const T* grad, const void* worksp
       block.sample += sample;
       block.y_begin += begin;
       block.y_end += begin;
-      const Places<const A> places = PlacesOf(plan, block, grad, copy);
+      const PixelView<const A> places = ViewGrad(plan, block, grad, copy);
       for (int64_t v = 0; v < plan.vectors; v += 2) {
         const A* const panel = packed + v * kLanes<A> * plan.channels;
         const int64_t first = v * kLanes<A>;

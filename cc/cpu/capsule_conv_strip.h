@@ -17,7 +17,7 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 // Returns whether the poses of an image are 4 x 4 and a vector holds whole pose rows.
 // Such images are copied with vector instructions.
 template <typename A>
-bool IsFast(const Problem& p, const Image& image) {
+bool IsVectorized4x4(const Problem& p, const Image& image) {
   return kLanes<A> >= 4 && p.pose_rows == 4 && image.columns == 4;
 }
 
@@ -116,10 +116,10 @@ class Pixels {
          const T* from, int64_t y)
       : image_(image),
         strip_(strip),
-        size_(image.channels * Capsule(p, image)),
+        size_(image.channels * CapsuleSize(p, image)),
         sample_(image.height * image.width * size_),
         from_(from + strip.first_sample * sample_ + y * image.width * size_ +
-              strip.first_channel * Capsule(p, image)),
+              strip.first_channel * CapsuleSize(p, image)),
         x_(strip.first_x + phase * strip.spacing) {}
 
   // Returns the next pixel's address in the image, or null if the pixel is outside the
@@ -233,7 +233,7 @@ void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* f
   for (int64_t phase = 0; phase < s.phases; ++phase, to += s.phase) {
     const Pixels<T, A> pixels(p, image, s, phase, from, y);
     if constexpr (kLanes<A> >= 4) {
-      if (IsFast<A>(p, image)) {
+      if (IsVectorized4x4<A>(p, image)) {
         FillPhase4(p, s, pixels, to);
         continue;
       }
@@ -271,7 +271,7 @@ template <typename T, typename A>
 void WriteLanes(const Problem& p, const Image& image, const Target& target, int64_t g,
                 int64_t first_lane, int64_t lanes, const A* sums, T* to) {
   const int64_t rows = p.pose_rows, columns = image.columns;
-  const int64_t capsule = Capsule(p, image), size = image.channels * capsule;
+  const int64_t capsule = CapsuleSize(p, image), size = image.channels * capsule;
   int64_t n = first_lane / rows % target.samples;
   int64_t x = target.first_x + first_lane / rows / target.samples * target.stride;
   int64_t row = first_lane % rows;
@@ -285,7 +285,7 @@ void WriteLanes(const Problem& p, const Image& image, const Target& target, int6
   };
   const int64_t end = Min(lanes, target.lanes - first_lane);
   if constexpr (kLanes<A> >= 4) {
-    if (IsFast<A>(p, image)) {
+    if (IsVectorized4x4<A>(p, image)) {
       constexpr int kPixels = kLanes<A> / 4;
       for (int64_t lane = 0; lane < end; lane += kLanes<A>) {
         T* pixels[kPixels] = {};

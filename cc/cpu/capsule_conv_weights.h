@@ -141,8 +141,8 @@ struct Grads {
 // the image. The input is zero in these lanes, but zero times an infinite or NaN
 // gradient is NaN.
 template <typename A>
-Planes<A> InsideOnly(const Strip<A>& in, int64_t j, const Grads<A>& grads,
-                     const Planes<A>& from, int64_t rows) {
+Planes<A> MaskOutside(const Strip<A>& in, int64_t j, const Grads<A>& grads,
+                      const Planes<A>& from, int64_t rows) {
   const Planes<A> to{grads.copy, from.stride, kInnerColumns * from.stride};
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t n = 0; n < kInnerColumns; ++n) {
@@ -203,9 +203,10 @@ void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
           A* to = sums +
                   (tile_row * plan.column_tiles + grads.column_tile + n) * kInnerTile;
           for (int64_t j = 0; j < plan.x_axis.taps; ++j) {
-            InnerProducts<A>({x + tap_columns[j].from, in.length, y_axis.step * in.row},
-                             grads.finite ? grad : InsideOnly(in, j, grads, grad, rows),
-                             rows, out.lanes, to);
+            InnerProducts<A>(
+                {x + tap_columns[j].from, in.length, y_axis.step * in.row},
+                grads.finite ? grad : MaskOutside(in, j, grads, grad, rows), rows,
+                out.lanes, to);
             to += plan.row_tiles * plan.column_tiles * kInnerTile;
           }
         }

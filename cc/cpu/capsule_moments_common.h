@@ -50,7 +50,7 @@ struct Sizes {
   static int64_t VoteSizeOf(const Problem& p) { return p.pose_rows * p.pose_columns; }
 
   // Returns v with zeros in the padding lanes.
-  CAPSOPS_INLINE Vector<A> Keep(int64_t vector, Vector<A> v) const {
+  CAPSOPS_INLINE Vector<A> MaskPadding(int64_t vector, Vector<A> v) const {
     if (!padded || vector != vectors - 1) return v;
     return (Vector<A>)((Vector<Integer<A>>)v & present);
   }

@@ -83,7 +83,7 @@ void NormalizeTask(const Problem& p, const Division& d, int64_t task,
               [&](int64_t slot, int64_t window, const Run<A>& run) {
                 data.Pack(p, s, in, grads, window);
                 ForGroups(s, run, [&](const Run<A>& group) {
-                  VoteAll<true>(p, s, data, group, to, votes);
+                  ComputeVotes<true>(p, s, data, group, to, votes);
                   for (int64_t g = 0; g < group.count; ++g) {
                     const A* const logits = votes.shares + g * s.parents;
                     A* const child =
@@ -147,7 +147,7 @@ void VoteGradient(const Sizes<A>& s, const WindowData<A>& data, const A* q, cons
       if (data.halved != nullptr) {
         grad += dzv * (A{2} * Load(data.halved + at) * centered);
       }
-      Store(u + at, s.Keep(v, grad));
+      Store(u + at, s.MaskPadding(v, grad));
     }
   }
 }
@@ -263,7 +263,7 @@ void ChildrenOfBlock(const Problem& p, const Division& d, const Operands<T>& in,
         data.Pack(p, s, in, grads, window);
         ForGroups(s, run, [&](const Run<A>& group) {
           const int64_t first = slot * count + group.child - run.child;
-          VoteAll<false>(p, s, data, group, all, votes);
+          ComputeVotes<false>(p, s, data, group, all, votes);
           Differentiate<T>(p, s, in, group, all, votes, by_activation + first);
           for (int64_t g = 0; g < group.count; ++g) {
             A* const u = votes.u + g * s.votes;

@@ -45,9 +45,9 @@ struct TileSums {
 // Computes u, logits and dq of one child. Padding lanes get `outside` as logit and 0 as
 // dq.
 template <typename A>
-void Vote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
-          const A* pose, const A* weights, const A* prior, A outside, A* u, A* logits,
-          A* dq) {
+void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
+                 const A* pose, const A* weights, const A* prior, A outside, A* u,
+                 A* logits, A* dq) {
   constexpr int64_t L = kLanes<A>;
   const int64_t columns = p.pose_columns * L;  // numbers of a row of a vote
   for (int64_t v = 0; v < s.vectors; ++v) {
@@ -118,7 +118,7 @@ void Vote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
                           (bits(Vector<A>{} + outside) & ~s.present));
     }
     Store(logits + v * L, logit);
-    if (dq != nullptr) Store(dq + v * L, s.Keep(v, grad));
+    if (dq != nullptr) Store(dq + v * L, s.MaskPadding(v, grad));
   }
 }
 
@@ -147,16 +147,16 @@ void Softmax(const Sizes<A>& s, A* logits) {
 // Computes the votes of a group and replaces their logits by shares; with kLogits it
 // keeps the logits.
 template <bool kLogits, typename A>
-CAPSOPS_INLINE void VoteAll(const Problem& p, const Sizes<A>& s,
-                            const WindowData<A>& window, const Run<A>& group,
-                            const Normalizers<A>& all, const Votes<A>& to) {
+CAPSOPS_INLINE void ComputeVotes(const Problem& p, const Sizes<A>& s,
+                                 const WindowData<A>& window, const Run<A>& group,
+                                 const Normalizers<A>& all, const Votes<A>& to) {
   const A outside = p.normalize == kNone ? A{0} : -A(__builtin_inf());
   for (int64_t g = 0; g < group.count; ++g) {
     A* const shares = to.shares + g * s.parents;
-    Vote(p, s, window, group.poses + g * s.pose, group.weights + g * s.matrix,
-         group.prior == nullptr ? nullptr : group.prior + g * s.parents, outside,
-         to.u + g * s.votes, shares,
-         to.dq == nullptr ? nullptr : to.dq + g * s.parents);
+    ComputeVote(p, s, window, group.poses + g * s.pose, group.weights + g * s.matrix,
+                group.prior == nullptr ? nullptr : group.prior + g * s.parents, outside,
+                to.u + g * s.votes, shares,
+                to.dq == nullptr ? nullptr : to.dq + g * s.parents);
     if (kLogits || p.normalize == kNone) continue;
     if (p.normalize == kParents) {
       Softmax(s, shares);

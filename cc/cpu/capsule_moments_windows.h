@@ -66,7 +66,7 @@ void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t 
         const WindowData<A> data = data_of(slot);
         std::memset(run_sums.mass, 0, sums_size * sizeof(A));
         ForGroups(s, run, [&](const Run<A>& group) __attribute__((always_inline)) {
-          VoteAll<false>(p, s, data, group, all, votes);
+          ComputeVotes<false>(p, s, data, group, all, votes);
           AddGroup(s, group.count, make_factors(group, votes), votes.u, run_sums);
         });
         A* const sums = numbers + at.sums + slot * sums_size;
@@ -134,7 +134,7 @@ void SharesTask(const Problem& p, const Division& d, int64_t task,
   VisitWindows(p, d, s, begin, end, in.poses, packed, numbers + at.poses,
                [&](int64_t slot, const Run<A>& run) {
                  ForGroups(s, run, [&](const Run<A>& group) {
-                   VoteAll<false>(p, s, data_of(slot), group, all, votes);
+                   ComputeVotes<false>(p, s, data_of(slot), group, all, votes);
                    for (int64_t g = 0; g < group.count; ++g) {
                      UnpackRows(p, s, votes.shares + g * s.parents, 1,
                                 shares + (begin + slot) * window_size +

@@ -273,7 +273,7 @@ template <typename T>
 void Backward(const Problem& p, const Range& range, const T* grad, const T* input,
               const T* weights, T* grad_input, T* grad_weights, void* scratch) {
   using A = Accumulator<T>;
-  if (const auto few = BackwardFewOf<T>(p)) {
+  if (const auto few = BackwardSmallBatchOf<T>(p)) {
     return few(p, range, grad, input, weights, grad_input, grad_weights);
   }
   const BackwardPlan<T> plan(p);

@@ -21,8 +21,9 @@ constexpr int kFew = 16;  // largest small batch
 // Computes both gradients for in_dim = kDim, such that a vector of weights holds kLanes
 // / kDim columns. The number of columns must be a multiple of kLanes.
 template <typename T, int kDim>
-void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* input,
-                 const T* weights, T* grad_input, T* grad_weights) {
+void BackwardSmallBatch(const Problem& p, const Range& range, const T* grad,
+                        const T* input, const T* weights, T* grad_input,
+                        T* grad_weights) {
   using A = Accumulator<T>;
   constexpr int kL = kLanes<A>;
   const int64_t columns = p.out_caps * p.out_dim;
@@ -41,7 +42,7 @@ void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* i
       for (int64_t b = 0; b < p.batch; ++b) {
         Vector<A> g[kDim];
         g[0] = LoadWide<A>(grad + (b * p.in_caps + i) * columns + n);
-        SpreadRuns<A>(g);
+        RepeatLanes<A>(g);
         for (int v = 0; v < kDim; ++v) {
           dw[v] += g[v] * x[b];
           dx[b] += g[v] * LoadWide<A>(w + v * kL);
@@ -61,18 +62,18 @@ void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* i
 }
 
 template <typename T>
-using BackwardFewFunction = void (*)(const Problem&, const Range&, const T*, const T*,
-                                     const T*, T*, T*);
+using BackwardSmallBatchFunction = void (*)(const Problem&, const Range&, const T*,
+                                            const T*, const T*, T*, T*);
 
 // Returns BackwardSmallBatch for a problem, or nullptr if it does not support it.
 template <typename T, int kDim = kLanes<Accumulator<T>>>
-BackwardFewFunction<T> BackwardFewOf(const Problem& p) {
+BackwardSmallBatchFunction<T> BackwardSmallBatchOf(const Problem& p) {
   if (p.batch > kFew || p.out_caps * p.out_dim % kLanes<Accumulator<T>> != 0) {
     return nullptr;
   }
-  if (p.in_dim == kDim) return BackwardFew<T, kDim>;
+  if (p.in_dim == kDim) return BackwardSmallBatch<T, kDim>;
   if constexpr (kDim > 1) {
-    return BackwardFewOf<T, kDim / 2>(p);
+    return BackwardSmallBatchOf<T, kDim / 2>(p);
   } else {
     return nullptr;
   }

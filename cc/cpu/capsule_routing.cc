@@ -38,11 +38,11 @@ Division Divide(const Problem& p) {
   d.grad_caps = grad.caps;
   d.grad_tasks = CeilDivide(p.in_caps, grad.caps);
   d.grad_scratch = grad.size * sizeof(A);
-  if (IsFew<T>(p)) {
-    d.sum_scratch = FewLayout<T>(p, 2).size * sizeof(A);
-    d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kFewGradCaps), 1);
+  if (IsSmallBatch<T>(p)) {
+    d.sum_scratch = SmallBatchLayout<T>(p, 2).size * sizeof(A);
+    d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kSmallBatchGradCaps), 1);
     d.grad_tasks = CeilDivide(p.in_caps, d.grad_caps);
-    d.grad_scratch = FewLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);
+    d.grad_scratch = SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);
   }
   return d;
 }
@@ -51,14 +51,14 @@ Division Divide(const Problem& p) {
 // that the compiler unrolls loops over it, or the small-batch kernel with its depth.
 #define CAPSOPS_WITH_IN_DIM(Kernel)                                   \
   [](const Problem& p, auto... arguments) {                           \
-    if (!IsFew<T>(p)) {                                               \
+    if (!IsSmallBatch<T>(p)) {                                        \
       p.in_dim == 8 ? Kernel<T>(InDim<8>{8}, p, arguments...)         \
                     : Kernel<T>(InDim<0>{p.in_dim}, p, arguments...); \
     } else if (p.in_dim <= 4) {                                       \
-      Few##Kernel<T, 4>(p, arguments...);                             \
+      SmallBatch##Kernel<T, 4>(p, arguments...);                      \
     } else {                                                          \
-      p.in_dim <= 8 ? Few##Kernel<T, 8>(p, arguments...)              \
-                    : Few##Kernel<T, 16>(p, arguments...);            \
+      p.in_dim <= 8 ? SmallBatch##Kernel<T, 8>(p, arguments...)       \
+                    : SmallBatch##Kernel<T, 16>(p, arguments...);     \
     }                                                                 \
   }
 

@@ -28,7 +28,7 @@ int64_t GroupSize(const Problem& p) {
 
 // Returns the number of samples of a group.
 template <typename A>
-int64_t Rows(const Problem& p, int64_t group) {
+int64_t GroupSamples(const Problem& p, int64_t group) {
   return Min(kLanes<A>, p.batch - group * kLanes<A>);
 }
 
@@ -53,7 +53,7 @@ template <typename T, typename A>
 void LoadSamples(const Problem& p, const T* input, int64_t group, int64_t i,
                  int64_t caps, A* x) {
   ToLanes(input + (group * kLanes<A> * p.in_caps + i) * p.in_dim, p.in_caps * p.in_dim,
-          Rows<A>(p, group), caps * p.in_dim, x);
+          GroupSamples<A>(p, group), caps * p.in_dim, x);
 }
 
 // Computes c of the first iteration, which is the same for all samples and so in all

@@ -18,10 +18,10 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kFewScratchBytes = 1 << 20;  // most scratch per task
-constexpr int64_t kFewCaps = 4;                // input capsules per group
-constexpr int64_t kFewFlushed = 16;            // input capsules per partial sum
-constexpr int64_t kFewGradCaps = 32;           // most input capsules per task
+constexpr int64_t kSmallBatchScratchBytes = 1 << 20;  // most scratch per task
+constexpr int64_t kSmallBatchCaps = 4;                // input capsules per group
+constexpr int64_t kSmallBatchFlushedCaps = 16;        // input capsules per partial sum
+constexpr int64_t kSmallBatchGradCaps = 32;           // most input capsules per task
 
 // Sizes of arrays, and the layout of the scratch for `count` tiles: the offset of each
 // array in elements. A block has kLanes output dimensions of an output capsule. in_dim
@@ -29,7 +29,7 @@ constexpr int64_t kFewGradCaps = 32;           // most input capsules per task
 // `depth` vectors of weights per part. A row has one element per output dimension.
 // Weights whose tensor already has this layout are not copied.
 template <typename T>
-struct FewLayout {
+struct SmallBatchLayout {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
   int64_t depth, parts, blocks, row, caps;
@@ -37,7 +37,7 @@ struct FewLayout {
   int64_t x, tiles, sums, weights, weights_grad, u, logits, logits_grad, first, dots,
       size;
 
-  FewLayout(const Problem& p, int64_t count)
+  SmallBatchLayout(const Problem& p, int64_t count)
       : depth(p.in_dim > 8   ? 16
               : p.in_dim > 4 ? 8
                              : 4),
@@ -48,29 +48,29 @@ struct FewLayout {
         in_place(std::is_same_v<T, A> && p.in_dim == depth && p.out_dim % kL == 0) {
     const int64_t copy = in_place ? 0 : parts * depth * row;
     x = 0;
-    tiles = x + kFewCaps * p.batch * parts * RoundUp(depth, kL);
+    tiles = x + kSmallBatchCaps * p.batch * parts * RoundUp(depth, kL);
     sums = tiles + count * p.batch * row;
     weights = sums + p.batch * row;
-    weights_grad = weights + kFewCaps * copy;
+    weights_grad = weights + kSmallBatchCaps * copy;
     u = weights_grad + copy;
-    logits = u + kFewCaps * p.batch * row;
-    logits_grad = logits + kFewCaps * caps;
+    logits = u + kSmallBatchCaps * p.batch * row;
+    logits_grad = logits + kSmallBatchCaps * caps;
     first = logits_grad + caps;
-    dots = first + kFewCaps * caps;
-    size = dots + kFewCaps * p.batch * (count + 1) * caps;
+    dots = first + kSmallBatchCaps * caps;
+    size = dots + kSmallBatchCaps * p.batch * (count + 1) * caps;
   }
 };
 
 // Returns whether the batch is so small that this code is faster than the code with
 // samples in lanes, and whether its scratch fits into the second-level cache.
 template <typename T>
-bool IsFew(const Problem& p) {
+bool IsSmallBatch(const Problem& p) {
   using A = Accumulator<T>;
   if (p.batch == 0 || p.batch * 4 >= kLanes<A>) return false;
   // The sizes of an empty tensor may have products that overflow an int64_t.
   if (p.in_caps == 0 || p.in_dim == 0 || Columns(p) == 0) return false;
-  return FewLayout<T>(p, 2 * p.iterations - 1).size * int64_t{sizeof(A)} <=
-         kFewScratchBytes;
+  return SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * int64_t{sizeof(A)} <=
+         kSmallBatchScratchBytes;
 }
 
 // Sets b to softmax(logits + b) over the output capsules, which are in lanes. Padding
@@ -111,19 +111,19 @@ inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
 // The work of a task on groups of input capsules and all samples. kDepth is the
 // layout's `depth`.
 template <typename T, int kDepth>
-class FewSamples {
+class SmallBatchWork {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
   // Vectors after which an input that is repeated to match its weights repeats.
   static constexpr int kPeriod = kDepth > kL ? kDepth / kL : 1;
-  static constexpr int64_t kAhead = (8 << 10) / sizeof(A);  // in elements
+  static constexpr int64_t kPrefetchDistance = (8 << 10) / sizeof(A);  // in elements
 
  public:
-  FewSamples(const Problem& p, int64_t count, void* scratch)
+  SmallBatchWork(const Problem& p, int64_t count, void* scratch)
       : p_(p), at_(p, count), count_(count), numbers_(static_cast<A*>(scratch)) {
     // Clears the padding and the sums.
     std::memset(numbers_, 0, at_.weights_grad * sizeof(A));
-    for (int64_t c = 0; c < kFewCaps; ++c) {
+    for (int64_t c = 0; c < kSmallBatchCaps; ++c) {
       for (int64_t j = p.out_caps; j < at_.caps; ++j)
         logits(c)[j] = -A(__builtin_inf());
     }
@@ -133,7 +133,7 @@ class FewSamples {
   void Take(int64_t m, const A* tile) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       for (int64_t j = 0; j < p_.out_caps; ++j) {
-        A* const to = this->tile(m, s) + j * Each();
+        A* const to = this->tile(m, s) + j * CapsuleStride();
         for (int64_t d = 0; d < p_.out_dim; ++d) {
           to[d] = tile[(j * p_.out_dim + d) * kL + s];
         }
@@ -142,8 +142,8 @@ class FewSamples {
   }
 
   // Loads `caps` input capsules from i on and computes their u_hat of all samples.
-  void Begin(int64_t i, int64_t caps, const T* input, const T* weights,
-             const T* logits) {
+  void LoadGroup(int64_t i, int64_t caps, const T* input, const T* weights,
+                 const T* logits) {
     for (int64_t c = 0; c < caps; ++c) {
       for (int64_t s = 0; s < p_.batch; ++s) {
         Repeat(input + (s * p_.in_caps + i + c) * p_.in_dim, x(c, s));
@@ -162,11 +162,11 @@ class FewSamples {
             Vector<A> xs[kPeriod];
             LoadInput(c, s, part, xs);
             for (int n = 0; n < kDepth; ++n) {
-              __builtin_prefetch(w + n * kL + kAhead);
+              __builtin_prefetch(w + n * kL + kPrefetchDistance);
               terms[n] += Load(w + n * kL) * xs[n % kPeriod];
             }
           }
-          Store(u(c, s) + block * kL, SumRuns<A>(terms));
+          Store(u(c, s) + block * kL, SumAdjacent<A>(terms));
         }
       }
     }
@@ -174,9 +174,9 @@ class FewSamples {
 
   // Computes the coefficients of the group: c or, with two tiles (V and ds), db of V.
   // GroupCoefficients returns them.
-  void Agree(int64_t caps) {
+  void ComputeCoefficients(int64_t caps) {
     for (int64_t c = 0; c < caps; ++c) {
-      if (count_ == 0) First(c);
+      if (count_ == 0) FirstCoefficients(c);
       for (int64_t s = 0; s < p_.batch && count_ > 0; ++s) Dots(c, s);
     }
     for (int64_t c = 0; c < caps; ++c) {
@@ -188,17 +188,17 @@ class FewSamples {
       }
     }
   }
-  const A* Agreed(int64_t c, int64_t s) const {
+  const A* GroupCoefficients(int64_t c, int64_t s) const {
     return count_ == 0 ? first(c) : dots(c, s, 1);
   }
 
   // Adds coefficients times u_hat of the group to the sums.
   void Add(int64_t caps) {
-    const int64_t each = Each();
+    const int64_t each = CapsuleStride();
     for (int64_t s = 0; s < p_.batch; ++s) {
       A* const sums = numbers_ + at_.sums + s * at_.row;
       for (int64_t c = 0; c < caps; ++c) {
-        const A *const b = Agreed(c, s), *const terms = u(c, s);
+        const A *const b = GroupCoefficients(c, s), *const terms = u(c, s);
         for (int64_t j = 0; j < p_.out_caps; ++j) {
           const Vector<A> factor = Vector<A>{} + b[j];
           for (int64_t n = j * each; n < (j + 1) * each; n += kL) {
@@ -215,7 +215,7 @@ class FewSamples {
       A* const sums = numbers_ + at_.sums + s * at_.row;
       for (int64_t j = 0; j < p_.out_caps; ++j) {
         for (int64_t d = 0; d < p_.out_dim; ++d) {
-          part[(j * p_.out_dim + d) * kL + s] += sums[j * Each() + d];
+          part[(j * p_.out_dim + d) * kL + s] += sums[j * CapsuleStride() + d];
         }
       }
       std::memset(sums, 0, at_.row * sizeof(A));
@@ -228,7 +228,7 @@ class FewSamples {
                      T* grad_logits) {
     A* const logits_grad = numbers_ + at_.logits_grad;
     std::memset(logits_grad, 0, at_.caps * sizeof(A));
-    First(c);
+    FirstCoefficients(c);
     T* const to = grad_weights + i * Matrix(p_);
     A* const dw = WeightsGrad(to);
     for (int64_t s = 0; s < p_.batch; ++s) {
@@ -252,7 +252,9 @@ class FewSamples {
   }
 
  private:
-  int64_t Each() const { return at_.row / p_.out_caps; }  // elements per output capsule
+  int64_t CapsuleStride() const {
+    return at_.row / p_.out_caps;
+  }  // elements per output capsule
   A* x(int64_t c, int64_t s) const {
     return numbers_ + at_.x + (c * p_.batch + s) * at_.parts * kPeriod * kL;
   }
@@ -287,7 +289,7 @@ class FewSamples {
   void ForRuns(const Run& run) const {
     for (int64_t j = 0; j < p_.out_caps; ++j) {
       for (int64_t d = 0; d < p_.out_dim; ++d) {
-        const int64_t block = (j * Each() + d) / kL;
+        const int64_t block = (j * CapsuleStride() + d) / kL;
         for (int64_t part = 0; part < at_.parts; ++part) {
           run(((block * at_.parts + part) * kL + d % kL) * kDepth,
               (j * p_.out_dim + d) * p_.in_dim + part * kDepth,
@@ -320,14 +322,14 @@ class FewSamples {
   }
 
   // Computes c of the first iteration.
-  void First(int64_t c) {
+  void FirstCoefficients(int64_t c) {
     std::memset(first(c), 0, at_.caps * sizeof(A));
     SoftmaxInLanes(at_.caps, logits(c), first(c));
   }
 
   // Computes the dot products of u_hat of a sample with all tiles.
   void Dots(int64_t c, int64_t s) {
-    const int64_t each = Each();
+    const int64_t each = CapsuleStride();
     const A* const terms = u(c, s);
     for (int64_t m = 0; m < count_; ++m) {
       const A* const factors = tile(m, s);
@@ -359,7 +361,7 @@ class FewSamples {
         for (int64_t m = 0; m < count_; ++m) {
           du[0] += factors[m * at_.caps] * Load(tile(m, s) + block * kL);
         }
-        SpreadRuns<A>(du);
+        RepeatLanes<A>(du);
         const int64_t at = (block * at_.parts + part) * kDepth * kL;
         const A* const w = weights_[c] + at;
         A* const dw = weights_grad + at;
@@ -380,10 +382,10 @@ class FewSamples {
   }
 
   const Problem& p_;
-  const FewLayout<T> at_;
+  const SmallBatchLayout<T> at_;
   const int64_t count_;  // number of tiles
   A* const numbers_;
-  const A* weights_[kFewCaps] = {};
+  const A* weights_[kSmallBatchCaps] = {};
 };
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

@@ -187,7 +187,7 @@ class GradWork {
       }
     }
     for (int64_t i = 0; i < caps_; ++i) {
-      DotsToCoefficients(p_, Rows<A>(p_, group), logits_ + i * p_.out_caps,
+      DotsToCoefficients(p_, GroupSamples<A>(p_, group), logits_ + i * p_.out_caps,
                          numbers_ + at_.first + i * row_, dots(i),
                          numbers_ + at_.logits_grad + i * row_);
     }
@@ -206,7 +206,7 @@ class GradWork {
                      dx + i * sample_);
       }
     }
-    FromLanes(dx, caps_ * p_.in_dim, Rows<A>(p_, group), p_.in_caps * p_.in_dim,
+    FromLanes(dx, caps_ * p_.in_dim, GroupSamples<A>(p_, group), p_.in_caps * p_.in_dim,
               grad_input + (group * kLanes<A> * p_.in_caps + begin_) * p_.in_dim);
   }
 

@@ -80,16 +80,16 @@ struct Squash {
 
 // An output capsule of a group of samples: one task.
 template <typename A>
-struct Place {
+struct CapsuleGroup {
   int64_t tile;     // offset of its vectors [out_dim] in a tile
   int64_t row;      // offset of its first sample in [batch, out_caps, out_dim]
   int64_t samples;  // lanes that are not padding
 
-  Place(const Problem& p, int64_t task)
+  CapsuleGroup(const Problem& p, int64_t task)
       : tile(task * p.out_dim * kLanes<A>),
         row((task / p.out_caps * kLanes<A> * p.out_caps + task % p.out_caps) *
             p.out_dim),
-        samples(Rows<A>(p, task / p.out_caps)) {}
+        samples(GroupSamples<A>(p, task / p.out_caps)) {}
 };
 
 // Adds the other partial sums to the first, in order.
@@ -109,7 +109,7 @@ void Finish(const Problem& p, const Division& d, Range range, bool first,
             T* output) {
   using A = Accumulator<T>;
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     A* const s = parts + at.tile;
     SumParts(p, d, s);
     FromLanes(s, p.out_dim, at.samples, Columns(p), sums + at.row);
@@ -129,7 +129,7 @@ template <typename A>
 void Advance(const Problem& p, const Division&, Range range, const A* sums,
              const A* before, A* after) {
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     A* const v = after + at.tile;
     ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, v);
     const Squash<A> squash(p.out_dim, v, p.epsilon());
@@ -142,7 +142,7 @@ void Advance(const Problem& p, const Division&, Range range, const A* sums,
 
 // Computes the gradient of s, which is in `sums`, from the gradient of squash(s).
 template <typename A>
-void SquashGrad(const Problem& p, const Place<A>& at, const A* sums,
+void SquashGrad(const Problem& p, const CapsuleGroup<A>& at, const A* sums,
                 const A* output_grads, A* sum_grads) {
   const A* const dv = output_grads + at.tile;
   A* const s = sum_grads + at.tile;
@@ -164,7 +164,7 @@ void StartGrad(const Problem& p, const Division&, Range range,
                Accumulator<T>* sum_grads) {
   using A = Accumulator<T>;
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     ToLanes(grad + at.row, Columns(p), at.samples, p.out_dim, output_grads + at.tile);
     SquashGrad(p, at, sums, output_grads, sum_grads);
   }
@@ -174,7 +174,7 @@ template <typename A>
 void StepGrad(const Problem& p, const Division& d, Range range, bool last_but_one,
               const A* sums, A* parts, A* output_grads, A* sum_grads) {
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     SumParts(p, d, parts + at.tile);
     for (int64_t n = at.tile; n < at.tile + p.out_dim * kLanes<A>; n += kLanes<A>) {
       const Vector<A> sum = KeepLanes<A>(at.samples, Load(parts + n));

@@ -14,8 +14,8 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 namespace {
 
 template <typename A>
-struct Memory {
-  Memory(const Plan<A>& plan, bool backward, void* scratch)
+struct TaskScratch {
+  TaskScratch(const Plan<A>& plan, bool backward, void* scratch)
       : plan(plan), next(static_cast<A*>(scratch)) {
     const int64_t weights = plan.step_groups * plan.taps;
     window = Take(plan.channels, plan.window_stride);
@@ -49,7 +49,7 @@ struct Memory {
 template <typename T, bool kBackward>
 Division Divide(const Problem& p) {
   const Plan<Accumulator<T>> plan(p, kBackward);
-  const Memory<Accumulator<T>> memory(plan, kBackward, nullptr);
+  const TaskScratch<Accumulator<T>> memory(plan, kBackward, nullptr);
   return {memory.bytes, plan.tasks()};
 }
 
@@ -58,12 +58,12 @@ void ForwardPart(const Plan<Accumulator<T>>& plan, const Task& task, const T* in
                  const T* filters, T* output, void* scratch) {
   using A = Accumulator<T>;
   const Problem& p = plan.p;
-  const Memory<A> memory(plan, false, scratch);
+  const TaskScratch<A> memory(plan, false, scratch);
   std::memset(scratch, 0, memory.bytes);
   const Kernel kernel = plan.kernel();
   const int64_t channels = task.channel_end - task.channel_begin;
   const int64_t per_group = channels / (task.group_end - task.group_begin);
-  const bool stream = Streams<T>(p, p.channels);
+  const bool stream = UseStreamingStores<T>(p, p.channels);
   int64_t before = 0;
   for (int64_t row = task.row_begin; row < task.row_end; row += before) {
     const int64_t rows = Min(plan.step_rows, task.row_end - row);
@@ -73,8 +73,8 @@ void ForwardPart(const Plan<Accumulator<T>>& plan, const Task& task, const T* in
       const int64_t groups = Min(plan.step_groups, task.group_end - g);
       FillFilters(plan, task, g, groups, row, rows, task.x_begin, task.x_end, filters,
                   memory.filters, memory.staging);
-      Ahead ahead =
-          NextFilters(plan, task, g + groups, row, rows, task.row_end, 1, filters);
+      Prefetcher ahead = PrefetchNextFilters(plan, task, g + groups, row, rows,
+                                             task.row_end, 1, filters);
       for (int64_t n = 0; n < groups; ++n) {
         const int64_t first = (g + n - task.group_begin) * per_group;
         ForChannels(per_group, [&](auto count, int64_t c) {
@@ -122,7 +122,7 @@ class Backward {
         kernel_(plan_.kernel()),
         scratch_(scratch),
         rows_(plan_.PhaseRows(task_.phase)),
-        stream_(Streams<T>(p, p.groups * p.kernel_height * p.kernel_width)),
+        stream_(UseStreamingStores<T>(p, p.groups * p.kernel_height * p.kernel_width)),
         grad_(grad),
         input_(input),
         filters_(filters),
@@ -141,15 +141,15 @@ class Backward {
     plan_.SetPart(part_, &task_);
     channels_ = task_.channel_end - task_.channel_begin;
     per_group_ = channels_ / (task_.group_end - task_.group_begin);
-    Steps(Max(task_.row_begin - plan_.reach_y, 0), task_.row_begin, false);
-    Steps(task_.row_begin, task_.row_end, true);
+    RunSteps(Max(task_.row_begin - plan_.reach_y, 0), task_.row_begin, false);
+    RunSteps(task_.row_begin, task_.row_end, true);
     const int64_t end = Min(task_.row_end + plan_.reach_y, rows_);
-    Steps(task_.row_end, end, false);
+    RunSteps(task_.row_end, end, false);
     // The last rows of the image are still in the window of sums.
     WriteInput(end, plan_.reach_y);
   }
 
-  void Steps(int64_t begin, int64_t end, bool own) {
+  void RunSteps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
     for (int64_t row = begin; row < end; row += before) {
       const int64_t rows = Min(plan_.step_rows, end - row);
@@ -158,13 +158,13 @@ class Backward {
                       memory_.staging);
       }
       before = rows;
-      Step(row, rows, own);
+      RunStep(row, rows, own);
       WriteInput(row, rows);
-      Retreat(rows);
+      ShiftSums(rows);
     }
   }
 
-  void Step(int64_t row, int64_t rows, bool own) {
+  void RunStep(int64_t row, int64_t rows, bool own) {
     const int64_t x_begin = Max(task_.x_begin - plan_.halo, 0);
     const int64_t x_end = Min(task_.x_end + plan_.halo, p_.width);
     for (int64_t r = 0; r < rows; ++r) {
@@ -178,13 +178,13 @@ class Backward {
       FillFilters(plan_, task_, g, groups, row, rows, x_begin, x_end, filters_,
                   memory_.filters, memory_.staging);
       ClearAfter(memory_.filters, groups * plan_.taps, rows);
-      Ahead ahead = NextFilters(plan_, task_, g + groups, row, rows,
-                                Min(task_.row_end + plan_.reach_y, rows_),
-                                plan_.kernel_rows, filters_);
+      Prefetcher ahead = PrefetchNextFilters(plan_, task_, g + groups, row, rows,
+                                             Min(task_.row_end + plan_.reach_y, rows_),
+                                             plan_.kernel_rows, filters_);
       for (int64_t n = 0; n < groups; ++n) {
         const int64_t first = (g + n - task_.group_begin) * per_group_;
         AddToInput(row, rows, n, first, ahead);
-        if (own) Correlations(rows, n, first);
+        if (own) CorrelateGroup(rows, n, first);
       }
       if (own && part_ + 1 == plan_.parts) WriteFilters(row, rows, g, groups);
     }
@@ -199,7 +199,7 @@ class Backward {
   }
 
   void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
-                  Ahead& ahead) {
+                  Prefetcher& ahead) {
     // Begins with the last row of taps, so that each row of the input receives the
     // contributions of the rows above it first.
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
@@ -216,7 +216,7 @@ class Backward {
     }
   }
 
-  void Correlations(int64_t rows, int64_t group, int64_t first) {
+  void CorrelateGroup(int64_t rows, int64_t group, int64_t first) {
     const Planes<A> to = memory_.grad_filters.From(group * plan_.taps);
     const int64_t count = rows * plan_.pitch;
     if (per_group_ == 0) ClearPlanes(to, plan_.taps, count);
@@ -259,7 +259,7 @@ class Backward {
   }
 
   // Shifts the window of sums by `rows` rows.
-  void Retreat(int64_t rows) {
+  void ShiftSums(int64_t rows) {
     const int64_t all = plan_.window_stride - plan_.lead;
     const int64_t gone = rows * plan_.pitch;
     for (int64_t c = 0; c < channels_; ++c) {
@@ -272,7 +272,7 @@ class Backward {
   const Problem& p_;
   const Plan<A> plan_;
   Task task_;
-  const Memory<A> memory_;
+  const TaskScratch<A> memory_;
   const Kernel kernel_;
   void* const scratch_;
   const int64_t rows_;  // rows of the phase

@@ -199,7 +199,7 @@ struct Plan {
 };
 
 template <typename T>
-bool Streams(const Problem& p, int64_t columns) {
+bool UseStreamingStores(const Problem& p, int64_t columns) {
   const int64_t size = sizeof(T);
   return p.batch * p.height * p.width * columns * size > kStreamBytes;
 }
@@ -275,8 +275,9 @@ void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
 // first groups of the following rows before `end`. Prefetching is spread over `times`
 // passes over the channels of each group.
 template <typename T, typename A>
-Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t row,
-                  int64_t count, int64_t end, int64_t times, const T* filters) {
+Prefetcher PrefetchNextFilters(const Plan<A>& plan, const Task& task, int64_t group,
+                               int64_t row, int64_t count, int64_t end, int64_t times,
+                               const T* filters) {
   const Problem& p = plan.p;
   const int64_t vectors = times * plan.step_groups *
                           CeilDivide(plan.part_channels, kMostChannels) *

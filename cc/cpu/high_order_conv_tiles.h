@@ -49,9 +49,10 @@ struct Kernel {
 // Prefetches memory that will be read soon, given as `runs` runs of `bytes` bytes, into
 // the second-level cache. It prefetches a part with each of the `vectors` vectors that
 // are computed before.
-class Ahead {
+class Prefetcher {
  public:
-  Ahead(const void* first, int64_t bytes, int64_t stride, int64_t runs, int64_t vectors)
+  Prefetcher(const void* first, int64_t bytes, int64_t stride, int64_t runs,
+             int64_t vectors)
       : next_(static_cast<const char*>(first)),
         bytes_(bytes),
         skip_(stride - bytes),
@@ -59,7 +60,7 @@ class Ahead {
         left_(bytes),
         pace_(runs * (bytes / kLine + 1) / (vectors > 0 ? vectors : 1) + 1) {}
 
-  void Fetch(int64_t vectors) {
+  void Prefetch(int64_t vectors) {
     for (int64_t line = 0; line < vectors * pace_ && runs_ > 0; ++line) {
       __builtin_prefetch(next_, 0, 2);
       if (left_ > kLine) {
@@ -103,10 +104,10 @@ CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
 // each row of taps separately, because short sums have small errors.
 template <typename A, int C>
 void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
-           int64_t count, Ahead& ahead, Planes<A> output) {
+           int64_t count, Prefetcher& ahead, Planes<A> output) {
   constexpr int V = VectorsOf(C);
   for (int64_t n = 0; n < count; n += V * kLanes<A>) {
-    ahead.Fetch(V);
+    ahead.Prefetch(V);
     Vector<A> sum[C][V] = {};
     const A* f = filters.first + n;
     for (int64_t kh = 0; kh < kernel.rows; ++kh) {
@@ -136,10 +137,10 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
 // tap; for the following taps n' decreases.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
-            int64_t count, Ahead& ahead, Planes<A> grad_input) {
+            int64_t count, Prefetcher& ahead, Planes<A> grad_input) {
   constexpr int V = VectorsOf(C);
   for (int64_t n = 0; n < count; n += V * kLanes<A>) {
-    ahead.Fetch(V);
+    ahead.Prefetch(V);
     Vector<A> sum[C][V] = {};
     const A* f = filters.first + n;
     const A* g = grad.first + n;

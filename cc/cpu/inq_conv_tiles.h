@@ -48,8 +48,8 @@ struct Plan {
                      : Image{p.out_height, p.out_width, p.out_channels}),
         taps(p.kernel_height * p.kernel_width),
         panels(CeilDivide(to.channels, kPanel)),
-        y_places(kGradient ? Min(p.stride_height, to.height) : 1),
-        x_places(kGradient ? Min(p.stride_width, to.width) : 1) {
+        y_phases(kGradient ? Min(p.stride_height, to.height) : 1),
+        x_phases(kGradient ? Min(p.stride_width, to.width) : 1) {
     // Rounding errors grow with the terms of a partial sum and with the number of
     // partial sums, so both are kept near the square root of all terms.
     int64_t terms = kTerms;
@@ -67,11 +67,11 @@ struct Plan {
 
     const int64_t panel_bytes = Max(kPanel * taps * from.channels * sizeof(A), 1);
     groups = CeilDivide(panels, Min(Max(kPanelsBytes / panel_bytes, 1), kMostPanels));
-    const int64_t pieces = y_places * x_places * groups;
+    const int64_t pieces = y_phases * x_phases * groups;
     if (pieces == 0) return;
     group = CeilDivide(panels, groups);
     const int64_t pixels =
-        p.batch * CeilDivide(to.height, y_places) * CeilDivide(to.width, x_places);
+        p.batch * CeilDivide(to.height, y_phases) * CeilDivide(to.width, x_phases);
     const int64_t work = pixels * group * kPanel * Max(from.channels * taps, 1);
     parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
     parts = Max(Min(parts, CeilDivide(pixels, kTileRows)), 1);
@@ -103,7 +103,7 @@ struct Plan {
   Image from, to;
   int64_t taps, panels;
   int64_t groups, group = 0;         // groups of panels, and panels per group
-  int64_t y_places, x_places;        // number of phases along each axis
+  int64_t y_phases, x_phases;        // number of phases along each axis
   int64_t part_channels, part_taps;  // channels and taps per partial sum
   int64_t zeros;                     // most elements that a run reads per pixel
   bool fits;          // whether the number of partial sums is at most their length
@@ -183,7 +183,7 @@ struct Tile {
 
   // Returns whether, for all pixels, the columns from the one that the first tap reads
   // to `reach` further right are inside the image.
-  bool AreWhole(const Image& image, uint64_t reach) const {
+  bool AreInsideRow(const Image& image, uint64_t reach) const {
     const uint64_t width = image.width;
     Numbers beyond = {};
     for (int v = 0; v < kVectors; ++v) {
@@ -223,7 +223,7 @@ void AddTiles(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_
   const bool rows_of_taps =
       x_axis.delta == 1 && x_axis.tap_step == 1 && plan.part_channels == channels &&
       (count <= plan.part_taps || plan.part_taps % x_axis.taps == 0) &&
-      tile.AreWhole(plan.from, x_axis.reach());
+      tile.AreInsideRow(plan.from, x_axis.reach());
   const int64_t taps = rows_of_taps ? x_axis.taps : 1;
   // Distances from one tile to the next, in the image that is read and in the written
   // one.
@@ -282,7 +282,7 @@ Division Divide(const Problem& p) {
   d.pack_tasks =
       plan.taps *
       (kGradient ? plan.panels : CeilDivide(plan.from.channels, kPackChannels));
-  d.tasks = p.batch == 0 ? 0 : plan.y_places * plan.x_places * plan.groups * plan.parts;
+  d.tasks = p.batch == 0 ? 0 : plan.y_phases * plan.x_phases * plan.groups * plan.parts;
   return d;
 }
 
@@ -291,11 +291,11 @@ void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A
   const Plan<A, kGradient> plan(p);
   const int64_t part = task % plan.parts;
   task /= plan.parts;
-  const int64_t place = task % (plan.y_places * plan.x_places);
-  const int64_t panel = task / (plan.y_places * plan.x_places) * plan.group;
+  const int64_t place = task % (plan.y_phases * plan.x_phases);
+  const int64_t panel = task / (plan.y_phases * plan.x_phases) * plan.group;
   const int64_t panels = Min(plan.group, plan.panels - panel);
-  const Axis y_axis = plan.AxisY(place / plan.x_places);
-  const Axis x_axis = plan.AxisX(place % plan.x_places);
+  const Axis y_axis = plan.AxisY(place / plan.x_phases);
+  const Axis x_axis = plan.AxisX(place % plan.x_phases);
   const int64_t pixels = p.batch * y_axis.count * x_axis.count;
   const int64_t begin = PartBegin(pixels, part, plan.parts);
   const int64_t end = PartBegin(pixels, part + 1, plan.parts);

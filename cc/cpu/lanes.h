@@ -38,26 +38,26 @@ struct IndicesTo<0, kIndex...> {
 // Returns the lower half of each pair of blocks of kBit lanes: lane n of a if n lacks
 // the bit kBit, and lane n - kBit of b if n has it. Like TRN1 on Arm.
 template <typename A, int kBit, int... kLane>
-CAPSOPS_INLINE Vector<A> Without(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> TransposeLow(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane - kBit + kLanes<A> : kLane)...);
 }
 
 // Returns the upper half of each pair of blocks of kBit lanes: lane n + kBit of a if n
 // lacks the bit kBit, and lane n of b if n has it. Like TRN2 on Arm.
 template <typename A, int kBit, int... kLane>
-CAPSOPS_INLINE Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> TransposeHigh(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane + kLanes<A> : kLane + kBit)...);
 }
 
 // Returns lanes 0, 2, 4, ... of a and then of b, or lanes 1, 3, 5, ... if kOdd is 1.
 template <typename A, int kOdd, int... kLane>
-CAPSOPS_INLINE Vector<A> EverySecond(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> Deinterleave(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (2 * kLane + kOdd)...);
 }
 
 // Interleaves the first halves of a and b, or the second halves if kHigh is 1.
 template <typename A, int kHigh, int... kLane>
-CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> Interleave(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(
       A, a, b, (kLane / 2 + kHigh * kLanes<A> / 2 + kLane % 2 * kLanes<A>)...);
 }
@@ -65,31 +65,31 @@ CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
 
 // Returns the sums of kCount adjacent elements, over kCount vectors.
 template <typename A, int kCount>
-CAPSOPS_INLINE Vector<A> SumRuns(const Vector<A> (&v)[kCount]) {
+CAPSOPS_INLINE Vector<A> SumAdjacent(const Vector<A> (&v)[kCount]) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
     constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> half[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) {
-      half[n] = EverySecond<A, 0>(v[2 * n], v[2 * n + 1], lanes) +
-                EverySecond<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+      half[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], lanes) +
+                Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], lanes);
     }
-    return SumRuns<A>(half);
+    return SumAdjacent<A>(half);
   }
 }
 
 // Replaces v[0] by kCount vectors in which each of its lanes is repeated kCount times.
 template <typename A, int kCount, int kFrom = 1>
-CAPSOPS_INLINE void SpreadRuns(Vector<A> (&v)[kCount]) {
+CAPSOPS_INLINE void RepeatLanes(Vector<A> (&v)[kCount]) {
   if constexpr (kFrom < kCount) {
     constexpr typename IndicesTo<kLanes<A>>::type lanes;
     for (int n = kFrom - 1; n >= 0; --n) {
       const Vector<A> a = v[n];
-      v[2 * n] = InTurn<A, 0>(a, a, lanes);
-      v[2 * n + 1] = InTurn<A, 1>(a, a, lanes);
+      v[2 * n] = Interleave<A, 0>(a, a, lanes);
+      v[2 * n + 1] = Interleave<A, 1>(a, a, lanes);
     }
-    SpreadRuns<A, kCount, 2 * kFrom>(v);
+    RepeatLanes<A, kCount, 2 * kFrom>(v);
   }
 }
 
@@ -100,8 +100,8 @@ CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
   for (int row = 0; row < kLanes<A>; ++row) {
     if (row & kBit) continue;
     const Vector<A> a = rows[row], b = rows[row + kBit];
-    rows[row] = Without<A, kBit>(a, b, lanes);
-    rows[row + kBit] = With<A, kBit>(a, b, lanes);
+    rows[row] = TransposeLow<A, kBit>(a, b, lanes);
+    rows[row + kBit] = TransposeHigh<A, kBit>(a, b, lanes);
   }
   if constexpr (kBit > 1) Transpose<A, kBit / 2>(rows);
 }
@@ -116,8 +116,8 @@ CAPSOPS_INLINE void RowsToColumns(Vector<A> (&v)[kCount]) {
     constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> even[kCount / 2], odd[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) {
-      even[n] = EverySecond<A, 0>(v[2 * n], v[2 * n + 1], lanes);
-      odd[n] = EverySecond<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+      even[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], lanes);
+      odd[n] = Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], lanes);
     }
     RowsToColumns<A>(even);
     RowsToColumns<A>(odd);
@@ -137,8 +137,8 @@ CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
     ColumnsToRows<A>(even);
     ColumnsToRows<A>(odd);
     for (int n = 0; n < kCount / 2; ++n) {
-      v[2 * n] = InTurn<A, 0>(even[n], odd[n], lanes);
-      v[2 * n + 1] = InTurn<A, 1>(even[n], odd[n], lanes);
+      v[2 * n] = Interleave<A, 0>(even[n], odd[n], lanes);
+      v[2 * n + 1] = Interleave<A, 1>(even[n], odd[n], lanes);
     }
   }
 }
@@ -150,7 +150,8 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kBit; ++row) {
     const Vector<A> a = rows[row], b = rows[row + kBit];
-    rows[row] = Without<A, kBit>(a, b, lanes) + With<A, kBit>(a, b, lanes);
+    rows[row] =
+        TransposeLow<A, kBit>(a, b, lanes) + TransposeHigh<A, kBit>(a, b, lanes);
   }
   if constexpr (kBit > 1) {
     return SumLanes<A, kBit / 2>(rows);
@@ -164,7 +165,8 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> a = Without<A, kBit>(v, v, lanes), b = With<A, kBit>(v, v, lanes);
+  const Vector<A> a = TransposeLow<A, kBit>(v, v, lanes),
+                  b = TransposeHigh<A, kBit>(v, v, lanes);
   const Vector<A> larger = a > b ? a : b;
   if constexpr (kBit > 1) {
     return LargestLane<A, kBit / 2>(larger);
@@ -175,7 +177,8 @@ CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> sum = Without<A, kBit>(v, v, lanes) + With<A, kBit>(v, v, lanes);
+  const Vector<A> sum =
+      TransposeLow<A, kBit>(v, v, lanes) + TransposeHigh<A, kBit>(v, v, lanes);
   if constexpr (kBit > 1) {
     return SumOfLanes<A, kBit / 2>(sum);
   } else {

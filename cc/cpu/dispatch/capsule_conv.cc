@@ -82,8 +82,8 @@ int64_t Cost(const Problem& p, int64_t tasks) {
 // Calls run(task) for each of `tasks` tasks, which together read or write the weights
 // `times` times.
 template <typename Run>
-void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
-              const Run& run) {
+void ForWeightTasks(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
+                    const Run& run) {
   const int64_t weights = p.kernel_height * p.kernel_width * p.in_channels *
                           p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns;
   const int64_t cost = 2 * times * weights / std::max<int64_t>(tasks, 1);
@@ -107,7 +107,7 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const Problem& whole, int64_t res
       [op, &kernels, trimmed, d](const CpuExec& exec, const T* from, const T* weights,
                                  T* to, void* workspace) -> LaunchError {
         const Problem& p = trimmed.p;
-        ForMoves(exec, p, d.weights_tasks, 1, [&](int64_t task) {
+        ForWeightTasks(exec, p, d.weights_tasks, 1, [&](int64_t task) {
           const int64_t tap = task % (p.kernel_height * p.kernel_width);
           kernels.pack(p, task, weights + trimmed.Weights(tap), workspace);
         });
@@ -181,7 +181,7 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
         if (!error.empty() || in_place) return error;
         const int64_t taps = p.kernel_height * p.kernel_width;
         const int64_t tasks_of_tap = d.weights_tasks / (p.pose_depth * taps);
-        ForMoves(exec, p, d.weights_tasks, 8, [&](int64_t task) {
+        ForWeightTasks(exec, p, d.weights_tasks, 8, [&](int64_t task) {
           const int64_t tap = task / tasks_of_tap % taps;
           kernels.reduce(p, task, workspace, grad_weights + trimmed.Weights(tap));
         });

@@ -18,20 +18,20 @@ namespace {
 CAPSOPS_SELECTED_KERNELS
 
 template <typename S>
-S* If(int64_t present, S* tensor) {
+S* IfPresent(int64_t present, S* tensor) {
   return present == 1 ? tensor : nullptr;
 }
 
 template <typename T>
-Operands<T> Given(const Problem& p, Operands<T> in) {
+Operands<T> PresentOperands(const Problem& p, Operands<T> in) {
   return {in.poses,
-          If(p.has_activations, in.activations),
+          IfPresent(p.has_activations, in.activations),
           in.weights,
-          If(p.has_bias, in.bias),
-          If(p.has_linear, in.linear),
-          If(p.has_precision, in.precision),
-          If(p.has_center, in.center),
-          If(p.has_prior, in.prior)};
+          IfPresent(p.has_bias, in.bias),
+          IfPresent(p.has_linear, in.linear),
+          IfPresent(p.has_precision, in.precision),
+          IfPresent(p.has_center, in.center),
+          IfPresent(p.has_prior, in.prior)};
 }
 
 // Returns the approximate cycles of the votes of `children` children and of all that is
@@ -49,15 +49,15 @@ int64_t WindowsCost(const Problem& p, const Division& d) {
 bool HasVotes(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
 
 // Returns whether neither logits nor moments depend on votes.
-bool VotesAreIdle(const Problem& p) {
+bool VotesAreUnused(const Problem& p) {
   return p.order == 0 && !p.has_linear && !p.has_precision;
 }
 
 // Returns the problem without votes that are empty or that no result depends on. There
 // may be more of them than memory could hold if poses or weights have no elements.
-Problem WithoutIdleVotes(Problem p) {
+Problem DropUnusedVotes(Problem p) {
   if (VoteSize(p) == 0) p.order = p.has_linear = p.has_precision = 0;
-  if (VotesAreIdle(p)) {
+  if (VotesAreUnused(p)) {
     p.pose_rows = p.pose_columns = 1;
     p.pose_inner = p.has_center = 0;
   }
@@ -153,7 +153,7 @@ void ClearGradients(const Problem& p, const Gradients<T>& to) {
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
-  const Problem p = WithoutIdleVotes(problem);
+  const Problem p = DropUnusedVotes(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
@@ -161,7 +161,7 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
              const T* weights, const S* bias, const S* linear, const S* precision,
              const S* center, const S* prior, S* mass, S* first, S* second,
              void* workspace) {
-        const Operands<T> in = Given<T>(
+        const Operands<T> in = PresentOperands<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         return RunForward<T>(exec, Forward::kName, p, d, in, {mass, first, second},
                              nullptr, workspace);
@@ -173,7 +173,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
   Problem without_moments = problem;
   without_moments.order = 0;
-  const Problem p = WithoutIdleVotes(without_moments);
+  const Problem p = DropUnusedVotes(without_moments);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<SharesPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
@@ -182,7 +182,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
              const S* center, const S* prior, S* shares,
              void* workspace) -> LaunchError {
         if (p.in_channels == 0) return {};
-        const Operands<T> in = Given<T>(
+        const Operands<T> in = PresentOperands<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         return RunForward<T>(exec, Shares::kName, p, d, in, {}, shares, workspace);
       });
@@ -191,7 +191,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
-  const Problem p = WithoutIdleVotes(problem);
+  const Problem p = DropUnusedVotes(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<BackwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kBackwardPerPose, d.parts),
@@ -203,24 +203,24 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
                       T* grad_weights, S* grad_bias, S* grad_linear, S* grad_precision,
                       S* grad_center, S* grad_prior, void* workspace) -> LaunchError {
         const char* const op = Backward::kName;
-        const Operands<T> in = Given<T>(
+        const Operands<T> in = PresentOperands<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         Gradients<T> to{grad_poses,
-                        If(p.has_activations, grad_activations),
+                        IfPresent(p.has_activations, grad_activations),
                         grad_weights,
-                        If(p.has_bias, grad_bias),
-                        If(p.has_linear, grad_linear),
-                        If(p.has_precision, grad_precision),
-                        If(problem.has_center, grad_center),
-                        If(p.has_prior, grad_prior)};
-        if (!HasVotes(p) || p.in_channels == 0 || VotesAreIdle(p)) {
+                        IfPresent(p.has_bias, grad_bias),
+                        IfPresent(p.has_linear, grad_linear),
+                        IfPresent(p.has_precision, grad_precision),
+                        IfPresent(problem.has_center, grad_center),
+                        IfPresent(p.has_prior, grad_prior)};
+        if (!HasVotes(p) || p.in_channels == 0 || VotesAreUnused(p)) {
           ClearGradients(problem, to);
         }
         if (!HasVotes(p)) return {};
-        to.center = If(p.has_center, to.center);
-        const Moments<const S> grads{grad_mass, If(p.order >= 1, grad_first),
-                                     If(p.order == 2, grad_second)};
-        const Moments<const S> moments{mass, If(p.order >= 1, first), nullptr};
+        to.center = IfPresent(p.has_center, to.center);
+        const Moments<const S> grads{grad_mass, IfPresent(p.order >= 1, grad_first),
+                                     IfPresent(p.order == 2, grad_second)};
+        const Moments<const S> moments{mass, IfPresent(p.order >= 1, first), nullptr};
         const CpuKernels<T>& kernels = Selected<T>();
         const Workspace<T> space(p, d, kBackwardPerPose, workspace);
         LaunchError error = Prepare(exec, op, p, d, in, grads, space);
