@@ -111,8 +111,7 @@ struct ColumnsPlan {
 
   const Problem& p;
   Image from, to;
-  int64_t channels,
-      columns;  // elements of a pixel that is read, and of one that is written
+  int64_t channels, columns;  // elements of a pixel: read, and written
   int64_t vectors, taps;
   Range y_inside = {}, x_inside = {};  // pixels that use the runs `inside`
   Runs inside = {}, outside = {};

@@ -17,13 +17,10 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kRingBytes =
-    384 << 10;  // size of the ring buffer: fits into the second-level cache
-constexpr int64_t kSumsOfRow = 64 << 10;  // bytes of the sums of one piece of a row
-constexpr int64_t kOutsideDivisor =
-    12;  // zero lanes are skipped if they are more than 1 in 12
-constexpr int64_t kMinTasks =
-    16;  // fewest tasks, where samples are interleaved to fill vectors
+constexpr int64_t kRingBytes = 384 << 10;  // ring buffer: second-level cache
+constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of one piece of a row
+constexpr int64_t kOutsideDivisor = 12;    // skip zeros if they fill 1 lane in 12
+constexpr int64_t kMinTasks = 16;          // fewest tasks with interleaved samples
 constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at least
 constexpr int64_t kFewTerms = 32;  // the same, if a tap of the gradient has few terms
 constexpr int64_t kTapTerms = 64;  // fewer terms than these are few

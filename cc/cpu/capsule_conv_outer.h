@@ -80,8 +80,7 @@ struct OuterPlan {
   int64_t sums() const { return rows * vectors * kLanes<A>; }
 
   const Problem& p;
-  int64_t channels,
-      columns;  // elements of a pixel's pose row, in the input and in grad
+  int64_t channels, columns;  // elements of a pose row, in the input and in grad
   int64_t vectors, taps;
   int64_t run_taps, runs;         // contiguous taps of a run, and number of runs
   int64_t length, rows;           // rows of the result: of a run, and in total

@@ -12,9 +12,8 @@ namespace {
 
 constexpr int64_t kTasks = 32;   // number of tasks to aim for
 constexpr int64_t kWindows = 8;  // most windows per task; they read the same weights
-constexpr int64_t kPartsBytes =
-    8 << 20;                    // bytes of all partial sums, if there are several
-constexpr int64_t kParts = 16;  // most partial sums; each is written and read
+constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
+constexpr int64_t kParts = 16;            // most partial sums; each is written and read
 
 template <typename T>
 Division Divide(const Problem& p) {

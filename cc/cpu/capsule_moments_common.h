@@ -18,9 +18,8 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-constexpr int64_t kRunChildren =
-    32;  // most children per run; a sum adds one partial sum per run
-constexpr int64_t kGroup = 4;  // children whose votes are kept at a time
+constexpr int64_t kRunChildren = 32;  // most children per run, a partial sum
+constexpr int64_t kGroup = 4;         // children whose votes are kept at a time
 
 // Sizes in elements, except `vectors`.
 template <typename A>
@@ -139,10 +138,8 @@ struct Run {
   const A* poses;
   const A* weights;  // packed
   const A* prior;    // packed, or null
-  int64_t
-      child;  // index of the first child in [batch, in_height, in_width, in_channels]
-  int64_t
-      pair;  // index of the first pair in [kernel_height, kernel_width, in_channels]
+  int64_t child;     // the first, in [batch, in_height, in_width, in_channels]
+  int64_t pair;      // the first, in [kernel_height, kernel_width, in_channels]
 
   Run Part(const Sizes<A>& s, int64_t first, int64_t part_count) const {
     return {part_count,

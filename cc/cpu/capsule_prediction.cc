@@ -205,11 +205,9 @@ struct BackwardPlan {
     const int64_t fit = kGradTileBytes / (Max(padded, 1) * caps * sizeof(A));
     rows = Max(Min(Min(fit, 128), RoundUp(p.batch, kRows)) / kRows * kRows, kRows);
   }
-  int64_t matrix() const {
-    return depth * padded;
-  }  // elements of the weights or their gradient
-  int64_t grad() const { return rows * padded; }    // elements of a tile of grad
-  int64_t samples() const { return rows * depth; }  // elements of a tile of input
+  int64_t matrix() const { return depth * padded; }  // weights or their gradient
+  int64_t grad() const { return rows * padded; }     // a tile of grad
+  int64_t samples() const { return rows * depth; }   // a tile of input
   int64_t bytes() const {
     return caps * (2 * matrix() + grad() + samples()) * sizeof(A);
   }

@@ -12,12 +12,10 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kPartsBytes =
-    8 << 20;                     // bytes of all partial sums, if there are several
-constexpr int64_t kChunks = 32;  // most chunks; each partial sum is written and read
-constexpr int64_t kTasks = 64;   // number of tasks to aim for
-constexpr int64_t kChunkCaps =
-    8;  // fewest capsules per chunk, to keep the cost of partial sums small
+constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
+constexpr int64_t kChunks = 32;    // most chunks; each partial sum is written and read
+constexpr int64_t kTasks = 64;     // number of tasks to aim for
+constexpr int64_t kChunkCaps = 8;  // fewest per chunk, to limit partial sums
 constexpr int64_t kRangeGroups = 4;  // most groups per task; they read the same weights
 
 template <typename T>

@@ -252,9 +252,7 @@ class SmallBatchWork {
   }
 
  private:
-  int64_t CapsuleStride() const {
-    return at_.row / p_.out_caps;
-  }  // elements per output capsule
+  int64_t CapsuleStride() const { return at_.row / p_.out_caps; }  // in a row
   A* x(int64_t c, int64_t s) const {
     return numbers_ + at_.x + (c * p_.batch + s) * at_.parts * kPeriod * kL;
   }

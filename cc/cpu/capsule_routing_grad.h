@@ -16,12 +16,10 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kGradCaps = 4;  // most input capsules per task; they share V and ds
-constexpr int64_t kGradTasks =
-    64;  // number of tasks to aim for, with fewer capsules each
-constexpr int64_t kGradBytes = 128 << 10;  // bytes of a task's weights
-constexpr int64_t kGradTileBytes =
-    256 << 10;  // bytes of du: fit into the second-level cache
+constexpr int64_t kGradCaps = 4;    // most input capsules per task; they share V and ds
+constexpr int64_t kGradTasks = 64;  // aim for these, with fewer capsules each
+constexpr int64_t kGradBytes = 128 << 10;      // bytes of a task's weights
+constexpr int64_t kGradTileBytes = 256 << 10;  // du: second-level cache
 
 // The scratch layout for `caps` input capsules and `groups` groups: the offset of each
 // array in elements.

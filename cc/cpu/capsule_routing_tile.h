@@ -17,8 +17,7 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int kDims =
-    kVectorBytes == 64 ? 8 : 4;  // output dimensions per register tile
+constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims per register tile
 
 // The value of in_dim: the constant kFixed unless that is 0, so that the compiler
 // unrolls loops over it. The template parameter Depth below is one of these types.

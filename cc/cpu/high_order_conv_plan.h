@@ -16,10 +16,8 @@
 
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 
-constexpr int64_t kFilterBytes =
-    32 << 10;  // filters of a step: fit into the first-level cache
-constexpr int64_t kLineBytes =
-    256 << 10;  // filters of a row: fit into the second-level cache
+constexpr int64_t kFilterBytes = 32 << 10;   // filters of a step: first-level cache
+constexpr int64_t kLineBytes = 256 << 10;    // filters of a row: second-level cache
 constexpr int64_t kWindowBytes = 256 << 10;  // rows that filters read
 constexpr int64_t kChannelBytes = 4 << 20;   // all planes of channels, at most
 constexpr int64_t kTasks = 32;
@@ -185,8 +183,7 @@ struct Plan {
   int64_t tile, tiles;  // columns of pixels per task, and number of such tiles
   int64_t task_rows, step_rows;
   int64_t pitch, lead;
-  int64_t line_stride,
-      window_stride;  // plane strides: step_rows, without and with the rows around them
+  int64_t line_stride, window_stride;  // planes of step_rows; with margins
   int64_t staging;
 
  private:

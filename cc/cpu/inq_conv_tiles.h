@@ -25,9 +25,8 @@ using capsule_conv::CAPSOPS_ISA::PartBegin;
 constexpr int64_t kTerms = 320;     // terms per partial sum in registers, at least
 constexpr int64_t kMostTaps = 128;  // most taps per partial sum
 constexpr int64_t kMostPanels = 8;  // most panels per task
-constexpr int64_t kPanelsBytes = 640
-                                 << 10;  // bytes of a task's panels, if it has several
-constexpr int64_t kPackChannels = 64;    // input channels per task of `pack`
+constexpr int64_t kPanelsBytes = 640 << 10;  // a task's panels, if several
+constexpr int64_t kPackChannels = 64;        // input channels per task of `pack`
 constexpr int64_t kTasks = 32;  // number of tasks to aim for, if each has enough work
 constexpr int64_t kTaskWork = 1 << 18;  // fewest multiply-adds per task
 

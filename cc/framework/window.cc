@@ -49,8 +49,7 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
     *axis.out = 0;
     return;
   }
-  const int64_t reach =
-      (kernel - 1) * dilation;  // distance from the first tap to the last
+  const int64_t reach = (kernel - 1) * dilation;  // from the first tap to the last
   if (same) {
     *axis.out = (in - 1) / stride + 1;
     const int64_t padding = (*axis.out - 1) * stride + 1 - in + reach;

@@ -39,8 +39,7 @@ struct Problem {
   int64_t out_dim = -1;
   int64_t in_dim = -1;
   int64_t iterations = -1;
-  int64_t epsilon_bits =
-      0;  // the bits of a float, so that equal problems have equal bytes
+  int64_t epsilon_bits = 0;  // bits of a float: equal problems, equal bytes
 
   float epsilon() const {
     float value;
