@@ -1,21 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CPU kernels of capsule convolution, compiled once per instruction set. Each call runs
-// one task on one thread; cc/cpu/dispatch/ divides the work. As in
-// cc/cpu/capsule_prediction.h, kernels use no standard library templates.
+// CPU kernels of capsule convolution, compiled once per instruction set. A call runs
+// one task on one thread, as in cc/cpu/capsule_prediction.h. There are two families:
 //
-// A convolution is a matrix product. There are two families of kernels:
+// `planes`: lanes are rows of the matrix product, that is the pose rows of a few
+// samples and neighboring pixels. A task copies the part of the image that it reads
+// into planes in its own caches. A plane holds one channel and pose column of these
+// rows side by side, with zeros for pixels outside the image. A tap is then an offset
+// into the planes, for any strides, dilations and pose sizes.
 //
-// `planes`: lanes are rows of the product, that is the pose rows of a few samples and
-// neighboring pixels. A task copies the part of the image that it reads into planes in
-// its own caches. A plane holds one channel and pose column of these rows side by side,
-// with zeros for pixels outside the image. A tap is then an offset into the planes, for
-// any strides, dilations and pose sizes.
-//
-// `columns`: lanes are columns of the product, and the rows are read in place. This
-// needs poses of one row, whose images are the left operand as they are, and enough
-// columns.
+// `columns`: lanes are columns of the product. This needs enough columns and poses of
+// one row, whose images are the left operand as they are and are read in place.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 

@@ -19,8 +19,7 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 constexpr int64_t kTasks = 32;  // number of tasks to aim for, if each has enough work
 constexpr int64_t kTaskWork = 1 << 18;  // fewest multiply-adds per task
 
-// Returns the beginning of part `index` when `count` items are divided into `parts`
-// nearly equal parts.
+// Returns where part `index` begins when `count` is divided into `parts` even parts.
 inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {
   return count * index / parts;
 }
@@ -37,8 +36,7 @@ struct Axis {
   int64_t lowest() const { return delta < 0 ? offset + (taps - 1) * delta : offset; }
   int64_t reach() const { return taps == 0 ? 0 : (taps - 1) * spacing(); }
   int64_t spacing() const { return delta < 0 ? -delta : delta; }
-  // Returns the least n for which taps j and j + n read the same pixels, for different
-  // t.
+  // The least n for which taps j and j + n read the same pixels, for different t.
   int64_t period() const { return step / CommonDivisor(step, spacing()); }
 };
 

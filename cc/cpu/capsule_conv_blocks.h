@@ -16,9 +16,9 @@ constexpr int64_t kTileTerms = 256;   // terms per partial sum in registers, at 
 constexpr int64_t kGroupVectors = 8;  // vectors of columns per task
 constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task: second-level cache
 
-// The pixels that one tap connects along one axis: pixel from + i * from_step of the
-// image that is read contributes to pixel to + i * to_step of the image that is
-// written, for i < count.
+// The pixels that one tap connects along one axis: for i < count, pixel from + i *
+// from_step of the image that is read is used for pixel to + i * to_step of the image
+// that is written.
 struct TapSpan {
   int64_t count, from, from_step, to, to_step;
 };
@@ -45,8 +45,7 @@ struct Block {
   int64_t x_begin, x_end;
 
   int64_t pixels() const { return samples * (y_end - y_begin) * (x_end - x_begin); }
-  // Returns the index of a pixel within the block. `n` is counted from the block's
-  // first sample.
+  // Returns the index of a pixel within the block; `n` counts from its first sample.
   int64_t IndexOf(int64_t n, int64_t y, int64_t x) const {
     return (n * (y_end - y_begin) + y - y_begin) * (x_end - x_begin) + x - x_begin;
   }
@@ -150,8 +149,7 @@ struct Pairs {
     i = 0;
     ++sample;
   }
-  // Return the row and the column of the pixel that is read, and of the pixel that is
-  // written.
+  // Return the row and column of the pixel that is read, and of the written pixel.
   int64_t FromY() const { return y.from + i * y.from_step; }
   int64_t FromX() const { return x.from + j * x.from_step; }
   int64_t ToY() const { return y.to + i * y.to_step; }

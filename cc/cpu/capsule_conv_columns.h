@@ -38,8 +38,8 @@ struct Runs {
     runs.length = runs.taps * channels;
     const int64_t terms = TermsOfPart(all * channels);
     runs.part = CeilDivide(runs.length, CeilDivide(Max(runs.length, 1), terms));
-    // Plain TensorFlow sums each tap of the gradient by itself, which is exact if taps
-    // have few terms. Shorter partial sums come close to that.
+    // Plain TensorFlow sums each tap of the gradient separately, which is exact if taps
+    // have few terms, so sums are shorter here.
     const int64_t most = kGradient ? terms / 2 : terms;
     runs.together = is_inside ? Max(Min(most / Max(runs.length, 1), runs.count), 1) : 1;
     return runs;
@@ -51,8 +51,8 @@ struct Runs {
   int64_t part, together;  // terms and runs per partial sum
 };
 
-// The division of the work into tasks. A task computes a group of column vectors of a
-// block of pixels.
+// The division into tasks, which compute a group of column vectors for a block of
+// pixels.
 template <typename A, bool kGradient>
 struct ColumnsPlan {
   explicit ColumnsPlan(const Problem& problem)
@@ -64,8 +64,7 @@ struct ColumnsPlan {
         vectors(CeilDivide(columns, kLanes<A>)),
         taps(p.kernel_height * p.kernel_width),
         blocks(1, 1, 1, 1) {
-    // With a stride, different pixels of the input have different taps, so none counts
-    // as inside.
+    // With a stride, pixels of the input have different taps, so none counts as inside.
     if (!kGradient || (p.stride_height == 1 && p.stride_width == 1)) {
       y_inside = InsideOf<kGradient>(Vertical(p));
       x_inside = InsideOf<kGradient>(Horizontal(p));
@@ -95,15 +94,13 @@ struct ColumnsPlan {
     }
   }
 
-  // Returns the number of elements from one vector of columns to the next in the packed
-  // weights [panel][tap][channel][lane]. A panel has two vectors; the last may have
-  // one.
+  // Returns the elements from one vector of columns to the next in the packed weights
+  // [panel][tap][channel][lane]. A panel has two vectors; the last may have one.
   int64_t stride() const { return taps * channels * kLanes<A>; }
   // Returns whether the sums can be stored directly in a written image of type A.
   bool in_place() const { return columns % kLanes<A> == 0; }
 
-  // Return the most runs of a partial sum, and the most elements that it reads per
-  // pixel.
+  // Return the most runs of a partial sum, and the most elements it reads per pixel.
   int64_t most_runs() const { return Max(inside.together, 1); }
   int64_t most_numbers() const {
     return Max(inside.together * inside.part, outside.part);

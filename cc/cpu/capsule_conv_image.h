@@ -25,9 +25,9 @@ constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at lea
 constexpr int64_t kFewTerms = 32;  // the same, if a tap of the gradient has few terms
 constexpr int64_t kTapTerms = 64;  // fewer terms than these are few
 
-// The division of the work into tasks. A task computes rows of results from top to
-// bottom. It keeps the image rows that the current row reads in a ring buffer of
-// `slots` rows of planes.
+// The division into tasks. A task computes rows of results from top to bottom, and
+// keeps the image rows that the current one reads in a ring buffer of `slots` rows of
+// planes.
 template <typename A, bool kGradient>
 struct ImagePlan {
   explicit ImagePlan(const Problem& problem)

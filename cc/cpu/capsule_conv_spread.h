@@ -4,8 +4,7 @@
 // Input gradient for poses of one row, if a pixel of the input has too few elements to
 // fill the lanes. Lanes are the columns of all taps: a matrix product computes the
 // contribution of each pixel of grad to every element that its window reads, and these
-// products are added to the image. The elements that a row of taps reads are
-// contiguous.
+// products are added to the image. A row of taps reads contiguous elements.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
 
@@ -92,8 +91,8 @@ Division DivideSpread(const Problem& p) {
   return d;
 }
 
-// Packs the weights of a tap as [panel][channel][lane]. A panel has two vectors; the
-// last may have one.
+// Packs a tap's weights as [panel][channel][lane]. The last panel may have one vector
+// instead of two.
 template <typename T>
 void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -116,8 +115,7 @@ void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace
   }
 }
 
-// Returns the addresses of the pixels of a block of grad, or of their copies if grad is
-// not of type A.
+// Returns the pixels of a block of grad, or their copies if grad is not of type A.
 template <typename T, typename A>
 PixelView<const A> ViewGrad(const SpreadPlan<A>& plan, const Block& block,
                             const T* grad, A* copy) {
@@ -134,8 +132,7 @@ PixelView<const A> ViewGrad(const SpreadPlan<A>& plan, const Block& block,
   }
 }
 
-// Multiplies a block's pixels by one panel of weights. Stores the products as
-// [pixel][lane].
+// Multiplies a block's pixels by one panel of weights, into products [pixel][lane].
 template <typename A, int V>
 void MultiplyBlock(const SpreadPlan<A>& plan, const Block& block,
                    const PixelView<const A>& grad, const A* panel, A* products) {
@@ -191,8 +188,7 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
     for (int64_t n = 0; n < block.samples; ++n) {
       const int64_t sample = block.sample + n - first_sample;
       // The windows of neighboring pixels overlap, and loading a vector that is still
-      // being stored stalls. So consecutive iterations take pixels whose vectors do not
-      // overlap.
+      // being stored stalls. So consecutive iterations use vectors that do not overlap.
       for (int64_t first_x = 0; first_x < apart; ++first_x) {
         for (int64_t i = first_x; i < width; i += apart) {
           A* to = sums + (sample * plan.rows + first_row) * line + offset +

@@ -47,8 +47,8 @@ struct Strip {
     positions = end - begin + furthest;
     filled = RoundUp(furthest * pixel + RoundUp(lanes, kLanes<A>), kLanes<A>);
     planes = RoundUp(channels * image.columns, 4);
-    // A plane has an odd number of cache lines, so that planes do not compete for the
-    // same cache sets.
+    // An odd number of cache lines, so that planes do not compete for the same cache
+    // sets.
     const int64_t line = 64 / sizeof(A);
     length = RoundUp(filled, line) / line % 2 == 1 ? RoundUp(filled, line)
                                                    : RoundUp(filled, line) + line;
@@ -246,8 +246,7 @@ void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* f
   }
 }
 
-// Returns whether all elements of a row of planes are finite. The row must have one
-// phase.
+// Returns whether all elements of a row of planes, of one phase, are finite.
 template <typename A>
 bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
                      const A* planes) {

@@ -106,9 +106,8 @@ struct WeightsPlan {
   int64_t copy_size;                // elements of the grad planes of a tile
 };
 
-// A row or column of taps within a block: the offset in the input planes at which it
-// begins to read and, for a row of taps, the range of grad rows that read inside the
-// image.
+// A row or column of taps within a block: where it begins to read in the input planes
+// and, for a row of taps, the range of grad rows that read inside the image.
 struct TapOfBlock {
   int64_t from;
   int64_t begin, end;

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CPU kernels of the moments of votes, compiled once per instruction set. Each call
-// runs one task on one thread; cc/cpu/dispatch/ calls them in order and divides the
-// work. As in cc/cpu/capsule_prediction.h, kernels use no standard library templates.
+// CPU kernels of the moments of votes, compiled once per instruction set. A call runs
+// one task on one thread, as in cc/cpu/capsule_prediction.h.
 //
 // Lanes are parents: the data of parents is packed as [vector][...][lane], and the
 // padding lanes of the last vector have no effect. A task of a sum over children has a
@@ -31,8 +30,7 @@ struct Operands {
   const Statistic<T>* prior;
 };
 
-// The moments or their gradients; those above the order are null. In a forward pass all
-// gradients are null.
+// The moments or their gradients: null above the order, all null gradients if forward.
 template <typename S>
 struct Moments {
   S* mass;
@@ -88,14 +86,13 @@ struct CpuKernels {
   // Packs weights and prior of a range of pairs.
   void (*pack)(const Problem& p, const Division& d, Range pairs, const T* weights,
                const S* prior, S* packed);
-  // Computes the normalizers of one of the normalize_tasks. Computes `mean` only if
-  // there are gradients.
+  // Computes the normalizers of one of the normalize_tasks; `mean` only with gradients.
   void (*normalize)(const Problem& p, const Division& d, int64_t task,
                     const Operands<T>& in, const S* packed,
                     const Moments<const S>& grads, const Normalizers<S>& to,
                     void* scratch);
-  // Computes the moments of one of the window_tasks or, if `shares` is not null, its
-  // shares instead.
+  // Computes moments or, if `shares` is not null, only shares of one of the
+  // window_tasks.
   void (*forward)(const Problem& p, const Division& d, int64_t task,
                   const Operands<T>& in, const S* packed, const Normalizers<S>& all,
                   const Moments<S>& to, S* shares, void* scratch);
@@ -110,8 +107,7 @@ struct CpuKernels {
                    const Operands<T>& in, const S* packed, const Normalizers<S>& all,
                    const Moments<const S>& grads, const Gradients<T>& to, S* parts,
                    void* scratch);
-  // Adds the partial sums of a range of pairs, which it overwrites, and stores the
-  // result.
+  // Adds up the partial sums of a range of pairs, which it overwrites.
   void (*finish)(const Problem& p, const Division& d, Range pairs, S* parts,
                  const Gradients<T>& to);
 };

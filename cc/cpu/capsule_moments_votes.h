@@ -42,8 +42,8 @@ struct TileSums {
   }
 };
 
-// Computes u, logits and dq of one child. Padding lanes get `outside` as logit and 0 as
-// dq.
+// Computes u, logits and dq of a child. Padding lanes have the logit `outside`, and dq
+// 0.
 template <typename A>
 void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
                  const A* pose, const A* weights, const A* prior, A outside, A* u,
@@ -144,8 +144,7 @@ void Softmax(const Sizes<A>& s, A* logits) {
   }
 }
 
-// Computes the votes of a group and replaces their logits by shares; with kLogits it
-// keeps the logits.
+// Computes the votes of a group, and shares from their logits unless kLogits is true.
 template <bool kLogits, typename A>
 CAPSOPS_INLINE void ComputeVotes(const Problem& p, const Sizes<A>& s,
                                  const WindowData<A>& window, const Run<A>& group,

@@ -7,10 +7,9 @@
 //   backward     grad_input[b, k]   = sum_n grad[b, n] weights[n, k]
 //                grad_weights[n, k] = sum_b grad[b, n] input[b, k]
 // Memory traffic of output and grad dominates, so each is accessed once, in contiguous
-// runs of several capsules, and everything else stays in the first two cache levels.
-// Weights are transposed to [k][n], so that n is the vector axis; grad is copied to a
-// padded tile that both gradients read. capsule_prediction_few.h has the gradients for
-// small batches.
+// runs of several capsules, and everything else stays in the near caches. Weights are
+// transposed to [k][n], so that n is the vector axis; grad is copied to a padded tile
+// that both gradients read. Small batches: capsule_prediction_few.h.
 #include "cc/cpu/capsule_prediction.h"
 
 #include <cstring>
@@ -50,8 +49,8 @@ int64_t PanelColumns(const Problem& p) {
   return Min(PaddedColumns<T>(p), Max(fit, step));
 }
 
-// Returns how many consecutive input capsules have rows of `T` that together take about
-// `bytes`.
+// Returns how many consecutive input capsules have rows of `T` of about `bytes` in
+// total.
 template <typename T>
 int64_t Run(const Problem& p, int64_t bytes) {
   const int64_t row = Max(Columns(p) * sizeof(T), 1);

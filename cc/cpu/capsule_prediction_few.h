@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of capsule prediction for small batches. They read weights and write the
-// weight gradient in the tensors' own layout, because transposing would take longer
-// than the products.
+// Gradients of capsule prediction for small batches, with both weights in the tensors'
+// own layout, because transposing them would take longer than the products.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
 #define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
 

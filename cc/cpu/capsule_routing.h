@@ -1,15 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CPU kernels of capsule routing, compiled once per instruction set. Each call runs one
-// task on one thread; cc/cpu/dispatch/ calls them in order and divides the work. As in
-// cc/cpu/capsule_prediction.h, kernels use no standard library templates.
+// CPU kernels of capsule routing, compiled once per instruction set. A call runs one
+// task on one thread, as in cc/cpu/capsule_prediction.h.
 //
 // A tile holds one number for every sample, output capsule and dimension, as
 // [group][out_caps][out_dim][lane]. A group has as many samples as a vector has lanes,
 // so the work on a sample, including its softmax, needs no other lane. The padding
-// lanes of the last group are zero where results depend on them, and undefined
-// elsewhere.
+// lanes of the last group are zero where results depend on them, and otherwise
+// undefined.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
 
@@ -44,9 +43,8 @@ struct CpuKernels {
   using A = Accumulator<T>;
   Division (*divide)(const Problem& p);
 
-  // Computes the partial sum of sum_i c u_hat of one of the sum_tasks. `totals` is V,
-  // or null if V is 0. If `sum_grads` (ds) is not null, computes that of sum_i db u_hat
-  // instead.
+  // Computes the partial sum of sum_i c u_hat of one of the sum_tasks or, if
+  // `sum_grads` (ds) is not null, of sum_i db u_hat. `totals` is V, or null if V is 0.
   void (*add)(const Problem& p, const Division& d, int64_t task, const T* input,
               const T* weights, const T* logits, const A* totals, const A* sum_grads,
               A* parts, void* scratch);
@@ -55,9 +53,8 @@ struct CpuKernels {
                        const T* input, const T* weights, const T* logits,
                        const A* totals, T* coefficients, void* scratch);
   // Adds the partial sums in `parts`, which it overwrites, and stores the sum s to sums
-  // [batch, out_caps, out_dim]. Then stores v to `output` or, if that is null, adds v
-  // to `totals`. In the first iteration `totals` is uninitialized, and v is stored
-  // there.
+  // [batch, out_caps, out_dim]. Then stores v to `output` or, if that is null, adds it
+  // to `totals`, which is uninitialized in the first iteration.
   void (*finish)(const Problem& p, const Division& d, Range range, bool first, A* parts,
                  A* totals, A* sums, T* output);
 
@@ -72,9 +69,9 @@ struct CpuKernels {
   // overwrites, added to `output_grads`, or stored there in the last iteration but one.
   void (*step_grad)(const Problem& p, const Division& d, Range range, bool last_but_one,
                     const A* sums, A* parts, A* output_grads, A* sum_grads);
-  // Computes the gradients of the input capsules of one of the grad_tasks, and of their
-  // weights and logits. `tiles` are the 2 * iterations - 1 tiles V_2, V_3, ... and then
-  // ds_1, ds_2, ...
+  // Computes the gradients of one of the grad_tasks: of input capsules, their weights
+  // and logits. `tiles` are V_2, V_3, ... and then ds_1, ds_2, ..., 2 * iterations - 1
+  // tiles.
   void (*grad)(const Problem& p, const Division& d, int64_t task, const T* input,
                const T* weights, const T* logits, const A* tiles, T* grad_input,
                T* grad_weights, T* grad_logits, void* scratch);

@@ -32,8 +32,7 @@ int64_t GroupSamples(const Problem& p, int64_t group) {
   return Min(kLanes<A>, p.batch - group * kLanes<A>);
 }
 
-// Returns how many input capsules, at most `most`, have weights that take at most
-// `bytes` bytes in type A.
+// Returns how many input capsules, at most `most`, have weights of `bytes` bytes as A.
 template <typename A>
 int64_t Block(const Problem& p, int64_t bytes, int64_t most) {
   const int64_t fit = bytes / Max(Matrix(p) * sizeof(A), 1);
@@ -56,8 +55,7 @@ void LoadSamples(const Problem& p, const T* input, int64_t group, int64_t i,
           GroupSamples<A>(p, group), caps * p.in_dim, x);
 }
 
-// Computes c of the first iteration, which is the same for all samples and so in all
-// lanes.
+// Computes c of the first iteration, which is the same in all lanes.
 template <typename T, typename A>
 void FirstCoefficients(const Problem& p, const T* logits, A* c) {
   std::memset(c, 0, p.out_caps * kLanes<A> * sizeof(A));

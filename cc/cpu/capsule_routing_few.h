@@ -108,8 +108,7 @@ inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   }
 }
 
-// The work of a task on groups of input capsules and all samples. kDepth is the
-// layout's `depth`.
+// The work of a task, with all samples. kDepth is the layout's `depth`.
 template <typename T, int kDepth>
 class SmallBatchWork {
   using A = Accumulator<T>;

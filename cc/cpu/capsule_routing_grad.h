@@ -21,8 +21,7 @@ constexpr int64_t kGradTasks = 64;  // aim for these, with fewer capsules each
 constexpr int64_t kGradBytes = 128 << 10;      // bytes of a task's weights
 constexpr int64_t kGradTileBytes = 256 << 10;  // du: second-level cache
 
-// The scratch layout for `caps` input capsules and `groups` groups: the offset of each
-// array in elements.
+// The scratch layout for `caps` input capsules and `groups` groups, in elements.
 template <typename T>
 struct GradLayout {
   using A = Accumulator<T>;
@@ -83,8 +82,7 @@ void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_st
   }
 }
 
-// Copies register tiles to rows. Whole tiles have a constant number of columns, which
-// makes this fast.
+// Copies register tiles to rows, fast for whole tiles of a constant number of columns.
 template <typename T, typename A>
 void StoreWeightsGrad(const Problem& p, const A* from, T* to) {
   constexpr int K = kWeightColumns<A>;
@@ -191,8 +189,7 @@ class GradWork {
     }
   }
 
-  // Computes du_hat of a group and grad_input. In `du`, input capsules are at_.groups
-  // groups apart.
+  // Computes grad_input and du_hat of a group, [input capsule][at_.groups][group_].
   void MakeGradients(int64_t group, A* du, T* grad_input) {
     A* const dx = numbers_ + at_.dx;
     std::memset(dx, 0, caps_ * sample_ * sizeof(A));

@@ -178,9 +178,9 @@ CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_str
 }
 
 // Returns the sum of term(j) over the output capsules. It adds blocks of terms, because
-// a thousand terms added one after the other would lose a digit. A separate loop adds
-// the terms after the last whole block, so that blocks cost nothing if there are few
-// output capsules.
+// a thousand terms added one after the other would lose a digit. The terms after the
+// last whole block have their own loop, so that few output capsules do not pay for
+// blocks.
 template <typename A, typename Term>
 CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   constexpr int64_t kBlock = 16;

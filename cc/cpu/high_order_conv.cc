@@ -106,8 +106,8 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
 
 // Computes the gradients of a task's rows. It also visits the rows above and below
 // whose filters read these rows. The input gradient is accumulated in a sliding window
-// of sums, always in the same order, so that results do not depend on where tasks
-// begin.
+// of sums, always in the same order, so that results do not depend on the division into
+// tasks.
 template <typename T>
 class Backward {
  public:
@@ -190,8 +190,7 @@ class Backward {
     }
   }
 
-  // Clears the elements that are read after the last row of a step with fewer rows than
-  // usual.
+  // Clears the elements that are read after the last row of a shorter step.
   void ClearAfter(const Planes<A>& planes, int64_t count, int64_t rows) {
     if (rows == plan_.step_rows) return;
     ClearPlanes(planes.From(0, rows * plan_.pitch - plan_.halo), count,

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CPU kernels of high-order convolution, compiled once per instruction set. Each call
-// runs one task on one thread; cc/cpu/dispatch/ divides the work. As in
-// cc/cpu/capsule_prediction.h, kernels use no standard library templates.
+// CPU kernels of high-order convolution, compiled once per instruction set. A call runs
+// one task on one thread, as in cc/cpu/capsule_prediction.h.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
 

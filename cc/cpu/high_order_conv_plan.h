@@ -3,8 +3,7 @@
 
 // The layout of the planes of a high-order convolution in a task's scratch, and the
 // division of the work into tasks. Rows that a dilated window reads together form a
-// phase, in which they are consecutive. Taps that no pixel of the image uses are left
-// out.
+// phase, in which they are consecutive. Taps that no pixel uses are left out.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
 
@@ -23,9 +22,8 @@ constexpr int64_t kChannelBytes = 4 << 20;   // all planes of channels, at most
 constexpr int64_t kTasks = 32;
 constexpr int64_t kStreamBytes = 16 << 20;  // larger outputs bypass the caches
 
-// A part of the problem: groups, columns of pixels and, within a phase, rows. If a
-// group has too many channels, a task has only this group and computes a part of its
-// channels at a time.
+// A part of the problem: groups, columns of pixels and, within a phase, rows. A group
+// of too many channels is a task of its own, which computes some channels at a time.
 struct Task {
   int64_t n, phase;
   int64_t group_begin, group_end;
@@ -35,8 +33,7 @@ struct Task {
 };
 
 // Sizes and strides of planes, in elements of A. Element r * pitch + u of a plane is
-// column x_begin + u of row r. `lead` elements precede the first plane, and others
-// follow the last.
+// column x_begin + u of row r. `lead` elements precede the first plane.
 template <typename A>
 struct Plan {
   Plan(const Problem& p, bool backward) : p(p) {
@@ -60,8 +57,7 @@ struct Plan {
             : Min(CeilDivide(4096, p.kernel_height * p.kernel_width * size), p.groups);
     const int64_t fit = kWindowBytes / Max(group_window, 1);
     const int64_t spread =
-        kTasks /
-        Max(p.batch * phases, 1);  // number of tasks that should share the groups
+        kTasks / Max(p.batch * phases, 1);  // tasks that share the groups
     task_groups = Max(Min(Min(p.groups, fit), CeilDivide(p.groups, Max(spread, 1))), 1);
     task_groups = Max(task_groups, least);
     channels = task_groups * group_channels;
@@ -72,8 +68,7 @@ struct Plan {
     tile = Min(RoundUp(CeilDivide(p.width, CeilDivide(p.width, tile)), kLanes<A>),
                p.width);
     tiles = CeilDivide(p.width, tile);
-    // Zeros separate whole rows: they pad the end of one row and the beginning of the
-    // next.
+    // Zeros between whole rows pad the end of one and the beginning of the next.
     pitch = tiles == 1 ? p.width + halo : tile + 2 * halo;
     const int64_t line = taps * pitch * size;
     step_groups = Max(Min(task_groups, kFilterBytes / line), 1);
@@ -187,8 +182,8 @@ struct Plan {
   int64_t staging;
 
  private:
-  // Returns an odd number of cache lines, so that planes do not compete for the same
-  // cache sets.
+  // An odd number of cache lines, so that planes do not compete for the same cache
+  // sets.
   static int64_t Stride(int64_t numbers) {
     const int64_t line = 64 / sizeof(A);
     return (CeilDivide(numbers, line) | 1) * line;
@@ -298,10 +293,9 @@ Prefetcher PrefetchNextFilters(const Plan<A>& plan, const Task& task, int64_t gr
   return {next.data, columns * bytes, total * bytes, pixels, vectors};
 }
 
-// Moves the window to the `count` rows of a step and the rows that their filters read.
-// Row 0 of the window is `reach_y` rows before the first row of the step, and the
-// window ends `reach_y` rows after the last. The previous step had `before` rows, or 0
-// if there was none.
+// Moves the window to the `count` rows of a step and the `reach_y` rows above and
+// below, which their filters read. The previous step had `before` rows, or 0 if there
+// was none.
 template <typename T, typename A>
 void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_t row,
                    int64_t count, const T* input, const Planes<A>& window, A* staging) {

@@ -100,8 +100,7 @@ void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   }
 }
 
-// Copies elements, with streaming stores if `stream` is true. `to` may have any
-// alignment.
+// Copies elements to any alignment, with streaming stores if `stream` is true.
 template <typename T, typename A>
 void Copy(const A* from, int64_t count, bool stream, T* to) {
   if (count == 0) return;  // an empty tensor may have no address

@@ -46,9 +46,8 @@ struct Kernel {
   int64_t pitch, spacing;
 };
 
-// Prefetches memory that will be read soon, given as `runs` runs of `bytes` bytes, into
-// the second-level cache. It prefetches a part with each of the `vectors` vectors that
-// are computed before.
+// Prefetches `runs` runs of `bytes` bytes into the second-level cache, a part with each
+// of the next `vectors` vectors that are computed.
 class Prefetcher {
  public:
   Prefetcher(const void* first, int64_t bytes, int64_t stride, int64_t runs,
@@ -82,8 +81,7 @@ class Prefetcher {
   int64_t pace_;  // cache lines per vector
 };
 
-// Adds the products of one tap's filters with C channels from x on, `stride` elements
-// apart.
+// Adds the products of a tap's filters and C channels that are `stride` elements apart.
 template <typename A, int C, int V>
 CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
                            Vector<A> (&sum)[C][V]) {
@@ -185,8 +183,7 @@ void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad
   }
 }
 
-// Calls run(number of channels as a constant, first channel) until all channels are
-// done.
+// Calls run(number of channels as a constant, first channel) for all channels.
 template <int kChannels>
 struct Constant {
   static constexpr int value = kChannels;

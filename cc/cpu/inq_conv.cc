@@ -65,8 +65,7 @@ void Decode(int64_t count, int top, const uint8_t* codes, A* weights) {
   for (; i < count; ++i) weights[i] = BitCast<A>(WeightBits<A, Bits<A>>(top, codes[i]));
 }
 
-// Sets weights[c][lane], for kLanes channels and lanes, to the weight of codes[lane *
-// stride + c].
+// Decodes codes[lane * stride + c] to weights[c][lane], for kLanes channels and lanes.
 template <typename A>
 void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t width,
                       A* weights) {

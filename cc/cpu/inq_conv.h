@@ -1,12 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// CPU kernels of INQ convolution, compiled once per instruction set. Each call runs one
-// task on one thread; cc/cpu/dispatch/ divides the work. As in
-// cc/cpu/capsule_prediction.h, kernels use no standard library templates. If the
-// channels of the written image fill at least half of the lanes,
-// cc/cpu/inq_conv_tiles.h computes the convolution; otherwise cc/cpu/capsule_conv.h
-// does, whose lanes are pixels.
+// CPU kernels of INQ convolution, compiled once per instruction set. A call runs one
+// task on one thread, as in cc/cpu/capsule_prediction.h. If the channels of the written
+// image fill at least half of the lanes, cc/cpu/inq_conv_tiles.h computes the
+// convolution; otherwise cc/cpu/capsule_conv.h does, whose lanes are pixels.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_H_
 
@@ -18,8 +16,7 @@
 
 namespace capsops::inq_conv {
 
-// For top exponents in [-kLargestTop, kLargestTop], no weight overflows or is
-// subnormal.
+// The largest magnitude of a top exponent for which all weights are normal numbers.
 template <typename A>
 constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
 

@@ -224,8 +224,7 @@ void AddTiles(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_
       (count <= plan.part_taps || plan.part_taps % x_axis.taps == 0) &&
       tile.AreInsideRow(plan.from, x_axis.reach());
   const int64_t taps = rows_of_taps ? x_axis.taps : 1;
-  // Distances from one tile to the next, in the image that is read and in the written
-  // one.
+  // Distances from one tile to the next, in the image that is read and the written one.
   const int64_t read = tile.count * x_axis.step * channels;
   const int64_t written = tile.count * x_axis.stride * plan.to.channels;
   const A* rows[kMostTaps * kTileSlots];

@@ -143,8 +143,8 @@ CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
   }
 }
 
-// Returns the sum of the lanes of rows[n] in lane n, added in a fixed order. Overwrites
-// the rows.
+// Returns the sum of the lanes of rows[n] in lane n, and overwrites the rows. Additions
+// have a fixed order.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -160,8 +160,7 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   }
 }
 
-// Return the largest lane and the sum of the lanes, broadcast to every lane. The order
-// of additions is fixed.
+// Return the largest lane, and the sum of the lanes in a fixed order, in every lane.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -186,8 +185,7 @@ CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
   }
 }
 
-// Returns v in the first `count` lanes, and zero in the others, even if v is not finite
-// there.
+// Returns v in the first `count` lanes and zero in the others, even where v is NaN.
 template <typename A>
 inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
   Integer<A> kept[kLanes<A>];

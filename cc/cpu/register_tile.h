@@ -15,9 +15,8 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// A tile of `Accumulate` has kColumns columns and at most kVectors vectors of lanes, or
-// kFewColumns columns and at most kFewVectors vectors. Its sums and their operands fill
-// the registers.
+// A tile of `Accumulate` has kColumns columns and up to kVectors vectors of lanes, or
+// kFewColumns and up to kFewVectors. Its sums and their operands fill the registers.
 #if defined(__AVX512F__)
 constexpr int kColumns = 8, kVectors = 3;
 constexpr int kFewColumns = 4, kFewVectors = 6;
@@ -162,9 +161,9 @@ CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
 }
 
 // Adds the inner product of plane k of x and plane n of y, over `rows` rows and the
-// first `lanes` lanes of each, to sums[k * kInnerColumns + n]. Planes of x may hold
-// anything in the lanes after these; planes of y must hold zeros there, up to a whole
-// vector.
+// first `lanes` lanes of each, to sums[k * kInnerColumns + n]. Up to a whole vector,
+// planes of x may hold anything in the lanes after these, and planes of y must hold
+// zeros.
 template <typename A>
 void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t lanes,
                    A* sums) {

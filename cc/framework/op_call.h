@@ -27,14 +27,14 @@
 
 namespace capsops {
 
-// The shapes and host values of an op's inputs. A shape function may not know all of
-// them.
+// The shapes and host values of an op's inputs, of which shape functions know only
+// some.
 class OpInputs {
  public:
   virtual ~OpInputs() = default;
   virtual tensorflow::PartialTensorShape shape(int index) const = 0;
-  // Returns the shape that the int32 vector in input `index` holds; `op` and `name` are
-  // for messages.
+  // Returns the shape in input `index`, an int32 vector; `op` and `name` are for
+  // messages.
   virtual absl::StatusOr<tensorflow::PartialTensorShape> ShapeIn(
       int index, const char* op, const char* name) const = 0;
   // Returns the int32 in input `index`, or 0 if it is unknown: no shape depends on it.

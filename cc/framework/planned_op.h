@@ -72,8 +72,7 @@ class KernelArguments {
   const absl::Status& status() const { return status_; }
 
  private:
-  // Allocates the next result. A result that is not an output of the op becomes a
-  // temporary.
+  // Allocates the next result, as a temporary if it is not an output of the op.
   void* NextResult(tensorflow::DataType type) {
     const int index = result_++;
     tensorflow::Tensor* tensor = &unreturned_[index];
@@ -109,8 +108,7 @@ class PlannedOp : public tensorflow::OpKernel {
   absl::Status Run(tensorflow::OpKernelContext* ctx) {
     const auto call = op_.Resolve(KernelInputs(ctx));
     if (!call.ok()) {
-      // Our rules name the op in their messages. TensorFlow's message for too many
-      // elements does not.
+      // Our rules name the op. TensorFlow's message for too many elements does not.
       const bool named = absl::StrContains(call.status().message(), Op::kName);
       return named ? call.status() : NamingShapes(ctx, call.status());
     }
@@ -133,8 +131,7 @@ class PlannedOp : public tensorflow::OpKernel {
   }
 
   // Adds the input shapes to an error about size, memory or a failed launch. TensorFlow
-  // names only the tensor that did not fit, possibly a workspace, and launchers only
-  // their op.
+  // names only the tensor that did not fit, and launchers only their op.
   static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
                                    const absl::Status& status) {
     std::string shapes;
@@ -146,8 +143,7 @@ class PlannedOp : public tensorflow::OpKernel {
   }
 
 #if TF_CAPSOPS_CUDA
-  // Records what the GPU that TF_CAPSOPS_DEVICE describes would run, so that tests on a
-  // CPU can check it.
+  // Records what the GPU of TF_CAPSOPS_DEVICE would run, for tests on a CPU.
   static void RecordPretended(const typename Op::Problem& problem) {
     GpuExec exec;
     exec.tf32 = tensorflow::tensor_float_32_execution_enabled();

@@ -30,8 +30,7 @@ void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& valu
   *width = values[1];
 }
 
-// Computes output size and padding along one axis; `index` is the kernel's axis in the
-// weights.
+// Computes output size and padding along an axis; `index` is that axis of the weights.
 void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
                 const char* weights_name, const PartialTensorShape& weights,
                 int index) {

@@ -25,8 +25,7 @@
 
 namespace capsops::capsule_conv {
 
-// The dimensions that every convolution has. -1 is an unknown dimension; planners need
-// them all.
+// Dimensions of any convolution. -1 is an unknown dimension; planners need them all.
 struct WindowProblem {
   int64_t batch = -1;
   int64_t in_height = -1;
@@ -101,8 +100,8 @@ ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& probl
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
 
-// input and grad -> grad_weights, shaped like weights: the sum of transpose(input) @
-// grad over n, y, x.
+// input and grad -> grad_weights, shaped like weights: the sum over n, y, x of
+// transpose(input) @ grad.
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec& exec, const Problem& problem);
 template <typename T>

@@ -36,8 +36,7 @@ namespace capsops::capsule_moments {
 // The values of Problem::normalize, which name the set over which shares are a softmax.
 inline constexpr int64_t kParents = 0, kAll = 1, kNone = 2;
 
-// -1 is an unknown dimension, or an optional tensor that may or may not be present;
-// planners need them all.
+// -1 is an unknown dimension or presence of a tensor; planners need them all.
 struct Problem : capsule_conv::WindowProblem {
   int64_t pose_rows = -1;     // P
   int64_t pose_inner = -1;    // Q

@@ -17,12 +17,10 @@
 
 namespace capsops {
 
-// Sets `kernel` to the name that is forced for `op`, or to "". Fails if the setting
-// cannot be parsed.
+// Sets `kernel` to the one that is forced for `op`, or to "". Fails on bad settings.
 LaunchError ForcedKernel(const char* op, std::string* kernel);
 
-// Replaces the properties in `device` that TF_CAPSOPS_DEVICE names. Sets `pretended` to
-// whether it names any.
+// Replaces the properties in `device` that TF_CAPSOPS_DEVICE names, if it is set.
 LaunchError PretendDevice(GpuDevice* device, bool* pretended);
 
 // Returns the device that plans are made for: the calling thread's, with the properties
@@ -33,8 +31,7 @@ inline LaunchError DescribeDevice(GpuDevice* device) {
   return error.empty() ? PretendDevice(device, &pretended) : error;
 }
 
-// A counter that grows with every change of the settings. Plans of an earlier
-// generation are stale.
+// Grows with every change of the settings. Plans of an earlier generation are stale.
 uint64_t ChoiceGeneration();
 
 // Recording the names of kernels that run.

@@ -57,8 +57,7 @@ struct GpuDevice {
   }
 };
 
-// A CUDA stream on the calling thread's current device. `tf32` allows float products in
-// TF32.
+// A CUDA stream on the calling thread's current device. `tf32` allows TF32 for float.
 struct GpuExec {
   CUstream_st* stream = nullptr;
   bool tf32 = false;

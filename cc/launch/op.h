@@ -45,8 +45,7 @@ template <typename P>
 inline constexpr bool kIsResult =
     std::is_pointer_v<P> && !std::is_const_v<std::remove_pointer_t<P>>;
 
-// Calls visit(static_cast<P*>(nullptr)) for the type P of each argument of a plan, in
-// order.
+// Calls visit(static_cast<P*>(nullptr)) for each argument type P of a plan, in order.
 template <typename Exec, typename... Pointers, typename Visit>
 void VisitArguments(const Plan<Exec, Pointers...>*, const Visit& visit) {
   (visit(static_cast<Pointers*>(nullptr)), ...);

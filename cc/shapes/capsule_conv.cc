@@ -86,9 +86,8 @@ absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shap
   return PartialTensorShape::BuildPartialTensorShape(dims, shape);
 }
 
-// Binds all shapes. The names are those of the tensors, or of the size vectors that
-// stand for them. If `grad` has unknown rank, the output may have any shape; `bias` may
-// be null.
+// Binds all shapes. The names are those of the tensors or of the size vectors that
+// stand for them. A `grad` of unknown rank allows any output; `bias` may be null.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const char* weights_name,

@@ -12,8 +12,8 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// Binds all shapes. `input_name` names the input, or the size vector that stands for
-// it. If `grad` has unknown rank, the output may have any shape.
+// Binds all shapes. `input_name` names the input or the size vector that stands for it.
+// A `grad` of unknown rank allows any output.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const PartialTensorShape& codes,

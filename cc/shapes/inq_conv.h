@@ -30,8 +30,7 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return status;
 }
 
-// A problem and the shapes of two of its tensors, of rank 4 with possibly unknown
-// dimensions.
+// A problem and the shapes of two of its tensors, of rank 4.
 struct Convolution {
   Problem problem;
   tensorflow::PartialTensorShape input;

@@ -30,8 +30,8 @@ absl::Status GetKernelSize(Context* ctx, Attributes* attributes) {
   return ctx->GetAttr("kernel_size", &attributes->kernel_size);
 }
 
-// Returns the shape of the filters of which weights [positions, batch, 1, height,
-// width] are a transpose.
+// Returns the filters' shape; weights [positions, batch, 1, height, width] are
+// transposed.
 absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
                                              const PartialTensorShape& weights) {
   if (weights.unknown_rank()) return weights;
@@ -51,8 +51,7 @@ absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
   return filters;
 }
 
-// Refuses a problem that the scheme does not support. Dimensions that are still unknown
-// (-1) are accepted.
+// Refuses a problem that the scheme does not support. Unknown dimensions (-1) pass.
 absl::StatusOr<Problem> Supported(const char* op, absl::StatusOr<Problem> problem) {
   if (!problem.ok()) return problem;
   const std::string reason = Unsupported(*problem);

@@ -36,8 +36,7 @@ absl::StatusOr<Resolved> Unless(const std::string& reason, const char* op,
   return resolved;
 }
 
-// The tensors of a gradient op with two results, which are shaped like its second and
-// third input.
+// The tensors of a gradient op; its results are shaped like its second and third input.
 struct Gradients {
   const Tensor& grad;
   const Tensor& input;

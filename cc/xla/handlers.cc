@@ -173,8 +173,7 @@ void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t cost,
     std::condition_variable all_done;
   };
   const auto state = std::make_shared<State>();
-  // A thread that starts too late finds no block left, and touches only the shared
-  // state.
+  // A thread that starts too late finds no block, and touches only the shared state.
   const auto work = [state, count, blocks, &body] {
     for (int64_t b; (b = state->next++) < blocks;) {
       body(count * b / blocks, count * (b + 1) / blocks);

@@ -79,8 +79,7 @@ int64_t Cost(const Problem& p, int64_t tasks) {
   return std::max<int64_t>(work / 16 / std::max<int64_t>(tasks, 1), 1);
 }
 
-// Calls run(task) for each of `tasks` tasks, which together read or write the weights
-// `times` times.
+// Calls run(task) for `tasks` tasks that together access all weights `times` times.
 template <typename Run>
 void ForWeightTasks(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
                     const Run& run) {

@@ -34,8 +34,7 @@ Operands<T> PresentOperands(const Problem& p, Operands<T> in) {
           IfPresent(p.has_prior, in.prior)};
 }
 
-// Returns the approximate cycles of the votes of `children` children and of all that is
-// computed from them.
+// Returns the approximate cycles of all work on the votes of `children` children.
 int64_t Cost(const Problem& p, int64_t children) {
   const double vote = VoteSize(p) * (p.pose_inner + 8.) + 16;
   const double cycles = children * (vote * p.out_channels) / 16;
@@ -68,8 +67,7 @@ int64_t Poses(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }
 
-// The workspace: packed weights, the normalizers of kAll, and partial sums of
-// gradients.
+// The workspace: packed weights, normalizers of kAll, and partial sums of gradients.
 template <typename T>
 struct Workspace {
   using S = Statistic<T>;

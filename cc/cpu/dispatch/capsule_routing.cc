@@ -25,8 +25,7 @@ int64_t Cost(const Problem& p, int64_t in_caps, int64_t groups) {
   return std::max<int64_t>(in_caps * groups * Columns(p) * (p.in_dim + 4), 1);
 }
 
-// Returns the approximate cycles of a task of one output capsule that reads `tiles`
-// tiles.
+// Returns the approximate cycles of an output capsule's task that reads `tiles` tiles.
 int64_t CapsuleCost(const Problem& p, int64_t tiles) {
   return std::max<int64_t>(p.out_dim * tiles * 4, 1);
 }
@@ -175,8 +174,8 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& pro
                     void* workspace) -> LaunchError {
         if (empty) return {};
         const CpuKernels<T>& kernels = Selected<T>();
-        // V of an iteration depends only on V of the previous one, so two tiles
-        // suffice.
+        // V of an iteration depends only on V of the previous one, so two tiles are
+        // enough.
         Accumulator<T>* const tiles = static_cast<Accumulator<T>*>(workspace);
         const auto total = [&](int64_t iteration) -> Accumulator<T>* {
           return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;

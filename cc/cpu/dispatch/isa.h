@@ -63,8 +63,7 @@ Plan CpuPlan(int64_t workspace, const Run& run) {
 
 }  // namespace capsops
 
-// Defines Selected<T>() in an op's namespace, which returns the CpuKernels for the
-// chosen instruction set.
+// Defines Selected<T>() in an op's namespace: the CpuKernels of the chosen set.
 #define CAPSOPS_SELECTED_KERNELS                                       \
   template <typename T>                                                \
   const CpuKernels<T>& Selected() {                                    \
