@@ -14,7 +14,7 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kTileTerms = 256;   // terms per partial sum in registers, at least
 constexpr int64_t kGroupVectors = 8;  // vectors of columns per task
-constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task: second-level cache
+constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task, in the L2 cache
 
 // The pixels that one tap connects along one axis: for i < count, pixel from + i *
 // from_step of the image that is read is used for pixel to + i * to_step of the image

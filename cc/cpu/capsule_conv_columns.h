@@ -153,6 +153,7 @@ TaskScratch<A> CarveScratch(const ColumnsPlan<A, kGradient>& plan,
   return memory;
 }
 
+// Sets `fits` only if at least half of the lanes are used.
 template <typename T, bool kGradient>
 Division DivideColumns(const Problem& p) {
   using A = Accumulator<T>;
@@ -276,6 +277,7 @@ void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is
   }
 }
 
+// Computes a group of column vectors for a block of pixels: one task.
 template <typename T, bool kGradient>
 void RunColumns(const Problem& p, int64_t task, const T* from, const void* workspace,
                 T* to, void* scratch) {

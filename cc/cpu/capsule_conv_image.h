@@ -17,7 +17,7 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kRingBytes = 384 << 10;  // ring buffer: second-level cache
+constexpr int64_t kRingBytes = 384 << 10;  // ring buffer, in the L2 cache
 constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of one piece of a row
 constexpr int64_t kOutsideDivisor = 12;    // skip zeros if they fill 1 lane in 12
 constexpr int64_t kMinTasks = 16;          // fewest tasks with interleaved samples
@@ -75,7 +75,7 @@ struct ImagePlan {
       const int64_t places = y_phases * x_phases;
       const int64_t work = p.batch * to.height * to.width / places * p.pose_depth *
                            p.pose_rows * columns * planes * runs;
-      // Keep the rows that two tasks fill few, compared with all rows.
+      // Limit the number of rows that two tasks read.
       const int64_t again = 3 * Max(slots - AxisY(0).step, 0);
       y_parts =
           Min(CeilDivide(kTasks, places * sample_parts * x_parts), work / kTaskWork);
@@ -240,6 +240,7 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
   if (!add) std::memset(sums, 0, plan.padded * stride * sizeof(A));
 }
 
+// Computes the rows of one task: some columns of pixels, of one phase and some samples.
 template <typename T, bool kGradient>
 void RunImage(const Problem& p, int64_t task, const T* from, const void* workspace,
               T* to, void* scratch) {

@@ -209,6 +209,7 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
   }
 }
 
+// Computes some rows of the input gradient of some samples: one task.
 template <typename T>
 void RunSpread(const Problem& p, int64_t task, const T* grad, const void* workspace,
                T* to, void* scratch) {

@@ -40,6 +40,7 @@ Division Divide(const Problem& p) {
   return d;
 }
 
+// Implements CpuKernels::pack.
 template <typename T>
 void Pack(const Problem& p, const Division& d, Range pairs, const T* weights,
           const Statistic<T>* prior, Statistic<T>* packed) {
@@ -53,6 +54,7 @@ void Pack(const Problem& p, const Division& d, Range pairs, const T* weights,
   }
 }
 
+// Implements CpuKernels::finish.
 template <typename T>
 void Finish(const Problem& p, const Division& d, Range pairs, Statistic<T>* parts,
             const Gradients<T>& to) {

@@ -183,6 +183,7 @@ struct Sums {
         second(order == 2 ? first + s.votes : nullptr) {}
 };
 
+// Adds the terms of kChildren children.
 template <int kChildren, typename A>
 void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>& to) {
   for (int64_t v = 0; v < s.vectors; ++v) {

@@ -81,6 +81,7 @@ void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t 
   }
 }
 
+// Computes the moments of a task's windows.
 template <typename T>
 void ForwardTask(const Problem& p, const Division& d, int64_t task,
                  const Operands<T>& in, const Statistic<T>* packed,
@@ -112,6 +113,7 @@ void ForwardTask(const Problem& p, const Division& d, int64_t task,
       });
 }
 
+// Computes the shares of a task's windows, 0 for children outside the image.
 template <typename T>
 void SharesTask(const Problem& p, const Division& d, int64_t task,
                 const Operands<T>& in, const Statistic<T>* packed,

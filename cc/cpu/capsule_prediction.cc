@@ -116,6 +116,7 @@ inline void ForwardTile(int64_t in_dim, const A* input, const A* weights,
   }
 }
 
+// Computes all columns of R rows of a panel.
 template <typename T, typename A, int R>
 inline void ForwardRows(int64_t in_dim, const A* input, const A* weights,
                         int64_t padded, int64_t columns, bool stream, T* output,
@@ -137,6 +138,8 @@ int64_t ForwardScratch(const Problem& p) {
   return InCapsTile<T>(p) * per_capsule * p.in_dim * sizeof(Accumulator<T>);
 }
 
+// Computes the outputs of a range: for each block of capsules and panel of columns,
+// transposes the weights once and multiplies tiles of samples by them.
 template <typename T>
 void Forward(const Problem& p, const Range& range, const T* input, const T* weights,
              T* output, void* scratch) {
@@ -266,6 +269,8 @@ int64_t BackwardScratch(const Problem& p) {
   return BackwardPlan<T>(p).bytes();
 }
 
+// Computes both gradients for a range of input capsules. Tiles of grad serve both
+// products, and weight gradients are summed transposed.
 template <typename T>
 void Backward(const Problem& p, const Range& range, const T* grad, const T* input,
               const T* weights, T* grad_input, T* grad_weights, void* scratch) {

@@ -62,7 +62,7 @@ struct SmallBatchLayout {
 };
 
 // Returns whether the batch is so small that this code is faster than the code with
-// samples in lanes, and whether its scratch fits into the second-level cache.
+// samples in lanes, and whether its scratch fits into the L2 cache.
 template <typename T>
 bool IsSmallBatch(const Problem& p) {
   using A = Accumulator<T>;

@@ -19,7 +19,7 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 constexpr int64_t kGradCaps = 4;    // most input capsules per task; they share V and ds
 constexpr int64_t kGradTasks = 64;  // aim for these, with fewer capsules each
 constexpr int64_t kGradBytes = 128 << 10;      // bytes of a task's weights
-constexpr int64_t kGradTileBytes = 256 << 10;  // du: second-level cache
+constexpr int64_t kGradTileBytes = 256 << 10;  // du, in the L2 cache
 
 // The scratch layout for `caps` input capsules and `groups` groups, in elements.
 template <typename T>
@@ -130,6 +130,7 @@ class GradWork {
         logits_(logits + begin_ * p.out_caps),
         tiles_(tiles) {}
 
+  // Stores the gradients; processes groups of samples block by block.
   void Run(T* grad_input, T* grad_weights, T* grad_logits) {
     for (int64_t i = 0; i < caps_; ++i) {
       FirstCoefficients(p_, logits_ + i * p_.out_caps, numbers_ + at_.first + i * row_);

@@ -103,6 +103,7 @@ void SumParts(const Problem& p, const Division& d, A* parts) {
   }
 }
 
+// Implements CpuKernels::finish.
 template <typename T>
 void Finish(const Problem& p, const Division& d, Range range, bool first,
             Accumulator<T>* parts, Accumulator<T>* totals, Accumulator<T>* sums,
@@ -125,6 +126,7 @@ void Finish(const Problem& p, const Division& d, Range range, bool first,
   }
 }
 
+// Implements CpuKernels::advance.
 template <typename A>
 void Advance(const Problem& p, const Division&, Range range, const A* sums,
              const A* before, A* after) {
@@ -158,6 +160,7 @@ void SquashGrad(const Problem& p, const CapsuleGroup<A>& at, const A* sums,
   }
 }
 
+// Implements CpuKernels::start_grad.
 template <typename T>
 void StartGrad(const Problem& p, const Division&, Range range,
                const Accumulator<T>* sums, const T* grad, Accumulator<T>* output_grads,
@@ -170,6 +173,7 @@ void StartGrad(const Problem& p, const Division&, Range range,
   }
 }
 
+// Implements CpuKernels::step_grad.
 template <typename A>
 void StepGrad(const Problem& p, const Division& d, Range range, bool last_but_one,
               const A* sums, A* parts, A* output_grads, A* sum_grads) {

@@ -135,6 +135,7 @@ void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
   }
 }
 
+// Computes c of the input capsules and groups of one task.
 template <typename T, typename Depth>
 void CoefficientsTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
                       const T* input, const T* weights, const T* logits,

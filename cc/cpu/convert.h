@@ -28,6 +28,7 @@ inline double Widen(double x) { return x; }
 inline float Widen(BFloat16 x) {
   return BitCast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
+// Selects among subnormal, normal and special results, without branches.
 inline float Widen(Float16 x) {
   constexpr uint32_t kMinNormal = 0x38800000;  // 2^-14 as float bits
   constexpr uint32_t kInfinity = 0x7f800000;

@@ -53,6 +53,7 @@ Division Divide(const Problem& p) {
   return {memory.bytes, plan.tasks()};
 }
 
+// Computes the output of a task for one part of its channels.
 template <typename T>
 void ForwardPart(const Plan<Accumulator<T>>& plan, const Task& task, const T* input,
                  const T* filters, T* output, void* scratch) {
@@ -149,6 +150,8 @@ class Backward {
     WriteInput(end, plan_.reach_y);
   }
 
+  // Visits rows [begin, end); `own` rows are the task's, others only add to its input
+  // gradient.
   void RunSteps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
     for (int64_t row = begin; row < end; row += before) {
@@ -164,6 +167,8 @@ class Backward {
     }
   }
 
+  // Adds a step's rows to the input gradient and, if they are the task's own, computes
+  // their filter gradient.
   void RunStep(int64_t row, int64_t rows, bool own) {
     const int64_t x_begin = Max(task_.x_begin - plan_.halo, 0);
     const int64_t x_end = Min(task_.x_end + plan_.halo, p_.width);
@@ -197,6 +202,7 @@ class Backward {
                 2 * plan_.halo + kMostVectors * kLanes<A>);
   }
 
+  // Adds a group's contributions to the window of sums.
   void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
                   Prefetcher& ahead) {
     // Begins with the last row of taps, so that each row of the input receives the
@@ -215,6 +221,7 @@ class Backward {
     }
   }
 
+  // Adds a group's contributions to the filter gradient.
   void CorrelateGroup(int64_t rows, int64_t group, int64_t first) {
     const Planes<A> to = memory_.grad_filters.From(group * plan_.taps);
     const int64_t count = rows * plan_.pitch;
@@ -226,6 +233,7 @@ class Backward {
     });
   }
 
+  // Stores the filter gradient of a step, with zeros for taps that no pixel uses.
   void WriteFilters(int64_t row, int64_t rows, int64_t first_group, int64_t groups) {
     const int64_t size = p_.kernel_height * p_.kernel_width;
     for (int64_t r = 0; r < rows; ++r) {

@@ -15,8 +15,8 @@
 
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 
-constexpr int64_t kFilterBytes = 32 << 10;   // filters of a step: first-level cache
-constexpr int64_t kLineBytes = 256 << 10;    // filters of a row: second-level cache
+constexpr int64_t kFilterBytes = 32 << 10;   // filters of a step, in the L1 cache
+constexpr int64_t kLineBytes = 256 << 10;    // filters of a row, in the L2 cache
 constexpr int64_t kWindowBytes = 256 << 10;  // rows that filters read
 constexpr int64_t kChannelBytes = 4 << 20;   // all planes of channels, at most
 constexpr int64_t kTasks = 32;

@@ -46,8 +46,8 @@ struct Kernel {
   int64_t pitch, spacing;
 };
 
-// Prefetches `runs` runs of `bytes` bytes into the second-level cache, a part with each
-// of the next `vectors` vectors that are computed.
+// Prefetches `runs` runs of `bytes` bytes into the L2 cache, a part with each of the
+// next `vectors` vectors that are computed.
 class Prefetcher {
  public:
   Prefetcher(const void* first, int64_t bytes, int64_t stride, int64_t runs,
@@ -59,6 +59,7 @@ class Prefetcher {
         left_(bytes),
         pace_(runs * (bytes / kLine + 1) / (vectors > 0 ? vectors : 1) + 1) {}
 
+  // Prefetches the cache lines that are due with the next `vectors` vectors.
   void Prefetch(int64_t vectors) {
     for (int64_t line = 0; line < vectors * pace_ && runs_ > 0; ++line) {
       __builtin_prefetch(next_, 0, 2);

@@ -284,6 +284,7 @@ Division Divide(const Problem& p) {
   return d;
 }
 
+// Computes a group of panels for some pixels of a phase: one task.
 template <typename A, bool kGradient>
 void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A* to) {
   const Plan<A, kGradient> plan(p);

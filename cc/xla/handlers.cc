@@ -126,6 +126,7 @@ class CallArguments {
   LaunchError error_;
 };
 
+// Decodes the Problem from `words`, and runs its plan on the buffers.
 template <typename Op, typename T, typename Exec>
 ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {

@@ -67,6 +67,7 @@ xla::Shape RowMajor(xla::PrimitiveType type, absl::Span<const int64_t> dims) {
   return xla::ShapeUtil::MakeShapeWithDescendingLayout(type, dims);
 }
 
+// Adds the custom call to the XLA program, with row-major operands and results.
 absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
                   const std::vector<PartialTensorShape>& results,
                   const Emission& emission) {
@@ -120,6 +121,7 @@ absl::Status PlanWorkspace(const typename Op::Problem& problem, GpuExec exec,
 }
 #endif
 
+// Returns the custom call's target, attribute, result types and workspace.
 template <typename Op, typename T, typename Exec>
 absl::StatusOr<Emission> Prepare(const Call<typename Op::Problem>& call) {
   Emission emission;

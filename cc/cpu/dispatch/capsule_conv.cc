@@ -91,6 +91,7 @@ void ForWeightTasks(const CpuExec& exec, const Problem& p, int64_t tasks, int64_
   });
 }
 
+// Plans with the first of `choices` that fits: packs the weights, then runs the tasks.
 template <typename T>
 ConvPlan<CpuExec, T> PlanImage(const char* op, const Problem& whole, int64_t results,
                                std::initializer_list<const ImageKernels<T>*> choices) {

@@ -22,6 +22,7 @@ S* IfPresent(int64_t present, S* tensor) {
   return present == 1 ? tensor : nullptr;
 }
 
+// Returns the operands with null for absent tensors.
 template <typename T>
 Operands<T> PresentOperands(const Problem& p, Operands<T> in) {
   return {in.poses,

@@ -109,6 +109,9 @@ BackwardPlan<CpuExec, T> PlanZeros(const Problem& p) {
       });
 }
 
+// Recomputes V of all iterations from the sums, then goes through the iterations
+// backward for ds of each, and computes the gradients of all iterations in one last
+// step.
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
   if (p.batch == 0 || p.in_caps == 0 || Columns(p) == 0) return PlanZeros<T>(p);

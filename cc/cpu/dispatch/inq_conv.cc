@@ -128,6 +128,8 @@ class Convolution {
            (kWidened ? Bytes<A>(From(most_.p)) + Bytes<A>(To(most_.p)) : 0);
   }
 
+  // Decodes the weights with a clamped top exponent, convolves part by part, and scales
+  // the results by the rest of the exponent.
   LaunchError Run(const CpuExec& exec, const uint8_t* codes, int32_t top_exponent,
                   const T* from, T* to, void* workspace) const {
     if (Weights(whole_) == 0) {
