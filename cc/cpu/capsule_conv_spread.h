@@ -24,7 +24,7 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 constexpr int64_t kSpreadChannels = 16;      // fewest channels of grad
 constexpr int64_t kSpreadPixels = 512;       // most pixels of grad per block
 constexpr int64_t kSpreadBytes = 256 << 10;  // bytes of grad per block
-constexpr int64_t kSpreadAcross = 32;        // most pixels of grad per block across
+constexpr int64_t kSpreadAcross = 32;        // widest block, in pixels of grad
 constexpr int64_t kSpreadTaskPixels = 128;   // fewest pixels of grad per task
 
 // A task computes some rows of the images of some samples. It multiplies all pixels of

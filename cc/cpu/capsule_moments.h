@@ -30,7 +30,7 @@ struct Operands {
   const Statistic<T>* prior;
 };
 
-// The moments or their gradients: null above the order, all null gradients if forward.
+// The moments or their gradients; null above the order, and all gradients if forward.
 template <typename S>
 struct Moments {
   S* mass;
@@ -91,8 +91,7 @@ struct CpuKernels {
                     const Operands<T>& in, const S* packed,
                     const Moments<const S>& grads, const Normalizers<S>& to,
                     void* scratch);
-  // Computes moments or, if `shares` is not null, only shares of one of the
-  // window_tasks.
+  // Computes the moments or, if `shares` is not null, the shares of one window task.
   void (*forward)(const Problem& p, const Division& d, int64_t task,
                   const Operands<T>& in, const S* packed, const Normalizers<S>& all,
                   const Moments<S>& to, S* shares, void* scratch);

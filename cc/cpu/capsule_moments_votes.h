@@ -42,8 +42,7 @@ struct TileSums {
   }
 };
 
-// Computes u, logits and dq of a child. Padding lanes have the logit `outside`, and dq
-// 0.
+// Computes u, logits and dq of a child; `outside` is the logit of padding lanes.
 template <typename A>
 void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
                  const A* pose, const A* weights, const A* prior, A outside, A* u,

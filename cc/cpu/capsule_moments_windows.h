@@ -159,8 +159,7 @@ void WindowsTask(const Problem& p, const Division& d, int64_t task,
   }
 }
 
-// Computes the gradients of statistics from D0, D1 and D2, the sums of dz, dz u and dz
-// u^2:
+// Computes the gradients of statistics from the sums D0, D1, D2 of dz, dz u, dz u^2:
 //   bias       D0
 //   linear     D1 + center D0
 //   precision  -1/2 D2

@@ -17,7 +17,7 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
 constexpr int64_t kGradCaps = 4;    // most input capsules per task; they share V and ds
-constexpr int64_t kGradTasks = 64;  // aim for these, with fewer capsules each
+constexpr int64_t kGradTasks = 64;  // number of tasks to aim for
 constexpr int64_t kGradBytes = 128 << 10;      // bytes of a task's weights
 constexpr int64_t kGradTileBytes = 256 << 10;  // du, in the L2 cache
 
@@ -141,8 +141,8 @@ class GradWork {
     for (int64_t g0 = 0; g0 < d_.groups; g0 += at_.groups) {
       const int64_t groups = Min(at_.groups, d_.groups - g0);
       for (int64_t n = 0; n < groups; ++n) {
-        MakeCoefficients(g0 + n, numbers_ + at_.x + n * at_.caps * sample_);
-        MakeGradients(g0 + n, numbers_ + at_.du + n * group_, grad_input);
+        ComputeTileCoefficients(g0 + n, numbers_ + at_.x + n * at_.caps * sample_);
+        ComputeGradients(g0 + n, numbers_ + at_.du + n * group_, grad_input);
       }
       for (int64_t i = 0; i < caps_; ++i) {
         AddWeightsGrad(p_, groups, numbers_ + at_.du + i * at_.groups * group_, group_,
@@ -175,7 +175,7 @@ class GradWork {
 
   // Loads the samples of a group to x and computes the coefficients of the tiles. Reads
   // an output capsule's tiles for all input capsules at once.
-  void MakeCoefficients(int64_t group, A* x) {
+  void ComputeTileCoefficients(int64_t group, A* x) {
     LoadSamples(p_, input_, group, begin_, caps_, x);
     for (int64_t j = 0; j < p_.out_caps; ++j) {
       for (int64_t i = 0; i < caps_; ++i) {
@@ -191,7 +191,7 @@ class GradWork {
   }
 
   // Computes grad_input and du_hat of a group, [input capsule][at_.groups][group_].
-  void MakeGradients(int64_t group, A* du, T* grad_input) {
+  void ComputeGradients(int64_t group, A* du, T* grad_input) {
     A* const dx = numbers_ + at_.dx;
     std::memset(dx, 0, caps_ * sample_ * sizeof(A));
     for (int64_t j = 0; j < p_.out_caps; ++j) {

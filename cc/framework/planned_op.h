@@ -50,7 +50,7 @@ class KernelArguments {
  public:
   KernelArguments(const char* op, tensorflow::OpKernelContext* ctx,
                   const Call<Problem>& call)
-      : op_(op), ctx_(ctx), call_(call), unreturned_(call.results.size()) {}
+      : op_(op), ctx_(ctx), call_(call), temporaries_(call.results.size()) {}
 
   template <typename P>
   P Next() {
@@ -75,7 +75,7 @@ class KernelArguments {
   // Allocates the next result, as a temporary if it is not an output of the op.
   void* NextResult(tensorflow::DataType type) {
     const int index = result_++;
-    tensorflow::Tensor* tensor = &unreturned_[index];
+    tensorflow::Tensor* tensor = &temporaries_[index];
     const tensorflow::PartialTensorShape& shape = call_.results[index];
     status_.Update(index < ctx_->num_outputs()
                        ? AllocateOutput(ctx_, index, shape, &tensor)
@@ -87,7 +87,7 @@ class KernelArguments {
   tensorflow::OpKernelContext* ctx_;
   const Call<Problem>& call_;
   int operand_ = 0, result_ = 0, value_ = 0;
-  std::vector<tensorflow::Tensor> unreturned_;
+  std::vector<tensorflow::Tensor> temporaries_;
   tensorflow::Tensor workspace_;
   absl::Status status_;
 };
@@ -110,7 +110,7 @@ class PlannedOp : public tensorflow::OpKernel {
     if (!call.ok()) {
       // Our rules name the op. TensorFlow's message for too many elements does not.
       const bool named = absl::StrContains(call.status().message(), Op::kName);
-      return named ? call.status() : NamingShapes(ctx, call.status());
+      return named ? call.status() : WithInputShapes(ctx, call.status());
     }
     Exec exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
@@ -124,16 +124,16 @@ class PlannedOp : public tensorflow::OpKernel {
 #endif
     }
     const LaunchError error = RunFrom(arguments, *plan, exec);
-    if (arguments.failed()) return NamingShapes(ctx, arguments.status());
+    if (arguments.failed()) return WithInputShapes(ctx, arguments.status());
     const absl::Status status = ToStatus(error);
     const bool device = absl::IsInternal(status) || absl::IsResourceExhausted(status);
-    return device ? NamingShapes(ctx, status) : status;
+    return device ? WithInputShapes(ctx, status) : status;
   }
 
   // Adds the input shapes to an error about size, memory or a failed launch. TensorFlow
   // names only the tensor that did not fit, and launchers only their op.
-  static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
-                                   const absl::Status& status) {
+  static absl::Status WithInputShapes(tensorflow::OpKernelContext* ctx,
+                                      const absl::Status& status) {
     std::string shapes;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       shapes += (i > 0 ? ", " : "") + ctx->input(i).shape().DebugString();

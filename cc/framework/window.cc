@@ -31,9 +31,9 @@ void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& valu
 }
 
 // Computes output size and padding along an axis; `index` is that axis of the weights.
-void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
-                const char* weights_name, const PartialTensorShape& weights,
-                int index) {
+void ResolveWindowAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
+                       const char* weights_name, const PartialTensorShape& weights,
+                       int index) {
   const int64_t kernel = *axis.kernel.dim, in = *axis.in.dim;
   const int64_t stride = *axis.stride, dilation = *axis.dilation;
   const auto kernel_must_be = [&](auto... requirement) {
@@ -64,14 +64,14 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
 
 }  // namespace
 
-void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
-                 const char* weights_name, const PartialTensorShape& weights,
-                 const WindowAxis& down, const WindowAxis& across) {
+void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
+                   const char* weights_name, const PartialTensorShape& weights,
+                   const WindowAxis& down, const WindowAxis& across) {
   SetPair(rule, "strides", attributes.strides, down.stride, across.stride);
   SetPair(rule, "dilations", attributes.dilations, down.dilation, across.dilation);
   const bool same = attributes.padding == "SAME";
-  SlideAlong(rule, down, same, weights_name, weights, 0);
-  SlideAlong(rule, across, same, weights_name, weights, 1);
+  ResolveWindowAxis(rule, down, same, weights_name, weights, 0);
+  ResolveWindowAxis(rule, across, same, weights_name, weights, 1);
 }
 
 absl::StatusOr<PartialTensorShape> ShapeInSizes(const char* op, const char* name,

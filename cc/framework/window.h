@@ -46,29 +46,29 @@ struct WindowAxis {
 // Computes output sizes and padding from the attributes, the image and the kernel, like
 // tf.nn.conv2d, except that an empty image gives an empty output for any kernel. The
 // first two axes of `weights`, whose name is `weights_name`, are those of the kernel.
-void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
-                 const char* weights_name,
-                 const tensorflow::PartialTensorShape& weights, const WindowAxis& down,
-                 const WindowAxis& across);
+void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
+                   const char* weights_name,
+                   const tensorflow::PartialTensorShape& weights,
+                   const WindowAxis& down, const WindowAxis& across);
 
 // Overload for any Problem with these dimensions.
 template <typename Problem>
-void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
-                 const char* weights_name,
-                 const tensorflow::PartialTensorShape& weights, Problem& p) {
-  SlideWindow(rule, attributes, weights_name, weights,
-              {{"in_height", &p.in_height},
-               {"kernel_height", &p.kernel_height},
-               &p.out_height,
-               &p.pad_top,
-               &p.stride_height,
-               &p.dilation_height},
-              {{"in_width", &p.in_width},
-               {"kernel_width", &p.kernel_width},
-               &p.out_width,
-               &p.pad_left,
-               &p.stride_width,
-               &p.dilation_width});
+void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
+                   const char* weights_name,
+                   const tensorflow::PartialTensorShape& weights, Problem& p) {
+  ResolveWindow(rule, attributes, weights_name, weights,
+                {{"in_height", &p.in_height},
+                 {"kernel_height", &p.kernel_height},
+                 &p.out_height,
+                 &p.pad_top,
+                 &p.stride_height,
+                 &p.dilation_height},
+                {{"in_width", &p.in_width},
+                 {"kernel_width", &p.kernel_width},
+                 &p.out_width,
+                 &p.pad_left,
+                 &p.stride_width,
+                 &p.dilation_width});
 }
 
 // Returns the shape that a vector of int32 holds; `op` and `name` are for messages.

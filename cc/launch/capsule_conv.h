@@ -108,7 +108,7 @@ template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& problem);
 
 // The ops that frameworks plan (op.h).
-struct Forward : OpOn<Problem> {
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -116,7 +116,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct ForwardBiasRelu : OpOn<Problem> {
+struct ForwardBiasRelu : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConvBiasRelu";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -124,7 +124,7 @@ struct ForwardBiasRelu : OpOn<Problem> {
   }
 };
 
-struct BackpropInput : OpOn<Problem> {
+struct BackpropInput : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConvBackpropInput";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -132,7 +132,7 @@ struct BackpropInput : OpOn<Problem> {
   }
 };
 
-struct BackpropWeights : OpOn<Problem> {
+struct BackpropWeights : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConvBackpropWeights";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -135,7 +135,7 @@ template <typename T>
 SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
 
 // The ops that frameworks plan (op.h).
-struct Forward : OpOn<Problem> {
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleMoments";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -143,7 +143,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleMomentsGrad";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -151,7 +151,7 @@ struct Backward : OpOn<Problem> {
   }
 };
 
-struct Shares : OpOn<Problem> {
+struct Shares : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleMomentShares";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

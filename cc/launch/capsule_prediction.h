@@ -49,7 +49,7 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
 // The ops that frameworks plan (op.h).
-struct Forward : OpOn<Problem> {
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "CapsulePrediction";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -57,7 +57,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = "CapsulePredictionGrad";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -100,7 +100,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
                                               const Problem& problem);
 
 // The ops that frameworks plan (op.h).
-struct Forward : OpOn<Problem> {
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = kForwardName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -108,7 +108,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = kBackwardName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -116,7 +116,7 @@ struct Backward : OpOn<Problem> {
   }
 };
 
-struct Coefficients : OpOn<Problem> {
+struct Coefficients : OpBase<Problem> {
   static constexpr const char* kName = kCoefficientsName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

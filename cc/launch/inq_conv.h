@@ -66,7 +66,7 @@ template <typename T>
 InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
 
 // The ops that frameworks plan (op.h).
-struct Forward : OpOn<Problem> {
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "InqConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -74,7 +74,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct BackpropInput : OpOn<Problem> {
+struct BackpropInput : OpBase<Problem> {
   static constexpr const char* kName = "InqConvBackpropInput";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

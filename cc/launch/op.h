@@ -30,7 +30,7 @@
 namespace capsops {
 
 template <typename ProblemOf>
-struct OpOn {
+struct OpBase {
   using Problem = ProblemOf;
 };
 
@@ -72,8 +72,8 @@ LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
 }
 
 // Returns whether plans for both execs are equal for every problem.
-inline bool PlansAlike(const CpuExec&, const CpuExec&) { return true; }
-inline bool PlansAlike(const GpuExec& a, const GpuExec& b) {
+inline bool HaveEqualPlans(const CpuExec&, const CpuExec&) { return true; }
+inline bool HaveEqualPlans(const GpuExec& a, const GpuExec& b) {
   return a.tf32 == b.tf32 && a.device == b.device;
 }
 
@@ -93,7 +93,7 @@ class PlanCache {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (const Entry& entry : entries_) {
-        if (entry.generation == generation && PlansAlike(entry.exec, exec) &&
+        if (entry.generation == generation && HaveEqualPlans(entry.exec, exec) &&
             std::memcmp(&entry.problem, &problem, sizeof(Problem)) == 0) {
           return entry.plan;
         }

@@ -108,7 +108,7 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
   };
   bind(operands[0]);
   bind(operands[1]);
-  SlideWindow(rule, attributes, weights_name, weights, p);
+  ResolveWindow(rule, attributes, weights_name, weights, p);
   bind(operands[2]);
   if (bias != nullptr && rank >= 0) {
     const std::vector<Axis> pixel(operands[2].axes.begin() + kPixelAxes,

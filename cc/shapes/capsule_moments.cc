@@ -65,7 +65,7 @@ void BindInputs(ShapeRule& rule, const Attributes& attributes, const OpInputs& i
                &p.has_activations);
   const PartialTensorShape weights = inputs.shape(first + 2);
   rule.Bind("weights", weights, axes.weights);
-  SlideWindow(rule, attributes, "weights", weights, p);
+  ResolveWindow(rule, attributes, "weights", weights, p);
   BindOptional(rule, "bias", inputs.shape(first + 3), axes.parents, &p.has_bias);
   BindOptional(rule, "linear", inputs.shape(first + 4), axes.moments, &p.has_linear);
   BindOptional(rule, "precision", inputs.shape(first + 5), axes.moments,
@@ -84,8 +84,8 @@ void SetOrder(ShapeRule& rule, int64_t order, Problem& p) {
 }
 
 // Binds a tensor that is only present if the order is at least `least`.
-void BindOfOrder(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
-                 const std::vector<Axis>& axes, const Problem& p, int64_t least) {
+void BindForOrder(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
+                  const std::vector<Axis>& axes, const Problem& p, int64_t least) {
   if (p.order >= least) {
     rule.Bind(name, shape, axes);
     return;
@@ -131,10 +131,10 @@ absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const 
   BindInputs(rule, attributes, inputs, 3, p);
   const Axes axes(p);
   rule.Bind("grad_mass", inputs.shape(0), axes.parents);
-  BindOfOrder(rule, "grad_first", inputs.shape(1), axes.moments, p, 1);
-  BindOfOrder(rule, "grad_second", inputs.shape(2), axes.moments, p, 2);
+  BindForOrder(rule, "grad_first", inputs.shape(1), axes.moments, p, 1);
+  BindForOrder(rule, "grad_second", inputs.shape(2), axes.moments, p, 2);
   rule.Bind("mass", inputs.shape(11), axes.parents);
-  BindOfOrder(rule, "first", inputs.shape(12), axes.moments, p, 1);
+  BindForOrder(rule, "first", inputs.shape(12), axes.moments, p, 1);
   if (!rule.status().ok()) return rule.status();
   Call<Problem> call{p, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}};
   TF_RETURN_IF_ERROR(AddOptional(call, 1, axes.poses));

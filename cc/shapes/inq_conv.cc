@@ -38,7 +38,7 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
              {"in_channels", &p.in_channels},
              {"out_channels", &p.out_channels}});
   rule.Bind("top_exponent", top_exponent, {});
-  SlideWindow(rule, attributes, "codes", codes, p);
+  ResolveWindow(rule, attributes, "codes", codes, p);
   rule.Bind("grad", grad,
             {{"batch", &p.batch},
              {"out_height", &p.out_height},

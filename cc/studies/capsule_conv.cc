@@ -39,13 +39,13 @@ absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attribut
 }
 
 // Refuses a problem that the scheme does not support, once all dimensions are known.
-absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
-                                      absl::StatusOr<Convolution> conv) {
+absl::StatusOr<Convolution> CheckSupported(const char* op, const Scheme& scheme,
+                                           absl::StatusOr<Convolution> conv) {
   if (!conv.ok() || !conv->input.IsFullyDefined() || !conv->weights.IsFullyDefined()) {
     return conv;
   }
   const std::string reason = scheme.unsupported(conv->problem);
-  return Unless(
+  return ErrorIf(
       reason.empty() ? "" : absl::StrCat("kernel ", scheme.name, ": ", reason), op,
       std::move(conv));
 }
@@ -53,8 +53,8 @@ absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
 absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
                                     const PartialTensorShape& input,
                                     const PartialTensorShape& weights) {
-  return Supported(kForward, scheme,
-                   capsops::capsule_conv::Resolve(input, weights, attributes));
+  return CheckSupported(kForward, scheme,
+                        capsops::capsule_conv::Resolve(input, weights, attributes));
 }
 
 absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
@@ -62,7 +62,7 @@ absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
                                         const PartialTensorShape& grad,
                                         const PartialTensorShape& input,
                                         const PartialTensorShape& weights) {
-  return Supported(
+  return CheckSupported(
       kBackward, scheme,
       capsops::capsule_conv::ResolveBackpropInput(input, weights, grad, attributes));
 }

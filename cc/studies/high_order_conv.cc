@@ -52,10 +52,11 @@ absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
 }
 
 // Refuses a problem that the scheme does not support. Unknown dimensions (-1) pass.
-absl::StatusOr<Problem> Supported(const char* op, absl::StatusOr<Problem> problem) {
+absl::StatusOr<Problem> CheckSupported(const char* op,
+                                       absl::StatusOr<Problem> problem) {
   if (!problem.ok()) return problem;
   const std::string reason = Unsupported(*problem);
-  return Unless(reason, op, std::move(problem));
+  return ErrorIf(reason, op, std::move(problem));
 }
 
 absl::StatusOr<Problem> Resolve(const Attributes& attributes,
@@ -63,8 +64,8 @@ absl::StatusOr<Problem> Resolve(const Attributes& attributes,
                                 const PartialTensorShape& weights) {
   const auto filters = FiltersOf(kForward, weights);
   if (!filters.ok()) return filters.status();
-  return Supported(kForward,
-                   capsops::high_order_conv::Resolve(input, *filters, attributes));
+  return CheckSupported(kForward,
+                        capsops::high_order_conv::Resolve(input, *filters, attributes));
 }
 
 absl::StatusOr<Problem> ResolveGrad(const Attributes& attributes,
@@ -73,8 +74,8 @@ absl::StatusOr<Problem> ResolveGrad(const Attributes& attributes,
                                     const PartialTensorShape& weights) {
   const auto filters = FiltersOf(kBackward, weights);
   if (!filters.ok()) return filters.status();
-  return Supported(kBackward, capsops::high_order_conv::ResolveGrad(
-                                  grad, input, *filters, attributes));
+  return CheckSupported(kBackward, capsops::high_order_conv::ResolveGrad(
+                                       grad, input, *filters, attributes));
 }
 
 absl::Status SetImageShape(InferenceContext* ctx, const Problem& p) {

@@ -29,8 +29,8 @@ using tensorflow::shape_inference::InferenceContext;
 
 // Returns `resolved`, or an error of the op if there is a `reason`.
 template <typename Resolved>
-absl::StatusOr<Resolved> Unless(const std::string& reason, const char* op,
-                                absl::StatusOr<Resolved> resolved) {
+absl::StatusOr<Resolved> ErrorIf(const std::string& reason, const char* op,
+                                 absl::StatusOr<Resolved> resolved) {
   const absl::Status status = ShapeRule(op).Require(reason.empty(), reason).status();
   if (!status.ok()) return status;
   return resolved;

@@ -87,7 +87,7 @@ class CallArguments {
   const LaunchError& error() const { return error_; }
 
   // Adds the input shapes to an error about memory or a failed launch.
-  LaunchError NamingShapes(const LaunchError& error) const {
+  LaunchError WithInputShapes(const LaunchError& error) const {
     if (error.empty() ||
         (error.fault() != Fault::kOutOfMemory && error.fault() != Fault::kInternal)) {
       return error;
@@ -150,7 +150,7 @@ ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
   CallArguments arguments(Op::kName, operands, results, words.begin() + kWords);
   const LaunchError error = RunFrom(arguments, *plan, exec);
   return ToError(arguments.failed() ? arguments.error()
-                                    : arguments.NamingShapes(error));
+                                    : arguments.WithInputShapes(error));
 }
 
 // Runs `body` on blocks of [0, count) in XLA's threads and in this one. Each thread

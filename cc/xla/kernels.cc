@@ -56,7 +56,7 @@ class CompileInputs final : public OpInputs {
 };
 
 // The properties of a custom call that its Call does not have.
-struct Emission {
+struct CustomCallInfo {
   std::string target;
   std::vector<int64_t> words;               // the attribute kProblem
   std::vector<xla::PrimitiveType> results;  // the element types
@@ -68,9 +68,9 @@ xla::Shape RowMajor(xla::PrimitiveType type, absl::Span<const int64_t> dims) {
 }
 
 // Adds the custom call to the XLA program, with row-major operands and results.
-absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
-                  const std::vector<PartialTensorShape>& results,
-                  const Emission& emission) {
+absl::Status EmitCustomCall(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
+                            const std::vector<PartialTensorShape>& results,
+                            const CustomCallInfo& info) {
   std::vector<xla::XlaOp> operands;
   std::vector<xla::Shape> operand_shapes, result_shapes;
   for (const int index : inputs) {
@@ -80,15 +80,15 @@ absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
     operand_shapes.push_back(RowMajor(shape->element_type(), shape->dimensions()));
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    result_shapes.push_back(RowMajor(emission.results[i], results[i].dim_sizes()));
+    result_shapes.push_back(RowMajor(info.results[i], results[i].dim_sizes()));
   }
-  if (emission.workspace > 0) {
-    result_shapes.push_back(RowMajor(xla::U8, {emission.workspace}));
+  if (info.workspace > 0) {
+    result_shapes.push_back(RowMajor(xla::U8, {info.workspace}));
   }
   const xla::XlaOp call = xla::CustomCallWithLayout(
-      ctx->builder(), emission.target, operands,
+      ctx->builder(), info.target, operands,
       xla::ShapeUtil::MakeTupleShape(result_shapes), operand_shapes,
-      absl::StrCat("{", kProblem, " = array<i64: ", absl::StrJoin(emission.words, ", "),
+      absl::StrCat("{", kProblem, " = array<i64: ", absl::StrJoin(info.words, ", "),
                    ">}"),
       /*has_side_effect=*/false, /*output_operand_aliasing=*/{},
       /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
@@ -123,22 +123,22 @@ absl::Status PlanWorkspace(const typename Op::Problem& problem, GpuExec exec,
 
 // Returns the custom call's target, attribute, result types and workspace.
 template <typename Op, typename T, typename Exec>
-absl::StatusOr<Emission> Prepare(const Call<typename Op::Problem>& call) {
-  Emission emission;
-  emission.target = Target<Op, T>();
-  emission.words.resize(ProblemWords<typename Op::Problem>());
-  std::memcpy(emission.words.data(), &call.problem, sizeof(call.problem));
-  emission.words.insert(emission.words.end(), call.values.begin(), call.values.end());
-  absl::Status status = PlanWorkspace<Op, T>(call.problem, Exec(), &emission.workspace);
+absl::StatusOr<CustomCallInfo> Prepare(const Call<typename Op::Problem>& call) {
+  CustomCallInfo info;
+  info.target = Target<Op, T>();
+  info.words.resize(ProblemWords<typename Op::Problem>());
+  std::memcpy(info.words.data(), &call.problem, sizeof(call.problem));
+  info.words.insert(info.words.end(), call.values.begin(), call.values.end());
+  absl::Status status = PlanWorkspace<Op, T>(call.problem, Exec(), &info.workspace);
   VisitArguments(static_cast<PlanOf<Op, T, Exec>*>(nullptr), [&](auto* argument) {
     using P = std::remove_pointer_t<decltype(argument)>;
     if constexpr (kIsResult<P>) {
       status.Update(tensorflow::DataTypeToPrimitiveType(
-          kDataType<std::remove_pointer_t<P>>, &emission.results.emplace_back()));
+          kDataType<std::remove_pointer_t<P>>, &info.results.emplace_back()));
     }
   });
   if (!status.ok()) return status;
-  return emission;
+  return info;
 }
 
 template <typename Op, typename Exec>
@@ -161,13 +161,13 @@ class XlaKernel final : public tensorflow::XlaOpKernel {
     }
     const auto call = op_.Resolve(CompileInputs(ctx));
     OP_REQUIRES_OK(ctx, call.status());
-    absl::StatusOr<Emission> emission;
+    absl::StatusOr<CustomCallInfo> info;
 #define CAPSOPS_PREPARE(T) \
-  if (type_ == kDataType<T>) emission = Prepare<Op, T, Exec>(*call);
+  if (type_ == kDataType<T>) info = Prepare<Op, T, Exec>(*call);
     CAPSOPS_FOR_EACH_TYPE(CAPSOPS_PREPARE)
 #undef CAPSOPS_PREPARE
-    OP_REQUIRES_OK(ctx, emission.status());
-    OP_REQUIRES_OK(ctx, Emit(ctx, call->operands, call->results, *emission));
+    OP_REQUIRES_OK(ctx, info.status());
+    OP_REQUIRES_OK(ctx, EmitCustomCall(ctx, call->operands, call->results, *info));
   }
 
  private:

@@ -56,7 +56,7 @@ struct Workspace {
 };
 
 // Sets in_dim to 0 if the weights are empty, because it may then be arbitrarily large.
-Problem Simplified(Problem p) {
+Problem DropUnusedInDim(Problem p) {
   if (p.in_caps == 0 || Columns(p) == 0) p.in_dim = 0;
   return p;
 }
@@ -65,7 +65,7 @@ Problem Simplified(Problem p) {
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
-  const Problem p = Simplified(problem);
+  const Problem p = DropUnusedInDim(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(d, 0),
@@ -166,7 +166,7 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
 
 template <typename T>
 CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& problem) {
-  Problem p = Simplified(problem);
+  Problem p = DropUnusedInDim(problem);
   const bool empty = p.batch == 0 || p.in_caps == 0 || p.out_caps == 0;
   if (empty || p.iterations == 0) p.in_dim = p.out_dim = 0;  // nothing is predicted
   const Division d = Selected<T>().divide(p);

@@ -104,8 +104,8 @@ class Convolution {
       samples = std::min(std::max<int64_t>(fit, 1), problem.batch);
     }
     if (Weights(problem) == 0) return;
-    most_ = PlanPart(exec, samples);
-    last_ = PlanPart(exec, samples > 0 ? problem.batch % samples : 0);
+    full_part_ = PlanPart(exec, samples);
+    last_part_ = PlanPart(exec, samples > 0 ? problem.batch % samples : 0);
   }
 
   Part PlanPart(const CpuExec& exec, int64_t samples) const {
@@ -125,7 +125,7 @@ class Convolution {
   int64_t Workspace() const {
     if (Weights(whole_) == 0) return 0;
     return WeightsBytes() +
-           (kWidened ? Bytes<A>(From(most_.p)) + Bytes<A>(To(most_.p)) : 0);
+           (kWidened ? Bytes<A>(From(full_part_.p)) + Bytes<A>(To(full_part_.p)) : 0);
   }
 
   // Decodes the weights with a clamped top exponent, convolves part by part, and scales
@@ -151,9 +151,9 @@ class Convolution {
     if constexpr (kWidened) {
       char* const images = static_cast<char*>(workspace) + WeightsBytes();
       A* const wide = reinterpret_cast<A*>(images);
-      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(most_.p)));
-      for (int64_t left = whole_.batch; left > 0; left -= most_.p.batch) {
-        const Part& part = left >= most_.p.batch ? most_ : last_;
+      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(full_part_.p)));
+      for (int64_t left = whole_.batch; left > 0; left -= full_part_.p.batch) {
+        const Part& part = left >= full_part_.p.batch ? full_part_ : last_part_;
         const int64_t read = From(part.p), written = To(part.p);
         ForAll(exec, read, [&](int64_t at, int64_t count) {
           kernels_.widen(count, from + at, wide + at);
@@ -166,7 +166,7 @@ class Convolution {
       }
       return {};
     } else {
-      LaunchError error = Convolve(exec, most_, from, to, workspace);
+      LaunchError error = Convolve(exec, full_part_, from, to, workspace);
       if (error.empty() && rest != 0) scale(To(whole_), to, to);
       return error;
     }
@@ -177,18 +177,20 @@ class Convolution {
 
   // Returns the bytes of the decoded weights and of a capsule convolution's workspace.
   int64_t WeightsBytes() const {
-    if (most_.division.fits) return RoundedUp(most_.division.workspace);
+    if (full_part_.division.fits) return RoundedUp(full_part_.division.workspace);
     return Bytes<A>(Weights(whole_)) +
-           RoundedUp(std::max(most_.decoded.workspace, last_.decoded.workspace));
+           RoundedUp(
+               std::max(full_part_.decoded.workspace, last_part_.decoded.workspace));
   }
 
   // Decodes all weights. Returns whether all codes are in the code book.
   bool Decode(const CpuExec& exec, const uint8_t* codes, int top, void* weights) const {
     std::atomic<bool> fit = true;
-    if (most_.division.fits) {
-      ForEach(exec, most_.division.pack_tasks, 2 * Weights(whole_), [&](int64_t task) {
-        if (!image_.pack(most_.p, task, top, codes, weights)) fit = false;
-      });
+    if (full_part_.division.fits) {
+      ForEach(exec, full_part_.division.pack_tasks, 2 * Weights(whole_),
+              [&](int64_t task) {
+                if (!image_.pack(full_part_.p, task, top, codes, weights)) fit = false;
+              });
     } else {
       A* const plain = static_cast<A*>(weights);
       ForAll(exec, Weights(whole_), [&](int64_t at, int64_t count) {
@@ -229,7 +231,8 @@ class Convolution {
   Problem whole_;
   const CpuKernels<T>& kernels_;
   const ImageKernels<A>& image_;
-  Part most_, last_;  // all parts but the last, and the last, with fewer samples
+  Part full_part_,
+      last_part_;  // all parts but the last, and the last, with fewer samples
 };
 
 }  // namespace
