@@ -24,9 +24,9 @@ inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {
   return count * index / parts;
 }
 
-// The sums along one axis of the image that is written. Its pixel first + t * stride,
-// for t < count, is the sum of `taps` terms; term j multiplies tap tap_first + j *
-// tap_step by pixel t * step + offset + j * delta of the image that is read.
+// The sums along one axis of the image that is written: for t < count,
+//   written[first + t * stride] = sum over j < taps of
+//       weights[tap_first + j * tap_step] * read[t * step + offset + j * delta]
 struct Axis {
   int64_t count, first, stride;
   int64_t taps, tap_first, tap_step;

@@ -16,9 +16,8 @@ constexpr int64_t kTileTerms = 256;   // terms per partial sum in registers, at 
 constexpr int64_t kGroupVectors = 8;  // vectors of columns per task
 constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task, in the L2 cache
 
-// The pixels that one tap connects along one axis: for i < count, pixel from + i *
-// from_step of the image that is read is used for pixel to + i * to_step of the image
-// that is written.
+// The pixels that one tap connects along one axis: for i < count,
+//   written[to + i * to_step] += weight * read[from + i * from_step]
 struct TapSpan {
   int64_t count, from, from_step, to, to_step;
 };

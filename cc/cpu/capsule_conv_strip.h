@@ -264,8 +264,8 @@ struct Target {
   int64_t lanes;
 };
 
-// Writes `lanes` lanes of results from first_lane on, given as sums [channel,
-// column][lane], to matrix g of the capsules of a row.
+// Writes results to matrix g of the capsules of a row: `lanes` lanes, from first_lane
+// on, of sums [channel, column][lane].
 template <typename T, typename A>
 void WriteLanes(const Problem& p, const Image& image, const Target& target, int64_t g,
                 int64_t first_lane, int64_t lanes, const A* sums, T* to) {

@@ -108,12 +108,12 @@ inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   }
 }
 
-// The work of a task, with all samples. kDepth is the layout's `depth`.
+// The work of one task, which has all samples. kDepth is the layout's `depth`.
 template <typename T, int kDepth>
 class SmallBatchWork {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
-  // Vectors after which an input that is repeated to match its weights repeats.
+  // The period, in vectors, of an input that is repeated to match its weights.
   static constexpr int kPeriod = kDepth > kL ? kDepth / kL : 1;
   static constexpr int64_t kPrefetchDistance = (8 << 10) / sizeof(A);  // in elements
 

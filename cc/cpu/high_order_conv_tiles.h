@@ -98,9 +98,10 @@ CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
   }
 }
 
-// Computes output[c][n] = the sum over taps k of input[c][n + offset of k] *
-// filters[k][n], for C channels and n < count; `input` points to the first tap. Sums
-// each row of taps separately, because short sums have small errors.
+// Computes, for C channels and n < count,
+//   output[c][n] = sum over taps k of input[c][n + offset of k] * filters[k][n]
+// where `input` points to the first tap. Short sums have small errors, so each row of
+// taps is summed separately.
 template <typename A, int C>
 void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
            int64_t count, Prefetcher& ahead, Planes<A> output) {
@@ -131,9 +132,10 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
   }
 }
 
-// Computes grad_input[c][n] += the sum over one row of taps k of grad[c][n'] *
-// filters[k][n'], where pixel n' reads n at k. `grad` and `filters` point to the first
-// tap; for the following taps n' decreases.
+// Adds one row of taps to the input gradient,
+//   grad_input[c][n] += sum over taps k of grad[c][n'] * filters[k][n']
+// where pixel n' reads n at k. `grad` and `filters` point to the first tap; n'
+// decreases from tap to tap.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
             int64_t count, Prefetcher& ahead, Planes<A> grad_input) {
@@ -159,8 +161,8 @@ void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
   }
 }
 
-// Computes grad_filters[k][n] = the sum over C channels of grad[c][n] * input[c][n +
-// offset of k], and adds it to the previous value if `add` is true.
+// Computes the filter gradient, or adds to it if `add` is true,
+//   grad_filters[k][n] = sum over C channels of grad[c][n] * input[c][n + offset of k]
 template <typename A, int C>
 void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad,
                int64_t count, bool add, Planes<A> grad_filters) {
