@@ -90,8 +90,8 @@ inline int64_t CapsuleSize(const Problem& p, const Image& image) {
 }
 
 // Packs kWidth columns of matrix g of a tap's weights, from column `first` on, as
-// to[plane][column], for the forward convolution or the input gradient. Columns past
-// the last one repeat it.
+// to[plane][column], for the convolution or its input gradient. Repeats the last
+// column.
 template <typename T, bool kGradient, int kWidth>
 void PackTile(const Problem& p, const T* weights, int64_t g, int64_t first,
               Accumulator<T>* to) {

@@ -51,8 +51,7 @@ struct Runs {
   int64_t part, together;  // terms and runs per partial sum
 };
 
-// The division into tasks, which compute a group of column vectors for a block of
-// pixels.
+// The division into tasks, each a group of column vectors for a block of pixels.
 template <typename A, bool kGradient>
 struct ColumnsPlan {
   explicit ColumnsPlan(const Problem& problem)

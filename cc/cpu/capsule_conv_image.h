@@ -26,8 +26,8 @@ constexpr int64_t kFewTerms = 32;  // the same, if a tap of the gradient has few
 constexpr int64_t kTapTerms = 64;  // fewer terms than these are few
 
 // The division into tasks. A task computes rows of results from top to bottom, and
-// keeps the image rows that the current one reads in a ring buffer of `slots` rows of
-// planes.
+// keeps the image rows that the current one reads as planes, in a ring buffer of
+// `slots` rows.
 template <typename A, bool kGradient>
 struct ImagePlan {
   explicit ImagePlan(const Problem& problem)

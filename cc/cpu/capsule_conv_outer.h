@@ -311,8 +311,7 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
     const int64_t grad_panel = block.pixels() * p.pose_rows * 2 * kLanes<A>;
     const Read<A> read =
         ReadBlock(plan, block, row, Min(rows, plan.channels), input, memory.patch);
-    // The first block sets the sums, if all taps of all its pixels read inside the
-    // image.
+    // The first block sets the sums, if all taps of its pixels read inside the image.
     const bool add = index > begin || block.y_begin < y_inside.begin ||
                      block.y_end > y_inside.end || block.x_begin < x_inside.begin ||
                      block.x_end > x_inside.end;

@@ -91,8 +91,7 @@ Division DivideSpread(const Problem& p) {
   return d;
 }
 
-// Packs a tap's weights as [panel][channel][lane]. The last panel may have one vector
-// instead of two.
+// Packs a tap's weights as [panel][channel][lane]; the last panel may be half as wide.
 template <typename T>
 void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace) {
   using A = Accumulator<T>;

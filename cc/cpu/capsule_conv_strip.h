@@ -47,8 +47,7 @@ struct Strip {
     positions = end - begin + furthest;
     filled = RoundUp(furthest * pixel + RoundUp(lanes, kLanes<A>), kLanes<A>);
     planes = RoundUp(channels * image.columns, 4);
-    // An odd number of cache lines, so that planes do not compete for the same cache
-    // sets.
+    // An odd number of cache lines, so that planes do not compete for cache sets.
     const int64_t line = 64 / sizeof(A);
     length = RoundUp(filled, line) / line % 2 == 1 ? RoundUp(filled, line)
                                                    : RoundUp(filled, line) + line;

@@ -49,8 +49,7 @@ int64_t PanelColumns(const Problem& p) {
   return Min(PaddedColumns<T>(p), Max(fit, step));
 }
 
-// Returns how many consecutive input capsules have rows of `T` of about `bytes` in
-// total.
+// Returns how many consecutive input capsules have rows of about `bytes` in total.
 template <typename T>
 int64_t Run(const Problem& p, int64_t bytes) {
   const int64_t row = Max(Columns(p) * sizeof(T), 1);

@@ -70,8 +70,7 @@ struct CpuKernels {
   void (*step_grad)(const Problem& p, const Division& d, Range range, bool last_but_one,
                     const A* sums, A* parts, A* output_grads, A* sum_grads);
   // Computes the gradients of one of the grad_tasks: of input capsules, their weights
-  // and logits. `tiles` are V_2, V_3, ... and then ds_1, ds_2, ..., 2 * iterations - 1
-  // tiles.
+  // and logits. `tiles` are the 2 * iterations - 1 tiles V_2, V_3, ..., ds_1, ds_2, ...
   void (*grad)(const Problem& p, const Division& d, int64_t task, const T* input,
                const T* weights, const T* logits, const A* tiles, T* grad_input,
                T* grad_weights, T* grad_logits, void* scratch);

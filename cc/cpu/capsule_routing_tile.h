@@ -85,7 +85,7 @@ inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
   });
 }
 
-// Adds coefficient * u of one output capsule to `sum`, or stores it there if `first` is
+// Adds coefficient * u of one output capsule to `sum`, or sets `sum` if `first` is
 // true.
 template <typename A>
 inline void Add(int64_t out_dim, bool first, Vector<A> coefficient, const A* u,
@@ -178,9 +178,8 @@ CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_str
 }
 
 // Returns the sum of term(j) over the output capsules. It adds blocks of terms, because
-// a thousand terms added one after the other would lose a digit. The terms after the
-// last whole block have their own loop, so that few output capsules do not pay for
-// blocks.
+// a thousand terms added one after the other would lose a digit. Terms after the last
+// whole block have their own loop, so that few output capsules do not pay for blocks.
 template <typename A, typename Term>
 CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   constexpr int64_t kBlock = 16;

@@ -107,8 +107,7 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
 
 // Computes the gradients of a task's rows. It also visits the rows above and below
 // whose filters read these rows. The input gradient is accumulated in a sliding window
-// of sums, always in the same order, so that results do not depend on the division into
-// tasks.
+// of sums, always in the same order, so that results do not depend on the tasks.
 template <typename T>
 class Backward {
  public:
@@ -150,7 +149,7 @@ class Backward {
     WriteInput(end, plan_.reach_y);
   }
 
-  // Visits rows [begin, end); `own` rows are the task's, others only add to its input
+  // Visits rows [begin, end); rows that are not its `own` only add to its input
   // gradient.
   void RunSteps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
@@ -167,8 +166,7 @@ class Backward {
     }
   }
 
-  // Adds a step's rows to the input gradient and, if they are the task's own, computes
-  // their filter gradient.
+  // Adds a step's rows to the input gradient, and own rows to the filter gradient.
   void RunStep(int64_t row, int64_t rows, bool own) {
     const int64_t x_begin = Max(task_.x_begin - plan_.halo, 0);
     const int64_t x_end = Min(task_.x_end + plan_.halo, p_.width);

@@ -182,8 +182,7 @@ struct Plan {
   int64_t staging;
 
  private:
-  // An odd number of cache lines, so that planes do not compete for the same cache
-  // sets.
+  // An odd number of cache lines, so that planes do not compete for cache sets.
   static int64_t Stride(int64_t numbers) {
     const int64_t line = 64 / sizeof(A);
     return (CeilDivide(numbers, line) | 1) * line;
@@ -294,8 +293,8 @@ Prefetcher PrefetchNextFilters(const Plan<A>& plan, const Task& task, int64_t gr
 }
 
 // Moves the window to the `count` rows of a step and the `reach_y` rows above and
-// below, which their filters read. The previous step had `before` rows, or 0 if there
-// was none.
+// below, which their filters read. The previous step had `before` rows, 0 if there was
+// none.
 template <typename T, typename A>
 void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_t row,
                    int64_t count, const T* input, const Planes<A>& window, A* staging) {

@@ -16,7 +16,7 @@
 
 namespace capsops::inq_conv {
 
-// The largest magnitude of a top exponent for which all weights are normal numbers.
+// All weights are normal numbers for top exponents from -kLargestTop to kLargestTop.
 template <typename A>
 constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
 
@@ -28,8 +28,8 @@ struct Division {
   int64_t tasks;       // number of tasks of `run`
 };
 
-// Kernels of the forward convolution or of the input gradient, which both read one
-// image and write another.
+// Kernels of the forward convolution or of the input gradient. Both read one image and
+// write another.
 template <typename A>
 struct ImageKernels {
   Division (*divide)(const Problem& p);

@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Matrix products over planes in register tiles. A plane holds, side by side in lanes,
-// all elements of an operand or result that have the same contraction or column index.
-// Lanes are rows of the product, so that neither few rows nor few columns leave lanes
-// idle.
+// all elements of an operand or result with the same contraction or column index. Lanes
+// are rows of the product, so that neither few rows nor few columns leave lanes idle.
 #ifndef CAPSOPS_CC_CPU_REGISTER_TILE_H_
 #define CAPSOPS_CC_CPU_REGISTER_TILE_H_
 
@@ -161,9 +160,8 @@ CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
 }
 
 // Adds the inner product of plane k of x and plane n of y, over `rows` rows and the
-// first `lanes` lanes of each, to sums[k * kInnerColumns + n]. Up to a whole vector,
-// planes of x may hold anything in the lanes after these, and planes of y must hold
-// zeros.
+// first `lanes` lanes of each, to sums[k * kInnerColumns + n]. Planes of y must hold
+// zeros in the lanes after these, up to a whole vector; planes of x may hold anything.
 template <typename A>
 void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t lanes,
                    A* sums) {

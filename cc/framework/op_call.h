@@ -4,9 +4,8 @@
 // One call of an op, determined by its shapes and attributes. For each op of
 // TensorFlow, cc/shapes has a class that derives from the op at the boundary
 // (cc/launch) and adds
-//   kOp              its name in TensorFlow. It differs from kName if several ops run
-//                    the same kernels: kName of CapsuleRoutingWithSums is
-//                    CapsuleRouting
+//   kOp              its name in TensorFlow. kName of CapsuleRoutingWithSums is
+//                    CapsuleRouting, whose kernels it runs
 //   kHostInputs      the names of the inputs whose values the host reads
 //   kSumType         the attribute that is the type of sums of T, or null
 //   Read(ctx)        reads the attributes
@@ -27,14 +26,12 @@
 
 namespace capsops {
 
-// The shapes and host values of an op's inputs, of which shape functions know only
-// some.
+// The shapes and host values of an op's inputs. Shape functions may know only some.
 class OpInputs {
  public:
   virtual ~OpInputs() = default;
   virtual tensorflow::PartialTensorShape shape(int index) const = 0;
-  // Returns the shape in input `index`, an int32 vector; `op` and `name` are for
-  // messages.
+  // Returns the shape in the int32 vector `index`; `op` and `name` are for messages.
   virtual absl::StatusOr<tensorflow::PartialTensorShape> ShapeIn(
       int index, const char* op, const char* name) const = 0;
   // Returns the int32 in input `index`, or 0 if it is unknown: no shape depends on it.

@@ -39,9 +39,8 @@ class ShapeRule {
   ShapeRule& Bind(const char* tensor, const tensorflow::PartialTensorShape& shape,
                   absl::Span<const Axis> axes);
 
-  // Requires `holds`, and otherwise fails with the op's name and `text`, or the result
-  // of `text` if that is a function. The caller's file and line name the rule for
-  // faults.h.
+  // Requires `holds`, or fails with the op's name and `text`, which may be a function
+  // that returns the text. The caller's file and line name the rule for faults.h.
   template <typename Text>
   ShapeRule& Require(bool holds, const Text& text, const char* file = __builtin_FILE(),
                      int line = __builtin_LINE()) {

@@ -109,9 +109,8 @@ BackwardPlan<CpuExec, T> PlanZeros(const Problem& p) {
       });
 }
 
-// Recomputes V of all iterations from the sums, then goes through the iterations
-// backward for ds of each, and computes the gradients of all iterations in one last
-// step.
+// Recomputes V of all iterations from the sums, goes through the iterations backward to
+// compute each ds, and computes the gradients from all V and ds in one last step.
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
   if (p.batch == 0 || p.in_caps == 0 || Columns(p) == 0) return PlanZeros<T>(p);
@@ -177,8 +176,7 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& pro
                     void* workspace) -> LaunchError {
         if (empty) return {};
         const CpuKernels<T>& kernels = Selected<T>();
-        // V of an iteration depends only on V of the previous one, so two tiles are
-        // enough.
+        // V of an iteration depends only on the previous one, so two tiles are enough.
         Accumulator<T>* const tiles = static_cast<Accumulator<T>*>(workspace);
         const auto total = [&](int64_t iteration) -> Accumulator<T>* {
           return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;

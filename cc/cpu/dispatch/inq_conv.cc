@@ -3,10 +3,10 @@
 
 // Runs the steps of INQ convolution and divides each among threads. No sum crosses a
 // task. Weights are decoded into the workspace. Images of 16-bit types are converted to
-// float there, some samples at a time, because the weights may not fit in 16 bits. A
+// float there, some samples at a time, because weights may not fit in 16 bits. A
 // convolution that InqConv's own kernels do not support becomes a capsule convolution,
-// with a pose of 1 x in_channels per pixel and a weight matrix of in_channels x
-// out_channels per tap.
+// with poses of 1 x in_channels and a weight matrix of in_channels x out_channels per
+// tap.
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
