@@ -351,7 +351,7 @@ void ReduceOuter(const Problem& p, int64_t task, const void* workspace,
   const int64_t end = Min(begin + kReduceRows, plan.channels);
   // Number of neighboring columns of the result that are contiguous in the weights.
   const bool adjacent = p.pose_inner == 1;
-  const int64_t stretch = adjacent ? plan.columns : p.pose_columns;
+  const int64_t contiguous = adjacent ? plan.columns : p.pose_columns;
   const int64_t width = plan.vectors * kLanes<A>;
   for (int64_t row = begin; row < end; ++row) {
     const A* const from =
@@ -370,8 +370,9 @@ void ReduceOuter(const Problem& p, int64_t task, const void* workspace,
       }
       const int64_t end_column = Min(first + kReduceColumns, plan.columns);
       for (int64_t column = first; column < end_column;) {
-        const int64_t o = column / stretch, end = Min((o + 1) * stretch, end_column);
-        T* const place = to + o * stretch * p.pose_inner - o * stretch;
+        const int64_t o = column / contiguous,
+                      end = Min((o + 1) * contiguous, end_column);
+        T* const place = to + o * contiguous * p.pose_inner - o * contiguous;
         for (; column < end; ++column) Narrow(sums[column - first], place + column);
       }
     }

@@ -93,7 +93,7 @@ struct WeightsPlan {
 
   const Problem& p;
   Image input, output;
-  Axis y_axis, x_axis, grad_axis;
+  Axis y_axis, x_axis, grad_axis;  // grad_axis: one tap, which reads the pixel itself
   int64_t taps;
   int64_t row_tiles, column_tiles;  // tiles of weights, per depth and tap
   int64_t chunk;                    // sums per chunk
