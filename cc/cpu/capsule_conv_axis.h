@@ -37,7 +37,7 @@ struct Axis {
   int64_t reach() const { return taps == 0 ? 0 : (taps - 1) * spacing(); }
   int64_t spacing() const { return delta < 0 ? -delta : delta; }
   // The least n for which taps j and j + n read the same pixels, for different t.
-  int64_t period() const { return step / CommonDivisor(step, spacing()); }
+  int64_t period() const { return step / Gcd(step, spacing()); }
 };
 
 // Returns the axis without the first and last taps that read only padding of an image

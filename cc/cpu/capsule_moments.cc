@@ -24,8 +24,8 @@ Division Divide(const Problem& p) {
   const int64_t pair = s.matrix + p.has_prior * s.parents;
   d.pairs = pair == 0 ? 0 : Children(p);
   d.packed = d.pairs * pair;
-  d.windows = Max(Min(Positions(p) / kTasks, kWindows), 1);
-  d.window_tasks = CeilDivide(Positions(p), d.windows);
+  d.windows = Max(Min(NumWindows(p) / kTasks, kWindows), 1);
+  d.window_tasks = CeilDivide(NumWindows(p), d.windows);
   d.forward_scratch = WindowLayout<A>(p, d, s, false).size * sizeof(A);
   d.statistics_scratch = WindowLayout<A>(p, d, s, true).size * sizeof(A);
   d.normalize_tasks = CeilDivide(Pixels(p), kBlockPixels) * ChannelBlocks(p);

@@ -49,7 +49,7 @@ void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t 
   const bool has_grads = grads.mass != nullptr;
   const WindowLayout<A> at(p, d, s, has_grads);
   A* const numbers = static_cast<A*>(scratch);
-  const int64_t begin = task * d.windows, end = Min(begin + d.windows, Positions(p));
+  const int64_t begin = task * d.windows, end = Min(begin + d.windows, NumWindows(p));
   const int64_t sums_size = Sums<A>::Size(s, order);
   const auto data_of = [&](int64_t slot) {
     return WindowData<A>(s, in, grads, numbers + slot * at.data);
@@ -123,7 +123,7 @@ void SharesTask(const Problem& p, const Division& d, int64_t task,
   const Sizes<A> s(p);
   const WindowLayout<A> at(p, d, s, false);
   A* const numbers = static_cast<A*>(scratch);
-  const int64_t begin = task * d.windows, end = Min(begin + d.windows, Positions(p));
+  const int64_t begin = task * d.windows, end = Min(begin + d.windows, NumWindows(p));
   const int64_t window_size = Children(p) * p.out_channels;
   const auto data_of = [&](int64_t slot) {
     return WindowData<A>(s, in, {}, numbers + slot * at.data);

@@ -44,7 +44,7 @@ class KernelInputs final : public OpInputs {
   tensorflow::OpKernelContext* ctx_;
 };
 
-// Provides a plan's arguments (RunFrom in op.h) from an OpKernelContext.
+// Provides a plan's arguments (RunPlan in op.h) from an OpKernelContext.
 template <typename Problem>
 class KernelArguments {
  public:
@@ -123,7 +123,7 @@ class PlannedOp : public tensorflow::OpKernel {
       if constexpr (std::is_same_v<Exec, CpuExec>) RecordPretended(call->problem);
 #endif
     }
-    const LaunchError error = RunFrom(arguments, *plan, exec);
+    const LaunchError error = RunPlan(arguments, *plan, exec);
     if (arguments.failed()) return WithInputShapes(ctx, arguments.status());
     const absl::Status status = ToStatus(error);
     const bool device = absl::IsInternal(status) || absl::IsResourceExhausted(status);

@@ -58,7 +58,7 @@ using Statistic = Accumulator<T>;
 
 // The number of windows, of children of a window (including those outside the image),
 // and of elements of a vote.
-constexpr int64_t Positions(const Problem& p) {
+constexpr int64_t NumWindows(const Problem& p) {
   return p.batch * p.out_height * p.out_width;
 }
 constexpr int64_t Children(const Problem& p) {

@@ -55,7 +55,7 @@ void VisitArguments(const Plan<Exec, Pointers...>*, const Visit& visit) {
 // source.failed(); the source then knows why. For faults.h a source also has op(), the
 // plan's op, and Elements(i), the number of elements of result `i`.
 template <typename Exec, typename... Pointers, typename Source>
-LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
+LaunchError RunPlan(Source& source, const Plan<Exec, Pointers...>& plan,
                     const Exec& exec) {
   // A braced list evaluates from left to right.
   const std::tuple<Pointers...> arguments{source.template Next<Pointers>()...};

@@ -17,7 +17,7 @@ static inline int64_t RoundUp(int64_t value, int64_t multiple) {
 }
 
 // Returns the greatest common divisor; `a` must not be 0.
-static inline int64_t CommonDivisor(int64_t a, int64_t b) {
+static inline int64_t Gcd(int64_t a, int64_t b) {
   while (b != 0) {
     const int64_t rest = a % b;
     a = b;

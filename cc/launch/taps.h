@@ -50,7 +50,7 @@ struct PhaseTaps {
 };
 
 static inline PhaseTaps TapsOfPhase(const AxisProblem& p, int64_t phase) {
-  const int64_t common = CommonDivisor(p.stride, p.dilation);
+  const int64_t common = Gcd(p.stride, p.dilation);
   PhaseTaps taps{0, 0, p.stride / common, 0, p.dilation / common};
   const auto pixel = [&] { return phase + p.pad - taps.first * p.dilation; };
   const int64_t end = taps.every < p.kernel ? taps.every : p.kernel;

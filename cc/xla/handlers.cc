@@ -47,7 +47,7 @@ ffi::Error ToError(const LaunchError& error) {
   return {ffi::ErrorCode::kInternal, error.text()};
 }
 
-// Provides a plan's arguments (RunFrom in op.h) from the buffers of a call.
+// Provides a plan's arguments (RunPlan in op.h) from the buffers of a call.
 class CallArguments {
  public:
   CallArguments(const char* op, ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -148,7 +148,7 @@ ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
   if (!plan->run) return ToError(plan->error);
   if (RecordsKernels()) RecordKernel(Op::kName, plan->kernel, plan->workspace);
   CallArguments arguments(Op::kName, operands, results, words.begin() + kWords);
-  const LaunchError error = RunFrom(arguments, *plan, exec);
+  const LaunchError error = RunPlan(arguments, *plan, exec);
   return ToError(arguments.failed() ? arguments.error()
                                     : arguments.WithInputShapes(error));
 }

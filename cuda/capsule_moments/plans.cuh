@@ -131,16 +131,16 @@ std::string Obstacle(const Problem& p) {
   if (p.out_channels < 1 || p.out_channels > kLanes) {
     return "out_channels is not from 1 to 32";
   }
-  if (Positions(p) == 0 || Capsules(p) == 0 || Children(p) == 0) {
+  if (NumWindows(p) == 0 || Capsules(p) == 0 || Children(p) == 0) {
     return "there are no votes";
   }
   constexpr int64_t kMax = int64_t{1} << 28;
   for (const int64_t number :
-       {Positions(p), Capsules(p), Children(p) * p.out_channels * p.pose_inner,
+       {NumWindows(p), Capsules(p), Children(p) * p.out_channels * p.pose_inner,
         p.out_height * p.stride_height + p.pad_top,
         p.out_width * p.stride_width + p.pad_left, p.in_height + p.pad_top,
         p.in_width + p.pad_left, p.kernel_height * p.dilation_height,
-        p.kernel_width * p.dilation_width, Positions(p) * Children(p) / kLanes}) {
+        p.kernel_width * p.dilation_width, NumWindows(p) * Children(p) / kLanes}) {
     if (number > kMax) return "a dimension is too large for 32-bit indices";
   }
   return "";

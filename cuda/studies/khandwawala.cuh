@@ -23,7 +23,7 @@ struct Sizes {
   int lowest;           // exponent of the smallest weight
   float lowest_weight;  // 2^lowest
 
-  // Positions of the kernel with stride 1.
+  // NumWindows of the kernel with stride 1.
   __host__ __device__ int64_t rows() const { return in_height - size + 1; }
   __host__ __device__ int64_t columns() const { return in_width - size + 1; }
 };

@@ -46,7 +46,7 @@ int64_t WindowsCost(const Problem& p, const Division& d) {
 }
 
 // Returns whether there are votes. Without windows or parents, all sums are empty.
-bool HasVotes(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
+bool HasVotes(const Problem& p) { return NumWindows(p) > 0 && p.out_channels > 0; }
 
 // Returns whether neither logits nor moments depend on votes.
 bool VotesAreUnused(const Problem& p) {
@@ -108,7 +108,7 @@ LaunchError Prepare(const CpuExec& exec, const char* op, const Problem& p,
                       });
   }
   if (p.normalize != kAll) return {};
-  const int64_t cost = Cost(p, Positions(p) * Children(p)) / (d.normalize_tasks + 1);
+  const int64_t cost = Cost(p, NumWindows(p) * Children(p)) / (d.normalize_tasks + 1);
   return ForTasks(exec, op, d.normalize_tasks, cost + 1, d.normalize_scratch,
                   [&](int64_t task, void* scratch) {
                     kernels.normalize(p, d, task, in, space.packed, grads,
@@ -144,7 +144,7 @@ void ClearGradients(const Problem& p, const Gradients<T>& to) {
   clear(to.activations, Poses(p));
   clear(to.weights, pairs * p.pose_inner * p.pose_columns);
   clear(to.prior, pairs);
-  clear(to.center, Positions(p) * p.out_channels * VoteSize(p));
+  clear(to.center, NumWindows(p) * p.out_channels * VoteSize(p));
 }
 
 }  // namespace
@@ -235,7 +235,7 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
         }
         error = ForTasks(
             exec, op, d.children_tasks,
-            3 * Cost(p, Positions(p) * Children(p)) / (d.children_tasks + 1) + 1,
+            3 * Cost(p, NumWindows(p) * Children(p)) / (d.children_tasks + 1) + 1,
             d.children_scratch, [&](int64_t task, void* scratch) {
               kernels.children(p, d, task, in, space.packed, space.normalizers, grads,
                                to, space.parts, scratch);

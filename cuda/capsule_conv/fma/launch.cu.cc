@@ -134,7 +134,7 @@ inline Phases MakePhases(const Taps& taps, int64_t dilation, int64_t size,
   phases.dilation = dilation;
   phases.pad = taps.pad;
   phases.taps = taps.count;
-  phases.every = stride / CommonDivisor(stride, dilation);
+  phases.every = stride / Gcd(stride, dilation);
   phases.out_step = pixel;
   phases.tap_step = tap;
   return phases;

@@ -22,7 +22,7 @@ struct ResidueClasses {
   int extent;   // pixels of a class
 
   explicit ResidueClasses(const Axis& axis) {
-    const int common = static_cast<int>(CommonDivisor(axis.stride, axis.step));
+    const int common = static_cast<int>(Gcd(axis.stride, axis.step));
     period = axis.stride / common;
     advance = axis.step / common;
     count = axis.taps < period ? axis.taps : period;
@@ -38,8 +38,8 @@ struct SortedPatch {
   explicit SortedPatch(const Product& p)
       : vertical(p.vertical), horizontal(p.horizontal) {
     // Aligns each class to 128 bytes.
-    pixels = static_cast<int>(RoundUp(vertical.extent * horizontal.extent,
-                                      8 / CommonDivisor(8, p.source.rows)));
+    pixels = static_cast<int>(
+        RoundUp(vertical.extent * horizontal.extent, 8 / Gcd(8, p.source.rows)));
   }
 
   // The offset in pixels from a lattice point's first tap to tap (y, x).

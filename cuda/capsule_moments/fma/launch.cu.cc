@@ -24,7 +24,7 @@ inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_per_sm)
   d.outs = static_cast<int>(p.out_channels);
   d.lanes = d.outs <= kLanes / 2 ? kLanes / 2 : kLanes;
   d.windows = kThreads / d.lanes;
-  d.positions = static_cast<int>(Positions(p));
+  d.positions = static_cast<int>(NumWindows(p));
   d.children = static_cast<int>(Children(p));
   d.groups = static_cast<int>(CeilDivide(d.positions, d.windows));
   d.chunks = static_cast<int>(CeilDivide(d.children, kChunk));

@@ -65,7 +65,7 @@ template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {
   const int64_t children = Children(p), outs = p.out_channels, size = VoteSize(p);
-  const int64_t count = Positions(p) * children * outs;
+  const int64_t count = NumWindows(p) * children * outs;
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
     Digits<int64_t> d(i);
     const int64_t o = d.Next(outs), k = d.Next(children), position = d.rest;
@@ -107,7 +107,7 @@ __device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
 }
 
 constexpr int64_t Sets(const Problem& p) {
-  return p.normalize == kAll ? Capsules(p) : Positions(p) * Children(p);
+  return p.normalize == kAll ? Capsules(p) : NumWindows(p) * Children(p);
 }
 
 // Replaces logits with shares, one warp per set.

@@ -68,7 +68,7 @@ __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t pare
 // Number of threads: one per number of each parent's vote, and at least one per parent.
 constexpr int64_t ParentNumbers(const Problem& p) {
   const int64_t size = VoteSize(p);
-  return Positions(p) * p.out_channels * (size > 0 ? size : 1);
+  return NumWindows(p) * p.out_channels * (size > 0 ? size : 1);
 }
 
 // Computes the moments, one thread per number.
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kLanes* kSlices)
                  const S* dz, bool first, bool last, S* sums,
                  CudaType<T>* grad_weights) {
   const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
-  const int64_t children = Children(p), positions = Positions(p);
+  const int64_t children = Children(p), positions = NumWindows(p);
   const auto slice = [&](int64_t i, int position_from) {
     Digits<int64_t> d(i);
     const int64_t r = d.Next(columns), q = d.Next(inner), o = d.Next(outs);
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kLanes* kSlices)
 template <typename S>
 __global__ void __launch_bounds__(kLanes* kSlices)
     PriorKernel(Problem p, const S* dz, bool first, S* grad_prior) {
-  const int64_t count = Children(p) * p.out_channels, positions = Positions(p);
+  const int64_t count = Children(p) * p.out_channels, positions = NumWindows(p);
   const auto slice = [&](int64_t i, int position_from) {
     S sum = 0;
     for (int64_t position = position_from; position < positions; position += kSlices) {

@@ -19,7 +19,7 @@ inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_per_sm)
   d.image = Image(p);
   d.outs = static_cast<int>(p.out_channels);
   for (d.lanes_log2 = 3; d.lanes() < d.outs;) ++d.lanes_log2;
-  d.positions = static_cast<int>(Positions(p));
+  d.positions = static_cast<int>(NumWindows(p));
   d.children = static_cast<int>(Children(p));
   d.groups = static_cast<int>(CeilDivide(d.positions, d.windows()));
   d.chunks = static_cast<int>(CeilDivide(d.children, kChunk));
