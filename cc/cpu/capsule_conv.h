@@ -1,19 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution for one thread, once per instruction set. As in
-// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ divides their work.
+// CPU kernels of capsule convolution, compiled once per instruction set. A call runs
+// one task on one thread, as in cc/cpu/capsule_prediction.h. There are two families:
 //
-// A convolution is a matrix product, and the lanes of a vector are rows of it: the pose
-// rows of a few samples and neighbouring pixels. A task copies the part of the image
-// that it reads into planes in its own caches. There is one plane for each channel and
-// pose column, in which these rows lie side by side, with zeros for pixels outside the
-// image. A tap is then an offset into the planes, for any strides, dilations and pose
-// sizes.
+// `planes`: lanes are rows of the matrix product, that is the pose rows of a few
+// samples and neighboring pixels. A task copies the part of the image that it reads
+// into planes in its own caches. A plane holds one channel and pose column of these
+// rows side by side, with zeros for pixels outside the image. A tap is then an offset
+// into the planes, for any strides, dilations and pose sizes.
 //
-// An image of poses of one row holds the rows of that product as they are. If there are
-// columns enough, they are the lanes, and nothing is copied.
+// `columns`: lanes are columns of the product. This needs enough columns and poses of
+// one row, whose images are the left operand as they are and are read in place.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_H_
 
@@ -24,20 +22,19 @@
 
 namespace capsops::capsule_conv {
 
-// How work is divided, which depends on nothing but the problem and the instruction
-// set.
+// The division of the work, which depends only on the problem and the instruction set.
 struct Division {
   bool fits = true;       // whether these kernels can compute the problem
-  bool in_place = false;  // whether the partial sums of weights may be the result
+  bool in_place = false;  // whether the result can hold the partial sums of weights
   int64_t workspace;      // bytes of the packed weights, or of the partial sums
-  int64_t scratch;        // bytes that a task needs
-  int64_t tasks;          // of `run`
-  int64_t weights_tasks;  // of `pack` or `reduce`
+  int64_t scratch;        // bytes of scratch per task
+  int64_t tasks;          // number of tasks of `run`
+  int64_t weights_tasks;  // number of tasks of `pack` or `reduce`
 };
 
-// The forward convolution and the gradient of the input are alike: each reads an image
-// and writes another. `p` has only the taps that read the image. A task of `pack` packs
-// weights of tap task % taps, and `weights` points to the weights of that tap.
+// Kernels of the forward convolution or of the input gradient, which both read one
+// image and write another. `p` has only the taps that read the image. A task of `pack`
+// packs weights of tap task % taps; `weights` points to the weights of that tap.
 template <typename T>
 struct ImageKernels {
   Division (*divide)(const Problem& p);
@@ -46,9 +43,9 @@ struct ImageKernels {
               T* to, void* scratch);
 };
 
-// `run` writes partial sums to the workspace, and `reduce` adds them up. The tasks of
-// `reduce` are in the order [pose_depth][tap][tile of rows], and `grad_weights` points
-// to the gradient of the weights of the task's tap.
+// Kernels of the weight gradient: `run` writes partial sums to the workspace, and
+// `reduce` adds them. The tasks of `reduce` are ordered [pose_depth][tap][tile of
+// rows]; `grad_weights` points to the gradient of the weights of the task's tap.
 template <typename T>
 struct WeightsKernels {
   Division (*divide)(const Problem& p);
@@ -67,11 +64,10 @@ struct Directions {
 
 template <typename T>
 struct CpuKernels {
-  Directions<T> columns;         // for poses of one row whose columns fill lanes
-  ImageKernels<T> spread_input;  // gradient of the input, if those of all taps do
+  Directions<T> columns;         // for poses of one row with enough columns
+  ImageKernels<T> spread_input;  // input gradient, if those of all taps are enough
   Directions<T> planes;          // for all poses
-  // Adds the bias to `pixels` pixels of as many elements, and makes what is negative
-  // zero.
+  // Adds the bias to each of `pixels` pixels of `pixel` elements, then applies ReLU.
   void (*bias_relu)(int64_t pixels, int64_t pixel, const T* bias, T* image);
 };
 

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The two axes of an image in a convolution and in its gradients.
+// The axes of a convolution and of its gradients, and packing of weights.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_AXIS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_AXIS_H_
 
@@ -16,35 +16,32 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int64_t kTasks = 32;          // wanted, if each has enough work
-constexpr int64_t kTaskWork = 1 << 18;  // multiply-adds that are worth a task
+constexpr int64_t kTasks = 32;  // number of tasks to aim for, if each has enough work
+constexpr int64_t kTaskWork = 1 << 18;  // fewest multiply-adds per task
 
-// Returns where part `index` begins when `count` is divided into `parts` nearly equal
-// parts.
+// Returns where part `index` begins when `count` is divided into `parts` even parts.
 inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {
   return count * index / parts;
 }
 
-// What is added up along one axis: pixel first + t * stride of the image that is
-// written, for t < count, is the sum of `taps` terms. Term j multiplies tap
-// tap_first + j * tap_step by pixel t * step + offset + j * delta of the image that is
-// read.
+// The sums along one axis of the image that is written: for t < count,
+//   written[first + t * stride] = sum over j < taps of
+//       weights[tap_first + j * tap_step] * read[t * step + offset + j * delta]
 struct Axis {
   int64_t count, first, stride;
   int64_t taps, tap_first, tap_step;
   int64_t step, offset, delta;
 
-  // The lowest pixel that t = 0 reads, and the distance from there to the highest.
+  // The lowest pixel that t = 0 reads, and the distance from it to the highest.
   int64_t lowest() const { return delta < 0 ? offset + (taps - 1) * delta : offset; }
   int64_t reach() const { return taps == 0 ? 0 : (taps - 1) * spacing(); }
   int64_t spacing() const { return delta < 0 ? -delta : delta; }
-  // Returns the least n for which taps j and j + n read the same pixels, for different
-  // t.
-  int64_t period() const { return step / CommonDivisor(step, spacing()); }
+  // The least n for which taps j and j + n read the same pixels, for different t.
+  int64_t period() const { return step / Gcd(step, spacing()); }
 };
 
-// Returns the axis without the first and last taps that read nothing but zeros around
-// an image of `size` pixels. The image then bounds the reach, for any dilation.
+// Returns the axis without the first and last taps that read only padding of an image
+// of `size` pixels. The image then bounds the reach, whatever the dilation.
 inline Axis Trimmed(Axis axis, int64_t size) {
   const int64_t span = (axis.count - 1) * axis.step;
   const auto outside = [&](int64_t j) {
@@ -64,8 +61,8 @@ inline Axis ForwardAxis(const AxisProblem& p) {
   return Trimmed({p.out, 0, 1, p.kernel, 0, 1, p.stride, -p.pad, p.dilation}, p.in);
 }
 
-// Returns the axis of a convolution, or with kGradient that of a phase of the gradient
-// of its input. All pixels of a phase read the same taps.
+// Returns the axis of the convolution or, with kGradient, of one phase of its input
+// gradient. All pixels of a phase read the same taps.
 template <bool kGradient>
 Axis ImageAxis(const AxisProblem& p, int64_t phase) {
   if constexpr (!kGradient) return ForwardAxis(p);
@@ -75,7 +72,7 @@ Axis ImageAxis(const AxisProblem& p, int64_t phase) {
                  p.out);
 }
 
-// The sizes of one of the tensors of capsules. A pose has `columns` columns.
+// The sizes of an image of capsules; a pose has `columns` columns.
 struct Image {
   int64_t height, width, channels, columns;
 };
@@ -87,21 +84,21 @@ inline Image OutputImage(const Problem& p) {
   return {p.out_height, p.out_width, p.out_channels, p.pose_columns};
 }
 
-// Returns how many numbers a capsule has.
-inline int64_t Capsule(const Problem& p, const Image& image) {
+// Returns the number of elements of a capsule.
+inline int64_t CapsuleSize(const Problem& p, const Image& image) {
   return p.pose_depth * p.pose_rows * image.columns;
 }
 
 // Packs kWidth columns of matrix g of a tap's weights, from column `first` on, as
-// to[plane][column], for the forward convolution or the gradient of the input. Columns
-// after the last one repeat it.
+// to[plane][column], for the convolution or its input gradient. Repeats the last
+// column.
 template <typename T, bool kGradient, int kWidth>
 void PackTile(const Problem& p, const T* weights, int64_t g, int64_t first,
               Accumulator<T>* to) {
   const Image read = kGradient ? OutputImage(p) : InputImage(p);
   const Image written = kGradient ? InputImage(p) : OutputImage(p);
   const int64_t pose = p.pose_inner * p.pose_columns;
-  // Strides of the weights from one channel or column of an image to the next.
+  // Strides of the weights along the channels and columns of both images.
   const int64_t in = p.out_channels * p.pose_depth * pose, out = p.pose_depth * pose;
   const int64_t read_channel = kGradient ? out : in;
   const int64_t written_channel = kGradient ? in : out;
@@ -130,9 +127,9 @@ void PackTile(const Problem& p, const T* weights, int64_t g, int64_t first,
   }
 }
 
-// Returns how many samples, at most 32, a task takes: so many that rows of `pixels`
-// pixels of these samples leave few lanes idle. Where a row of one sample has fewer
-// vectors than `vectors`, pixels begin at whole vectors if possible.
+// Returns the number of samples of a task, at most 32, chosen such that rows of
+// `pixels` pixels of these samples leave few lanes idle. If a row of one sample fills
+// fewer than `vectors` vectors, pixels are aligned to whole vectors where possible.
 inline int64_t SamplesOfTask(const Problem& p, int64_t pixels, int64_t lanes,
                              int64_t vectors) {
   const bool aligned = pixels * p.pose_rows < vectors * lanes &&

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The pixels of a convolution of poses of one row: which of them a tap multiplies, and
-// how they are divided into blocks.
+// Pixels of convolutions over poses of one row: the pairs of pixels that each tap
+// connects, and the division of images into blocks.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_
 
@@ -12,21 +12,20 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kTileTerms = 256;  // added up in registers, where a sum has few terms
-constexpr int64_t kGroupVectors = 8;        // of columns, of a task
-constexpr int64_t kBlockBytes = 512 << 10;  // of a task's sums: the second-level cache
+constexpr int64_t kTileTerms = 256;   // terms per partial sum in registers, at least
+constexpr int64_t kGroupVectors = 8;  // vectors of columns per task
+constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task, in the L2 cache
 
-// What one tap does along one axis: pixel from + i * from_step of the image that is
-// read contributes to pixel to + i * to_step of the image that is written, for
-// i < count.
-struct Line {
+// The pixels that one tap connects along one axis: for i < count,
+//   written[to + i * to_step] += weight * read[from + i * from_step]
+struct TapSpan {
   int64_t count, from, from_step, to, to_step;
 };
 
-// Returns the line of a tap for the pixels from `begin` to `end` of the image that is
-// written: the output, or with kGradient the input.
+// Returns the span of a tap for the pixels [begin, end) of the image that is written:
+// the output or, with kGradient, the input.
 template <bool kGradient>
-Line LineOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end) {
+TapSpan TapSpanOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end) {
   const int64_t shift = tap * p.dilation - p.pad;
   const int64_t low = kGradient ? begin : 0, high = kGradient ? end : p.in;
   const int64_t first =
@@ -38,34 +37,33 @@ Line LineOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end) {
   return {count, in, p.stride, first, 1};
 }
 
-// Some pixels of an image.
+// A box of pixels of some samples.
 struct Block {
   int64_t sample, samples;
   int64_t y_begin, y_end;
   int64_t x_begin, x_end;
 
   int64_t pixels() const { return samples * (y_end - y_begin) * (x_end - x_begin); }
-  // Returns the place of a pixel among the block's. Its sample is counted from the
-  // block's first.
-  int64_t PlaceOf(int64_t n, int64_t y, int64_t x) const {
+  // Returns the index of a pixel within the block; `n` counts from its first sample.
+  int64_t IndexOf(int64_t n, int64_t y, int64_t x) const {
     return (n * (y_end - y_begin) + y - y_begin) * (x_end - x_begin) + x - x_begin;
   }
 };
 
-// Locates the pixels of a block in memory.
+// Addresses of a block's pixels in memory.
 template <typename A>
-struct Places {
+struct PixelView {
   A* first;
-  int64_t sample, row, pixel;  // numbers from one to the next
+  int64_t sample, row, pixel;  // strides in elements
 
   A* At(int64_t n, int64_t y, int64_t x) const {
     return first + n * sample + y * row + x * pixel;
   }
 };
 
-// Divides an image into blocks.
+// The division of an image into blocks.
 struct Blocks {
-  // Each block has at most about `pixels` pixels, and at most `widest` across.
+  // Each block has at most about `pixels` pixels, and is at most `widest` pixels wide.
   Blocks(int64_t batch, int64_t height, int64_t width, int64_t pixels, int64_t widest)
       : batch(batch),
         height(height),
@@ -77,7 +75,7 @@ struct Blocks {
       : Blocks(batch, height, width, pixels, pixels) {}
 
   int64_t count() const { return samples * rows * columns; }
-  // Returns the pixels of the largest block.
+  // Returns the number of pixels of the largest block.
   int64_t most() const {
     return CeilDivide(batch, samples) * CeilDivide(height, rows) *
            CeilDivide(width, columns);
@@ -95,11 +93,11 @@ struct Blocks {
   }
 
   int64_t batch, height, width;
-  int64_t samples, columns, rows;  // in how many parts each is divided
+  int64_t samples, columns, rows;  // number of parts along each axis
 };
 
-// Returns which pixels of the written image, along one axis, all taps contribute to
-// with a pixel inside the image that is read.
+// The pixels of the written image, along one axis, for which every tap reads a pixel
+// inside the image.
 struct Range {
   int64_t begin, end;
 };
@@ -111,8 +109,8 @@ Range InsideOf(const AxisProblem& p) {
           Min(CeilDivide(Max(p.in + p.pad - reach, 0), p.stride), p.out)};
 }
 
-// Calls visit(part, is_inside) for the pixels of a block inside both ranges, and for
-// the others in up to four rectangles.
+// Calls visit(part, is_inside) for the pixels of a block that lie in both ranges, and
+// for the other pixels, in up to four rectangles.
 template <typename Visit>
 void ForParts(const Block& block, const Range& y, const Range& x, const Visit& visit) {
   const int64_t y_begin = Max(block.y_begin, y.begin), y_end = Min(block.y_end, y.end);
@@ -130,17 +128,17 @@ void ForParts(const Block& block, const Range& y, const Range& x, const Visit& v
   visit_part(y_begin, y_end, x_begin, x_end, true);
 }
 
-// Walks over the pairs of pixels of a tap whose written pixels lie in `part`.
+// Iterates over the pairs of pixels that a tap connects, for written pixels in `part`.
 struct Pairs {
   template <bool kGradient>
   static Pairs Of(const Problem& p, int64_t tap, const Block& part) {
-    return {
-        LineOf<kGradient>(Vertical(p), tap / p.kernel_width, part.y_begin, part.y_end),
-        LineOf<kGradient>(Horizontal(p), tap % p.kernel_width, part.x_begin,
-                          part.x_end),
-        part.samples};
+    return {TapSpanOf<kGradient>(Vertical(p), tap / p.kernel_width, part.y_begin,
+                                 part.y_end),
+            TapSpanOf<kGradient>(Horizontal(p), tap % p.kernel_width, part.x_begin,
+                                 part.x_end),
+            part.samples};
   }
-  Pairs(const Line& y, const Line& x, int64_t samples)
+  Pairs(const TapSpan& y, const TapSpan& x, int64_t samples)
       : y(y), x(x), count(samples * y.count * x.count) {}
 
   void Next() {
@@ -150,21 +148,20 @@ struct Pairs {
     i = 0;
     ++sample;
   }
-  // Return the row and the column of the pixel that is read, and of the one that is
-  // written.
+  // Return the row and column of the pixel that is read, and of the written pixel.
   int64_t FromY() const { return y.from + i * y.from_step; }
   int64_t FromX() const { return x.from + j * x.from_step; }
   int64_t ToY() const { return y.to + i * y.to_step; }
   int64_t ToX() const { return x.to + j * x.to_step; }
 
-  Line y, x;
+  TapSpan y, x;
   int64_t count;
   int64_t sample = 0, i = 0, j = 0;
 };
 
-// Returns how many terms are added up in registers, of a sum of `all`. Rounding errors
-// grow with the terms of a part and with the number of parts, so both are kept near the
-// square root of all terms.
+// Returns the number of terms of a partial sum, out of `all` terms. Rounding errors
+// grow with the terms of a partial sum and with the number of partial sums, so both are
+// kept near the square root of `all`.
 inline int64_t TermsOfPart(int64_t all) {
   int64_t terms = kTileTerms;
   while (terms * terms < all) terms *= 2;

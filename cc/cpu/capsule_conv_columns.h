@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward convolution of poses of one row, and the gradient of the input. Such images
-// hold the rows of a matrix product as they lie in memory, pixel by pixel, so lanes are
-// columns of the product and nothing is copied. Each tap multiplies the pixels that it
-// reads inside the image, and adds to the pixels that these contribute to.
+// Forward convolution and input gradient for poses of one row. The pixels of such an
+// image are the rows of the matrix product, so lanes are columns of the product, and
+// rows are read in place. Each tap multiplies the pixels that it reads inside the
+// image, and adds the products to the pixels that they contribute to.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_COLUMNS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_COLUMNS_H_
 
@@ -18,15 +18,17 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kBlockPixels = 256;  // of a task, that use a weight
-constexpr int64_t kFewestPixels = 64;  // the same, where there are few tasks
+constexpr int64_t kBlockPixels = 256;    // pixels of a task that share each weight
+constexpr int64_t kMinBlockPixels = 64;  // fewest such pixels, if there are few tasks
 
-// How a sum is divided into parts, which are added up in registers. A part has some
-// terms of a run, or all terms of several runs.
+// The division of a sum into partial sums, which stay in registers. The terms of a sum
+// form `count` runs; a run has the terms of `taps` neighboring taps, which are
+// contiguous in the image and in the weights. A partial sum covers some terms of one
+// run, or all terms of several runs.
 struct Runs {
-  // Returns the runs of pixels that all taps contribute to from inside the image, or of
-  // the other pixels. The former have parts of several taps. What a row of taps reads
-  // then lies side by side in memory, as the weights do.
+  // Returns the runs of pixels whose taps are all inside the image, or of the other
+  // pixels. Inside, a run is a whole row of taps where these are contiguous, and a
+  // partial sum may cover several runs.
   template <bool kGradient>
   static Runs Of(const Problem& p, int64_t channels, bool is_inside) {
     const int64_t all = p.kernel_height * p.kernel_width;
@@ -36,21 +38,20 @@ struct Runs {
     runs.length = runs.taps * channels;
     const int64_t terms = TermsOfPart(all * channels);
     runs.part = CeilDivide(runs.length, CeilDivide(Max(runs.length, 1), terms));
-    // Plain TensorFlow adds up each tap of the gradient by itself, which is exact where
-    // taps have few terms.
+    // Plain TensorFlow sums each tap of the gradient separately, which is exact if taps
+    // have few terms, so sums are shorter here.
     const int64_t most = kGradient ? terms / 2 : terms;
     runs.together = is_inside ? Max(Min(most / Max(runs.length, 1), runs.count), 1) : 1;
     return runs;
   }
 
-  int64_t taps;            // of a run
-  int64_t count;           // of all runs
-  int64_t length;          // terms of a run
-  int64_t part, together;  // terms of a run and runs, of a part
+  int64_t taps;            // per run
+  int64_t count;           // number of runs
+  int64_t length;          // terms per run
+  int64_t part, together;  // terms and runs per partial sum
 };
 
-// How the work is divided into tasks. A task computes a group of columns of a block of
-// pixels.
+// The division into tasks, each a group of column vectors for a block of pixels.
 template <typename A, bool kGradient>
 struct ColumnsPlan {
   explicit ColumnsPlan(const Problem& problem)
@@ -62,7 +63,7 @@ struct ColumnsPlan {
         vectors(CeilDivide(columns, kLanes<A>)),
         taps(p.kernel_height * p.kernel_width),
         blocks(1, 1, 1, 1) {
-    // With a stride, taps contribute to different pixels of the input.
+    // With a stride, pixels of the input have different taps, so none counts as inside.
     if (!kGradient || (p.stride_height == 1 && p.stride_width == 1)) {
       y_inside = InsideOf<kGradient>(Vertical(p));
       x_inside = InsideOf<kGradient>(Horizontal(p));
@@ -82,7 +83,7 @@ struct ColumnsPlan {
       if (tasks >= kTasks || work / tasks < 2 * kTaskWork) break;
       if (group > 4) {
         group = 4;
-      } else if (pixels > kFewestPixels) {
+      } else if (pixels > kMinBlockPixels) {
         pixels /= 2;
       } else if (group > 2) {
         group = 2;
@@ -92,13 +93,13 @@ struct ColumnsPlan {
     }
   }
 
-  // Returns how many numbers a vector of columns has in the weights, which are packed
-  // as [panel][tap][channel][lane]. A panel has two vectors, or the last one.
+  // Returns the elements from one vector of columns to the next in the packed weights
+  // [panel][tap][channel][lane]. A panel has two vectors; the last may have one.
   int64_t stride() const { return taps * channels * kLanes<A>; }
-  // Returns whether the written image, if it is of type A, holds sums as a block does.
+  // Returns whether the sums can be stored directly in a written image of type A.
   bool in_place() const { return columns % kLanes<A> == 0; }
 
-  // Return how many runs a part has, and how many numbers a row of a tile, at most.
+  // Return the most runs of a partial sum, and the most elements it reads per pixel.
   int64_t most_runs() const { return Max(inside.together, 1); }
   int64_t most_numbers() const {
     return Max(inside.together * inside.part, outside.part);
@@ -106,29 +107,30 @@ struct ColumnsPlan {
 
   const Problem& p;
   Image from, to;
-  int64_t channels, columns;  // of a pixel that is read, and of one that is written
+  int64_t channels, columns;  // elements of a pixel: read, and written
   int64_t vectors, taps;
-  Range y_inside = {}, x_inside = {};  // pixels that have the runs `inside`
+  Range y_inside = {}, x_inside = {};  // pixels that use the runs `inside`
   Runs inside = {}, outside = {};
   Blocks blocks;
-  int64_t group = 0, groups = 0;  // vectors of a group, and groups of vectors
+  int64_t group = 0, groups = 0;  // vectors per group, and number of groups
   int64_t tasks = 0;
 };
 
-// A task's memory, beside the weights.
+// The scratch of a task.
 template <typename A>
-struct Memory {
+struct TaskScratch {
   A* sums;           // [pixel of the task's block][vector][lane]
-  int64_t* offsets;  // from what the first run of a part reads to the other runs
-  int64_t* at;       // of the runs' weights, in rows from those of the first
-  const A** rows;    // of a tile
-  A* wide;           // what these rows point to
+  int64_t* offsets;  // from the pixels of a partial sum's first run to those of run r
+  int64_t* at;       // from the weights of its first run to those of run r, in rows
+  const A** rows;    // pointers to the rows of a tile
+  A* wide;           // copies of these rows, converted to A
   int64_t bytes;
 };
 
-// Divides the memory at `scratch`. Images that are of type A need less.
+// Lays out the scratch. Images of type A need no copies and maybe no sums.
 template <typename T, typename A, bool kGradient>
-Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullptr) {
+TaskScratch<A> CarveScratch(const ColumnsPlan<A, kGradient>& plan,
+                            void* scratch = nullptr) {
   constexpr bool kSame = std::is_same_v<T, A>;
   int64_t bytes = 0;
   const auto next = [&](int64_t count, int64_t size) {
@@ -138,7 +140,7 @@ Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullpt
   };
   const int64_t sums =
       kSame && plan.in_place() ? 0 : plan.blocks.most() * plan.group * kLanes<A>;
-  Memory<A> memory;
+  TaskScratch<A> memory;
   memory.sums = reinterpret_cast<A*>(next(sums, sizeof(A)));
   memory.offsets = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
   memory.at = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
@@ -150,6 +152,7 @@ Memory<A> MemoryOf(const ColumnsPlan<A, kGradient>& plan, void* scratch = nullpt
   return memory;
 }
 
+// Sets `fits` only if at least half of the lanes are used.
 template <typename T, bool kGradient>
 Division DivideColumns(const Problem& p) {
   using A = Accumulator<T>;
@@ -158,13 +161,13 @@ Division DivideColumns(const Problem& p) {
   d.fits = p.pose_rows == 1 && p.pose_depth == 1 &&
            plan.vectors * kLanes<A> <= 2 * plan.columns;
   d.workspace = plan.vectors * plan.stride() * sizeof(A);
-  d.scratch = MemoryOf<T>(plan).bytes;
+  d.scratch = CarveScratch<T>(plan).bytes;
   d.tasks = plan.tasks;
   d.weights_tasks = plan.taps * CeilDivide(plan.vectors, 2);
   return d;
 }
 
-// Packs one panel of columns of one tap.
+// Packs one panel of the columns of one tap.
 template <typename T, bool kGradient>
 void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -181,18 +184,18 @@ void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Some terms of each of some runs.
+// A partial sum: `length` terms from `term` on of each of `runs` runs from `run` on.
 struct Part {
   int64_t run, runs;
   int64_t term, length;
 };
 
-// Adds a part to the sums of the pixels in `block`, or sets the sums to it.
+// Adds a partial sum to the sums of the pixels in `block`, or sets them to it.
 template <typename T, typename A, bool kGradient>
 void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
              const Runs& runs, const Part& part, bool add, const T* from,
-             const A* weights, int64_t vectors, const Memory<A>& memory,
-             const Places<A>& sums) {
+             const A* weights, int64_t vectors, const TaskScratch<A>& memory,
+             const PixelView<A>& sums) {
   const Problem& p = plan.p;
   const int64_t tap = part.run * runs.taps;
   for (int64_t run = 0; run < part.runs; ++run) {
@@ -235,7 +238,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
     for (int64_t v = 0; v < vectors; v += 2) {
       const int64_t width = Min(vectors - v, 2) * kLanes<A>;
       const A* const panel = weights + v * plan.stride() + begin * width;
-      // While the tiles multiply this part of the weights, they fetch the next.
+      // While the tiles multiply this part of the weights, they prefetch the next.
       (width > kLanes<A> ? two : one)(
           {memory.rows, memory.at, part.runs, 0, part.length}, panel,
           panel + (terms + terms * tile / tiles) * width, CeilDivide(width, tiles), add,
@@ -246,7 +249,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
 
 // Sets the sums of the pixels in a block to zero.
 template <typename A>
-void SetZero(const Block& block, int64_t width, const Places<A>& sums) {
+void SetZero(const Block& block, int64_t width, const PixelView<A>& sums) {
   for (int64_t n = 0; n < block.samples; ++n) {
     for (int64_t y = block.y_begin; y < block.y_end; ++y) {
       for (int64_t x = block.x_begin; x < block.x_end; ++x) {
@@ -256,11 +259,11 @@ void SetZero(const Block& block, int64_t width, const Places<A>& sums) {
   }
 }
 
-// Computes the sums of the pixels in a block.
+// Computes the sums of the pixels in a block, all inside or all outside.
 template <typename T, typename A, bool kGradient>
 void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is_inside,
-              const T* from, const A* weights, int64_t vectors, const Memory<A>& memory,
-              const Places<A>& sums) {
+              const T* from, const A* weights, int64_t vectors,
+              const TaskScratch<A>& memory, const PixelView<A>& sums) {
   const Runs& runs = is_inside ? plan.inside : plan.outside;
   bool add = !is_inside || runs.length == 0;
   if (add) SetZero(block, vectors * kLanes<A>, sums);
@@ -273,6 +276,7 @@ void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is
   }
 }
 
+// Computes a group of column vectors for a block of pixels: one task.
 template <typename T, bool kGradient>
 void RunColumns(const Problem& p, int64_t task, const T* from, const void* workspace,
                 T* to, void* scratch) {
@@ -282,11 +286,11 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
   const int64_t first = task % plan.groups * plan.group;
   const int64_t vectors = Min(plan.group, plan.vectors - first);
   const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
-  const Memory<A> memory = MemoryOf<T>(plan, scratch);
+  const TaskScratch<A> memory = CarveScratch<T>(plan, scratch);
   const A* const weights = static_cast<const A*>(workspace) + first * plan.stride();
   const int64_t row = plan.to.width * plan.columns, sample = plan.to.height * row;
   T* const image = to + block.sample * sample + column;
-  Places<A> sums;
+  PixelView<A> sums;
   bool in_place = false;
   if constexpr (std::is_same_v<T, A>) {
     in_place = plan.in_place();

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies of the pixels of a block, in which the numbers of a pose row lie side by side.
+// Copies the pixels of a block such that the elements of each pose row are contiguous.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_
 
@@ -14,11 +14,11 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kCopyAhead = 4096;  // numbers that are prefetched ahead
+constexpr int64_t kCopyPrefetchDistance = 4096;  // prefetch distance in elements
 
-// The pixels of the image that a block reads along one axis. Number `n` of them is
-// pixel (begin + n / step) * stride - pad + n % step of the image. Pixels between
-// windows, where strides are longer than these, are left out.
+// The pixels that a block reads along one axis. Pixel `n` of the patch is pixel (begin
+// + n / step) * stride - pad + n % step of the image. With strides longer than the
+// windows, the pixels between windows are omitted.
 struct Patch {
   Patch(const AxisProblem& p, int64_t begin, int64_t end)
       : begin(begin),
@@ -35,16 +35,16 @@ struct Patch {
   int64_t begin, reach, step, size, stride, pad;
 };
 
-// Copies `count` numbers of each pose row of a pixel, from number `first` on: a pose
-// row has the rows of all channels' poses, which have `columns` numbers. Pose rows are
-// `stride` numbers apart in `to`.
+// Copies `count` elements of each pose row of a pixel, from element `first` on. A pose
+// row of a pixel joins this row of all channels' poses, each of `columns` elements. In
+// `to`, pose rows are `stride` elements apart.
 template <typename T, typename A>
 void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
               int64_t count, A* to, int64_t stride) {
   if (rows == 1) {
     int64_t k = 0;
     for (; k + kLanes<A> <= count; k += kLanes<A>) {
-      __builtin_prefetch(pixel + first + k + kCopyAhead, 0, 2);
+      __builtin_prefetch(pixel + first + k + kCopyPrefetchDistance, 0, 2);
       Store(to + k, LoadWide<A>(pixel + first + k));
     }
     for (; k < count; ++k) to[k] = Widen(pixel[first + k]);
@@ -53,7 +53,7 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
   if (rows == 4 && columns == 4 && first % 4 == 0 && count % 4 == 0) {
     const T* from = pixel + first * 4;
     for (int64_t k = 0; k < count; k += 4, from += 16, to += 4) {
-      __builtin_prefetch(from + kCopyAhead, 0, 2);
+      __builtin_prefetch(from + kCopyPrefetchDistance, 0, 2);
       A pose[16];
       for (int n = 0; n < 16; ++n) pose[n] = Widen(from[n]);
       std::memcpy(to, pose, 4 * sizeof(A));
@@ -75,12 +75,13 @@ void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
   }
 }
 
-// Copies these numbers of all pixels of a block to [panel][pixel][pose row]. A panel
-// has `width` of them, with zeros after the last one.
+// Copies elements [first, first + count) of the pose rows of all pixels of a block to
+// [panel][pixel][pose row][element]. A panel holds `width` elements of each pose row;
+// the last one is padded with zeros.
 template <typename T, typename A>
 void CopyPixels(const Problem& p, const Image& image, const Block& block, int64_t first,
                 int64_t count, int64_t width, const T* from, A* to) {
-  const int64_t size = image.channels * Capsule(p, image);
+  const int64_t size = image.channels * CapsuleSize(p, image);
   const int64_t pixel = p.pose_rows * width, panel = block.pixels() * pixel;
   for (int64_t n = block.sample; n < block.sample + block.samples; ++n) {
     for (int64_t y = block.y_begin; y < block.y_end; ++y) {

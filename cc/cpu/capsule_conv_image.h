@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward convolution, and the gradient of the input. The latter is a convolution of
-// grad with transposed weights, one for each phase of the input, for each phase uses
-// other taps. A phase is called `place` here.
+// Forward convolution and input gradient over planes. The input gradient is one
+// convolution of grad with transposed weights for each phase of the input, because each
+// phase uses other taps. `place` is the index of such a phase; `phase` means a phase of
+// the image that is read (capsule_conv_strip.h).
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
 
@@ -16,16 +17,17 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kRingBytes = 384 << 10;  // of the ring: the second-level cache
-constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of a part of a row
-constexpr int64_t kOutside = 12;           // lanes of zeros are left out, of so many
-constexpr int64_t kFewTasks = 16;          // that more samples side by side must leave
-constexpr int64_t kTerms = 128;    // added up in registers, where a sum has few terms
-constexpr int64_t kFewTerms = 32;  // the same, where a tap of the gradient has few
-constexpr int64_t kTapTerms = 64;  // which are few
+constexpr int64_t kRingBytes = 384 << 10;  // ring buffer, in the L2 cache
+constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of one piece of a row
+constexpr int64_t kOutsideDivisor = 12;    // skip zeros if they fill 1 lane in 12
+constexpr int64_t kMinTasks = 16;          // fewest tasks with interleaved samples
+constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at least
+constexpr int64_t kFewTerms = 32;  // the same, if a tap of the gradient has few terms
+constexpr int64_t kTapTerms = 64;  // fewer terms than these are few
 
-// How the work is divided into tasks. A task keeps the rows of the image that its
-// current row of results reads in a ring of `slots` rows of planes.
+// The division into tasks. A task computes rows of results from top to bottom, and
+// keeps the image rows that the current one reads as planes, in a ring buffer of
+// `slots` rows.
 template <typename A, bool kGradient>
 struct ImagePlan {
   explicit ImagePlan(const Problem& problem)
@@ -41,18 +43,18 @@ struct ImagePlan {
               : rest <= kFewColumns ? kFewColumns
                                     : kColumns);
     vectors = padded <= kFewColumns ? kFewVectors : kVectors;
-    y_places = kGradient ? Min(p.stride_height, p.in_height) : 1;
-    x_places = kGradient ? Min(p.stride_width, p.in_width) : 1;
+    y_phases = kGradient ? Min(p.stride_height, p.in_height) : 1;
+    x_phases = kGradient ? Min(p.stride_width, p.in_width) : 1;
     ring = runs = slots = 0;
     int64_t width = 0, reach = 0, phases = 1, most_taps = 0, rows = 0;
-    bool outside = false;  // whether taps read zeros beside the image
-    for (int64_t place = 0; place < y_places; ++place) {
+    bool outside = false;  // whether taps read padding left or right of the image
+    for (int64_t place = 0; place < y_phases; ++place) {
       const Axis axis = AxisY(place);
       slots = Max(slots, Min(axis.reach() + 1, from.height));
       rows = Max(rows, axis.count);
       runs = Max(runs, axis.taps);
     }
-    for (int64_t place = 0; place < x_places; ++place) {
+    for (int64_t place = 0; place < x_phases; ++place) {
       const Axis axis = AxisX(place);
       width = Max(width, axis.count);
       reach = Max(reach, axis.reach());
@@ -70,30 +72,31 @@ struct ImagePlan {
       const int64_t fit = kRingBytes / Max(pixel_bytes, 1) - reach;
       const int64_t block = Max(fit, CeilDivide(vectors * kLanes<A>, pixel));
       x_parts = CeilDivide(width, block);
-      const int64_t places = y_places * x_places;
+      const int64_t places = y_phases * x_phases;
       const int64_t work = p.batch * to.height * to.width / places * p.pose_depth *
                            p.pose_rows * columns * planes * runs;
-      // Few rows are read twice.
+      // Limit the number of rows that two tasks read.
       const int64_t again = 3 * Max(slots - AxisY(0).step, 0);
       y_parts =
           Min(CeilDivide(kTasks, places * sample_parts * x_parts), work / kTaskWork);
       y_parts = Max(Min(y_parts, rows / Max(again, 1)), 1);
       tasks = places * sample_parts * x_parts * y_parts;
-      if (whole && tasks < kFewTasks) {
-        const int64_t parts = Min(CeilDivide(kFewTasks, tasks), width / (2 * vectors));
+      if (whole && tasks < kMinTasks) {
+        const int64_t parts = Min(CeilDivide(kMinTasks, tasks), width / (2 * vectors));
         x_parts = Max(x_parts, parts);
         tasks = places * sample_parts * x_parts * y_parts;
       }
     };
-    // If a pixel of several samples is a vector, no tap multiplies zeros outside.
+    // If a pixel of several samples fills a vector, zeros outside the image fill whole
+    // vectors, and taps can skip them.
     const int64_t together = Max(kLanes<A> / p.pose_rows, 1);
     const bool whole =
         outside && kLanes<A> % p.pose_rows == 0 && p.batch % together == 0;
     if (whole) divide(together, true);
-    if (!whole || tasks < kFewTasks) {
+    if (!whole || tasks < kMinTasks) {
       divide(SamplesOfTask(p, Min(width, from.width), kLanes<A>, vectors), false);
     }
-    for (int64_t place = 0; place < x_places; ++place) {
+    for (int64_t place = 0; place < x_phases; ++place) {
       const Axis axis = AxisX(place);
       const Strip<A> strip(p, from, axis, 0, CeilDivide(width, x_parts), 0,
                            CeilDivide(p.batch, sample_parts), 0, from.channels);
@@ -104,7 +107,7 @@ struct ImagePlan {
   Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
   Axis AxisX(int64_t place) const { return ImageAxis<kGradient>(Horizontal(p), place); }
   int64_t packed() const { return p.pose_depth * taps * planes * padded; }
-  // Returns how many vectors of each column a task computes at a time, at most.
+  // Returns the most vectors of each column that a task computes at a time.
   int64_t most_vectors() const {
     return Max(kSumsOfRow / (padded * kVectorBytes), vectors);
   }
@@ -114,12 +117,12 @@ struct ImagePlan {
   Image from, to;
   int64_t planes, columns, taps;
   int64_t padded;              // columns, rounded up to whole tiles
-  int64_t vectors;             // of a tile, at most
-  int64_t y_places, x_places;  // phases along each axis
+  int64_t vectors;             // most vectors per tile
+  int64_t y_phases, x_phases;  // number of phases along each axis
   int64_t sample_parts, x_parts, y_parts, tasks;
-  int64_t slots;  // rows that the ring has room for
-  int64_t ring;   // numbers that the ring has room for
-  int64_t runs;   // taps of a pixel, at most
+  int64_t slots;  // rows in the ring buffer
+  int64_t ring;   // elements of the ring buffer
+  int64_t runs;   // most taps per pixel
 };
 
 template <typename T, bool kGradient>
@@ -135,8 +138,8 @@ Division DivideImage(const Problem& p) {
   return d;
 }
 
-// Packs a tap's weights into panels [depth][tile of columns][tap][plane][column]. A
-// task packs one tile of columns of one tap.
+// Packs a tap's weights as [depth][tile of columns][tap][plane][column]. A task packs
+// one tile of columns of one tap.
 template <typename T, bool kGradient>
 void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -154,18 +157,18 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Some lanes of the results, which are whole vectors.
-struct Lanes {
+// A range of lanes of the results, in whole vectors.
+struct LaneRange {
   int64_t begin, end;
 };
 
-// Adds to the sums of all columns what `count` runs contribute to some lanes, or sets
-// the sums to it if `add` is false. The sums begin with those of lane `first`.
+// Adds the contributions of `count` runs to the sums of all columns, for a range of
+// lanes, or sets the sums to them if `add` is false. `sums` begins with lane `first`.
 template <typename A, bool kGradient>
 void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
              const A* weights, bool finite, const Run* runs, int64_t count,
-             int64_t part_terms, const Lanes& lanes, bool add, int64_t first, A* sums,
-             int64_t stride) {
+             int64_t part_terms, const LaneRange& lanes, bool add, int64_t first,
+             A* sums, int64_t stride) {
   const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
   const int64_t planes = CeilDivide(plan.planes, plane_parts);
   const int64_t run_parts = Min(CeilDivide(count * planes, part_terms), count);
@@ -199,17 +202,17 @@ void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
   }
 }
 
-// Computes the sums of all columns for some lanes, and stores them as [column][lane].
-// Runs that read the image in the same lanes follow each other. They multiply only
-// these lanes, rounded up to whole vectors.
+// Computes the sums of all columns for a range of lanes, as [column][lane]. With
+// by_window, runs that read the image in the same lanes follow each other, and multiply
+// only these lanes, rounded up to whole vectors.
 template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, bool by_window, const Run* runs,
-              int64_t count, const Lanes& lanes, A* sums) {
-  // A sum is divided into parts. Rounding errors grow with the terms of a part and with
-  // the number of parts, so both are kept near the square root of all terms, if they
-  // are many. Plain TensorFlow adds up each tap of the gradient by itself, which is
-  // exact where taps have few terms.
+              int64_t count, const LaneRange& lanes, A* sums) {
+  // A sum of many terms is divided into partial sums. Rounding errors grow with the
+  // terms of a partial sum and with the number of partial sums, so both are kept near
+  // the square root of all terms. Plain TensorFlow sums each tap of the gradient by
+  // itself, which is exact if taps have few terms.
   const bool few = kGradient && plan.planes < kTapTerms;
   int64_t part_terms = few ? Max(kFewTerms, plan.planes) : kTerms;
   while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
@@ -237,6 +240,7 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
   if (!add) std::memset(sums, 0, plan.padded * stride * sizeof(A));
 }
 
+// Computes the rows of one task: some columns of pixels, of one phase and some samples.
 template <typename T, bool kGradient>
 void RunImage(const Problem& p, int64_t task, const T* from, const void* workspace,
               T* to, void* scratch) {
@@ -248,8 +252,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   task /= plan.y_parts;
   const int64_t sample_part = task % plan.sample_parts;
   const int64_t place = task / plan.sample_parts;
-  const Axis y_axis = plan.AxisY(place / plan.x_places);
-  const Axis x_axis = plan.AxisX(place % plan.x_places);
+  const Axis y_axis = plan.AxisY(place / plan.x_phases);
+  const Axis x_axis = plan.AxisX(place % plan.x_phases);
   const int64_t x_begin = PartBegin(x_axis.count, x_part, plan.x_parts);
   const int64_t x_end = PartBegin(x_axis.count, x_part + 1, plan.x_parts);
   const int64_t sample = PartBegin(p.batch, sample_part, plan.sample_parts);
@@ -263,16 +267,16 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   A* const ring = static_cast<A*>(scratch);
   A* const sums = ring + plan.ring;
   Run* const runs = reinterpret_cast<Run*>(sums + plan.sums());
-  // The row of the image that each slot of the ring holds.
+  // The image row that each slot of the ring buffer holds.
   int64_t* const rows = reinterpret_cast<int64_t*>(runs + plan.runs);
   for (int64_t slot = 0; slot < plan.slots; ++slot) rows[slot] = -1;
   const A* const packed = static_cast<const A*>(workspace);
   const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());
 
   const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
-  // To leave out zeros, longer parts of a row are computed, tap by tap.
+  // Skipping zeros works tap by tap, and pays off for longer pieces of a row.
   const int64_t least =
-      strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutside;
+      strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutsideDivisor;
   const bool by_window = strip.Outside() > least;
   const int64_t pieces =
       CeilDivide(vectors, by_window ? plan.most_vectors() : plan.vectors);
@@ -298,8 +302,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
     for (int64_t g = 0; g < p.pose_depth; ++g) {
       const A* const weights = packed + g * plan.padded * plan.taps * plan.planes;
       for (int64_t piece = 0; piece < pieces; ++piece) {
-        const Lanes lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
-                          PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
+        const LaneRange lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
+                              PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
         Multiply(plan, ring + g * strip.planes * strip.length, strip.length, weights,
                  finite, by_window, runs, count, lanes, sums);
         WriteLanes(p, plan.to, target, g, lanes.begin, lanes.end - lanes.begin, sums,

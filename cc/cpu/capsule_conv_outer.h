@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of the weights where the columns of grad fill the lanes: a sum over
-// pixels and pose rows of outer products of what a tap reads with grad. A task has some
-// rows and columns of the result, and adds up a chunk of the pixels; the sums of all
-// chunks are added last, in order.
+// Weight gradient, if the columns of grad fill the lanes: a sum over pixels and pose
+// rows of outer products of the elements that a tap reads with those of grad. A task
+// computes some rows and columns of the result for one chunk of the pixels. The sums of
+// all chunks are added last, in a fixed order.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_
 
@@ -19,12 +19,12 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kOuterRows = 1024;    // of a task, at most
-constexpr int64_t kPanelRows = 12;      // whole tiles of 12 or 6 rows
-constexpr int64_t kFewRows = 64;        // of a tap, of a task, where poses are copied
-constexpr int64_t kReduceColumns = 64;  // that `reduce` adds up at a time
-constexpr int64_t kReduceRows = 64;     // of a task of `reduce`
-constexpr int64_t kChunkBytes = 32 << 20;  // of the sums of all chunks
+constexpr int64_t kOuterRows = 1024;  // most rows per task
+constexpr int64_t kPanelRows = 12;    // whole tiles of 12 or 6 rows
+constexpr int64_t kFewRows = 64;  // fewest rows of a tap per task, if poses are copied
+constexpr int64_t kReduceColumns = 64;     // columns that `reduce` adds at a time
+constexpr int64_t kReduceRows = 64;        // rows per task of `reduce`
+constexpr int64_t kChunkBytes = 32 << 20;  // bytes of the sums of all chunks, at most
 
 template <typename A>
 struct OuterPlan {
@@ -41,7 +41,7 @@ struct OuterPlan {
     runs = taps / run_taps;
     length = run_taps * channels;
     rows = taps * channels;
-    // Each number that a task copies should serve many products.
+    // Each element that a task copies should be used in many products.
     const int64_t most =
         p.pose_rows == 1 ? kOuterRows : Max(kOuterRows / taps, kFewRows);
     piece = RoundUp(CeilDivide(length, CeilDivide(length, most)), 4);
@@ -61,67 +61,66 @@ struct OuterPlan {
     chunks = Max(Min(chunks, blocks.count()), 1);
   }
 
-  // Returns whether the gradient, if it is of type A, holds sums as the only chunk
-  // does.
+  // Returns whether a gradient of type A can hold the sums of the only chunk.
   bool in_place() const {
     return chunks == 1 && columns % kLanes<A> == 0 &&
            (p.pose_inner == 1 || p.out_channels == 1);
   }
-  // Returns how many numbers of a pose row of a pixel a task reads, at most.
+  // Returns the most elements of a pixel's pose row that a task reads.
   int64_t patch() const { return Min(piece, channels); }
-  // Return how many panels `count` rows have, and where a panel begins. Capsules of
-  // four columns stay whole.
+  // Return how many panels `count` rows have, and the first row of a panel. Capsules of
+  // four columns are not split.
   int64_t panels(int64_t count) const { return CeilDivide(count, panel); }
   int64_t panel_begin(int64_t index, int64_t count) const {
     const int64_t whole = count % 4 == 0 ? 4 : 1;
     return PartBegin(count / whole, index, panels(count)) * whole;
   }
-  // Returns how many sums a chunk has, as [tap, channel][vector][lane].
+  // Returns the number of sums of a chunk, laid out as [tap, channel][vector][lane].
   int64_t sums() const { return rows * vectors * kLanes<A>; }
 
   const Problem& p;
-  int64_t channels, columns;  // of a pixel of the input, and of grad
+  int64_t channels, columns;  // elements of a pose row, in the input and in grad
   int64_t vectors, taps;
-  int64_t run_taps, runs;         // taps that lie side by side, and how many such runs
-  int64_t length, rows;           // rows of the result, of a run and of all
-  int64_t pieces = 0, piece = 0;  // of a run, and rows of a piece
-  int64_t panel = 0;              // rows of a panel, at most
-  int64_t task_runs = 0;          // runs of a task
-  int64_t group = 0, groups = 0;  // vectors of a group, and groups of vectors
-  int64_t parts = 0;              // in which tasks divide the result
-  int64_t chunks = 0;             // in which tasks divide the pixels
+  int64_t run_taps, runs;         // contiguous taps of a run, and number of runs
+  int64_t length, rows;           // rows of the result: of a run, and in total
+  int64_t pieces = 0, piece = 0;  // pieces per run, and rows per piece
+  int64_t panel = 0;              // most rows per panel
+  int64_t task_runs = 0;          // runs per task
+  int64_t group = 0, groups = 0;  // vectors per group, and number of groups
+  int64_t parts = 0;              // tasks per chunk
+  int64_t chunks = 0;             // chunks of pixels
   Blocks blocks;
 };
 
-// Locates the numbers that a block's pixels read, in the image or in a copy of the
-// layout [panel][sample][y][x][pose row][row of the panel]. Poses of one row have one
-// panel, in which the numbers that a row of taps reads are contiguous.
+// The elements that a block's pixels read, in the image or in a copy laid out as
+// [panel][sample][y][x][pose row][row of the panel]. Poses of one row have a single
+// panel, in which the elements that a row of taps reads are contiguous.
 template <typename A>
 struct Read {
-  const A* first;  // of the block's first pixel, by the first tap
-  int64_t panel, sample, y, x, pose_row;  // numbers from one to the next
+  const A* first;  // read by the block's first pixel and the first tap
+  int64_t panel, sample, y, x, pose_row;  // strides in elements
   int64_t tap_y, tap_x;
 };
 
-// A task's memory, beside the sums.
+// The scratch of a task.
 template <typename A>
-struct OuterMemory {
+struct OuterScratch {
   A* grad;          // [two vectors][pixel of a block][pose row][lane]
-  const A** left;   // of each pair of pixels, by pose rows: the rows' numbers
-  const A** right;  // and its first two vectors
-  A* patch;         // a copy of what a block reads
+  const A** left;   // per pair of pixels and pose row: left factors
+  const A** right;  // right factors, in the first panel of `grad`
+  A* patch;         // copy of the elements that a block reads
   int64_t bytes;
 };
 
-// Returns whether the images hold the rows of outer products as they are needed.
+// Returns whether the images can be read in place.
 template <typename T>
 bool IsInPlace(const Problem& p) {
   return std::is_same_v<T, Accumulator<T>> && p.pose_rows == 1;
 }
 
-// Divides the memory at `scratch`.
+// Lays out the scratch.
 template <typename T, typename A>
-OuterMemory<A> MemoryOf(const OuterPlan<A>& plan, void* scratch = nullptr) {
+OuterScratch<A> CarveScratch(const OuterPlan<A>& plan, void* scratch = nullptr) {
   const Problem& p = plan.p;
   int64_t bytes = 0;
   const auto next = [&](int64_t count, int64_t size) {
@@ -137,7 +136,7 @@ OuterMemory<A> MemoryOf(const OuterPlan<A>& plan, void* scratch = nullptr) {
   const int64_t width = plan.panels(plan.patch()) * Min(plan.panel, plan.patch());
   const int64_t patch =
       IsInPlace<T>(p) ? 0 : samples * p.pose_rows * y.size * x.size * width;
-  OuterMemory<A> memory;
+  OuterScratch<A> memory;
   memory.grad =
       reinterpret_cast<A*>(next(pairs * RoundUp(plan.group, 2) * kLanes<A>, sizeof(A)));
   memory.left = reinterpret_cast<const A**>(next(pairs, sizeof(const A*)));
@@ -153,7 +152,8 @@ Division DivideOuter(const Problem& p) {
   const OuterPlan<A> plan(p);
   const int64_t lanes = plan.vectors * kLanes<A>;
   Division d;
-  // Planes of several pose rows leave no lanes idle, and are faster in short vectors.
+  // The kernels over planes leave no lanes idle if poses have several rows, and are
+  // faster with short vectors.
   d.fits =
       p.pose_depth == 1 && (p.pose_rows == 1 ? lanes <= 2 * plan.columns
                                              : kVectorBytes > 16 && plan.vectors > 1 &&
@@ -161,14 +161,14 @@ Division DivideOuter(const Problem& p) {
   if (!d.fits) return d;
   d.in_place = std::is_same_v<T, A> && plan.in_place();
   d.workspace = plan.chunks * plan.sums() * sizeof(A);
-  d.scratch = MemoryOf<T>(plan).bytes;
+  d.scratch = CarveScratch<T>(plan).bytes;
   d.tasks = plan.chunks * plan.parts;
   d.weights_tasks = plan.taps * CeilDivide(plan.channels, kReduceRows);
   return d;
 }
 
-// Copies what the pixels of a block read, `count` numbers of a pose row from number
-// `first` on, or finds it in the image.
+// Copies the elements that the pixels of a block read, `count` of each pose row from
+// element `first` on, or returns their addresses in the image.
 template <typename T, typename A>
 Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
                   int64_t count, const T* input, A* copy) {
@@ -176,7 +176,7 @@ Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
   const Patch y(Vertical(p), block.y_begin, block.y_end);
   const Patch x(Horizontal(p), block.x_begin, block.x_end);
   const Image image = InputImage(p);
-  const int64_t size = image.channels * Capsule(p, image);
+  const int64_t size = image.channels * CapsuleSize(p, image);
   if constexpr (std::is_same_v<T, A>) {
     if (IsInPlace<T>(p)) {
       const int64_t line = p.in_width * size, sample = p.in_height * line;
@@ -220,21 +220,21 @@ Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
           p.dilation_width * pixel};
 }
 
-// Finds the pairs of pixels of a tap whose written pixels lie in `part` of a block, and
-// returns how many pairs of their pose rows there are.
+// Stores pointers to the operands of all pairs of pixels that a tap connects, with the
+// written pixel in `part` of a block. Returns the number of pairs, counting pose rows.
 template <typename A>
 int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64_t tap,
-                  const Read<A>& read, const OuterMemory<A>& memory) {
+                  const Read<A>& read, const OuterScratch<A>& memory) {
   const int64_t i = tap / p.kernel_width, j = tap % p.kernel_width;
-  const Line y = LineOf<false>(Vertical(p), i, part.y_begin, part.y_end);
-  const Line x = LineOf<false>(Horizontal(p), j, part.x_begin, part.x_end);
+  const TapSpan y = TapSpanOf<false>(Vertical(p), i, part.y_begin, part.y_end);
+  const TapSpan x = TapSpanOf<false>(Horizontal(p), j, part.x_begin, part.x_end);
   int64_t count = 0;
   for (int64_t n = 0; n < part.samples; ++n) {
     for (int64_t to_y = y.to; to_y < y.to + y.count; ++to_y) {
       const A* left = read.first + n * read.sample + (to_y - block.y_begin) * read.y +
                       (x.to - block.x_begin) * read.x + i * read.tap_y + j * read.tap_x;
       const A* right =
-          memory.grad + block.PlaceOf(n, to_y, x.to) * p.pose_rows * 2 * kLanes<A>;
+          memory.grad + block.IndexOf(n, to_y, x.to) * p.pose_rows * 2 * kLanes<A>;
       for (int64_t k = 0; k < x.count; ++k, left += read.x) {
         for (int64_t row = 0; row < p.pose_rows; ++row, ++count) {
           memory.left[count] = left + row * read.pose_row;
@@ -247,13 +247,13 @@ int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64
   return count;
 }
 
-// Adds what `count` pairs contribute to `rows` rows of the result, from row `row` of a
-// tap on, for each of some taps, or sets the rows to it. The pairs are those of the
-// first of these taps.
+// Adds the outer products of `count` pairs to `rows` rows of the result, from row `row`
+// of a tap on, or sets the rows to them, for each `step`-th tap from first_tap on. The
+// pairs are those of first_tap.
 template <typename A>
 void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64_t step,
              int64_t count, int64_t row, int64_t rows, int64_t vectors,
-             const Read<A>& read, const OuterMemory<A>& memory, int64_t grad_panel,
+             const Read<A>& read, const OuterScratch<A>& memory, int64_t grad_panel,
              bool add, A* sums) {
   const Problem& p = plan.p;
   const int64_t width = plan.vectors * kLanes<A>;
@@ -282,7 +282,7 @@ void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64
   }
 }
 
-// Computes the sums of one chunk for some rows and columns of the result.
+// Computes some rows and columns of the sums of one chunk.
 template <typename T>
 void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
               void* workspace, void* scratch) {
@@ -298,7 +298,7 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
   const int64_t end_run = Min(run + plan.task_runs, plan.runs);
   const Range y_inside = InsideOf<false>(Vertical(p));
   const Range x_inside = InsideOf<false>(Horizontal(p));
-  const OuterMemory<A> memory = MemoryOf<T>(plan, scratch);
+  const OuterScratch<A> memory = CarveScratch<T>(plan, scratch);
   A* const sums = static_cast<A*>(workspace) + chunk * plan.sums() + first * kLanes<A>;
   const int64_t end = PartBegin(plan.blocks.count(), chunk + 1, plan.chunks);
   const int64_t begin = PartBegin(plan.blocks.count(), chunk, plan.chunks);
@@ -311,7 +311,7 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
     const int64_t grad_panel = block.pixels() * p.pose_rows * 2 * kLanes<A>;
     const Read<A> read =
         ReadBlock(plan, block, row, Min(rows, plan.channels), input, memory.patch);
-    // The first block sets the sums, if all taps read inside the image for all pixels.
+    // The first block sets the sums, if all taps of its pixels read inside the image.
     const bool add = index > begin || block.y_begin < y_inside.begin ||
                      block.y_end > y_inside.end || block.x_begin < x_inside.begin ||
                      block.x_end > x_inside.end;
@@ -323,8 +323,8 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
     ForParts(block, y_inside, x_inside, [&](const Block& part, bool inside) {
       const int64_t first_tap = run * plan.run_taps, end_tap = end_run * plan.run_taps;
       if (inside) {
-        // All taps read inside, so the pairs of one differ from those of another by an
-        // offset. What a row of taps reads lies side by side in memory.
+        // All taps read inside the image, so the pairs of different taps differ only by
+        // an offset, and a run of taps reads contiguous elements.
         const int64_t count = FindPairs(p, block, part, first_tap, read, memory);
         AddTaps(plan, first_tap, end_tap, plan.run_taps, count, row, rows, vectors,
                 read, memory, grad_panel, add, sums);
@@ -339,7 +339,7 @@ void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
   }
 }
 
-// Adds up the sums of all chunks and writes them to the gradient of a tap's weights. A
+// Adds the sums of all chunks and writes them to the gradient of a tap's weights. A
 // task has kReduceRows rows.
 template <typename T>
 void ReduceOuter(const Problem& p, int64_t task, const void* workspace,
@@ -349,9 +349,9 @@ void ReduceOuter(const Problem& p, int64_t task, const void* workspace,
   const int64_t parts = CeilDivide(plan.channels, kReduceRows);
   const int64_t tap = task / parts, begin = task % parts * kReduceRows;
   const int64_t end = Min(begin + kReduceRows, plan.channels);
-  // Neighbouring columns of the result lie in stretches of the weights.
+  // Number of neighboring columns of the result that are contiguous in the weights.
   const bool adjacent = p.pose_inner == 1;
-  const int64_t stretch = adjacent ? plan.columns : p.pose_columns;
+  const int64_t contiguous = adjacent ? plan.columns : p.pose_columns;
   const int64_t width = plan.vectors * kLanes<A>;
   for (int64_t row = begin; row < end; ++row) {
     const A* const from =
@@ -370,8 +370,9 @@ void ReduceOuter(const Problem& p, int64_t task, const void* workspace,
       }
       const int64_t end_column = Min(first + kReduceColumns, plan.columns);
       for (int64_t column = first; column < end_column;) {
-        const int64_t o = column / stretch, end = Min((o + 1) * stretch, end_column);
-        T* const place = to + o * stretch * p.pose_inner - o * stretch;
+        const int64_t o = column / contiguous,
+                      end = Min((o + 1) * contiguous, end_column);
+        T* const place = to + o * contiguous * p.pose_inner - o * contiguous;
         for (; column < end; ++column) Narrow(sums[column - first], place + column);
       }
     }

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of the input for poses of one row whose pixels have too few numbers to
-// fill the lanes. Lanes are the columns of all taps: a matrix product computes what
-// each pixel of grad contributes to every number that its window reads, and these
-// products are then added to the image. The numbers that a row of taps reads are
-// contiguous.
+// Input gradient for poses of one row, if a pixel of the input has too few elements to
+// fill the lanes. Lanes are the columns of all taps: a matrix product computes the
+// contribution of each pixel of grad to every element that its window reads, and these
+// products are added to the image. A row of taps reads contiguous elements.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
 
@@ -22,11 +21,11 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kSpreadChannels = 16;      // of grad, at least
-constexpr int64_t kSpreadPixels = 512;       // of grad, of a block, at most
-constexpr int64_t kSpreadBytes = 256 << 10;  // of a block's numbers of grad
-constexpr int64_t kSpreadAcross = 32;        // the same, across
-constexpr int64_t kSpreadTaskPixels = 128;   // of grad, of a task, if there are enough
+constexpr int64_t kSpreadChannels = 16;      // fewest channels of grad
+constexpr int64_t kSpreadPixels = 512;       // most pixels of grad per block
+constexpr int64_t kSpreadBytes = 256 << 10;  // bytes of grad per block
+constexpr int64_t kSpreadAcross = 32;        // widest block, in pixels of grad
+constexpr int64_t kSpreadTaskPixels = 128;   // fewest pixels of grad per task
 
 // A task computes some rows of the images of some samples. It multiplies all pixels of
 // grad whose windows read these rows, block by block.
@@ -58,8 +57,7 @@ struct SpreadPlan {
     run = (p.dilation_width == 1 ? p.kernel_width : 1) * columns;
   }
 
-  // Return how many numbers the sums of a task need, the products of a block, and its
-  // copy of grad.
+  // Return the number of elements of a task's sums and of a block's products.
   int64_t sums() const {
     return CeilDivide(p.batch, sample_parts) * rows * width * columns + kLanes<A>;
   }
@@ -67,14 +65,14 @@ struct SpreadPlan {
   int64_t tasks() const { return sample_parts * y_parts; }
 
   const Problem& p;
-  int64_t channels, columns;      // of a pixel of grad, and of one of the input
-  int64_t taps, vectors;          // vectors hold the columns of all taps
-  int64_t sample_parts, y_parts;  // in which tasks divide the images
-  int64_t rows;                   // of a task, at most
-  int64_t block;                  // pixels of a block, at most
-  int64_t part;                   // channels that are added up in registers
-  int64_t left, width;            // pixels of a row of sums, and before the image's
-  int64_t run = 0;                // columns that lie side by side in the image
+  int64_t channels, columns;  // elements of a pixel of grad, and of one of the input
+  int64_t taps, vectors;      // vectors that hold the columns of all taps
+  int64_t sample_parts, y_parts;  // division of the images into tasks
+  int64_t rows;                   // most rows per task
+  int64_t block;                  // most pixels per block
+  int64_t part;                   // channels per partial sum
+  int64_t left, width;  // pixels of a row of sums: left of the image, and in total
+  int64_t run = 0;      // columns that are contiguous in the image
 };
 
 template <typename T>
@@ -82,7 +80,7 @@ Division DivideSpread(const Problem& p) {
   using A = Accumulator<T>;
   const SpreadPlan<A> plan(p);
   Division d;
-  // Planes have kFewColumns columns or more for each tap.
+  // The kernels over planes compute at least kFewColumns columns for each tap.
   d.fits = p.pose_rows == 1 && p.pose_depth == 1 && plan.channels >= kSpreadChannels &&
            plan.vectors * kLanes<A> < plan.taps * RoundUp(plan.columns, kFewColumns);
   const int64_t wide = std::is_same_v<T, A> ? 0 : plan.block * plan.channels;
@@ -93,8 +91,7 @@ Division DivideSpread(const Problem& p) {
   return d;
 }
 
-// Packs the weights of a tap as [panel][channel][lane]. A panel has two vectors, or the
-// last one.
+// Packs a tap's weights as [panel][channel][lane]; the last panel may be half as wide.
 template <typename T>
 void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -117,11 +114,10 @@ void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace
   }
 }
 
-// Returns where the pixels of a block of grad are, or their copies if grad is not of
-// type A.
+// Returns the pixels of a block of grad, or their copies if grad is not of type A.
 template <typename T, typename A>
-Places<const A> PlacesOf(const SpreadPlan<A>& plan, const Block& block, const T* grad,
-                         A* copy) {
+PixelView<const A> ViewGrad(const SpreadPlan<A>& plan, const Block& block,
+                            const T* grad, A* copy) {
   const Problem& p = plan.p;
   if constexpr (std::is_same_v<T, A>) {
     const int64_t row = p.out_width * plan.channels, sample = p.out_height * row;
@@ -135,11 +131,10 @@ Places<const A> PlacesOf(const SpreadPlan<A>& plan, const Block& block, const T*
   }
 }
 
-// Computes the products of a block's pixels with one panel of weights, as
-// [pixel][lane].
+// Multiplies a block's pixels by one panel of weights, into products [pixel][lane].
 template <typename A, int V>
 void MultiplyBlock(const SpreadPlan<A>& plan, const Block& block,
-                   const Places<const A>& grad, const A* panel, A* products) {
+                   const PixelView<const A>& grad, const A* panel, A* products) {
   const int64_t height = block.y_end - block.y_begin;
   const int64_t width = block.x_end - block.x_begin;
   const int64_t tiles = CeilDivide(block.pixels(), kTileRows);
@@ -162,9 +157,8 @@ void MultiplyBlock(const SpreadPlan<A>& plan, const Block& block,
   }
 }
 
-// Adds the products of a block to the sums of the rows that begin at y_begin, and of
-// the samples that begin at first_sample. The products are those of V vectors of
-// columns from column `first` on.
+// Adds the products of a block, for V vectors of columns from column `first` on, to the
+// sums of the rows from y_begin on and of the samples from first_sample on.
 template <typename A, int V>
 void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
                  const A* products, int64_t first_sample, int64_t y_begin,
@@ -179,7 +173,8 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
     const int64_t tap = column / plan.columns, x = tap % p.kernel_width;
     const int64_t count =
         Min(Min(plan.run - column % plan.run, end - column), kLanes<A>);
-    const Line rows = LineOf<true>(Vertical(p), tap / p.kernel_width, y_begin, y_end);
+    const TapSpan rows =
+        TapSpanOf<true>(Vertical(p), tap / p.kernel_width, y_begin, y_end);
     const int64_t begin_row = Max(rows.from, block.y_begin);
     const int64_t end_row = Min(rows.from + rows.count, block.y_end);
     const Vector<Integer<A>> mask =
@@ -191,8 +186,8 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
         column % plan.columns;
     for (int64_t n = 0; n < block.samples; ++n) {
       const int64_t sample = block.sample + n - first_sample;
-      // The windows of neighbours overlap, and adding to a vector that is still being
-      // stored is slow. So consecutive pixels are ones whose vectors do not overlap.
+      // The windows of neighboring pixels overlap, and loading a vector that is still
+      // being stored stalls. So consecutive iterations use vectors that do not overlap.
       for (int64_t first_x = 0; first_x < apart; ++first_x) {
         for (int64_t i = first_x; i < width; i += apart) {
           A* to = sums + (sample * plan.rows + first_row) * line + offset +
@@ -213,6 +208,7 @@ void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
   }
 }
 
+// Computes some rows of the input gradient of some samples: one task.
 template <typename T>
 void RunSpread(const Problem& p, int64_t task, const T* grad, const void* workspace,
                T* to, void* scratch) {
@@ -229,10 +225,10 @@ void RunSpread(const Problem& p, int64_t task, const T* grad, const void* worksp
   A* const copy = products + plan.products();
   std::memset(sums, 0, plan.sums() * sizeof(A));
 
-  // The rows of grad whose windows read rows of this task.
+  // Find the rows of grad whose windows read rows of this task.
   int64_t begin = p.out_height, end = 0;
   for (int64_t tap = 0; tap < p.kernel_height; ++tap) {
-    const Line rows = LineOf<true>(Vertical(p), tap, y_begin, y_end);
+    const TapSpan rows = TapSpanOf<true>(Vertical(p), tap, y_begin, y_end);
     if (rows.count == 0) continue;
     begin = Min(begin, rows.from);
     end = Max(end, rows.from + rows.count);
@@ -245,7 +241,7 @@ void RunSpread(const Problem& p, int64_t task, const T* grad, const void* worksp
       block.sample += sample;
       block.y_begin += begin;
       block.y_end += begin;
-      const Places<const A> places = PlacesOf(plan, block, grad, copy);
+      const PixelView<const A> places = ViewGrad(plan, block, grad, copy);
       for (int64_t v = 0; v < plan.vectors; v += 2) {
         const A* const panel = packed + v * kLanes<A> * plan.channels;
         const int64_t first = v * kLanes<A>;

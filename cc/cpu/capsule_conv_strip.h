@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies between images, in which capsules lie side by side, and planes, in which the
-// pose rows of neighbouring pixels and samples lie side by side.
+// Copies images, in which the elements of a capsule are contiguous, to planes, in which
+// the pose rows of neighboring pixels and samples are contiguous, and back.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
 
@@ -15,18 +15,18 @@
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 // Returns whether the poses of an image are 4 x 4 and a vector holds whole pose rows.
-// Such images are copied in vectors.
+// Such images are copied with vector instructions.
 template <typename A>
-bool IsFast(const Problem& p, const Image& image) {
+bool IsVectorized4x4(const Problem& p, const Image& image) {
   return kLanes<A> >= 4 && p.pose_rows == 4 && image.columns == 4;
 }
 
-// Some pixels of a row of an image, of some samples and channels, in planes
+// A part of an image row, for some samples and channels, as planes
 // [phase][depth][channel, column][position, sample, pose row]. Two taps read the same
 // phase if one reads for a pixel what the other reads for a later pixel.
 template <typename A>
 struct Strip {
-  // The strip holds what the pixels t = begin, ..., end - 1 of an axis read.
+  // The strip holds all that the pixels t = begin, ..., end - 1 of an axis read.
   Strip(const Problem& p, const Image& image, const Axis& axis, int64_t begin,
         int64_t end, int64_t first_sample, int64_t samples, int64_t first_channel,
         int64_t channels)
@@ -47,8 +47,7 @@ struct Strip {
     positions = end - begin + furthest;
     filled = RoundUp(furthest * pixel + RoundUp(lanes, kLanes<A>), kLanes<A>);
     planes = RoundUp(channels * image.columns, 4);
-    // A plane has an odd number of cache lines, so that planes do not compete for the
-    // same sets of a cache.
+    // An odd number of cache lines, so that planes do not compete for cache sets.
     const int64_t line = 64 / sizeof(A);
     length = RoundUp(filled, line) / line % 2 == 1 ? RoundUp(filled, line)
                                                    : RoundUp(filled, line) + line;
@@ -61,12 +60,11 @@ struct Strip {
     const int64_t place = reversed ? taps - 1 - j : j;
     return place % phases * phase + place / phases * phases * spacing / step * pixel;
   }
-  // Return the first lane in which tap j reads a pixel of the image, and the end of
-  // these lanes.
+  // Return the range of lanes in which tap j reads pixels of the image.
   int64_t InsideBegin(int64_t j) const { return Inside(j, 0); }
   int64_t InsideEnd(int64_t j) const { return Inside(j, width); }
   bool InsideEverywhere() const { return Outside() == 0; }
-  // Returns in how many lanes, of all taps, a tap reads outside the image.
+  // Returns how many lanes read outside the image, over all taps.
   int64_t Outside() const {
     int64_t sum = 0;
     for (int64_t j = 0; j < taps; ++j) sum += lanes - (InsideEnd(j) - InsideBegin(j));
@@ -74,18 +72,18 @@ struct Strip {
   }
 
   int64_t first_sample, samples, first_channel, channels;
-  int64_t width;  // of the image
+  int64_t width;  // width of the image
   int64_t first_x, step, spacing;
   bool reversed;
   int64_t taps, phases;
-  int64_t pixel;      // lanes of a pixel
-  int64_t lanes;      // of the results; more are read
-  int64_t positions;  // pixels of a phase
-  int64_t filled;     // lanes of a plane that are written, with zeros at the end
-  int64_t planes;     // per depth, rounded up to a multiple of 4
-  int64_t length;     // numbers from a plane to the next
-  int64_t phase;      // numbers of a phase
-  int64_t row;        // numbers of all phases
+  int64_t pixel;      // lanes per pixel
+  int64_t lanes;      // lanes of the results; planes have more
+  int64_t positions;  // pixels per phase
+  int64_t filled;     // lanes of a plane that are written, including zeros at the end
+  int64_t planes;     // planes per depth, rounded up to a multiple of 4
+  int64_t length;     // elements from one plane to the next
+  int64_t phase;      // elements of a phase
+  int64_t row;        // elements of all phases
 
  private:
   // Returns the first lane in which tap j reads pixel x or a later one.
@@ -95,10 +93,10 @@ struct Strip {
   }
 };
 
-// Returns whether all numbers are finite.
+// Returns whether all elements are finite.
 template <typename A>
 bool AreFinite(const A* numbers, int64_t count) {
-  constexpr int kSums = 4;  // that do not wait for each other
+  constexpr int kSums = 4;  // independent partial sums, to hide latency
   Vector<A> sum[kSums] = {};
   int64_t n = 0;
   for (; n + kSums * kLanes<A> <= count; n += kSums * kLanes<A>) {
@@ -109,7 +107,7 @@ bool AreFinite(const A* numbers, int64_t count) {
   return rest == 0;
 }
 
-// Walks over the pixels of a strip in the order of its lanes.
+// Iterates over the pixels of a strip in the order of its lanes.
 template <typename T, typename A>
 class Pixels {
  public:
@@ -117,14 +115,14 @@ class Pixels {
          const T* from, int64_t y)
       : image_(image),
         strip_(strip),
-        size_(image.channels * Capsule(p, image)),
+        size_(image.channels * CapsuleSize(p, image)),
         sample_(image.height * image.width * size_),
         from_(from + strip.first_sample * sample_ + y * image.width * size_ +
-              strip.first_channel * Capsule(p, image)),
+              strip.first_channel * CapsuleSize(p, image)),
         x_(strip.first_x + phase * strip.spacing) {}
 
-  // Returns the next pixel's address in the image, or null for a pixel outside the
-  // image and after the last one.
+  // Returns the next pixel's address in the image, or null if the pixel is outside the
+  // image or after the last one.
   const T* Next() {
     const bool inside = position_ < strip_.positions && 0 <= x_ && x_ < image_.width;
     const T* const pixel = inside ? from_ + n_ * sample_ + x_ * size_ : nullptr;
@@ -144,8 +142,8 @@ class Pixels {
   int64_t x_, n_ = 0, position_ = 0;
 };
 
-// Fills the planes of one phase from an image of 4 x 4 poses. It takes as many pixels
-// at a time as a vector holds rows of 4.
+// Fills the planes of one phase from an image of 4 x 4 poses, as many pixels at a time
+// as a vector holds rows of 4.
 template <typename T, typename A>
 void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to) {
   constexpr int kPixels = kLanes<A> / 4;
@@ -173,8 +171,8 @@ void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to)
   }
 }
 
-// Fills the planes of one phase from an image of poses of one row, which transposes
-// the numbers of its pixels. It takes as many pixels at a time as a vector has lanes.
+// Fills the planes of one phase from an image of 1 x n poses by transposing its pixels,
+// as many at a time as a vector has lanes.
 template <typename T, typename A>
 void FillPhase1(const Image& image, const Strip<A>& s, Pixels<T, A> pixels, A* to) {
   const int64_t columns = s.channels * image.columns;
@@ -227,15 +225,14 @@ void FillPhase(const Problem& p, const Image& image, const Strip<A>& s,
   }
 }
 
-// Copies row y of the image to the s.row numbers at `to`. The row must lie in the
-// image.
+// Copies row y of the image, which must exist, to the s.row elements at `to`.
 template <typename T, typename A>
 void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* from,
              int64_t y, A* to) {
   for (int64_t phase = 0; phase < s.phases; ++phase, to += s.phase) {
     const Pixels<T, A> pixels(p, image, s, phase, from, y);
     if constexpr (kLanes<A> >= 4) {
-      if (IsFast<A>(p, image)) {
+      if (IsVectorized4x4<A>(p, image)) {
         FillPhase4(p, s, pixels, to);
         continue;
       }
@@ -248,7 +245,7 @@ void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* f
   }
 }
 
-// Returns whether all numbers in a row of planes are finite. The row has one phase.
+// Returns whether all elements of a row of planes, of one phase, are finite.
 template <typename A>
 bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
                      const A* planes) {
@@ -259,20 +256,20 @@ bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
   return true;
 }
 
-// The pixels of a row of an image to which results are written, in the order of lanes.
+// The pixels of an image row to which results are written, in the order of lanes.
 struct Target {
   int64_t first_sample, samples;
   int64_t y, first_x, stride;
   int64_t lanes;
 };
 
-// Writes the results of `lanes` lanes from first_lane on, which are sums [channel,
-// column][lane], to matrix g of the capsules of a row.
+// Writes results to matrix g of the capsules of a row: `lanes` lanes, from first_lane
+// on, of sums [channel, column][lane].
 template <typename T, typename A>
 void WriteLanes(const Problem& p, const Image& image, const Target& target, int64_t g,
                 int64_t first_lane, int64_t lanes, const A* sums, T* to) {
   const int64_t rows = p.pose_rows, columns = image.columns;
-  const int64_t capsule = Capsule(p, image), size = image.channels * capsule;
+  const int64_t capsule = CapsuleSize(p, image), size = image.channels * capsule;
   int64_t n = first_lane / rows % target.samples;
   int64_t x = target.first_x + first_lane / rows / target.samples * target.stride;
   int64_t row = first_lane % rows;
@@ -286,7 +283,7 @@ void WriteLanes(const Problem& p, const Image& image, const Target& target, int6
   };
   const int64_t end = Min(lanes, target.lanes - first_lane);
   if constexpr (kLanes<A> >= 4) {
-    if (IsFast<A>(p, image)) {
+    if (IsVectorized4x4<A>(p, image)) {
       constexpr int kPixels = kLanes<A> / 4;
       for (int64_t lane = 0; lane < end; lane += kLanes<A>) {
         T* pixels[kPixels] = {};

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of the weights consists of inner products of planes of the input with
-// planes of grad, over the lanes of all pixels. Pixels are divided into chunks, and
-// chunks into blocks. A chunk has one array of sums, to which its blocks add in turn;
-// the arrays of all chunks are added last, in order.
+// Weight gradient over planes: inner products of planes of the input with planes of
+// grad, over the lanes of all pixels. Pixels are divided into chunks, and chunks into
+// blocks. The blocks of a chunk add to its array of sums in turn; the arrays of all
+// chunks are added last, in a fixed order.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
 
@@ -18,12 +18,12 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-// Planes of a block fit the second-level cache, those of a tile the first-level cache.
-constexpr int64_t kInputBytes = 256 << 10;  // of a block's planes of the input
-constexpr int64_t kGradBytes = 512 << 10;   // of a block's planes of grad
-constexpr int64_t kBlockVectors = 48;       // of one plane of grad
-constexpr int64_t kRowVectors = 16;         // of one row of such a plane
-constexpr int64_t kSumsBytes = 32 << 20;    // of the sums of all chunks
+// The planes of a block fit into the L2 cache, those of a tile into the L1 cache.
+constexpr int64_t kInputBytes = 256 << 10;  // bytes of a block's input planes
+constexpr int64_t kGradBytes = 512 << 10;   // bytes of a block's grad planes
+constexpr int64_t kBlockVectors = 48;       // vectors per grad plane
+constexpr int64_t kRowVectors = 16;         // vectors per row of a grad plane
+constexpr int64_t kSumsBytes = 32 << 20;    // bytes of the sums of all chunks, at most
 
 template <typename A>
 struct WeightsPlan {
@@ -62,8 +62,8 @@ struct WeightsPlan {
     copy_size = rows * kInnerColumns * GradStrip(most, 0, grad_channels).length;
   }
 
-  // Returns how many of the channels a part has, where `fit` of them fit: a multiple of
-  // 4, so that its planes are whole tiles.
+  // Returns the number of channels per part if `fit` channels fit: a multiple of 4, so
+  // that the planes of a part are whole tiles.
   static int64_t Fit(int64_t channels, int64_t fit) {
     const int64_t parts = CeilDivide(channels, Max(fit / 4 * 4, 4));
     return RoundUp(CeilDivide(channels, parts), 4);
@@ -93,21 +93,20 @@ struct WeightsPlan {
 
   const Problem& p;
   Image input, output;
-  Axis y_axis, x_axis, grad_axis;
+  Axis y_axis, x_axis, grad_axis;  // grad_axis: one tap, which reads the pixel itself
   int64_t taps;
-  int64_t row_tiles, column_tiles;  // of weights, per depth and tap
-  int64_t chunk;                    // sums of a chunk
+  int64_t row_tiles, column_tiles;  // tiles of weights, per depth and tap
+  int64_t chunk;                    // sums per chunk
   int64_t channel_parts, sample_parts, y_parts, x_parts;
   int64_t blocks, chunks;
-  int64_t rows, in_rows;            // of a block, at most
-  int64_t channels, grad_channels;  // that are in planes at a time
-  int64_t input_size, grad_size;    // numbers in these planes
-  int64_t copy_size;                // numbers in the planes of a tile of grad
+  int64_t rows, in_rows;            // most rows per block
+  int64_t channels, grad_channels;  // channels whose planes are filled at a time
+  int64_t input_size, grad_size;    // elements of these planes
+  int64_t copy_size;                // elements of the grad planes of a tile
 };
 
-// A row or column of taps as a block uses it: the offset in the planes of the input at
-// which it begins to read and, for a row of taps, the rows of grad that read pixels of
-// the image.
+// A row or column of taps within a block: where it begins to read in the input planes
+// and, for a row of taps, the range of grad rows that read inside the image.
 struct TapOfBlock {
   int64_t from;
   int64_t begin, end;
@@ -126,22 +125,22 @@ Division DivideWeights(const Problem& p) {
   return d;
 }
 
-// A part of grad in planes, and how to multiply it.
+// Planes of grad for some channels of a block.
 template <typename A>
 struct Grads {
   Strip<A> strip;
   const A* planes;
-  int64_t column_tile;  // of the sums, at which the planes begin
-  bool finite;          // also true where no tap reads outside the image
-  A* copy;              // room for kInnerColumns planes
+  int64_t column_tile;  // first column tile of the sums for these planes
+  bool finite;          // or no tap reads outside the image
+  A* copy;              // space for the planes of one column tile
 };
 
 // Copies a tile's planes of grad, with zeros in the lanes in which tap j reads outside
 // the image. The input is zero in these lanes, but zero times an infinite or NaN
 // gradient is NaN.
 template <typename A>
-Planes<A> InsideOnly(const Strip<A>& in, int64_t j, const Grads<A>& grads,
-                     const Planes<A>& from, int64_t rows) {
+Planes<A> MaskOutside(const Strip<A>& in, int64_t j, const Grads<A>& grads,
+                      const Planes<A>& from, int64_t rows) {
   const Planes<A> to{grads.copy, from.stride, kInnerColumns * from.stride};
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t n = 0; n < kInnerColumns; ++n) {
@@ -156,7 +155,7 @@ Planes<A> InsideOnly(const Strip<A>& in, int64_t j, const Grads<A>& grads,
   return to;
 }
 
-// Fills the tables of a block's taps.
+// Fills the tables of a block's rows and columns of taps.
 template <typename A>
 void FindTaps(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in,
               TapOfBlock* rows, TapOfBlock* columns) {
@@ -171,8 +170,8 @@ void FindTaps(const WeightsPlan<A>& plan, const Block& block, const Strip<A>& in
   for (int64_t j = 0; j < plan.x_axis.taps; ++j) columns[j] = {in.TapBegin(j), 0, 0};
 }
 
-// Adds the products of a block's planes to the sums of a chunk. `inputs` begins with
-// the planes of tile `row_tile`.
+// Adds the inner products of a block's planes to the sums of a chunk. `inputs` begins
+// with the planes of row tile `row_tile`.
 template <typename A>
 void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
               int64_t row_tile, const Grads<A>& grads, const TapOfBlock* tap_rows,
@@ -202,9 +201,10 @@ void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
           A* to = sums +
                   (tile_row * plan.column_tiles + grads.column_tile + n) * kInnerTile;
           for (int64_t j = 0; j < plan.x_axis.taps; ++j) {
-            InnerProducts<A>({x + tap_columns[j].from, in.length, y_axis.step * in.row},
-                             grads.finite ? grad : InsideOnly(in, j, grads, grad, rows),
-                             rows, out.lanes, to);
+            InnerProducts<A>(
+                {x + tap_columns[j].from, in.length, y_axis.step * in.row},
+                grads.finite ? grad : MaskOutside(in, j, grads, grad, rows), rows,
+                out.lanes, to);
             to += plan.row_tiles * plan.column_tiles * kInnerTile;
           }
         }
@@ -270,7 +270,7 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
   }
 }
 
-// Adds up the sums of all chunks and writes them to the gradient of a tap's weights. A
+// Adds the sums of all chunks and writes them to the gradient of a tap's weights. A
 // task has kInnerRows rows of one matrix.
 template <typename T>
 void ReduceWeights(const Problem& p, int64_t task, const void* workspace,

@@ -10,22 +10,22 @@
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kTasks = 32;   // wanted, to occupy as many threads
-constexpr int64_t kWindows = 8;  // of a task, at most; they read the same weights
-constexpr int64_t kPartsBytes = 8 << 20;  // of all parts, if there are several
-constexpr int64_t kParts = 16;            // at most, for each is written and read
+constexpr int64_t kTasks = 32;   // number of tasks to aim for
+constexpr int64_t kWindows = 8;  // most windows per task; they read the same weights
+constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
+constexpr int64_t kParts = 16;            // most partial sums; each is written and read
 
 template <typename T>
 Division Divide(const Problem& p) {
   using A = Statistic<T>;
   const Sizes<A> s(p);
   Division d;
-  // Where nothing is packed, the pairs may be more than memory could hold.
+  // If nothing is packed, the number of pairs may exceed any memory.
   const int64_t pair = s.matrix + p.has_prior * s.parents;
   d.pairs = pair == 0 ? 0 : Children(p);
   d.packed = d.pairs * pair;
-  d.windows = Max(Min(Positions(p) / kTasks, kWindows), 1);
-  d.window_tasks = CeilDivide(Positions(p), d.windows);
+  d.windows = Max(Min(NumWindows(p) / kTasks, kWindows), 1);
+  d.window_tasks = CeilDivide(NumWindows(p), d.windows);
   d.forward_scratch = WindowLayout<A>(p, d, s, false).size * sizeof(A);
   d.statistics_scratch = WindowLayout<A>(p, d, s, true).size * sizeof(A);
   d.normalize_tasks = CeilDivide(Pixels(p), kBlockPixels) * ChannelBlocks(p);
@@ -40,6 +40,7 @@ Division Divide(const Problem& p) {
   return d;
 }
 
+// Implements CpuKernels::pack.
 template <typename T>
 void Pack(const Problem& p, const Division& d, Range pairs, const T* weights,
           const Statistic<T>* prior, Statistic<T>* packed) {
@@ -53,6 +54,7 @@ void Pack(const Problem& p, const Division& d, Range pairs, const T* weights,
   }
 }
 
+// Implements CpuKernels::finish.
 template <typename T>
 void Finish(const Problem& p, const Division& d, Range pairs, Statistic<T>* parts,
             const Gradients<T>& to) {

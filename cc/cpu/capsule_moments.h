@@ -1,13 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Moments of votes for one thread, once per instruction set. As in
-// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ puts them in order and divides their work.
+// CPU kernels of the moments of votes, compiled once per instruction set. A call runs
+// one task on one thread, as in cc/cpu/capsule_prediction.h.
 //
-// Lanes are parents: what belongs to a parent is packed as [vector][...][lane], and the
-// lanes of the last vector without a parent count for nothing. Sums over children have
-// a task for a few windows, and sums over windows have a task for a few pixels.
+// Lanes are parents: the data of parents is packed as [vector][...][lane], and the
+// padding lanes of the last vector have no effect. A task of a sum over children has a
+// few windows, and a task of a sum over windows has a few pixels.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_H_
 
@@ -18,7 +17,7 @@
 
 namespace capsops::capsule_moments {
 
-// The inputs, null where absent.
+// The inputs; null if absent.
 template <typename T>
 struct Operands {
   const T* poses;
@@ -31,8 +30,7 @@ struct Operands {
   const Statistic<T>* prior;
 };
 
-// The moments or their gradients, null where the order says that they are not there. A
-// pass that goes forward has no gradients at all.
+// The moments or their gradients; null above the order, and all gradients if forward.
 template <typename S>
 struct Moments {
   S* mass;
@@ -40,7 +38,7 @@ struct Moments {
   S* second;
 };
 
-// The gradients of Operands, null where absent.
+// The gradients of Operands; null if absent.
 template <typename T>
 struct Gradients {
   T* poses;
@@ -53,8 +51,8 @@ struct Gradients {
   Statistic<T>* prior;
 };
 
-// What kAll needs of each pose: the largest logit, one over the sum of exponentials,
-// and in the gradient the sum of share dr.
+// For kAll, the softmax state of each pose: the largest logit, one over the sum of
+// exponentials and, in the gradient, the sum of share dr.
 template <typename S>
 struct Normalizers {
   S* largest;
@@ -62,17 +60,16 @@ struct Normalizers {
   S* mean;
 };
 
-// How a problem is divided, which depends on nothing but the problem and the
-// instruction set.
+// The division of the work, which depends only on the problem and the instruction set.
 struct Division {
-  int64_t pairs;   // of children and parents' vectors that are packed, or 0
-  int64_t packed;  // numbers of the packed weights and, after them, of the prior
+  int64_t pairs;   // packed pairs of a child and a vector of parents, or 0
+  int64_t packed;  // elements of the packed weights and the prior that follows them
   int64_t windows, window_tasks;
   int64_t forward_scratch, statistics_scratch;  // bytes
   int64_t pixels, normalize_tasks;
   int64_t normalize_scratch;
-  // The gradient of weights and prior has one part, packed likewise, for each of
-  // `parts` ranges of pixels.
+  // The gradient of weights and prior is summed in `parts` partial sums, packed like
+  // weights and prior, one for each range of `pixels` pixels.
   int64_t parts, children_tasks;
   int64_t children_scratch;
 };
@@ -86,17 +83,15 @@ struct CpuKernels {
   using S = Statistic<T>;
   Division (*divide)(const Problem& p);
 
-  // Packs weights and prior of a range of the pairs.
+  // Packs weights and prior of a range of pairs.
   void (*pack)(const Problem& p, const Division& d, Range pairs, const T* weights,
                const S* prior, S* packed);
-  // Computes the normalizers of one of the normalize_tasks; the mean only where there
-  // are gradients.
+  // Computes the normalizers of one of the normalize_tasks; `mean` only with gradients.
   void (*normalize)(const Problem& p, const Division& d, int64_t task,
                     const Operands<T>& in, const S* packed,
                     const Moments<const S>& grads, const Normalizers<S>& to,
                     void* scratch);
-  // Computes the moments of one of the window_tasks. Where `shares` is not null,
-  // computes the shares instead.
+  // Computes the moments or, if `shares` is not null, the shares of one window task.
   void (*forward)(const Problem& p, const Division& d, int64_t task,
                   const Operands<T>& in, const S* packed, const Normalizers<S>& all,
                   const Moments<S>& to, S* shares, void* scratch);
@@ -106,12 +101,12 @@ struct CpuKernels {
                      const Moments<const S>& grads, const Moments<const S>& moments,
                      const Gradients<T>& to, void* scratch);
   // Computes the gradients of poses and activations of one of the children_tasks, and
-  // its share of the parts of the gradients of weights and prior.
+  // its partial sum of the gradients of weights and prior.
   void (*children)(const Problem& p, const Division& d, int64_t task,
                    const Operands<T>& in, const S* packed, const Normalizers<S>& all,
                    const Moments<const S>& grads, const Gradients<T>& to, S* parts,
                    void* scratch);
-  // Adds up the parts of a range of the pairs, which it overwrites.
+  // Adds up the partial sums of a range of pairs, which it overwrites.
   void (*finish)(const Problem& p, const Division& d, Range pairs, S* parts,
                  const Gradients<T>& to);
 };

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sizes of what is packed, packing, and the walk over windows and their children.
+// Sizes of packed data, packing, and iteration over windows and their children.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_COMMON_H_
 #define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_COMMON_H_
 
@@ -18,21 +18,21 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-constexpr int64_t kRunChildren = 32;  // of a run, at most; their sums are one term
-constexpr int64_t kGroup = 4;         // children whose votes are kept at once
+constexpr int64_t kRunChildren = 32;  // most children per run, a partial sum
+constexpr int64_t kGroup = 4;         // children whose votes are kept at a time
 
-// Sizes in numbers.
+// Sizes in elements, except `vectors`.
 template <typename A>
 struct Sizes {
-  int64_t vectors;  // of parents
-  int64_t parents;  // a number for each parent
+  int64_t vectors;  // vectors of parents
+  int64_t parents;  // one element per parent, padded to whole vectors
   int64_t vote;     // elements of a vote
-  int64_t votes;    // a vote for each parent
+  int64_t votes;    // one vote per parent
   int64_t matrix;   // packed weights of a child
   int64_t pose;
-  int64_t padded_pose;         // rounded up to whole vectors
-  bool padded;                 // whether the last vector has lanes without a parent
-  Vector<Integer<A>> present;  // the mask of its lanes with one
+  int64_t padded_pose;         // `pose` rounded up to whole vectors
+  bool padded;                 // whether the last vector has padding lanes
+  Vector<Integer<A>> present;  // mask of the last vector's other lanes
 
   explicit Sizes(const Problem& p) {
     vectors = CeilDivide(p.out_channels, kLanes<A>);
@@ -48,20 +48,20 @@ struct Sizes {
   }
   static int64_t VoteSizeOf(const Problem& p) { return p.pose_rows * p.pose_columns; }
 
-  // Returns v with zeros in the lanes without a parent.
-  CAPSOPS_INLINE Vector<A> Keep(int64_t vector, Vector<A> v) const {
+  // Returns v with zeros in the padding lanes.
+  CAPSOPS_INLINE Vector<A> MaskPadding(int64_t vector, Vector<A> v) const {
     if (!padded || vector != vectors - 1) return v;
     return (Vector<A>)((Vector<Integer<A>>)v & present);
   }
 };
 
-// Returns how many parents vector `v` has.
+// Returns the number of parents in vector `v`.
 template <typename A>
 inline int64_t LanesOf(const Problem& p, int64_t v) {
   return Min(kLanes<A>, p.out_channels - v * kLanes<A>);
 }
 
-// Packs rows of `columns` numbers, one for each parent, as [vector][column][lane].
+// Packs rows of `columns` elements, one row per parent, as [vector][column][lane].
 template <typename T, typename A>
 void PackRows(const Problem& p, const Sizes<A>& s, const T* from, int64_t columns,
               A* to) {
@@ -80,8 +80,8 @@ void UnpackRows(const Problem& p, const Sizes<A>& s, const A* from, int64_t colu
   }
 }
 
-// The packed statistics of a window, and gradients of its moments; null where absent.
-// The precision is multiplied by -1/2.
+// The packed statistics of a window and the gradients of its moments; null if absent.
+// The precision is premultiplied by -1/2.
 template <typename A>
 struct WindowData {
   A *bias, *grad_mass;                                           // parents
@@ -123,7 +123,7 @@ struct WindowData {
   }
 };
 
-// Numbers of WindowData, at most.
+// Returns the most elements that WindowData needs.
 template <typename A>
 int64_t WindowSize(const Problem& p, const Sizes<A>& s, bool grads) {
   const int64_t moments = grads ? p.order : 0;
@@ -131,15 +131,15 @@ int64_t WindowSize(const Problem& p, const Sizes<A>& s, bool grads) {
          s.votes * (p.has_linear + p.has_precision + p.has_center + moments);
 }
 
-// Some consecutive channels of a pixel, as children of a window.
+// Consecutive channels of a pixel, as children of a window.
 template <typename A>
 struct Run {
   int64_t count;
   const A* poses;
   const A* weights;  // packed
   const A* prior;    // packed, or null
-  int64_t child;     // the first of [batch, in_height, in_width, in_channels]
-  int64_t pair;      // the first of [kernel_height, kernel_width, in_channels]
+  int64_t child;     // the first, in [batch, in_height, in_width, in_channels]
+  int64_t pair;      // the first, in [kernel_height, kernel_width, in_channels]
 
   Run Part(const Sizes<A>& s, int64_t first, int64_t part_count) const {
     return {part_count,
@@ -151,7 +151,7 @@ struct Run {
   }
 };
 
-// The packed weights and the prior of a pair.
+// Sets the packed weights and the prior of a run that begins with a pair.
 template <typename A>
 void SetPair(const Problem& p, const Division& d, const Sizes<A>& s, const A* packed,
              int64_t pair, Run<A>* run) {
@@ -162,7 +162,7 @@ void SetPair(const Problem& p, const Division& d, const Sizes<A>& s, const A* pa
 }
 
 // Calls visit(slot, run) for all children of windows `begin` to `end`, in runs. `copy`
-// has room for the poses of a run.
+// has space for the poses of a run.
 template <typename T, typename A, typename Visit>
 void VisitWindows(const Problem& p, const Division& d, const Sizes<A>& s, int64_t begin,
                   int64_t end, const T* poses, const A* packed, A* copy,
@@ -191,9 +191,9 @@ void VisitWindows(const Problem& p, const Division& d, const Sizes<A>& s, int64_
   }
 }
 
-// Calls visit(slot, window, run) for all windows that see pixels `begin` to `end`; runs
-// have channels `first` to `last`. `poses` are those of these channels and pixels, one
-// pixel after the other.
+// Calls visit(slot, window, run) for all windows that see pixels `begin` to `end`. Each
+// run has the channels `first` to `last` of a pixel. `poses` holds the poses of these
+// channels, pixel by pixel.
 template <typename A, typename Visit>
 void VisitPixels(const Problem& p, const Division& d, const Sizes<A>& s, Range pixels,
                  Range channels, const A* poses, const A* packed, const Visit& visit) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over the windows that see a child: what "all" normalizes by, and the gradients
-// of poses, activations, weights and prior.
+// Sums over the windows that see a child: the normalizers of kAll, and the gradients of
+// poses, activations, weights and prior.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_
 #define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_
 
@@ -15,8 +15,8 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-constexpr int64_t kBlockPixels = 8;     // whose sums are kept at once, at most
-constexpr int64_t kBlockChannels = 16;  // of a task, at most
+constexpr int64_t kBlockPixels = 8;     // most pixels whose sums are kept at a time
+constexpr int64_t kBlockChannels = 16;  // most channels per task
 
 inline int64_t ChannelBlocks(const Problem& p) {
   return CeilDivide(p.in_channels, kBlockChannels);
@@ -27,7 +27,7 @@ inline Range ChannelBlock(const Problem& p, int64_t block) {
 }
 inline int64_t Pixels(const Problem& p) { return p.batch * p.in_height * p.in_width; }
 
-// Copies the poses of some pixels and channels, one pixel after the other.
+// Copies the poses of a range of channels, pixel by pixel.
 template <typename T, typename A>
 void CopyPoses(const Problem& p, const Sizes<A>& s, const T* poses, Range pixels,
                Range channels, A* to) {
@@ -38,8 +38,8 @@ void CopyPoses(const Problem& p, const Sizes<A>& s, const T* poses, Range pixels
   }
 }
 
-// The scratch of a task: data of a window, votes of a group, poses, and `child` numbers
-// for each child of a block.
+// The scratch layout of a task: data of a window, votes of a group, poses, and `child`
+// elements for each child of a block.
 template <typename A>
 struct PixelLayout {
   int64_t votes, poses, children, size;
@@ -53,8 +53,8 @@ struct PixelLayout {
   }
 };
 
-// Per child and lane: the largest logit so far, and the sums of e^(logit - largest) and
-// of its products with dr.
+// Computes the normalizers of a task. For each child and lane it keeps the largest
+// logit so far, and the sums of e^(logit - largest) and of its products with dr.
 template <typename T>
 void NormalizeTask(const Problem& p, const Division& d, int64_t task,
                    const Operands<T>& in, const Statistic<T>* packed,
@@ -83,7 +83,7 @@ void NormalizeTask(const Problem& p, const Division& d, int64_t task,
               [&](int64_t slot, int64_t window, const Run<A>& run) {
                 data.Pack(p, s, in, grads, window);
                 ForGroups(s, run, [&](const Run<A>& group) {
-                  VoteAll<true>(p, s, data, group, to, votes);
+                  ComputeVotes<true>(p, s, data, group, to, votes);
                   for (int64_t g = 0; g < group.count; ++g) {
                     const A* const logits = votes.shares + g * s.parents;
                     A* const child =
@@ -126,7 +126,7 @@ void NormalizeTask(const Problem& p, const Division& d, int64_t task,
   }
 }
 
-// Turns u of a child into the gradient of its votes,
+// Replaces u of a child by the gradient of its votes,
 //   q (dfirst + 2 dsecond u) + dz (linear - precision u).
 template <typename A>
 void VoteGradient(const Sizes<A>& s, const WindowData<A>& data, const A* q, const A* dz,
@@ -147,7 +147,7 @@ void VoteGradient(const Sizes<A>& s, const WindowData<A>& data, const A* q, cons
       if (data.halved != nullptr) {
         grad += dzv * (A{2} * Load(data.halved + at) * centered);
       }
-      Store(u + at, s.Keep(v, grad));
+      Store(u + at, s.MaskPadding(v, grad));
     }
   }
 }
@@ -188,7 +188,7 @@ void AddWeightsGradient(const Problem& p, const Sizes<A>& s, const A* pose,
 }
 
 // Adds grad @ transpose(weights) of one child, summed over the parents, to the padded
-// pose `to`. `lanes` has room for a vector for each of its numbers.
+// pose `to`. `lanes` has space for one vector per element of the pose.
 template <typename A>
 void AddPoseGradient(const Problem& p, const Sizes<A>& s, const A* grad,
                      const A* weights, A* lanes, A* to) {
@@ -221,8 +221,8 @@ void AddPoseGradient(const Problem& p, const Sizes<A>& s, const A* grad,
   }
 }
 
-// The scratch of ChildrenTask: the gradient of a padded pose and of the activation of
-// each child, and room for the lanes of one pose.
+// The scratch layout of ChildrenTask: for each child the gradient of its padded pose
+// and activation, and space for the lanes of one pose.
 template <typename A>
 struct ChildrenLayout : PixelLayout<A> {
   int64_t activations, lanes;
@@ -236,8 +236,9 @@ struct ChildrenLayout : PixelLayout<A> {
   }
 };
 
-// Computes the gradients of poses and activations of a block of pixels, and adds to
-// `part` what the windows that see them give to the weights and the prior.
+// Computes the gradients of poses and activations of a block of pixels. Adds the
+// contributions of the windows that see them to `part`, the partial sum of the
+// gradients of weights and prior.
 template <typename T>
 void ChildrenOfBlock(const Problem& p, const Division& d, const Operands<T>& in,
                      const Statistic<T>* packed, const Normalizers<Statistic<T>>& all,
@@ -262,7 +263,7 @@ void ChildrenOfBlock(const Problem& p, const Division& d, const Operands<T>& in,
         data.Pack(p, s, in, grads, window);
         ForGroups(s, run, [&](const Run<A>& group) {
           const int64_t first = slot * count + group.child - run.child;
-          VoteAll<false>(p, s, data, group, all, votes);
+          ComputeVotes<false>(p, s, data, group, all, votes);
           Differentiate<T>(p, s, in, group, all, votes, by_activation + first);
           for (int64_t g = 0; g < group.count; ++g) {
             A* const u = votes.u + g * s.votes;
@@ -290,7 +291,7 @@ void ChildrenOfBlock(const Problem& p, const Division& d, const Operands<T>& in,
   }
 }
 
-// A task has one part, and the channels of one block.
+// Computes the gradients of all pixels of one partial sum, for one block of channels.
 template <typename T>
 void ChildrenTask(const Problem& p, const Division& d, int64_t task,
                   const Operands<T>& in, const Statistic<T>* packed,

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Small matrix products in register tiles, whose lanes are parents.
+// Small matrix products in register tiles whose lanes are parents.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_
 #define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_
 
@@ -18,6 +18,7 @@ struct Constant {
   static constexpr int value = kCount;
 };
 
+// The tiles of M rows of ForTiles, as wide as the registers allow.
 template <int M, typename Run>
 CAPSOPS_INLINE void ForColumns(int64_t row, int64_t columns, const Run& run) {
   int64_t column = 0;
@@ -36,7 +37,7 @@ CAPSOPS_INLINE void ForColumns(int64_t row, int64_t columns, const Run& run) {
 }
 
 // Calls run(Constant<M>(), Constant<N>(), row, column) for tiles of M rows and N
-// columns that cover a matrix and fit into the registers.
+// columns that cover a matrix and fit into registers.
 template <typename Run>
 CAPSOPS_INLINE void ForTiles(int64_t rows, int64_t columns, const Run& run) {
   int64_t row = 0;
@@ -47,15 +48,15 @@ CAPSOPS_INLINE void ForTiles(int64_t rows, int64_t columns, const Run& run) {
   for (; row < rows; ++row) ForColumns<1>(row, columns, run);
 }
 
-// A matrix of numbers, or of vectors, in memory; the strides are in numbers.
+// A matrix of scalars or of vectors in memory; strides are in scalars.
 template <typename A>
 struct Matrix {
   const A* first;
   int64_t row, column;
 };
 
-// tile += x @ y, where y is a matrix of vectors and x, of `depth` columns, is one of
-// numbers that all lanes share or, with kVectors, of vectors as well.
+// tile += x @ y. y is a matrix of vectors. x has `depth` columns, and is a matrix of
+// scalars that all lanes share or, with kVectors, also of vectors.
 template <bool kVectors, typename A, int M, int N>
 CAPSOPS_INLINE void AddProduct(int64_t depth, const Matrix<A>& x, const Matrix<A>& y,
                                Vector<A> (&tile)[M][N]) {

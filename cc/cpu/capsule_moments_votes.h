@@ -14,13 +14,13 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-// What is kept of the votes of a group: u as [child][vector][pose_rows *
-// pose_columns][lane], the others as [child][parent].
+// The votes of a group: u as [child][vector][pose_rows * pose_columns][lane], the
+// others as [child][parent].
 template <typename A>
 struct Votes {
   A* u;
-  A* shares;  // first the logits
-  A* dq;      // null where there are no gradients
+  A* shares;  // initially the logits
+  A* dq;      // null without gradients
 
   static int64_t Size(const Sizes<A>& s) { return kGroup * (s.votes + 2 * s.parents); }
   Votes(const Sizes<A>& s, bool grads, A* at)
@@ -29,7 +29,7 @@ struct Votes {
         dq(grads ? shares + kGroup * s.parents : nullptr) {}
 };
 
-// Sums of the products of statistics with a tile of votes, a sum for each column.
+// Sums of products of statistics and a tile of votes, one sum per column.
 template <int N, typename A>
 struct TileSums {
   Vector<A> of[N] = {};
@@ -42,12 +42,11 @@ struct TileSums {
   }
 };
 
-// Computes u, logits and dq of one child. Lanes without a parent have `outside` as
-// logit, and 0 as dq.
+// Computes u, logits and dq of a child; `outside` is the logit of padding lanes.
 template <typename A>
-void Vote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
-          const A* pose, const A* weights, const A* prior, A outside, A* u, A* logits,
-          A* dq) {
+void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
+                 const A* pose, const A* weights, const A* prior, A outside, A* u,
+                 A* logits, A* dq) {
   constexpr int64_t L = kLanes<A>;
   const int64_t columns = p.pose_columns * L;  // numbers of a row of a vote
   for (int64_t v = 0; v < s.vectors; ++v) {
@@ -118,12 +117,12 @@ void Vote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
                           (bits(Vector<A>{} + outside) & ~s.present));
     }
     Store(logits + v * L, logit);
-    if (dq != nullptr) Store(dq + v * L, s.Keep(v, grad));
+    if (dq != nullptr) Store(dq + v * L, s.MaskPadding(v, grad));
   }
 }
 
-// Turns the logits of a child into its softmax over the parents. As in TensorFlow, all
-// are NaN where the largest is infinite.
+// Replaces the logits of a child by their softmax over the parents. As in TensorFlow,
+// all shares are NaN if the largest logit is infinite.
 template <typename A>
 void Softmax(const Sizes<A>& s, A* logits) {
   Vector<A> largest = Vector<A>{} - A(__builtin_inf());
@@ -144,19 +143,18 @@ void Softmax(const Sizes<A>& s, A* logits) {
   }
 }
 
-// Computes the votes of a group and turns their logits into shares; with kLogits it
-// leaves the logits.
+// Computes the votes of a group, and shares from their logits unless kLogits is true.
 template <bool kLogits, typename A>
-CAPSOPS_INLINE void VoteAll(const Problem& p, const Sizes<A>& s,
-                            const WindowData<A>& window, const Run<A>& group,
-                            const Normalizers<A>& all, const Votes<A>& to) {
+CAPSOPS_INLINE void ComputeVotes(const Problem& p, const Sizes<A>& s,
+                                 const WindowData<A>& window, const Run<A>& group,
+                                 const Normalizers<A>& all, const Votes<A>& to) {
   const A outside = p.normalize == kNone ? A{0} : -A(__builtin_inf());
   for (int64_t g = 0; g < group.count; ++g) {
     A* const shares = to.shares + g * s.parents;
-    Vote(p, s, window, group.poses + g * s.pose, group.weights + g * s.matrix,
-         group.prior == nullptr ? nullptr : group.prior + g * s.parents, outside,
-         to.u + g * s.votes, shares,
-         to.dq == nullptr ? nullptr : to.dq + g * s.parents);
+    ComputeVote(p, s, window, group.poses + g * s.pose, group.weights + g * s.matrix,
+                group.prior == nullptr ? nullptr : group.prior + g * s.parents, outside,
+                to.u + g * s.votes, shares,
+                to.dq == nullptr ? nullptr : to.dq + g * s.parents);
     if (kLogits || p.normalize == kNone) continue;
     if (p.normalize == kParents) {
       Softmax(s, shares);
@@ -169,8 +167,8 @@ CAPSOPS_INLINE void VoteAll(const Problem& p, const Sizes<A>& s,
   }
 }
 
-// Sums over children of a factor for each parent, of its products with u and with u^2;
-// null where not asked for.
+// Sums over children of a factor per parent, of its products with u, and of its
+// products with u^2; null if not needed.
 template <typename A>
 struct Sums {
   A *mass, *first, *second;
@@ -184,6 +182,7 @@ struct Sums {
         second(order == 2 ? first + s.votes : nullptr) {}
 };
 
+// Adds the terms of kChildren children.
 template <int kChildren, typename A>
 void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>& to) {
   for (int64_t v = 0; v < s.vectors; ++v) {
@@ -211,7 +210,7 @@ void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>&
   }
 }
 
-// Adds the children of a group.
+// Adds the terms of all children of a group.
 template <typename A>
 void AddGroup(const Sizes<A>& s, int64_t count, const A* factors, const A* u,
               const Sums<A>& to) {
@@ -230,9 +229,8 @@ Statistic<T> Activation(const Operands<T>& in, int64_t child) {
   return in.activations == nullptr ? Statistic<T>{1} : Widen(in.activations[child]);
 }
 
-// Turns shares and dq of a group into q = activation * share, which goes to shares, and
-// dz, which goes to dq. Adds share dq to the sum of each child where `by_activation` is
-// not null.
+// Replaces the shares of a group by q = activation * share, and its dq by dz. Adds
+// sum(share dq) to by_activation of each child unless that is null.
 template <typename T, typename A>
 void Differentiate(const Problem& p, const Sizes<A>& s, const Operands<T>& in,
                    const Run<A>& group, const Normalizers<A>& all,

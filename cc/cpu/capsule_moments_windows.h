@@ -13,13 +13,13 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-// The order of the sums of dz that the gradients of the statistics need.
+// Returns the highest power of u in the sums that the gradients of the statistics need.
 inline int64_t StatisticsOrder(const Problem& p) {
   return p.has_precision == 1 ? 2 : p.has_linear;
 }
 
-// The scratch of a task: the data and the sums of each window, the sums of a run, the
-// votes of a group, and copies of poses.
+// The scratch layout of a task: data and sums of each window, sums of a run, votes of a
+// group, and copies of poses.
 template <typename A>
 struct WindowLayout {
   int64_t data, sums, run, votes, poses, size;
@@ -35,9 +35,9 @@ struct WindowLayout {
   }
 };
 
-// Adds up factor, factor u and factor u^2 over the children of the windows of a task,
-// where make_factors(group, votes) turns shares into factors. Calls done(slot, window,
-// data, sums) for each window in the end.
+// Sums factor, factor u and factor u^2 over the children of each window of a task.
+// make_factors(group, votes) computes the factors from shares. In the end calls
+// done(window, data, sums, spare) for each window, with free scratch at `spare`.
 template <typename T, typename Make, typename Done>
 void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t order,
                      const Operands<T>& in, const Statistic<T>* packed,
@@ -49,7 +49,7 @@ void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t 
   const bool has_grads = grads.mass != nullptr;
   const WindowLayout<A> at(p, d, s, has_grads);
   A* const numbers = static_cast<A*>(scratch);
-  const int64_t begin = task * d.windows, end = Min(begin + d.windows, Positions(p));
+  const int64_t begin = task * d.windows, end = Min(begin + d.windows, NumWindows(p));
   const int64_t sums_size = Sums<A>::Size(s, order);
   const auto data_of = [&](int64_t slot) {
     return WindowData<A>(s, in, grads, numbers + slot * at.data);
@@ -66,7 +66,7 @@ void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t 
         const WindowData<A> data = data_of(slot);
         std::memset(run_sums.mass, 0, sums_size * sizeof(A));
         ForGroups(s, run, [&](const Run<A>& group) __attribute__((always_inline)) {
-          VoteAll<false>(p, s, data, group, all, votes);
+          ComputeVotes<false>(p, s, data, group, all, votes);
           AddGroup(s, group.count, make_factors(group, votes), votes.u, run_sums);
         });
         A* const sums = numbers + at.sums + slot * sums_size;
@@ -81,6 +81,7 @@ void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t 
   }
 }
 
+// Computes the moments of a task's windows.
 template <typename T>
 void ForwardTask(const Problem& p, const Division& d, int64_t task,
                  const Operands<T>& in, const Statistic<T>* packed,
@@ -112,6 +113,7 @@ void ForwardTask(const Problem& p, const Division& d, int64_t task,
       });
 }
 
+// Computes the shares of a task's windows, 0 for children outside the image.
 template <typename T>
 void SharesTask(const Problem& p, const Division& d, int64_t task,
                 const Operands<T>& in, const Statistic<T>* packed,
@@ -121,7 +123,7 @@ void SharesTask(const Problem& p, const Division& d, int64_t task,
   const Sizes<A> s(p);
   const WindowLayout<A> at(p, d, s, false);
   A* const numbers = static_cast<A*>(scratch);
-  const int64_t begin = task * d.windows, end = Min(begin + d.windows, Positions(p));
+  const int64_t begin = task * d.windows, end = Min(begin + d.windows, NumWindows(p));
   const int64_t window_size = Children(p) * p.out_channels;
   const auto data_of = [&](int64_t slot) {
     return WindowData<A>(s, in, {}, numbers + slot * at.data);
@@ -134,7 +136,7 @@ void SharesTask(const Problem& p, const Division& d, int64_t task,
   VisitWindows(p, d, s, begin, end, in.poses, packed, numbers + at.poses,
                [&](int64_t slot, const Run<A>& run) {
                  ForGroups(s, run, [&](const Run<A>& group) {
-                   VoteAll<false>(p, s, data_of(slot), group, all, votes);
+                   ComputeVotes<false>(p, s, data_of(slot), group, all, votes);
                    for (int64_t g = 0; g < group.count; ++g) {
                      UnpackRows(p, s, votes.shares + g * s.parents, 1,
                                 shares + (begin + slot) * window_size +
@@ -144,7 +146,7 @@ void SharesTask(const Problem& p, const Division& d, int64_t task,
                });
 }
 
-// Computes or looks at shares, as CpuKernels has it.
+// Computes shares if `shares` is not null, and otherwise moments.
 template <typename T>
 void WindowsTask(const Problem& p, const Division& d, int64_t task,
                  const Operands<T>& in, const Statistic<T>* packed,
@@ -157,8 +159,11 @@ void WindowsTask(const Problem& p, const Division& d, int64_t task,
   }
 }
 
-// With D0, D1 and D2, the sums of dz, dz u and dz u^2: bias D0, linear D1 + center D0,
-// precision -1/2 D2 and center precision D1 - mass dfirst - 2 first dsecond.
+// Computes the gradients of statistics from the sums D0, D1, D2 of dz, dz u, dz u^2:
+//   bias       D0
+//   linear     D1 + center D0
+//   precision  -1/2 D2
+//   center     precision D1 - mass dfirst - 2 first dsecond
 template <typename T>
 void StatisticsTask(const Problem& p, const Division& d, int64_t task,
                     const Operands<T>& in, const Statistic<T>* packed,
@@ -176,8 +181,8 @@ void StatisticsTask(const Problem& p, const Division& d, int64_t task,
       },
       [&](int64_t window, const WindowData<A>& data, const Sums<A>& sums, A* spare) {
         const int64_t parent = window * p.out_channels, vote = parent * s.vote;
-        // Sets each number of all votes to make(at, parent), where `parent` is the
-        // place of the number's vector in a row of parents.
+        // Sets each vector of all votes to value(at, row), where `at` is its offset in
+        // a row of votes and `row` the offset of its parents in a row of parents.
         const auto make = [&](A* result, const auto& value) {
           for (int64_t v = 0, at = 0; v < s.vectors; ++v) {
             for (int64_t n = 0; n < s.vote; ++n, at += kLanes<A>) {

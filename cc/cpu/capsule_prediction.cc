@@ -1,15 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Per input capsule i both passes are products of small matrices, with the
-// output capsules and their dimensions taken together as one axis n:
+// For each input capsule i both passes are products of small matrices. Output capsules
+// and their dimensions form one axis n:
 //   forward      output[b, n]       = sum_k input[b, k] weights[n, k]
 //   backward     grad_input[b, k]   = sum_n grad[b, n] weights[n, k]
 //                grad_weights[n, k] = sum_b grad[b, n] input[b, k]
-// The traffic of output and grad sets the time, so each is touched once, in runs
-// of several capsules, and everything else stays in the near caches. Weights are
-// transposed to [k][n] so that n is the vector axis; grad is copied to a padded
-// tile that both gradients read. Gradients of few samples: capsule_prediction_few.h.
+// Memory traffic of output and grad dominates, so each is accessed once, in contiguous
+// runs of several capsules, and everything else stays in the near caches. Weights are
+// transposed to [k][n], so that n is the vector axis; grad is copied to a padded tile
+// that both gradients read. Small batches: capsule_prediction_few.h.
 #include "cc/cpu/capsule_prediction.h"
 
 #include <cstring>
@@ -25,13 +25,13 @@ namespace {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int kVectors = 4;                    // vectors of a register tile
-constexpr int kDepth = 4;                      // in_dim of a register tile
-constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written in a run
-constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read in a run
-constexpr int64_t kPanelBytes = 128 << 10;     // transposed weights, forward
-constexpr int64_t kGradTileBytes = 192 << 10;  // copy of grad, backward
-constexpr int64_t kStreamBytes = 32 << 20;     // outputs past this skip the caches
+constexpr int kVectors = 4;                    // vectors per register tile
+constexpr int kDepth = 4;                      // in_dim per register tile
+constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written contiguously
+constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read contiguously
+constexpr int64_t kPanelBytes = 128 << 10;     // bytes of transposed weights, forward
+constexpr int64_t kGradTileBytes = 192 << 10;  // bytes of the copy of grad, backward
+constexpr int64_t kStreamBytes = 32 << 20;     // larger outputs bypass the caches
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
@@ -49,8 +49,7 @@ int64_t PanelColumns(const Problem& p) {
   return Min(PaddedColumns<T>(p), Max(fit, step));
 }
 
-// Returns how many consecutive input capsules have rows of `T` that make a run of
-// about `bytes`.
+// Returns how many consecutive input capsules have rows of about `bytes` in total.
 template <typename T>
 int64_t Run(const Problem& p, int64_t bytes) {
   const int64_t row = Max(Columns(p) * sizeof(T), 1);
@@ -64,7 +63,7 @@ int64_t InCapsTile(const Problem& p) {
 
 int64_t BatchTile(const Problem& p) { return Max(Min(p.batch, 64), 1); }
 
-// Copies `columns` rows of from[n][k] to to[k][n], padded with zeros.
+// Transposes `columns` rows from[n][k] to to[k][n], padded with zeros.
 template <typename T, typename A>
 void Transpose(const T* from, int64_t columns, int64_t padded, int64_t in_dim, A* to) {
   for (int64_t n = 0; n < padded; n += kLanes<A>) {
@@ -97,7 +96,7 @@ inline void WriteRow(const Vector<A> (&row)[V], int64_t columns, bool stream, T*
   }
 }
 
-// output[r, n] for R samples and V vectors of columns.
+// Computes output[r, n] for R samples and V vectors of columns.
 template <typename T, typename A, int R, int V>
 inline void ForwardTile(int64_t in_dim, const A* input, const A* weights,
                         int64_t padded, int64_t columns, bool stream, T* output,
@@ -116,6 +115,7 @@ inline void ForwardTile(int64_t in_dim, const A* input, const A* weights,
   }
 }
 
+// Computes all columns of R rows of a panel.
 template <typename T, typename A, int R>
 inline void ForwardRows(int64_t in_dim, const A* input, const A* weights,
                         int64_t padded, int64_t columns, bool stream, T* output,
@@ -137,6 +137,8 @@ int64_t ForwardScratch(const Problem& p) {
   return InCapsTile<T>(p) * per_capsule * p.in_dim * sizeof(Accumulator<T>);
 }
 
+// Computes the outputs of a range: for each block of capsules and panel of columns,
+// transposes the weights once and multiplies tiles of samples by them.
 template <typename T>
 void Forward(const Problem& p, const Range& range, const T* input, const T* weights,
              T* output, void* scratch) {
@@ -212,7 +214,7 @@ struct BackwardPlan {
   }
 };
 
-// grad_weights^T[k, n] += sum_b input[b, k] grad[b, n], for one tile of k.
+// Computes grad_weights^T[k, n] += sum_b input[b, k] grad[b, n] for one tile of k.
 template <typename A, int V>
 inline void WeightsTile(int64_t rows, const A* input, int64_t depth, const A* grad,
                         int64_t padded, A* sums) {
@@ -233,8 +235,8 @@ inline void WeightsTile(int64_t rows, const A* input, int64_t depth, const A* gr
   }
 }
 
-// grad_input[b, k] = sum_n grad[b, n] weights^T[k, n], for kRows samples and one
-// tile of k, of which `in_dim` are real.
+// Computes grad_input[b, k] = sum_n grad[b, n] weights^T[k, n] for kRows samples and
+// one tile of k, of which `in_dim` elements are not padding.
 template <typename T, typename A>
 inline void InputTile(int64_t padded, const A* grad, const A* weights, int64_t in_dim,
                       T* grad_input, int64_t grad_input_stride, int64_t rows) {
@@ -266,11 +268,13 @@ int64_t BackwardScratch(const Problem& p) {
   return BackwardPlan<T>(p).bytes();
 }
 
+// Computes both gradients for a range of input capsules. Tiles of grad serve both
+// products, and weight gradients are summed transposed.
 template <typename T>
 void Backward(const Problem& p, const Range& range, const T* grad, const T* input,
               const T* weights, T* grad_input, T* grad_weights, void* scratch) {
   using A = Accumulator<T>;
-  if (const auto few = BackwardFewOf<T>(p)) {
+  if (const auto few = BackwardSmallBatchOf<T>(p)) {
     return few(p, range, grad, input, weights, grad_input, grad_weights);
   }
   const BackwardPlan<T> plan(p);

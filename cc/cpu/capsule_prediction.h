@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction for one thread, once per instruction set. These functions
-// use nothing but their arguments (no standard library templates, whose copies
-// the linker would merge across instruction sets); cc/cpu/dispatch/ picks the
-// instruction set and divides the work.
+// CPU kernels of capsule prediction, compiled once per instruction set. Each call runs
+// on one thread; cc/cpu/dispatch/ chooses the instruction set and divides the work.
+// Kernels use no standard library templates, because the linker would merge their
+// copies across instruction sets.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_
 #define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_
 
@@ -15,7 +15,7 @@
 
 namespace capsops::capsule_prediction {
 
-// A part of the problem for one call.
+// The part of the problem that one call computes.
 struct Range {
   int64_t in_caps_begin, in_caps_end;
   int64_t batch_begin, batch_end;
@@ -23,8 +23,8 @@ struct Range {
 
 template <typename T>
 struct CpuKernels {
-  // Return how many input capsules and samples a call works on at a time. A range
-  // that is a multiple of both wastes nothing.
+  // Return how many input capsules and samples a call processes at a time. Ranges
+  // should be multiples of both.
   int64_t (*in_caps_tile)(const Problem& p);
   int64_t (*batch_tile)(const Problem& p);
   // Return the bytes of scratch, aligned to 64, that a call needs.
@@ -32,7 +32,7 @@ struct CpuKernels {
   int64_t (*backward_scratch)(const Problem& p);
   void (*forward)(const Problem& p, const Range& range, const T* input,
                   const T* weights, T* output, void* scratch);
-  // It sums over the samples of the range, which must be the whole batch.
+  // Sums over the samples of the range, which must be the whole batch.
   void (*backward)(const Problem& p, const Range& range, const T* grad, const T* input,
                    const T* weights, T* grad_input, T* grad_weights, void* scratch);
 };

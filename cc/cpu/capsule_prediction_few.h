@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradients of capsule prediction for few samples, which read weights and write
-// their gradient as they lie in memory. Transposing both would take longer than the
-// products.
+// Gradients of capsule prediction for small batches, with both weights in the tensors'
+// own layout, because transposing them would take longer than the products.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
 #define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
 
@@ -16,20 +15,21 @@ namespace capsops::capsule_prediction::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int kFew = 16;  // the most samples
+constexpr int kFew = 16;  // largest small batch
 
-// Computes both gradients for an in_dim of kDim, so that a vector of weights holds
-// kLanes / kDim columns. The number of columns must be a multiple of kLanes.
+// Computes both gradients for in_dim = kDim, such that a vector of weights holds kLanes
+// / kDim columns. The number of columns must be a multiple of kLanes.
 template <typename T, int kDim>
-void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* input,
-                 const T* weights, T* grad_input, T* grad_weights) {
+void BackwardSmallBatch(const Problem& p, const Range& range, const T* grad,
+                        const T* input, const T* weights, T* grad_input,
+                        T* grad_weights) {
   using A = Accumulator<T>;
   constexpr int kL = kLanes<A>;
   const int64_t columns = p.out_caps * p.out_dim;
   for (int64_t i = range.in_caps_begin; i < range.in_caps_end; ++i) {
     const T* w = weights + i * columns * kDim;
     T* to = grad_weights + i * columns * kDim;
-    Vector<A> x[kFew], dx[kFew] = {};  // each lane has the k of its weight
+    Vector<A> x[kFew], dx[kFew] = {};  // lane n holds element n % kDim
     for (int64_t b = 0; b < p.batch; ++b) {
       const T* const from = input + (b * p.in_caps + i) * kDim;
       A numbers[kL];
@@ -41,7 +41,7 @@ void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* i
       for (int64_t b = 0; b < p.batch; ++b) {
         Vector<A> g[kDim];
         g[0] = LoadWide<A>(grad + (b * p.in_caps + i) * columns + n);
-        SpreadRuns<A>(g);
+        RepeatLanes<A>(g);
         for (int v = 0; v < kDim; ++v) {
           dw[v] += g[v] * x[b];
           dx[b] += g[v] * LoadWide<A>(w + v * kL);
@@ -61,18 +61,18 @@ void BackwardFew(const Problem& p, const Range& range, const T* grad, const T* i
 }
 
 template <typename T>
-using BackwardFewFunction = void (*)(const Problem&, const Range&, const T*, const T*,
-                                     const T*, T*, T*);
+using BackwardSmallBatchFunction = void (*)(const Problem&, const Range&, const T*,
+                                            const T*, const T*, T*, T*);
 
-// Returns BackwardFew for a problem, or nullptr if it cannot do it.
+// Returns BackwardSmallBatch for a problem, or nullptr if it does not support it.
 template <typename T, int kDim = kLanes<Accumulator<T>>>
-BackwardFewFunction<T> BackwardFewOf(const Problem& p) {
+BackwardSmallBatchFunction<T> BackwardSmallBatchOf(const Problem& p) {
   if (p.batch > kFew || p.out_caps * p.out_dim % kLanes<Accumulator<T>> != 0) {
     return nullptr;
   }
-  if (p.in_dim == kDim) return BackwardFew<T, kDim>;
+  if (p.in_dim == kDim) return BackwardSmallBatch<T, kDim>;
   if constexpr (kDim > 1) {
-    return BackwardFewOf<T, kDim / 2>(p);
+    return BackwardSmallBatchOf<T, kDim / 2>(p);
   } else {
     return nullptr;
   }

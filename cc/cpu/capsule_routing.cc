@@ -12,11 +12,11 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kPartsBytes = 8 << 20;  // of all parts of a sum, if it has several
-constexpr int64_t kChunks = 32;           // at most, for each part is written and read
-constexpr int64_t kTasks = 64;            // wanted, to occupy as many threads
-constexpr int64_t kChunkCaps = 8;    // at least, so that parts are little of the work
-constexpr int64_t kRangeGroups = 4;  // of a task, at most; they read the same weights
+constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
+constexpr int64_t kChunks = 32;    // most chunks; each partial sum is written and read
+constexpr int64_t kTasks = 64;     // number of tasks to aim for
+constexpr int64_t kChunkCaps = 8;  // fewest per chunk, to limit partial sums
+constexpr int64_t kRangeGroups = 4;  // most groups per task; they read the same weights
 
 template <typename T>
 Division Divide(const Problem& p) {
@@ -36,27 +36,27 @@ Division Divide(const Problem& p) {
   d.grad_caps = grad.caps;
   d.grad_tasks = CeilDivide(p.in_caps, grad.caps);
   d.grad_scratch = grad.size * sizeof(A);
-  if (IsFew<T>(p)) {
-    d.sum_scratch = FewLayout<T>(p, 2).size * sizeof(A);
-    d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kFewGradCaps), 1);
+  if (IsSmallBatch<T>(p)) {
+    d.sum_scratch = SmallBatchLayout<T>(p, 2).size * sizeof(A);
+    d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kSmallBatchGradCaps), 1);
     d.grad_tasks = CeilDivide(p.in_caps, d.grad_caps);
-    d.grad_scratch = FewLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);
+    d.grad_scratch = SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);
   }
   return d;
 }
 
-// Calls a kernel with in_dim as a constant where it is 8, as in most capsule networks,
-// so that the compiler unrolls loops over it, or that of few samples with its depth.
+// Calls a kernel with in_dim as a constant if it is 8, as in most capsule networks, so
+// that the compiler unrolls loops over it, or the small-batch kernel with its depth.
 #define CAPSOPS_WITH_IN_DIM(Kernel)                                   \
   [](const Problem& p, auto... arguments) {                           \
-    if (!IsFew<T>(p)) {                                               \
+    if (!IsSmallBatch<T>(p)) {                                        \
       p.in_dim == 8 ? Kernel<T>(InDim<8>{8}, p, arguments...)         \
                     : Kernel<T>(InDim<0>{p.in_dim}, p, arguments...); \
     } else if (p.in_dim <= 4) {                                       \
-      Few##Kernel<T, 4>(p, arguments...);                             \
+      SmallBatch##Kernel<T, 4>(p, arguments...);                      \
     } else {                                                          \
-      p.in_dim <= 8 ? Few##Kernel<T, 8>(p, arguments...)              \
-                    : Few##Kernel<T, 16>(p, arguments...);            \
+      p.in_dim <= 8 ? SmallBatch##Kernel<T, 8>(p, arguments...)       \
+                    : SmallBatch##Kernel<T, 16>(p, arguments...);     \
     }                                                                 \
   }
 

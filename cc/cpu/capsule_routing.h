@@ -1,15 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule routing for one thread, once per instruction set. As in
-// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ puts them in order and divides their work.
+// CPU kernels of capsule routing, compiled once per instruction set. A call runs one
+// task on one thread, as in cc/cpu/capsule_prediction.h.
 //
 // A tile holds one number for every sample, output capsule and dimension, as
-// [group][out_caps][out_dim][lane]. A group is as many samples as a vector has lanes,
-// so that the work on a sample, its softmax included, needs no other lane. Lanes of the
-// last group without a sample are zero where results depend on them, and hold anything
-// elsewhere.
+// [group][out_caps][out_dim][lane]. A group has as many samples as a vector has lanes,
+// so the work on a sample, including its softmax, needs no other lane. The padding
+// lanes of the last group are zero where results depend on them, and otherwise
+// undefined.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
 
@@ -20,18 +19,17 @@
 
 namespace capsops::capsule_routing {
 
-// How a problem is divided, which depends on nothing but the problem and the
-// instruction set.
+// The division of the work, which depends only on the problem and the instruction set.
 struct Division {
-  int64_t groups;  // of samples
-  int64_t tile;    // numbers in a tile
-  // A sum over input capsules has one part, which is a tile, for each chunk of these
-  // capsules. A task computes the part of one chunk for a range of groups.
+  int64_t groups;  // groups of samples
+  int64_t tile;    // elements of a tile
+  // A sum over input capsules has one partial sum, which is a tile, for each chunk of
+  // these capsules. A task computes the partial sum of one chunk for a range of groups.
   int64_t chunks, chunk_caps, range_groups, sum_tasks;
-  int64_t sum_scratch;  // bytes that `add` and `coefficients` need
+  int64_t sum_scratch;  // bytes of scratch for `add` and `coefficients`
   // In the last step of the gradient, a task has a few input capsules and all samples.
   int64_t grad_caps, grad_tasks;
-  int64_t grad_scratch;  // bytes that `grad` needs
+  int64_t grad_scratch;  // bytes of scratch for `grad`
 };
 
 // A range of the tasks of `finish`, `advance`, `start_grad` and `step_grad`. Each task
@@ -45,9 +43,8 @@ struct CpuKernels {
   using A = Accumulator<T>;
   Division (*divide)(const Problem& p);
 
-  // Computes the part of sum_i c u_hat of one of the sum_tasks. `totals` is V, or null
-  // where V is 0. If `sum_grads`, which is ds, is not null, computes the part of
-  // sum_i db u_hat instead.
+  // Computes the partial sum of sum_i c u_hat of one of the sum_tasks or, if
+  // `sum_grads` (ds) is not null, of sum_i db u_hat. `totals` is V, or null if V is 0.
   void (*add)(const Problem& p, const Division& d, int64_t task, const T* input,
               const T* weights, const T* logits, const A* totals, const A* sum_grads,
               A* parts, void* scratch);
@@ -55,15 +52,14 @@ struct CpuKernels {
   void (*coefficients)(const Problem& p, const Division& d, int64_t task,
                        const T* input, const T* weights, const T* logits,
                        const A* totals, T* coefficients, void* scratch);
-  // Adds up `parts`, which it overwrites, and stores the sum s to sums [batch,
-  // out_caps, out_dim]. Then stores v to `output` or, where that is null, adds it to
-  // `totals`. In the first iteration, `totals` is uninitialized and v is stored there
-  // instead.
+  // Adds the partial sums in `parts`, which it overwrites, and stores the sum s to sums
+  // [batch, out_caps, out_dim]. Then stores v to `output` or, if that is null, adds it
+  // to `totals`, which is uninitialized in the first iteration.
   void (*finish)(const Problem& p, const Division& d, Range range, bool first, A* parts,
                  A* totals, A* sums, T* output);
 
-  // Sets after = before + v, where v is that of `sums`. `before` may be null, which
-  // stands for zero, and must not be `after`.
+  // Sets after = before + v, where v belongs to `sums`. `before` may be null, which
+  // counts as zero, and must not be `after`.
   void (*advance)(const Problem& p, const Division& d, Range range, const A* sums,
                   const A* before, A* after);
   // Computes dv and ds of the last iteration from the gradient of the output.
@@ -73,9 +69,8 @@ struct CpuKernels {
   // overwrites, added to `output_grads`, or stored there in the last iteration but one.
   void (*step_grad)(const Problem& p, const Division& d, Range range, bool last_but_one,
                     const A* sums, A* parts, A* output_grads, A* sum_grads);
-  // Computes the gradients of the input capsules of one of the grad_tasks, and of their
-  // weights and logits. `tiles` are V_2, V_3, ..., and then ds_1, ds_2, ..., which are
-  // 2 * iterations - 1 tiles.
+  // Computes the gradients of one of the grad_tasks: of input capsules, their weights
+  // and logits. `tiles` are the 2 * iterations - 1 tiles V_2, V_3, ..., ds_1, ds_2, ...
   void (*grad)(const Problem& p, const Division& d, int64_t task, const T* input,
                const T* weights, const T* logits, const A* tiles, T* grad_input,
                T* grad_weights, T* grad_logits, void* scratch);

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule routing of few samples. With samples in lanes, most lanes would be idle, so
-// lanes hold weights, and then output dimensions, instead.
+// Capsule routing for small batches. With samples in lanes, most lanes would be idle,
+// so lanes hold weights and then output dimensions instead.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
 
@@ -18,18 +18,18 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kFewScratchBytes = 1 << 20;  // of a task, at most
-constexpr int64_t kFewCaps = 4;                // input capsules of a group
-constexpr int64_t kFewFlushed = 16;            // whose sum is added at once
-constexpr int64_t kFewGradCaps = 32;           // of a task, at most
+constexpr int64_t kSmallBatchScratchBytes = 1 << 20;  // most scratch per task
+constexpr int64_t kSmallBatchCaps = 4;                // input capsules per group
+constexpr int64_t kSmallBatchFlushedCaps = 16;        // input capsules per partial sum
+constexpr int64_t kSmallBatchGradCaps = 32;           // most input capsules per task
 
-// Sizes of arrays, and the layout of the scratch for `tiles` tiles: the offset of each
-// array in numbers. A block is kLanes output dimensions of an output capsule. Its
-// weights are `depth` vectors for each part of in_dim: a part has `depth` numbers, the
-// last one padded with zeros. A row has a number for each output dimension. Weights
-// that lie so in their tensor are not copied.
+// Sizes of arrays, and the layout of the scratch for `count` tiles: the offset of each
+// array in elements. A block has kLanes output dimensions of an output capsule. in_dim
+// is divided into `parts` parts of `depth` elements, padded with zeros; a block has
+// `depth` vectors of weights per part. A row has one element per output dimension.
+// Weights whose tensor already has this layout are not copied.
 template <typename T>
-struct FewLayout {
+struct SmallBatchLayout {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
   int64_t depth, parts, blocks, row, caps;
@@ -37,7 +37,7 @@ struct FewLayout {
   int64_t x, tiles, sums, weights, weights_grad, u, logits, logits_grad, first, dots,
       size;
 
-  FewLayout(const Problem& p, int64_t count)
+  SmallBatchLayout(const Problem& p, int64_t count)
       : depth(p.in_dim > 8   ? 16
               : p.in_dim > 4 ? 8
                              : 4),
@@ -48,33 +48,33 @@ struct FewLayout {
         in_place(std::is_same_v<T, A> && p.in_dim == depth && p.out_dim % kL == 0) {
     const int64_t copy = in_place ? 0 : parts * depth * row;
     x = 0;
-    tiles = x + kFewCaps * p.batch * parts * RoundUp(depth, kL);
+    tiles = x + kSmallBatchCaps * p.batch * parts * RoundUp(depth, kL);
     sums = tiles + count * p.batch * row;
     weights = sums + p.batch * row;
-    weights_grad = weights + kFewCaps * copy;
+    weights_grad = weights + kSmallBatchCaps * copy;
     u = weights_grad + copy;
-    logits = u + kFewCaps * p.batch * row;
-    logits_grad = logits + kFewCaps * caps;
+    logits = u + kSmallBatchCaps * p.batch * row;
+    logits_grad = logits + kSmallBatchCaps * caps;
     first = logits_grad + caps;
-    dots = first + kFewCaps * caps;
-    size = dots + kFewCaps * p.batch * (count + 1) * caps;
+    dots = first + kSmallBatchCaps * caps;
+    size = dots + kSmallBatchCaps * p.batch * (count + 1) * caps;
   }
 };
 
-// Returns whether the problem has so few samples that the functions below are faster
-// than those with samples in lanes, and their scratch fits into the second-level cache.
+// Returns whether the batch is so small that this code is faster than the code with
+// samples in lanes, and whether its scratch fits into the L2 cache.
 template <typename T>
-bool IsFew(const Problem& p) {
+bool IsSmallBatch(const Problem& p) {
   using A = Accumulator<T>;
   if (p.batch == 0 || p.batch * 4 >= kLanes<A>) return false;
-  // A tensor without numbers may have sizes whose products do not fit in an int64_t.
+  // The sizes of an empty tensor may have products that overflow an int64_t.
   if (p.in_caps == 0 || p.in_dim == 0 || Columns(p) == 0) return false;
-  return FewLayout<T>(p, 2 * p.iterations - 1).size * int64_t{sizeof(A)} <=
-         kFewScratchBytes;
+  return SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * int64_t{sizeof(A)} <=
+         kSmallBatchScratchBytes;
 }
 
-// Sets b to softmax(logits + b) over the output capsules, which are in the lanes of
-// whole vectors. Lanes past them have a logit of minus infinity.
+// Sets b to softmax(logits + b) over the output capsules, which are in lanes. Padding
+// lanes have a logit of minus infinity.
 template <typename A>
 inline void SoftmaxInLanes(int64_t caps, const A* logits, A* b) {
   Vector<A> max = Vector<A>{} - A(__builtin_inf());
@@ -94,7 +94,7 @@ inline void SoftmaxInLanes(int64_t caps, const A* logits, A* b) {
   for (int64_t j = 0; j < caps; j += kLanes<A>) Store(b + j, scale * Load(b + j));
 }
 
-// As SoftmaxGrad, with output capsules in lanes.
+// SoftmaxGrad with output capsules in lanes.
 template <typename A>
 inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   Vector<A> sum = {};
@@ -108,32 +108,31 @@ inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
   }
 }
 
-// What a task does with groups of input capsules, and all samples. kDepth is the
-// layout's depth.
+// The work of one task, which has all samples. kDepth is the layout's `depth`.
 template <typename T, int kDepth>
-class FewSamples {
+class SmallBatchWork {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
-  // Vectors after which an input, repeated beside its weights, begins again.
+  // The period, in vectors, of an input that is repeated to match its weights.
   static constexpr int kPeriod = kDepth > kL ? kDepth / kL : 1;
-  static constexpr int64_t kAhead = (8 << 10) / sizeof(A);  // of what is prefetched
+  static constexpr int64_t kPrefetchDistance = (8 << 10) / sizeof(A);  // in elements
 
  public:
-  FewSamples(const Problem& p, int64_t count, void* scratch)
+  SmallBatchWork(const Problem& p, int64_t count, void* scratch)
       : p_(p), at_(p, count), count_(count), numbers_(static_cast<A*>(scratch)) {
-    // What is padded, and the sums.
+    // Clears the padding and the sums.
     std::memset(numbers_, 0, at_.weights_grad * sizeof(A));
-    for (int64_t c = 0; c < kFewCaps; ++c) {
+    for (int64_t c = 0; c < kSmallBatchCaps; ++c) {
       for (int64_t j = p.out_caps; j < at_.caps; ++j)
         logits(c)[j] = -A(__builtin_inf());
     }
   }
 
-  // Copies tile m, which has samples in lanes, with output dimensions in lanes.
+  // Copies tile m, whose lanes are samples, with output dimensions in lanes.
   void Take(int64_t m, const A* tile) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       for (int64_t j = 0; j < p_.out_caps; ++j) {
-        A* const to = this->tile(m, s) + j * Each();
+        A* const to = this->tile(m, s) + j * CapsuleStride();
         for (int64_t d = 0; d < p_.out_dim; ++d) {
           to[d] = tile[(j * p_.out_dim + d) * kL + s];
         }
@@ -141,9 +140,9 @@ class FewSamples {
     }
   }
 
-  // Goes to `caps` input capsules from i on: computes u_hat of all samples.
-  void Begin(int64_t i, int64_t caps, const T* input, const T* weights,
-             const T* logits) {
+  // Loads `caps` input capsules from i on and computes their u_hat of all samples.
+  void LoadGroup(int64_t i, int64_t caps, const T* input, const T* weights,
+                 const T* logits) {
     for (int64_t c = 0; c < caps; ++c) {
       for (int64_t s = 0; s < p_.batch; ++s) {
         Repeat(input + (s * p_.in_caps + i + c) * p_.in_dim, x(c, s));
@@ -162,21 +161,21 @@ class FewSamples {
             Vector<A> xs[kPeriod];
             LoadInput(c, s, part, xs);
             for (int n = 0; n < kDepth; ++n) {
-              __builtin_prefetch(w + n * kL + kAhead);
+              __builtin_prefetch(w + n * kL + kPrefetchDistance);
               terms[n] += Load(w + n * kL) * xs[n % kPeriod];
             }
           }
-          Store(u(c, s) + block * kL, SumRuns<A>(terms));
+          Store(u(c, s) + block * kL, SumAdjacent<A>(terms));
         }
       }
     }
   }
 
-  // Computes c or, with two tiles, db of the first, V, whose gradient is the second,
-  // ds, of all in the group. Agreed returns it.
-  void Agree(int64_t caps) {
+  // Computes the coefficients of the group: c or, with two tiles (V and ds), db of V.
+  // GroupCoefficients returns them.
+  void ComputeCoefficients(int64_t caps) {
     for (int64_t c = 0; c < caps; ++c) {
-      if (count_ == 0) First(c);
+      if (count_ == 0) FirstCoefficients(c);
       for (int64_t s = 0; s < p_.batch && count_ > 0; ++s) Dots(c, s);
     }
     for (int64_t c = 0; c < caps; ++c) {
@@ -188,17 +187,17 @@ class FewSamples {
       }
     }
   }
-  const A* Agreed(int64_t c, int64_t s) const {
+  const A* GroupCoefficients(int64_t c, int64_t s) const {
     return count_ == 0 ? first(c) : dots(c, s, 1);
   }
 
-  // Adds Agreed times u_hat of the group to the sums.
+  // Adds coefficients times u_hat of the group to the sums.
   void Add(int64_t caps) {
-    const int64_t each = Each();
+    const int64_t each = CapsuleStride();
     for (int64_t s = 0; s < p_.batch; ++s) {
       A* const sums = numbers_ + at_.sums + s * at_.row;
       for (int64_t c = 0; c < caps; ++c) {
-        const A *const b = Agreed(c, s), *const terms = u(c, s);
+        const A *const b = GroupCoefficients(c, s), *const terms = u(c, s);
         for (int64_t j = 0; j < p_.out_caps; ++j) {
           const Vector<A> factor = Vector<A>{} + b[j];
           for (int64_t n = j * each; n < (j + 1) * each; n += kL) {
@@ -209,26 +208,26 @@ class FewSamples {
     }
   }
 
-  // Adds the sums to those of `part`, which has samples in lanes, and clears them.
+  // Adds the sums to `part`, whose lanes are samples, and clears them.
   void Flush(A* part) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       A* const sums = numbers_ + at_.sums + s * at_.row;
       for (int64_t j = 0; j < p_.out_caps; ++j) {
         for (int64_t d = 0; d < p_.out_dim; ++d) {
-          part[(j * p_.out_dim + d) * kL + s] += sums[j * Each() + d];
+          part[(j * p_.out_dim + d) * kL + s] += sums[j * CapsuleStride() + d];
         }
       }
       std::memset(sums, 0, at_.row * sizeof(A));
     }
   }
 
-  // Computes the gradients of input capsule i, which is number c of the group, of its
-  // weights and of its logits. The tiles are V_2, V_3, ..., and then ds_1, ds_2, ...
+  // Computes the gradients of input capsule i, which has index c in the group, and of
+  // its weights and logits. The tiles are V_2, V_3, ..., and then ds_1, ds_2, ...
   void Differentiate(int64_t i, int64_t c, T* grad_input, T* grad_weights,
                      T* grad_logits) {
     A* const logits_grad = numbers_ + at_.logits_grad;
     std::memset(logits_grad, 0, at_.caps * sizeof(A));
-    First(c);
+    FirstCoefficients(c);
     T* const to = grad_weights + i * Matrix(p_);
     A* const dw = WeightsGrad(to);
     for (int64_t s = 0; s < p_.batch; ++s) {
@@ -252,7 +251,7 @@ class FewSamples {
   }
 
  private:
-  int64_t Each() const { return at_.row / p_.out_caps; }  // of a row
+  int64_t CapsuleStride() const { return at_.row / p_.out_caps; }  // in a row
   A* x(int64_t c, int64_t s) const {
     return numbers_ + at_.x + (c * p_.batch + s) * at_.parts * kPeriod * kL;
   }
@@ -273,7 +272,7 @@ class FewSamples {
     for (int n = 0; n < kPeriod; ++n) xs[n] = Load(x(c, s) + (part * kPeriod + n) * kL);
   }
 
-  // Stores each part of an input capsule as often as fills its vectors.
+  // Stores each part of an input capsule, repeated to fill its vectors.
   void Repeat(const T* from, A* to) const {
     for (int64_t k = 0; k < p_.in_dim; ++k) {
       A* const first = to + k / kDepth * kPeriod * kL + k % kDepth;
@@ -281,12 +280,13 @@ class FewSamples {
     }
   }
 
-  // Calls run(from, to, count) for runs of weights, in blocks and in the tensor.
+  // Calls run(from, to, count) for each contiguous run of weights, with its offset in
+  // blocks and in the tensor.
   template <typename Run>
   void ForRuns(const Run& run) const {
     for (int64_t j = 0; j < p_.out_caps; ++j) {
       for (int64_t d = 0; d < p_.out_dim; ++d) {
-        const int64_t block = (j * Each() + d) / kL;
+        const int64_t block = (j * CapsuleStride() + d) / kL;
         for (int64_t part = 0; part < at_.parts; ++part) {
           run(((block * at_.parts + part) * kL + d % kL) * kDepth,
               (j * p_.out_dim + d) * p_.in_dim + part * kDepth,
@@ -296,8 +296,8 @@ class FewSamples {
     }
   }
 
-  // Returns the weights of an input capsule in blocks: where they lie if they lie so,
-  // and else as a copy.
+  // Returns the weights of an input capsule in blocks: in place if the tensor has this
+  // layout, and otherwise a copy.
   const A* Weights(int64_t c, const T* from) const {
     if constexpr (std::is_same_v<T, A>) {
       if (at_.in_place) return from;
@@ -309,7 +309,8 @@ class FewSamples {
     return copy;
   }
 
-  // Returns where to add up the gradient of weights, which is `to` where they lie so.
+  // Returns where to accumulate the weight gradient: in `to` if that has the layout of
+  // blocks, and otherwise in the scratch.
   A* WeightsGrad(T* to) const {
     if constexpr (std::is_same_v<T, A>) {
       if (at_.in_place) return to;
@@ -318,14 +319,14 @@ class FewSamples {
   }
 
   // Computes c of the first iteration.
-  void First(int64_t c) {
+  void FirstCoefficients(int64_t c) {
     std::memset(first(c), 0, at_.caps * sizeof(A));
     SoftmaxInLanes(at_.caps, logits(c), first(c));
   }
 
   // Computes the dot products of u_hat of a sample with all tiles.
   void Dots(int64_t c, int64_t s) {
-    const int64_t each = Each();
+    const int64_t each = CapsuleStride();
     const A* const terms = u(c, s);
     for (int64_t m = 0; m < count_; ++m) {
       const A* const factors = tile(m, s);
@@ -344,8 +345,8 @@ class FewSamples {
     }
   }
 
-  // Computes du_hat of a sample, adds du_hat x to the gradient of the weights, and
-  // computes the gradient of the input, which is weights^T du_hat.
+  // Computes du_hat of a sample, adds du_hat x to the weight gradient, and stores the
+  // input gradient weights^T du_hat.
   void AddGradients(int64_t c, int64_t s, T* grad_input, A* weights_grad) {
     const int64_t each = at_.blocks / p_.out_caps;
     for (int64_t part = 0; part < at_.parts; ++part) {
@@ -357,7 +358,7 @@ class FewSamples {
         for (int64_t m = 0; m < count_; ++m) {
           du[0] += factors[m * at_.caps] * Load(tile(m, s) + block * kL);
         }
-        SpreadRuns<A>(du);
+        RepeatLanes<A>(du);
         const int64_t at = (block * at_.parts + part) * kDepth * kL;
         const A* const w = weights_[c] + at;
         A* const dw = weights_grad + at;
@@ -378,10 +379,10 @@ class FewSamples {
   }
 
   const Problem& p_;
-  const FewLayout<T> at_;
-  const int64_t count_;  // of tiles
+  const SmallBatchLayout<T> at_;
+  const int64_t count_;  // number of tiles
   A* const numbers_;
-  const A* weights_[kFewCaps] = {};
+  const A* weights_[kSmallBatchCaps] = {};
 };
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

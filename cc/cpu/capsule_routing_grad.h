@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The last step of the gradient, which computes du_hat and contracts it at once.
+// The last step of the gradient, which computes du_hat and contracts it immediately.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_
 
@@ -16,18 +16,17 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kGradCaps = 4;    // of a task, at most; they share V and ds
-constexpr int64_t kGradTasks = 64;  // wanted, at the cost of fewer capsules a task
-constexpr int64_t kGradBytes = 128 << 10;      // of a task's weights
-constexpr int64_t kGradTileBytes = 256 << 10;  // of du: the second-level cache
+constexpr int64_t kGradCaps = 4;    // most input capsules per task; they share V and ds
+constexpr int64_t kGradTasks = 64;  // number of tasks to aim for
+constexpr int64_t kGradBytes = 128 << 10;      // bytes of a task's weights
+constexpr int64_t kGradTileBytes = 256 << 10;  // du, in the L2 cache
 
-// The layout of the scratch for `caps` input capsules and `groups` groups: the offset
-// of each array in numbers.
+// The scratch layout for `caps` input capsules and `groups` groups, in elements.
 template <typename T>
 struct GradLayout {
   using A = Accumulator<T>;
   int64_t caps, groups;
-  int64_t matrix;  // size of the gradient of a capsule's weights, in register tiles
+  int64_t matrix;  // elements of a capsule's weight gradient in register tiles
   int64_t x, dx, first, dots, du, weights_grad, logits_grad, size;
 
   explicit GradLayout(const Problem& p) {
@@ -38,7 +37,7 @@ struct GradLayout {
     groups = Max(Min(fit, all), 1);
     matrix = RoundUp(Columns(p), kWeightRows<A>) * RoundUp(p.in_dim, kWeightColumns<A>);
     const int64_t coefficients = caps * p.out_caps * kLanes<A>;
-    // Register tiles read past the end of x and of du, and do not use what they find.
+    // Register tiles read past the ends of x and du, and ignore the values there.
     x = WeightsCopy<T>(p, caps);
     dx = x + (groups * caps * p.in_dim + kWeightColumns<A>)*kLanes<A>;
     first = dx + caps * p.in_dim * kLanes<A>;
@@ -50,10 +49,10 @@ struct GradLayout {
   }
 };
 
-// Turns the dot products <u, V_r> and <u, ds_r> of all r into db_r and c_r, by which du
-// multiplies these tiles, and adds all db_r to logits_grad. V_1 is 0, so the first row
-// of `dots` is not yet set. A lane without a sample has zeros in the tiles; its dots
-// are set to zero too, so that it adds nothing even where weights are infinite.
+// Replaces the dot products <u, V_r> and <u, ds_r> of all r by db_r and c_r, the
+// coefficients of these tiles in du, and adds all db_r to logits_grad. V_1 is 0, so the
+// first row of `dots` is not set before. Padding lanes have zeros in the tiles; their
+// dots are set to zero too, so that they add nothing even if weights are infinite.
 template <typename T, typename A>
 void DotsToCoefficients(const Problem& p, int64_t samples, const T* logits,
                         const A* first, A* dots, A* logits_grad) {
@@ -71,7 +70,7 @@ void DotsToCoefficients(const Problem& p, int64_t samples, const T* logits,
   }
 }
 
-// Adds to the register tiles of the gradient of the weights of an input capsule.
+// Adds to the weight gradient of an input capsule, which is in register tiles.
 template <typename A>
 void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_stride,
                     const A* x, int64_t x_stride, A* to) {
@@ -83,8 +82,7 @@ void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_st
   }
 }
 
-// Copies register tiles to rows. It is fast because a whole tile has a constant number
-// of columns.
+// Copies register tiles to rows, fast for whole tiles of a constant number of columns.
 template <typename T, typename A>
 void StoreWeightsGrad(const Problem& p, const A* from, T* to) {
   constexpr int K = kWeightColumns<A>;
@@ -132,18 +130,19 @@ class GradWork {
         logits_(logits + begin_ * p.out_caps),
         tiles_(tiles) {}
 
+  // Stores the gradients; processes groups of samples block by block.
   void Run(T* grad_input, T* grad_weights, T* grad_logits) {
     for (int64_t i = 0; i < caps_; ++i) {
       FirstCoefficients(p_, logits_ + i * p_.out_caps, numbers_ + at_.first + i * row_);
     }
-    // This clears the gradient of the weights and, after it, that of the logits.
+    // Clears the weight gradient and the logits gradient that follows it.
     std::memset(numbers_ + at_.weights_grad, 0,
                 (at_.size - at_.weights_grad) * sizeof(A));
     for (int64_t g0 = 0; g0 < d_.groups; g0 += at_.groups) {
       const int64_t groups = Min(at_.groups, d_.groups - g0);
       for (int64_t n = 0; n < groups; ++n) {
-        MakeCoefficients(g0 + n, numbers_ + at_.x + n * at_.caps * sample_);
-        MakeGradients(g0 + n, numbers_ + at_.du + n * group_, grad_input);
+        ComputeTileCoefficients(g0 + n, numbers_ + at_.x + n * at_.caps * sample_);
+        ComputeGradients(g0 + n, numbers_ + at_.du + n * group_, grad_input);
       }
       for (int64_t i = 0; i < caps_; ++i) {
         AddWeightsGrad(p_, groups, numbers_ + at_.du + i * at_.groups * group_, group_,
@@ -167,16 +166,16 @@ class GradWork {
     return {tiles_ + group * group_ + j * p_.out_dim * kLanes<A>, 2 * p_.iterations - 1,
             d_.tile};
   }
-  // Returns where the dots, and later the coefficients, of an input capsule are. The
-  // first row is that of V_1, which is 0, and those of `tiles` follow.
+  // Returns the dot products, and later the coefficients, of an input capsule. The
+  // first row is that of V_1, which is 0, and the rows of `tiles` follow.
   A* dots(int64_t i) const {
     return numbers_ + at_.dots + i * 2 * p_.iterations * row_;
   }
   A* tile_dots(int64_t i, int64_t j) const { return dots(i) + row_ + j * kLanes<A>; }
 
-  // Loads the samples of a group to x and computes the coefficients of the tiles. It
-  // reads an output capsule's tiles for all input capsules at once.
-  void MakeCoefficients(int64_t group, A* x) {
+  // Loads the samples of a group to x and computes the coefficients of the tiles. Reads
+  // an output capsule's tiles for all input capsules at once.
+  void ComputeTileCoefficients(int64_t group, A* x) {
     LoadSamples(p_, input_, group, begin_, caps_, x);
     for (int64_t j = 0; j < p_.out_caps; ++j) {
       for (int64_t i = 0; i < caps_; ++i) {
@@ -185,15 +184,14 @@ class GradWork {
       }
     }
     for (int64_t i = 0; i < caps_; ++i) {
-      DotsToCoefficients(p_, Rows<A>(p_, group), logits_ + i * p_.out_caps,
+      DotsToCoefficients(p_, GroupSamples<A>(p_, group), logits_ + i * p_.out_caps,
                          numbers_ + at_.first + i * row_, dots(i),
                          numbers_ + at_.logits_grad + i * row_);
     }
   }
 
-  // Computes du_hat of a group, with at_.groups groups from one input capsule to the
-  // next, and grad_input.
-  void MakeGradients(int64_t group, A* du, T* grad_input) {
+  // Computes grad_input and du_hat of a group, [input capsule][at_.groups][group_].
+  void ComputeGradients(int64_t group, A* du, T* grad_input) {
     A* const dx = numbers_ + at_.dx;
     std::memset(dx, 0, caps_ * sample_ * sizeof(A));
     for (int64_t j = 0; j < p_.out_caps; ++j) {
@@ -204,7 +202,7 @@ class GradWork {
                      dx + i * sample_);
       }
     }
-    FromLanes(dx, caps_ * p_.in_dim, Rows<A>(p_, group), p_.in_caps * p_.in_dim,
+    FromLanes(dx, caps_ * p_.in_dim, GroupSamples<A>(p_, group), p_.in_caps * p_.in_dim,
               grad_input + (group * kLanes<A> * p_.in_caps + begin_) * p_.in_dim);
   }
 
@@ -213,13 +211,13 @@ class GradWork {
   const Division& d_;
   const GradLayout<T> at_;
   A* const numbers_;
-  const int64_t begin_, caps_;  // input capsules
+  const int64_t begin_, caps_;  // range of input capsules
   const T* const input_;
   const A* const weights_;
   const T* const logits_;
   const A* const tiles_;
   const int64_t group_ = GroupSize<A>(p_);
-  const int64_t row_ = p_.out_caps * kLanes<A>;   // a number for each output capsule
+  const int64_t row_ = p_.out_caps * kLanes<A>;   // one vector per output capsule
   const int64_t sample_ = p_.in_dim * kLanes<A>;  // an input capsule of a group
 };
 

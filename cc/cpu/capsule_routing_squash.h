@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Turns sums over input capsules into output capsules, and gradients of the latter into
-// gradients of the former.
+// Computes output capsules from sums over input capsules, and the gradients of the sums
+// from the gradients of the output capsules.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
 
@@ -18,14 +18,14 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 inline float SquareRoot(float x) { return __builtin_sqrtf(x); }
 inline double SquareRoot(double x) { return __builtin_sqrt(x); }
 
-// Where |s|^2 is above kHuge, q or f' below may leave the range of A. There the squared
-// length is computed from kShrink s, and squash(s) is s / |s|.
+// If |s|^2 exceeds kHuge, q or f' below may overflow. In this case the squared length
+// is computed from kShrink s, and squash(s) is s / |s|.
 template <typename A>
 constexpr A kHuge = sizeof(A) == 8 ? A(0x1p640) : A(0x1p80);
 template <typename A>
 constexpr A kShrink = sizeof(A) == 8 ? A(0x1p-600) : A(0x1p-80);
 
-// Returns |scale s|^2, where s is vectors [out_dim].
+// Returns |scale s|^2, where s is an array of vectors [out_dim].
 template <typename A>
 Vector<A> Square(int64_t out_dim, const A* s, A scale) {
   Vector<A> sum = {};
@@ -44,16 +44,15 @@ inline Vector<A> SquareRoot(Vector<A> x) {
   return Load(lanes);
 }
 
-// The numbers that make squash(s) = factor along(s) and
-// ds = gain dv + slope <along(s), dv> along(s), where along(s) is s or, where s is
-// huge, s / |s|. squash(s) is s f(q) with f(q) = q/(1+q)/sqrt(q+epsilon), q = |s|^2. At
-// q = 0, f and f' are set to 0: without epsilon f' has no limit there, but
-// f' <s, dv> s has the limit 0.
+// The factors of squash(s) = factor along(s) and of its gradient ds = gain dv + slope
+// <along(s), dv> along(s), where along(s) is s or, if s is huge, s / |s|. squash(s) is
+// s f(q) with f(q) = q/(1+q)/sqrt(q+epsilon), q = |s|^2. At q = 0, f and f' are set to
+// 0: without epsilon f' has no limit there, but f' <s, dv> s has the limit 0.
 template <typename A>
 struct Squash {
   Vector<A> shrink, unit, factor, gain, slope;
 
-  // `s` is vectors [out_dim].
+  // `s` is an array of vectors [out_dim].
   Squash(int64_t out_dim, const A* s, A epsilon) {
     const Vector<A> q = Square(out_dim, s, A{1});
     const Vector<A> inverse = A{1} / (A{1} + q), root = SquareRoot<A>(q + epsilon);
@@ -79,21 +78,21 @@ struct Squash {
   Vector<A> Along(Vector<A> s) const { return s * shrink * unit; }
 };
 
-// An output capsule of a group of samples, which is the work of one task.
+// An output capsule of a group of samples: one task.
 template <typename A>
-struct Place {
+struct CapsuleGroup {
   int64_t tile;     // offset of its vectors [out_dim] in a tile
   int64_t row;      // offset of its first sample in [batch, out_caps, out_dim]
-  int64_t samples;  // lanes that count
+  int64_t samples;  // lanes that are not padding
 
-  Place(const Problem& p, int64_t task)
+  CapsuleGroup(const Problem& p, int64_t task)
       : tile(task * p.out_dim * kLanes<A>),
         row((task / p.out_caps * kLanes<A> * p.out_caps + task % p.out_caps) *
             p.out_dim),
-        samples(Rows<A>(p, task / p.out_caps)) {}
+        samples(GroupSamples<A>(p, task / p.out_caps)) {}
 };
 
-// Adds the other parts to the first, in order.
+// Adds the other partial sums to the first, in order.
 template <typename A>
 void SumParts(const Problem& p, const Division& d, A* parts) {
   for (int64_t chunk = 1; chunk < d.chunks; ++chunk) {
@@ -104,13 +103,14 @@ void SumParts(const Problem& p, const Division& d, A* parts) {
   }
 }
 
+// Implements CpuKernels::finish.
 template <typename T>
 void Finish(const Problem& p, const Division& d, Range range, bool first,
             Accumulator<T>* parts, Accumulator<T>* totals, Accumulator<T>* sums,
             T* output) {
   using A = Accumulator<T>;
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     A* const s = parts + at.tile;
     SumParts(p, d, s);
     FromLanes(s, p.out_dim, at.samples, Columns(p), sums + at.row);
@@ -126,11 +126,12 @@ void Finish(const Problem& p, const Division& d, Range range, bool first,
   }
 }
 
+// Implements CpuKernels::advance.
 template <typename A>
 void Advance(const Problem& p, const Division&, Range range, const A* sums,
              const A* before, A* after) {
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     A* const v = after + at.tile;
     ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, v);
     const Squash<A> squash(p.out_dim, v, p.epsilon());
@@ -141,10 +142,9 @@ void Advance(const Problem& p, const Division&, Range range, const A* sums,
   }
 }
 
-// Computes the gradient with respect to s, which is in `sums`, from the gradient with
-// respect to squash(s).
+// Computes the gradient of s, which is in `sums`, from the gradient of squash(s).
 template <typename A>
-void SquashGrad(const Problem& p, const Place<A>& at, const A* sums,
+void SquashGrad(const Problem& p, const CapsuleGroup<A>& at, const A* sums,
                 const A* output_grads, A* sum_grads) {
   const A* const dv = output_grads + at.tile;
   A* const s = sum_grads + at.tile;
@@ -160,23 +160,25 @@ void SquashGrad(const Problem& p, const Place<A>& at, const A* sums,
   }
 }
 
+// Implements CpuKernels::start_grad.
 template <typename T>
 void StartGrad(const Problem& p, const Division&, Range range,
                const Accumulator<T>* sums, const T* grad, Accumulator<T>* output_grads,
                Accumulator<T>* sum_grads) {
   using A = Accumulator<T>;
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     ToLanes(grad + at.row, Columns(p), at.samples, p.out_dim, output_grads + at.tile);
     SquashGrad(p, at, sums, output_grads, sum_grads);
   }
 }
 
+// Implements CpuKernels::step_grad.
 template <typename A>
 void StepGrad(const Problem& p, const Division& d, Range range, bool last_but_one,
               const A* sums, A* parts, A* output_grads, A* sum_grads) {
   for (int64_t task = range.begin; task < range.end; ++task) {
-    const Place<A> at(p, task);
+    const CapsuleGroup<A> at(p, task);
     SumParts(p, d, parts + at.tile);
     for (int64_t n = at.tile; n < at.tile + p.out_dim * kLanes<A>; n += kLanes<A>) {
       const Vector<A> sum = KeepLanes<A>(at.samples, Load(parts + n));

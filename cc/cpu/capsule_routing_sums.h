@@ -16,14 +16,14 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-constexpr int64_t kBlockCaps = 16;          // input capsules of a block, at most
-constexpr int64_t kBlockBytes = 128 << 10;  // of a block's weights
+constexpr int64_t kBlockCaps = 16;          // most input capsules per block
+constexpr int64_t kBlockBytes = 128 << 10;  // bytes of a block's weights
 
-// The layout of the scratch: the offset of each array in numbers.
+// The scratch layout: the offset of each array in elements.
 template <typename T>
 struct SumLayout {
   using A = Accumulator<T>;
-  int64_t caps, x, u, block, b, size;  // the copy of weights is at 0
+  int64_t caps, x, u, block, b, size;  // the copy of weights has offset 0
 
   explicit SumLayout(const Problem& p) : caps(Block<A>(p, kBlockBytes, kBlockCaps)) {
     x = WeightsCopy<T>(p, caps);
@@ -51,8 +51,9 @@ struct SumTask {
 // Computes c or, with sum_grads, db of an input capsule and stores it to b. Stores
 // u_hat to u unless that is null.
 template <typename T, typename A, typename Depth>
-void Agree(Depth in_dim, const Problem& p, const A* weights, const A* x,
-           const T* logits, const A* totals, const A* sum_grads, A* u, A* b) {
+void ComputeCoefficients(Depth in_dim, const Problem& p, const A* weights, const A* x,
+                         const T* logits, const A* totals, const A* sum_grads, A* u,
+                         A* b) {
   const int64_t row = p.out_caps * kLanes<A>;
   const int64_t count = sum_grads == nullptr ? 1 : 2;
   for (int64_t j = 0; j < p.out_caps; ++j) {
@@ -69,8 +70,8 @@ void Agree(Depth in_dim, const Problem& p, const A* weights, const A* x,
 
 // Adds c u_hat of `caps` input capsules to `sum`, with c from FirstCoefficients.
 template <typename A, typename Depth>
-void AddFirst(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
-              const A* x, const A* c, A* sum) {
+void AddFirstIteration(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
+                       const A* x, const A* c, A* sum) {
   for (int64_t j = 0; j < p.out_caps; ++j) {
     AddPredictions(p.out_dim, in_dim, caps, weights + j * p.out_dim * p.in_dim,
                    Matrix(p), x, c + j * kLanes<A>, p.out_caps * kLanes<A>,
@@ -80,15 +81,15 @@ void AddFirst(Depth in_dim, const Problem& p, int64_t caps, const A* weights,
 
 // Adds b u of all output capsules to `sum`, or stores it there if `first` is true.
 template <typename A>
-void AddAgreed(const Problem& p, bool first, const A* b, const A* u, A* sum) {
+void AddWeighted(const Problem& p, bool first, const A* b, const A* u, A* sum) {
   for (int64_t j = 0; j < p.out_caps; ++j) {
     const int64_t tile = j * p.out_dim * kLanes<A>;
     Add<A>(p.out_dim, first, Load(b + j * kLanes<A>), u + tile, sum + tile);
   }
 }
 
-// Computes a part of a sum. A block of input capsules is added up before its sum is
-// added to the part: thousands of terms, added one after the other, would lose digits.
+// Computes a partial sum. Each block of input capsules is summed separately before it
+// is added, because adding thousands of terms one after the other loses digits.
 template <typename T, typename Depth>
 void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,
@@ -116,14 +117,15 @@ void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
     for (int64_t g = t.group_begin; g < t.group_end; ++g) {
       LoadSamples(p, input, g, i0, caps, x);
       if (totals == nullptr) {
-        AddFirst<A>(in_dim, p, caps, w, x, b, part + g * group);
+        AddFirstIteration<A>(in_dim, p, caps, w, x, b, part + g * group);
         continue;
       }
       for (int64_t i = 0; i < caps; ++i) {
-        Agree<T, A>(in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
-                    logits + (i0 + i) * p.out_caps, totals + g * group,
-                    sum_grads == nullptr ? nullptr : sum_grads + g * group, u, b);
-        AddAgreed(p, i == 0, b, u, block);
+        ComputeCoefficients<T, A>(
+            in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>,
+            logits + (i0 + i) * p.out_caps, totals + g * group,
+            sum_grads == nullptr ? nullptr : sum_grads + g * group, u, b);
+        AddWeighted(p, i == 0, b, u, block);
       }
       for (int64_t n = 0; n < group; n += kLanes<A>) {
         A* const to = part + g * group + n;
@@ -133,6 +135,7 @@ void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
   }
 }
 
+// Computes c of the input capsules and groups of one task.
 template <typename T, typename Depth>
 void CoefficientsTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
                       const T* input, const T* weights, const T* logits,
@@ -154,10 +157,11 @@ void CoefficientsTask(Depth in_dim, const Problem& p, const Division& d, int64_t
         if (totals == nullptr) {
           FirstCoefficients(p, row, b);
         } else {
-          Agree<T, A>(in_dim, p, w + i * matrix, x + i * p.in_dim * kLanes<A>, row,
-                      totals + g * GroupSize<A>(p), nullptr, nullptr, b);
+          ComputeCoefficients<T, A>(in_dim, p, w + i * matrix,
+                                    x + i * p.in_dim * kLanes<A>, row,
+                                    totals + g * GroupSize<A>(p), nullptr, nullptr, b);
         }
-        FromLanes(b, p.out_caps, Rows<A>(p, g), p.in_caps * p.out_caps,
+        FromLanes(b, p.out_caps, GroupSamples<A>(p, g), p.in_caps * p.out_caps,
                   coefficients + (g * kLanes<A> * p.in_caps + i0 + i) * p.out_caps);
       }
     }

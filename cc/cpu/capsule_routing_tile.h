@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The inner loops of capsule routing, for one input capsule and one group of samples.
-// Every number of the algorithm is a vector with a sample in each lane. Only weights
-// are the same for all samples; they are broadcast from memory, where they keep their
-// order.
+// Every value is a vector with one sample per lane, except weights, which all samples
+// share: they are broadcast from memory and keep their layout.
 #ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
 #define CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
 
@@ -18,18 +17,18 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims of a register tile
+constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims per register tile
 
-// The value of in_dim. It is the constant kFixed where that is not 0, so that the
-// compiler unrolls loops over it. Depth below is one of these types.
+// The value of in_dim: the constant kFixed unless that is 0, so that the compiler
+// unrolls loops over it. The template parameter Depth below is one of these types.
 template <int kFixed>
 struct InDim {
   int64_t value;
   constexpr operator int64_t() const { return kFixed > 0 ? kFixed : value; }
 };
 
-// What `count` tiles hold for one output capsule of one group, which is vectors
-// [out_dim], with `stride` numbers from a tile to the next.
+// The parts of `count` tiles that belong to one output capsule of one group, each an
+// array of vectors [out_dim]. Tiles are `stride` elements apart.
 template <typename A>
 struct Tiles {
   const A* data;
@@ -41,8 +40,8 @@ struct Count {
   static constexpr int value = kCount;
 };
 
-// Calls tile(Count<n>, d) for register tiles of n dimensions from d on, which together
-// cover [0, dims). n is kDims as long as that fits, and then smaller.
+// Calls tile(Count<n>, d) for register tiles of dimensions [d, d + n) that cover [0,
+// dims). n is kDims, and smaller for the remainder.
 template <int kSize = kDims, typename Tile>
 CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
   for (; d + kSize <= dims; d += kSize) {
@@ -65,7 +64,7 @@ CAPSOPS_INLINE void Predict(Depth in_dim, const A* weights, const A* x,
 }
 
 // Computes dots[m] = <u, tile m> for each of the tiles and one output capsule. The dots
-// are `dot_stride` numbers apart. Stores u to `kept` unless that is null.
+// are `dot_stride` elements apart. Stores u to `kept` unless that is null.
 template <typename A, typename Depth>
 inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
                  const Tiles<A>& tiles, int64_t dot_stride, A* dots, A* kept) {
@@ -86,7 +85,7 @@ inline void Dots(int64_t out_dim, Depth in_dim, const A* weights, const A* x,
   });
 }
 
-// Adds coefficient u of one output capsule to `sum`, or stores it there if `first` is
+// Adds coefficient * u of one output capsule to `sum`, or sets `sum` if `first` is
 // true.
 template <typename A>
 inline void Add(int64_t out_dim, bool first, Vector<A> coefficient, const A* u,
@@ -102,9 +101,9 @@ inline void Add(int64_t out_dim, bool first, Vector<A> coefficient, const A* u,
   }
 }
 
-// Adds up coefficient u of one output capsule over `caps` input capsules, and adds the
+// Sums coefficient * u of one output capsule over `caps` input capsules, and adds the
 // result to `sum`. The weights and coefficients of these input capsules are
-// `weights_stride` and `coefficient_stride` numbers apart.
+// `weights_stride` and `coefficient_stride` elements apart.
 template <typename A, typename Depth>
 inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
                            const A* weights, int64_t weights_stride, const A* x,
@@ -126,8 +125,8 @@ inline void AddPredictions(int64_t out_dim, Depth in_dim, int64_t caps,
   });
 }
 
-// Computes du = sum over the tiles of coefficient times tile, for one output capsule,
-// and adds weights^T du to dx. Coefficients are `coefficient_stride` numbers apart.
+// Computes du = the sum of coefficient * tile over the tiles, for one output capsule,
+// and adds weights^T du to dx. Coefficients are `coefficient_stride` elements apart.
 template <typename A, typename Depth>
 inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
                       const Tiles<A>& tiles, const A* coefficients,
@@ -145,7 +144,7 @@ inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
     const A* w = weights + d * depth;
 #pragma GCC unroll 8
     for (int64_t k = 0; k < depth; ++k) {
-      // Two sums are faster than one, for each addition waits for the one before it.
+      // Two sums are faster than one, because each addition waits for the previous one.
       Vector<A> sum[2] = {Load(dx + k * kLanes<A>), Vector<A>{}};
       for (int r = 0; r < R; ++r) sum[r % 2] += w[r * depth + k] * grad[r];
       Store(dx + k * kLanes<A>, sum[0] + sum[1]);
@@ -153,15 +152,15 @@ inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
   });
 }
 
-// A register tile of the gradient of weights has kWeightRows x kWeightColumns sums over
-// samples, which are as many as a vector has lanes.
+// A register tile of the weight gradient has kWeightRows x kWeightColumns sums over
+// samples, as many as a vector has lanes.
 template <typename A>
 constexpr int kWeightColumns = kLanes<A> < 4 ? kLanes<A> : 4;
 template <typename A>
 constexpr int kWeightRows = kLanes<A> / kWeightColumns<A>;
 
 // Returns sum_b du[b, n] x[b, k] in lane n * kWeightColumns + k, over the samples b of
-// `groups` groups. Groups are du_stride and x_stride numbers apart.
+// `groups` groups, which are du_stride and x_stride elements apart.
 template <typename A>
 CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_stride,
                                      const A* x, int64_t x_stride) {
@@ -178,10 +177,9 @@ CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_str
   return SumLanes<A>(sums);
 }
 
-// Returns the sum of term(j) over the output capsules. It adds in blocks, for a
-// thousand terms added one after the other would lose a digit. The terms past the last
-// whole block have a loop of their own, so that blocks cost nothing where output
-// capsules are few.
+// Returns the sum of term(j) over the output capsules. It adds blocks of terms, because
+// a thousand terms added one after the other would lose a digit. Terms after the last
+// whole block have their own loop, so that few output capsules do not pay for blocks.
 template <typename A, typename Term>
 CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   constexpr int64_t kBlock = 16;
@@ -218,9 +216,9 @@ inline void Softmax(int64_t out_caps, const T* logits, A* b) {
   }
 }
 
-// Computes the gradient of a softmax from its result c and the gradient dc of that. c
-// becomes db = c (dc - sum_j c dc), which is also added to `logits_grad` unless that is
-// null, and dc becomes c.
+// Computes the gradient of a softmax from its result c and the gradient dc of that.
+// Replaces c by db = c (dc - sum_j c dc), which it also adds to `logits_grad` unless
+// that is null, and dc by c.
 template <typename A>
 inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
   const Vector<A> mean =

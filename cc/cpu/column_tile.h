@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products in register tiles whose lanes are columns. The rows of a product may
-// lie anywhere: a tile has a pointer to each, so nothing is copied to multiply it.
+// Matrix products in register tiles whose lanes are columns. A tile has a pointer to
+// each row of the left operand, so rows may be anywhere in memory and are not copied.
 #ifndef CAPSOPS_CC_CPU_COLUMN_TILE_H_
 #define CAPSOPS_CC_CPU_COLUMN_TILE_H_
 
@@ -12,19 +12,20 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// A tile has up to so many rows, and one or two vectors of columns. Its sums and their
-// operands fill the registers.
+// A tile has at most kTileRows rows, and one or two vectors of columns. Its sums and
+// their operands fill the registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 14;
 #else
 constexpr int kTileRows = 6;
 #endif
-// The same, rounded up to whole vectors of pointers.
+// kTileRows, rounded up to whole vectors of pointers.
 constexpr int kTileSlots =
     (kTileRows + kLanes<uint64_t> - 1) / kLanes<uint64_t> * kLanes<uint64_t>;
 
-// A tile's rows are runs of `length` numbers: run r of row n begins `skip` numbers
-// after from[r * kTileSlots + n], and is multiplied by the weights from row at[r] on.
+// The left operand of a tile. A row consists of runs of `length` elements: run r of row
+// n begins `skip` elements after from[r * kTileSlots + n], and is multiplied by the
+// weights from row at[r] on.
 template <typename A>
 struct RunRows {
   const A* const* from;
@@ -35,9 +36,9 @@ struct RunRows {
 // Computes the products of P rows with V vectors of columns,
 //   to[n][column + lane] = sum over runs r and k < length of
 //     from[r * kTileSlots + n][skip + k] * weights[(at[r] + k) * V * kLanes + lane]
-// and adds them to the previous `to` if `add` is true. It prefetches from `ahead` on,
-// `step` numbers further for each term: the end of an inner loop that did it now and
-// then would be mispredicted.
+// and adds them to the previous `to` if `add` is true. Prefetches from `ahead` on,
+// `step` elements further for each term: an inner loop that prefetched only now and
+// then would end in a mispredicted branch.
 template <typename A, int V, int P>
 void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t step,
              bool add, A* const* to, int64_t column) {
@@ -70,10 +71,10 @@ void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t s
   }
 }
 
-// Computes outer products of P numbers with V vectors,
+// Computes outer products of P scalars with V vectors,
 //   to[n * stride + lane] = sum over i < count of
 //     left[i][first_left + n] * right[i][first_right + lane]
-// adds them to the previous `to` if `add` is true, and prefetches the numbers that the
+// and adds them to the previous `to` if `add` is true. Prefetches the scalars that the
 // next tile of rows reads.
 template <typename A, int V, int P>
 void AddOuter(const A* const* left, const A* const* right, int64_t first_left,

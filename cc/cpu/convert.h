@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Converts between storage types and the types that kernels compute in, in loops that a
-// compiler vectorizes. It rounds to nearest even; subnormals, infinities and NaN
-// survive, even where the thread flushes float32 subnormals to zero.
+// Conversions between storage types and compute types, in loops that compilers
+// vectorize. They round to nearest even and preserve subnormals, infinities and NaN,
+// even if the thread flushes float32 subnormals to zero.
 #ifndef CAPSOPS_CC_CPU_CONVERT_H_
 #define CAPSOPS_CC_CPU_CONVERT_H_
 
@@ -28,12 +28,13 @@ inline double Widen(double x) { return x; }
 inline float Widen(BFloat16 x) {
   return BitCast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
+// Selects among subnormal, normal and special results, without branches.
 inline float Widen(Float16 x) {
   constexpr uint32_t kMinNormal = 0x38800000;  // 2^-14 as float bits
   constexpr uint32_t kInfinity = 0x7f800000;
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
-  // A subnormal is its mantissa with a hidden 1, minus that 1.
+  // A subnormal equals its mantissa with an implicit 1, minus that 1.
   const float subnormal =
       BitCast<float>(magnitude + kMinNormal) - BitCast<float>(kMinNormal);
   const uint32_t normal = magnitude + 0x38000000;  // exponent bias 15 to 127
@@ -68,8 +69,7 @@ inline void Narrow(float x, Float16* to) {
   to->bits = static_cast<uint16_t>(sign | half);
 }
 
-// Returns the numbers as A: where they lie if T is A, and otherwise as a copy in
-// `copy`.
+// Returns the elements in type A: in place if T is A, and otherwise in `copy`.
 template <typename T, typename A>
 const A* Widened(const T* from, int64_t count, A* copy) {
   if constexpr (std::is_same_v<T, A>) {

@@ -12,10 +12,10 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// Adding kRound to a number and subtracting it again leaves the nearest integer, and
-// the low bits of the sum hold this integer. ln 2 is in two parts, of which the first
-// times a small integer is exact. Below kLeast the result is under the smallest normal
-// number.
+// Adding kRound to a number rounds it to an integer, which the low bits of the sum
+// hold; subtracting kRound again leaves the integer. ln 2 is split into two parts, of
+// which the first times a small integer is exact. Below kLeast the result is smaller
+// than the smallest normal number.
 template <typename A>
 struct ExpConstants;
 template <>
@@ -33,8 +33,8 @@ struct ExpConstants<double> {
   static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
 };
 
-// Returns e^x for x <= 0, as 2^n e^r with |r| <= ln 2 / 2, where e^r is computed from
-// its series. NaN stays NaN; a result that would be subnormal is 0.
+// Returns e^x for x <= 0, as 2^n e^r with |r| <= ln 2 / 2 and e^r from its Taylor
+// series. NaN stays NaN; a result that would be subnormal is 0.
 template <typename A>
 CAPSOPS_INLINE Vector<A> Exp(Vector<A> x) {
   using Constants = ExpConstants<A>;

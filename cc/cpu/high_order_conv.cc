@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Most of the memory traffic is filters, each element once, so they set the time. A
-// task goes down the rows of its part of a sample, a few at a time. It turns their
-// filters into planes in its own cache, so that lanes are neighbouring pixels in either
-// layout; the rows of the image that these filters read stay in a window of planes.
+// Filters, each element of which is used once, are most of the memory traffic and
+// dominate the time. A task computes the rows of its part of a sample from top to
+// bottom, a few at a time. It transposes their filters to planes in its own cache, so
+// that lanes are neighboring pixels for both tensor layouts. The image rows that these
+// filters read stay in a sliding window of planes.
 #include "cc/cpu/high_order_conv.h"
 
 #include "cc/cpu/high_order_conv_plan.h"
@@ -13,8 +14,8 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 namespace {
 
 template <typename A>
-struct Memory {
-  Memory(const Plan<A>& plan, bool backward, void* scratch)
+struct TaskScratch {
+  TaskScratch(const Plan<A>& plan, bool backward, void* scratch)
       : plan(plan), next(static_cast<A*>(scratch)) {
     const int64_t weights = plan.step_groups * plan.taps;
     window = Take(plan.channels, plan.window_stride);
@@ -42,27 +43,28 @@ struct Memory {
   A* next;
   Planes<A> window, filters, lines, grad_input, grad_filters;
   A* staging;
-  int64_t before_sums = 0, bytes;  // before grad_filters, and in total
+  int64_t before_sums = 0, bytes;  // bytes before grad_filters, and in total
 };
 
 template <typename T, bool kBackward>
 Division Divide(const Problem& p) {
   const Plan<Accumulator<T>> plan(p, kBackward);
-  const Memory<Accumulator<T>> memory(plan, kBackward, nullptr);
+  const TaskScratch<Accumulator<T>> memory(plan, kBackward, nullptr);
   return {memory.bytes, plan.tasks()};
 }
 
+// Computes the output of a task for one part of its channels.
 template <typename T>
 void ForwardPart(const Plan<Accumulator<T>>& plan, const Task& task, const T* input,
                  const T* filters, T* output, void* scratch) {
   using A = Accumulator<T>;
   const Problem& p = plan.p;
-  const Memory<A> memory(plan, false, scratch);
+  const TaskScratch<A> memory(plan, false, scratch);
   std::memset(scratch, 0, memory.bytes);
   const Kernel kernel = plan.kernel();
   const int64_t channels = task.channel_end - task.channel_begin;
   const int64_t per_group = channels / (task.group_end - task.group_begin);
-  const bool stream = Streams<T>(p, p.channels);
+  const bool stream = UseStreamingStores<T>(p, p.channels);
   int64_t before = 0;
   for (int64_t row = task.row_begin; row < task.row_end; row += before) {
     const int64_t rows = Min(plan.step_rows, task.row_end - row);
@@ -72,8 +74,8 @@ void ForwardPart(const Plan<Accumulator<T>>& plan, const Task& task, const T* in
       const int64_t groups = Min(plan.step_groups, task.group_end - g);
       FillFilters(plan, task, g, groups, row, rows, task.x_begin, task.x_end, filters,
                   memory.filters, memory.staging);
-      Ahead ahead =
-          NextFilters(plan, task, g + groups, row, rows, task.row_end, 1, filters);
+      Prefetcher ahead = PrefetchNextFilters(plan, task, g + groups, row, rows,
+                                             task.row_end, 1, filters);
       for (int64_t n = 0; n < groups; ++n) {
         const int64_t first = (g + n - task.group_begin) * per_group;
         ForChannels(per_group, [&](auto count, int64_t c) {
@@ -103,9 +105,9 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
   }
 }
 
-// Computes the gradients of a task's rows, for which it also visits the rows around
-// them whose filters read these. Rows add to the gradient of the input in a window of
-// sums, always in the same order, so that it does not matter where tasks begin.
+// Computes the gradients of a task's rows. It also visits the rows above and below
+// whose filters read these rows. The input gradient is accumulated in a sliding window
+// of sums, always in the same order, so that results do not depend on the tasks.
 template <typename T>
 class Backward {
  public:
@@ -120,7 +122,7 @@ class Backward {
         kernel_(plan_.kernel()),
         scratch_(scratch),
         rows_(plan_.PhaseRows(task_.phase)),
-        stream_(Streams<T>(p, p.groups * p.kernel_height * p.kernel_width)),
+        stream_(UseStreamingStores<T>(p, p.groups * p.kernel_height * p.kernel_width)),
         grad_(grad),
         input_(input),
         filters_(filters),
@@ -134,20 +136,22 @@ class Backward {
 
  private:
   void RunPart() {
-    // The gradient of filters is a sum over all parts, so it is cleared only once.
+    // The filter gradient is summed over all parts, so it is cleared only once.
     std::memset(scratch_, 0, part_ == 0 ? memory_.bytes : memory_.before_sums);
     plan_.SetPart(part_, &task_);
     channels_ = task_.channel_end - task_.channel_begin;
     per_group_ = channels_ / (task_.group_end - task_.group_begin);
-    Steps(Max(task_.row_begin - plan_.reach_y, 0), task_.row_begin, false);
-    Steps(task_.row_begin, task_.row_end, true);
+    RunSteps(Max(task_.row_begin - plan_.reach_y, 0), task_.row_begin, false);
+    RunSteps(task_.row_begin, task_.row_end, true);
     const int64_t end = Min(task_.row_end + plan_.reach_y, rows_);
-    Steps(task_.row_end, end, false);
+    RunSteps(task_.row_end, end, false);
     // The last rows of the image are still in the window of sums.
     WriteInput(end, plan_.reach_y);
   }
 
-  void Steps(int64_t begin, int64_t end, bool own) {
+  // Visits rows [begin, end); rows that are not its `own` only add to its input
+  // gradient.
+  void RunSteps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
     for (int64_t row = begin; row < end; row += before) {
       const int64_t rows = Min(plan_.step_rows, end - row);
@@ -156,13 +160,14 @@ class Backward {
                       memory_.staging);
       }
       before = rows;
-      Step(row, rows, own);
+      RunStep(row, rows, own);
       WriteInput(row, rows);
-      Retreat(rows);
+      ShiftSums(rows);
     }
   }
 
-  void Step(int64_t row, int64_t rows, bool own) {
+  // Adds a step's rows to the input gradient, and own rows to the filter gradient.
+  void RunStep(int64_t row, int64_t rows, bool own) {
     const int64_t x_begin = Max(task_.x_begin - plan_.halo, 0);
     const int64_t x_end = Min(task_.x_end + plan_.halo, p_.width);
     for (int64_t r = 0; r < rows; ++r) {
@@ -176,29 +181,30 @@ class Backward {
       FillFilters(plan_, task_, g, groups, row, rows, x_begin, x_end, filters_,
                   memory_.filters, memory_.staging);
       ClearAfter(memory_.filters, groups * plan_.taps, rows);
-      Ahead ahead = NextFilters(plan_, task_, g + groups, row, rows,
-                                Min(task_.row_end + plan_.reach_y, rows_),
-                                plan_.kernel_rows, filters_);
+      Prefetcher ahead = PrefetchNextFilters(plan_, task_, g + groups, row, rows,
+                                             Min(task_.row_end + plan_.reach_y, rows_),
+                                             plan_.kernel_rows, filters_);
       for (int64_t n = 0; n < groups; ++n) {
         const int64_t first = (g + n - task_.group_begin) * per_group_;
         AddToInput(row, rows, n, first, ahead);
-        if (own) Correlations(rows, n, first);
+        if (own) CorrelateGroup(rows, n, first);
       }
       if (own && part_ + 1 == plan_.parts) WriteFilters(row, rows, g, groups);
     }
   }
 
-  // Clears what is read after the last row, where a step has fewer rows than usual.
+  // Clears the elements that are read after the last row of a shorter step.
   void ClearAfter(const Planes<A>& planes, int64_t count, int64_t rows) {
     if (rows == plan_.step_rows) return;
     ClearPlanes(planes.From(0, rows * plan_.pitch - plan_.halo), count,
                 2 * plan_.halo + kMostVectors * kLanes<A>);
   }
 
+  // Adds a group's contributions to the window of sums.
   void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
-                  Ahead& ahead) {
-    // This begins at the last row of taps: so each row of the input is added to first
-    // by the rows above it.
+                  Prefetcher& ahead) {
+    // Begins with the last row of taps, so that each row of the input receives the
+    // contributions of the rows above it first.
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
       const int64_t to = row + kh - plan_.reach_y;
       if (to + rows <= task_.row_begin || to >= task_.row_end) continue;
@@ -213,7 +219,8 @@ class Backward {
     }
   }
 
-  void Correlations(int64_t rows, int64_t group, int64_t first) {
+  // Adds a group's contributions to the filter gradient.
+  void CorrelateGroup(int64_t rows, int64_t group, int64_t first) {
     const Planes<A> to = memory_.grad_filters.From(group * plan_.taps);
     const int64_t count = rows * plan_.pitch;
     if (per_group_ == 0) ClearPlanes(to, plan_.taps, count);
@@ -224,6 +231,7 @@ class Backward {
     });
   }
 
+  // Stores the filter gradient of a step, with zeros for taps that no pixel uses.
   void WriteFilters(int64_t row, int64_t rows, int64_t first_group, int64_t groups) {
     const int64_t size = p_.kernel_height * p_.kernel_width;
     for (int64_t r = 0; r < rows; ++r) {
@@ -255,8 +263,8 @@ class Backward {
     }
   }
 
-  // Moves the window of sums on by `rows` rows.
-  void Retreat(int64_t rows) {
+  // Shifts the window of sums by `rows` rows.
+  void ShiftSums(int64_t rows) {
     const int64_t all = plan_.window_stride - plan_.lead;
     const int64_t gone = rows * plan_.pitch;
     for (int64_t c = 0; c < channels_; ++c) {
@@ -269,12 +277,12 @@ class Backward {
   const Problem& p_;
   const Plan<A> plan_;
   Task task_;
-  const Memory<A> memory_;
+  const TaskScratch<A> memory_;
   const Kernel kernel_;
   void* const scratch_;
-  const int64_t rows_;  // of the phase
+  const int64_t rows_;  // rows of the phase
   int64_t part_ = 0;
-  int64_t channels_ = 0, per_group_ = 0;  // of the part
+  int64_t channels_ = 0, per_group_ = 0;  // channels of the part
   const bool stream_;
   const T* const grad_;
   const T* const input_;

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution for one thread, once per instruction set. As in
-// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ divides their work.
+// CPU kernels of high-order convolution, compiled once per instruction set. A call runs
+// one task on one thread, as in cc/cpu/capsule_prediction.h.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
 
@@ -14,9 +13,9 @@
 
 namespace capsops::high_order_conv {
 
-// How work is divided. It depends on the problem and the instruction set alone.
+// The division of the work, which depends only on the problem and the instruction set.
 struct Division {
-  int64_t scratch = 0;  // bytes that a task needs, aligned to 64
+  int64_t scratch = 0;  // bytes of scratch per task, aligned to 64
   int64_t tasks = 0;
 };
 

@@ -1,10 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the planes of a high-order convolution lie in a task's own memory, and which part
-// of the work is a task. Rows that a dilated window reads together are a phase of their
-// own, in which they follow one another. Taps that reach no pixel from any other are
-// left out.
+// The layout of the planes of a high-order convolution in a task's scratch, and the
+// division of the work into tasks. Rows that a dilated window reads together form a
+// phase, in which they are consecutive. Taps that no pixel uses are left out.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
 
@@ -16,16 +15,15 @@
 
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 
-constexpr int64_t kFilterBytes = 32 << 10;   // of a step's filters: first-level cache
-constexpr int64_t kLineBytes = 256 << 10;    // of a row's filters: second-level cache
-constexpr int64_t kWindowBytes = 256 << 10;  // of the rows that filters read
-constexpr int64_t kChannelBytes = 4 << 20;   // of all planes of channels, at most
+constexpr int64_t kFilterBytes = 32 << 10;   // filters of a step, in the L1 cache
+constexpr int64_t kLineBytes = 256 << 10;    // filters of a row, in the L2 cache
+constexpr int64_t kWindowBytes = 256 << 10;  // rows that filters read
+constexpr int64_t kChannelBytes = 4 << 20;   // all planes of channels, at most
 constexpr int64_t kTasks = 32;
-constexpr int64_t kStreamBytes = 16 << 20;  // outputs past this skip the caches
+constexpr int64_t kStreamBytes = 16 << 20;  // larger outputs bypass the caches
 
-// A part of the problem: groups, columns of pixels and, in a phase, rows. Where a group
-// has too many channels, a task has that group alone and computes a part of its
-// channels at a time.
+// A part of the problem: groups, columns of pixels and, within a phase, rows. A group
+// of too many channels is a task of its own, which computes some channels at a time.
 struct Task {
   int64_t n, phase;
   int64_t group_begin, group_end;
@@ -34,8 +32,8 @@ struct Task {
   int64_t row_begin, row_end;
 };
 
-// Planes are in numbers of A; number r * pitch + u of a plane is column x_begin + u of
-// row r. There are `lead` numbers before the first and some after the last.
+// Sizes and strides of planes, in elements of A. Element r * pitch + u of a plane is
+// column x_begin + u of row r. `lead` elements precede the first plane.
 template <typename A>
 struct Plan {
   Plan(const Problem& p, bool backward) : p(p) {
@@ -49,8 +47,8 @@ struct Plan {
     taps = kernel_rows * kernel_columns;
     group_channels = p.channels / p.groups;
 
-    // Groups whose weights or channels are neighbours in memory stay together in a task
-    // until they are a long run there.
+    // Groups whose weights or channels are contiguous stay together in a task until
+    // they form a long contiguous run.
     const int64_t size = sizeof(A), window_rows = 2 * reach_y + 1;
     const int64_t group_window = group_channels * window_rows * (p.width + halo) * size;
     const int64_t least =
@@ -59,7 +57,7 @@ struct Plan {
             : Min(CeilDivide(4096, p.kernel_height * p.kernel_width * size), p.groups);
     const int64_t fit = kWindowBytes / Max(group_window, 1);
     const int64_t spread =
-        kTasks / Max(p.batch * phases, 1);  // how many tasks should share the groups
+        kTasks / Max(p.batch * phases, 1);  // tasks that share the groups
     task_groups = Max(Min(Min(p.groups, fit), CeilDivide(p.groups, Max(spread, 1))), 1);
     task_groups = Max(task_groups, least);
     channels = task_groups * group_channels;
@@ -70,7 +68,7 @@ struct Plan {
     tile = Min(RoundUp(CeilDivide(p.width, CeilDivide(p.width, tile)), kLanes<A>),
                p.width);
     tiles = CeilDivide(p.width, tile);
-    // A whole row is followed by zeros, which are also those before the next row.
+    // Zeros between whole rows pad the end of one and the beginning of the next.
     pitch = tiles == 1 ? p.width + halo : tile + 2 * halo;
     const int64_t line = taps * pitch * size;
     step_groups = Max(Min(task_groups, kFilterBytes / line), 1);
@@ -92,7 +90,7 @@ struct Plan {
     const int64_t others = p.batch * phases * CeilDivide(p.groups, task_groups) * tiles;
     const int64_t row_tasks = CeilDivide(kTasks, others);
     task_rows = Max(CeilDivide(rows, row_tasks), backward ? 16 * reach_y : 2 * reach_y);
-    // The gradient of filters is added up over parts, for the rows of one step.
+    // The filter gradient is summed over parts, for the rows of one step.
     if (backward && parts > 1) task_rows = step_rows;
     task_rows = Min(RoundUp(task_rows, step_rows), rows);
     staging = RoundUp(Max(StagingSize<A>(channels), StagingSize<A>(step_groups * taps)),
@@ -148,7 +146,7 @@ struct Plan {
     return {sample + pixel * total + first, 1, total, end};
   }
 
-  // Calls visit(column of filters, plane, count) for each run of neighbouring taps of
+  // Calls visit(column of filters, plane, count) for each run of contiguous taps of
   // `groups` groups from first_group on.
   template <typename Visit>
   void ForRuns(int64_t first_group, int64_t groups, const Visit& visit) const {
@@ -170,21 +168,21 @@ struct Plan {
   }
 
   Problem p;
-  int64_t phases, rows;      // the most that a phase has
-  int64_t reach_y, reach_x;  // taps on each side of the centre
+  int64_t phases, rows;      // most rows per phase
+  int64_t reach_y, reach_x;  // taps on each side of the center
   int64_t halo;              // pixels that reach_x taps span
   int64_t kernel_rows, kernel_columns, taps;
-  int64_t group_channels, channels;  // of a group, of a task at a time
-  int64_t part_channels, parts;      // of a group
+  int64_t group_channels, channels;  // channels per group, and per task at a time
+  int64_t part_channels, parts;      // channels per part, and parts per group
   int64_t task_groups, step_groups;
-  int64_t tile, tiles;  // columns of pixels of a task
+  int64_t tile, tiles;  // columns of pixels per task, and number of such tiles
   int64_t task_rows, step_rows;
   int64_t pitch, lead;
-  int64_t line_stride, window_stride;  // planes of step_rows, with the rows around them
+  int64_t line_stride, window_stride;  // planes of step_rows; with margins
   int64_t staging;
 
  private:
-  // An odd number of cache lines, so that planes do not compete for the same ones.
+  // An odd number of cache lines, so that planes do not compete for cache sets.
   static int64_t Stride(int64_t numbers) {
     const int64_t line = 64 / sizeof(A);
     return (CeilDivide(numbers, line) | 1) * line;
@@ -192,13 +190,13 @@ struct Plan {
 };
 
 template <typename T>
-bool Streams(const Problem& p, int64_t columns) {
+bool UseStreamingStores(const Problem& p, int64_t columns) {
   const int64_t size = sizeof(T);
   return p.batch * p.height * p.width * columns * size > kStreamBytes;
 }
 
-// Copies pixels [x_begin, x_end) of a row to planes, which may be more than the task's:
-// of a tensor of `total` columns, the columns from `first` on.
+// Copies columns [first, first + columns) of pixels [x_begin, x_end) of a row to
+// planes. The tensor has `total` columns. The pixels may exceed those of the task.
 template <typename T, typename A>
 void FillRow(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin,
              int64_t x_end, const T* data, int64_t total, int64_t first,
@@ -217,14 +215,14 @@ void WriteRow(const Plan<A>& plan, const Task& task, int64_t row, const Planes<A
                     plan.Row(task, row, task.x_begin, data, total, first), staging);
 }
 
-// Clears the first `numbers` numbers of each of `count` planes.
+// Clears the first `numbers` elements of each of `count` planes.
 template <typename A>
 void ClearPlanes(const Planes<A>& planes, int64_t count, int64_t numbers) {
   for (int64_t n = 0; n < count; ++n) std::memset(planes[n], 0, numbers * sizeof(A));
 }
 
-// Clears filters, or their gradients, of taps outside the image, in the planes of one
-// group and row, for the pixels [x_begin, x_end).
+// Clears the filters, or filter gradients, of taps outside the image: in the planes of
+// one group and row, for pixels [x_begin, x_end).
 template <typename A>
 void ClearOutside(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin,
                   int64_t x_end, const Planes<A>& planes) {
@@ -243,14 +241,14 @@ void ClearOutside(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_
   }
 }
 
-// Copies the filters of `groups` groups in rows [row, row + count) to planes. They are
-// zero for taps outside the image.
+// Copies the filters of `groups` groups in rows [row, row + count) to planes, with
+// zeros for taps outside the image.
 template <typename T, typename A>
 void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
                  int64_t groups, int64_t row, int64_t count, int64_t x_begin,
                  int64_t x_end, const T* filters, const Planes<A>& to, A* staging) {
   const int64_t total = plan.p.groups * plan.p.kernel_height * plan.p.kernel_width;
-  // Rows are filled in order: each is followed by zeros that the next one overwrites.
+  // Rows are filled in order: each is followed by zeros, which the next row overwrites.
   for (int64_t r = 0; r < count; ++r) {
     const Planes<A> line = to.From(0, r * plan.pitch);
     plan.ForRuns(first_group, groups, [&](int64_t column, int64_t at, int64_t columns) {
@@ -263,13 +261,14 @@ void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
   }
 }
 
-// Returns the memory that FillFilters reads next, after the groups before `group` in
-// rows [row, row + count): the other groups there, or the first ones in the following
-// rows before `end`. It is prefetched while each channel of a group is visited `times`
-// times.
+// Returns a prefetcher for the memory that FillFilters reads next, after the groups
+// before `group` in rows [row, row + count): the remaining groups of these rows, or the
+// first groups of the following rows before `end`. Prefetching is spread over `times`
+// passes over the channels of each group.
 template <typename T, typename A>
-Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t row,
-                  int64_t count, int64_t end, int64_t times, const T* filters) {
+Prefetcher PrefetchNextFilters(const Plan<A>& plan, const Task& task, int64_t group,
+                               int64_t row, int64_t count, int64_t end, int64_t times,
+                               const T* filters) {
   const Problem& p = plan.p;
   const int64_t vectors = times * plan.step_groups *
                           CeilDivide(plan.part_channels, kMostChannels) *
@@ -282,7 +281,7 @@ Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t 
   }
   const int64_t size = p.kernel_height * p.kernel_width, total = p.groups * size;
   const int64_t columns = Min(plan.step_groups, task.group_end - group) * size;
-  const bool whole = plan.tiles == 1 && plan.phases == 1;  // rows follow one another
+  const bool whole = plan.tiles == 1 && plan.phases == 1;  // rows are contiguous
   const int64_t pixels = (task.x_end - task.x_begin) * (whole ? count : 1);
   const auto next = plan.Row(task, row, task.x_begin, filters, total, group * size);
   const int64_t bytes = sizeof(T);
@@ -293,9 +292,9 @@ Ahead NextFilters(const Plan<A>& plan, const Task& task, int64_t group, int64_t 
   return {next.data, columns * bytes, total * bytes, pixels, vectors};
 }
 
-// Moves the window to the `count` rows of a step and all that their filters read: from
-// `reach_y` rows before the first one, which is row 0 of the window, to `reach_y` rows
-// after the last. The step before had `before` rows, or 0 where there was none.
+// Moves the window to the `count` rows of a step and the `reach_y` rows above and
+// below, which their filters read. The previous step had `before` rows, 0 if there was
+// none.
 template <typename T, typename A>
 void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_t row,
                    int64_t count, const T* input, const Planes<A>& window, A* staging) {

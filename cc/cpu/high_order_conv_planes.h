@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies a row of pixels of a tensor, in either layout and of any type, to planes and
-// back. There is a plane for each channel (or tap), in which neighbouring pixels are
-// neighbours.
+// Copies a row of pixels of a tensor, of any layout and type, to planes and back. Each
+// channel (or tap) has a plane, in which neighboring pixels are contiguous.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
 
@@ -19,30 +18,30 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// Neighbouring pixels of a row, each with a number in each of some columns (channels,
-// or taps). Column c of pixel x is at data[c * column_stride + x * pixel_stride].
+// A row of neighboring pixels with some columns (channels or taps). Column c of pixel x
+// is at data[c * column_stride + x * pixel_stride].
 template <typename T>
 struct PixelRow {
   T* data;
   int64_t column_stride, pixel_stride;
-  T* end;  // of the tensor: nothing is read from there on
+  T* end;  // end of the tensor: nothing is read from there on
 };
 
-// Returns how many pixels go through the staging area at a time. They are many where
-// `columns` is small, so that stores past the caches come in long runs.
+// Returns how many pixels go through the staging buffer at a time: many if there are
+// few `columns`, so that streaming stores are long and contiguous.
 template <typename A>
 int64_t StagedPixels(int64_t columns) {
   return Max(RoundUp(Min(64, 4096 / Max(columns, 1)), kLanes<A>), kLanes<A>);
 }
-// Returns the size of a staging area for so many columns or fewer. Fewer may need more,
-// since pixels are rounded up.
+// Returns the size of a staging buffer for at most `columns` columns. Fewer columns may
+// need more, since pixels are rounded up.
 template <typename A>
 int64_t StagingSize(int64_t columns) {
   return Min(64 * columns, 4096) + kLanes<A> * (columns + 1);
 }
 
-// to[c * plane + lane] = from[lane * stride + c] for c < keep <= kMost and all lanes,
-// and zero in the lanes from `rows` on. Reads whole vectors.
+// Transposes to[c * plane + lane] = from[lane * stride + c] for c < keep <= kMost, with
+// zeros in the lanes from `rows` on. Reads whole vectors.
 template <typename A, int kMost, bool kWhole>
 CAPSOPS_INLINE void TileToPlanes(const A* from, int64_t stride, int64_t rows,
                                  int64_t keep, A* to, int64_t plane) {
@@ -58,8 +57,8 @@ CAPSOPS_INLINE void TileToPlanes(const A* from, int64_t stride, int64_t rows,
   }
 }
 
-// The same for any number of columns, `rows` of them. A last incomplete tile of columns
-// overlaps the one before.
+// TileToPlanes for any number of columns. The last tile of columns overlaps the one
+// before if it would be incomplete.
 template <typename A>
 void ToPlanes(const A* from, int64_t stride, int64_t rows, int64_t columns, A* to,
               int64_t plane) {
@@ -83,8 +82,8 @@ void ToPlanes(const A* from, int64_t stride, int64_t rows, int64_t columns, A* t
   }
 }
 
-// to[lane * columns + c] = from[c * plane + lane] for all lanes. It may also write up
-// to a vector after the last number.
+// Transposes to[lane * columns + c] = from[c * plane + lane] for all lanes. May write
+// up to one vector past the last element.
 template <typename A>
 void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   for (int64_t column = 0;;) {
@@ -101,8 +100,7 @@ void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   }
 }
 
-// Copies numbers, and where `stream` is true stores them past the caches. `to` may have
-// any alignment.
+// Copies elements to any alignment, with streaming stores if `stream` is true.
 template <typename T, typename A>
 void Copy(const A* from, int64_t count, bool stream, T* to) {
   if (count == 0) return;  // an empty tensor may have no address

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The three sums of a high-order convolution over planes, in register tiles of a few
-// channels and a few vectors of neighbouring pixels.
+// channels and a few vectors of neighboring pixels.
 #ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
 #define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
 
@@ -14,8 +14,7 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// A tile has so many channels and vectors that its sums hide the latency of an
-// addition.
+// A tile has enough channels and vectors for its sums to hide the latency of additions.
 #if defined(__AVX512F__)
 constexpr int kMostChannels = 8;
 constexpr int VectorsOf(int channels) {
@@ -34,24 +33,25 @@ struct Planes {
   A* first;
   int64_t stride;
   A* operator[](int64_t plane) const { return first + plane * stride; }
-  // Returns the planes from `plane` on, and in each the numbers from `number` on.
+  // Returns the planes from `plane` on, each starting at element `number`.
   Planes From(int64_t plane, int64_t number = 0) const {
     return {(*this)[plane] + number, stride};
   }
   operator Planes<const A>() const { return {first, stride}; }
 };
 
-// The taps of a filter: how many they are, and how far apart in a plane.
+// The taps of a filter: their number, and their distances within a plane.
 struct Kernel {
   int64_t rows, columns;
   int64_t pitch, spacing;
 };
 
-// Memory that will be read next, as runs of bytes. A part of it is prefetched with each
-// vector that is computed before, so that it is in the second-level cache by then.
-class Ahead {
+// Prefetches `runs` runs of `bytes` bytes into the L2 cache, a part with each of the
+// next `vectors` vectors that are computed.
+class Prefetcher {
  public:
-  Ahead(const void* first, int64_t bytes, int64_t stride, int64_t runs, int64_t vectors)
+  Prefetcher(const void* first, int64_t bytes, int64_t stride, int64_t runs,
+             int64_t vectors)
       : next_(static_cast<const char*>(first)),
         bytes_(bytes),
         skip_(stride - bytes),
@@ -59,7 +59,8 @@ class Ahead {
         left_(bytes),
         pace_(runs * (bytes / kLine + 1) / (vectors > 0 ? vectors : 1) + 1) {}
 
-  void Fetch(int64_t vectors) {
+  // Prefetches the cache lines that are due with the next `vectors` vectors.
+  void Prefetch(int64_t vectors) {
     for (int64_t line = 0; line < vectors * pace_ && runs_ > 0; ++line) {
       __builtin_prefetch(next_, 0, 2);
       if (left_ > kLine) {
@@ -78,11 +79,10 @@ class Ahead {
 
   const char* next_;
   int64_t bytes_, skip_, runs_, left_;
-  int64_t pace_;  // lines for each vector
+  int64_t pace_;  // cache lines per vector
 };
 
-// Adds the products of one tap's filters with C channels from x on, `stride` numbers
-// apart.
+// Adds the products of a tap's filters and C channels that are `stride` elements apart.
 template <typename A, int C, int V>
 CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
                            Vector<A> (&sum)[C][V]) {
@@ -98,15 +98,16 @@ CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
   }
 }
 
-// output[c][n] = sum over taps k of input[c][n + offset of k] * filters[k][n] for C
-// channels, n < count; `input` points to the first tap. Each row of taps is added up by
-// itself, because errors stay small in sums of a few terms.
+// Computes, for C channels and n < count,
+//   output[c][n] = sum over taps k of input[c][n + offset of k] * filters[k][n]
+// where `input` points to the first tap. Short sums have small errors, so each row of
+// taps is summed separately.
 template <typename A, int C>
 void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
-           int64_t count, Ahead& ahead, Planes<A> output) {
+           int64_t count, Prefetcher& ahead, Planes<A> output) {
   constexpr int V = VectorsOf(C);
   for (int64_t n = 0; n < count; n += V * kLanes<A>) {
-    ahead.Fetch(V);
+    ahead.Prefetch(V);
     Vector<A> sum[C][V] = {};
     const A* f = filters.first + n;
     for (int64_t kh = 0; kh < kernel.rows; ++kh) {
@@ -131,15 +132,16 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
   }
 }
 
-// grad_input[c][n] += sum over one row of taps k of grad[c][n'] * filters[k][n'], where
-// pixel n' reads n at k. `grad` and `filters` point to the first tap, from which n'
-// goes back.
+// Adds one row of taps to the input gradient,
+//   grad_input[c][n] += sum over taps k of grad[c][n'] * filters[k][n']
+// where pixel n' reads n at k. `grad` and `filters` point to the first tap; n'
+// decreases from tap to tap.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
-            int64_t count, Ahead& ahead, Planes<A> grad_input) {
+            int64_t count, Prefetcher& ahead, Planes<A> grad_input) {
   constexpr int V = VectorsOf(C);
   for (int64_t n = 0; n < count; n += V * kLanes<A>) {
-    ahead.Fetch(V);
+    ahead.Prefetch(V);
     Vector<A> sum[C][V] = {};
     const A* f = filters.first + n;
     const A* g = grad.first + n;
@@ -159,8 +161,8 @@ void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
   }
 }
 
-// grad_filters[k][n] = sum over C channels of grad[c][n] * input[c][n + offset of k],
-// which is added to the number there if `add` is true.
+// Computes the filter gradient, or adds to it if `add` is true,
+//   grad_filters[k][n] = sum over C channels of grad[c][n] * input[c][n + offset of k]
 template <typename A, int C>
 void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad,
                int64_t count, bool add, Planes<A> grad_filters) {
@@ -184,7 +186,7 @@ void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad
   }
 }
 
-// Calls run(number of channels as a constant, first channel) until all are done.
+// Calls run(number of channels as a constant, first channel) for all channels.
 template <int kChannels>
 struct Constant {
   static constexpr int value = kChannels;

@@ -24,7 +24,7 @@ A PowerOfTwo(int64_t exponent) {
   }
 }
 
-// Returns whether all codes are in the book.
+// Returns whether all codes are in the code book.
 CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
   uint8_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -33,12 +33,12 @@ CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
   return largest <= 1 << (bits - 1);
 }
 
-// The unsigned integer as wide as A.
+// The unsigned integer type as wide as A.
 template <typename A>
 using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
 
-// Returns the bits of the weights that codes name, where `top` is the top exponent. N
-// is Bits<A> or a vector of them.
+// Returns the bits of the weights that codes stand for, where `top` is the top
+// exponent. N is Bits<A> or a vector of them.
 template <typename A, typename N>
 CAPSOPS_INLINE N WeightBits(int top, N code) {
   constexpr int kMantissa = sizeof(A) == 8 ? 52 : 23;
@@ -65,8 +65,7 @@ void Decode(int64_t count, int top, const uint8_t* codes, A* weights) {
   for (; i < count; ++i) weights[i] = BitCast<A>(WeightBits<A, Bits<A>>(top, codes[i]));
 }
 
-// Sets weights[c][lane], for kLanes channels and lanes, to what codes[lane * stride +
-// c] names.
+// Decodes codes[lane * stride + c] to weights[c][lane], for kLanes channels and lanes.
 template <typename A>
 void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t width,
                       A* weights) {
@@ -78,8 +77,7 @@ void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t wid
   for (int c = 0; c < kLanes<A>; ++c) Store(weights + c * width, tile[c]);
 }
 
-// Packs the weights of a few input channels of one tap, whose codes lie side by side.
-// The zeros that stand for a pixel outside the image come after the panels.
+// Packs the weights of a few input channels of one tap, whose codes are contiguous.
 template <typename A>
 bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
                  void* workspace) {
@@ -152,9 +150,9 @@ void WidenAll(int64_t count, const T* from, Accumulator<T>* to) {
 template <typename T>
 void Scale(int64_t count, int64_t exponent, const Accumulator<T>* from, T* to) {
   using A = Accumulator<T>;
-  // Three factors reach from the largest number to below the smallest one and back.
-  // They are of about the same size, so that a product of some of them is subnormal
-  // only where the final result is far below the normal numbers.
+  // Three factors span the range from the largest number to below the smallest one and
+  // back. They have about the same size, so that a product of some of them is subnormal
+  // only if the final result is far below the normal numbers.
   constexpr int64_t kMost = sizeof(A) == 8 ? 2200 : 300;
   const int64_t all = exponent < -kMost ? -kMost : exponent > kMost ? kMost : exponent;
   const A first = PowerOfTwo<A>(all / 3);

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// INQ convolution for one thread, once per instruction set. As in
-// cc/cpu/capsule_prediction.h, these functions use nothing but their arguments;
-// cc/cpu/dispatch/ divides their work. Where the channels of the written image fill
-// half of the lanes or more, cc/cpu/inq_conv_tiles.h computes the convolution.
-// Otherwise cc/cpu/capsule_conv.h does, whose lanes are pixels.
+// CPU kernels of INQ convolution, compiled once per instruction set. A call runs one
+// task on one thread, as in cc/cpu/capsule_prediction.h. If the channels of the written
+// image fill at least half of the lanes, cc/cpu/inq_conv_tiles.h computes the
+// convolution; otherwise cc/cpu/capsule_conv.h does, whose lanes are pixels.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_H_
 
@@ -17,26 +16,25 @@
 
 namespace capsops::inq_conv {
 
-// With top exponents from minus this to this, no weight overflows or is subnormal.
+// All weights are normal numbers for top exponents from -kLargestTop to kLargestTop.
 template <typename A>
 constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
 
-// How work is divided, which depends on nothing but the problem and the instruction
-// set.
+// The division of the work, which depends only on the problem and the instruction set.
 struct Division {
   bool fits;           // whether these kernels can compute the problem
   int64_t workspace;   // bytes of the packed weights
-  int64_t pack_tasks;  // of `pack`
-  int64_t tasks;       // of `run`
+  int64_t pack_tasks;  // number of tasks of `pack`
+  int64_t tasks;       // number of tasks of `run`
 };
 
-// The forward convolution and the gradient of the input are alike: each reads an image
-// and writes another.
+// Kernels of the forward convolution or of the input gradient. Both read one image and
+// write another.
 template <typename A>
 struct ImageKernels {
   Division (*divide)(const Problem& p);
-  // Decodes and packs weights whose top exponent is `top`, at most kLargestTop. Returns
-  // whether all of their codes are in the code book.
+  // Decodes and packs weights with top exponent `top`, which is at most kLargestTop.
+  // Returns whether all codes are in the code book.
   bool (*pack)(const Problem& p, int64_t task, int top, const uint8_t* codes,
                void* workspace);
   void (*run)(const Problem& p, int64_t task, const A* from, const void* workspace,
@@ -45,12 +43,12 @@ struct ImageKernels {
 
 template <typename T>
 struct CpuKernels {
-  // Decodes `count` weights from number `begin` on, in the order of the codes. Returns
-  // what `pack` returns.
+  // Decodes `count` weights from index `begin` on, in the order of the codes. Returns
+  // whether all codes are in the code book.
   bool (*decode)(const Problem& p, int64_t begin, int64_t count, int top,
                  const uint8_t* codes, Accumulator<T>* weights);
   void (*widen)(int64_t count, const T* from, Accumulator<T>* to);
-  // Sets to = from * 2^exponent. `from` and `to` may be the same.
+  // Computes to = from * 2^exponent. `from` and `to` may be equal.
   void (*scale)(int64_t count, int64_t exponent, const Accumulator<T>* from, T* to);
   ImageKernels<Accumulator<T>> forward;
   ImageKernels<Accumulator<T>> backprop_input;

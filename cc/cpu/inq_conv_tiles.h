@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A convolution whose lanes are channels of the written image. A tile has a few pixels
-// and the channels of two vectors, and its sums stay in registers. For each tap, a tile
-// has pointers to the pixels that it reads; for a pixel outside the image the pointer
-// leads to zeros. So no image is copied, for any padding, strides and dilations.
+// and two vectors of channels, and its sums stay in registers. For each tap, a tile has
+// pointers to the pixels that it reads; for a pixel outside the image it points to
+// zeros. So no image is copied, for any padding, strides and dilations.
 #ifndef CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
 #define CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
 
@@ -22,21 +22,21 @@ using capsule_conv::CAPSOPS_ISA::Axis;
 using capsule_conv::CAPSOPS_ISA::ImageAxis;
 using capsule_conv::CAPSOPS_ISA::PartBegin;
 
-constexpr int64_t kTerms = 320;     // added up in registers, where a sum has few terms
-constexpr int64_t kMostTaps = 128;  // of one part of a sum
-constexpr int64_t kMostPanels = 8;  // of one task
-constexpr int64_t kPanelsBytes = 640 << 10;  // of a task's panels, if it has several
-constexpr int64_t kPackChannels = 64;        // of one task
-constexpr int64_t kTasks = 32;               // wanted, if each has enough work
-constexpr int64_t kTaskWork = 1 << 18;       // multiply-adds that are worth a task
+constexpr int64_t kTerms = 320;     // terms per partial sum in registers, at least
+constexpr int64_t kMostTaps = 128;  // most taps per partial sum
+constexpr int64_t kMostPanels = 8;  // most panels per task
+constexpr int64_t kPanelsBytes = 640 << 10;  // a task's panels, if several
+constexpr int64_t kPackChannels = 64;        // input channels per task of `pack`
+constexpr int64_t kTasks = 32;  // number of tasks to aim for, if each has enough work
+constexpr int64_t kTaskWork = 1 << 18;  // fewest multiply-adds per task
 
 // Sizes of an image.
 struct Image {
   int64_t height, width, channels;
 };
 
-// How the sums of a convolution are divided, or with kGradient those of the gradient of
-// the input. As in cc/cpu/capsule_conv_image.h, a phase is called `place`.
+// The division of the sums and of the work of a convolution or, with kGradient, of its
+// input gradient. As in cc/cpu/capsule_conv_image.h, `place` is the index of a phase.
 template <typename A, bool kGradient>
 struct Plan {
   explicit Plan(const Problem& problem)
@@ -47,17 +47,17 @@ struct Plan {
                      : Image{p.out_height, p.out_width, p.out_channels}),
         taps(p.kernel_height * p.kernel_width),
         panels(CeilDivide(to.channels, kPanel)),
-        y_places(kGradient ? Min(p.stride_height, to.height) : 1),
-        x_places(kGradient ? Min(p.stride_width, to.width) : 1) {
-    // Rounding errors grow with the terms of a part and with the number of parts, so
-    // both are kept near the square root of all terms.
+        y_phases(kGradient ? Min(p.stride_height, to.height) : 1),
+        x_phases(kGradient ? Min(p.stride_width, to.width) : 1) {
+    // Rounding errors grow with the terms of a partial sum and with the number of
+    // partial sums, so both are kept near the square root of all terms.
     int64_t terms = kTerms;
     while (terms * terms < taps * from.channels) terms *= 2;
     const int64_t channel_parts = Max(CeilDivide(from.channels, terms), 1);
     zeros = channel_parts > 1 ? from.channels : from.channels * p.kernel_width;
     part_channels = Max(CeilDivide(from.channels, channel_parts), 1);
     part_taps = Min(terms / part_channels, kMostTaps);
-    // Whole rows of taps, if they make no more parts.
+    // Prefer whole rows of taps, if that makes no more partial sums.
     const int64_t row_taps = part_taps - part_taps % Max(p.kernel_width, 1);
     if (row_taps > 0 && CeilDivide(taps, row_taps) == CeilDivide(taps, part_taps)) {
       part_taps = row_taps;
@@ -66,32 +66,31 @@ struct Plan {
 
     const int64_t panel_bytes = Max(kPanel * taps * from.channels * sizeof(A), 1);
     groups = CeilDivide(panels, Min(Max(kPanelsBytes / panel_bytes, 1), kMostPanels));
-    const int64_t pieces = y_places * x_places * groups;
+    const int64_t pieces = y_phases * x_phases * groups;
     if (pieces == 0) return;
     group = CeilDivide(panels, groups);
     const int64_t pixels =
-        p.batch * CeilDivide(to.height, y_places) * CeilDivide(to.width, x_places);
+        p.batch * CeilDivide(to.height, y_phases) * CeilDivide(to.width, x_phases);
     const int64_t work = pixels * group * kPanel * Max(from.channels * taps, 1);
     parts = Min(CeilDivide(kTasks, pieces), work / kTaskWork);
     parts = Max(Min(parts, CeilDivide(pixels, kTileRows)), 1);
   }
 
-  // Returns how many numbers the panels [panel][tap][channel][lane] have.
+  // Returns the number of elements of the panels [panel][tap][channel][lane].
   int64_t packed() const { return panels * kPanel * taps * from.channels; }
-  // Returns how many vectors wide a panel is. The last panel may have 1 instead of 2.
+  // Returns the width of a panel in vectors. The last panel may have 1 instead of 2.
   int64_t vectors(int64_t panel) const {
     return Min(CeilDivide(to.channels - panel * kPanel, kLanes<A>), 2);
   }
-  // Returns how many lanes some panels have.
+  // Returns the number of lanes of `count` panels.
   int64_t WidthOf(int64_t first, int64_t count) const {
     return (count - 1) * kPanel + vectors(first + count - 1) * kLanes<A>;
   }
-  // Writes the zeros that stand for pixels outside the image, which come after the
-  // panels.
+  // Writes the zeros that stand for pixels outside the image. They follow the panels.
   void SetZeros(A* weights) const {
     for (int64_t c = 0; c < zeros; ++c) weights[packed() + c] = 0;
   }
-  // Returns the offset at which a panel begins.
+  // Returns the offset of a panel.
   int64_t panel(int64_t index) const { return index * kPanel * taps * from.channels; }
 
   Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
@@ -102,12 +101,12 @@ struct Plan {
   const Problem& p;
   Image from, to;
   int64_t taps, panels;
-  int64_t groups, group = 0;         // groups of panels, and panels of a group
-  int64_t y_places, x_places;        // phases along each axis
-  int64_t part_channels, part_taps;  // of a sum that stays in registers
-  int64_t zeros;                     // numbers that a run reads for a pixel
-  bool fits;                         // whether parts are no more than a part's terms
-  int64_t parts = 0;                 // of the pixels of a phase, for each group
+  int64_t groups, group = 0;         // groups of panels, and panels per group
+  int64_t y_phases, x_phases;        // number of phases along each axis
+  int64_t part_channels, part_taps;  // channels and taps per partial sum
+  int64_t zeros;                     // most elements that a run reads per pixel
+  bool fits;          // whether the number of partial sums is at most their length
+  int64_t parts = 0;  // parts of the pixels of a phase, for each group
 };
 
 // Returns whether any lane is not zero.
@@ -118,11 +117,10 @@ CAPSOPS_INLINE bool Any(Vector<uint64_t> v) {
   return any != 0;
 }
 
-// The pixels of a tile, which follow one another in the order of the pixels of one
-// phase.
+// Consecutive pixels of one phase. They are the rows of a register tile.
 template <typename A>
 struct Tile {
-  // A number for each of some pixels, modulo 2^64.
+  // One integer per pixel, modulo 2^64.
   using Numbers = Vector<uint64_t>;
   static constexpr int kVectors = kTileSlots / kLanes<uint64_t>;
 
@@ -156,14 +154,14 @@ struct Tile {
            tx * x_axis.stride + x_axis.first) *
           plan.to.channels;
       Store(to + v * kLanes<uint64_t>, place);
-      // Slots that are not used lie in a row so far away that no tap reads the image.
+      // Unused slots get a row so far away that no tap reads the image.
       const Numbers used = (Numbers)(slot < count);
       y[v] = (y[v] & used) | (~used & uint64_t{1} << 62);
       x[v] &= used;
     }
   }
 
-  // Sets `pixels` to the addresses of the pixels that lie `down` and `right` of those
+  // Sets `pixels` to the addresses of the pixels that are `down` and `right` of those
   // that the first tap reads, or to `zeros` for pixels outside the image. Returns
   // whether any pixel is inside.
   bool Find(const Image& image, uint64_t down, uint64_t right, const A* numbers,
@@ -182,9 +180,9 @@ struct Tile {
     return Any(any);
   }
 
-  // Returns whether all pixels, and those up to `reach` to the right of what the first
-  // tap reads for them, lie between the left and the right edge of the image.
-  bool AreWhole(const Image& image, uint64_t reach) const {
+  // Returns whether, for all pixels, the columns from the one that the first tap reads
+  // to `reach` further right are inside the image.
+  bool AreInsideRow(const Image& image, uint64_t reach) const {
     const uint64_t width = image.width;
     Numbers beyond = {};
     for (int v = 0; v < kVectors; ++v) {
@@ -194,13 +192,13 @@ struct Tile {
   }
 
   int64_t count;
-  Numbers y[kVectors], x[kVectors];  // pixel that the first tap reads
-  Numbers from[kVectors];            // offset of this pixel in bytes
-  uint64_t to[kTileSlots];           // offset of the written pixel in numbers
+  Numbers y[kVectors], x[kVectors];  // the pixel that the first tap reads
+  Numbers from[kVectors];            // byte offset of this pixel
+  uint64_t to[kTileSlots];           // offset of the written pixel in elements
 };
 
-// Returns for how many pixels from number t of an axis on all taps read inside an image
-// of `size` pixels.
+// Returns for how many pixels, starting with pixel t of an axis, all taps read inside
+// an image of `size` pixels.
 inline int64_t PixelsInside(const Axis& axis, int64_t size, int64_t t) {
   const int64_t lowest = t * axis.step + axis.lowest();
   if (lowest < 0) return 0;
@@ -208,9 +206,9 @@ inline int64_t PixelsInside(const Axis& axis, int64_t size, int64_t t) {
   return Min(Max(last + 1, 0), axis.count - t);
 }
 
-// Computes the sums of `span` tiles over all taps, for some panels. Those of a pixel of
-// the first tile begin at to[pixel]. The others follow it in the same row, and no tap
-// reads beside the image for them.
+// Computes the sums over all taps for `span` tiles and some panels. The sums of a pixel
+// of the first tile begin at to[pixel]. The other tiles follow it in the same row; for
+// these, no tap may read left or right of the image.
 template <typename A, bool kGradient>
 void AddTiles(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_axis,
               const Tile<A>& tile, int64_t span, int64_t first_panel, int64_t panels,
@@ -220,14 +218,13 @@ void AddTiles(const Plan<A, kGradient>& plan, const Axis& y_axis, const Axis& x_
   const A* const zeros = packed + plan.packed();
   const int64_t channels = plan.from.channels;
   const int64_t count = y_axis.taps * x_axis.taps;
-  // Where the taps of a row read pixels that lie side by side, as their weights do,
-  // they are one run.
+  // If the taps of a row read contiguous pixels, a row of taps is one run.
   const bool rows_of_taps =
       x_axis.delta == 1 && x_axis.tap_step == 1 && plan.part_channels == channels &&
       (count <= plan.part_taps || plan.part_taps % x_axis.taps == 0) &&
-      tile.AreWhole(plan.from, x_axis.reach());
+      tile.AreInsideRow(plan.from, x_axis.reach());
   const int64_t taps = rows_of_taps ? x_axis.taps : 1;
-  // From one tile to the next, in the image that is read and in the other one.
+  // Distances from one tile to the next, in the image that is read and the written one.
   const int64_t read = tile.count * x_axis.step * channels;
   const int64_t written = tile.count * x_axis.stride * plan.to.channels;
   const A* rows[kMostTaps * kTileSlots];
@@ -283,26 +280,27 @@ Division Divide(const Problem& p) {
   d.pack_tasks =
       plan.taps *
       (kGradient ? plan.panels : CeilDivide(plan.from.channels, kPackChannels));
-  d.tasks = p.batch == 0 ? 0 : plan.y_places * plan.x_places * plan.groups * plan.parts;
+  d.tasks = p.batch == 0 ? 0 : plan.y_phases * plan.x_phases * plan.groups * plan.parts;
   return d;
 }
 
+// Computes a group of panels for some pixels of a phase: one task.
 template <typename A, bool kGradient>
 void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A* to) {
   const Plan<A, kGradient> plan(p);
   const int64_t part = task % plan.parts;
   task /= plan.parts;
-  const int64_t place = task % (plan.y_places * plan.x_places);
-  const int64_t panel = task / (plan.y_places * plan.x_places) * plan.group;
+  const int64_t place = task % (plan.y_phases * plan.x_phases);
+  const int64_t panel = task / (plan.y_phases * plan.x_phases) * plan.group;
   const int64_t panels = Min(plan.group, plan.panels - panel);
-  const Axis y_axis = plan.AxisY(place / plan.x_places);
-  const Axis x_axis = plan.AxisX(place % plan.x_places);
+  const Axis y_axis = plan.AxisY(place / plan.x_phases);
+  const Axis x_axis = plan.AxisX(place % plan.x_phases);
   const int64_t pixels = p.batch * y_axis.count * x_axis.count;
   const int64_t begin = PartBegin(pixels, part, plan.parts);
   const int64_t end = PartBegin(pixels, part + 1, plan.parts);
   if (begin == end) return;
   const int64_t step = CeilDivide(end - begin, CeilDivide(end - begin, kTileRows));
-  // Sums go to the image if whole vectors of them fit there.
+  // Sums are stored directly in the image if it holds whole vectors of them.
   const bool in_place = plan.to.channels % kLanes<A> == 0;
   constexpr int64_t kWidth = kMostPanels * Plan<A, kGradient>::kPanel;
   alignas(64) A sums[kTileRows * kWidth];

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels<T>(), through which the dispatch of an op reaches the op's functions in each
-// instruction set. An op defines its struct CpuKernels<T> first.
+// Declares Kernels<T>(), through which the dispatch of an op gets the op's functions
+// for each instruction set. An op must define its struct CpuKernels<T> before.
 #ifndef CAPSOPS_CC_CPU_KERNELS_H_
 #define CAPSOPS_CC_CPU_KERNELS_H_
 
@@ -19,7 +19,7 @@
   CAPSOPS_DECLARE_KERNELS_OF(v4) \
   CAPSOPS_DECLARE_KERNELS_OF(baseline)
 
-// Follows the definition of Kernels<T>() in the source of an op.
+// Goes after the definition of Kernels<T>() in the source of an op.
 #define CAPSOPS_INSTANTIATE_KERNEL(T) template CpuKernels<T> Kernels();
 #define CAPSOPS_INSTANTIATE_KERNELS CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_KERNEL)
 

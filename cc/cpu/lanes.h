@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Transposes rows in memory to vectors whose lanes are rows, and back: one row of
-// numbers for each sample becomes one vector for each number, with a sample in each
-// lane.
+// elements per sample becomes one vector per element, with one sample per lane.
 #ifndef CAPSOPS_CC_CPU_LANES_H_
 #define CAPSOPS_CC_CPU_LANES_H_
 
@@ -15,7 +14,7 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// The integer that is as wide as A. Comparing two Vector<A> gives a vector of these.
+// The integer type as wide as A, which comparisons of Vector<A> return.
 template <typename A>
 using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
 
@@ -28,7 +27,7 @@ struct IndicesTo<0, kIndex...> {
   using type = Indices<kIndex...>;
 };
 
-// Lane n of the result is lane from[n] of a followed by b.
+// Shuffles two vectors: lane n of the result is lane from[n] of a followed by b.
 #if defined(__clang__)
 #define CAPSOPS_SHUFFLE(A, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -36,79 +35,78 @@ struct IndicesTo<0, kIndex...> {
   __builtin_shuffle(a, b, Vector<Integer<A>>{__VA_ARGS__})
 #endif
 
-// Returns lane n of a in each lane n whose index lacks the bit kBit, and lane n - kBit
-// of b in each lane n whose index has it.
+// Returns the lower half of each pair of blocks of kBit lanes: lane n of a if n lacks
+// the bit kBit, and lane n - kBit of b if n has it. Like TRN1 on Arm.
 template <typename A, int kBit, int... kLane>
-CAPSOPS_INLINE Vector<A> Without(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> TransposeLow(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane - kBit + kLanes<A> : kLane)...);
 }
 
-// Returns lane n + kBit of a in each lane n whose index lacks the bit kBit, and lane n
-// of b in each lane n whose index has it.
+// Returns the upper half of each pair of blocks of kBit lanes: lane n + kBit of a if n
+// lacks the bit kBit, and lane n of b if n has it. Like TRN2 on Arm.
 template <typename A, int kBit, int... kLane>
-CAPSOPS_INLINE Vector<A> With(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> TransposeHigh(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (kLane & kBit ? kLane + kLanes<A> : kLane + kBit)...);
 }
 
 // Returns lanes 0, 2, 4, ... of a and then of b, or lanes 1, 3, 5, ... if kOdd is 1.
 template <typename A, int kOdd, int... kLane>
-CAPSOPS_INLINE Vector<A> EverySecond(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> Deinterleave(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(A, a, b, (2 * kLane + kOdd)...);
 }
 
-// Returns lanes of a and b in turn, from the first halves of both, or from the second
-// halves if kHigh is 1.
+// Interleaves the first halves of a and b, or the second halves if kHigh is 1.
 template <typename A, int kHigh, int... kLane>
-CAPSOPS_INLINE Vector<A> InTurn(Vector<A> a, Vector<A> b, Indices<kLane...>) {
+CAPSOPS_INLINE Vector<A> Interleave(Vector<A> a, Vector<A> b, Indices<kLane...>) {
   return CAPSOPS_SHUFFLE(
       A, a, b, (kLane / 2 + kHigh * kLanes<A> / 2 + kLane % 2 * kLanes<A>)...);
 }
 #undef CAPSOPS_SHUFFLE
 
-// Returns the sums of runs of kCount numbers, of as many vectors.
+// Returns the sums of kCount adjacent elements, over kCount vectors.
 template <typename A, int kCount>
-CAPSOPS_INLINE Vector<A> SumRuns(const Vector<A> (&v)[kCount]) {
+CAPSOPS_INLINE Vector<A> SumAdjacent(const Vector<A> (&v)[kCount]) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
     constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> half[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) {
-      half[n] = EverySecond<A, 0>(v[2 * n], v[2 * n + 1], lanes) +
-                EverySecond<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+      half[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], lanes) +
+                Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], lanes);
     }
-    return SumRuns<A>(half);
+    return SumAdjacent<A>(half);
   }
 }
 
-// Sets v to as many vectors in which each lane of v[0] is a run of kCount numbers.
+// Replaces v[0] by kCount vectors in which each of its lanes is repeated kCount times.
 template <typename A, int kCount, int kFrom = 1>
-CAPSOPS_INLINE void SpreadRuns(Vector<A> (&v)[kCount]) {
+CAPSOPS_INLINE void RepeatLanes(Vector<A> (&v)[kCount]) {
   if constexpr (kFrom < kCount) {
     constexpr typename IndicesTo<kLanes<A>>::type lanes;
     for (int n = kFrom - 1; n >= 0; --n) {
       const Vector<A> a = v[n];
-      v[2 * n] = InTurn<A, 0>(a, a, lanes);
-      v[2 * n + 1] = InTurn<A, 1>(a, a, lanes);
+      v[2 * n] = Interleave<A, 0>(a, a, lanes);
+      v[2 * n + 1] = Interleave<A, 1>(a, a, lanes);
     }
-    SpreadRuns<A, kCount, 2 * kFrom>(v);
+    RepeatLanes<A, kCount, 2 * kFrom>(v);
   }
 }
 
-// Transposes a square of vectors, so that lane n of row m becomes lane m of row n.
+// Transposes a square of vectors: lane n of row m becomes lane m of row n.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kLanes<A>; ++row) {
     if (row & kBit) continue;
     const Vector<A> a = rows[row], b = rows[row + kBit];
-    rows[row] = Without<A, kBit>(a, b, lanes);
-    rows[row + kBit] = With<A, kBit>(a, b, lanes);
+    rows[row] = TransposeLow<A, kBit>(a, b, lanes);
+    rows[row + kBit] = TransposeHigh<A, kBit>(a, b, lanes);
   }
   if constexpr (kBit > 1) Transpose<A, kBit / 2>(rows);
 }
 
-// Turns vectors that hold a sequence of rows of kCount numbers into the kCount columns.
+// Replaces vectors that hold consecutive rows of kCount elements by the kCount columns.
 // kCount is a power of two, and at most the number of lanes.
 template <typename A, int kCount>
 CAPSOPS_INLINE void RowsToColumns(Vector<A> (&v)[kCount]) {
@@ -118,8 +116,8 @@ CAPSOPS_INLINE void RowsToColumns(Vector<A> (&v)[kCount]) {
     constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> even[kCount / 2], odd[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) {
-      even[n] = EverySecond<A, 0>(v[2 * n], v[2 * n + 1], lanes);
-      odd[n] = EverySecond<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+      even[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], lanes);
+      odd[n] = Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], lanes);
     }
     RowsToColumns<A>(even);
     RowsToColumns<A>(odd);
@@ -127,7 +125,7 @@ CAPSOPS_INLINE void RowsToColumns(Vector<A> (&v)[kCount]) {
   }
 }
 
-// Turns kCount columns back into a sequence of rows.
+// Replaces kCount columns by vectors of consecutive rows.
 template <typename A, int kCount>
 CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
   if constexpr (kCount == kLanes<A>) {
@@ -139,20 +137,21 @@ CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
     ColumnsToRows<A>(even);
     ColumnsToRows<A>(odd);
     for (int n = 0; n < kCount / 2; ++n) {
-      v[2 * n] = InTurn<A, 0>(even[n], odd[n], lanes);
-      v[2 * n + 1] = InTurn<A, 1>(even[n], odd[n], lanes);
+      v[2 * n] = Interleave<A, 0>(even[n], odd[n], lanes);
+      v[2 * n + 1] = Interleave<A, 1>(even[n], odd[n], lanes);
     }
   }
 }
 
-// Returns the sum of the lanes of rows[n] in lane n, added in a fixed order. Overwrites
-// the rows.
+// Returns the sum of the lanes of rows[n] in lane n, and overwrites the rows. Additions
+// have a fixed order.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kBit; ++row) {
     const Vector<A> a = rows[row], b = rows[row + kBit];
-    rows[row] = Without<A, kBit>(a, b, lanes) + With<A, kBit>(a, b, lanes);
+    rows[row] =
+        TransposeLow<A, kBit>(a, b, lanes) + TransposeHigh<A, kBit>(a, b, lanes);
   }
   if constexpr (kBit > 1) {
     return SumLanes<A, kBit / 2>(rows);
@@ -161,11 +160,12 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   }
 }
 
-// Return the largest lane and the sum of the lanes, in a fixed order, in every lane.
+// Return the largest lane, and the sum of the lanes in a fixed order, in every lane.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> a = Without<A, kBit>(v, v, lanes), b = With<A, kBit>(v, v, lanes);
+  const Vector<A> a = TransposeLow<A, kBit>(v, v, lanes),
+                  b = TransposeHigh<A, kBit>(v, v, lanes);
   const Vector<A> larger = a > b ? a : b;
   if constexpr (kBit > 1) {
     return LargestLane<A, kBit / 2>(larger);
@@ -176,7 +176,8 @@ CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> sum = Without<A, kBit>(v, v, lanes) + With<A, kBit>(v, v, lanes);
+  const Vector<A> sum =
+      TransposeLow<A, kBit>(v, v, lanes) + TransposeHigh<A, kBit>(v, v, lanes);
   if constexpr (kBit > 1) {
     return SumOfLanes<A, kBit / 2>(sum);
   } else {
@@ -184,8 +185,7 @@ CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
   }
 }
 
-// Returns v in the first `count` lanes, and zero in the others even where v is not
-// finite.
+// Returns v in the first `count` lanes and zero in the others, even where v is NaN.
 template <typename A>
 inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
   Integer<A> kept[kLanes<A>];
@@ -215,17 +215,17 @@ inline void StoreNarrow(T* to, Vector<A> v) {
   }
 }
 
-// Returns the distance between the vectors that hold kColumns columns of kLanes rows,
-// if each row begins `stride` numbers after the one before; 0 if no whole vectors do.
+// Returns the distance between the vectors that hold kColumns columns of kLanes rows
+// whose starts are `stride` elements apart, or 0 if no whole vectors hold them.
 template <typename A, int kColumns>
 inline int64_t VectorStride(int64_t stride, int64_t rows) {
   if (rows < kLanes<A>) return 0;
   return kColumns == kLanes<A> ? stride : stride == kColumns ? kLanes<A> : 0;
 }
 
-// Sets to[column * to_stride + lane] = from[lane * stride + column] for `columns`
-// columns and the first `rows` lanes, and to zero in the other lanes. It takes kColumns
-// columns at a time, and half as many of what is left.
+// Transposes to[column * to_stride + lane] = from[lane * stride + column] for `columns`
+// columns and the first `rows` lanes, with zeros in the other lanes. Takes kColumns
+// columns at a time, and half as many of the remainder.
 template <int kColumns, typename T, typename A>
 inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns, A* to,
                     int64_t to_stride) {
@@ -258,8 +258,8 @@ inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns
   ToLanes<kLanes<A>>(from, stride, rows, columns, to, to_stride);
 }
 
-// Sets to[lane * stride + column] = from[column * from_stride + lane] for `columns`
-// columns and the first `rows` lanes.
+// Transposes to[lane * stride + column] = from[column * from_stride + lane] for
+// `columns` columns and the first `rows` lanes.
 template <int kColumns, typename T, typename A>
 inline void FromLanes(const A* from, int64_t columns, int64_t rows, int64_t stride,
                       T* to, int64_t from_stride) {

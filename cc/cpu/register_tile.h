@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products in register tiles, over planes. A plane holds the numbers that have
-// the same index of a contraction or of a result, side by side in lanes. Lanes are rows
-// of a product, so that neither few rows nor few columns leave lanes idle.
+// Matrix products over planes in register tiles. A plane holds, side by side in lanes,
+// all elements of an operand or result with the same contraction or column index. Lanes
+// are rows of the product, so that neither few rows nor few columns leave lanes idle.
 #ifndef CAPSOPS_CC_CPU_REGISTER_TILE_H_
 #define CAPSOPS_CC_CPU_REGISTER_TILE_H_
 
@@ -27,11 +27,11 @@ constexpr int kColumns = 4, kVectors = 2;
 constexpr int kFewColumns = 4, kFewVectors = 2;
 #endif
 
-// A run of planes: where it and the weights that multiply it begin.
+// A run of planes, and the weights that multiply it.
 struct Run {
-  int64_t planes;      // offset in numbers from the first plane
-  int64_t weights;     // row of the panel of weights
-  int64_t begin, end;  // lanes that count; in the others planes are zero
+  int64_t planes;      // offset of its first plane in elements
+  int64_t weights;     // first row in the panel of weights
+  int64_t begin, end;  // lanes inside the image; planes are zero in the others
 };
 
 // Computes, for C columns and V vectors of lanes,
@@ -68,10 +68,10 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
   }
 }
 
-// Does the same where weights may be infinite or NaN, whose products with the zeros
-// outside the image would be NaN: it adds only the lanes that count. It computes
-// `lanes` lanes from lane first_lane of the runs on. It is slower, and gives the same
-// bits where weights are finite.
+// Accumulate for weights that may be infinite or NaN, whose products with the zeros
+// outside the image would be NaN. It computes `lanes` lanes from first_lane on, and
+// adds only those between `begin` and `end` of each run. It is slower, and gives the
+// same bits if weights are finite.
 template <typename A>
 void AccumulateInside(const A* planes, int64_t stride, const A* weights,
                       int64_t columns, const Run* runs, int64_t count, int64_t length,
@@ -105,8 +105,8 @@ template <typename A>
 using AccumulateFunction = void (*)(const A*, int64_t, const A*, const Run*, int64_t,
                                     int64_t, bool, A*, int64_t);
 
-// Returns Accumulate for `vectors` vectors, which are at most kFewVectors if kC is
-// kFewColumns, and at most kVectors otherwise.
+// Returns Accumulate for `vectors` vectors: at most kFewVectors if kC is kFewColumns,
+// and otherwise at most kVectors.
 template <typename A, int kC>
 AccumulateFunction<A> AccumulateOf(int64_t vectors) {
 #if defined(__AVX512F__)
@@ -131,16 +131,16 @@ constexpr int kInnerColumns = 2;
 #endif
 constexpr int kInnerTile = kInnerRows * kInnerColumns;
 
-// Planes whose lanes are divided into rows.
+// Planes whose lanes form rows.
 template <typename A>
 struct Planes {
   const A* first;
-  int64_t stride;  // numbers from one plane to the next
-  int64_t row;     // numbers from one row to the next
+  int64_t stride;  // elements from one plane to the next
+  int64_t row;     // elements from one row to the next
 };
 
-// Adds one vector of each product of a tile. With kMask, lanes of x outside the mask
-// count as zero.
+// Adds one vector of terms to each inner product of a tile. With kMask, lanes of x
+// outside the mask count as zero.
 template <typename A, bool kMask>
 CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
                                 int64_t y_stride, Vector<Integer<A>> mask,
@@ -159,9 +159,9 @@ CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
   }
 }
 
-// Adds to sums[k * kInnerColumns + n] the products of plane k of x with plane n of y,
-// over `rows` rows and the first `lanes` lanes of each. Planes of x may hold anything
-// in the lanes after these; planes of y must hold zeros there, up to a whole vector.
+// Adds the inner product of plane k of x and plane n of y, over `rows` rows and the
+// first `lanes` lanes of each, to sums[k * kInnerColumns + n]. Planes of y must hold
+// zeros in the lanes after these, up to a whole vector; planes of x may hold anything.
 template <typename A>
 void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t lanes,
                    A* sums) {

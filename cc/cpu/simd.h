@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Vectors as wide as the instruction set of this translation unit allows, in GCC's and
-// Clang's vector extensions. Everything is inside the instruction set's own namespace:
-// the linker would merge two copies of an inline function of the same name, and the
-// wrong one could run on an older processor.
+// Vectors as wide as this translation unit's instruction set allows, in the vector
+// extensions of GCC and Clang. Everything is in the instruction set's own namespace:
+// the linker would merge copies of an inline function with the same name, and an older
+// processor could run the wrong one.
 #ifndef CAPSOPS_CC_CPU_SIMD_H_
 #define CAPSOPS_CC_CPU_SIMD_H_
 
@@ -21,7 +21,7 @@ namespace capsops::CAPSOPS_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kRows = 4;  // rows of a register tile: 4 x 4 of 32 registers
+constexpr int kRows = 4;  // rows per register tile: 4 x 4 of 32 registers
 #elif defined(__AVX__)
 constexpr int kVectorBytes = 32;
 constexpr int kRows = 2;  // 2 x 4 of 16 registers
@@ -30,8 +30,8 @@ constexpr int kVectorBytes = 16;
 constexpr int kRows = 2;
 #endif
 
-// Inlines functions of register tiles, which are arrays of vectors. A tile would go
-// through memory if the compiler did not inline them.
+// Forces inlining of functions on register tiles, which are arrays of vectors.
+// Otherwise tiles would go through memory.
 #define CAPSOPS_INLINE inline __attribute__((always_inline))
 
 template <typename A>
@@ -55,8 +55,8 @@ inline void Store(A* to, Vector<A> v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
-// Stores past the caches, for results too large to stay there, so that the processor
-// need not read their cache lines first. `to` must be aligned to kVectorBytes.
+// Stores bypassing the caches, for results too large to stay there, so that the
+// processor need not read the cache lines first. `to` must be aligned to kVectorBytes.
 template <typename A>
 inline void StreamStore(A* to, Vector<A> v) {
 #if defined(__AVX512F__)
@@ -70,14 +70,14 @@ inline void StreamStore(A* to, Vector<A> v) {
 #endif
 }
 
-// Makes streamed stores visible before the caller reports that it is done.
+// Makes streaming stores visible before the task completes.
 inline void StreamFence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-// Returns the sum of the lanes, in a fixed order: halves are added until one is left.
+// Returns the sum of the lanes, added in a fixed order by repeated halving.
 template <typename A>
 inline A Sum(Vector<A> v) {
   A lanes[kLanes<A>];

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What this library was built for, as bytes that a loader can find in the file
-// before it loads it: on a version mismatch loading itself fails.
+// The versions that this library was built for, as bytes that a loader can find in the
+// file before it loads it: with mismatched versions, loading itself fails.
 
 #define CAPSOPS_ENTRY(key, value) "\"" key "\": \"" value "\""
 

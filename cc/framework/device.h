@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// From TensorFlow's OpKernelContext to what launchers take. The only place
-// that knows where TensorFlow keeps its threads and its CUDA stream.
+// Converts TensorFlow's OpKernelContext to what launchers take. Only this file knows
+// where TensorFlow keeps its threads and its CUDA stream.
 #ifndef CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 #define CAPSOPS_CC_FRAMEWORK_DEVICE_H_
 
@@ -57,7 +57,7 @@ inline absl::Status ToStatus(const LaunchError& error) {
   return absl::InternalError(error.text());
 }
 
-// TensorFlow's own thread pool, so that nothing oversubscribes.
+// Uses TensorFlow's own thread pool, so that cores are not oversubscribed.
 inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, CpuExec* exec) {
   const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
   exec->parallel_for = [&workers](int64_t count, int64_t cost,
@@ -76,8 +76,8 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
 }
 #endif
 
-// Converts a known shape to one that can be allocated. TensorFlow's allocators crash
-// where rounding up the number of bytes overflows, so more than 2^62 bytes are refused.
+// Converts a known shape to one that can be allocated. Refuses more than 2^62 bytes,
+// because TensorFlow's allocators crash if rounding up the number of bytes overflows.
 inline absl::Status MakeShape(const tensorflow::PartialTensorShape& known,
                               tensorflow::DataType type,
                               tensorflow::TensorShape* shape) {
@@ -102,15 +102,15 @@ inline absl::Status AllocateTemporary(tensorflow::OpKernelContext* ctx,
   return status.ok() ? ctx->allocate_temp(type, shape, tensor) : status;
 }
 
-// A kernel's workspace, which lives as long as `workspace` and whatever the stream was
-// given before. TensorFlow aligns it to 64 bytes at least.
+// Allocates a kernel's workspace, aligned to 64 bytes. It may be freed as soon as the
+// kernel is enqueued: whatever reuses the memory runs later on the same stream.
 inline absl::Status AllocateWorkspace(tensorflow::OpKernelContext* ctx, int64_t bytes,
                                       tensorflow::Tensor* workspace) {
   if (bytes == 0) return absl::OkStatus();
   return AllocateTemporary(ctx, {bytes}, tensorflow::DT_UINT8, workspace);
 }
 
-// An op's output `index`, of a shape that is known.
+// Allocates the op's output `index`, whose shape must be known.
 inline absl::Status AllocateOutput(tensorflow::OpKernelContext* ctx, int index,
                                    const tensorflow::PartialTensorShape& known,
                                    tensorflow::Tensor** output) {

@@ -49,7 +49,7 @@ absl::Status InferShapes(tensorflow::shape_inference::InferenceContext* ctx) {
     TF_RETURN_IF_ERROR(ctx->GetAttr(Op::kSumType, &sum_type));
     const auto required =
         type == tensorflow::DT_DOUBLE ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT;
-    // Only shape functions check this: OpKernels are registered for no other type.
+    // Only shape functions need this check: OpKernels are registered for no other type.
     ShapeRule rule(Op::kName);
     rule.Require(sum_type == required, [&] {
       return absl::StrCat(Op::kSumType, " (the type of sums) must be ",

@@ -1,16 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// One call of an op, as its shapes and attributes determine it. cc/shapes has a class
-// for each op of TensorFlow, which derives from the op at the boundary (cc/launch) and
-// adds
-//   kOp              its name in TensorFlow; kName of CapsuleRoutingWithSums is
+// One call of an op, determined by its shapes and attributes. For each op of
+// TensorFlow, cc/shapes has a class that derives from the op at the boundary
+// (cc/launch) and adds
+//   kOp              its name in TensorFlow. kName of CapsuleRoutingWithSums is
 //                    CapsuleRouting, whose kernels it runs
-//   kHostInputs      the names of inputs whose values the host reads
+//   kHostInputs      the names of the inputs whose values the host reads
 //   kSumType         the attribute that is the type of sums of T, or null
 //   Read(ctx)        reads the attributes
 //   Resolve(inputs)  checks shapes, and returns the Call
-// The shape function, the OpKernels and the XLA kernels are made of these.
+// Shape functions, OpKernels and XLA kernels are generated from these classes.
 #ifndef CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
 #define CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
 
@@ -26,25 +26,24 @@
 
 namespace capsops {
 
-// What can be known of an op's inputs; a shape function does not know all.
+// The shapes and host values of an op's inputs. Shape functions may know only some.
 class OpInputs {
  public:
   virtual ~OpInputs() = default;
   virtual tensorflow::PartialTensorShape shape(int index) const = 0;
-  // The shape that the vector of int32 in input `index` holds; `op` and `name` are for
-  // messages.
+  // Returns the shape in the int32 vector `index`; `op` and `name` are for messages.
   virtual absl::StatusOr<tensorflow::PartialTensorShape> ShapeIn(
       int index, const char* op, const char* name) const = 0;
-  // The int32 in input `index`, or 0 where it is not known: no shape depends on it.
+  // Returns the int32 in input `index`, or 0 if it is unknown: no shape depends on it.
   virtual absl::StatusOr<int32_t> Value(int index) const = 0;
 };
 
 template <typename Problem>
 struct Call {
   Problem problem;
-  std::vector<int> operands;  // the inputs that the plan has pointers of, in its order
-  std::vector<tensorflow::PartialTensorShape> results = {};  // what it writes, likewise
-  std::vector<int32_t> values = {};                          // what it takes by value
+  std::vector<int> operands;  // indices of the inputs that the plan takes, in its order
+  std::vector<tensorflow::PartialTensorShape> results = {};  // shapes of its results
+  std::vector<int32_t> values = {};                          // its by-value arguments
 
   absl::Status AddResult(std::initializer_list<int64_t> dims) {
     return tensorflow::PartialTensorShape::BuildPartialTensorShape(
@@ -52,7 +51,7 @@ struct Call {
   }
 };
 
-// kHostInputs, kSumType and Read of ops that need nothing else.
+// Defaults for ops without host inputs, sum type and attributes.
 struct OpDefaults {
   static constexpr std::array<const char*, 0> kHostInputs = {};
   static constexpr const char* kSumType = nullptr;
@@ -62,8 +61,8 @@ struct OpDefaults {
   }
 };
 
-// The same for ops whose attributes GetAttributes(), in the namespace of their struct,
-// reads.
+// Defaults for ops whose attributes are read by the function GetAttributes() in the
+// namespace of their struct.
 template <typename Attributes>
 struct OpWith : OpDefaults {
   template <typename Context>

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The OpKernel of an op that op_call.h describes: it finds the plan that it made for
-// these shapes before, or makes one, allocates the results and the workspace, and runs.
+// The OpKernel of an op that op_call.h describes. It looks up the cached plan for these
+// shapes or makes one, allocates the results and the workspace, and runs the plan.
 #ifndef CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 #define CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
 
@@ -44,13 +44,13 @@ class KernelInputs final : public OpInputs {
   tensorflow::OpKernelContext* ctx_;
 };
 
-// A plan's arguments, out of what TensorFlow has.
+// Provides a plan's arguments (RunPlan in op.h) from an OpKernelContext.
 template <typename Problem>
 class KernelArguments {
  public:
   KernelArguments(const char* op, tensorflow::OpKernelContext* ctx,
                   const Call<Problem>& call)
-      : op_(op), ctx_(ctx), call_(call), unreturned_(call.results.size()) {}
+      : op_(op), ctx_(ctx), call_(call), temporaries_(call.results.size()) {}
 
   template <typename P>
   P Next() {
@@ -72,10 +72,10 @@ class KernelArguments {
   const absl::Status& status() const { return status_; }
 
  private:
-  // A result that is no output is memory that the plan needs.
+  // Allocates the next result, as a temporary if it is not an output of the op.
   void* NextResult(tensorflow::DataType type) {
     const int index = result_++;
-    tensorflow::Tensor* tensor = &unreturned_[index];
+    tensorflow::Tensor* tensor = &temporaries_[index];
     const tensorflow::PartialTensorShape& shape = call_.results[index];
     status_.Update(index < ctx_->num_outputs()
                        ? AllocateOutput(ctx_, index, shape, &tensor)
@@ -87,12 +87,12 @@ class KernelArguments {
   tensorflow::OpKernelContext* ctx_;
   const Call<Problem>& call_;
   int operand_ = 0, result_ = 0, value_ = 0;
-  std::vector<tensorflow::Tensor> unreturned_;
+  std::vector<tensorflow::Tensor> temporaries_;
   tensorflow::Tensor workspace_;
   absl::Status status_;
 };
 
-// `Exec` is CpuExec or GpuExec.
+// OpKernel of `Op` for the element type T; `Exec` is CpuExec or GpuExec.
 template <typename Op, typename Exec, typename T>
 class PlannedOp : public tensorflow::OpKernel {
  public:
@@ -108,10 +108,9 @@ class PlannedOp : public tensorflow::OpKernel {
   absl::Status Run(tensorflow::OpKernelContext* ctx) {
     const auto call = op_.Resolve(KernelInputs(ctx));
     if (!call.ok()) {
-      // Rules name their op. TensorFlow's own words, of more elements than it can
-      // count, do not.
+      // Our rules name the op. TensorFlow's message for too many elements does not.
       const bool named = absl::StrContains(call.status().message(), Op::kName);
-      return named ? call.status() : NamingShapes(ctx, call.status());
+      return named ? call.status() : WithInputShapes(ctx, call.status());
     }
     Exec exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
@@ -124,18 +123,17 @@ class PlannedOp : public tensorflow::OpKernel {
       if constexpr (std::is_same_v<Exec, CpuExec>) RecordPretended(call->problem);
 #endif
     }
-    const LaunchError error = RunFrom(arguments, *plan, exec);
-    if (arguments.failed()) return NamingShapes(ctx, arguments.status());
+    const LaunchError error = RunPlan(arguments, *plan, exec);
+    if (arguments.failed()) return WithInputShapes(ctx, arguments.status());
     const absl::Status status = ToStatus(error);
     const bool device = absl::IsInternal(status) || absl::IsResourceExhausted(status);
-    return device ? NamingShapes(ctx, status) : status;
+    return device ? WithInputShapes(ctx, status) : status;
   }
 
-  // Where a result has too many elements, memory is short or a launch failed, says what
-  // was asked for: TensorFlow names only the tensor that did not fit, which may be a
-  // workspace, and launchers their op.
-  static absl::Status NamingShapes(tensorflow::OpKernelContext* ctx,
-                                   const absl::Status& status) {
+  // Adds the input shapes to an error about size, memory or a failed launch. TensorFlow
+  // names only the tensor that did not fit, and launchers only their op.
+  static absl::Status WithInputShapes(tensorflow::OpKernelContext* ctx,
+                                      const absl::Status& status) {
     std::string shapes;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       shapes += (i > 0 ? ", " : "") + ctx->input(i).shape().DebugString();
@@ -145,7 +143,7 @@ class PlannedOp : public tensorflow::OpKernel {
   }
 
 #if TF_CAPSOPS_CUDA
-  // Where TF_CAPSOPS_DEVICE describes a GPU, tests see on a CPU what it would run.
+  // Records what the GPU of TF_CAPSOPS_DEVICE would run, for tests on a CPU.
   static void RecordPretended(const typename Op::Problem& problem) {
     GpuExec exec;
     exec.tf32 = tensorflow::tensor_float_32_execution_enabled();

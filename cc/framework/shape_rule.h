@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Binds tensor shapes to the named dimensions of a Problem. One rule serves
-// the shape function (unknown dimensions are -1) and the kernel (all known):
-// naming a dimension twice is the check that both are equal.
+// Binds tensor shapes to the named dimensions of a Problem. The same rule serves the
+// shape function (unknown dimensions are -1) and the kernel (all are known). Binding a
+// dimension twice checks that both sizes are equal.
 #ifndef CAPSOPS_CC_FRAMEWORK_SHAPE_RULE_H_
 #define CAPSOPS_CC_FRAMEWORK_SHAPE_RULE_H_
 
@@ -33,15 +33,14 @@ class ShapeRule {
   // `op` begins every message.
   explicit ShapeRule(const char* op) : op_(op) {}
 
-  // Requires `shape` to have exactly these axes; dimensions that are still -1
-  // take its values, others must equal them. An unknown rank says nothing.
-  // After a failure further calls do nothing.
+  // Requires `shape` to have exactly these axes: dimensions that are still -1 take its
+  // sizes, others must equal them. A shape of unknown rank binds nothing. After a
+  // failure further calls do nothing.
   ShapeRule& Bind(const char* tensor, const tensorflow::PartialTensorShape& shape,
                   absl::Span<const Axis> axes);
 
-  // Requires what `text`, the message after the op's name, says must be. A message that
-  // takes time to make is a function that returns it. The place of the call names the
-  // rule to faults.h.
+  // Requires `holds`, or fails with the op's name and `text`, which may be a function
+  // that returns the text. The caller's file and line name the rule for faults.h.
   template <typename Text>
   ShapeRule& Require(bool holds, const Text& text, const char* file = __builtin_FILE(),
                      int line = __builtin_LINE()) {
@@ -54,7 +53,7 @@ class ShapeRule {
     return *this;
   }
 
-  // The first failure as InvalidArgument, or OK.
+  // Returns the first failure as InvalidArgument, or OK.
   const absl::Status& status() const { return status_; }
 
  private:
@@ -64,11 +63,11 @@ class ShapeRule {
   absl::Status status_;
 };
 
-// Input `index` of an op as the shape function knows it.
+// Returns the shape of input `index` as far as the shape function knows it.
 tensorflow::PartialTensorShape InputShape(
     tensorflow::shape_inference::InferenceContext* ctx, int index);
 
-// Declares output `index` to have these dimensions, -1 being unknown.
+// Sets the dimensions of output `index`; -1 is unknown.
 absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,
                             int index, std::initializer_list<int64_t> dims);
 absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// TensorFlow's name for each element type of the launchers.
+// Maps each element type of the launchers to TensorFlow's DataType.
 #ifndef CAPSOPS_CC_FRAMEWORK_TYPES_H_
 #define CAPSOPS_CC_FRAMEWORK_TYPES_H_
 

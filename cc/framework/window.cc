@@ -30,10 +30,10 @@ void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& valu
   *width = values[1];
 }
 
-// `index` is the axis of the weights.
-void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
-                const char* weights_name, const PartialTensorShape& weights,
-                int index) {
+// Computes output size and padding along an axis; `index` is that axis of the weights.
+void ResolveWindowAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
+                       const char* weights_name, const PartialTensorShape& weights,
+                       int index) {
   const int64_t kernel = *axis.kernel.dim, in = *axis.in.dim;
   const int64_t stride = *axis.stride, dilation = *axis.dilation;
   const auto kernel_must_be = [&](auto... requirement) {
@@ -48,7 +48,7 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
     *axis.out = 0;
     return;
   }
-  const int64_t reach = (kernel - 1) * dilation;  // from the first row to the last
+  const int64_t reach = (kernel - 1) * dilation;  // from the first tap to the last
   if (same) {
     *axis.out = (in - 1) / stride + 1;
     const int64_t padding = (*axis.out - 1) * stride + 1 - in + reach;
@@ -64,14 +64,14 @@ void SlideAlong(ShapeRule& rule, const WindowAxis& axis, bool same,
 
 }  // namespace
 
-void SlideWindow(ShapeRule& rule, const WindowAttributes& attributes,
-                 const char* weights_name, const PartialTensorShape& weights,
-                 const WindowAxis& down, const WindowAxis& across) {
+void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
+                   const char* weights_name, const PartialTensorShape& weights,
+                   const WindowAxis& down, const WindowAxis& across) {
   SetPair(rule, "strides", attributes.strides, down.stride, across.stride);
   SetPair(rule, "dilations", attributes.dilations, down.dilation, across.dilation);
   const bool same = attributes.padding == "SAME";
-  SlideAlong(rule, down, same, weights_name, weights, 0);
-  SlideAlong(rule, across, same, weights_name, weights, 1);
+  ResolveWindowAxis(rule, down, same, weights_name, weights, 0);
+  ResolveWindowAxis(rule, across, same, weights_name, weights, 1);
 }
 
 absl::StatusOr<PartialTensorShape> ShapeInSizes(const char* op, const char* name,

@@ -11,7 +11,7 @@
 // multiplied side by side; capsules of rank 2 have one.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
-// output element is written, also when a sum is empty. On a GPU all tensors are aligned
+// output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
@@ -25,8 +25,7 @@
 
 namespace capsops::capsule_conv {
 
-// The dimensions of any convolution. -1 is an unknown dimension; planners want them all
-// known.
+// Dimensions of any convolution. -1 is an unknown dimension; planners need them all.
 struct WindowProblem {
   int64_t batch = -1;
   int64_t in_height = -1;
@@ -52,15 +51,15 @@ struct Problem : WindowProblem {
   int64_t pose_columns = -1;
 };
 
-// Returns the product of sizes. It is right where a tensor has so many elements, and 0
-// where one of them is, however large the others are.
+// Returns the product of the sizes, modulo 2^64. It is exact if a tensor can have that
+// many elements, and 0 if any size is 0, however large the others are.
 inline int64_t Elements(std::initializer_list<int64_t> sizes) {
   uint64_t product = 1;
   for (const int64_t size : sizes) product *= static_cast<uint64_t>(size);
   return static_cast<int64_t>(product);
 }
 
-// Pixels of the output, and elements of one.
+// The number of output pixels, and the number of elements in one.
 inline int64_t Pixels(const Problem& p) {
   return Elements({p.batch, p.out_height, p.out_width});
 }
@@ -68,7 +67,7 @@ inline int64_t PixelSize(const Problem& p) {
   return Elements({p.out_channels, p.pose_depth, p.pose_rows, p.pose_columns});
 }
 
-// Products of two tensors into a third.
+// A plan that multiplies two tensors into a third.
 template <typename Exec, typename T>
 using ConvPlan = Plan<Exec, const T* /*left*/, const T* /*right*/, T* /*out*/>;
 
@@ -85,8 +84,8 @@ template <typename Exec, typename T>
 using BiasReluPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
                           const T* /*bias*/, T* /*output*/>;
 
-// The same, and bias [out_channels, pose_depth, pose_rows, pose_columns] -> output =
-// max(0, convolution + bias).
+// PlanForward with bias [out_channels, pose_depth, pose_rows, pose_columns] and ReLU:
+// output = max(0, convolution + bias).
 template <typename T>
 BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec& exec,
                                              const Problem& problem);
@@ -94,8 +93,8 @@ template <typename T>
 BiasReluPlan<GpuExec, T> PlanForwardBiasRelu(const GpuExec& exec,
                                              const Problem& problem);
 
-// grad, shaped like output, and weights -> grad_input, shaped like input: the sum over
-// kh, kw, o and the pixels that read it of grad @ transpose(weights).
+// grad, shaped like output, and weights -> grad_input, shaped like input: the sum of
+// grad @ transpose(weights) over kh, kw, o and the output pixels that read the element.
 template <typename T>
 ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
 template <typename T>
@@ -108,8 +107,8 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec& exec, const Problem& pro
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& problem);
 
-// The ops, as frameworks plan them (op.h).
-struct Forward : OpOn<Problem> {
+// The ops that frameworks plan (op.h).
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -117,7 +116,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct ForwardBiasRelu : OpOn<Problem> {
+struct ForwardBiasRelu : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConvBiasRelu";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -125,7 +124,7 @@ struct ForwardBiasRelu : OpOn<Problem> {
   }
 };
 
-struct BackpropInput : OpOn<Problem> {
+struct BackpropInput : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConvBackpropInput";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -133,7 +132,7 @@ struct BackpropInput : OpOn<Problem> {
   }
 };
 
-struct BackpropWeights : OpOn<Problem> {
+struct BackpropWeights : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleConvBackpropWeights";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

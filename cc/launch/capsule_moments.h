@@ -15,12 +15,12 @@
 //   mass   = sum over k of activation[k] share[k,o]
 //   first  = sum over k of activation[k] share[k,o] u
 //   second = sum over k of activation[k] share[k,o] u^2
-// Votes are computed again wherever they are needed and never stored. An optional
-// tensor that is absent is zero (activations: one), and its pointer is not read.
+// Votes are recomputed wherever they are needed and never stored. An absent optional
+// tensor counts as zero (activations: as one), and its pointer is not read.
 //
-// T is float, double, Float16 or BFloat16; Statistic<T> is what kernels compute in.
-// Every output element is written, also when a sum is empty. On a GPU all tensors are
-// aligned to 16 bytes.
+// T is float, double, Float16 or BFloat16; kernels compute in Statistic<T>. Every
+// output element is written, even when a sum is empty. On a GPU all tensors are aligned
+// to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
 
@@ -33,18 +33,17 @@
 
 namespace capsops::capsule_moments {
 
-// What shares are normalized over: Problem::normalize.
+// The values of Problem::normalize, which name the set over which shares are a softmax.
 inline constexpr int64_t kParents = 0, kAll = 1, kNone = 2;
 
-// -1 is an unknown dimension, and an optional tensor of which it is not known whether
-// it is there; planners want them all known.
+// -1 is an unknown dimension or presence of a tensor; planners need them all.
 struct Problem : capsule_conv::WindowProblem {
   int64_t pose_rows = -1;     // P
   int64_t pose_inner = -1;    // Q
   int64_t pose_columns = -1;  // R
-  int64_t order = 0;          // 0: mass; 1: and first; 2: and second
+  int64_t order = 0;          // 0: mass; 1: mass and first; 2: all three
   int64_t normalize = kParents;
-  // 1 where the optional tensor is there, else 0.
+  // 1 if the optional tensor is present, else 0.
   int64_t has_activations = -1;
   int64_t has_bias = -1;
   int64_t has_linear = -1;
@@ -53,12 +52,13 @@ struct Problem : capsule_conv::WindowProblem {
   int64_t has_prior = -1;
 };
 
-// The type of the statistics, of the moments and of the prior.
+// The type of the statistics, the moments and the prior.
 template <typename T>
 using Statistic = Accumulator<T>;
 
-// Windows, children of a window (also those that do not exist), elements of a vote.
-constexpr int64_t Positions(const Problem& p) {
+// The number of windows, of children of a window (including those outside the image),
+// and of elements of a vote.
+constexpr int64_t NumWindows(const Problem& p) {
   return p.batch * p.out_height * p.out_width;
 }
 constexpr int64_t Children(const Problem& p) {
@@ -86,9 +86,9 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem)
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
-// The gradients of the moments, which the order says are read, and the inputs and the
-// moments mass and first (where order >= 1) of the forward plan -> the gradients of all
-// inputs that are there. With q = activation * share:
+// The gradients of the moments up to `order`, the inputs of the forward plan, and its
+// results mass and (if order >= 1) first -> the gradients of all inputs that are
+// present. With q = activation * share:
 //   dq      = grad_mass + <grad_first, u> + <grad_second, u^2>
 //   dr      = activation dq
 //   dz      = share (dr - the sum of share dr over the softmax's own set); kNone: dr
@@ -121,7 +121,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& proble
 
 // The inputs of the forward plan, for any order -> shares [batch, out_height,
 // out_width, kernel_height, kernel_width, in_channels, out_channels], which are 0 for
-// children that do not exist.
+// children outside the image.
 template <typename Exec, typename T>
 using SharesPlan =
     Plan<Exec, const T* /*poses*/, const T* /*activations*/, const T* /*weights*/,
@@ -134,8 +134,8 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec& exec, const Problem& problem);
 template <typename T>
 SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
 
-// The ops, as frameworks plan them (op.h).
-struct Forward : OpOn<Problem> {
+// The ops that frameworks plan (op.h).
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleMoments";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -143,7 +143,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleMomentsGrad";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -151,7 +151,7 @@ struct Backward : OpOn<Problem> {
   }
 };
 
-struct Shares : OpOn<Problem> {
+struct Shares : OpBase<Problem> {
   static constexpr const char* kName = "CapsuleMomentShares";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -4,8 +4,8 @@
 // The boundary between frameworks and kernels: capsule prediction,
 //   output[b,i,j] = weights[i,j] @ input[b,i],
 // and its gradients. T is float, double, Float16 or BFloat16; the 16-bit types
-// accumulate in float. Every output element is written, also when a
-// contraction is empty.
+// accumulate in float. Every output element is written, even when a contraction is
+// empty.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_
 
@@ -17,7 +17,7 @@
 
 namespace capsops::capsule_prediction {
 
-// -1 is an unknown dimension; planners want them all known.
+// -1 is an unknown dimension; planners need them all.
 struct Problem {
   int64_t batch = -1;
   int64_t in_caps = -1;
@@ -48,8 +48,8 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& proble
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
-// The ops, as frameworks plan them (op.h).
-struct Forward : OpOn<Problem> {
+// The ops that frameworks plan (op.h).
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "CapsulePrediction";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -57,7 +57,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = "CapsulePredictionGrad";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -7,12 +7,12 @@
 //   c_r[b,i]   = softmax over j of (logits[i,j] + <u_hat[b,i,j], V_r[b,j]>)
 //   s_r[b,j]   = sum_i c_r[b,i,j] u_hat[b,i,j]
 //   v_r[b,j]   = squash(s_r[b,j]),    squash(s) = s q/(1+q)/sqrt(q+epsilon), q = |s|^2
-// where V_r = v_1 + ... + v_{r-1}, so that V_r stands for the logits of every input
-// capsule. u_hat is never stored in a GPU's global memory: it is computed again
-// wherever it is needed, or kept in shared memory.
+// where V_r = v_1 + ... + v_{r-1}, so that V_r replaces the updated logits of every
+// input capsule. GPU kernels never store u_hat in global memory: they recompute it, or
+// keep it in shared memory.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
-// Every output element is written, also when a sum is empty. On a GPU all tensors are
+// Every output element is written, even when a sum is empty. On a GPU all tensors are
 // aligned to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
@@ -26,12 +26,12 @@
 
 namespace capsops::capsule_routing {
 
-// The ops as errors name them.
+// The names of the ops in errors.
 inline constexpr char kForwardName[] = "CapsuleRouting";
 inline constexpr char kBackwardName[] = "CapsuleRoutingGrad";
 inline constexpr char kCoefficientsName[] = "CapsuleRoutingCoefficients";
 
-// -1 is an unknown dimension; planners want them all known.
+// -1 is an unknown dimension; planners need them all.
 struct Problem {
   int64_t batch = -1;
   int64_t in_caps = -1;
@@ -39,7 +39,7 @@ struct Problem {
   int64_t out_dim = -1;
   int64_t in_dim = -1;
   int64_t iterations = -1;
-  int64_t epsilon_bits = 0;  // a float, as bits: equal problems have equal bytes
+  int64_t epsilon_bits = 0;  // bits of a float: equal problems, equal bytes
 
   float epsilon() const {
     float value;
@@ -65,7 +65,7 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem)
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
-// grad is shaped like output and sums are those of the forward plan; grad_input,
+// grad is shaped like output, and sums are those of the forward plan; grad_input,
 // grad_weights and grad_logits are shaped like the inputs:
 //   db_r[b,i,j]  = c_r (dc - sum_j c_r dc) with dc[b,i,j] = <u_hat[b,i,j], ds_r[b,j]>
 //   dV_r[b,j]    = sum_i db_r[b,i,j] u_hat[b,i,j], which adds to dv_q of every q < r
@@ -85,8 +85,8 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& proble
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
-// coefficients [batch, in_caps, out_caps] = c of the iteration after the `iterations`
-// (here also 0) whose sums are given.
+// Computes coefficients [batch, in_caps, out_caps] = c of the iteration that follows
+// the `iterations` iterations (here possibly 0) whose sums are given.
 template <typename Exec, typename T>
 using CoefficientsPlan =
     Plan<Exec, const T* /*input*/, const T* /*weights*/, const T* /*logits*/,
@@ -99,8 +99,8 @@ template <typename T>
 CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
                                               const Problem& problem);
 
-// The ops, as frameworks plan them (op.h).
-struct Forward : OpOn<Problem> {
+// The ops that frameworks plan (op.h).
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = kForwardName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -108,7 +108,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = kBackwardName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -116,7 +116,7 @@ struct Backward : OpOn<Problem> {
   }
 };
 
-struct Coefficients : OpOn<Problem> {
+struct Coefficients : OpBase<Problem> {
   static constexpr const char* kName = kCoefficientsName;
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

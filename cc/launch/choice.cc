@@ -45,7 +45,7 @@ std::string Get(std::string Settings::* setting) {
   return settings.*setting;
 }
 
-// Splits "a=1,b=2". False where the text has another form.
+// Splits "a=1,b=2" into pairs. Returns false if the text has another form.
 bool Split(const std::string& text, std::map<std::string, std::string>* pairs) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());

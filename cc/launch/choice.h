@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How a user or a test steers planning on GPUs, and sees which kernels ran. Two
-// environment variables give the settings that a process starts with:
+// Overrides the choice of kernels on GPUs, and records which kernels ran. Two
+// environment variables give the initial settings of a process:
 //   TF_CAPSOPS_KERNEL=CapsuleConv=mma,CapsuleRouting=phases  forces kernels by name
 //   TF_CAPSOPS_DEVICE=capability=86,shared=101376  plans as for another device
-// The functions of the C interface replace them later; Python calls those through
+// The functions of the C interface change them later; Python calls those through
 // tf_capsops/kernels.py.
 #ifndef CAPSOPS_CC_LAUNCH_CHOICE_H_
 #define CAPSOPS_CC_LAUNCH_CHOICE_H_
@@ -17,25 +17,24 @@
 
 namespace capsops {
 
-// Sets `kernel` to the one that is forced for `op`, or to "". Fails where the setting
-// cannot be read.
+// Sets `kernel` to the one that is forced for `op`, or to "". Fails on bad settings.
 LaunchError ForcedKernel(const char* op, std::string* kernel);
 
-// Replaces the properties in `device` that TF_CAPSOPS_DEVICE names. `pretended` says
-// whether it names any.
+// Replaces the properties in `device` that TF_CAPSOPS_DEVICE names, if it is set.
 LaunchError PretendDevice(GpuDevice* device, bool* pretended);
 
-// The device that plans are for: the calling thread's, with what is pretended of it.
+// Returns the device that plans are made for: the calling thread's, with the properties
+// that TF_CAPSOPS_DEVICE overrides.
 inline LaunchError DescribeDevice(GpuDevice* device) {
   bool pretended;
   const LaunchError error = QueryDevice(device);
   return error.empty() ? PretendDevice(device, &pretended) : error;
 }
 
-// Grows with every change of the settings: plans of an earlier number are stale.
+// Grows with every change of the settings. Plans of an earlier generation are stale.
 uint64_t ChoiceGeneration();
 
-// Whether the names of kernels that run are recorded.
+// Recording the names of kernels that run.
 bool RecordsKernels();
 void RecordKernel(const std::string& op, const std::string& kernel, int64_t workspace);
 
@@ -43,13 +42,13 @@ void RecordKernel(const std::string& op, const std::string& kernel, int64_t work
 
 #define CAPSOPS_EXPORT extern "C" __attribute__((used, visibility("default")))
 
-// The C interface. An empty text removes a setting.
+// The C interface. An empty string removes a setting.
 CAPSOPS_EXPORT void tf_capsops_force_kernels(const char* text);
 CAPSOPS_EXPORT void tf_capsops_pretend_device(const char* text);
-// Begins (1) or ends (0) recording, and forgets what was recorded before.
+// Starts (1) or stops (0) recording, and clears the record.
 CAPSOPS_EXPORT void tf_capsops_record_kernels(int on);
-// Lines "op kernel workspace", of each distinct call in order; valid until the next
-// call of this function by the same thread.
+// Returns one line "op kernel workspace" for each distinct call, in order. The string
+// is valid until the same thread calls this function again.
 CAPSOPS_EXPORT const char* tf_capsops_recorded_kernels();
 
 #endif  // CAPSOPS_CC_LAUNCH_CHOICE_H_

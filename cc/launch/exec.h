@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a launcher runs on, in plain C++: kernels know no framework.
+// The execution context of a launcher, in plain C++, so that kernels know no framework.
 #ifndef CAPSOPS_CC_LAUNCH_EXEC_H_
 #define CAPSOPS_CC_LAUNCH_EXEC_H_
 
@@ -18,7 +18,7 @@ namespace capsops {
 // Why a launch failed.
 enum class Fault { kInternal, kInvalidArgument, kUnimplemented, kOutOfMemory };
 
-// Outcome of a launch: empty on success, else one sentence for the user.
+// The outcome of a launch: empty on success, else one sentence for the user.
 class LaunchError {
  public:
   LaunchError() = default;
@@ -35,19 +35,19 @@ class LaunchError {
   Fault fault_ = Fault::kInternal;
 };
 
-// A pool of CPU threads. Kernels divide their work so that the result does not
-// depend on how the pool splits the range.
+// A pool of CPU threads. Kernels divide their work such that the result does not depend
+// on how the pool splits the range.
 struct CpuExec {
   using Body = std::function<void(int64_t begin, int64_t end)>;
-  // Calls `body` on disjoint ranges that together cover [0, count); `cost` is
-  // the work of one item in cycles. Returns when all is done.
+  // Calls `body` on disjoint ranges that together cover [0, count), and returns when
+  // all calls have returned. `cost` is the work of one item in cycles.
   std::function<void(int64_t count, int64_t cost, const Body& body)> parallel_for;
 };
 
 // The properties of a GPU that plans depend on.
 struct GpuDevice {
   int processors = 1;
-  int shared = 48 << 10;            // bytes of shared memory that one block can have
+  int shared = 48 << 10;            // bytes of shared memory that one block can use
   int processor_shared = 48 << 10;  // bytes that the blocks of a multiprocessor share
   int capability = 0;               // 90 is 9.0
 
@@ -57,8 +57,7 @@ struct GpuDevice {
   }
 };
 
-// A CUDA stream, on the device that is current for the calling thread. Where `tf32`,
-// products of float may be computed in TF32.
+// A CUDA stream on the calling thread's current device. `tf32` allows TF32 for float.
 struct GpuExec {
   CUstream_st* stream = nullptr;
   bool tf32 = false;
@@ -68,7 +67,7 @@ struct GpuExec {
 // Fills in the properties of the calling thread's current device.
 LaunchError QueryDevice(GpuDevice* device);
 
-// 16-bit floats as bits in memory; each room converts with what it has.
+// 16-bit floats as raw bits. CPU and CUDA code convert them by their own means.
 struct Float16 {
   uint16_t bits;
 };
@@ -76,14 +75,14 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// The type that kernels compute in, and add up in, for an element type.
+// The type in which kernels compute and accumulate elements of type T.
 template <typename T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // The element types of every op.
 #define CAPSOPS_FOR_EACH_TYPE(DO) DO(float) DO(double) DO(Float16) DO(BFloat16)
 
-// Instantiates a planner of an op, which returns PlanOf<Exec, T>, for every type.
+// Instantiates an op's planner, which returns PlanOf<Exec, T>, for every type.
 #define CAPSOPS_INSTANTIATE_PLANNER(Planner, PlanOf, Exec)                      \
   template PlanOf<Exec, float> Planner<float>(const Exec&, const Problem&);     \
   template PlanOf<Exec, double> Planner<double>(const Exec&, const Problem&);   \

@@ -1,13 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Faults on purpose, by which the tests are tested. Only the library of `make faults`
-// has them. There TF_CAPSOPS_FAULT, read at every call, names one:
+// Injects faults, to test the tests. Only the library of `make faults` contains them.
+// The variable TF_CAPSOPS_FAULT, read at every call, names one:
 //   spoil CapsuleConv x86-64-v4 0   this kernel's result 0 has one wrong number
 //   launch CapsuleConv x86-64-v4    this kernel cannot be launched
-//   rule CapsuleConv input rank     this rule of cc/shapes is left out
-// With TF_CAPSOPS_FAULT=>FILE nothing fails, and FILE gets the names of all faults that
-// calls pass by.
+//   rule CapsuleConv input rank     this rule of cc/shapes is skipped
+// With TF_CAPSOPS_FAULT=>FILE nothing fails, and the names of all faults that calls
+// could have hit are written to FILE.
 #ifndef CAPSOPS_CC_LAUNCH_FAULTS_H_
 #define CAPSOPS_CC_LAUNCH_FAULTS_H_
 
@@ -21,27 +21,27 @@ namespace capsops {
 
 #if CAPSOPS_FAULTS
 
-// Whether the fault of this name is asked for. tests/faults has this and all below that
-// is not defined here.
+// Returns whether the fault of this name is requested. tests/faults defines this
+// function and the others that are only declared here.
 bool FaultAsked(const std::string& name);
 
-// A launch that fails: of no kernel on a CPU, and on a GPU of one before the kernel's,
-// whose launcher must see it.
+// Fails a launch. On a CPU no kernel runs; on a GPU a kernel before the op's own fails,
+// which its launcher must notice.
 LaunchError FailLaunch(const CpuExec& exec, const char* op);
 LaunchError FailLaunch(const GpuExec& exec, const char* op);
 
-// Changes the bits `mask` of a byte of a result.
+// Flips the bits `mask` in one byte of a result.
 LaunchError FlipBits(const CpuExec& exec, uint8_t* byte, uint8_t mask);
 LaunchError FlipBits(const GpuExec& exec, uint8_t* byte, uint8_t mask);
 
-// The lowest bit of the exponent, which makes a number twice or half as large.
+// The position of the exponent's lowest bit. Flipping it doubles or halves a number.
 template <typename T>
 inline constexpr int kExponentBit = std::is_same_v<T, double>    ? 52
                                     : std::is_same_v<T, float>   ? 23
                                     : std::is_same_v<T, Float16> ? 10
                                                                  : 7;
 
-// `source` is that of the plan's arguments (op.h), and knows the op.
+// `source` provides the plan's arguments (op.h) and knows the op.
 template <typename Exec, typename Source>
 LaunchError MaybeFailLaunch(const Exec& exec, const Source& source,
                             const std::string& kernel) {
@@ -49,8 +49,8 @@ LaunchError MaybeFailLaunch(const Exec& exec, const Source& source,
   return asked ? FailLaunch(exec, source.op()) : LaunchError();
 }
 
-// Spoils one number of the result that is asked for, if any. It is not the first: where
-// that is the gradient of a tap outside the image it is zero, and so is twice that.
+// Spoils one number of the requested result, if any. It is not the first number, which
+// may be the gradient of a tap outside the image: that is zero, and so is twice zero.
 // `source` knows how many elements each result has.
 template <typename Exec, typename Source, typename... Pointers>
 LaunchError MaybeSpoil(const Exec& exec, const Source& source,
@@ -75,8 +75,8 @@ LaunchError MaybeSpoil(const Exec& exec, const Source& source,
   return error;
 }
 
-// Whether a rule of an op is left out: of a tensor and its rank or an axis, or of a
-// file and a line.
+// Returns whether a rule is to be skipped. A rule is named by a tensor and its rank or
+// axis, or by a file and line.
 inline bool RuleDropped(const char* op, const char* tensor, const std::string& axis) {
   return FaultAsked("rule " + std::string(op) + " " + tensor + " " + axis);
 }

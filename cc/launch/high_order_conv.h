@@ -1,17 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The boundary between frameworks and kernels: convolution with a filter of its own at
+// The boundary between frameworks and kernels: convolution with a separate filter for
 // every pixel,
 //   output[n,y,x,c] = sum over kh, kw of
 //       input[n, y + (kh - kernel_height/2)*dilation_height,
 //             x + (kw - kernel_width/2)*dilation_width, c] *
 //           filters[n,y,x, (g*kernel_height + kh)*kernel_width + kw]
-// with g = c / (channels/groups), and input outside the image zero. Whatever a filter
-// holds for positions outside the image has no effect, also when it is not finite.
+// with g = c / (channels/groups), and input outside the image zero. Filter values for
+// positions outside the image have no effect, even if they are not finite.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
-// output element is written, also when a sum is empty. On a GPU all tensors are aligned
+// output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
 #define CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
@@ -24,7 +24,7 @@
 
 namespace capsops::high_order_conv {
 
-// -1 is an unknown dimension; planners want them all known.
+// -1 is an unknown dimension; planners need them all.
 struct Problem {
   int64_t batch = -1;
   int64_t height = -1;
@@ -36,12 +36,12 @@ struct Problem {
   int64_t dilation_height = 1;
   int64_t dilation_width = 1;
   bool channels_first = false;  // NCHW instead of NHWC, for every tensor
-  char reserved[7] = {};  // instead of padding: plans are kept by the bytes of this
+  char reserved[7] = {};        // explicit padding: plans are cached by these bytes
 };
 
-// input [batch, height, width, channels], filters [batch, height, width,
-// groups * kernel_height * kernel_width] -> output, shaped like input. With
-// channels_first the last axis of each comes second.
+// input [batch, height, width, channels], filters [batch, height, width, groups *
+// kernel_height * kernel_width] -> output, shaped like input. With channels_first the
+// last axis of each tensor comes second.
 template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*filters*/, T* /*output*/>;
 
@@ -50,13 +50,13 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem)
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
-// grad is shaped like output; grad_input and grad_filters like the inputs. With i and j
-// the displacement of (kh, kw) down and across:
+// grad is shaped like output; grad_input and grad_filters are shaped like the inputs.
+// With (i, j) the offset of (kh, kw) from the center of the window:
 //   grad_input[n,y,x,c]          = sum over kh, kw of grad[n,y-i,x-j,c] *
 //                                  filters[n,y-i,x-j, g,kh,kw]
 //   grad_filters[n,y,x, g,kh,kw] = sum over c of group g of grad[n,y,x,c] *
 //                                  input[n,y+i,x+j,c]
-// grad_filters is zero for positions outside the image, also where grad is not finite.
+// grad_filters is zero for positions outside the image, even if grad is not finite.
 template <typename Exec, typename T>
 using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
                           const T* /*filters*/, T* /*grad_input*/, T* /*grad_filters*/>;
@@ -66,8 +66,8 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& proble
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
 
-// The ops, as frameworks plan them (op.h).
-struct Forward : OpOn<Problem> {
+// The ops that frameworks plan (op.h).
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "HighOrderConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -75,7 +75,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct Backward : OpOn<Problem> {
+struct Backward : OpBase<Problem> {
   static constexpr const char* kName = "HighOrderConvGrad";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -2,21 +2,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The boundary between frameworks and kernels: convolution with weights that are zero
-// or powers of two, given as codes of a byte,
+// or powers of two, each given as a one-byte code,
 //   output[n,y,x,o] = sum over kh, kw, c of
 //       input[n, y*stride_height - pad_top + kh*dilation_height,
 //             x*stride_width - pad_left + kw*dilation_width, c] *
 //           weight(codes[kh,kw,c,o])
 // where input outside the image is zero, and with top_exponent n1
 //   weight(0) = 0,  weight(1 + 2k) = 2^(n1 - k),  weight(2 + 2k) = -2^(n1 - k)
-// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error that names its place;
+// for 0 <= k < 2^(bits - 2). On a CPU a larger code is an error that names its index;
 // on a GPU it reads as 0.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float.
-// Results in float are accurate to float: weights are exact, also in 16 bits. Scaling
-// by 2^n1 is exact wherever the result is a normal number. Every output element is
-// written, also when a sum is empty. On a GPU input, output and grad are aligned to 16
-// bytes.
+// Weights are exact, even where kernels hold them in 16 bits, so float results have the
+// accuracy of a float convolution. Scaling by 2^n1 is exact if the result is a normal
+// number. Every output element is written, even when a sum is empty. On a GPU input,
+// output and grad are aligned to 16 bytes.
 #ifndef CAPSOPS_CC_LAUNCH_INQ_CONV_H_
 #define CAPSOPS_CC_LAUNCH_INQ_CONV_H_
 
@@ -33,7 +33,8 @@ struct Problem : capsule_conv::WindowProblem {
   int64_t bits = 5;  // 2 to 8
 };
 
-// The same as a convolution of poses of one row, with `in` and `out` channels each.
+// Returns this convolution as one over 1 x in poses and in x out weight matrices, so
+// that each pose holds `in` channels.
 inline capsule_conv::Problem AsPoses(const Problem& p, int64_t in, int64_t out) {
   capsule_conv::Problem poses{p};
   poses.in_channels /= in;
@@ -57,15 +58,15 @@ InqPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
 template <typename T>
 InqPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
 
-// grad, shaped like output, and codes -> grad_input, shaped like input: the sum over
-// kh, kw, o and the pixels that read it of grad * weight(codes).
+// grad, shaped like output, and codes -> grad_input, shaped like input: the sum of grad
+// * weight(codes) over kh, kw, o and the output pixels that read the element.
 template <typename T>
 InqPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
 template <typename T>
 InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
 
-// The ops, as frameworks plan them (op.h).
-struct Forward : OpOn<Problem> {
+// The ops that frameworks plan (op.h).
+struct Forward : OpBase<Problem> {
   static constexpr const char* kName = "InqConv";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {
@@ -73,7 +74,7 @@ struct Forward : OpOn<Problem> {
   }
 };
 
-struct BackpropInput : OpOn<Problem> {
+struct BackpropInput : OpBase<Problem> {
   static constexpr const char* kName = "InqConvBackpropInput";
   template <typename T, typename Exec>
   static auto MakePlan(const Exec& exec, const Problem& problem) {

@@ -1,14 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// An op at the boundary between frameworks and kernels: a struct with
-//   kName      the op as plans are chosen, recorded and reported; several ops of
-//              TensorFlow may be one here
-//   Problem    plain data without padding, a multiple of 8 bytes: equal problems have
-//              equal bytes
+// An op at the boundary between frameworks and kernels is a struct with
+//   kName      the name under which plans are chosen, recorded and reported, which
+//              several ops of TensorFlow may share
+//   Problem    plain data without padding, a multiple of 8 bytes long, so that equal
+//              problems have equal bytes
 //   MakePlan   <T>(exec, problem) -> Plan<Exec, pointers of T...>
-// The pointers of a plan are const for operands and mutable for results. Whoever runs
-// an op, TensorFlow or XLA, needs no more than this to find and fill in its arguments.
+// In a plan, pointers to operands are const and pointers to results are mutable. That
+// is all that TensorFlow's and XLA's adapters need to find and fill in the arguments.
 #ifndef CAPSOPS_CC_LAUNCH_OP_H_
 #define CAPSOPS_CC_LAUNCH_OP_H_
 
@@ -29,7 +29,7 @@
 namespace capsops {
 
 template <typename ProblemOf>
-struct OpOn {
+struct OpBase {
   using Problem = ProblemOf;
 };
 
@@ -44,21 +44,20 @@ template <typename P>
 inline constexpr bool kIsResult =
     std::is_pointer_v<P> && !std::is_const_v<std::remove_pointer_t<P>>;
 
-// Calls visit(static_cast<P*>(nullptr)) for the type P of each argument of a plan, in
-// order.
+// Calls visit(static_cast<P*>(nullptr)) for each argument type P of a plan, in order.
 template <typename Exec, typename... Pointers, typename Visit>
 void VisitArguments(const Plan<Exec, Pointers...>*, const Visit& visit) {
   (visit(static_cast<Pointers*>(nullptr)), ...);
 }
 
-// Runs `plan` on what `source` finds: Next<P>() is the next argument of the plan, and
-// Workspace(bytes) comes after the last. Where source.failed(), which knows why,
-// nothing is run. For faults.h a source also has op(), which is the plan's, and
-// Elements(i), how many result `i` has.
+// Runs `plan` on the arguments that `source` provides: Next<P>() returns the plan's
+// next argument, and Workspace(bytes) follows the last one. Runs nothing if
+// source.failed(); the source then knows why. For faults.h a source also has op(), the
+// plan's op, and Elements(i), the number of elements of result `i`.
 template <typename Exec, typename... Pointers, typename Source>
-LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
+LaunchError RunPlan(Source& source, const Plan<Exec, Pointers...>& plan,
                     const Exec& exec) {
-  // Braces evaluate from left to right.
+  // A braced list evaluates from left to right.
   const std::tuple<Pointers...> arguments{source.template Next<Pointers>()...};
   void* const workspace = source.Workspace(plan.workspace);
   if (source.failed()) return {};
@@ -71,15 +70,15 @@ LaunchError RunFrom(Source& source, const Plan<Exec, Pointers...>& plan,
   return std::apply(run, arguments);
 }
 
-// What a plan depends on besides the problem.
-inline bool PlansAlike(const CpuExec&, const CpuExec&) { return true; }
-inline bool PlansAlike(const GpuExec& a, const GpuExec& b) {
+// Returns whether plans for both execs are equal for every problem.
+inline bool HaveEqualPlans(const CpuExec&, const CpuExec&) { return true; }
+inline bool HaveEqualPlans(const GpuExec& a, const GpuExec& b) {
   return a.tf32 == b.tf32 && a.device == b.device;
 }
 
-// The plans made last. Each OpKernel has a cache; outside of graphs, all calls with the
-// same attributes share an OpKernel: those of a network's layers, whose shapes differ,
-// and of whole and last batches. Under XLA all calls of the process share one.
+// A cache of the most recent plans. Each OpKernel has one. In eager mode, calls with
+// the same attributes share an OpKernel, so one cache serves layers of different
+// shapes, and full and partial batches. Under XLA, all calls of the process share one.
 template <typename Op, typename T, typename Exec>
 class PlanCache {
  public:
@@ -93,7 +92,7 @@ class PlanCache {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (const Entry& entry : entries_) {
-        if (entry.generation == generation && PlansAlike(entry.exec, exec) &&
+        if (entry.generation == generation && HaveEqualPlans(entry.exec, exec) &&
             std::memcmp(&entry.problem, &problem, sizeof(Problem)) == 0) {
           return entry.plan;
         }

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A plan is the decision how to run an op on a problem: the kernel's name, the bytes of
-// workspace, and a closure that holds the tile choices and launches. Plans are values:
-// one plan may be run many times, by several threads, on any stream of its device.
+// A plan says how to run an op on a problem: the kernel's name, the size of the
+// workspace, and a closure that holds the tile sizes and launches the kernel. Plans are
+// values: one plan may run many times, in several threads, on any stream of its device.
 #ifndef CAPSOPS_CC_LAUNCH_PLAN_H_
 #define CAPSOPS_CC_LAUNCH_PLAN_H_
 
@@ -18,7 +18,7 @@
 
 namespace capsops {
 
-// `Pointers` are those of the op's tensors.
+// `Pointers` are the pointers to the op's tensors.
 template <typename ExecOf, typename... Pointers>
 struct Plan {
   using Exec = ExecOf;
@@ -26,10 +26,10 @@ struct Plan {
 
   std::string kernel;
   int64_t workspace = 0;  // bytes, aligned to 64
-  Run run;                // null where there is an error
+  Run run;                // null if there is an error
   LaunchError error;      // why there is no such plan
 
-  // This kernel cannot do the problem; `why` completes "it cannot do this because ...".
+  // Returns a plan that cannot run; `why` completes "it cannot do this because ...".
   static Plan Refuse(std::string why) {
     Plan plan;
     plan.error = {std::move(why), Fault::kUnimplemented};
@@ -43,15 +43,15 @@ struct Plan {
   }
 };
 
-// A kernel path: its name, and the function that plans by it or refuses.
+// A kernel path: its name, and its planner, which may refuse.
 template <typename Plan>
 struct Candidate {
   const char* kernel;
   std::function<Plan()> plan;
 };
 
-// Returns the plan of the first candidate that can do the problem, or of the one that
-// the user forces (choice.h).
+// Returns the plan of the first candidate that supports the problem, or of the
+// candidate that the user forces (choice.h).
 template <typename Plan>
 Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
   std::string forced;

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divisions of sizes. These functions are static because cc/cpu compiles them once per
-// instruction set, and the linker must not merge the copies.
+// Integer division and rounding. These functions are static because cc/cpu compiles
+// them once per instruction set, and the linker must not merge the copies.
 #ifndef CAPSOPS_CC_LAUNCH_ROUND_H_
 #define CAPSOPS_CC_LAUNCH_ROUND_H_
 
@@ -16,8 +16,8 @@ static inline int64_t RoundUp(int64_t value, int64_t multiple) {
   return CeilDivide(value, multiple) * multiple;
 }
 
-// Returns the greatest common divisor of two numbers, of which the first is not 0.
-static inline int64_t CommonDivisor(int64_t a, int64_t b) {
+// Returns the greatest common divisor; `a` must not be 0.
+static inline int64_t Gcd(int64_t a, int64_t b) {
   while (b != 0) {
     const int64_t rest = a % b;
     a = b;

@@ -12,8 +12,8 @@
 
 namespace capsops::capsule_conv {
 
-// A convolution along one axis of the image. These functions are static as those of
-// round.h, for cc/cpu.
+// A convolution along one axis of the image. These functions are static for the same
+// reason as those of round.h.
 struct AxisProblem {
   int64_t in, out, kernel, stride, dilation, pad;
 };
@@ -27,9 +27,9 @@ static inline AxisProblem Horizontal(const WindowProblem& p) {
           p.stride_width, p.dilation_width, p.pad_left};
 }
 
-// The taps along one axis that read the image for some pixel of the output: `count`
-// from `first` on. A kernel may be much larger than the image, and what its other taps
-// read is zero. `pad` is the padding that tap `first` sees, which may be below 0.
+// The `count` taps from `first` on that read a pixel of the image for some output
+// pixel. The other taps, of a kernel larger than the image, read only zeros. `pad` is
+// the padding that tap `first` sees, which may be negative.
 struct Taps {
   int64_t first, count, pad;
 
@@ -42,15 +42,15 @@ struct Taps {
   }
 };
 
-// The taps that reach one phase of the input along one axis, for the input gradient:
-// pixel phase + t * stride of the input is read by tap first + j * every, for j <
-// count, for pixel t + offset - j * step of the output.
+// The taps that read one phase of the input along one axis, for the input gradient: tap
+// first + j * every, for j < count, reads pixel phase + t * stride of the input for
+// pixel t + offset - j * step of the output.
 struct PhaseTaps {
   int64_t count, first, every, offset, step;
 };
 
 static inline PhaseTaps TapsOfPhase(const AxisProblem& p, int64_t phase) {
-  const int64_t common = CommonDivisor(p.stride, p.dilation);
+  const int64_t common = Gcd(p.stride, p.dilation);
   PhaseTaps taps{0, 0, p.stride / common, 0, p.dilation / common};
   const auto pixel = [&] { return phase + p.pad - taps.first * p.dilation; };
   const int64_t end = taps.every < p.kernel ? taps.every : p.kernel;

@@ -16,11 +16,11 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-constexpr int kDepthAxis = 4;  // where capsules of rank 3 have one axis more
-constexpr int kRank = 6;       // of tensors of capsules of rank 2
-constexpr int kPixelAxes = 3;  // before those of a pixel, in an image
+constexpr int kDepthAxis = 4;  // the axis that only capsules of rank 3 have
+constexpr int kRank = 6;       // rank of tensors of capsules of rank 2
+constexpr int kPixelAxes = 3;  // batch, height and width; the axes of a pixel follow
 
-// A tensor as it was given: its name for messages, its shape, and its axes with depth.
+// A tensor of the call: its name for messages, its shape, and its axes including depth.
 struct Operand {
   const char* name;
   PartialTensorShape shape;
@@ -62,7 +62,8 @@ std::string Listed(const std::vector<Axis>& axes) {
   return absl::StrCat(axes.size(), " [", absl::StrJoin(axes, ", ", name), "]");
 }
 
-// The rank that all tensors have: that of the first whose rank is known, else -1.
+// Returns the rank that all tensors must have, which is that of the first tensor of
+// known rank, or -1 if none is known.
 int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
   for (const Operand& operand : operands) {
     if (operand.shape.unknown_rank()) continue;
@@ -85,8 +86,8 @@ absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shap
   return PartialTensorShape::BuildPartialTensorShape(dims, shape);
 }
 
-// The names are those of the tensors, or of what has their shapes; without `grad` the
-// output may have any shape. `bias` is null where there is none.
+// Binds all shapes. The names are those of the tensors or of the size vectors that
+// stand for them. A `grad` of unknown rank allows any output; `bias` may be null.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const char* weights_name,
@@ -107,7 +108,7 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
   };
   bind(operands[0]);
   bind(operands[1]);
-  SlideWindow(rule, attributes, weights_name, weights, p);
+  ResolveWindow(rule, attributes, weights_name, weights, p);
   bind(operands[2]);
   if (bias != nullptr && rank >= 0) {
     const std::vector<Axis> pixel(operands[2].axes.begin() + kPixelAxes,

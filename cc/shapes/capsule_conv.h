@@ -18,7 +18,7 @@ namespace capsops::capsule_conv {
 
 using Attributes = WindowAttributes;
 
-// A problem and the shapes of its three tensors, of rank 6, 7 or unknown.
+// A problem and the shapes of its three tensors, each of rank 6, 7 or unknown.
 struct Convolution {
   Problem problem;
   tensorflow::PartialTensorShape input;

@@ -15,7 +15,7 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// The axes of tensors that have a number for each child, vote, window and so on.
+// The axes of each kind of tensor: one number per child, vote, window, and so on.
 struct Axes {
   explicit Axes(Problem& p)
       : children{{"batch", &p.batch},
@@ -47,7 +47,8 @@ bool IsAbsent(const PartialTensorShape& shape) {
   return shape.dims() == 1 && shape.dim_size(0) == 0;
 }
 
-// Binds an optional tensor; an empty vector stands for one that is absent.
+// Binds an optional tensor, which is absent if it is an empty vector. Leaves `present`
+// alone if the shape does not tell.
 void BindOptional(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
                   const std::vector<Axis>& axes, int64_t* present) {
   if (shape.unknown_rank() || (shape.dims() == 1 && shape.dim_size(0) < 0)) return;
@@ -55,7 +56,7 @@ void BindOptional(ShapeRule& rule, const char* name, const PartialTensorShape& s
   if (*present == 1) rule.Bind(name, shape, axes);
 }
 
-// Binds the eight inputs from `first` on, and slides the window.
+// Binds the eight inputs from `first` on and computes the sizes of the output.
 void BindInputs(ShapeRule& rule, const Attributes& attributes, const OpInputs& inputs,
                 int first, Problem& p) {
   const Axes axes(p);
@@ -64,7 +65,7 @@ void BindInputs(ShapeRule& rule, const Attributes& attributes, const OpInputs& i
                &p.has_activations);
   const PartialTensorShape weights = inputs.shape(first + 2);
   rule.Bind("weights", weights, axes.weights);
-  SlideWindow(rule, attributes, "weights", weights, p);
+  ResolveWindow(rule, attributes, "weights", weights, p);
   BindOptional(rule, "bias", inputs.shape(first + 3), axes.parents, &p.has_bias);
   BindOptional(rule, "linear", inputs.shape(first + 4), axes.moments, &p.has_linear);
   BindOptional(rule, "precision", inputs.shape(first + 5), axes.moments,
@@ -82,9 +83,9 @@ void SetOrder(ShapeRule& rule, int64_t order, Problem& p) {
   p.order = order;
 }
 
-// Binds what is only there where the order is at least `least`.
-void BindOfOrder(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
-                 const std::vector<Axis>& axes, const Problem& p, int64_t least) {
+// Binds a tensor that is only present if the order is at least `least`.
+void BindForOrder(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
+                  const std::vector<Axis>& axes, const Problem& p, int64_t least) {
   if (p.order >= least) {
     rule.Bind(name, shape, axes);
     return;
@@ -95,7 +96,7 @@ void BindOfOrder(ShapeRule& rule, const char* name, const PartialTensorShape& sh
   });
 }
 
-// Adds a result that is there if `present` is 1, an empty vector if it is 0, and of
+// Adds a result that is present if `present` is 1, an empty vector if it is 0, and of
 // unknown shape if it is -1.
 absl::Status AddOptional(Call<Problem>& call, int64_t present,
                          const std::vector<Axis>& axes) {
@@ -130,10 +131,10 @@ absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const 
   BindInputs(rule, attributes, inputs, 3, p);
   const Axes axes(p);
   rule.Bind("grad_mass", inputs.shape(0), axes.parents);
-  BindOfOrder(rule, "grad_first", inputs.shape(1), axes.moments, p, 1);
-  BindOfOrder(rule, "grad_second", inputs.shape(2), axes.moments, p, 2);
+  BindForOrder(rule, "grad_first", inputs.shape(1), axes.moments, p, 1);
+  BindForOrder(rule, "grad_second", inputs.shape(2), axes.moments, p, 2);
   rule.Bind("mass", inputs.shape(11), axes.parents);
-  BindOfOrder(rule, "first", inputs.shape(12), axes.moments, p, 1);
+  BindForOrder(rule, "first", inputs.shape(12), axes.moments, p, 1);
   if (!rule.status().ok()) return rule.status();
   Call<Problem> call{p, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}};
   TF_RETURN_IF_ERROR(AddOptional(call, 1, axes.poses));

@@ -18,10 +18,10 @@
 namespace capsops::capsule_moments {
 
 struct Attributes : WindowAttributes {
-  std::string normalize;  // parents, all or none, as the op's registration has it
+  std::string normalize;  // parents, all or none; the op's registration checks it
 };
 
-// From a kernel's construction or a shape function.
+// Reads the attributes of a kernel under construction or of a shape function.
 template <typename Context>
 absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   absl::Status status = capsops::GetAttributes(ctx, attributes);

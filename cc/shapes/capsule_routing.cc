@@ -17,7 +17,7 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// Input `first` is `input`; weights and logits follow.
+// Binds the inputs `input`, weights and logits, of which the first has index `first`.
 void BindOperands(ShapeRule& rule, Problem& p, const OpInputs& inputs, int first) {
   rule.Bind("input", inputs.shape(first),
             {{"batch", &p.batch}, {"in_caps", &p.in_caps}, {"in_dim", &p.in_dim}});
@@ -38,8 +38,8 @@ void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
              {"out_dim", &p.out_dim}});
 }
 
-// What the sums of all iterations hold is counted, and so is a little more than them,
-// in 64 bits; unknown dimensions and those of zero count as 1.
+// Requires that the size of the sums, and a little more, can be counted in 64 bits.
+// Unknown dimensions and dimensions of 0 count as 1.
 void CheckSums(ShapeRule& rule, const Problem& p,
                const char* iterations = "sums dim 0 (iterations)") {
   constexpr int64_t kMostIterations = INT32_MAX, kMostSums = int64_t{1} << 48;
@@ -62,7 +62,7 @@ void SetEpsilon(ShapeRule& rule, Problem& p, float epsilon) {
   rule.Require(epsilon > 0, [&] {
     return absl::StrCat("epsilon must be positive, got ", epsilon, " in float32");
   });
-  // Kernels run where smaller numbers count as zero, shape functions where not.
+  // Kernels run with subnormals flushed to zero, shape functions do not.
   rule.Require(epsilon >= std::numeric_limits<float>::min(), [&] {
     return absl::StrCat("epsilon must be at least 2^-126, got ", epsilon,
                         " in float32");

@@ -35,19 +35,19 @@ struct ForwardWithSumsOp : Forward, WithEpsilon {
   int64_t iterations = 0;
 };
 
-// The same, which does not return the sums.
+// ForwardWithSumsOp without the sums.
 struct ForwardOp : ForwardWithSumsOp {
   static constexpr const char* kOp = kName;
   static constexpr const char* kSumType = nullptr;
 };
 
-// The number of iterations is that of the sums.
+// The first dimension of the sums gives the number of iterations.
 struct BackwardOp : Backward, WithEpsilon {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-// Likewise; here it may be none.
+// As in BackwardOp, the sums give the number of iterations, here possibly 0.
 struct CoefficientsOp : Coefficients, WithEpsilon {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The list of all ops. OpKernels (cc/kernels) and XLA kernels (cc/xla) are registered
-// from it.
+// The list of all ops. It registers OpKernels (cc/kernels) and XLA kernels (cc/xla).
 #ifndef CAPSOPS_CC_SHAPES_EVERY_OP_H_
 #define CAPSOPS_CC_SHAPES_EVERY_OP_H_
 

@@ -21,7 +21,7 @@ constexpr char kDepth[] = "groups * kernel_height * kernel_width";
 
 int ChannelsAxis(const Problem& p) { return p.channels_first ? 1 : 3; }
 
-// The axes of a tensor whose numbers of one pixel are `last`.
+// Returns the axes of a tensor; `last` is the axis of the numbers of one pixel.
 std::vector<Axis> Axes(Problem& p, const Axis& last) {
   std::vector<Axis> axes = {
       {"batch", &p.batch}, {"height", &p.height}, {"width", &p.width}};
@@ -79,7 +79,7 @@ void BindFilters(ShapeRule& rule, Problem& p, const PartialTensorShape& shape) {
   rule.Bind("filters", shape, Axes(p, {kDepth, &depth}));
 }
 
-// Adds a tensor that has `last` numbers for each pixel.
+// Adds a result with `last` numbers for each pixel.
 absl::Status AddResult(int64_t last, Call<Problem>* call) {
   const Problem& p = call->problem;
   return p.channels_first ? call->AddResult({p.batch, last, p.height, p.width})

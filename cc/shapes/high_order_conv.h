@@ -19,13 +19,13 @@
 namespace capsops::high_order_conv {
 
 struct Attributes {
-  std::vector<int32_t> kernel_size;  // down, across
+  std::vector<int32_t> kernel_size;  // height, width
   std::vector<int32_t> dilations;
   int32_t groups = 1;
   std::string data_format;  // NHWC or NCHW
 };
 
-// From a kernel's construction or a shape function.
+// Reads the attributes of a kernel under construction or of a shape function.
 template <typename Context>
 absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   absl::Status status = ctx->GetAttr("kernel_size", &attributes->kernel_size);
@@ -39,7 +39,7 @@ absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
                                 const tensorflow::PartialTensorShape& filters,
                                 const Attributes& attributes);
 
-// `grad` must have the shape of the input, which is that of the output.
+// `grad` must have the shape of the output, which is also that of the input.
 absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
                                     const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& filters,

@@ -12,8 +12,8 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// `input_name` is that of the input, or of what has its shape; without `grad` the
-// output may have any shape.
+// Binds all shapes. `input_name` names the input or the size vector that stands for it.
+// A `grad` of unknown rank allows any output.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const PartialTensorShape& codes,
@@ -38,7 +38,7 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
              {"in_channels", &p.in_channels},
              {"out_channels", &p.out_channels}});
   rule.Bind("top_exponent", top_exponent, {});
-  SlideWindow(rule, attributes, "codes", codes, p);
+  ResolveWindow(rule, attributes, "codes", codes, p);
   rule.Bind("grad", grad,
             {{"batch", &p.batch},
              {"out_height", &p.out_height},

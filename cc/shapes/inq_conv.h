@@ -22,7 +22,7 @@ struct Attributes : WindowAttributes {
   int32_t bits = 0;
 };
 
-// From a kernel's construction or a shape function.
+// Reads the attributes of a kernel under construction or of a shape function.
 template <typename Context>
 absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   absl::Status status = capsops::GetAttributes(ctx, attributes);
@@ -30,8 +30,7 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return status;
 }
 
-// A problem and the shapes of two of its tensors; of rank 4, their dimensions known or
-// not.
+// A problem and the shapes of two of its tensors, of rank 4.
 struct Convolution {
   Problem problem;
   tensorflow::PartialTensorShape input;

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The schemes of cuda/studies/capsule_conv.h as ops of a library of their own. Shapes
-// are checked by CapsuleConv's own rule, then by the scheme.
+// Registers the schemes of cuda/studies/capsule_conv.h as ops of a separate library.
+// Shapes are checked by CapsuleConv's own rule, then by the scheme.
 #include "cuda/studies/capsule_conv.h"
 
 #include <string>
@@ -20,7 +20,7 @@ using capsops::capsule_conv::Convolution;
 constexpr const char* kForward = "CapsuleConvStudy";
 constexpr const char* kBackward = "CapsuleConvStudyGrad";
 
-// An op's attributes: which scheme, and those of CapsuleConv.
+// Reads the scheme and the attributes of CapsuleConv.
 template <typename Context>
 absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attributes) {
   std::string name;
@@ -38,14 +38,14 @@ absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attribut
   return GetAttributes(ctx, attributes);
 }
 
-// Refuses what the scheme does not compute, as soon as all dimensions are known.
-absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
-                                      absl::StatusOr<Convolution> conv) {
+// Refuses a problem that the scheme does not support, once all dimensions are known.
+absl::StatusOr<Convolution> CheckSupported(const char* op, const Scheme& scheme,
+                                           absl::StatusOr<Convolution> conv) {
   if (!conv.ok() || !conv->input.IsFullyDefined() || !conv->weights.IsFullyDefined()) {
     return conv;
   }
   const std::string reason = scheme.unsupported(conv->problem);
-  return Unless(
+  return ErrorIf(
       reason.empty() ? "" : absl::StrCat("kernel ", scheme.name, ": ", reason), op,
       std::move(conv));
 }
@@ -53,8 +53,8 @@ absl::StatusOr<Convolution> Supported(const char* op, const Scheme& scheme,
 absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
                                     const PartialTensorShape& input,
                                     const PartialTensorShape& weights) {
-  return Supported(kForward, scheme,
-                   capsops::capsule_conv::Resolve(input, weights, attributes));
+  return CheckSupported(kForward, scheme,
+                        capsops::capsule_conv::Resolve(input, weights, attributes));
 }
 
 absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
@@ -62,7 +62,7 @@ absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
                                         const PartialTensorShape& grad,
                                         const PartialTensorShape& input,
                                         const PartialTensorShape& weights) {
-  return Supported(
+  return CheckSupported(
       kBackward, scheme,
       capsops::capsule_conv::ResolveBackpropInput(input, weights, grad, attributes));
 }
@@ -126,7 +126,7 @@ grad_weights: Shaped like weights.
 kernel: As CapsuleConvStudy's.
 )doc");
 
-// What both ops have in common.
+// Base class of both ops, which reads their attributes.
 class StudyOp : public OpKernel {
  public:
   explicit StudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// cuda/studies/capsule_prediction.h as ops of the studies' library, whose shapes
-// CapsulePrediction's own rule checks.
+// Registers cuda/studies/capsule_prediction.h as ops of the studies' library. Shapes
+// are checked by CapsulePrediction's own rule.
 #include "cuda/studies/capsule_prediction.h"
 
 #include <type_traits>
@@ -55,7 +55,7 @@ grad_input: Shaped like input.
 grad_weights: Shaped like weights.
 )doc");
 
-// Resolves the shapes of `Op`, allocates its results and hands all to Launch.
+// Resolves the shapes of `Op`, allocates its results and calls Launch.
 template <typename Op>
 class StudyOp : public OpKernel {
  public:

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// cuda/studies/high_order_conv.h as ops of the studies' library. Shapes are checked by
-// HighOrderConv's own rule, with weights as the filters of its NCHW format that they
-// are a transpose of, then by the scheme.
+// Registers cuda/studies/high_order_conv.h as ops of the studies' library. Their
+// weights are a transpose of HighOrderConv's NCHW filters: shapes are checked by
+// HighOrderConv's rule for these filters, then by the scheme.
 #include "cuda/studies/high_order_conv.h"
 
 #include <cstdint>
@@ -22,7 +22,7 @@ using capsops::high_order_conv::Attributes;
 constexpr const char* kForward = "HighOrderConvStudy";
 constexpr const char* kBackward = "HighOrderConvStudyGrad";
 
-// The attributes of HighOrderConv, of which these ops have one.
+// Sets HighOrderConv's attributes; these ops have only kernel_size.
 template <typename Context>
 absl::Status GetKernelSize(Context* ctx, Attributes* attributes) {
   attributes->dilations = {1, 1};
@@ -30,7 +30,8 @@ absl::Status GetKernelSize(Context* ctx, Attributes* attributes) {
   return ctx->GetAttr("kernel_size", &attributes->kernel_size);
 }
 
-// The filters that weights [positions, batch, 1, height, width] are a transpose of.
+// Returns the filters' shape; weights [positions, batch, 1, height, width] are
+// transposed.
 absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
                                              const PartialTensorShape& weights) {
   if (weights.unknown_rank()) return weights;
@@ -50,12 +51,12 @@ absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
   return filters;
 }
 
-// Refuses what the scheme does not compute; dimensions that are not known yet, -1, are
-// none of that.
-absl::StatusOr<Problem> Supported(const char* op, absl::StatusOr<Problem> problem) {
+// Refuses a problem that the scheme does not support. Unknown dimensions (-1) pass.
+absl::StatusOr<Problem> CheckSupported(const char* op,
+                                       absl::StatusOr<Problem> problem) {
   if (!problem.ok()) return problem;
   const std::string reason = Unsupported(*problem);
-  return Unless(reason, op, std::move(problem));
+  return ErrorIf(reason, op, std::move(problem));
 }
 
 absl::StatusOr<Problem> Resolve(const Attributes& attributes,
@@ -63,8 +64,8 @@ absl::StatusOr<Problem> Resolve(const Attributes& attributes,
                                 const PartialTensorShape& weights) {
   const auto filters = FiltersOf(kForward, weights);
   if (!filters.ok()) return filters.status();
-  return Supported(kForward,
-                   capsops::high_order_conv::Resolve(input, *filters, attributes));
+  return CheckSupported(kForward,
+                        capsops::high_order_conv::Resolve(input, *filters, attributes));
 }
 
 absl::StatusOr<Problem> ResolveGrad(const Attributes& attributes,
@@ -73,8 +74,8 @@ absl::StatusOr<Problem> ResolveGrad(const Attributes& attributes,
                                     const PartialTensorShape& weights) {
   const auto filters = FiltersOf(kBackward, weights);
   if (!filters.ok()) return filters.status();
-  return Supported(kBackward, capsops::high_order_conv::ResolveGrad(
-                                  grad, input, *filters, attributes));
+  return CheckSupported(kBackward, capsops::high_order_conv::ResolveGrad(
+                                       grad, input, *filters, attributes));
 }
 
 absl::Status SetImageShape(InferenceContext* ctx, const Problem& p) {
@@ -131,7 +132,7 @@ grad_weights: Shaped like weights.
 kernel_size: As given to HighOrderConvStudy.
 )doc");
 
-// What both ops have in common.
+// Base class of both ops, which reads their attribute.
 class StudyOp : public OpKernel {
  public:
   explicit StudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// cuda/studies/inq_conv.h as an op of the studies' library, and on a CPU the serial
-// program beside it. Shapes are checked by InqConv's own rule, then by the scheme.
+// Registers cuda/studies/inq_conv.h as an op of the studies' library, and on a CPU the
+// paper's serial program. Shapes are checked by InqConv's own rule, then by the scheme.
 #include "cuda/studies/inq_conv.h"
 
 #include <cmath>
@@ -22,11 +22,11 @@ using capsops::inq_conv::Convolution;
 constexpr const char* kOp = "InqConvStudy";
 constexpr const char* kSerial = "serial";
 
-// The attributes of InqConv, of which this op has two, and its own.
+// InqConv's attributes, of which this op has strides and bits, and its own.
 struct Attributes : capsops::inq_conv::Attributes {
   std::string kernel;
   int32_t powers = 0;
-  const Scheme* scheme = nullptr;  // null is the serial program
+  const Scheme* scheme = nullptr;  // null for the serial program
 };
 
 template <typename Context>
@@ -45,13 +45,13 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return absl::OkStatus();
 }
 
-// Why a problem is not one of those the kernel computes, or nothing.
+// Returns why the kernel does not support a problem, or "" if it does.
 std::string UnsupportedBy(const Attributes& attributes, const Problem& p) {
   if (attributes.scheme != nullptr) return attributes.scheme->unsupported(p);
   return p.batch == 1 ? "" : absl::StrCat("batch must be 1, got ", p.batch);
 }
 
-// Refuses what the kernel does not compute, as soon as all dimensions are known.
+// Refuses a problem that the kernel does not support, once all dimensions are known.
 absl::StatusOr<Convolution> Resolve(const Attributes& attributes,
                                     const PartialTensorShape& input,
                                     const PartialTensorShape& codes,
@@ -106,7 +106,7 @@ bits: As InqConv's.
 strides: As InqConv's.
 )doc");
 
-// All loops one in the other, the sum in memory.
+// The serial program: plain nested loops with the sum in memory.
 void ConvolveSerially(const Problem& p, int powers, const float* input,
                       const uint8_t* codes, int32_t top_exponent, float* output) {
   const int64_t outer = p.kernel_height * p.kernel_width, channels = p.in_channels;

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The studies' ops share these names of TensorFlow's, the refusal of what a scheme does
-// not compute, and the tensors of a gradient.
+// Shared by the studies' ops: names from TensorFlow, the refusal of unsupported
+// problems, and the tensors of a gradient op.
 #ifndef CAPSOPS_CC_STUDIES_STUDY_H_
 #define CAPSOPS_CC_STUDIES_STUDY_H_
 
@@ -27,17 +27,16 @@ using tensorflow::PartialTensorShape;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 
-// Returns what was resolved, or `reason` as the error of an op, if there is one.
+// Returns `resolved`, or an error of the op if there is a `reason`.
 template <typename Resolved>
-absl::StatusOr<Resolved> Unless(const std::string& reason, const char* op,
-                                absl::StatusOr<Resolved> resolved) {
+absl::StatusOr<Resolved> ErrorIf(const std::string& reason, const char* op,
+                                 absl::StatusOr<Resolved> resolved) {
   const absl::Status status = ShapeRule(op).Require(reason.empty(), reason).status();
   if (!status.ok()) return status;
   return resolved;
 }
 
-// Output and inputs of a gradient op with two results, each shaped like the second and
-// third input.
+// The tensors of a gradient op; its results are shaped like its second and third input.
 struct Gradients {
   const Tensor& grad;
   const Tensor& input;

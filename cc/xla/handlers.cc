@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What XLA calls to run an op: a handler for each op, element type and platform, which
-// finds the plan and runs it on the buffers of the call. On a GPU a handler only
-// enqueues work, so XLA may record it in a CUDA graph; then the handler runs once for
-// the recording, and what it chose stays.
+// The handlers that XLA calls to run an op, one for each op, element type and platform.
+// A handler makes the plan or finds it in a cache and runs it on the buffers of the
+// call. On a GPU it only enqueues work, so XLA may record the call in a CUDA graph; the
+// handler then runs once, during the recording, and its choice of kernel is final.
 
 #include <algorithm>
 #include <atomic>
@@ -24,7 +24,7 @@
 #include "cc/xla/target.h"
 
 namespace xla::ffi {
-const XLA_FFI_Api* GetXlaFfiApi();  // of libtensorflow_cc
+const XLA_FFI_Api* GetXlaFfiApi();  // from libtensorflow_cc
 }  // namespace xla::ffi
 
 namespace capsops {
@@ -47,7 +47,7 @@ ffi::Error ToError(const LaunchError& error) {
   return {ffi::ErrorCode::kInternal, error.text()};
 }
 
-// A plan's arguments, out of the buffers of a call.
+// Provides a plan's arguments (RunPlan in op.h) from the buffers of a call.
 class CallArguments {
  public:
   CallArguments(const char* op, ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -86,8 +86,8 @@ class CallArguments {
   bool failed() const { return !error_.empty(); }
   const LaunchError& error() const { return error_; }
 
-  // Where memory is short or a launch failed, says what was asked for.
-  LaunchError NamingShapes(const LaunchError& error) const {
+  // Adds the input shapes to an error about memory or a failed launch.
+  LaunchError WithInputShapes(const LaunchError& error) const {
     if (error.empty() ||
         (error.fault() != Fault::kOutOfMemory && error.fault() != Fault::kInternal)) {
       return error;
@@ -126,10 +126,11 @@ class CallArguments {
   LaunchError error_;
 };
 
+// Decodes the Problem from `words`, and runs its plan on the buffers.
 template <typename Op, typename T, typename Exec>
 ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
                    ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  // Never freed, for threads may run calls until the very end.
+  // Never freed, because threads may run calls until the process ends.
   static auto& plans = *new PlanCache<Op, T, Exec>;
   constexpr size_t kWords = ProblemWords<typename Op::Problem>();
   size_t values = 0;
@@ -147,17 +148,17 @@ ffi::Error RunCall(const Exec& exec, ffi::Span<const int64_t> words,
   if (!plan->run) return ToError(plan->error);
   if (RecordsKernels()) RecordKernel(Op::kName, plan->kernel, plan->workspace);
   CallArguments arguments(Op::kName, operands, results, words.begin() + kWords);
-  const LaunchError error = RunFrom(arguments, *plan, exec);
+  const LaunchError error = RunPlan(arguments, *plan, exec);
   return ToError(arguments.failed() ? arguments.error()
-                                    : arguments.NamingShapes(error));
+                                    : arguments.WithInputShapes(error));
 }
 
-// Runs `body` on blocks of [0, count) in XLA's threads and this one. Whoever is free
-// takes the next block, and this thread waits only for blocks that others have begun:
-// so it makes progress also where all threads are busy.
+// Runs `body` on blocks of [0, count) in XLA's threads and in this one. Each thread
+// takes the next free block, and this thread waits only for blocks that others have
+// started, so it makes progress even if all other threads are busy.
 void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t cost,
                  const CpuExec::Body& body) {
-  constexpr int64_t kLeastCycles = 10000;  // worth handing to another thread
+  constexpr int64_t kLeastCycles = 10000;  // minimum work of a block, in cycles
   constexpr int64_t kBlocksPerThread = 4;
   const double worthwhile = static_cast<double>(count) * cost / kLeastCycles;
   const int64_t most = std::min(count, pool.num_threads() * kBlocksPerThread);
@@ -173,7 +174,7 @@ void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t cost,
     std::condition_variable all_done;
   };
   const auto state = std::make_shared<State>();
-  // A thread that comes too late finds no block, and touches nothing but the state.
+  // A thread that starts too late finds no block, and touches only the shared state.
   const auto work = [state, count, blocks, &body] {
     for (int64_t b; (b = state->next++) < blocks;) {
       body(count * b / blocks, count * (b + 1) / blocks);
@@ -240,7 +241,8 @@ XLA_FFI_Error* HandleOnGpu(XLA_FFI_CallFrame* frame) {
 
 template <typename Op, typename T>
 void Register() {
-  // Fails where a copy of this library has registered its handlers, which then serve.
+  // Registration fails if another copy of this library has already registered its
+  // handlers, which then serve both.
   const XLA_FFI_Api* const api = ffi::GetXlaFfiApi();
   ffi::Ffi::RegisterStaticHandler(api, Target<Op, T>(), "Host", HandleOnHost<Op, T>);
 #if TF_CAPSOPS_CUDA

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The XLA kernels of all ops: each emits the custom call that handlers.cc runs.
+// The XLA kernels of all ops. Each emits a custom call, which handlers.cc runs.
 
 #include <algorithm>
 #include <cstring>
@@ -55,8 +55,8 @@ class CompileInputs final : public OpInputs {
   XlaOpKernelContext* ctx_;
 };
 
-// What a custom call needs to know besides its Call.
-struct Emission {
+// The properties of a custom call that its Call does not have.
+struct CustomCallInfo {
   std::string target;
   std::vector<int64_t> words;               // the attribute kProblem
   std::vector<xla::PrimitiveType> results;  // the element types
@@ -67,9 +67,10 @@ xla::Shape RowMajor(xla::PrimitiveType type, absl::Span<const int64_t> dims) {
   return xla::ShapeUtil::MakeShapeWithDescendingLayout(type, dims);
 }
 
-absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
-                  const std::vector<PartialTensorShape>& results,
-                  const Emission& emission) {
+// Adds the custom call to the XLA program, with row-major operands and results.
+absl::Status EmitCustomCall(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
+                            const std::vector<PartialTensorShape>& results,
+                            const CustomCallInfo& info) {
   std::vector<xla::XlaOp> operands;
   std::vector<xla::Shape> operand_shapes, result_shapes;
   for (const int index : inputs) {
@@ -79,15 +80,15 @@ absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
     operand_shapes.push_back(RowMajor(shape->element_type(), shape->dimensions()));
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    result_shapes.push_back(RowMajor(emission.results[i], results[i].dim_sizes()));
+    result_shapes.push_back(RowMajor(info.results[i], results[i].dim_sizes()));
   }
-  if (emission.workspace > 0) {
-    result_shapes.push_back(RowMajor(xla::U8, {emission.workspace}));
+  if (info.workspace > 0) {
+    result_shapes.push_back(RowMajor(xla::U8, {info.workspace}));
   }
   const xla::XlaOp call = xla::CustomCallWithLayout(
-      ctx->builder(), emission.target, operands,
+      ctx->builder(), info.target, operands,
       xla::ShapeUtil::MakeTupleShape(result_shapes), operand_shapes,
-      absl::StrCat("{", kProblem, " = array<i64: ", absl::StrJoin(emission.words, ", "),
+      absl::StrCat("{", kProblem, " = array<i64: ", absl::StrJoin(info.words, ", "),
                    ">}"),
       /*has_side_effect=*/false, /*output_operand_aliasing=*/{},
       /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
@@ -98,8 +99,8 @@ absl::Status Emit(XlaOpKernelContext* ctx, const std::vector<int>& inputs,
   return absl::OkStatus();
 }
 
-// The bytes that a plan will need in this process, whether or not TF32 is allowed when
-// it is run.
+// Returns the bytes that a plan will need in this process. A GPU plan may run with TF32
+// allowed or not, so this is the larger of both sizes.
 template <typename Op, typename T>
 absl::Status PlanWorkspace(const typename Op::Problem& problem, const CpuExec& exec,
                            int64_t* bytes) {
@@ -120,23 +121,24 @@ absl::Status PlanWorkspace(const typename Op::Problem& problem, GpuExec exec,
 }
 #endif
 
+// Returns the custom call's target, attribute, result types and workspace.
 template <typename Op, typename T, typename Exec>
-absl::StatusOr<Emission> Prepare(const Call<typename Op::Problem>& call) {
-  Emission emission;
-  emission.target = Target<Op, T>();
-  emission.words.resize(ProblemWords<typename Op::Problem>());
-  std::memcpy(emission.words.data(), &call.problem, sizeof(call.problem));
-  emission.words.insert(emission.words.end(), call.values.begin(), call.values.end());
-  absl::Status status = PlanWorkspace<Op, T>(call.problem, Exec(), &emission.workspace);
+absl::StatusOr<CustomCallInfo> Prepare(const Call<typename Op::Problem>& call) {
+  CustomCallInfo info;
+  info.target = Target<Op, T>();
+  info.words.resize(ProblemWords<typename Op::Problem>());
+  std::memcpy(info.words.data(), &call.problem, sizeof(call.problem));
+  info.words.insert(info.words.end(), call.values.begin(), call.values.end());
+  absl::Status status = PlanWorkspace<Op, T>(call.problem, Exec(), &info.workspace);
   VisitArguments(static_cast<PlanOf<Op, T, Exec>*>(nullptr), [&](auto* argument) {
     using P = std::remove_pointer_t<decltype(argument)>;
     if constexpr (kIsResult<P>) {
       status.Update(tensorflow::DataTypeToPrimitiveType(
-          kDataType<std::remove_pointer_t<P>>, &emission.results.emplace_back()));
+          kDataType<std::remove_pointer_t<P>>, &info.results.emplace_back()));
     }
   });
   if (!status.ok()) return status;
-  return emission;
+  return info;
 }
 
 template <typename Op, typename Exec>
@@ -159,13 +161,13 @@ class XlaKernel final : public tensorflow::XlaOpKernel {
     }
     const auto call = op_.Resolve(CompileInputs(ctx));
     OP_REQUIRES_OK(ctx, call.status());
-    absl::StatusOr<Emission> emission;
+    absl::StatusOr<CustomCallInfo> info;
 #define CAPSOPS_PREPARE(T) \
-  if (type_ == kDataType<T>) emission = Prepare<Op, T, Exec>(*call);
+  if (type_ == kDataType<T>) info = Prepare<Op, T, Exec>(*call);
     CAPSOPS_FOR_EACH_TYPE(CAPSOPS_PREPARE)
 #undef CAPSOPS_PREPARE
-    OP_REQUIRES_OK(ctx, emission.status());
-    OP_REQUIRES_OK(ctx, Emit(ctx, call->operands, call->results, *emission));
+    OP_REQUIRES_OK(ctx, info.status());
+    OP_REQUIRES_OK(ctx, EmitCustomCall(ctx, call->operands, call->results, *info));
   }
 
  private:

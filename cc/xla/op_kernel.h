@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// tensorflow/compiler/tf2xla/xla_op_kernel.h, which names XLA's compiler and client
-// without needing their definitions. Their headers take two thirds of the time to
-// compile, so they are skipped: their guards are defined here. A TensorFlow with other
-// guards would include them again.
+// Includes tensorflow/compiler/tf2xla/xla_op_kernel.h without XLA's compiler and
+// client, of which it only needs the names. Their headers take two thirds of the
+// compile time, so they are skipped by defining their include guards here. If a
+// TensorFlow version renames the guards, the headers are merely included again.
 #ifndef CAPSOPS_CC_XLA_OP_KERNEL_H_
 #define CAPSOPS_CC_XLA_OP_KERNEL_H_
 

@@ -1,10 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What XLA knows of an op: a custom call by the name Target<Op, T>(), which has an
-// attribute kProblem: the Problem and the plan's values, in 64-bit words. Its operands
-// and results are those of the plan, and the workspace is one more result, so that XLA
-// plans its memory.
+// The custom call of an op. Its target is named Target<Op, T>(), and its attribute
+// kProblem holds the Problem and the plan's by-value arguments as 64-bit words.
+// Operands and results are those of the plan, and the workspace is one more result.
 #ifndef CAPSOPS_CC_XLA_TARGET_H_
 #define CAPSOPS_CC_XLA_TARGET_H_
 

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Adds a bias to a convolution and makes what is negative zero, in a pass of its own
-// over the image.
+// Adds a bias to a convolution's output and applies ReLU, in a separate pass.
 #include "cuda/capsule_conv/bias_relu.cuh"
 
 #include <algorithm>
@@ -17,7 +16,7 @@ namespace capsops::capsule_conv {
 
 constexpr int kBiasReluThreads = 256;
 
-// An image of `packs` packs, and `pixel` of them in a pixel, as in the bias.
+// Applies bias and ReLU in place to `packs` packs; `pixel` of them make a pixel.
 template <typename S, int kPack>
 __global__ void BiasReluKernel(int64_t packs, int64_t pixel,
                                const Pack<S, kPack>* __restrict__ bias,

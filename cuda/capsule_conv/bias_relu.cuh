@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Adds a bias to a number and makes what is negative zero.
+// Bias and ReLU of one element.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_BIAS_RELU_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_BIAS_RELU_CUH_
 
@@ -9,7 +9,7 @@
 
 namespace capsops::capsule_conv {
 
-// NaN stays NaN.
+// Returns max(x + bias, 0); NaN stays NaN.
 template <typename A, typename S>
 __device__ A BiasRelu(A x, S bias) {
   x += Widen(bias);

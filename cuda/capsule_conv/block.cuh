@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the blocks of capsule convolution's products have in common: which part of the
-// product is theirs, where its operands are, where its rows go.
+// Shared by all tensor-core kernels of capsule convolution: the kernel parameters, a
+// block's coordinates in the product, and the epilogue that stores rows of results.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
 
@@ -16,62 +16,64 @@ namespace capsops::capsule_conv {
 
 constexpr int kTileRows = 16;
 
-// Which elements of the filter are contracted, and which are columns. The strides say
-// how far apart in memory neighbours are.
+// The filter as the right operand: which of its dimensions are contracted, which are
+// columns, and their strides in memory, in elements.
 struct Filter {
-  int channels, inner;          // of the contraction
+  int channels, inner;          // contracted dimensions
   int out_channels, out_inner;  // columns: out_channels * out_inner
   int depth, kernel_width;
   int64_t tap, channel, element, out_channel, out_element, depth_stride;
-  int64_t elements;  // of all of it
-  // Where the taps across are columns, too: channels of one, and how far apart they
-  // are.
+  int64_t elements;  // size of the whole filter
+  // If horizontal taps are columns as well (wgmma/across.cuh): output channels per tap,
+  // and the stride from a tap to the next.
   int tap_channels = INT32_MAX;
   int64_t out_tap = 0;
 };
 
-// How the contraction is cut up.
+// Partition of the contraction and of the columns.
 struct Order {
-  int planes, chunks;  // planes of a chunk
-  int steps;           // of a chunk
+  int planes, chunks;  // planes per chunk
+  int steps;           // steps per chunk
   int column_blocks;
 };
 
+// The number of steps in the packed filter.
 inline int64_t PackedSteps(const Filter& filter, const Order& order) {
   return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
 }
 
-// Lattice point (i, j) makes pixel (i * stride + offset, ...) of the target.
+// Lattice point (i, j) is target pixel (i * stride_y + offset_y, ...).
 struct Placement {
   int stride_y, offset_y, stride_x, offset_x;
 };
 
-// By what results are multiplied: a power of two that need not be a float.
+// Scales results by a power of two that may be outside of float's range.
 struct Scale {
   float by = 1, again = 1;
 
   __device__ float operator()(float x) const { return x * by * again; }
 };
 
+// Kernel parameters of one matrix product.
 struct Product {
   Image source, target;
   Axis vertical, horizontal;
   Placement placement;
   Patch patch;
   Order order;
-  int buffers;           // patches in shared memory
-  int stage_steps;       // steps of a stage
-  Divisor by_row_tiles;  // tiles of 16 rows in a lattice row of a block
+  int buffers;           // patch buffers in shared memory
+  int stage_steps;       // steps per pipeline stage
+  Divisor by_row_tiles;  // by the tiles of 16 rows in a lattice row of a block
   Scale scale;
 };
 
-// What a block works on.
-struct BlockPlace {
+// A block's coordinates in the product.
+struct BlockCoord {
   int64_t image;
-  int y, x;  // its first lattice point
+  int y, x;  // first lattice point
   int depth, column_block;
 
-  __device__ explicit BlockPlace(const Product& p, int index = blockIdx.x) {
+  __device__ explicit BlockCoord(const Product& p, int index = blockIdx.x) {
     int rest = index;
     const auto next = [&](int size) {
       const int quotient = rest / size, at = rest - quotient * size;
@@ -86,27 +88,27 @@ struct BlockPlace {
   }
 };
 
-// The image's first pixel at the block's depth.
+// The first pixel of the block's image, at the block's depth.
 template <typename S>
-__device__ const S* SourceOf(const Product& p, const BlockPlace& place,
+__device__ const S* SourceOf(const Product& p, const BlockCoord& place,
                              const S* source) {
   return source + place.image * p.source.height * p.source.width * p.source.pixel() +
          place.depth * p.source.pose();
 }
 
-// Where in the image each pixel of a block's patch is.
-__device__ inline void FindPixels(const Product& p, const BlockPlace& place,
-                                  int* pixels, int thread = threadIdx.x,
-                                  int threads = blockDim.x) {
-  FindPixels(p.patch, p.source, p.horizontal.stride,
-             place.y * p.vertical.stride + p.vertical.offset,
-             place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
-             threads);
+// Fills the table of source offsets for the pixels of a block's patch.
+__device__ inline void FillPixelTable(const Product& p, const BlockCoord& place,
+                                      int* pixels, int thread = threadIdx.x,
+                                      int threads = blockDim.x) {
+  FillPixelTable(p.patch, p.source, p.horizontal.stride,
+                 place.y * p.vertical.stride + p.vertical.offset,
+                 place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
+                 threads);
 }
 
-// Where the row of the product of lattice point (y, x) of a block's tile goes.
+// The address of the target row for lattice point (y, x) of the block's tile.
 template <typename S>
-__device__ S* TargetRow(const Product& p, const BlockPlace& place, int y, int x,
+__device__ S* TargetRow(const Product& p, const BlockCoord& place, int y, int x,
                         int pose_row, S* target) {
   const int to_y = (place.y + y) * p.placement.stride_y + p.placement.offset_y;
   const int to_x = (place.x + x) * p.placement.stride_x + p.placement.offset_x;
@@ -115,7 +117,7 @@ __device__ S* TargetRow(const Product& p, const BlockPlace& place, int y, int x,
          place.depth * p.target.pose() + pose_row * p.target.columns;
 }
 
-// Writes one column of a row of a matrix product; out of line, as few poses need it.
+// Stores one column of a row. Not inlined, as few pose shapes need it.
 template <typename S>
 __device__ __noinline__ void StoreColumn(int column, int columns, int channels,
                                          int64_t stride, float value, S* row) {
@@ -124,7 +126,7 @@ __device__ __noinline__ void StoreColumn(int column, int columns, int channels,
   Narrow(value, row + channel * stride + (column - channel * columns));
 }
 
-// Writes two neighbours as one word, which nvcc does not do wherever it could.
+// Stores two neighbouring elements as one word, which nvcc does not always do.
 __device__ inline void StorePair(float x, float y, float* to) {
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
@@ -136,8 +138,8 @@ __device__ void StorePair(float x, float y, S* to) {
   *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Writes a row of a matrix product of which this lane has columns 2 t and 2 t + 1 of
-// every 8 from `column` on. kHalf says which row of the products' tiles it is.
+// Stores a row of accumulators in the m16n8 layout: a lane has columns 2 t and 2 t + 1
+// of every 8 from `column` on. kHalf selects the upper (0) or lower 8 rows.
 template <int kHalf, typename S, int kProducts>
 __device__ void StoreRow(const Image& target, const Scale& scale, int column,
                          const float (&sums)[kProducts][4], S* row) {

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution is a matrix product whose operands need not be moved: rows are
-// output pixels and pose rows, the contraction is over taps, channels and the poses'
-// inner dimension, columns are output channels and pose columns.
+// Chooses the kernel path of each capsule convolution. All paths compute an implicit
+// GEMM on the tensors' own layout: rows are output pixels and pose rows, the
+// contraction runs over taps, channels and the poses' inner dimension, columns are
+// output channels and pose columns.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -16,13 +17,14 @@
 namespace capsops::capsule_conv {
 namespace {
 
-// Puts "tma", the first of the candidates, in its turn. Where there are few products,
-// its two launches take longer than what other paths do with whole quads, or without
-// packing a short contraction. Pixels that are read of less than 32 numbers leave much
-// of a step empty. `phases` says that others launch their kernels several times.
+// Moves "tma", the first candidate, behind others that are faster:
+// - In a small problem its two launches take longer than other paths with whole quads,
+//   unless these launch once per phase (`phases`), and longer than "gather", which does
+//   not pack the filter.
+// - If a source pixel has few numbers (`read`), most of a step is padding.
 template <typename Plan>
-void PutTmaInTurn(const Problem& p, int64_t read, bool phases,
-                  std::vector<Candidate<Plan>>* candidates) {
+void ReorderTma(const Problem& p, int64_t read, bool phases,
+                std::vector<Candidate<Plan>>* candidates) {
   const auto first = candidates->begin();
   const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
   if (HasFewProducts(p) && quads && !phases) {
@@ -32,8 +34,7 @@ void PutTmaInTurn(const Problem& p, int64_t read, bool phases,
   }
 }
 
-// Plans the forward convolution or the gradient of the input. `Plan` is a ConvPlan or a
-// BiasReluPlan.
+// Plans the forward convolution or the input gradient, as a ConvPlan or BiasReluPlan.
 template <typename T, typename Plan = ConvPlan<GpuExec, T>>
 Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradient) {
   const auto finished = [&](const ConvPlan<GpuExec, T>& conv) {
@@ -53,7 +54,7 @@ Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradi
     const int64_t read =
         gradient ? p.out_channels * p.pose_columns : p.in_channels * p.pose_inner;
     const bool phases = gradient && InputGradientTasks(p).tasks.size() > 1;
-    PutTmaInTurn(p, read, phases, &candidates);
+    ReorderTma(p, read, phases, &candidates);
   }
   return Choose<Plan>(op, candidates);
 }
@@ -84,7 +85,7 @@ ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) 
       {"mma", [&] { return mma::PlanWeights<T>(exec, p); }},
       {"fma", [&] { return fma::PlanWeights<T>(exec, p); }}};
   if (!wgmma::FillsBlocks(p)) std::swap(candidates[2], candidates[3]);
-  PutTmaInTurn(p, p.in_channels * p.pose_inner, false, &candidates);
+  ReorderTma(p, p.in_channels * p.pose_inner, false, &candidates);
   return Choose(BackpropWeights::kName, candidates);
 }
 

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel that adds up partial sums.
+// The second kernel of split-K: reduces partial sums.
 #include "cuda/capsule_conv/parts.cuh"
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace capsops::capsule_conv {
 
-// out = the sum of `parts` arrays of its size. kThreads threads share an element's.
+// out = the sum of `parts` arrays of `elements`. kThreads threads share an element.
 template <typename S, typename A, int kThreads>
-__global__ void __launch_bounds__(kSumElements* kThreads)
-    SumPartsKernel(int64_t elements, int parts, const A* __restrict__ partial,
-                   S* __restrict__ out) {
-  __shared__ A sums[kThreads][kSumElements];
-  const int of = threadIdx.x % kSumElements, thread = threadIdx.x / kSumElements;
-  const int64_t element = int64_t{blockIdx.x} * kSumElements + of;
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+__global__ void __launch_bounds__(kReduceElements* kThreads)
+    ReduceSplitsKernel(int64_t elements, int parts, const A* __restrict__ partial,
+                       S* __restrict__ out) {
+  __shared__ A sums[kThreads][kReduceElements];
+  const int of = threadIdx.x % kReduceElements, thread = threadIdx.x / kReduceElements;
+  const int64_t element = int64_t{blockIdx.x} * kReduceElements + of;
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   A sum = 0;
   if (element < elements) {
 #pragma unroll 4
@@ -38,20 +38,21 @@ __global__ void __launch_bounds__(kSumElements* kThreads)
 }
 
 template <typename S, typename A>
-LaunchError SumParts(const GpuExec& exec, const char* op, int64_t elements, int parts,
-                     const A* partial, S* out) {
+LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
+                         int parts, const A* partial, S* out) {
   const auto sum = [&](auto threads) {
-    return LaunchOverlapped(
-        op, SumPartsKernel<S, A, threads>, dim3(CeilDivide(elements, kSumElements)),
-        kSumElements * threads, 0, exec, elements, parts, partial, out);
+    return LaunchDependent(op, ReduceSplitsKernel<S, A, threads>,
+                           dim3(CeilDivide(elements, kReduceElements)),
+                           kReduceElements * threads, 0, exec, elements, parts, partial,
+                           out);
   };
   if (parts > 96) return sum(std::integral_constant<int, 32>());
   return sum(std::integral_constant<int, 8>());
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                             \
-  template LaunchError SumParts(const GpuExec&, const char*, int64_t, int, \
-                                const Accumulator<T>*, CudaType<T>*);
+#define CAPSOPS_INSTANTIATE(T)                                                 \
+  template LaunchError ReduceSplits(const GpuExec&, const char*, int64_t, int, \
+                                    const Accumulator<T>*, CudaType<T>*);
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

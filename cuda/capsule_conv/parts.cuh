@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums of which blocks make parts, in the workspace, and another kernel adds these up
-// in an order that is always the same.
+// Split-K: blocks write partial sums, which a second kernel adds in a fixed order.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
 
@@ -14,18 +13,19 @@
 
 namespace capsops::capsule_conv {
 
-constexpr int kSumElements = 32;  // of a block
+constexpr int kReduceElements = 32;  // elements of a block
 
-// Writes the sum of `parts` arrays of `elements` elements. S is T's CudaType, and A its
-// Accumulator, of any type T.
+// Writes the sum of `parts` arrays of `elements` elements to `out`. S is CudaType<T>
+// and A is Accumulator<T> of some T.
 template <typename S, typename A>
-LaunchError SumParts(const GpuExec& exec, const char* op, int64_t elements, int parts,
-                     const A* partial, S* out);
+LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
+                         int parts, const A* partial, S* out);
 
-// The gradient of so many weights, of which the kernel of `plan` makes `parts` parts.
-template <typename T, typename PlanOfParts>
-ConvPlan<GpuExec, T> PlanByParts(const char* op, const PlanOfParts& plan,
-                                 int64_t weights, int parts) {
+// Plans a weight gradient of `weights` elements by split-K: the kernel of `plan` writes
+// `parts` partial sums of it.
+template <typename T, typename PartialPlan>
+ConvPlan<GpuExec, T> PlanSplitK(const char* op, const PartialPlan& plan,
+                                int64_t weights, int parts) {
   return ConvPlan<GpuExec, T>::Make(
       parts * weights * int64_t{sizeof(float)},
       [=](const GpuExec& exec, const T* input, const T* grad, T* grad_weights,
@@ -34,7 +34,7 @@ ConvPlan<GpuExec, T> PlanByParts(const char* op, const PlanOfParts& plan,
         const LaunchError error =
             plan.launch(exec, op, plan, Native(input), Native(grad), sums);
         if (!error.empty()) return error;
-        return SumParts(exec, op, weights, parts, sums, Native(grad_weights));
+        return ReduceSplits(exec, op, weights, parts, sums, Native(grad_weights));
       });
 }
 

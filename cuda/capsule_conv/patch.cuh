@@ -1,16 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How capsule convolution's tensor-core kernels see an image. The contraction is cut
-// into quads: 4 neighbouring elements of a row of a pose, of one channel. A block
-// copies the pixels that it needs, its patch, to shared memory asynchronously, as a
-// plane for each quad:
-//   [quad of the poses][pixel][pose row] of 4 elements.
-// There the rows of a matrix product, (pixel, pose row), lie side by side, and another
-// position of the filter is another offset, the same for all of them. So a patch serves
-// all positions, and nothing is laid out anew in global memory. Where the filter moves
-// by strides, pixels that it meets together are neighbours in the patch: columns are
-// sorted by their remainder.
+// The image operand of the tensor-core kernels. The contraction is cut into quads: 4
+// neighbouring elements of a pose row of one channel. A block copies the pixels that
+// its tile reads, the patch, to shared memory, one plane for each quad:
+//   [quad][pixel][pose row] of 4 elements.
+// There the rows of a matrix product, (pixel, pose row), are adjacent, and every filter
+// tap is a constant offset. One patch thus serves all taps, and no im2col buffer is
+// needed. For strided convolutions the columns of a patch are sorted by their remainder
+// modulo the stride, so that the pixels one tap reads are adjacent.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
 
@@ -29,7 +27,7 @@ constexpr int kQuad = 4;
 template <typename S>
 constexpr int kQuadWords = kQuad * sizeof(S) / 4;
 
-// A tensor [batch, height, width, channels, depth, rows, columns]: poses in pixels.
+// A tensor [batch, height, width, channels, depth, rows, columns] of poses.
 struct Image {
   int64_t batch;
   int height, width, channels, depth, rows, columns;
@@ -42,29 +40,29 @@ struct Image {
   }
 };
 
-// Along one axis: the product at lattice point i reads pixels i * stride + offset +
-// tap * step, tap = 0, 1, ... taps - 1, which is the filter's first + tap * every.
+// One spatial axis of a product: lattice point i reads source pixels i * stride +
+// offset + tap * step for tap < taps, and uses filter tap first + tap * every.
 struct Axis {
-  int points;  // of the lattice
+  int points;  // lattice points
   int stride, offset, step, taps;
   int first, every;
-  int tile, tiles;  // lattice points of a block, blocks
+  int tile, tiles;  // lattice points per block, and number of blocks
 
-  // Pixels between the first and the last that `n` points need, and one.
+  // The extent in pixels that `n` points with `n_taps` taps read.
   __host__ __device__ int Reach(int n, int n_taps) const {
     return (n - 1) * stride + (n_taps - 1) * step + 1;
   }
 };
 
-// What of the image lies in shared memory, and how. Lengths in words of 4 bytes.
+// The shape of a patch in shared memory.
 struct Patch {
-  int height, pitch;  // pixels: rows, and of one row the columns of one remainder
-  int pixels;         // all: height * stride * pitch
-  int row;            // a lattice row: one further down is this many pixels further
-  int plane;          // length of a plane, padded so that quads are on other banks
+  int height, pitch;  // rows; pixels of one remainder in a row
+  int pixels;         // height * stride * pitch
+  int row;            // pixels from a lattice row to the next
+  int plane;          // words of a plane, padded against bank conflicts
   Divisor by_pitch, by_row, by_rows;
 
-  // Pixels from lattice point (0, 0) of the tile to what tap (y, x) reads of it.
+  // The offset in pixels from a lattice point's first tap to tap (y, x).
   __host__ __device__ int Shift(const Axis& vertical, const Axis& horizontal, int y,
                                 int x) const {
     const int column = x * horizontal.step;
@@ -74,12 +72,10 @@ struct Patch {
   }
 };
 
-// So many rows of a plane have no room in the shared memory of any GPU, and a Divisor
-// does not count them.
+// More rows in a plane than this fit in no GPU's shared memory, nor in a Divisor.
 constexpr int kTooLarge = 1 << 15;
 
-// `bank` is the padding: planes follow each other at `bank` words past a multiple
-// of 32.
+// Computes a tile's patch, whose planes begin `bank` words past a multiple of 32.
 template <typename S>
 inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
                        int y_taps, int x_taps, int bank) {
@@ -95,7 +91,7 @@ inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
   }
   patch.pixels = static_cast<int>(pixels);
   patch.row = vertical.stride * stride * patch.pitch;
-  // Whole products of 16 rows may begin at the last of them.
+  // A product of 16 rows may begin at the last row.
   const int length = (patch.pixels * rows + 16) * kQuadWords<S>;
   patch.plane = (length - bank + 31) / 32 * 32 + bank;
   patch.by_pitch = Divisor(patch.pitch);
@@ -104,11 +100,12 @@ inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
   return patch;
 }
 
-// Writes where in the image each pixel of the patch begins, -1 where there is none, for
-// the tile whose first lattice point reads from pixel (y, x) on.
-__device__ inline void FindPixels(const Patch& patch, const Image& image, int stride,
-                                  int y, int x, int* pixels, int thread = threadIdx.x,
-                                  int threads = blockDim.x) {
+// Writes the offset of each patch pixel in the image, or -1 outside of it. The tile's
+// first lattice point reads from pixel (y, x) on.
+__device__ inline void FillPixelTable(const Patch& patch, const Image& image,
+                                      int stride, int y, int x, int* pixels,
+                                      int thread = threadIdx.x,
+                                      int threads = blockDim.x) {
   const int size = static_cast<int>(image.pixel());
   for (int i = thread; i < patch.pixels; i += threads) {
     int column, at;
@@ -121,27 +118,27 @@ __device__ inline void FindPixels(const Patch& patch, const Image& image, int st
   }
 }
 
-// Brings planes to a patch in shared memory, a few pixels at a time. A thread always
-// has the same row of the same plane, of every n-th pixel: what there is to compute for
-// a copy is little. There are at least as many threads as planes have rows.
+// Copies planes to a patch with cp.async, a few pixels at a time. A thread copies one
+// row of one plane, of every step_-th pixel, so that addresses need little arithmetic.
+// The block must have at least as many threads as the planes have rows.
 template <typename S>
-class Carrier {
+class PatchLoader {
  public:
-  // `from` is the image's first pixel at its depth; `planes` are brought together, by
-  // all threads of the block.
-  __device__ Carrier(const Patch& patch, const Image& image, const int* pixels,
-                     const S* from, int planes)
+  // `from` is the image's first pixel at its depth. `planes` planes are copied
+  // together.
+  __device__ PatchLoader(const Patch& patch, const Image& image, const int* pixels,
+                         const S* from, int planes)
       : pixels_(pixels), from_(from) {
-    const int pieces = planes * image.rows;  // of a pixel
+    const int pieces = planes * image.rows;  // copies per pixel
     step_ = blockDim.x / pieces;
     first_ = threadIdx.x / pieces;
     plane_ = patch.by_rows.Split(threadIdx.x - first_ * pieces, &row_);
-    if (first_ >= step_) first_ = patch.pixels;  // idle
+    if (first_ >= step_) first_ = patch.pixels;  // idle thread
     end_ = cursor_ = patch.pixels;
   }
 
-  // From now on, the planes from plane `plane` on are brought. Planes past the last,
-  // pixels outside the image and what a quad lacks become zeros.
+  // Starts on the planes from `plane` on. Planes past the last, pixels outside of the
+  // image and missing elements of a quad become zeros.
   __device__ void Begin(const Patch& patch, const Image& image, int plane,
                         uint32_t* to) {
     const int quads = image.quads(), at = plane + plane_;
@@ -158,8 +155,8 @@ class Carrier {
     whole_ = image.columns % kQuad == 0;
   }
 
-  // Brings `count` pixels more for each thread, as far as there are.
-  __device__ void Bring(int count) {
+  // Issues the copies of up to `count` more pixels per thread.
+  __device__ void Load(int count) {
     for (; count > 0 && cursor_ < end_; --count) {
       const int pixel = pixels_[cursor_];
       if (whole_) {
@@ -179,7 +176,7 @@ class Carrier {
     }
   }
 
-  // Pixels for a thread in all.
+  // Pixels per thread in total.
   __device__ int share() const { return (end_ + step_ - 1) / step_; }
 
  private:
@@ -191,8 +188,8 @@ class Carrier {
   bool there_, whole_;
 };
 
-// Where in a tile's patch a pixel is, relative to its first one: in elements, which
-// wrap around, and as row << 16 | column.
+// The position of a patch pixel relative to the patch's first pixel: the offset in
+// elements, modulo 2^32, and row << 16 | column.
 struct PatchPixel {
   uint32_t element, place;
 
@@ -207,29 +204,29 @@ struct PatchPixel {
   }
 };
 
-// Brings planes of an image to a patch in shared memory, all pixels at once. A thread
-// has the same row of the same plane of every n-th pixel.
+// Copies planes to a patch with cp.async, all pixels in one call. A thread copies one
+// row of one plane, of every step_-th pixel.
 template <typename S>
-class PlaneCarrier {
+class PlaneLoader {
  public:
-  // `planes` planes from `first_plane` on. A block has at least as many threads as
-  // planes have rows; of many planes it brings some after the others.
-  __device__ PlaneCarrier(const Image& image, int first_plane, int planes)
+  // Takes `planes` planes from `first_plane` on. A block must have at least as many
+  // threads as a plane has rows; if planes have more rows in total, it loops over them.
+  __device__ PlaneLoader(const Image& image, int first_plane, int planes)
       : first_plane_(first_plane), planes_(planes) {
-    together_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
-    step_ = blockDim.x / (together_ * image.rows);
+    planes_at_once_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
+    step_ = blockDim.x / (planes_at_once_ * image.rows);
     const int plane = threadIdx.x / image.rows;
     row_ = threadIdx.x - plane * image.rows;
-    first_ = plane / together_;
-    plane_ = first_ < step_ ? plane - first_ * together_ : planes;  // or idle
+    first_ = plane / planes_at_once_;
+    plane_ = first_ < step_ ? plane - first_ * planes_at_once_ : planes;  // or idle
   }
 
-  // The patch's first pixel is (y, x) of the image at `from`, its last at most
-  // (y + height - 1, x + width - 1). Pixels outside the image and what a quad lacks
-  // become zeros.
-  __device__ void Bring(const Patch& patch, const Image& image,
-                        const PatchPixel* pixels, const S* from, int y, int x,
-                        int height, int width, uint32_t* to) const {
+  // Copies the patch from pixel (y, x) of the image at `from` up to, at most, pixel
+  // (y + height - 1, x + width - 1). Pixels outside of the image and missing
+  // elements of a quad become zeros.
+  __device__ void Load(const Patch& patch, const Image& image, const PatchPixel* pixels,
+                       const S* from, int y, int x, int height, int width,
+                       uint32_t* to) const {
     const int quads = image.quads();
     const uint32_t origin =
         (uint32_t(y) * image.width + x) * static_cast<uint32_t>(image.pixel());
@@ -237,7 +234,7 @@ class PlaneCarrier {
     const bool whole = image.columns % kQuad == 0 && y >= 0 && x >= 0 &&
                        y + height <= image.height && x + width <= image.width;
     const PatchPixel* const end = pixels + patch.pixels;
-    for (int plane = plane_; plane < planes_; plane += together_) {
+    for (int plane = plane_; plane < planes_; plane += planes_at_once_) {
       const int at = first_plane_ + plane;
       const int channel = quads == 1 ? at : at / quads;
       const int column = (at - channel * quads) * kQuad;
@@ -247,13 +244,13 @@ class PlaneCarrier {
           to + plane * patch.plane + (first_ * image.rows + row_) * kQuadWords<S>;
       const PatchPixel* pixel = pixels + first_;
       if (whole) {
-        constexpr int kAtOnce = 4;
-        for (; pixel + (kAtOnce - 1) * step_ < end; pixel += kAtOnce * step_) {
-          uint32_t element[kAtOnce];
+        constexpr int kUnroll = 4;
+        for (; pixel + (kUnroll - 1) * step_ < end; pixel += kUnroll * step_) {
+          uint32_t element[kUnroll];
 #pragma unroll
-          for (int n = 0; n < kAtOnce; ++n) element[n] = pixel[n * step_].element;
+          for (int n = 0; n < kUnroll; ++n) element[n] = pixel[n * step_].element;
 #pragma unroll
-          for (int n = 0; n < kAtOnce; ++n, word += jump) {
+          for (int n = 0; n < kUnroll; ++n, word += jump) {
             __pipeline_memcpy_async(word,
                                     source + static_cast<int>(origin + element[n]),
                                     kQuadWords<S> * 4);
@@ -272,16 +269,16 @@ class PlaneCarrier {
           constexpr int kBytes = kQuadWords<S> * 4;
           __pipeline_memcpy_async(word, at, kBytes, inside ? 0 : kBytes);
         } else {
-          BringPart(at, inside ? count : 0, word);
+          LoadPartialQuad(at, inside ? count : 0, word);
         }
       }
     }
   }
 
  private:
-  // Out of line, as few poses need it.
-  static __device__ __noinline__ void BringPart(const S* from, int count,
-                                                uint32_t* word) {
+  // Copies a quad of `count` elements. Not inlined, as few pose shapes need it.
+  static __device__ __noinline__ void LoadPartialQuad(const S* from, int count,
+                                                      uint32_t* word) {
     Pack<S, kQuad> values{};
 #pragma unroll
     for (int e = 0; e < kQuad; ++e) {
@@ -290,12 +287,12 @@ class PlaneCarrier {
     *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
   }
 
-  int first_plane_, planes_, together_, step_, first_, plane_, row_;
+  int first_plane_, planes_, planes_at_once_, step_, first_, plane_, row_;
 };
 
-// Copies `count` times kWords words, a multiple of 4, asynchronously.
+// Copies count * kWords words, a multiple of 4, with cp.async.
 template <int kWords, int kThreads>
-__device__ void BringWords(const uint32_t* from, int count, uint32_t* to) {
+__device__ void CopyWordsAsync(const uint32_t* from, int count, uint32_t* to) {
   constexpr int kEach = kThreads * 4;
   const int words = count * kWords;
 #pragma unroll 4

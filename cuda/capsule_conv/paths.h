@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The planners of the kernel paths, each of which is a translation unit of its own, or
-// two. No kernels are seen from here, so that an edit of one path recompiles that path
-// alone.
+// The planners of the kernel paths. Each path has one or two translation units, and
+// this header includes no kernels, so editing a path recompiles only that path.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_
 #define CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_
 
@@ -11,8 +10,8 @@
 
 namespace capsops::capsule_conv {
 
-// PlanImage plans the forward convolution, or the gradient of the input where
-// `gradient`; `op` is the name that launches report.
+// PlanImage plans the forward convolution, or the input gradient if `gradient`. `op` is
+// the name used in error messages.
 
 namespace tma {
 template <typename T>
@@ -37,8 +36,7 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,
                                const Problem& problem, bool gradient);
 template <typename T>
 ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
-// Whether tiles of the weights' gradient are full enough, and many enough, to take less
-// time than those of `mma`.
+// Whether the tiles of the weight gradient are full and numerous enough to beat `mma`.
 bool FillsBlocks(const Problem& problem);
 }  // namespace wgmma
 
@@ -58,14 +56,14 @@ template <typename T>
 ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
 }  // namespace fma
 
-// Adds bias and relu to a convolution, in a pass of its own.
+// Adds bias and ReLU to a convolution in a separate pass.
 template <typename T>
 BiasReluPlan<GpuExec, T> AddBiasRelu(const char* op, const Problem& problem,
                                      const ConvPlan<GpuExec, T>& conv);
 
 }  // namespace capsops::capsule_conv
 
-// Instantiates PlanImage of a path, within its namespace.
+// Instantiates a path's PlanImage; use within its namespace.
 #define CAPSOPS_INSTANTIATE_PLAN_IMAGE(T)                                 \
   template ConvPlan<GpuExec, T> PlanImage<T>(const char*, const GpuExec&, \
                                              const Problem&, bool);

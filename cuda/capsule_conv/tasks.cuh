@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Which matrix products make capsule convolution and its input gradient, and what a
-// plan of one of them is.
+// The matrix products (tasks) of a convolution or its input gradient, and their plans.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
 
@@ -18,7 +17,7 @@
 
 namespace capsops::capsule_conv {
 
-// A matrix product to make: what it reads, where it writes.
+// One matrix product: what it reads and where it writes.
 struct Task {
   Image source, target;
   Axis vertical, horizontal;
@@ -26,14 +25,14 @@ struct Task {
   Filter filter;
 };
 
-// The tasks of a convolution.
+// All tasks of a convolution.
 struct Tasks {
   std::vector<Task> tasks;
-  int64_t zeros = 0;    // elements of the target that become zero before
-  std::string refusal;  // why there are no tasks
+  int64_t zeros = 0;    // elements of the target to clear first
+  std::string refusal;  // why there are no tasks, else empty
 };
 
-// Whether there are so few products that what a path does beside them counts.
+// Whether the problem is so small that overheads such as packing matter.
 inline bool HasFewProducts(const Problem& p) {
   constexpr double kFew = 1 << 29;
   return 1.0 * Pixels(p) * PixelSize(p) * p.kernel_height * p.kernel_width *
@@ -41,15 +40,15 @@ inline bool HasFewProducts(const Problem& p) {
          kFew;
 }
 
-// Why tensor cores' kernels, which count in 32 bits, cannot do the problem; else empty.
+// Why the tensor-core kernels, which count in 32 bits, must refuse; else empty.
 inline std::string RefuseSizes(const Problem& p) {
-  constexpr int64_t kMost = 1 << 30;
+  constexpr int64_t kMax = 1 << 30;
   const char* const too_large = "32 bits do not count its elements";
   for (const int64_t factor :
        {p.kernel_height, p.kernel_width, p.dilation_height, p.dilation_width,
         p.stride_height, p.stride_width, p.kernel_height * p.dilation_height,
         p.kernel_width * p.dilation_width}) {
-    if (factor > kMost) return too_large;
+    if (factor > kMax) return too_large;
   }
   const int64_t taps = p.kernel_height * p.kernel_width;
   for (const int64_t count :
@@ -63,7 +62,7 @@ inline std::string RefuseSizes(const Problem& p) {
         p.pose_depth * p.pose_rows * p.pose_inner,
         p.pose_depth * p.pose_rows * p.pose_columns}) {
     if (count < 1) return "a tensor is empty";
-    if (count > kMost) return too_large;
+    if (count > kMax) return too_large;
   }
   return p.batch > 0 ? "" : "a tensor is empty";
 }
@@ -98,6 +97,7 @@ inline Axis ForwardAxis(const AxisProblem& p) {
   return axis;
 }
 
+// The product of the forward convolution.
 inline Task ForwardTask(const Problem& p) {
   const int64_t matrix = p.pose_inner * p.pose_columns;
   const int64_t matrices = p.out_channels * p.pose_depth;
@@ -123,8 +123,8 @@ inline Task ForwardTask(const Problem& p) {
   return task;
 }
 
-// The pixels phase, phase + stride, ... of the input, with the taps that reach them
-// counted from the last, so that pixels of the output ascend.
+// The axis of one phase of the input gradient: pixels phase, phase + stride, ... Its
+// taps are taken in reverse, so that the output pixels they read ascend.
 inline Axis PhaseAxis(const AxisProblem& p, int64_t phase) {
   const PhaseTaps taps = TapsOfPhase(p, phase);
   Axis axis{};
@@ -146,10 +146,10 @@ inline Tasks ForwardTasks(const Problem& p) {
   return all;
 }
 
-// The input gradient of more phases than these is not made phase by phase.
-constexpr int64_t kMostPhases = 64;
+// Input gradients with more phases than this are refused.
+constexpr int64_t kMaxPhases = 64;
 
-// Makes what is read of a task what is written, by the transposed filter.
+// Swaps source and target and transposes the filter, for the input gradient.
 inline void Transpose(Task* task) {
   std::swap(task->source, task->target);
   Filter& filter = task->filter;
@@ -159,16 +159,16 @@ inline void Transpose(Task* task) {
   std::swap(filter.element, filter.out_element);
 }
 
-// One for each remainder of pixels by the strides, if a tap of the filter reaches them.
+// The input gradient: one task per phase that any filter tap reaches.
 inline Tasks InputGradientTasks(const Problem& p) {
   Tasks all;
   all.refusal = RefuseSizes(p);
   if (!all.refusal.empty()) return all;
   const int64_t down = std::min(p.stride_height, p.in_height);
   const int64_t across = std::min(p.stride_width, p.in_width);
-  if (down * across > kMostPhases) {
+  if (down * across > kMaxPhases) {
     all.refusal = "the strides have " + std::to_string(down * across) +
-                  " phases, over " + std::to_string(kMostPhases);
+                  " phases, over " + std::to_string(kMaxPhases);
     return all;
   }
   Task task = ForwardTask(p);
@@ -190,7 +190,7 @@ inline Tasks InputGradientTasks(const Problem& p) {
   return all;
 }
 
-// How taps move over the input, for kernels that count in 32 bits.
+// Strides, dilations and padding as 32-bit numbers.
 struct TapMoves {
   int kernel_height, kernel_width;
   int stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
@@ -207,7 +207,7 @@ struct TapMoves {
         pad_x(static_cast<int>(p.pad_left)) {}
 };
 
-// How a kernel does a task of S, by tiles; there are none where it cannot.
+// A plan for a task of element type S; `tiles` is 0 if the kernel cannot do it.
 template <typename S>
 struct TilePlan {
   template <typename Right>
@@ -219,21 +219,20 @@ struct TilePlan {
   Filter filter;
   int64_t tiles = 0;
   int shared = 0;
-  double cost = 0;         // cycles, roughly
-  int columns = 0;         // of a tile
-  int64_t step_words = 0;  // of the packed filter
-  // Follows the packing of the filter on the stream.
+  double cost = 0;         // estimate in cycles
+  int columns = 0;         // per tile
+  int64_t step_words = 0;  // of a packed filter's step
+  // Runs after the kernel that packs the filter.
   Launch<uint32_t> launch = nullptr;
-  // Needs no packing; nullptr but where small.cuh does the task.
+  // Runs without a packed filter (mma/small.cuh); else nullptr.
   Launch<S> launch_small = nullptr;
-  // Of wgmma only.
-  bool squares = false;
+  // For wgmma only; see WarpgroupParams.
+  bool rows_2d = false;
   int ring = 0;
   Divisor by_across;
 };
 
-// The part of a plan that all kernels have: tiles of y x x lattice points and `columns`
-// columns.
+// Kernel parameters for tiles of y x x lattice points and `columns` columns.
 inline Product TiledProduct(const Task& task, int y, int x, int columns) {
   Product p{};
   p.source = task.source;
@@ -250,22 +249,21 @@ inline Product TiledProduct(const Task& task, int y, int x, int columns) {
   return p;
 }
 
-// Tiles of all images, depths and columns.
+// The number of tiles over all images, depths and columns.
 inline int64_t CountTiles(const Product& p) {
   return p.source.batch * p.vertical.tiles * p.horizontal.tiles * p.source.depth *
          p.order.column_blocks;
 }
 
-// Of two tasks of one convolution: whether they are alike but for where they read and
-// write.
+// Whether two tasks of one convolution differ only in offsets.
 inline bool SameSizes(const Task& a, const Task& b) {
   return a.vertical.points == b.vertical.points && a.vertical.taps == b.vertical.taps &&
          a.horizontal.points == b.horizontal.points &&
          a.horizontal.taps == b.horizontal.taps;
 }
 
-// Makes the product of a task that of another one of the same sizes.
-inline void MoveTo(const Task& task, Product* p) {
+// Sets the offsets of `task` in `p`, which was planned for a task of the same sizes.
+inline void SetOffsets(const Task& task, Product* p) {
   p->vertical.offset = task.vertical.offset;
   p->vertical.first = task.vertical.first;
   p->horizontal.offset = task.horizontal.offset;

@@ -1,14 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution and its input gradient on tensor cores: the plans of all tasks,
-// and their launches one after the other. A path is a struct (mma/path.cuh,
-// wgmma/path.cuh):
-//   Refusal  why it does no task that is like this one; else empty
-//   Plan     the cheapest plan of a task; kPlain says that the filter is in memory
-//   Pack     packs the filter for a plan
-//   Across   how taps across become columns where there are few (wgmma/across.cuh), or
-//            void
+// Plans and runs all tasks of a capsule convolution or its input gradient with one
+// tensor-core path. A path is a struct (mma/path.cuh, wgmma/path.cuh) with:
+//   Refusal     why the path cannot do tasks of this shape, else empty
+//   Plan        the cheapest plan of a task; kPlain: the filter is an array in memory
+//   Pack        packs the filter for a plan
+//   TapColumns  how horizontal taps become columns if there are few columns
+//               (wgmma/across.cuh), or void
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
 
@@ -26,20 +25,20 @@
 
 namespace capsops::capsule_conv {
 
-// Products of S with precision kTf32. Element i of the filter is `weights[i]`: Weights
-// is a pointer, or what reads another form of it.
+// The tasks of a convolution of S at precision kTf32. `weights[i]` is element i of the
+// filter; Weights is a pointer or decodes another format.
 template <typename Path, typename S, Tf32 kTf32, typename Weights = const S*>
-class Products {
+class PlannedTasks {
  public:
-  Products(const Tasks& tasks, const GpuDevice& device)
+  PlannedTasks(const Tasks& tasks, const GpuDevice& device)
       : zeros_(tasks.zeros), refusal_(tasks.refusal) {
     if (!refusal_.empty()) return;
-    if constexpr (kSpreads) spread_ = Across::Helps(tasks.tasks.front());
-    refusal_ = Path::Refusal(Spread(tasks.tasks.front()), device);
+    if constexpr (kUnfolds) unfolded_ = TapColumns::PaysOff(tasks.tasks.front());
+    refusal_ = Path::Refusal(Unfold(tasks.tasks.front()), device);
     if (!refusal_.empty()) return;
     int64_t products = 0;
     for (const Task& whole : tasks.tasks) {
-      const Task task = Spread(whole);
+      const Task task = Unfold(whole);
       const auto alike =
           std::find_if(steps_.begin(), steps_.end(),
                        [&](const Step& step) { return SameSizes(step.whole, whole); });
@@ -52,24 +51,24 @@ class Products {
         refusal_ = "no tile of it fits in shared memory";
         return;
       }
-      MoveTo(task, &step.plan.product);
+      SetOffsets(task, &step.plan.product);
       const int64_t words =
           PackedSteps(task.filter, step.plan.product.order) * step.plan.step_words;
       packed_words_ = std::max(packed_words_, RoundUp(words, 4));
-      if constexpr (kSpreads) {
-        if (spread_) products = std::max(products, Across::Elements(task));
+      if constexpr (kUnfolds) {
+        if (unfolded_) products = std::max(products, TapColumns::Elements(task));
       }
       steps_.push_back(step);
     }
     workspace_ = 4 * (packed_words_ + products);
   }
 
-  // Why there are none; else empty.
+  // Why there is no plan; else empty.
   const std::string& refusal() const { return refusal_; }
-  // Bytes, for the packed filter and the products whose taps are added up.
+  // Bytes for the packed filter and, if horizontal taps are columns, their products.
   int64_t workspace() const { return workspace_; }
 
-  // Results are multiplied by `scale`.
+  // Runs all tasks; results are multiplied by `scale`.
   LaunchError Run(const GpuExec& exec, const char* op, const S* source,
                   const Weights& weights, S* target, void* workspace,
                   const Scale& scale = {}) const {
@@ -92,12 +91,12 @@ class Products {
       error = Path::template Pack<S, kTf32>(exec, op, step.task.filter, plan, weights,
                                             packed);
       if (!error.empty()) return error;
-      if constexpr (kSpreads) {
-        if (spread_) {
+      if constexpr (kUnfolds) {
+        if (unfolded_) {
           float* const products = reinterpret_cast<float*>(packed + packed_words_);
           error = plan.launch(exec, op, plan, source, packed, products);
           if (!error.empty()) return error;
-          error = Across::Add(exec, op, step.whole, products, target);
+          error = TapColumns::Add(exec, op, step.whole, products, target);
           continue;
         }
       }
@@ -107,37 +106,37 @@ class Products {
   }
 
  private:
-  using Across = typename Path::Across;
+  using TapColumns = typename Path::TapColumns;
   static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
-  // Sums of taps in a 16-bit type would be rounded once more.
-  static constexpr bool kSpreads =
-      !std::is_void_v<Across> && kPlain && std::is_same_v<S, float>;
+  // Only for float: summing taps in a 16-bit type would round once more.
+  static constexpr bool kUnfolds =
+      !std::is_void_v<TapColumns> && kPlain && std::is_same_v<S, float>;
 
   struct Step {
-    Task task;  // with its taps across as columns if these are spread
+    Task task;  // horizontal taps are columns if unfolded_
     TilePlan<S> plan;
     Task whole;
   };
 
-  Task Spread(const Task& whole) const {
-    if constexpr (kSpreads) {
-      if (spread_) return Across::Spread(whole);
+  Task Unfold(const Task& whole) const {
+    if constexpr (kUnfolds) {
+      if (unfolded_) return TapColumns::Unfold(whole);
     }
     return whole;
   }
 
   std::vector<Step> steps_;
   int64_t zeros_, packed_words_ = 0, workspace_ = 0;
-  bool spread_ = false;
+  bool unfolded_ = false;
   std::string refusal_;
 };
 
-// Plans the forward convolution, or the gradient of the input.
+// Plans the forward convolution, or the input gradient if `gradient`.
 template <typename Path, typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
                                   const Problem& p, bool gradient) {
   using Plan = ConvPlan<GpuExec, T>;
-  const Products<Path, CudaType<T>, kTf32> products(
+  const PlannedTasks<Path, CudaType<T>, kTf32> products(
       gradient ? InputGradientTasks(p) : ForwardTasks(p), device);
   if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
   return Plan::Make(products.workspace(),

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the kernels of 4 x Q poses and Q x 4 weights share, which keep all of a parent's
-// statistics and sums in one thread's registers.
+// Inputs and helpers of the mma and fma kernels, which do 4 x Q poses with Q x 4
+// weights and keep all of a parent's statistics and sums in one thread's registers.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_
 
@@ -17,19 +17,19 @@ namespace capsops::capsule_moments {
 constexpr int kThreads = 256;
 constexpr int kSide = 4;              // rows of poses, and columns of weights
 constexpr int kSize = kSide * kSide;  // numbers of a vote
-// Sums of a thread: one of its own, and two of each number of a vote.
+// Sums of a thread: one scalar, and two for each number of a vote.
 constexpr int kSums = 1 + 2 * kSize;
 
 enum class Element { kFloat, kHalf, kBfloat16 };
 
-// How a share follows from a logit z.
+// Function that maps a logit z to a share.
 enum class Rule {
-  kSoftmax,  // over the parents of this window
-  kGiven,    // exp(z - most) * scale, with two numbers of the child's
+  kSoftmax,  // softmax over the parents of this window
+  kGiven,    // exp(z - max) * scale, with {max, scale} of the child
   kLogit,    // z
 };
 
-// The inputs of a pass. `poses`, `activations` and `weights` are of `element`.
+// Inputs of a pass. `poses`, `activations` and `weights` have the type `element`.
 struct Inputs {
   Problem p;
   Element element;
@@ -37,8 +37,8 @@ struct Inputs {
   int lanes;  // threads of a window, for fma
   const void *poses, *activations, *weights;
   const float *bias, *linear, *precision, *center, *prior;
-  // Of each capsule {most, scale} for kGiven, or null where no logit is given, so that
-  // all shares of a child are equal; and the sums of share dr.
+  // Per capsule, for kGiven: {max, scale}, null where no logits are given so that all
+  // shares of a child are equal; and the sums of share dr.
   const float2* scales;
   const float* dots;
 };
@@ -75,10 +75,11 @@ struct Gradient {
   const float *mass, *first, *second;
 };
 
-// What a vote needs to know of its child. Of a child that does not exist all are 0, and
-// otherwise `scale` is not.
-struct Facts {
-  float activation, most, scale, dot;
+// State of a row, that is of one child of one window: its activation, the maximum and
+// scale of its softmax, and the sum of share dr. A child outside of the image has
+// zeros; an existing child has a nonzero `scale`.
+struct RowState {
+  float activation, maximum, scale, dot;
 };
 
 __device__ inline float At(const float* tensor, int64_t at) {
@@ -103,7 +104,7 @@ __device__ void StoreWords(const float (&from)[N], float* to) {
   }
 }
 
-// A row of a pose; those of four numbers are aligned.
+// Loads and stores a row of a pose. Only rows of four numbers are aligned to 16 bytes.
 template <int Q>
 __device__ void LoadRow(const float* from, float (&to)[Q]) {
   if constexpr (Q == 4) {

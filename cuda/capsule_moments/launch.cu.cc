@@ -1,13 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule moments read little and compute much: a vote of 4x4 poses costs 64 FMAs, its
-// logit and its moments 64 more, and nothing of it is kept.
+// Chooses the kernel path of each plan. Capsule moments are compute-bound: a vote of
+// 4x4 poses costs 64 FMAs, its logit and moments another 64, and votes are never
+// stored.
 //
-// Poses of 4x4 numbers, and of 4x5 with coordinates, are done with everything in
-// registers: all of a parent's statistics and sums are one thread's. Tensor cores make
-// the votes where TF32 is exact or allowed (mma), and FMA elsewhere (fma). Everything
-// else stores shares (general).
+// Poses of 4x4, or 4x5 with coordinates, keep a parent's statistics and sums in one
+// thread's registers. The votes come from tensor cores where TF32 is exact or allowed
+// (mma), and from FMA otherwise (fma). All other sizes store the shares (general).
 #include "cc/launch/capsule_moments.h"
 #include "cuda/capsule_moments/paths.h"
 

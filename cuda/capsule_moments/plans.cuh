@@ -1,15 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The plans of the paths that keep a parent in a thread's registers. A path is a
-// struct:
-//   kRowBytes      bytes that are kept of rows at a time, unless one sample has more
-//   Obstacle       why it cannot do a problem that Obstacle() below allows
-//   Slots, Parts   how many parts are made of the moments' sums, or of the gradients of
-//                  statistics, and of the gradients of weights and prior
-//   Scales         writes most and scale of each row
-//   Dots           writes the sum of share dr of each row, with the final shares; if
-//                  kDotsWithScales, with those within the row, and the row's scales
+// Plans of the paths that keep a parent in a thread's registers (mma and fma). A row is
+// a pair [position, k] of a window and one of its children. A path is a struct:
+//   kRowBytes      limit of the workspace for rows, unless one sample needs more
+//   Obstacle       why the path refuses a problem that Obstacle() below allows
+//   Slots          number of partial sums of moments or of statistics' gradients
+//   Parts          number of partial sums of the gradients of weights and prior
+//   Scales         writes {max, scale} of each row
+//   Dots           writes the sum over parents of share dr of each row: with the final
+//                  shares, or if kDotsWithScales with the shares of the row's own
+//                  softmax, and then {max, scale} of the row as well
 //   Sum            writes the moments
 //   Differentiate  writes the statistics' gradients, and Rows
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_
@@ -26,8 +27,8 @@
 
 namespace capsops::capsule_moments {
 
-// Where the parts of a workspace are, in bytes.
-struct Room {
+// Assigns offsets in a workspace, in bytes.
+struct WorkspaceLayout {
   int64_t size = 0;
   int64_t Take(int64_t bytes) {
     const int64_t at = size;
@@ -36,13 +37,12 @@ struct Room {
   }
 };
 
-// The parts that each direction has: rows of one chunk of samples, and what is made of
-// them.
+// Offsets of a plan's buffers, which hold one slice of the batch at a time.
 struct Workspace {
-  int64_t samples;  // at a time
+  int64_t samples;  // samples of a slice
   int64_t row_scales, row_dots, scales, dots, partial;
-  int64_t facts, activations, poses, weights, prior;
-  int parts = 0;  // of the windows, for the gradient of weights
+  int64_t state, activations, poses, weights, prior;
+  int parts = 0;  // partial sums of the gradient of weights
   int64_t size;
 
   template <typename Path>
@@ -50,31 +50,31 @@ struct Workspace {
     const bool merges = p.normalize == kAll && HasLogits(p);
     const int64_t pose = kSide * p.pose_inner * sizeof(float);
     const int64_t row = (merges ? sizeof(float2) + sizeof(float) : 0) +
-                        (backward ? sizeof(Facts) + sizeof(float) + pose : 0);
+                        (backward ? sizeof(RowState) + sizeof(float) + pose : 0);
     const int64_t sample = p.out_height * p.out_width * Children(p);
-    const int64_t most = std::clamp<int64_t>(
+    const int64_t maximum = std::clamp<int64_t>(
         Path::kRowBytes / std::max<int64_t>(1, sample * row), 1, p.batch);
-    samples = CeilDivide(p.batch, CeilDivide(p.batch, most));
+    samples = CeilDivide(p.batch, CeilDivide(p.batch, maximum));
     Problem part = p;
     part.batch = samples;
     const int64_t rows = samples * sample, capsules = Capsules(part);
     const int64_t merged = merges ? rows : 0, seen = merges ? capsules : 0;
     const int64_t mine = backward ? rows : 0;
     const int64_t slots = Path::Slots(part, exec, backward);
-    Room room;
-    row_scales = room.Take(merged * sizeof(float2));
-    row_dots = room.Take(backward ? merged * sizeof(float) : 0);
-    scales = room.Take(seen * sizeof(float2));
-    dots = room.Take(backward ? seen * sizeof(float) : 0);
-    partial = room.Take(slots * kSums * kThreads * sizeof(float));
-    facts = room.Take(mine * sizeof(Facts));
-    activations = room.Take(mine * sizeof(float));
-    poses = room.Take(mine * pose);
+    WorkspaceLayout layout;
+    row_scales = layout.Take(merged * sizeof(float2));
+    row_dots = layout.Take(backward ? merged * sizeof(float) : 0);
+    scales = layout.Take(seen * sizeof(float2));
+    dots = layout.Take(backward ? seen * sizeof(float) : 0);
+    partial = layout.Take(slots * kSums * kThreads * sizeof(float));
+    state = layout.Take(mine * sizeof(RowState));
+    activations = layout.Take(mine * sizeof(float));
+    poses = layout.Take(mine * pose);
     if (backward) parts = Path::Parts(part, exec);
     const int64_t matrices = parts * Children(p) * p.out_channels;
-    weights = room.Take(matrices * p.pose_inner * kSide * sizeof(float));
-    prior = room.Take(p.has_prior * matrices * sizeof(float));
-    size = room.size;
+    weights = layout.Take(matrices * p.pose_inner * kSide * sizeof(float));
+    prior = layout.Take(p.has_prior * matrices * sizeof(float));
+    size = layout.size;
   }
 
   template <typename To>
@@ -83,16 +83,16 @@ struct Workspace {
   }
 };
 
-// What a path leaves of rows and parts for the kernels of rows.cuh. Where not `begins`,
-// the sums of parts go on from what they are.
+// Outputs of Path::Differentiate for the kernels of rows.cuh. Unless `overwrite`, it
+// adds to the partial sums that are there.
 struct Rows {
-  Facts* facts;
+  RowState* state;
   float *activations, *poses, *weights, *prior;  // activations may be null
-  bool begins;
+  bool overwrite;
 };
 
-// Makes {most, scale} of each capsule, and where `grad` is not null the sums of dr too,
-// for shares that are normalized over several windows.
+// Computes {max, scale} of each capsule for shares that are normalized over several
+// windows, and where `grad` is not null also the sums of share dr.
 template <typename Path>
 LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
                   const Gradient* grad, const Workspace& parts, void* workspace) {
@@ -120,7 +120,7 @@ LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
   return error;
 }
 
-// Why no such path can do a problem, in words that complete a plan's refusal.
+// Returns why no such path can do a problem, as the end of a refusal's sentence, or "".
 template <typename T>
 std::string Obstacle(const Problem& p) {
   if (std::is_same_v<T, double>) return "T is double";
@@ -131,17 +131,17 @@ std::string Obstacle(const Problem& p) {
   if (p.out_channels < 1 || p.out_channels > kLanes) {
     return "out_channels is not from 1 to 32";
   }
-  if (Positions(p) == 0 || Capsules(p) == 0 || Children(p) == 0) {
+  if (NumWindows(p) == 0 || Capsules(p) == 0 || Children(p) == 0) {
     return "there are no votes";
   }
-  constexpr int64_t kMost = int64_t{1} << 28;
+  constexpr int64_t kMax = int64_t{1} << 28;
   for (const int64_t number :
-       {Positions(p), Capsules(p), Children(p) * p.out_channels * p.pose_inner,
+       {NumWindows(p), Capsules(p), Children(p) * p.out_channels * p.pose_inner,
         p.out_height * p.stride_height + p.pad_top,
         p.out_width * p.stride_width + p.pad_left, p.in_height + p.pad_top,
         p.in_width + p.pad_left, p.kernel_height * p.dilation_height,
-        p.kernel_width * p.dilation_width, Positions(p) * Children(p) / kLanes}) {
-    if (number > kMost) return "a dimension is too large for 32-bit indices";
+        p.kernel_width * p.dilation_width, NumWindows(p) * Children(p) / kLanes}) {
+    if (number > kMax) return "a dimension is too large for 32-bit indices";
   }
   return "";
 }
@@ -174,17 +174,17 @@ ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
             return Path::Sum(exec, Forward::kName, in, moments.From(p, from),
                              Workspace::In<float>(workspace, parts.partial));
           };
-          return ForSamples(p, parts.samples, run);
+          return ForEachSlice(p, parts.samples, run);
         });
   }
   return {};
 }
 
-// Writes the gradients of the samples of `in`; those of weights and prior as parts.
+// Writes the gradients of one slice; those of weights and prior as partial sums.
 template <typename Path, typename T>
 LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
                           const Moments<const float>& moments, const Gradients<T>& to,
-                          const Workspace& parts, bool begins, void* workspace) {
+                          const Workspace& parts, bool overwrite, void* workspace) {
   const char* const name = Backward::kName;
   const Problem& p = in.p;
   LaunchError error;
@@ -192,12 +192,12 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
     error = Merge<Path>(exec, name, &in, &grad, parts, workspace);
     if (!error.empty()) return error;
   }
-  Rows rows{Workspace::In<Facts>(workspace, parts.facts),
+  Rows rows{Workspace::In<RowState>(workspace, parts.state),
             nullptr,
             Workspace::In<float>(workspace, parts.poses),
             Workspace::In<float>(workspace, parts.weights),
             Workspace::In<float>(workspace, parts.prior),
-            begins};
+            overwrite};
   if (to.activations != nullptr) {
     rows.activations = Workspace::In<float>(workspace, parts.activations);
   }
@@ -241,7 +241,7 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
                                           out.From(p, from), parts, from == 0,
                                           workspace);
           };
-          const LaunchError error = ForSamples(p, parts.samples, run);
+          const LaunchError error = ForEachSlice(p, parts.samples, run);
           if (!error.empty()) return error;
           return SumParts(exec, Backward::kName, p, parts.parts,
                           Workspace::In<const float>(workspace, parts.weights),

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels that make numbers of capsules, and the gradients of weights and prior, from
-// those of rows [position, k] and from parts.
+// Kernels that reduce rows [position, k] to capsules, and that add up the partial
+// gradients of weights and prior.
 #include "cuda/capsule_moments/rows.cuh"
 
 #include <algorithm>
@@ -13,18 +13,17 @@
 
 namespace capsops::capsule_moments {
 
-// Makes {most, scale} of each capsule of those of its rows, and the sum of share dr of
-// the sums within its rows; or only that sum, of those with the final shares. What is
-// not there is null.
+// One thread per capsule merges {max, scale} of its rows, as in an online softmax, and
+// the sums of share dr. With null `row_scales` it only adds up `row_dots`.
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
                 float2* scales, float* dots) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const int64_t capsules = Capsules(p), children = Children(p);
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= capsules) return;
-  float most = -INFINITY, sum = 0, dot = 0;
+  float maximum = -INFINITY, sum = 0, dot = 0;
   if (row_scales == nullptr) {
     VisitWindows(p, i, [&](int64_t position, int64_t k) {
       dot += row_dots[position * children + k];
@@ -33,25 +32,25 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   VisitWindows(p, i, [&](int64_t position, int64_t k) {
-    most = fmaxf(most, row_scales[position * children + k].x);
+    maximum = fmaxf(maximum, row_scales[position * children + k].x);
   });
   VisitWindows(p, i, [&](int64_t position, int64_t k) {
     const float2 row = row_scales[position * children + k];
-    const float part = ExpBelow(row.x, most) / row.y;
+    const float part = ExpBelow(row.x, maximum) / row.y;
     sum += part;
     if (row_dots != nullptr) dot += part * row_dots[position * children + k];
   });
-  scales[i] = {most, 1 / sum};
+  scales[i] = {maximum, 1 / sum};
   if (row_dots != nullptr) dots[i] = dot / sum;
 }
 
-// Adds up the parts of the gradients of weights and prior.
+// Adds up the partial gradients of weights and prior, one thread per number.
 template <typename N>
 __global__ void __launch_bounds__(kThreads)
     PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
                 const float* prior_parts, N* grad_weights, float* grad_prior) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < weights) {
     float sum = 0;
@@ -65,30 +64,30 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds up the gradients of capsules from their rows. A block has the capsules of a
-// pixel, which the same windows see, and a thread a row of a pose.
+// Adds up the gradients of capsules over their rows. A block does the capsules of one
+// pixel, which are seen by the same windows, and a thread does one row of a pose.
 template <int Q, typename N>
 __global__ void __launch_bounds__(kThreads)
     CapsuleKernel(Problem p, const float* poses, const float* activations,
                   N* grad_poses, N* grad_activations) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   Digits<int> d(blockIdx.x);
   const int x = d.Next(p.in_width), y = d.Next(p.in_height), n = d.rest;
   const int channels = static_cast<int>(p.in_channels);
   const int width = static_cast<int>(p.kernel_width);
   const int taps = static_cast<int>(p.kernel_height) * width;
   const int64_t children = taps * channels;
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   for (int first = 0; first < channels * kSide; first += blockDim.x) {
     const int i = first + threadIdx.x, c = i / kSide;
     float sums[Q] = {}, sum = 0;
     for (int tap0 = 0; tap0 < taps; tap0 += kLanes) {
-      // A lane finds the window that sees the pixel at its tap.
+      // Each lane finds the window that sees this pixel at the lane's tap.
       const int mine = tap0 + threadIdx.x % kLanes, kh = mine / width;
-      const int out_y = WindowWith(y, kh, p.pad_top, p.stride_height, p.dilation_height,
-                                   p.out_height);
-      const int out_x = WindowWith(x, mine - kh * width, p.pad_left, p.stride_width,
-                                   p.dilation_width, p.out_width);
+      const int out_y = WindowAtTap(y, kh, p.pad_top, p.stride_height,
+                                    p.dilation_height, p.out_height);
+      const int out_x = WindowAtTap(x, mine - kh * width, p.pad_left, p.stride_width,
+                                    p.dilation_width, p.out_width);
       const int position =
           (n * static_cast<int>(p.out_height) + out_y) * static_cast<int>(p.out_width) +
           out_x;
@@ -120,8 +119,8 @@ __global__ void __launch_bounds__(kThreads)
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots) {
-  return LaunchOverlapped(name, MergeKernel, CeilDivide(Capsules(p), kThreads),
-                          kThreads, 0, exec, p, row_scales, row_dots, scales, dots);
+  return LaunchDependent(name, MergeKernel, CeilDivide(Capsules(p), kThreads), kThreads,
+                         0, exec, p, row_scales, row_dots, scales, dots);
 }
 
 template <typename S>
@@ -130,9 +129,9 @@ LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                     S* grad_activations) {
   const int64_t threads = RoundUp(p.in_channels * kSide, kLanes);
   const auto kernel = p.pose_inner == 5 ? CapsuleKernel<5, S> : CapsuleKernel<4, S>;
-  return LaunchOverlapped(name, kernel, Capsules(p) / p.in_channels,
-                          std::min<int64_t>(threads, kThreads), 0, exec, p, poses,
-                          activations, grad_poses, grad_activations);
+  return LaunchDependent(name, kernel, Capsules(p) / p.in_channels,
+                         std::min<int64_t>(threads, kThreads), 0, exec, p, poses,
+                         activations, grad_poses, grad_activations);
 }
 
 template <typename S>
@@ -141,9 +140,9 @@ LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, in
                      float* grad_prior) {
   const int64_t matrices = Children(p) * p.out_channels;
   const int64_t numbers = matrices * p.pose_inner * kSide;
-  return LaunchOverlapped(name, PartsKernel<S>, CeilDivide(numbers, kThreads), kThreads,
-                          0, exec, numbers, matrices, parts, weights, prior,
-                          grad_weights, grad_prior);
+  return LaunchDependent(name, PartsKernel<S>, CeilDivide(numbers, kThreads), kThreads,
+                         0, exec, numbers, matrices, parts, weights, prior,
+                         grad_weights, grad_prior);
 }
 
 #define CAPSOPS_INSTANTIATE(S)                                                       \

@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Launches the kernels that mma and fma share: they make numbers of capsules, and the
-// gradients of weights and prior, from those of rows [position, k] and from parts. S is
-// float, __half or __nv_bfloat16.
+// Launchers of kernels that mma and fma share. They reduce rows [position, k] to
+// capsules, and add up partial gradients. S is float, __half or __nv_bfloat16.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_ROWS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_ROWS_CUH_
 
@@ -14,9 +13,9 @@
 
 namespace capsops::capsule_moments {
 
-// Writes {most, scale} of each capsule from those of its rows, and the sum of share dr
-// from the sums within its rows; or only that sum, from the sums with the final shares.
-// Tensors that are absent are null.
+// Merges {max, scale} of each capsule's rows, and the sums of share dr that were made
+// with each row's own shares. With null `row_scales` it adds up `row_dots`, which were
+// then made with the final shares. Null `row_dots` are skipped.
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots);
@@ -28,7 +27,7 @@ LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                     const float* poses, const float* activations, S* grad_poses,
                     S* grad_activations);
 
-// Adds up the parts of the gradients of weights and prior. `grad_prior` may be null.
+// Adds up the partial gradients of weights and prior. `grad_prior` may be null.
 template <typename S>
 LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, int parts,
                      const float* weights, const float* prior, S* grad_weights,

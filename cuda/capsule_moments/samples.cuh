@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A problem as a sequence of problems of fewer samples, so that the workspace does not
+// Slices a batch into several problems of fewer samples, so that the workspace does not
 // grow with the batch.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_
@@ -13,26 +13,25 @@
 
 namespace capsops::capsule_moments {
 
-// Calls run(problem, first, last) for the samples from `first` on, `at_a_time` of them;
-// once where there are none.
+// Calls run(problem, first, last) for every slice, and once for an empty batch.
 template <typename Run>
-LaunchError ForSamples(const Problem& p, int64_t at_a_time, const Run& run) {
-  for (int64_t first = 0;; first += at_a_time) {
+LaunchError ForEachSlice(const Problem& p, int64_t slice_samples, const Run& run) {
+  for (int64_t first = 0;; first += slice_samples) {
     Problem part = p;
-    part.batch = std::min(at_a_time, p.batch - first);
-    const bool last = first + at_a_time >= p.batch;
+    part.batch = std::min(slice_samples, p.batch - first);
+    const bool last = first + slice_samples >= p.batch;
     const LaunchError error = run(part, first, last);
     if (!error.empty() || last) return error;
   }
 }
 
-// The gradients of a parent's statistics.
+// Gradients of a parent's statistics.
 template <typename S>
 struct StatisticGradients {
   S *bias, *linear, *precision, *center;
 };
 
-// The results of the backward plan; those that are absent are null.
+// Results of the backward plan. Absent tensors are null.
 template <typename T>
 struct Gradients {
   using S = Statistic<T>;
@@ -50,7 +49,7 @@ struct Gradients {
                    p.has_center ? center : nullptr},
         prior(p.has_prior ? prior : nullptr) {}
 
-  // Those of the samples from `sample` on.
+  // Returns the results from sample `sample` on.
   Gradients From(const Problem& p, int64_t sample) const {
     Gradients from = *this;
     const int64_t capsules = sample * p.in_height * p.in_width * p.in_channels;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The operands of capsule moments, and which child of which window is where.
+// Operands of capsule moments, and the mapping of windows and children to capsules.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
 
@@ -12,13 +12,13 @@
 
 namespace capsops::capsule_moments {
 
-// Moves a pointer on, unless it is null.
+// Advances a pointer, unless it is null.
 template <typename E>
 void Advance(E** pointer, int64_t by) {
   if (*pointer != nullptr) *pointer += by;
 }
 
-// The inputs of every plan; those that are absent are null.
+// Inputs of every plan. Absent tensors are null.
 template <typename T>
 struct Operands {
   using S = Statistic<T>;
@@ -37,7 +37,7 @@ struct Operands {
         center(p.has_center ? center : nullptr),
         prior(p.has_prior ? prior : nullptr) {}
 
-  // Those of the samples from `sample` on.
+  // Returns the operands from sample `sample` on.
   Operands From(const Problem& p, int64_t sample) const {
     Operands from = *this;
     const int64_t capsules = sample * p.in_height * p.in_width * p.in_channels;
@@ -52,7 +52,7 @@ struct Operands {
   }
 };
 
-// Three tensors, one for each moment; null beyond the order.
+// The three moments. Tensors beyond the order are null.
 template <typename S>
 struct Moments {
   S *mass, *first, *second;
@@ -76,7 +76,7 @@ constexpr int64_t Capsules(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }
 
-// A number's digits in mixed radix, from the last on.
+// Decodes a mixed-radix number, least significant digit first.
 template <typename Int>
 struct Digits {
   Int rest;
@@ -89,8 +89,8 @@ struct Digits {
   }
 };
 
-// Where a window begins: the lines of the images before, and the pixel of its first
-// child, which may be outside of the image. Int is what all indices fit in.
+// The first pixel of a window, which may be outside of the image. `lines` counts the
+// image rows of all samples before. Int must hold every index.
 template <typename Int>
 struct Corner {
   Int lines, y, x;
@@ -104,8 +104,7 @@ struct Corner {
     lines = d.rest * static_cast<Int>(p.in_height);
   }
 
-  // Returns the capsule that is child `k`, as an index of activations, or -1 where
-  // there is none.
+  // Returns the index of the capsule that is child `k`, or -1 outside of the image.
   __device__ Int Child(const Problem& p, Int k) const {
     Digits<Int> d(k);
     const Int c = d.Next(p.in_channels), kw = d.Next(p.kernel_width), kh = d.rest;
@@ -123,18 +122,18 @@ __device__ Int ChildOf(const Problem& p, Int position, Int k) {
   return Corner<Int>(p, position).Child(p, k);
 }
 
-// Returns the output pixel along one axis whose tap `tap` is at `pixel`, or -1.
+// Returns the output pixel, along one axis, whose tap `tap` reads `pixel`, or -1.
 template <typename Int>
-__device__ Int WindowWith(Int pixel, Int tap, int64_t pad, int64_t stride,
-                          int64_t dilation, int64_t out) {
+__device__ Int WindowAtTap(Int pixel, Int tap, int64_t pad, int64_t stride,
+                           int64_t dilation, int64_t out) {
   const int64_t from = pixel + pad - tap * dilation;
   if (from < 0) return -1;
   const Int window = static_cast<Int>(from) / static_cast<Int>(stride);
   return window < out && window * stride == from ? window : -1;
 }
 
-// Calls visit(position, k) for each window that sees a capsule, in order of k. Int is
-// what all three, and a pixel of the padded image, fit in.
+// Calls visit(position, k) for each window that sees a capsule, in order of k. Int must
+// hold the capsule, the position, k and a coordinate of the padded image.
 template <typename Int, typename Visit>
 __device__ void VisitWindows(const Problem& p, Int capsule, const Visit& visit) {
   Digits<Int> d(capsule);
@@ -145,11 +144,11 @@ __device__ void VisitWindows(const Problem& p, Int capsule, const Visit& visit) 
   const Int kernel_width = static_cast<Int>(p.kernel_width);
   for (Int kh = 0; kh < p.kernel_height; ++kh) {
     const Int out_y =
-        WindowWith(y, kh, p.pad_top, p.stride_height, p.dilation_height, p.out_height);
+        WindowAtTap(y, kh, p.pad_top, p.stride_height, p.dilation_height, p.out_height);
     if (out_y < 0) continue;
     for (Int kw = 0; kw < kernel_width; ++kw) {
       const Int out_x =
-          WindowWith(x, kw, p.pad_left, p.stride_width, p.dilation_width, p.out_width);
+          WindowAtTap(x, kw, p.pad_left, p.stride_width, p.dilation_width, p.out_width);
       if (out_x < 0) continue;
       visit((n * height + out_y) * width + out_x,
             (kh * kernel_width + kw) * channels + c);

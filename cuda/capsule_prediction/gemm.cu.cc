@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction of any sizes by plain matrix products, one for each input capsule.
+// Capsule prediction of any size by matrix products, one per input capsule.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  const std::string obstacle = GridObstacle(GemmBlocks(i, p.batch, n));
+  const std::string obstacle = GridRefusal(GemmBlocks(i, p.batch, n));
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
       0, [i, n, batch = p.batch, k = p.in_dim](const GpuExec& exec, const T* input,
@@ -33,7 +33,7 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  const std::string obstacle = GridObstacle(
+  const std::string obstacle = GridRefusal(
       std::max(GemmBlocks(i, p.batch, p.in_dim), GemmBlocks(i, n, p.in_dim)));
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(

@@ -1,19 +1,19 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction is bound by the traffic of output (forward) and grad
-// (backward), batch x in_caps x out_caps x out_dim: at in_dim 8 a float of it costs
-// 8 FMAs forward and 16 backward, a third and two thirds of what an H200 can do in
-// the time that the memory takes. So each is touched once, by whole lines, and FMA
-// is enough (and exact).
+// Chooses the kernel path of each plan. Capsule prediction is bound by the traffic of
+// output (forward) and grad (backward), batch x in_caps x out_caps x out_dim: at in_dim
+// 8 each float costs 8 FMAs forward and 16 backward, a third and two thirds of what an
+// H200 computes in that time. So each is accessed once, in whole lines, and FMA is fast
+// enough (and exact).
 //
-// out_caps and out_dim are one axis, "columns". A warp owns one input capsule and
-// 32 V columns, V of them a lane, and keeps the lane's weights [V][K] in registers
-// while it walks over the samples. Backward it adds up grad_weights[V][K] beside
-// them and reduces grad_input over its lanes, while asynchronous copies bring the
-// grad of its next samples: one pass over grad serves both gradients. That holds for
-// in_dim up to 8. Another warp reads the same grad for each 8 beyond, and where a block
-// has too few warps, two plain matrix products read grad twice.
+// out_caps and out_dim are one axis, "columns". A warp has one input capsule and 32 V
+// columns, V per lane, and keeps the lane's weights [V][K] in registers while it loops
+// over samples. The backward kernel also accumulates grad_weights [V][K] in registers
+// and reduces grad_input over its lanes, while the grad of the next samples is copied
+// asynchronously, so that one pass over grad yields both gradients. This holds for
+// in_dim up to 8: each further 8 take another warp that reads the same grad, and if a
+// block has too few warps, two plain matrix products read grad twice.
 #include "cc/launch/capsule_prediction.h"
 #include "cuda/capsule_prediction/paths.h"
 

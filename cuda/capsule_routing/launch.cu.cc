@@ -1,13 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routing by agreement reads little (input, weights) and computes much. Two of its
-// three ways compute u_hat again in every pass over the input capsules, 2 in_dim FLOPs
-// for each of its elements, on tensor cores: `mma` keeps a sample's predictions in
-// registers, for capsules of 8 and 16 elements, the usual sizes; `phases` has three
-// phases that share memory between them, for everything else and for double. The third,
-// `resident`, is for few samples, whose predictions fit into the shared memory of the
-// whole GPU: one kernel keeps them there.
+// Chooses the kernel path of each plan. Routing by agreement is compute-bound: `mma`
+// and `phases` recompute u_hat in every pass over the input capsules, 2 in_dim FLOPs
+// per element, on tensor cores. `mma` keeps a sample's predictions in registers, for
+// the usual capsules of 8 and 16 elements; `phases` exchanges them through shared
+// memory, for all other sizes and for double. `resident` is one kernel for batches so
+// small that all predictions fit into the whole GPU's shared memory.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -19,26 +18,25 @@
 
 namespace capsops::capsule_routing {
 
-// Phases are faster than mma where there are many output capsules of 16 elements, each
-// of which costs a warp there, and enough samples; backward only of 8-element input
-// capsules, and not in exact float (docs/routing.md, "Which path runs").
+// `phases` beats `mma` for enough samples and many output capsules of 16 elements, of
+// which `mma` needs a warp per four; backward only for 8-element input capsules and not
+// in exact float (docs/routing.md, "Which path runs").
 static bool PhasesAreFaster(const Problem& p) {
   if (p.out_dim != 16 || p.out_caps <= 28 || p.batch <= 16) return false;
   const double tiles = static_cast<double>(p.batch) / 16;
   return tiles * p.in_caps * p.out_caps * p.out_caps >= 2e6;
 }
 
-// One kernel for all iterations is faster where there are so few samples that the rows
-// of products of the other kernels are nearly empty, and where a block has no more
-// weights than were measured (docs/routing.md, "Which path runs").
-static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t most) {
-  if (p.batch > most) return false;
+// `resident` is faster for so few samples that the other kernels' tiles are nearly
+// empty, up to the weights per block that were measured (docs/routing.md).
+static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t maximum) {
+  if (p.batch > maximum) return false;
   const int64_t caps = CeilDivide(p.in_caps, exec.device.processors);
   const double weights = 1.0 * caps * p.out_caps * p.out_dim * p.in_dim;
   return weights <= 1 << 18;
 }
 
-// Puts the last candidate before the others.
+// Moves the last candidate to the front.
 template <typename Candidates>
 static void PreferLast(Candidates& candidates) {
   std::rotate(candidates.begin(), candidates.end() - 1, candidates.end());

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the plans of capsule routing ask of a problem's sizes: why it is too large for
-// the kernels, in words that complete a plan's refusal; "" where it is not.
+// Limits on a problem's sizes. Functions return the end of a refusal's sentence or "".
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
 
@@ -16,21 +15,21 @@
 
 namespace capsops::capsule_routing {
 
-// The kernels count in 32 bits what is up to here.
-constexpr int64_t kMost = int64_t{1} << 30;
+// Limit of everything that the kernels count in 32 bits.
+constexpr int64_t kMax = int64_t{1} << 30;
 
-// Of numbers and their names, the first that is over kMost.
+// Names the first number over kMax.
 inline std::string TooLarge(
     std::initializer_list<std::pair<const char*, int64_t>> numbers) {
   for (const auto& [name, number] : numbers) {
-    if (number <= kMost) continue;
+    if (number <= kMax) continue;
     return std::string(name) + " is " + std::to_string(number) + ", over " +
-           std::to_string(kMost);
+           std::to_string(kMax);
   }
   return "";
 }
 
-// Of the sizes of a problem that is not empty.
+// Checks the sizes of a nonempty problem.
 inline std::string TooLarge(const Problem& p) {
   return TooLarge({{"out_caps", p.out_caps},
                    {"out_dim", p.out_dim},

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The planners of the kernel paths, each of which is a translation unit of its own. No
-// kernels are seen from here, so that an edit of one path recompiles that path alone.
+// Planners of the kernel paths. Each path is its own translation unit and its kernels
+// are not visible here, so that editing one path recompiles only that path.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
 

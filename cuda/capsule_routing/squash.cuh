@@ -8,22 +8,21 @@
 
 namespace capsops::capsule_routing {
 
-// Above kHuge, q or f' may leave the range of A: there the squared length is taken of
-// kShrink s, and squash(s) is s / |s|.
+// Above kHuge, q or f' may overflow A. The squared length is then that of kShrink s,
+// and squash(s) is s / |s|.
 template <typename A>
 constexpr A kHuge = sizeof(A) == 8 ? A(0x1p640) : A(0x1p80);
 template <typename A>
 constexpr A kShrink = sizeof(A) == 8 ? A(0x1p-600) : A(0x1p-80);
 
-// The numbers that make squash(s) = factor along(s) and
-// ds = gain dv + slope <along(s), dv> along(s), where along(s) is s or, where s is
-// huge, s / |s|.
+// The factors of squash(s) = factor along(s) and of ds = gain dv + slope <along(s), dv>
+// along(s), where along(s) is s, or s / |s| for huge s.
 template <typename A>
 struct Squash {
   bool huge;
   A unit, factor, gain, slope;
 
-  // Of q = |s|^2 and small = |kShrink s|^2.
+  // `q` is |s|^2 and `small` is |kShrink s|^2.
   __device__ Squash(A q, A small, A epsilon) : huge(q > kHuge<A>) {
     if (huge) {
       // An infinite s makes everything NaN.
@@ -40,7 +39,7 @@ struct Squash {
   }
 
   __device__ A Along(A s) const { return huge ? s * kShrink<A> * unit : s; }
-  // slope <along(s), dv> of <s, dv> and <kShrink s, dv>.
+  // Returns slope <along(s), dv>, given <s, dv> and <kShrink s, dv>.
   __device__ A Slope(A product, A small_product) const {
     return slope * (huge ? small_product * unit : product);
   }

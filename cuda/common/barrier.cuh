@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Barriers in shared memory, on which threads and asynchronous copies arrive, and
-// copies of whole stretches of memory; of compute capability 9.0 and newer.
+// Barriers in shared memory (mbarrier), bulk copies that complete on them, and named
+// barriers. All but cp.async and named barriers need compute capability 9.0.
 #ifndef CAPSOPS_CUDA_COMMON_BARRIER_CUH_
 #define CAPSOPS_CUDA_COMMON_BARRIER_CUH_
 
@@ -10,11 +10,12 @@
 
 namespace capsops {
 
+// The 32-bit address of a pointer to shared memory.
 __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Passes from phase to phase whenever all have arrived. The parity of the first is 0.
+// An mbarrier. A phase ends when its arrivals and bytes are in; the first has parity 0.
 class Barrier {
  public:
   __device__ void Init(int count) {
@@ -22,8 +23,9 @@ class Barrier {
                  "r"(count));
   }
 
-  // After the last Init of a thread, and before all synchronize.
-  __device__ static void PublishInit() {
+  // Makes initialized barriers visible to the async proxy. A thread calls this after
+  // its last Init and before the block synchronizes.
+  __device__ static void FenceInit() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -33,18 +35,18 @@ class Barrier {
                  : "memory");
   }
 
-  // Arrives, and lets the phase end only when `bytes` bytes more have been copied.
-  __device__ void ArriveAndExpect(uint32_t bytes) {
+  // Arrives, and makes the phase wait for `bytes` more bytes of asynchronous copies.
+  __device__ void ArriveAndExpectBytes(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
         "r"(bytes)
         : "memory");
   }
 
-  // Arrives, and lets the phase end only when `bytes` bytes, a multiple of 16, have
-  // been copied to `to`.
-  __device__ void ArriveWithCopy(const void* from, uint32_t bytes, void* to) {
-    ArriveAndExpect(bytes);
+  // Arrives and starts a bulk copy of `bytes` bytes, a multiple of 16, to shared memory
+  // at `to`; the phase ends only once they are there.
+  __device__ void ArriveAndBulkCopy(const void* from, uint32_t bytes, void* to) {
+    ArriveAndExpectBytes(bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[%0], [%1], %2, [%3];" ::"r"(SharedAddress(to)),
@@ -52,7 +54,7 @@ class Barrier {
         : "memory");
   }
 
-  // Waits until the phase of this parity is over.
+  // Waits until the phase of the given parity has ended.
   __device__ void Wait(int parity) {
     uint32_t over;
     do {
@@ -74,33 +76,31 @@ class Barrier {
   uint64_t state_;
 };
 
-// Waits until all but the last kGroups groups of this thread's asynchronous copies have
-// arrived.
+// Waits until at most the kGroups newest cp.async groups of this thread are in flight.
 template <int kGroups>
-__device__ void WaitForCopies() {
+__device__ void WaitForAsyncCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Begins to copy `bytes` bytes, a multiple of 16, from shared memory.
-__device__ inline void BeginStore(const void* from, uint32_t bytes, void* to) {
+// Starts a bulk copy of `bytes` bytes, a multiple of 16, from shared to global memory.
+__device__ inline void StartBulkStore(const void* from, uint32_t bytes, void* to) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                    __cvta_generic_to_global(to)),
                "r"(SharedAddress(from)), "r"(bytes)
                : "memory");
 }
 
-// Waits until what this thread began to store is there.
-__device__ inline void WaitForStores() {
+// Waits until all bulk stores that this thread started have completed.
+__device__ inline void WaitForBulkStores() {
   asm volatile(
       "cp.async.bulk.commit_group;\n"
       "cp.async.bulk.wait_group 0;" ::
           : "memory");
 }
 
-// Waits at barrier kName until so many threads of the block have arrived: whole warps,
-// and always the same ones.
+// Synchronizes kThreads threads, always the same whole warps, at barrier kName.
 template <int kThreads, int kName = 1>
-__device__ void SynchronizeSome() {
+__device__ void SyncNamedBarrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 

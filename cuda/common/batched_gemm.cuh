@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Batched product of small or odd matrices in any layout, for the sizes that no
-// special kernel takes: c[i] = a[i] b[i], in FMA, over shared-memory tiles.
+// Batched matrix product c[i] = a[i] b[i] in FMA over shared-memory tiles, for any
+// layout and size. It serves the sizes that no specialized kernel takes.
 #ifndef CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_
 #define CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_
 
@@ -11,8 +11,8 @@
 
 namespace capsops {
 
-// Element (row, column) of matrix i lies at i * batch + row * row_step + column *
-// column_step.
+// Matrices with arbitrary strides: element (row, column) of matrix i is at i * batch +
+// row * row_step + column * column_step.
 template <typename S>
 struct MatrixBatch {
   S* data;
@@ -24,13 +24,13 @@ struct MatrixBatch {
 };
 
 namespace gemm {
-constexpr int kTile = 64;   // rows and columns of c of a block
-constexpr int kDepth = 16;  // of the contraction at a time
+constexpr int kTile = 64;   // rows and columns of c per block
+constexpr int kDepth = 16;  // terms of the contraction per tile
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // rows and columns of c of a thread
+constexpr int kEach = 4;  // rows and columns of c per thread
 
-// Copies tile [kTile, kDepth] of m (rows by depth) into to[depth][row], zeros
-// outside; neighbouring threads read neighbouring memory in either layout.
+// Copies tile [kTile, kDepth] of m to to[depth][row], with zeros outside of m. Loads
+// are coalesced in either layout.
 template <typename S, typename A>
 __device__ void LoadTile(const MatrixBatch<const S>& m, int64_t i, int64_t row0,
                          int64_t rows, int64_t depth0, int64_t depth,
@@ -91,13 +91,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 }  // namespace gemm
 
-// Returns how many blocks BatchedGemm launches.
+// The number of blocks that BatchedGemm launches.
 inline int64_t GemmBlocks(int64_t count, int64_t rows, int64_t columns) {
   return count * CeilDivide(rows, gemm::kTile) * CeilDivide(columns, gemm::kTile);
 }
 
-// a is [rows, depth], b [depth, columns], c [rows, columns], `count` of each. A grid
-// must be able to have GemmBlocks().
+// Multiplies `count` matrices: a is [rows, depth], b [depth, columns] and c [rows,
+// columns]. GemmBlocks() must fit in a grid.
 template <typename T>
 LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
                         int64_t rows, int64_t columns, int64_t depth,

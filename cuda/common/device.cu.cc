@@ -11,14 +11,14 @@
 
 namespace capsops {
 
-// Asks CUDA once for each device; a failure is not kept.
+// Queries each device once and caches the result, unless the query failed.
 LaunchError QueryDevice(GpuDevice* device) {
   static std::mutex mutex;
   static std::map<int, GpuDevice>* const known = new std::map<int, GpuDevice>;
   cudaError_t error;
   const auto failed = [&](cudaError_t outcome) {
     error = outcome;
-    if (error != cudaSuccess) cudaGetLastError();  // or the next launch is blamed
+    if (error != cudaSuccess) cudaGetLastError();  // or the next launch would report it
     return error != cudaSuccess;
   };
   const auto message = [&] {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Division by a number that is known only at run time, in two instructions.
+// Division by a divisor known only at run time, in two instructions.
 #ifndef CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
 #define CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
 
@@ -9,10 +9,10 @@
 
 namespace capsops {
 
-// Divides numbers below 2^16.
+// Divides numbers below 2^16 by multiplying with a reciprocal.
 struct Divisor {
   int by = 1;
-  uint32_t reciprocal = 0;  // 2^32 / by, rounded up; not used for 1
+  uint32_t reciprocal = 0;  // 2^32 / by, rounded up; unused for 1
 
   Divisor() = default;
   explicit Divisor(int by) : by(by), reciprocal(by > 1 ? 0xffffffffu / by + 1 : 0) {}

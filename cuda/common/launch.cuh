@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Functions that all launchers share on the host side.
+// Host-side launch helpers, and programmatic dependent launch.
 #ifndef CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
 #define CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
 
@@ -19,24 +19,22 @@
 
 namespace capsops {
 
-// Says what `error` means, by default that of the launch just made. The sentence begins
-// with `kernel`.
+// Turns `error`, by default the last launch's, into a message about `kernel`.
 inline LaunchError CheckLaunch(const char* kernel,
                                cudaError_t error = cudaGetLastError()) {
   if (error == cudaSuccess) return {};
-  cudaGetLastError();  // or the next launch would be blamed for it
+  cudaGetLastError();  // or the next launch would report it
   return {std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error),
           error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
 }
 
-// Why a grid of this many blocks cannot be launched, in words that complete a plan's
-// refusal, or "".
-inline std::string GridObstacle(int64_t blocks) {
+// Completes a plan's refusal if a grid of this many blocks is too large; else "".
+inline std::string GridRefusal(int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
   return "it is too large for one CUDA grid, " + std::to_string(blocks) + " blocks";
 }
 
-// Fails where a grid of this many blocks cannot be launched.
+// Fails if a grid of this many blocks is too large.
 inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
   return {std::string(kernel) + ": too large for one CUDA grid, " +
@@ -44,13 +42,13 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
           Fault::kUnimplemented};
 }
 
-// Lets a kernel have all the shared memory there is, instead of 48 KB. The limit is the
-// kernel's on that device and not a launch's, so it is never lowered: another thread
-// may be about to launch.
+// Raises the kernel's limit on dynamic shared memory from 48 KB to the device's
+// maximum. The limit is a property of the kernel on that device and not of a launch, so
+// it is never lowered: another thread may be about to launch.
 template <auto kKernel>
-LaunchError AllowShared(const GpuExec& exec, const char* name) {
+LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
-  // Device and bytes of each; never freed, for threads may launch until the very end.
+  // Device and limit in bytes. Leaked, as threads may launch until the process ends.
   static auto& allowed = *new std::vector<std::pair<int, int>>;
   int device = 0;
   LaunchError error = CheckLaunch(name, cudaGetDevice(&device));
@@ -68,7 +66,7 @@ LaunchError AllowShared(const GpuExec& exec, const char* name) {
   return {};
 }
 
-// Whether this library has machine code or PTX of exactly `arch`: 900 is 9.0.
+// Whether this library has machine code or PTX for exactly `arch`, as 900 for 9.0.
 inline bool BuiltFor(int arch) {
 #ifdef __CUDA_ARCH_LIST__
   for (const int built : {__CUDA_ARCH_LIST__}) {
@@ -78,8 +76,8 @@ inline bool BuiltFor(int arch) {
   return false;
 }
 
-// Whether there is code for this device that has WaitForKernelBefore().
-inline bool CanOverlap(const GpuDevice& device) {
+// Whether the code that runs on this device supports programmatic dependent launch.
+inline bool SupportsDependentLaunch(const GpuDevice& device) {
 #ifdef __CUDA_ARCH_LIST__
   for (const int arch : {__CUDA_ARCH_LIST__}) {
     if (arch >= 900 && arch <= 10 * device.capability) return true;
@@ -88,7 +86,7 @@ inline bool CanOverlap(const GpuDevice& device) {
   return false;
 }
 
-// Launches a kernel, with an attribute unless `attributes` is 0.
+// Launches a kernel with `attribute` if `attributes` is 1, without if it is 0.
 template <typename... Parameters, typename... Arguments>
 LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char* name,
                        void (*kernel)(Parameters...), dim3 grid, int threads,
@@ -104,27 +102,26 @@ LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char
       name, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
-// Launches a kernel that calls WaitForKernelBefore(). Its launch, and its work before
-// that call, overlap with the end of the kernel before it on the stream, on GPUs that
-// can do so (compute capability 9.0 and newer). Arguments are those of LaunchWith.
+// Launches a kernel by programmatic dependent launch (compute capability 9.0 and
+// newer): it may start before the preceding kernel on the stream ends, and calls
+// GridDependencySynchronize() before it reads that kernel's results.
 template <typename Kernel, typename... Arguments>
-LaunchError LaunchOverlapped(const char* name, Kernel kernel, dim3 grid, int threads,
-                             int shared, const GpuExec& exec,
-                             const Arguments&... arguments) {
+LaunchError LaunchDependent(const char* name, Kernel kernel, dim3 grid, int threads,
+                            int shared, const GpuExec& exec,
+                            const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
-  return LaunchWith(attribute, CanOverlap(exec.device) ? 1 : 0, name, kernel, grid,
-                    threads, shared, exec, arguments...);
+  return LaunchWith(attribute, SupportsDependentLaunch(exec.device) ? 1 : 0, name,
+                    kernel, grid, threads, shared, exec, arguments...);
 }
 
-// Launches a kernel whose blocks meet at barriers of the grid. It fails where the GPU
-// has no room for all of them at once, as one with fewer multiprocessors than were
-// planned for.
+// Launches a cooperative kernel, which synchronizes its whole grid. Fails if the GPU
+// cannot hold all blocks at once.
 template <typename Kernel, typename... Arguments>
-LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threads,
-                           int shared, const GpuExec& exec,
-                           const Arguments&... arguments) {
+LaunchError LaunchCooperative(const char* name, Kernel kernel, dim3 grid, int threads,
+                              int shared, const GpuExec& exec,
+                              const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -133,14 +130,14 @@ LaunchError LaunchTogether(const char* name, Kernel kernel, dim3 grid, int threa
 }
 
 #ifdef __CUDACC__
-// Waits until everything that the kernel before wrote can be read.
-__device__ inline void WaitForKernelBefore() {
+// Waits until the preceding kernel's writes are visible.
+__device__ inline void GridDependencySynchronize() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the kernel after begin from here on, as far as there is room.
-__device__ inline void LetKernelAfterBegin() {
+// Allows the next kernel on the stream to start as soon as there is room.
+__device__ inline void TriggerDependentLaunch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products of small matrices on tensor cores, accumulated in float: m16n8k4 and m16n8k8
-// of TF32, m16n8k16 of the 16-bit types.
+// Warp-level products (mma.sync) with float accumulators, in the fragment layouts of
+// the PTX manual: m16n8k4 and m16n8k8 in TF32, m16n8k16 in 16-bit types.
 #ifndef CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
 
@@ -16,7 +16,7 @@
 
 namespace capsops {
 
-// c += a b in TF32, accumulated in float.
+// c += a b, m16n8k8 in TF32.
 __device__ inline void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2],
                                 float (&c)[4]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -25,7 +25,7 @@ __device__ inline void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// c = a b.
+// c = a b, m16n8k8 in TF32.
 __device__ inline void SetToProduct(const uint32_t (&a)[4], const uint32_t (&b)[2],
                                     float (&c)[4]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -34,7 +34,7 @@ __device__ inline void SetToProduct(const uint32_t (&a)[4], const uint32_t (&b)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
 }
 
-// c += a b of half as many columns of a.
+// c += a b, m16n8k4 in TF32.
 __device__ inline void Multiply(const uint32_t (&a)[2], const uint32_t (&b)[1],
                                 float (&c)[4]) {
   asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "
@@ -43,7 +43,7 @@ __device__ inline void Multiply(const uint32_t (&a)[2], const uint32_t (&b)[1],
       : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 }
 
-// The same in float16 and bfloat16, whose operands hold pairs.
+// c += a b, m16n8k16 in float16 or bfloat16, two elements per register.
 template <typename S>
 __device__ void MultiplyPairs(const uint32_t (&a)[4], const uint32_t (&b)[2],
                               float (&c)[4]);
@@ -65,15 +65,15 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// How floats become TF32 operands, of which the hardware reads 11 significant bits:
-// as they are, which is exact for the 16-bit types; rounded; or split into a rounded
-// number and what remains, whose products hold 22 of a float's 24 bits: less is lost
-// than in adding them up. kSplitLeft is of products whose left operand is split, and
-// whose right one is exact.
+// The precision of TF32 products. The hardware reads 11 significant bits of a float.
+// - kExact: operands are used as they are; 16-bit types lose nothing.
+// - kRounded: operands are rounded to TF32.
+// - kSplit: operands are split into a rounded part and a remainder. Three products
+//   keep 22 of the 24 bits, which is less error than summation adds.
+// - kSplitLeft: only the left operand is split; the right one is exact.
 enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
 
-// Calls `then` with the precision that products of T have; `kFull` is that of float
-// where TF32 is not allowed.
+// Calls `then` with the precision for T; kFull is that of float without TF32.
 template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 auto WithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -85,7 +85,7 @@ auto WithPrecision(const GpuExec& exec, const Then& then) {
   }
 }
 
-// Plans by `then` likewise, and refuses products of double.
+// Plans with the precision for products of T; refuses double.
 template <typename Plan, typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 Plan PlanWithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (std::is_same_v<T, double>) {
@@ -95,21 +95,22 @@ Plan PlanWithPrecision(const GpuExec& exec, const Then& then) {
   }
 }
 
-// What of an operand's making can be done once for many products. The hardware cuts
-// off: 0.35 to 0.71 units in the last place more, by mantissa, make that right on
-// average, and leave what is TF32 already as it is.
+// Scales a float so that the hardware's truncation to TF32 becomes rounding on average:
+// it adds 0.35 to 0.71 units in the last place, depending on the mantissa, and leaves
+// numbers that are already TF32 unchanged. This can be done once for many products.
 template <Tf32 kTf32>
 __device__ float Prepare(float x) {
   return kTf32 == Tf32::kRounded ? x * (1 + 0.71f * 0x1p-11f) : x;
 }
 
+// N elements of a fragment; `low` holds the remainders of split floats.
 template <int N, Tf32 kTf32>
 struct Operand {
   uint32_t high[N], low[kTf32 == Tf32::kSplit ? N : 1];
 
   __device__ void Set(int n, float x) { SetPrepared(n, Prepare<kTf32>(x)); }
 
-  // No NaN is lost, whatever its bits.
+  // Sets element n to a prepared number. NaN stays NaN, whatever its payload.
   __device__ void SetPrepared(int n, float x) {
     if constexpr (kTf32 == Tf32::kSplit) {
       high[n] = (__float_as_uint(x) + 0x1000) & 0xffffe000;
@@ -119,9 +120,8 @@ struct Operand {
     }
   }
 
-  // The same for numbers that may be the largest there are: those are cut off, for they
-  // would be rounded to infinity.
-  __device__ void SetLarge(int n, float x) {
+  // Like Set, but truncates numbers so large that they would round to infinity.
+  __device__ void SetWithoutOverflow(int n, float x) {
     Set(n, x);
     if (kTf32 == Tf32::kSplit && isinf(__uint_as_float(high[n]))) {
       high[n] = __float_as_uint(x) & 0xffffe000;
@@ -130,11 +130,10 @@ struct Operand {
   }
 };
 
-// Sets element n of an operand to x, which Prepare() made. Where numbers are split
-// floats, kTf32 is kSplit: then x may be so large that Set() would round it to
-// infinity. Here the high part is rounded as Prepare() does it, but by a product that
-// rounds toward zero, so it stays finite, without an instruction more. It is up to 0.71
-// instead of 0.5 units off. An infinity is split into an infinity and a NaN.
+// Sets element n to x, which Prepare() made. If kTf32 is kSplit, x is a float to split
+// that may be too large for Set(). Its high part is rounded by a multiplication toward
+// zero: it stays finite at no extra cost, but is off by up to 0.71 units instead of
+// 0.5. An infinity becomes an infinity and a NaN.
 template <Tf32 kTf32, int N, Tf32 kOf>
 __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   if constexpr (kTf32 == Tf32::kSplit) {
@@ -146,11 +145,11 @@ __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   }
 }
 
-// For what is computed from numbers that have kTf32: exactness is lost.
+// The precision for values computed from, and thus no longer exact like, kTf32 ones.
 template <Tf32 kTf32>
 constexpr Tf32 kScaled = kTf32 == Tf32::kExact ? Tf32::kSplit : kTf32;
 
-// c += a b, to the precision of the operands.
+// c += a b at the precision of the operands.
 template <Tf32 kA, Tf32 kB>
 __device__ void Multiply(const Operand<4, kA>& a, const Operand<2, kB>& b,
                          float (&c)[4]) {
@@ -159,10 +158,11 @@ __device__ void Multiply(const Operand<4, kA>& a, const Operand<2, kB>& b,
   Multiply(a.high, b.high, c);
 }
 
-// The same for a sum of many products. Tensor cores cut sums off instead of rounding
-// them, which adds up; what is to have float's precision is added in float.
+// c += a b as one of many terms. Tensor cores truncate when they add, an error that
+// accumulates, so at float precision the addition to c is done in float.
 template <Tf32 kA, Tf32 kB>
-__device__ void AddUp(const Operand<4, kA>& a, const Operand<2, kB>& b, float (&c)[4]) {
+__device__ void Accumulate(const Operand<4, kA>& a, const Operand<2, kB>& b,
+                           float (&c)[4]) {
   if constexpr (kA == Tf32::kSplit) {
     float product[4] = {};
     Multiply(a, b, product);

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Tensor maps: descriptions of tensors from which compute capability 9.0 and newer copy
-// boxes to shared memory, asynchronously and with zeros for what lies outside.
+// Tensor maps (TMA): descriptors of tensors from which compute capability 9.0 and newer
+// copies boxes to shared memory asynchronously, with zeros outside of the tensor.
 #ifndef CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
 #define CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
 
@@ -20,24 +20,24 @@
 
 namespace capsops {
 
-// The innermost extent of a swizzled box, within which 16 bytes are exchanged.
-constexpr int kBoxBytes = 128;
+// The innermost extent of a 128-byte swizzled box.
+constexpr int kSwizzleBytes = 128;
 
-// A tensor with dimensions from the innermost outwards. `apart` says how many elements
-// are between neighbors along all dimensions but the first; 16 must divide the bytes.
-// A box takes every `every`-th element. If it is swizzled it has 128 bytes of the first
-// dimension, and these rows lie in shared memory so that row i has its 16 bytes number
-// n at place n ^ (i % 8).
+// A tensor whose dimensions are listed from the innermost outwards. `apart` holds the
+// strides, in elements, of all dimensions but the first; in bytes they must be
+// multiples of 16. A box takes every `every`-th element of each dimension. A swizzled
+// box has 128 bytes of the first dimension: row i of it has its n-th 16 bytes at
+// position n ^ (i % 8).
 template <int kRank>
-struct MappedTensor {
+struct TmaTensor {
   std::array<uint64_t, kRank> size;
   std::array<uint64_t, kRank - 1> apart;
   std::array<uint32_t, kRank> box, every;
   bool swizzled = true;
-  bool rounded = true;  // floats, to TF32
+  bool rounded = true;  // convert float to TF32, to nearest
 };
 
-// The driver's function, without a need to link the driver.
+// Looks up the driver's function, so that the driver need not be linked.
 using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
 inline EncodeTensorMap FindEncodeTensorMap() {
   void* found = nullptr;
@@ -49,16 +49,16 @@ inline EncodeTensorMap FindEncodeTensorMap() {
   const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found,
                                                     cudaEnableDefault, &outcome);
 #endif
-  if (error != cudaSuccess) cudaGetLastError();  // or the next launch is blamed
+  if (error != cudaSuccess) cudaGetLastError();  // or the next launch would report it
   return error == cudaSuccess && outcome == cudaDriverEntryPointSuccess
              ? reinterpret_cast<EncodeTensorMap>(found)
              : nullptr;
 }
 
-// Describes `tensor` at `data`. What is rounded is rounded to nearest on its way.
+// Encodes the map of `tensor` at `data`.
 template <typename S, int kRank>
-LaunchError MakeTensorMap(const char* op, const S* data,
-                          const MappedTensor<kRank>& tensor, CUtensorMap* map) {
+LaunchError MakeTensorMap(const char* op, const S* data, const TmaTensor<kRank>& tensor,
+                          CUtensorMap* map) {
   static const EncodeTensorMap encode = FindEncodeTensorMap();
   if (encode == nullptr) {
     return std::string(op) + ": the CUDA driver has no cuTensorMapEncodeTiled";
@@ -81,9 +81,8 @@ LaunchError MakeTensorMap(const char* op, const S* data,
 }
 
 #ifdef __CUDACC__
-// Begins to copy the box at (c0, c1, ...) to `to`, at whose end `barrier` loses the
-// bytes that it expects.
-__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+// Starts a TMA copy of the box at (c0, c1, ...) to `to`, which completes on `barrier`.
+__device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                int c4, Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -92,8 +91,8 @@ __device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, i
       : "memory");
 }
 
-// The same of a tensor with four dimensions.
-__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+// Same for a tensor with four dimensions.
+__device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -102,8 +101,8 @@ __device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2, i
       : "memory");
 }
 
-// The same of a tensor with three dimensions.
-__device__ inline void CopyBox(const CUtensorMap& map, int c0, int c1, int c2,
+// Same for a tensor with three dimensions.
+__device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
                                Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

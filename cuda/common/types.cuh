@@ -30,6 +30,7 @@ struct CudaTypeOf<BFloat16> {
 template <typename T>
 using CudaType = typename CudaTypeOf<T>::type;
 
+// Casts a launcher's pointer to CUDA's own type.
 template <typename T>
 __host__ const CudaType<T>* Native(const T* pointer) {
   return reinterpret_cast<const CudaType<T>*>(pointer);
@@ -39,11 +40,13 @@ __host__ CudaType<T>* Native(T* pointer) {
   return reinterpret_cast<CudaType<T>*>(pointer);
 }
 
+// Converts an element to its accumulator type.
 __device__ inline float Widen(float x) { return x; }
 __device__ inline double Widen(double x) { return x; }
 __device__ inline float Widen(__half x) { return __half2float(x); }
 __device__ inline float Widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// Converts back, rounding to nearest.
 __device__ inline void Narrow(float x, float* to) { *to = x; }
 __device__ inline void Narrow(double x, double* to) { *to = x; }
 __device__ inline void Narrow(float x, __half* to) { *to = __float2half_rn(x); }
@@ -51,7 +54,7 @@ __device__ inline void Narrow(float x, __nv_bfloat16* to) {
   *to = __float2bfloat16_rn(x);
 }
 
-// N consecutive elements that are moved together, 16 bytes at most at a time.
+// N consecutive elements, aligned for vector loads and stores of up to 16 bytes.
 template <typename S, int N>
 struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
   S at[N];

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Operations of a lane and a warp on short rows that are held in registers.
+// Operations on short rows in registers, by a lane or a warp.
 #ifndef CAPSOPS_CUDA_COMMON_WARP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARP_CUH_
 
@@ -11,8 +11,7 @@ namespace capsops {
 
 constexpr int kLanes = 32;
 
-// 2^x and 1 / x in one instruction, off by a few units in the last place; denormal
-// numbers count as 0.
+// 2^x and 1 / x to a few units in the last place; denormals are flushed to zero.
 __device__ inline float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -31,7 +30,8 @@ __device__ inline float ExpBelow(float x, float maximum) {
 }
 __device__ inline double ExpBelow(double x, double maximum) { return exp(x - maximum); }
 
-// Loads K elements as accumulators; those past `in_dim` are zero.
+// Loads K elements and widens them; those from `in_dim` on are zero. `vector`: all K
+// exist and are aligned for vector loads.
 template <typename S, typename A, int K>
 __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   if (vector) {
@@ -48,6 +48,7 @@ __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   }
 }
 
+// Stores the first `in_dim` of K accumulators; `vector` is as in LoadRow.
 template <typename S, typename A, int K>
 __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   if (vector) {
@@ -67,9 +68,9 @@ __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   }
 }
 
-// Sums each of the K elements over the warp, in a fixed order; lane l returns the
-// sum of element l / (32 / K). Each step halves what a lane holds, so this takes
-// K - 1 + log2(32 / K) shuffles where K separate sums take 5 K.
+// Sums each of the K elements over the warp in a fixed order; lane l returns the sum of
+// element l / (32 / K). Each step halves the elements per lane, so this takes K - 1 +
+// log2(32 / K) shuffles instead of 5 K.
 template <int Offset = kLanes / 2, typename A, int K>
 __device__ A SumOverLanes(const A (&row)[K]) {
   if constexpr (K > 1) {

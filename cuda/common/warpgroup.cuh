@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products on the tensor cores of compute capability 9.0 that a warpgroup, 4 warps,
-// makes while it goes on: c += a b with both from shared memory, 64 rows of a and 64
-// to 256 columns of b. A warp has 16 rows of c, laid out as in m16n8 products.
+// Asynchronous warpgroup products (wgmma) of compute capability 9.0: c += a b with 64
+// rows of a and 64 to 256 columns of b, read from shared memory or, for a, from
+// registers. Each of the 4 warps holds 16 rows of c in the m16n8 fragment layout.
 #ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 #define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
 
@@ -18,13 +18,13 @@
 
 namespace capsops {
 
-// Whether there is code for this device that has them. A build for 9.0 has them always.
-inline bool HasWarpgroups(const GpuDevice& device) {
+// Whether the code that runs on this device has wgmma. A build for 9.0 always has.
+inline bool HasWgmma(const GpuDevice& device) {
   return device.capability == 90 && BuiltFor(900);
 }
 
-// Fails where the kernel was built with fewer registers for a thread: a warpgroup waits
-// forever for registers that its block does not have.
+// Fails if the kernel was compiled for fewer registers per thread than `wanted`:
+// setmaxnreg would wait forever for registers that its block does not have.
 template <auto kKernel>
 LaunchError CheckRegisters(const char* op, int wanted) {
   static std::atomic<int> known = 0;
@@ -41,16 +41,15 @@ LaunchError CheckRegisters(const char* op, int wanted) {
          " registers for a thread, not " + std::to_string(wanted);
 }
 
-// What was written to shared memory may be read by the products of whoever synchronizes
-// with this thread.
-__device__ inline void ShareWithProducts() {
+// Makes this thread's writes to shared memory visible to wgmma and bulk copies (the
+// async proxy) after the next synchronization.
+__device__ inline void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// From here on a thread of this warpgroup has kCount registers, more than before or
-// fewer.
+// Raises (kMore) or lowers this warpgroup's registers per thread to kCount: setmaxnreg.
 template <int kCount, bool kMore>
-__device__ void TakeRegisters() {
+__device__ void SetMaxRegisters() {
   if constexpr (kMore) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
   } else {
@@ -58,53 +57,53 @@ __device__ void TakeRegisters() {
   }
 }
 
-// Registers written before may be read by the products that follow.
-__device__ inline void BeginProducts() {
+// Orders earlier register writes before the following wgmma instructions.
+__device__ inline void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Makes a group of the products begun since the last.
-__device__ inline void CommitProducts() {
+// Closes a group of all wgmma instructions issued since the last one.
+__device__ inline void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until all but the last kGroups groups are done.
+// Waits until at most the kGroups newest groups are in flight.
 template <int kGroups>
-__device__ void WaitForProducts() {
+__device__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// An operand lies in shared memory as units of 16 bytes of the contraction, two units
-// for a product. 8 rows or columns of a unit follow each other; `group` is the distance
-// from 8 of them to the next 8, `unit` that of the two units. Both, and the address, in
-// units of 16 bytes.
-__device__ inline uint64_t DescribeOperand(uint32_t address, uint32_t unit,
-                                           uint32_t group) {
+// Makes the matrix descriptor of an operand without swizzle. It consists of core
+// matrices of 8 rows (or columns) by 16 bytes of the contraction, two for each
+// product: `unit` is the distance between these, `group` that to the next 8 rows. Both
+// and the address count 16 bytes.
+__device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
+                                          uint32_t group) {
   return (uint64_t{group} << 32) | (unit << 16 | address);
 }
 
-// The same of an operand whose rows or columns are 128 bytes each, swizzled as those of
-// boxes of tensor maps, 8 of which begin at a multiple of 1024. `address` is that of
-// the product's 32 bytes of the first, in units of 16 bytes.
-__device__ inline uint64_t DescribeSwizzled(uint32_t address) {
+// Makes the descriptor of a K-major operand in 128-byte swizzle, as TMA boxes have it:
+// 8 rows of 128 bytes begin at a multiple of 1024. `address`, in units of 16 bytes, is
+// that of the product's 32 bytes within the first row.
+__device__ inline uint64_t MakeSwizzledDescriptor(uint32_t address) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (1 << 16 | address);
 }
 
-// The same of an operand whose terms are such lines of 128 bytes, with 64 rows or
-// columns each of a 16-bit type; `more` is the distance to those of the next 64.
-__device__ inline uint64_t DescribeLinesOfTerms(uint32_t address, uint32_t more) {
+// Makes the descriptor of an MN-major operand of a 16-bit type in 128-byte swizzle:
+// each term is a line of 64 rows (or columns). `more` is the distance to the next 64.
+__device__ inline uint64_t MakeMnMajorDescriptor(uint32_t address, uint32_t more) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (more << 16 | address);
 }
 
-__device__ inline uint32_t UnitAddress(const void* shared) {
+// The address of an operand in units of 16 bytes, as descriptors have it.
+__device__ inline uint32_t DescriptorAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }
 
-// Begins c += a b, or c = a b, of kProducts times 8 columns: of float in TF32, 8 terms;
-// of a 16-bit type, 16. Of these, kAcross says that not the terms of a row or column,
-// but the rows or columns of a term are next to each other.
-template <typename O, int kProducts, bool kAcross = false>
-struct AsyncProduct;
+// Issues c += a b, or c = a b, for 8 kProducts columns: 8 terms of TF32, or 16 of a
+// 16-bit type. kMnMajor: both operands are MN-major (16-bit types only).
+template <typename O, int kProducts, bool kMnMajor = false>
+struct Wgmma;
 
 #define CAPSOPS_SUM(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define CAPSOPS_SUMS_4(n) \
@@ -141,98 +140,93 @@ struct AsyncProduct;
   ", "                                                                       \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
   "%124, %125, %126, %127"
-#define CAPSOPS_ASYNC_PRODUCT(O, ACROSS, KIND, PRODUCTS, N, A, B, ADD, REGISTERS, ...) \
-  template <>                                                                          \
-  struct AsyncProduct<O, PRODUCTS, ACROSS> {                                           \
-    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[PRODUCTS][4],      \
-                                 bool add) {                                           \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                          \
-                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(REGISTERS, A, B)    \
-                   : __VA_ARGS__                                                       \
-                   : "l"(a), "l"(b), "r"(int{add}));                                   \
-    }                                                                                  \
+#define CAPSOPS_WGMMA(O, MN_MAJOR, KIND, PRODUCTS, N, A, B, ADD, REGISTERS, ...)    \
+  template <>                                                                       \
+  struct Wgmma<O, PRODUCTS, MN_MAJOR> {                                             \
+    __device__ static void Begin(uint64_t a, uint64_t b, float (&c)[PRODUCTS][4],   \
+                                 bool add) {                                        \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                       \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(REGISTERS, A, B) \
+                   : __VA_ARGS__                                                    \
+                   : "l"(a), "l"(b), "r"(int{add}));                                \
+    }                                                                               \
   };
-#define CAPSOPS_ASYNC_PRODUCT_128(O, ACROSS, KIND)                    \
-  CAPSOPS_ASYNC_PRODUCT(O, ACROSS, KIND, 16, "128", "64", "65", "66", \
-                        CAPSOPS_REGISTERS_64, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))
-#define CAPSOPS_ASYNC_PRODUCT_256(O, ACROSS, KIND)                                   \
-  CAPSOPS_ASYNC_PRODUCT(O, ACROSS, KIND, 32, "256", "128", "129", "130",             \
-                        CAPSOPS_REGISTERS_128, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
-                        CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
-#define CAPSOPS_ASYNC_PRODUCTS(O, KIND)                                              \
-  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 8, "64", "32", "33", "34",                   \
-                        CAPSOPS_REGISTERS_32, CAPSOPS_SUMS_8(0))                     \
-  CAPSOPS_ASYNC_PRODUCT_128(O, false, KIND)                                          \
-  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 21, "168", "84", "85", "86",                 \
-                        CAPSOPS_REGISTERS_84, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8),  \
-                        CAPSOPS_SUMS_4(16), CAPSOPS_SUM(20))                         \
-  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 24, "192", "96", "97", "98",                 \
-                        CAPSOPS_REGISTERS_96, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8),  \
-                        CAPSOPS_SUMS_8(16))                                          \
-  CAPSOPS_ASYNC_PRODUCT(O, false, KIND, 28, "224", "112", "113", "114",              \
-                        CAPSOPS_REGISTERS_112, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
-                        CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_4(24))                      \
-  CAPSOPS_ASYNC_PRODUCT_256(O, false, KIND)
+#define CAPSOPS_WGMMA_128(O, MN_MAJOR, KIND)                                          \
+  CAPSOPS_WGMMA(O, MN_MAJOR, KIND, 16, "128", "64", "65", "66", CAPSOPS_REGISTERS_64, \
+                CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))
+#define CAPSOPS_WGMMA_256(O, MN_MAJOR, KIND)                                 \
+  CAPSOPS_WGMMA(O, MN_MAJOR, KIND, 32, "256", "128", "129", "130",           \
+                CAPSOPS_REGISTERS_128, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
+                CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
+#define CAPSOPS_WGMMA_ALL(O, KIND)                                                     \
+  CAPSOPS_WGMMA(O, false, KIND, 8, "64", "32", "33", "34", CAPSOPS_REGISTERS_32,       \
+                CAPSOPS_SUMS_8(0))                                                     \
+  CAPSOPS_WGMMA_128(O, false, KIND)                                                    \
+  CAPSOPS_WGMMA(O, false, KIND, 21, "168", "84", "85", "86", CAPSOPS_REGISTERS_84,     \
+                CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_4(16),              \
+                CAPSOPS_SUM(20))                                                       \
+  CAPSOPS_WGMMA(O, false, KIND, 24, "192", "96", "97", "98", CAPSOPS_REGISTERS_96,     \
+                CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16))              \
+  CAPSOPS_WGMMA(O, false, KIND, 28, "224", "112", "113", "114", CAPSOPS_REGISTERS_112, \
+                CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16),              \
+                CAPSOPS_SUMS_4(24))                                                    \
+  CAPSOPS_WGMMA_256(O, false, KIND)
 #define CAPSOPS_TF32(REGISTERS, A, B) \
   "k8.f32.tf32.tf32 {" REGISTERS "}, %" A ", %" B ", add, 1, 1; }"
 #define CAPSOPS_HALF(REGISTERS, A, B) \
   "k16.f32.f16.f16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 0, 0; }"
 #define CAPSOPS_BFLOAT(REGISTERS, A, B) \
   "k16.f32.bf16.bf16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 0, 0; }"
-#define CAPSOPS_HALF_ACROSS(REGISTERS, A, B) \
+#define CAPSOPS_HALF_MN_MAJOR(REGISTERS, A, B) \
   "k16.f32.f16.f16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 1, 1; }"
-#define CAPSOPS_BFLOAT_ACROSS(REGISTERS, A, B) \
+#define CAPSOPS_BFLOAT_MN_MAJOR(REGISTERS, A, B) \
   "k16.f32.bf16.bf16 {" REGISTERS "}, %" A ", %" B ", add, 1, 1, 1, 1; }"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-CAPSOPS_ASYNC_PRODUCTS(float, CAPSOPS_TF32)
-CAPSOPS_ASYNC_PRODUCTS(__half, CAPSOPS_HALF)
-CAPSOPS_ASYNC_PRODUCTS(__nv_bfloat16, CAPSOPS_BFLOAT)
-CAPSOPS_ASYNC_PRODUCT_128(__half, true, CAPSOPS_HALF_ACROSS)
-CAPSOPS_ASYNC_PRODUCT_256(__half, true, CAPSOPS_HALF_ACROSS)
-CAPSOPS_ASYNC_PRODUCT_128(__nv_bfloat16, true, CAPSOPS_BFLOAT_ACROSS)
-CAPSOPS_ASYNC_PRODUCT_256(__nv_bfloat16, true, CAPSOPS_BFLOAT_ACROSS)
+CAPSOPS_WGMMA_ALL(float, CAPSOPS_TF32)
+CAPSOPS_WGMMA_ALL(__half, CAPSOPS_HALF)
+CAPSOPS_WGMMA_ALL(__nv_bfloat16, CAPSOPS_BFLOAT)
+CAPSOPS_WGMMA_128(__half, true, CAPSOPS_HALF_MN_MAJOR)
+CAPSOPS_WGMMA_256(__half, true, CAPSOPS_HALF_MN_MAJOR)
+CAPSOPS_WGMMA_128(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
+CAPSOPS_WGMMA_256(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
 #endif
 
-// The same with a in registers, laid out as in m16n8k8 products of TF32 or m16n8k16
-// products of a 16-bit type; columns of b's terms are next to each other then.
-// Registers must keep their values until the product is done.
+// Same with a in registers, in the m16n8k8 (TF32) or m16n8k16 (16-bit) fragment layout;
+// a 16-bit b is MN-major. The registers must not change until the product is done.
 template <typename O, int kProducts>
-struct AsyncProductOfRegisters;
+struct WgmmaRs;
 
-#define CAPSOPS_PRODUCT_OF_REGISTERS(O, KIND, PRODUCTS, N, A0, A1, A2, A3, B, ADD, \
-                                     REGISTERS, ...)                               \
-  template <>                                                                      \
-  struct AsyncProductOfRegisters<O, PRODUCTS> {                                    \
-    __device__ static void Begin(const uint32_t (&a)[4], uint64_t b,               \
-                                 float (&c)[PRODUCTS][4], bool add) {              \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                      \
-                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(                \
-                       REGISTERS, "{%" A0 ", %" A1 ", %" A2 ", %" A3 "}", B)       \
-                   : __VA_ARGS__                                                   \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),           \
-                     "r"(int{add}));                                               \
-    }                                                                              \
+#define CAPSOPS_WGMMA_RS(O, KIND, PRODUCTS, N, A0, A1, A2, A3, B, ADD, REGISTERS, ...) \
+  template <>                                                                          \
+  struct WgmmaRs<O, PRODUCTS> {                                                        \
+    __device__ static void Begin(const uint32_t (&a)[4], uint64_t b,                   \
+                                 float (&c)[PRODUCTS][4], bool add) {                  \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" ADD                          \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" N KIND(                    \
+                       REGISTERS, "{%" A0 ", %" A1 ", %" A2 ", %" A3 "}", B)           \
+                   : __VA_ARGS__                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),               \
+                     "r"(int{add}));                                                   \
+    }                                                                                  \
   };
-#define CAPSOPS_PRODUCT_OF_REGISTERS_64(O, KIND)                                     \
-  CAPSOPS_PRODUCT_OF_REGISTERS(O, KIND, 8, "64", "32", "33", "34", "35", "36", "37", \
-                               CAPSOPS_REGISTERS_32, CAPSOPS_SUMS_8(0))
-#define CAPSOPS_TF32_OF_REGISTERS(REGISTERS, A, B) \
+#define CAPSOPS_WGMMA_RS_64(O, KIND)                                     \
+  CAPSOPS_WGMMA_RS(O, KIND, 8, "64", "32", "33", "34", "35", "36", "37", \
+                   CAPSOPS_REGISTERS_32, CAPSOPS_SUMS_8(0))
+#define CAPSOPS_TF32_RS(REGISTERS, A, B) \
   "k8.f32.tf32.tf32 {" REGISTERS "}, " A ", %" B ", add, 1, 1; }"
-#define CAPSOPS_HALF_OF_REGISTERS(REGISTERS, A, B) \
+#define CAPSOPS_HALF_RS(REGISTERS, A, B) \
   "k16.f32.f16.f16 {" REGISTERS "}, " A ", %" B ", add, 1, 1, 1; }"
-#define CAPSOPS_BFLOAT_OF_REGISTERS(REGISTERS, A, B) \
+#define CAPSOPS_BFLOAT_RS(REGISTERS, A, B) \
   "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", %" B ", add, 1, 1, 1; }"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-CAPSOPS_PRODUCT_OF_REGISTERS_64(float, CAPSOPS_TF32_OF_REGISTERS)
-CAPSOPS_PRODUCT_OF_REGISTERS_64(__half, CAPSOPS_HALF_OF_REGISTERS)
-CAPSOPS_PRODUCT_OF_REGISTERS_64(__nv_bfloat16, CAPSOPS_BFLOAT_OF_REGISTERS)
-CAPSOPS_PRODUCT_OF_REGISTERS(float, CAPSOPS_TF32_OF_REGISTERS, 16, "128", "64", "65",
-                             "66", "67", "68", "69", CAPSOPS_REGISTERS_64,
-                             CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))
-CAPSOPS_PRODUCT_OF_REGISTERS(float, CAPSOPS_TF32_OF_REGISTERS, 32, "256", "128", "129",
-                             "130", "131", "132", "133", CAPSOPS_REGISTERS_128,
-                             CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_8(16),
-                             CAPSOPS_SUMS_8(24))
+CAPSOPS_WGMMA_RS_64(float, CAPSOPS_TF32_RS)
+CAPSOPS_WGMMA_RS_64(__half, CAPSOPS_HALF_RS)
+CAPSOPS_WGMMA_RS_64(__nv_bfloat16, CAPSOPS_BFLOAT_RS)
+CAPSOPS_WGMMA_RS(float, CAPSOPS_TF32_RS, 16, "128", "64", "65", "66", "67", "68", "69",
+                 CAPSOPS_REGISTERS_64, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8))
+CAPSOPS_WGMMA_RS(float, CAPSOPS_TF32_RS, 32, "256", "128", "129", "130", "131", "132",
+                 "133", CAPSOPS_REGISTERS_128, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8),
+                 CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
 #endif
 
 }  // namespace capsops

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides images among the blocks of the kernels of channels.cuh, and launches them.
+// Plans and launches of the kernels of channels.cuh.
 #include "cuda/high_order_conv/channels.cuh"
 
 #include <algorithm>
@@ -24,17 +24,17 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
   return w.rows * row * sizeof(S);
 }
 
-// Says why this kernel cannot do it, or finds the largest tile whose threads and
-// filters a block can have and returns null.
+// Returns why this kernel refuses the problem, or chooses the largest tile that fits a
+// block's threads and shared memory, and returns null.
 template <typename S>
 const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
                    int64_t* blocks) {
-  constexpr int64_t kMost = 1 << 24;
+  constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
   if (p.dilation_width != 1) return "there is a dilation across";
   if (p.dilation_height > INT32_MAX) return "the dilation down is too large";
-  if (p.height > kMost || p.width > kMost || p.channels > kMost) return kTooLarge;
+  if (p.height > kMax || p.width > kMax || p.channels > kMax) return kTooLarge;
   if (p.channels % (kVector * p.groups) != 0) {
     return "the channels of a group are no multiple of 4";
   }
@@ -52,8 +52,8 @@ const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   }
   w->lanes = w->lanes_of_group * p.groups;
   const int64_t quads = CeilDivide(p.width, kPixels);
-  const int64_t most = std::min(device.shared, 72 << 10);
-  const auto fits = [&] { return Bytes<S>(*w, pass, p.kernel_width) <= most; };
+  const int64_t maximum = std::min(device.shared, 72 << 10);
+  const auto fits = [&] { return Bytes<S>(*w, pass, p.kernel_width) <= maximum; };
   w->rows = 1;
   w->quads = std::min<int64_t>(quads, kMaxThreads / w->lanes);
   while (w->quads > 1 && !fits()) --w->quads;
@@ -76,7 +76,7 @@ const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
 template <auto kKernel, typename S>
 LaunchError Launch(const char* name, const GpuExec& exec, const Work& w, int64_t blocks,
                    int64_t bytes, const S* a, const S* b, S* result) {
-  const LaunchError error = AllowShared<kKernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
   if (!error.empty()) return error;
   const int threads = CeilDivide(w.rows * w.quads * w.lanes, 32) * 32;
   kKernel<<<blocks, threads, bytes, exec.stream>>>(w, a, b, result);

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of groups of 4 N channels (involution). A
-// thread has 4 neighbouring pixels of a row and 4 neighbouring channels. It holds the
-// part of the image that a row of taps reads, 4 + K - 1 vectors, in registers. The
-// threads of a group share filters, which are staged in shared memory.
+// thread has 4 neighbouring pixels of a row and 4 channels, and holds in registers the
+// 4 + K - 1 vectors of the image that a row of taps reads. The threads of a group share
+// filters, which are staged in shared memory.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
 
@@ -19,22 +19,22 @@
 namespace capsops::high_order_conv::channels {
 
 constexpr int kMaxThreads = 256;
-constexpr int kPixels = 4;  // of a thread, which also has 4 channels
+constexpr int kPixels = 4;  // per thread, which also has 4 channels
 constexpr int kVector = 4;
 
-// A block has a tile of `rows` rows of `quads` times 4 pixels, and `lanes` threads for
-// each quad of pixels.
+// Work split. A block has a tile of `rows` rows of `quads` x 4 pixels, with `lanes`
+// threads per quad of pixels.
 struct Work {
   int height, width, tiles_x, tiles_y, quads, rows;
   int channels, groups, dilation_height;
-  int lanes, lanes_of_group;  // a group with more channels uses its lanes in turns
+  int lanes, lanes_of_group;  // lanes of a larger group loop over its channels
 };
 
 struct Place {
   int lane, quad, row;  // of the thread
-  int tile_x, x, y;     // the first pixels of the tile and of the thread, and the row
-  int64_t image;        // rows of all the images before
-  bool inside;          // the first pixel, of the tile and the image
+  int tile_x, x, y;     // first column of the tile and of the thread, and its row
+  int64_t image;        // rows of all previous images
+  bool inside;          // whether its first pixel is in the tile and the image
 
   __device__ explicit Place(const Work& w) {
     unsigned block = blockIdx.x;
@@ -49,14 +49,13 @@ struct Place {
     y = tile_y + row;
     inside = row < w.rows && y < w.height && x < w.width;
   }
-  // The pixels of the tile in its row `r`, which may be none.
+  // Number of pixels of the tile in its row `r`.
   __device__ int PixelsOfRow(const Work& w, int r) const {
     return y - row + r < w.height ? min(w.quads * kPixels, w.width - tile_x) : 0;
   }
 };
 
-// Loads the vectors at columns from x on, of one row of an image; those outside the
-// image are zero.
+// Loads the vectors from column x on of one image row, zeros outside the image.
 template <typename S, typename A, int kWindow>
 __device__ void LoadWindow(const Work& w, const S* tensor, int64_t row, int x,
                            int channel, bool row_inside,
@@ -88,6 +87,7 @@ __device__ void StoreQuad(const Work& w, const Place& at,
   }
 }
 
+// Stages the filters of the tile's pixels, and computes output.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     ForwardKernel(Work w, const S* __restrict__ input, const S* __restrict__ filters,
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   StoreQuad(w, at, sum, output);
 }
 
-// Each pixel gathers from the filters of the pixels around it. Those are staged as
-// [row of the tile][row of taps][pixel][group][K], with zeros outside the image.
+// Each pixel gathers from the filters of the surrounding pixels, staged as [row of the
+// tile][row of taps][pixel][group][K] with zeros outside the image.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     InputKernel(Work w, const S* __restrict__ grad, const S* __restrict__ filters,
@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   StoreQuad(w, at, sum, grad_input);
 }
 
-// Adds the sums of the `lanes` lanes of a group, in a fixed order. Each of the first
-// min(lanes, 4) lanes keeps 4 / lanes pixels, at least one, from `*pixel` on.
+// Sums over the `lanes` lanes of a group, in a fixed order. Each of the first
+// min(lanes, 4) lanes gets 4 / lanes pixels, at least one, from `*pixel` on.
 template <typename A, int K>
 __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   *pixel = 0;
@@ -228,6 +228,7 @@ __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   }
 }
 
+// Computes grad_filters in shared memory, and stores it in whole words.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,

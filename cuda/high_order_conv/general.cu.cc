@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution of any size, type and layout. One thread computes each element
-// of a result, straight from the definition; threads follow the order of memory.
+// High-order convolution of any size, type and layout. One thread computes one element
+// of a result directly from the definition, in the order of memory.
 #include <algorithm>
 #include <cstdint>
 
@@ -17,8 +17,7 @@ namespace capsops::high_order_conv::general {
 constexpr int kThreads = 256;
 constexpr int kBlockOfSum = 32;
 
-// A sum in blocks of 32 terms. The rounding error of n terms grows with 32 + n / 32,
-// and not with n.
+// A sum in blocks of 32 terms: its rounding error grows with 32 + n / 32, not with n.
 template <typename A>
 class Sum {
  public:
@@ -37,7 +36,7 @@ class Sum {
 };
 
 struct Place {
-  int64_t n, y, x, inner;  // inner: of the `inners` channels or filter elements
+  int64_t n, y, x, inner;  // inner: channel or filter element
 };
 
 __device__ inline Place Locate(const Problem& p, int64_t element, int64_t inners) {
@@ -60,9 +59,9 @@ __device__ inline int64_t ElementAt(const Problem& p, const Place& at, int64_t i
              : ((at.n * p.height + at.y) * p.width + at.x) * inners + at.inner;
 }
 
-// Computes output from input and filters where kReverse is false, and grad_input from
-// grad and filters where it is true. A pixel of grad_input gathers from the
-// filters of the pixels around it, each from the opposite side.
+// Computes output from input and filters, or if kReverse grad_input from grad and
+// filters: a pixel of grad_input then gathers from the filters of the surrounding
+// pixels, at the opposite taps.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, int64_t elements, const S* __restrict__ values,
@@ -104,6 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Computes grad_filters: per tap, the inner product of grad and input over a group.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Problem p, int64_t elements, const S* __restrict__ grad,

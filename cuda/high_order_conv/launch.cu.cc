@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution is bound by the traffic of filters, kernel_height x
-// kernel_width elements for each group of a pixel; docs/high_order_conv.md describes
-// the kernels.
+// Chooses the kernel path of each plan. High-order convolution is bound by the traffic
+// of filters, kernel_height x kernel_width elements per pixel and group.
+// docs/high_order_conv.md describes the kernels.
 #include "cc/launch/high_order_conv.h"
 #include "cuda/high_order_conv/paths.h"
 

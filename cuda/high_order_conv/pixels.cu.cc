@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of any window, dilation and type whose filters
-// are not too large. Neighbouring threads have neighbouring pixels, and compute 4
-// channels of a group at a time. Filters pass through shared memory, so that they are
-// read and written in whole words.
+// fit in shared memory, where they are staged for coalesced access. Neighbouring
+// threads have neighbouring pixels, and each computes 4 channels of a group at a time.
 #include <cuda_pipeline.h>
 
 #include <cstdint>
@@ -19,22 +18,22 @@
 namespace capsops::high_order_conv::pixels {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;       // channels computed at a time
-constexpr int kShared = 48 << 10;  // bytes of filters in a block, at most
-constexpr int kFewestPixels = 32;  // of a block
+constexpr int kPerStep = 4;        // channels computed at once
+constexpr int kShared = 48 << 10;  // limit of a block's filters, in bytes
+constexpr int kMinPixels = 32;     // per block
 
-// A block has `pixels` pixels, a power of two. Each has `kThreads / pixels` threads,
-// which share its channels.
+// Work split. A block has `pixels` pixels, a power of two, and `kThreads / pixels`
+// threads per pixel that split its channels.
 struct Work {
-  int pixels, chunks, of_group, per_pixel;  // chunks of channels in a group
+  int pixels, chunks, of_group, per_pixel;  // `chunks` of channels per group
 };
 
-// The pixel of a thread, counted through all images, and its place in its own image.
+// A thread's pixel, counted through all images, and its coordinates.
 struct Place {
-  int64_t first, pixel;  // the block's and the thread's
+  int64_t first, pixel;  // first pixel of the block, and the thread's
   int64_t y, x;
   int count;     // pixels of the block
-  int of_block;  // which of them this is
+  int of_block;  // the thread's pixel, within the block
   int part, parts;
   bool inside;
 
@@ -51,8 +50,8 @@ struct Place {
   }
 };
 
-// Computes output from input and filters where kReverse is false, and grad_input from
-// grad and filters where it is true; then filters are read in place.
+// Computes output from input and filters, or if kReverse grad_input from grad and
+// filters; then it reads filters from global memory.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, Work w, const S* __restrict__ values,
@@ -82,17 +81,17 @@ __global__ void __launch_bounds__(kThreads)
                       p.dilation_width);
   for (int chunk = at.part; chunk < w.chunks * static_cast<int>(p.groups);
        chunk += at.parts) {
-    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kTogether;
+    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
-    int offset[kTogether];
+    int offset[kPerStep];
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) offset[c] = min(c, w.of_group - 1 - c0);
-    A sum[kTogether] = {};
+    for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
+    A sum[kPerStep] = {};
     for (int64_t kh = rows.begin; kh < rows.end; ++kh) {
       const int i = static_cast<int>(kh);
       const int64_t down = (i - height / 2) * p.dilation_height * p.width;
       const int tap = (group * height + i) * width;
-      A part[kTogether] = {};
+      A part[kPerStep] = {};
 #pragma unroll 4
       for (int j = static_cast<int>(columns.begin); j < columns.end; ++j) {
         const int64_t away = down + (j - width / 2) * p.dilation_width;
@@ -101,19 +100,20 @@ __global__ void __launch_bounds__(kThreads)
             Widen(kReverse ? filters[source * w.per_pixel + tap + j] : mine[tap + j]);
         const S* const from = first + source * p.channels;
 #pragma unroll
-        for (int c = 0; c < kTogether; ++c) part[c] += f * Widen(from[offset[c]]);
+        for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
       }
 #pragma unroll
-      for (int c = 0; c < kTogether; ++c) sum[c] += part[c];
+      for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
     }
     S* const to = result + at.pixel * p.channels + group * w.of_group + c0;
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) {
+    for (int c = 0; c < kPerStep; ++c) {
       if (c0 + c < w.of_group) Narrow(sum[c], to + c);
     }
   }
 }
 
+// Computes grad_filters in shared memory, and stores it coalesced.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Problem p, Work w, const S* __restrict__ grad,
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(kThreads)
   const int width = p.kernel_width, taps = static_cast<int>(p.kernel_height) * width;
   for (int chunk = 0; at.inside && chunk < w.chunks * static_cast<int>(p.groups);
        ++chunk) {
-    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kTogether;
+    const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const int64_t channel = group * w.of_group + c0;
-    A own[kTogether];
-    int offset[kTogether];
+    A own[kPerStep];
+    int offset[kPerStep];
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) {
+    for (int c = 0; c < kPerStep; ++c) {
       const bool has = c0 + c < w.of_group;
       offset[c] = has ? c : 0;
       const A g = Widen(grad[at.pixel * p.channels + channel + offset[c]]);
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads)
       const S* const from = input + source * p.channels + channel;
       A sum = 0;
 #pragma unroll
-      for (int c = 0; c < kTogether; ++c) {
-        // Channels of the next group are not used, for they might not be finite.
+      for (int c = 0; c < kPerStep; ++c) {
+        // Ignores channels of the next group, which might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }
       mine[tap] = inside ? (c0 > 0 ? mine[tap] + sum : sum) : A{0};
@@ -161,32 +161,32 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns the pixels of a block where an element of filters takes `bytes` bytes, or 0
+// Returns the number of pixels per block, if an element of filters takes `bytes`, or 0
 // if filters are too large.
-inline int PixelsOfBlock(const Problem& p, int bytes, int most) {
+inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   const int64_t limit = kShared / bytes - 16;
   if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;
   const int64_t per_pixel = p.groups * p.kernel_height * p.kernel_width;
-  int pixels = most;
-  while (pixels >= kFewestPixels && pixels * per_pixel > limit) pixels /= 2;
-  return pixels >= kFewestPixels ? pixels : 0;
+  int pixels = maximum;
+  while (pixels >= kMinPixels && pixels * per_pixel > limit) pixels /= 2;
+  return pixels >= kMinPixels ? pixels : 0;
 }
 
-// Says why this kernel cannot do it, or divides pixels among blocks and returns null.
-// An element of filters takes `bytes` of shared memory.
+// Returns why this kernel refuses the problem, or splits the pixels among blocks and
+// returns null. An element of filters takes `bytes` of shared memory.
 inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks) {
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
   if (p.channels > 1 << 24) return "there are too many channels";
   *w = {};
   w->of_group = p.channels / p.groups;
-  w->chunks = CeilDivide(w->of_group, kTogether);
-  int most = kThreads;
-  for (int64_t parts = w->chunks * p.groups; parts > 1 && most > kFewestPixels;
+  w->chunks = CeilDivide(w->of_group, kPerStep);
+  int maximum = kThreads;
+  for (int64_t parts = w->chunks * p.groups; parts > 1 && maximum > kMinPixels;
        parts /= 2) {
-    most /= 2;
+    maximum /= 2;
   }
-  w->pixels = PixelsOfBlock(p, bytes, most);
+  w->pixels = PixelsOfBlock(p, bytes, maximum);
   if (w->pixels == 0) return "the filters of 32 pixels do not fit in shared memory";
   w->per_pixel = p.groups * p.kernel_height * p.kernel_width;
   *blocks = CeilDivide(Pixels(p), w->pixels);

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Functions that the planners of all kernel paths share.
+// Functions shared by the planners of all kernel paths.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_
 
@@ -22,7 +22,7 @@ inline bool Empty(const Problem& p) {
   return p.batch == 0 || p.height == 0 || p.width == 0 || p.channels == 0;
 }
 
-// Returns make(K) for a kernel of K by K pixels, with K as a constant.
+// Returns make(K) with a compile-time K for a K x K window.
 template <typename Plan, typename T, typename Make>
 Plan WithKernel(const Problem& p, const Make& make) {
   if constexpr (std::is_same_v<T, double>) {
@@ -40,8 +40,8 @@ Plan WithKernel(const Problem& p, const Make& make) {
   }
 }
 
-// Returns make(channels), with the channels of a group that are computed together as a
-// constant: 1, 3 or kMany.
+// Returns make(channels) with a compile-time number of channels of a group that are
+// computed at once: 1, 3 or kMany.
 template <int kMany, typename Make>
 auto WithChannels(int64_t of_group, const Make& make) {
   if (of_group == 1) return make(std::integral_constant<int, 1>{});

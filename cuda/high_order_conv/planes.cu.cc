@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels first. A thread has a pack of kPixels neighboring
-// pixels, which it moves at once: 4 where the width is a multiple of 4 and nothing is
-// dilated across, else 1. Packs are counted through all rows of a plane, so no width
-// wastes threads. Threads share what they read through the first-level cache.
+// High-order convolution, channels first. A thread has a pack of kPixels neighbouring
+// pixels, which it loads at once: 4 if the width is a multiple of 4 and not dilated,
+// else 1. Packs are counted through all rows of a plane, so that no width wastes
+// threads. Threads share what they read through the L1 cache.
 #include <cstdint>
 #include <type_traits>
 
@@ -16,8 +16,8 @@
 namespace capsops::high_order_conv::planes {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 8;     // channels of a group, where there are many
-constexpr int kBlockOfSum = 32;  // channels added before they join the sum
+constexpr int kPerStep = 8;      // channels computed at once in large groups
+constexpr int kBlockOfSum = 32;  // channels of a partial sum
 
 struct Work {
   int height, width, blocks;  // of a plane
@@ -25,7 +25,7 @@ struct Work {
   int kernel_height, kernel_width, dilation_height, dilation_width;
 };
 
-// The first pixel of a thread's pack, and the first element of its group's planes in
+// The first pixel of a thread's pack, and the first elements of its group's planes in
 // images and in filters.
 template <int kPixels>
 struct Place {
@@ -65,8 +65,8 @@ __device__ void StorePack(const A* from, S* to) {
   *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
 }
 
-// The columns of row `y` that kTaps neighboring taps of a pack read: pixel px reads
-// column px + tap. They lie in three packs of 4 pixels, or in kTaps of 1.
+// The columns of row `y` that kTaps neighbouring taps of a pack read: pixel px reads
+// column px + tap. They are in three packs of 4 pixels, or in kTaps packs of 1.
 template <int kPixels, int kTaps>
 struct Window {
   static constexpr int kColumns = kPixels + kTaps - 1;
@@ -75,7 +75,7 @@ struct Window {
   int taps, from[kPacks];
   bool row, inside[kPacks];
 
-  // The first tap is `j` of a row of kernel_width, and `count` of them are used.
+  // Starts at tap `j` of a row of kernel_width taps, and uses `count` taps.
   __device__ Window(const Work& w, const Place<kPixels>& at, int y, int kernel_width,
                     int j, int count)
       : taps(count), row(Inside(y, w.height)) {
@@ -91,9 +91,8 @@ struct Window {
   }
   __device__ bool Has(int column) const { return inside[(kFirst + column) / kPixels]; }
 
-  // Loads N columns from `column` on; those outside the image are zero. A pack outside
-  // reads the thread's own one instead. So loads need no branches, and many of them are
-  // in flight together.
+  // Loads N columns from `column` on, zeros outside the image. A pack outside loads the
+  // thread's own one instead, so that loads are branch-free and many are in flight.
   template <typename S, typename A, int N>
   __device__ void Load(const S* plane, int column, A (&to)[N]) const {
     A values[kPacks * kPixels];
@@ -108,15 +107,14 @@ struct Window {
   }
 };
 
-// Adds to `sum` what the taps of `window` contribute to a pack of each channel.
-// `filter` is the first tap's plane of filters. Where kReverse is true, `channels` are
-// those of grad and the sum is grad_input: taps are taken in reverse order, and each
-// filter from the pixel whose grad it is multiplied by.
+// Adds the contribution of the window's taps to a pack of each channel. `filter` is the
+// plane of the first tap. If kReverse, `channels` are those of grad and the sum is
+// grad_input: taps are reversed, and filters are those of grad's pixels.
 template <bool kReverse, int kPixels, int kTaps, int kChannels, typename S, typename A>
 __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& window,
                         const S* filter, const S* const (&channels)[kChannels],
                         A (&sum)[kChannels][kPixels]) {
-  // With one pixel, a branch would keep the loads of an unrolled loop's taps apart.
+  // For one pixel, a branch would separate the loads of an unrolled loop's taps.
   if (kPixels > 1 && !window.row) return;
   A f[kTaps][kPixels];
 #pragma unroll
@@ -146,13 +144,13 @@ __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& 
 }
 
 // Computes grad_filters for the taps of `window`; `result` is the plane of the first. A
-// group has at most kChannels channels, or any number where that is kTogether.
+// group has at most kChannels channels, or any number if that is kPerStep.
 template <int kChannels, typename A, int kPixels, int kTaps, typename S>
 __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
                            const Window<kPixels, kTaps>& window,
                            const S* __restrict__ grad, const S* __restrict__ input,
                            S* __restrict__ result) {
-  constexpr bool kMany = kChannels == kTogether;
+  constexpr bool kMany = kChannels == kPerStep;
   constexpr int kBlock = kMany ? kBlockOfSum : kChannels;
   const int of_group = kChannels == 1 ? 1 : w.of_group;
   A sum[kTaps][kPixels] = {};
@@ -189,17 +187,16 @@ __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
   }
 }
 
-// The blocks that a multiprocessor must have registers for, or 0 for the compiler's
-// choice. With 8 channels of 4 pixels two blocks are faster than one, but with 7 taps
-// they would spill.
+// Minimum blocks per multiprocessor for the launch bounds, or 0 for the compiler's
+// choice. Two are faster for 8 channels of 4 pixels, but with 7 taps they would spill.
 template <int kPixels, int kWidth, int kChannels>
-constexpr int kResident = kPixels * kChannels < 4 * kTogether ? 0
-                          : kWidth < 7                        ? 2
-                                                              : 1;
+constexpr int kResident = kPixels * kChannels < 4 * kPerStep ? 0
+                          : kWidth < 7                       ? 2
+                                                             : 1;
 
-// Computes output from input and filters where kReverse is false, and grad_input from
-// grad and filters where it is true. Where kFilters is true it also computes
-// grad_filters, for groups of at most kChannels channels, while their grad is at hand.
+// Computes output from input and filters, or if kReverse grad_input from grad and
+// filters. If kFilters, also computes grad_filters while grad is loaded, for groups of
+// at most kChannels channels.
 template <typename S, typename A, int kPixels, int kWidth, int kChannels, bool kReverse,
           bool kFilters>
 __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannels>))
@@ -266,26 +263,26 @@ __global__ void __launch_bounds__(kThreads)
       const Window<kPixels, kTaps> window(w, at, y, kernel_width, j,
                                           min(kTaps, kernel_width - j));
       const int64_t tap = int64_t{i} * kernel_width + j;
-      FilterTaps<kTogether, A>(w, at, window, grad, input,
-                               grad_filters + at.tap + tap * at.plane);
+      FilterTaps<kPerStep, A>(w, at, window, grad, input,
+                              grad_filters + at.tap + tap * at.plane);
     }
   }
 }
 
-// Says why this path cannot do it, or divides planes into blocks and returns null.
-// Kernels count the pixels of a plane and those that a window spans in 31 bits.
+// Returns why this path refuses the problem, or splits planes into blocks and returns
+// null. Kernels index a plane and a window's span with 31 bits.
 inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks) {
-  constexpr int64_t kMost = 1 << 30;
+  constexpr int64_t kMax = 1 << 30;
   if (Empty(p)) return kEmpty;
   if (!p.channels_first) return "data_format is NHWC";
-  if (p.height >= kMost / p.width || p.channels >= kMost || p.groups >= kMost) {
+  if (p.height >= kMax / p.width || p.channels >= kMax || p.groups >= kMax) {
     return kTooLarge;
   }
-  if (p.dilation_height >= kMost / p.kernel_height ||
-      p.dilation_width >= kMost / p.kernel_width) {
+  if (p.dilation_height >= kMax / p.kernel_height ||
+      p.dilation_width >= kMax / p.kernel_width) {
     return "the window spans too many pixels";
   }
-  // Most taps of a much larger window are outside the image.
+  // Most taps of a much larger window would be outside the image.
   if (p.kernel_height > 2 * p.height || p.kernel_width > 2 * p.width) {
     return "the window is more than twice as large as the image";
   }
@@ -303,9 +300,8 @@ inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks
   return nullptr;
 }
 
-// Returns make(pixels, width, channels, work, blocks). The constants are the pixels of
-// a thread, kernel_width or 0 for any, and how many channels of a group are computed
-// together.
+// Returns make(pixels, width, channels, work, blocks). The constants are the pixels per
+// thread, kernel_width or 0 for any, and the channels of a group computed at once.
 template <typename Plan, typename T, typename Make>
 Plan WithSizes(const Problem& p, const Make& make) {
   const auto with_width = [&](auto width) {
@@ -316,7 +312,7 @@ Plan WithSizes(const Problem& p, const Make& make) {
       if (const char* const why = Divide(p, pixels, &w, &blocks)) {
         return Plan::Refuse(why);
       }
-      return WithChannels<kTogether>(w.of_group, [&](auto channels) {
+      return WithChannels<kPerStep>(w.of_group, [&](auto channels) {
         return make(pixels, width, channels, w, blocks);
       });
     };
@@ -366,7 +362,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
       constexpr int kPixels = decltype(pixels)::value;
       constexpr int kWidth = decltype(width)::value;
       constexpr int kChannels = decltype(channels)::value;
-      constexpr bool kBoth = kChannels < kTogether;
+      constexpr bool kBoth = kChannels < kPerStep;
       GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>
           <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
                                                  Native(grad_input), Native(input),

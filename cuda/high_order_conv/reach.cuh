@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Which taps of a filter reach pixels inside the image.
+// Finds the taps of a filter whose pixels are inside the image.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_REACH_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_REACH_CUH_
 
@@ -25,8 +25,8 @@ __device__ inline int64_t Split(int64_t n, int64_t by, int64_t* remainder) {
 struct Reach {
   int64_t begin, end;
 
-  // `before` and `after` count the pixels on the two sides of this one. The first tap
-  // is kernel / 2 times `dilation` pixels before it.
+  // `before` and `after` count the pixels on either side of this one. The first tap is
+  // kernel / 2 times `dilation` pixels before it.
   __device__ Reach(int64_t before, int64_t after, int64_t kernel, int64_t dilation) {
     int64_t ignored;
     const int64_t center = kernel / 2;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides images among the blocks of the kernels of rows.cuh, and launches them.
+// Plans and launches of the kernels of rows.cuh.
 #include "cuda/high_order_conv/rows.cuh"
 
 #include <algorithm>
@@ -20,16 +20,16 @@ int MaxLanes(int64_t bytes) {
   return lanes;
 }
 
-// The blocks that a multiprocessor runs at a time, limited by its registers and its
-// shared memory. CUDA reserves 1 KB of that for each block and rounds up to 128 bytes.
+// Blocks per multiprocessor, limited by its registers and shared memory, of which CUDA
+// reserves 1 KB per block and rounds up to 128 bytes.
 template <typename Z>
-int Resident(const GpuDevice& device, int64_t bytes) {
+int ResidentBlocks(const GpuDevice& device, int64_t bytes) {
   const int64_t with_reserve = CeilDivide(bytes, 128) * 128 + 1024;
   const int64_t fit = device.processor_shared / with_reserve;
   return std::max<int64_t>(std::min<int64_t>(fit, Z::kResident), 1);
 }
 
-// Returns no tasks where a row of the narrowest strip does not fit in shared memory.
+// Returns a split without tasks if not even a row of the narrowest strip fits.
 template <typename Z, typename S, bool kBackward>
 Work Divide(const GpuDevice& device, const Problem& p) {
   const int64_t bytes = device.shared / 2 - 1024;
@@ -37,10 +37,10 @@ Work Divide(const GpuDevice& device, const Problem& p) {
   Work w{};
   w.height = p.height;
   w.width = p.width;
-  int most = max_columns;
-  if (p.width > max_columns) most = max_columns - 2 * Z::kHalo;
-  if (most < Z::kUnit) return w;
-  w.strips = CeilDivide(p.width, most);
+  int maximum = max_columns;
+  if (p.width > max_columns) maximum = max_columns - 2 * Z::kHalo;
+  if (maximum < Z::kUnit) return w;
+  w.strips = CeilDivide(p.width, maximum);
   w.strip = CeilDivide(CeilDivide(p.width, w.strips), Z::kUnit) * Z::kUnit;
   w.strips = CeilDivide(p.width, w.strip);
   w.lanes = CeilDivide(std::min<int>(w.strip + 2 * Z::kHalo, w.width), kPixels);
@@ -49,10 +49,10 @@ Work Divide(const GpuDevice& device, const Problem& p) {
   w.bytes = row_bytes == 0 ? 16 : row_bytes & -row_bytes;
   w.subs = kThreads / w.lanes;
   while (w.subs > 1 && Z::Bytes(w.lanes, w.subs) > bytes) --w.subs;
-  // The number of rows of a task is the one that takes the least time: rounds of the
-  // tasks that run at a time, each with its halo and the wait for its first filters.
+  // Chooses the number of rows per task that takes the least time: the rounds of
+  // concurrent tasks, each with its halo and the latency of its first filters.
   const int64_t slots = int64_t{device.processors} *
-                        Resident<Z>(device, Z::Bytes(w.lanes, w.subs)) * w.subs;
+                        ResidentBlocks<Z>(device, Z::Bytes(w.lanes, w.subs)) * w.subs;
   const int64_t columns = p.batch * w.strips;
   const int extra = 2 + (kBackward ? 2 * Z::kRadius : 0);
   int64_t least = INT64_MAX;
@@ -76,7 +76,7 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
   using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
   constexpr auto kKernel = RowsKernel<S, Accumulator<T>, K, C, kBackward>;
   constexpr auto kName = kBackward ? kBackwardName : kForwardName;
-  const LaunchError error = AllowShared<kKernel>(exec, kName);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, kName);
   if (!error.empty()) return error;
   kKernel<<<CeilDivide(w.tasks, w.subs), kThreads, Z::Bytes(w.lanes, w.subs),
             exec.stream>>>(w, Native(input), Native(filters), Native(grad),
@@ -84,23 +84,23 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
   return CheckLaunch(kName);
 }
 
-// Says why no kernel of any size can do it, or returns null.
-inline const char* WhyNot(const Problem& p, int64_t element_bytes) {
-  constexpr int64_t kMost = 1 << 24;
+// Returns why no kernel size can do it, or null.
+inline const char* Obstacle(const Problem& p, int64_t element_bytes) {
+  constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
   if (p.groups != 1) return "there is more than one group";
   if (p.channels != 1 && p.channels != 3) return "there are not 1 or 3 channels";
   if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations are not 1";
-  if (p.height > kMost || p.width > kMost) return kTooLarge;
+  if (p.height > kMax || p.width > kMax) return kTooLarge;
   if (p.width * element_bytes % 4 != 0) return "width is odd";
   return nullptr;
 }
 
-// Returns make(K, channels, work), with K and channels as constants.
+// Returns make(K, channels, work) with compile-time K and channels.
 template <typename Plan, typename T, bool kBackward, typename Make>
 Plan WithSizes(const GpuExec& exec, const Problem& p, const Make& make) {
-  if (const char* const why = WhyNot(p, sizeof(T))) return Plan::Refuse(why);
+  if (const char* const why = Obstacle(p, sizeof(T))) return Plan::Refuse(why);
   return WithKernel<Plan, T>(p, [&](auto k) {
     const auto with_channels = [&](auto channels) {
       using S = CudaType<T>;

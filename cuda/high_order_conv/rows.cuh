@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution of one group of few channels, channels last. Threads, here
-// called lanes, walk down the rows of a strip of the image, while the filters of the
-// next rows are copied to shared memory. Each filter is read once, except in the halos
-// that strips share. Its gradient takes its place in shared memory and leaves from
-// there in whole words.
+// called lanes, move down the rows of a strip of the image, while the next rows'
+// filters are copied to shared memory. Each filter is read once, except in halos. Its
+// gradient replaces it in shared memory and is stored from there in whole words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
 
@@ -19,21 +18,20 @@
 namespace capsops::high_order_conv::rows {
 
 constexpr int kThreads = 128;
-constexpr int kPixels = 2;  // of a lane; they are neighbours in a row
+constexpr int kPixels = 2;  // neighbouring pixels of a row, per lane
 constexpr int kStages = 3;  // rows of filters in shared memory
 
-// How the images are divided: tasks of `rows` rows and `strip` columns, `subs` of them
-// side by side in a block, each with `lanes` threads.
+// Work split: tasks of `rows` rows and `strip` columns. A block has `subs` tasks, with
+// `lanes` threads each.
 struct Work {
   int64_t tasks;
   int height, width;
   int strip, strips, rows, chunks;
   int lanes, subs;
-  int bytes;  // of the words in which rows are copied: 4, 8 or 16
+  int bytes;  // size of the words in which rows are copied: 4, 8 or 16
 };
 
-// Constants of a window of K x K taps and C channels. S is the element's type, and A
-// the type that the kernel computes in.
+// Constants for K x K taps and C channels, with elements S and arithmetic in A.
 template <typename S, typename A, int K, int C, bool kBackward>
 struct Shape {
   static constexpr int kRadius = K / 2;
@@ -41,25 +39,25 @@ struct Shape {
   static constexpr int kWindow = kPixels + 2 * kRadius;  // columns that a lane reads
   static constexpr int kUnit = 16 / sizeof(S);           // pixels copied together
   static constexpr int kHalo = kBackward ? kUnit : 0;    // columns computed twice
-  static constexpr int kRing = 2 * kRadius + kStages;    // rows of the input
+  static constexpr int kRing = 2 * kRadius + kStages;    // rows of staged input
   static constexpr int kEdge = kBackward ? 2 * kRadius * C : 0;
   static constexpr int kFromX =
       ((kUnit - kRadius) * C) & ~1;  // of a window, whole pairs
   static constexpr int kPairsX = ((kUnit + kPixels + kRadius) * C - kFromX + 1) / 2;
   static_assert(kRadius <= kUnit);
-  // Registers of a thread, for planning: the sums that a lane keeps backward, and the
-  // rest. Rounded as they are allocated, these are the numbers that `nvcc -Xptxas -v`
-  // prints for 9.0, so that a multiprocessor has room for kResident blocks. Launch
-  // bounds do not ask for that many, because they would change the compiler's schedule.
-  // On an H200 cudaOccupancyMaxActiveBlocksPerMultiprocessor gives the same number of
-  // blocks for each type, K and C, at every even width up to 1198.
+  // Registers of a thread, for planning: a lane's sums in the backward pass, and the
+  // rest. Rounded to the allocation unit they equal what `nvcc -Xptxas -v` prints for
+  // 9.0, so that a multiprocessor has room for kResident blocks. Launch bounds do not
+  // request that number, since they would change the compiler's schedule. On an H200
+  // cudaOccupancyMaxActiveBlocksPerMultiprocessor agrees for each type, K and C, at
+  // every even width up to 1198.
   static constexpr int kSums = K * kWindow * C;
   static constexpr int kRest = sizeof(S) == 2 ? 73 : 60;
   static constexpr int kForward = K == 3 && C * sizeof(S) <= 6 ? 51 : 56;
   static constexpr int kRegisters = kBackward ? kSums + kRest : kForward;
   static constexpr int kResident = (64 << 10) / kThreads / kRegisters;
 
-  // The elements of one task in shared memory, in this order, and the bytes of a block.
+  // Elements of one task in shared memory, in this order, and the bytes of a block.
   __host__ __device__ static int FilterRow(int lanes) {
     return lanes * kPixels * kTaps;
   }
@@ -77,8 +75,7 @@ struct Shape {
            2 * kEdge * kThreads * sizeof(A);
   }
 
-  // Filters of a lane's pixels are moved in pairs. The elements of a pair may belong to
-  // two rows of taps.
+  // A lane loads its two pixels' filters in pairs, which may span two rows of taps.
   __device__ static constexpr int RowOf(int e) { return e % kTaps / K; }
   __device__ static constexpr int FirstRow(int pair) {
     return RowOf(2 * pair) < RowOf(2 * pair + 1) ? RowOf(2 * pair)
@@ -90,15 +87,15 @@ struct Shape {
   }
 };
 
-// Calls move(e, word) for each word of kBytes bytes in the elements [0, count) that
-// this one of `lanes` lanes moves; e is the word's first element.
+// Calls move(e, word) for the words of kBytes bytes in [0, count) elements that lane
+// `lane` of `lanes` moves; e is the word's first element.
 template <int kBytes, typename S, typename Move>
 __device__ void ForWordsOf(int count, int lane, int lanes, const Move& move) {
   constexpr int kWord = kBytes / sizeof(S);
   for (int e = lane * kWord; e < count; e += lanes * kWord) move(e, Pack<S, kWord>{});
 }
 
-// The same for words of `bytes` bytes, 4, 8 or 16.
+// Dispatches to ForWordsOf with words of `bytes` bytes: 4, 8 or 16.
 template <typename S, typename Move>
 __device__ void ForWords(int bytes, int count, int lane, int lanes, const Move& move) {
   switch (bytes) {
@@ -119,8 +116,8 @@ __device__ void CopyAsync(int bytes, const S* from, int count, int lane, int lan
   });
 }
 
-// Stores the C elements of each of a lane's two pixels. Where `both` is false the
-// second pixel is outside the image.
+// Stores the C elements of each of a lane's two pixels. Unless `both`, the second pixel
+// is outside the image.
 template <typename S, typename A, int C>
 __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, S* to) {
   if (both && bytes >= 2 * static_cast<int>(sizeof(S))) {
@@ -139,6 +136,9 @@ __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, 
   }
 }
 
+// Computes output, or if kBackward grad_input and grad_filters. A step of the loop does
+// one row: it computes from staged filters and input, and starts the copies of the row
+// kStages further down.
 template <typename S, typename A, int K, int C, bool kBackward>
 __global__ void __launch_bounds__(kThreads)
     RowsKernel(Work w, const S* __restrict__ input, const S* __restrict__ filters,
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   const int sub = threadIdx.x / w.lanes, lane = threadIdx.x % w.lanes;
   const int64_t task = int64_t{blockIdx.x} * w.subs + sub;
   const bool real = sub < w.subs && task < w.tasks;
-  // The strip's own columns and rows, and those that are read, its halo included.
+  // The strip's own columns and rows, and the ranges with halo that the task reads.
   const int strip0 = static_cast<int>(task % w.strips) * w.strip;
   const int strip1 = min(strip0 + w.strip, w.width);
   const int x0 = max(strip0 - Z::kHalo, 0), x1 = min(strip1 + Z::kHalo, w.width);
@@ -177,14 +177,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int ring0 = max(x0 - Z::kUnit, 0), ring1 = min(x1 + Z::kUnit, w.width);
-  const auto bring_input = [&](int y, int slot) {
+  const auto copy_input = [&](int y, int slot) {
     if (!real || y < 0 || y >= min(last + R, w.height)) return;
     CopyAsync(w.bytes, input + ((image + y) * w.width + ring0) * C, (ring1 - ring0) * C,
               lane, w.lanes, ring + slot * input_row + (ring0 - x0 + Z::kUnit) * C);
   };
-  const auto bring = [&](int step, int slot, int ring_slot) {
+  const auto start_copy = [&](int step, int slot, int ring_slot) {
     const int y = first + step;
-    bring_input(y + R, ring_slot);
+    copy_input(y + R, ring_slot);
     if (real && y < last) {
       S* const stage = stages + slot * stage_size;
       const int64_t pixel = (image + y) * w.width + x0;
@@ -197,10 +197,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     __pipeline_commit();
   };
-  for (int i = 0; i < 2 * R; ++i) bring_input(first - R + i, i);
-  for (int s = 0; s < kStages; ++s) bring(s, s, 2 * R + s);
+  for (int i = 0; i < 2 * R; ++i) copy_input(first - R + i, i);
+  for (int s = 0; s < kStages; ++s) start_copy(s, s, 2 * R + s);
 
-  A acc[K][kWindow][C] = {};  // of rows y-R to y+R of grad_input
+  A acc[K][kWindow][C] = {};  // rows y-R to y+R of grad_input
   const int steps = w.rows + (kBackward ? 2 * R : 0);
   int slot = 0, oldest = 0;
 #pragma unroll 1
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kThreads)
         acc[i][at][c] = i + 1 < K ? acc[(i + 1) % K][at][c] : A{0};
       }
     }
-    // Row y - R of grad_input is complete but for the contributions of other lanes.
+    // Row y - R of grad_input now lacks only the contributions of neighbouring lanes.
     A* const edge = edges + step % 2 * (Z::kEdge * kThreads) + threadIdx.x;
     if constexpr (kBackward) {
 #pragma unroll
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads)
       if (real && y >= y0 && y < y1) {
         S* const to = grad_filters + ((image + y) * w.width + x0) * kTaps;
         const int begin = (strip0 - x0) * kTaps, end = (strip1 - x0) * kTaps;
-        // A lane stores the same words that its next copies will replace.
+        // A lane stores the same words that its next copies overwrite.
         ForWords<S>(w.bytes, (x1 - x0) * kTaps, lane, w.lanes, [&](int e, auto word) {
           using Word = decltype(word);
           if (e < begin || e >= end) return;
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads)
         });
       }
     }
-    bring(step + kStages, slot, oldest);
+    start_copy(step + kStages, slot, oldest);
     if constexpr (kBackward) {
       if (own && y - R >= y0 && y - R < y1) {
         const int lanes = (x1 - x0 + 1) / kPixels;
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(kThreads)
             A sum = acc[0][R + px][c];
 #pragma unroll
             for (int d = -2; d <= 2; ++d) {
-              // `at` is this pixel's column in the window of the lane d to the right.
+              // Column of this pixel in the window of the lane d to the right.
               const int at = px - kPixels * d + R;
               if (d == 0 || at < 0 || at >= kWindow) continue;
               const int e = (at < R ? at : at - kPixels) * C + c;

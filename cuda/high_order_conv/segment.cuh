@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Segments of shared memory that hold consecutive elements of a tensor, which are moved
-// as 16-byte words.
+// Segments of shared memory for consecutive elements, copied in 16-byte words.
 #ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_SEGMENT_CUH_
 #define CAPSOPS_CUDA_HIGH_ORDER_CONV_SEGMENT_CUH_
 
@@ -10,18 +9,16 @@
 
 namespace capsops::high_order_conv {
 
-// Returns the size of a segment for `count` elements that keep their alignment to
-// 16-byte words.
+// Returns the size of a segment for `count` elements at any offset in a 16-byte word.
 template <typename S>
 __host__ __device__ int SegmentSize(int count) {
   constexpr int kWord = 16 / sizeof(S);
   return (count + 2 * kWord - 2) / kWord * kWord;
 }
 
-// Visits the elements [start, start + count) of a tensor that have their place in a
-// segment, from its element start % kWord on, which is returned. It calls word(e) for
-// whole 16-byte words and element(e) for other elements, with e from the segment's
-// start.
+// Visits the elements [start, start + count) of a tensor, which are stored in a segment
+// with the same offset in 16-byte words; returns that offset. Calls word(e) for whole
+// words and element(e) for the other elements, with e counted from the segment's start.
 template <typename S, typename Word, typename Element>
 __device__ int ForSegment(int64_t start, int count, const Word& word,
                           const Element& element) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Weights of powers of two, read from their codes.
+// Decodes weights that are powers of two.
 #ifndef CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
 #define CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
 
@@ -16,22 +16,22 @@
 
 namespace capsops::inq_conv {
 
-// What 2^top_exponent is made of: weights are decoded with `top` instead, so that each
-// of them is a normal number of its type, and results are multiplied by 2^shift.
+// 2^top_exponent, the largest weight, as 2^top * 2^shift: weights are decoded with
+// `top`, so that they are normal numbers, and results are multiplied by 2^shift.
 struct Exponents {
   int top, shift;
 
-  // `levels` is the number of powers of two. Those that float16 has begin at 2^-24.
+  // `levels` is the number of powers of two. Those of float16 begin at 2^-24.
   template <typename S>
   static Exponents Of(int32_t top_exponent, int levels) {
     int least = -60, most = 60;
     if (std::is_same_v<S, double>) least = -900, most = 900;
     if (std::is_same_v<S, __half>) least = std::min(levels - 25, 15), most = 15;
     const int top = std::clamp(top_exponent, least, most);
-    // Beyond this everything is zero or infinite.
-    constexpr int64_t kMost = 4000;
+    // Beyond this, every result is zero or infinite.
+    constexpr int64_t kMax = 4000;
     const int64_t shift = int64_t{top_exponent} - top;
-    return {top, static_cast<int>(std::clamp(shift, -kMost, kMost))};
+    return {top, static_cast<int>(std::clamp(shift, -kMax, kMax))};
   }
 
   capsule_conv::Scale scale() const {
@@ -41,7 +41,7 @@ struct Exponents {
   }
 };
 
-// Number i of a tensor of codes; zero past the code book.
+// Decodes element i of a tensor of codes; codes past the code book are zero.
 template <typename S>
 struct CodedWeights {
   const uint8_t* codes;
@@ -76,7 +76,7 @@ __global__ void ConvertKernel(const From* from, int64_t count, To* to) {
   if (i < count) Narrow(Widen(from[i]), &to[i]);
 }
 
-// Launches one of them for `count` elements.
+// Launches an elementwise kernel for `count` elements.
 template <typename... Parameters, typename... Arguments>
 LaunchError ForEach(const GpuExec& exec, const char* op, int64_t count,
                     void (*kernel)(Parameters...), const Arguments&... arguments) {

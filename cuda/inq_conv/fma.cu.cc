@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Decodes the weights, and convolves by cuda/capsule_conv/fma.
+// Decodes the weights, then convolves with cuda/capsule_conv/fma.
 #include <cstdint>
 
 #include "cc/launch/inq_conv.h"

@@ -1,12 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A convolution is a capsule convolution whose poses have one row, and is computed by
-// the same products: on tensor cores with a filter packed from codes, in FMA with
-// decoded weights. Powers of two are exact in every type, so that in float only the
-// activations are split where TF32 is not allowed: in two parts of TF32, or in three of
-// bfloat16 for wgmma, which is twice as fast and loses nothing. Where tensor cores do
-// not do in a 16-bit type, the image is widened to float.
+// Chooses the kernel path of convolutions with coded weights. They run as capsule
+// convolutions with one-row poses: on tensor cores with a filter packed from codes, or
+// in FMA with decoded weights. Powers of two are exact in every type, so if TF32 is not
+// allowed, only the activations are split: into two parts of TF32, or for wgmma into
+// three of bfloat16, which is twice as fast and loses nothing. 16-bit images that
+// tensor cores cannot do are widened to float.
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -52,6 +52,7 @@ namespace {
 template <typename T>
 InqPlan<GpuExec, T> Widened(const GpuExec& exec, const Convolution& conv);
 
+// The kernel paths, in order of preference.
 template <typename T>
 std::vector<Candidate<InqPlan<GpuExec, T>>> Candidates(const GpuExec& exec,
                                                        const Convolution& conv) {
@@ -66,12 +67,12 @@ std::vector<Candidate<InqPlan<GpuExec, T>>> Candidates(const GpuExec& exec,
   }
 }
 
-// Of 16-bit types, by the first kernel of float that can do it.
+// Plans a 16-bit convolution with the first float path that can do it.
 template <typename T>
 InqPlan<GpuExec, T> Widened(const GpuExec& exec, const Convolution& conv) {
   using Plan = InqPlan<GpuExec, T>;
   GpuExec exact = exec;
-  exact.tf32 = true;  // numbers of 16 bits are exact in TF32
+  exact.tf32 = true;  // 16-bit numbers are exact in TF32
   InqPlan<GpuExec, float> plan;
   for (const auto& candidate : Candidates<float>(exact, conv)) {
     plan = candidate.plan();

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The products of cuda/capsule_conv/mma, of a filter that is packed from codes.
+// Convolves with cuda/capsule_conv/mma and a filter packed from codes.
 #include "cuda/capsule_conv/mma/path.cuh"
 #include "cuda/inq_conv/paths.h"
 #include "cuda/inq_conv/tensor_cores.cuh"
@@ -10,7 +10,7 @@ namespace capsops::inq_conv::mma {
 
 template <typename T>
 InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv) {
-  return PlanByTensorCores<capsule_conv::mma::Path, T>(exec, conv);
+  return PlanTensorCores<capsule_conv::mma::Path, T>(exec, conv);
 }
 
 #define CAPSOPS_INSTANTIATE(T) \

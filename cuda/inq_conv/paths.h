@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The planners of the kernel paths, each of which is a translation unit of its own. No
-// kernels are seen from here, so that an edit of one path recompiles that path alone.
+// The planners of the kernel paths. Each path is a translation unit of its own, and
+// this header includes no kernels, so editing a path recompiles only that path.
 #ifndef CAPSOPS_CUDA_INQ_CONV_PATHS_H_
 #define CAPSOPS_CUDA_INQ_CONV_PATHS_H_
 
@@ -14,14 +14,14 @@
 
 namespace capsops::inq_conv {
 
-// InqConv, or its input gradient.
+// InqConv, or its input gradient if `backward`.
 struct Convolution {
   const char* op;
   bool backward;
   int levels;
-  int64_t codes, source, target;  // elements
+  int64_t codes, source, target;  // numbers of elements
   capsule_conv::Tasks tasks;
-  capsule_conv::Problem poses;  // with weights in their own layout
+  capsule_conv::Problem poses;  // weights in their own layout
 
   Convolution(const Problem& problem, bool backward);
 };
@@ -43,7 +43,7 @@ InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv
 }  // namespace fma
 
 namespace widened {
-// Makes a plan of a 16-bit type of one of float.
+// Wraps a float plan into a plan of a 16-bit type.
 template <typename T>
 InqPlan<GpuExec, T> PlanConvolution(const Convolution& conv,
                                     const InqPlan<GpuExec, float>& plan);

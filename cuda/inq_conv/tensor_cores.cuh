@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolution with coded weights on tensor cores, by a path of
-// cuda/capsule_conv/tensor_cores.cuh.
+// Convolution with coded weights by a path of cuda/capsule_conv/tensor_cores.cuh.
 #ifndef CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_
 #define CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_
 
@@ -17,7 +16,7 @@
 namespace capsops::inq_conv {
 
 template <typename Path, typename T>
-InqPlan<GpuExec, T> PlanByTensorCores(const GpuExec& exec, const Convolution& conv) {
+InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv) {
   using Plan = InqPlan<GpuExec, T>;
   if (std::is_same_v<T, Float16> && conv.levels > 16) {
     return Plan::Refuse("float16 does not have " + std::to_string(conv.levels) +
@@ -25,8 +24,8 @@ InqPlan<GpuExec, T> PlanByTensorCores(const GpuExec& exec, const Convolution& co
   }
   return PlanWithPrecision<Plan, T, Tf32::kSplitLeft>(exec, [&](auto precision) {
     using S = CudaType<T>;
-    const capsule_conv::Products<Path, S, precision.value, CodedWeights<S>> products(
-        conv.tasks, exec.device);
+    const capsule_conv::PlannedTasks<Path, S, precision.value, CodedWeights<S>>
+        products(conv.tasks, exec.device);
     if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
     return Plan::Make(
         products.workspace(),

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The products of cuda/capsule_conv/wgmma, of a filter that is packed from codes.
+// Convolves with cuda/capsule_conv/wgmma and a filter packed from codes.
 #include "cuda/capsule_conv/wgmma/path.cuh"
 #include "cuda/inq_conv/paths.h"
 #include "cuda/inq_conv/tensor_cores.cuh"
@@ -10,7 +10,7 @@ namespace capsops::inq_conv::wgmma {
 
 template <typename T>
 InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv) {
-  return PlanByTensorCores<capsule_conv::wgmma::Path, T>(exec, conv);
+  return PlanTensorCores<capsule_conv::wgmma::Path, T>(exec, conv);
 }
 
 #define CAPSOPS_INSTANTIATE(T) \

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Widens an image of a 16-bit type to float, convolves it, and narrows the result.
+// Widens a 16-bit image to float, convolves it, and narrows the result.
 #include <cstdint>
 
 #include "cc/launch/inq_conv.h"

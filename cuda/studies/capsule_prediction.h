@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction as the CUDA kernels of van de Wolfshaar, "Cuda, TensorFlow And
-// Capsule Networks", compute it: what cc/launch/capsule_prediction.h says, in float32
-// and on a GPU only. Nothing but the benchmark uses it.
+// The CUDA kernels of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks". They
+// compute what cc/launch/capsule_prediction.h defines, in float32 and on a GPU only,
+// and are used by the benchmark only.
 #ifndef CAPSOPS_CUDA_STUDIES_CAPSULE_PREDICTION_H_
 #define CAPSOPS_CUDA_STUDIES_CAPSULE_PREDICTION_H_
 

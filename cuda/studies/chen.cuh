@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the schemes of Chen et al., "How to Accelerate Capsule Convolutions in Capsule
-// Networks", have in common: a capsule convolution is a list of products of small
-// matrices, and each scheme multiplies every one of them.
+// Shared parts of the schemes of Chen et al., "How to Accelerate Capsule Convolutions
+// in Capsule Networks". A capsule convolution is a list of products of small matrices,
+// and each scheme computes all of them.
 #ifndef CAPSOPS_CUDA_STUDIES_CHEN_CUH_
 #define CAPSOPS_CUDA_STUDIES_CHEN_CUH_
 
@@ -18,13 +18,13 @@ namespace capsops::studies::capsule_conv {
 constexpr const char* kForward = "CapsuleConvStudy";
 constexpr const char* kBackward = "CapsuleConvStudyGrad";
 
-// One product: an output pixel, a kernel position, channels, and which of the matrices
-// of a capsule of rank 3.
+// One product: sample, output pixel, kernel position, in and out channel, and matrix
+// `g` of a capsule of rank 3.
 struct Place {
   int64_t n, y, x, kh, kw, c, o, g;
 };
 
-// The three indices of a product, in matrices; input is -1 outside the image.
+// The indices of a product's matrices in each tensor; input is -1 outside the image.
 __host__ __device__ inline int64_t InputIndex(const Problem& p, const Place& at) {
   const int64_t row = at.y * p.stride_height + at.kh * p.dilation_height - p.pad_top;
   const int64_t column = at.x * p.stride_width + at.kw * p.dilation_width - p.pad_left;
@@ -42,7 +42,7 @@ __host__ __device__ inline int64_t OutputIndex(const Problem& p, const Place& at
   return (pixel * p.out_channels + at.o) * p.pose_depth + at.g;
 }
 
-// Elements of one matrix of each tensor, and how many matrices there are.
+// Elements of one matrix of each tensor, then the tensors' numbers of matrices.
 struct Elements {
   int64_t input, weights, output;
 
@@ -62,7 +62,7 @@ inline int64_t OutputMatrices(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels * p.pose_depth;
 }
 
-// Takes an index apart, the innermost axis first.
+// Decodes a mixed-radix index, innermost axis first.
 struct Axes {
   int64_t rest;
   __host__ __device__ int64_t Take(int64_t size) {
@@ -72,7 +72,7 @@ struct Axes {
   }
 };
 
-// Calls body(i) for each i below `count`, a thread each.
+// Calls body(i) for all i < `count`, one thread each.
 template <typename Body>
 __global__ void ForEachKernel(int64_t count, Body body) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -2,15 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // "Custom APIs" of Chen et al.'s Table 1, its Algorithm 5: all products of small
-// matrices in one parallel loop. Each finds its three indices and adds its result to
-// what is at the output position, which others do at the same time; so sums are atomic,
-// and differ in their last bits from run to run.
+// matrices in one parallel loop. Each thread finds its product's three indices and adds
+// the result to the output with atomics, so that the last bits differ from run to run.
 #include "cuda/studies/chen.cuh"
 
 namespace capsops::studies::capsule_conv {
 namespace {
 
-// The order of the loops of Algorithm 2.
+// Decodes an index in the order of the loops of Algorithm 2.
 __device__ Place PlaceOf(const Problem& p, int64_t index) {
   Axes axes{index};
   Place at;
@@ -42,7 +41,7 @@ __device__ void MatrixMultiply(int rows, int columns, int inner, const A& a, con
   }
 }
 
-// Elements of a matrix that lies by rows, and of its transpose.
+// Access to the elements of a row-major matrix, and of its transpose.
 struct Matrix {
   const float* data;
   int columns;
@@ -58,7 +57,7 @@ struct Transposed {
   }
 };
 
-// A pass has a product that reads two of the three tensors and adds to the third.
+// The product of each pass reads two of the three tensors and adds to the third.
 struct Multiply {
   static __device__ void Add(const Problem& p, float* input, float* weights,
                              float* output) {

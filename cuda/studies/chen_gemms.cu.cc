@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// "GPU" of Chen et al.'s Table 1, what the paper accelerates: the loops of its
-// Algorithm 2 on the host, and one call of cuBLAS for each small product. The layers
-// that the authors published do it so.
+// "GPU" of Chen et al.'s Table 1, the paper's baseline: the loops of Algorithm 2 on the
+// host, and one call of cuBLAS per small product, as in the authors' published layers.
 #include "cuda/studies/chen.cuh"
 #include "cuda/studies/cublas.h"
 
@@ -33,7 +32,7 @@ void ForEachProduct(const Problem& p, const Body& body) {
   }
 }
 
-// cuBLAS refuses matrices without elements; their products add nothing.
+// cuBLAS refuses empty matrices; their products add nothing.
 bool Empty(const Problem& p) {
   return p.pose_rows * p.pose_inner * p.pose_columns == 0;
 }

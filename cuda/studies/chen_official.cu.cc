@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// "Official APIs" of Chen et al.'s Table 1, its Algorithms 3 and 4: the matrices of all
-// products are laid out side by side, multiplied in one strided batch by cuBLAS, and
-// the products added up. The paper says nothing of batches; here as many samples go
-// together as fit kMostBytes.
+// "Official APIs" of Chen et al.'s Table 1, its Algorithms 3 and 4: copies the matrices
+// of all products side by side, multiplies them as one strided batch by cuBLAS, and
+// adds up the products. The paper does not mention batches; here as many samples as fit
+// in kMaxBytes are computed at once.
 #include <algorithm>
 
 #include "cuda/studies/chen_steps.cuh"
@@ -13,9 +13,9 @@
 namespace capsops::studies::capsule_conv {
 namespace {
 
-constexpr int64_t kMostBytes = 1 << 30;
+constexpr int64_t kMaxBytes = 1 << 30;
 
-// Buffers of floats one behind the other, each aligned to 64 bytes.
+// Assigns consecutive buffers of floats, aligned to 64 bytes, in a workspace.
 class Buffers {
  public:
   explicit Buffers(void* workspace) : base_(static_cast<float*>(workspace)) {}
@@ -65,7 +65,7 @@ int64_t Bytes(const Problem& p, int64_t samples) {
 template <typename B>
 int64_t Samples(const Problem& p) {
   if (p.batch == 0) return 0;
-  const int64_t fit = kMostBytes / std::max<int64_t>(1, Bytes<B>(p, 1));
+  const int64_t fit = kMaxBytes / std::max<int64_t>(1, Bytes<B>(p, 1));
   return std::min(p.batch, std::max<int64_t>(1, fit));
 }
 template <typename B>
@@ -73,7 +73,7 @@ int64_t Workspace(const Problem& p) {
   return Bytes<B>(p, Samples<B>(p));
 }
 
-// Calls body(problem, offset) for groups of samples, `offset` being the first of each.
+// Calls body(problem, first sample) for each group of samples.
 template <typename B, typename Body>
 LaunchError ForEachGroup(const Problem& p, const Body& body) {
   const int64_t samples = Samples<B>(p);
@@ -86,7 +86,7 @@ LaunchError ForEachGroup(const Problem& p, const Body& body) {
   return error;
 }
 
-// The first error of steps taken one after the other.
+// Runs steps one after the other, and keeps the first error.
 class Steps {
  public:
   Steps(const GpuExec& exec, const char* name) : exec_(exec), name_(name) {}
@@ -138,8 +138,7 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
   });
 }
 
-// Algorithm 4 finds the extended input where the forward pass left it; an op keeps
-// nothing, so it is made again.
+// Recomputes the extended input, which Algorithm 4 reuses: ops keep no state.
 LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      const float* input, const float* weights, float* grad_input,
                      float* grad_weights, void* workspace) {
@@ -153,7 +152,7 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
   const LaunchError error =
       ForEachGroup<BackwardBuffers>(p, [&](const Problem& group, int64_t n) {
         Buffers buffers(workspace);
-        // Laid out as for the largest group: `sums` lasts.
+        // Uses the layout of the largest group, so that `sums` keeps its address.
         const BackwardBuffers b(group, Samples<BackwardBuffers>(p), &buffers);
         const Lengths length(group);
         const int64_t flattened = group.batch * length.flattened * size.input;

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of Chen et al.'s Algorithms 3 and 4, under the paper's names; each is
-// called with the index of one element of what it writes. A list of products has the
-// axes [out channel, sample, out pixel, kernel position, in channel, depth], and a
-// matrix at each place; a list without the first is "flattened".
+// The steps of Chen et al.'s Algorithms 3 and 4, with the paper's names. Each is called
+// with the index of one element that it writes. A list of products is [out channel,
+// sample, out pixel, kernel position, in channel, depth] of matrices; without the first
+// axis it is "flattened".
 #ifndef CAPSOPS_CUDA_STUDIES_CHEN_STEPS_CUH_
 #define CAPSOPS_CUDA_STUDIES_CHEN_STEPS_CUH_
 
@@ -14,9 +14,9 @@ namespace capsops::studies::capsule_conv {
 
 // Lengths of lists, in matrices, for one sample.
 struct Lengths {
-  int64_t position;   // of one out pixel: kernel positions x in channels x depth
-  int64_t flattened;  // of all out pixels
-  int64_t products;   // of all out pixels and out channels
+  int64_t position;   // per out pixel: kernel positions x in channels x depth
+  int64_t flattened;  // for all out pixels
+  int64_t products;   // for all out pixels and out channels
 
   explicit Lengths(const Problem& p)
       : position(p.kernel_height * p.kernel_width * p.in_channels * p.pose_depth),
@@ -47,7 +47,7 @@ struct CapsuleIm2col {  // Figure 4
   }
 };
 
-struct InputExtend {  // Figure 5: once for each out channel
+struct InputExtend {  // Figure 5: repeats for each out channel
   int64_t size;
   const float* flattened;
   float* extended;
@@ -55,7 +55,7 @@ struct InputExtend {  // Figure 5: once for each out channel
   __device__ void operator()(int64_t i) const { extended[i] = flattened[i % size]; }
 };
 
-struct KernelExtend {  // Figure 6: once for each out pixel, here of every sample
+struct KernelExtend {  // Figure 6: repeats for each out pixel, here of every sample
   Problem p;
   int64_t position;
   const float* weights;
@@ -94,7 +94,7 @@ struct OutputReduce {  // Figure 7
   }
 };
 
-struct OutputExtend {  // the other way
+struct OutputExtend {  // the gradient of OutputReduce
   Problem p;
   int64_t position;
   const float* grad;
@@ -110,7 +110,7 @@ struct OutputExtend {  // the other way
   }
 };
 
-struct InputReduce {  // over out channels
+struct InputReduce {  // sums over out channels
   int64_t out_channels, size;
   const float* products;
   float* flattened;
@@ -128,7 +128,7 @@ struct CapsuleCol2im {
   const float* flattened;
   float* grad_input;
 
-  // The output pixel that reads `in` at kernel position k, or -1.
+  // Returns the output pixel that reads `in` at kernel position k, or -1.
   static __device__ int64_t Reader(int64_t in, int64_t k, int64_t stride,
                                    int64_t dilation, int64_t pad, int64_t out) {
     const int64_t first = in + pad - k * dilation;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The studies' launchers share zeroing and the wording of refusals.
+// Helpers of the studies' launchers: zeroing, and the wording of refusals.
 #ifndef CAPSOPS_CUDA_STUDIES_COMMON_CUH_
 #define CAPSOPS_CUDA_STUDIES_COMMON_CUH_
 
@@ -12,9 +12,9 @@
 
 namespace capsops::studies {
 
-constexpr int64_t kMostThreads = 1024;  // of a block
+constexpr int64_t kMaxThreads = 1024;  // per block
 
-// Sets a tensor to zero that kernels add to.
+// Zeroes a tensor that kernels add to.
 inline LaunchError Zero(const GpuExec& exec, const char* name, float* data,
                         int64_t elements) {
   if (elements == 0) return {};
@@ -30,11 +30,11 @@ inline std::string Must(const std::string& what, int64_t be, int64_t is) {
   return Must(what, std::to_string(be), is);
 }
 
-// Returns the reason if a number is too large, else nothing.
-inline std::string MustBeAtMost(const std::string& what, int64_t most,
+// Returns the reason of a refusal if a number is too large, else "".
+inline std::string MustBeAtMost(const std::string& what, int64_t maximum,
                                 const std::string& why, int64_t is) {
-  if (is <= most) return {};
-  return Must(what, "at most " + std::to_string(most) + " (" + why + ")", is);
+  if (is <= maximum) return {};
+  return Must(what, "at most " + std::to_string(maximum) + " (" + why + ")", is);
 }
 
 }  // namespace capsops::studies

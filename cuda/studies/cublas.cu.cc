@@ -13,11 +13,11 @@
 namespace capsops::studies {
 namespace {
 
-// The values of cuBLAS's own enumerations.
+// Values of cuBLAS's enumerations.
 constexpr int kNoTranspose = 0, kTranspose = 1;
 constexpr int kDefaultMath = 0, kTf32Math = 3;
 
-// The few functions of cuBLAS that are used, as cublas_api.h declares them.
+// The functions of cuBLAS that we use, as cublas_api.h declares them.
 struct Functions {
   int (*create)(void** handle);
   int (*set_stream)(void* handle, CUstream_st* stream);
@@ -33,7 +33,7 @@ struct Functions {
   LaunchError error;
 };
 
-// That of the process, if TensorFlow has brought one along, else the system's newest.
+// Prefers a loaded library, like TensorFlow's, to the newest installed one.
 void* OpenLibrary() {
   for (const int loaded : {RTLD_NOLOAD, 0}) {
     for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
@@ -80,7 +80,7 @@ std::mutex& Mutex() {
 }  // namespace
 
 Cublas::Cublas(const GpuExec& exec) : lock_(Mutex()) {
-  // A handle for each device, which is never given back: the process may be ending.
+  // One handle per device. They are never destroyed, since the process may be exiting.
   static auto* const handles = new std::map<int, void*>;
   error_ = Library().error;
   if (!error_.empty()) return;
@@ -103,7 +103,7 @@ void Cublas::Check(const char* function, int status) {
   error_ = std::string(function) + " failed with status " + std::to_string(status);
 }
 
-// cuBLAS counts by columns, where our c is its transpose: b^T a^T = (a b)^T.
+// cuBLAS is column-major, where our c is its transpose: b^T a^T = (a b)^T.
 void Cublas::Multiply(int64_t rows, int64_t columns, int64_t inner, const Operand& a,
                       const Operand& b, float* c, bool add) {
   if (!error_.empty()) return;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products by cuBLAS, found when first used: whoever builds needs none of it.
+// Matrix products by cuBLAS, which is loaded on first use and not needed to build.
 #ifndef CAPSOPS_CUDA_STUDIES_CUBLAS_H_
 #define CAPSOPS_CUDA_STUDIES_CUBLAS_H_
 
@@ -12,28 +12,27 @@
 
 namespace capsops::studies {
 
-// Matrices in memory, each by rows without gaps; `transposed` where a product takes
-// them the other way.
+// Row-major matrices without padding. A product transposes them if `transposed`.
 struct Operand {
   const float* data;
   bool transposed = false;
-  int64_t next = 0;  // elements from one matrix of a batch to the next
+  int64_t next = 0;  // stride in elements between the matrices of a batch
 };
 
-// cuBLAS on one stream; while one exists, other threads that want one wait.
+// cuBLAS on one stream. While one exists, other threads that construct one wait.
 class Cublas {
  public:
   explicit Cublas(const GpuExec& exec);
 
-  // Why there is no cuBLAS, or the first error of the calls below.
+  // The reason why there is no cuBLAS, or the first error of the calls below.
   const LaunchError& error() const { return error_; }
 
-  // c = a @ b or c += a @ b, where a is [rows, inner], b [inner, columns] and
-  // c [rows, columns], after transposition.
+  // Computes c = a @ b, or c += a @ b if `add`, where a is [rows, inner], b [inner,
+  // columns] and c [rows, columns], after transposition.
   void Multiply(int64_t rows, int64_t columns, int64_t inner, const Operand& a,
                 const Operand& b, float* c, bool add);
 
-  // `count` such products in one call.
+  // Computes `count` such products in one call.
   void MultiplyStrided(int64_t count, int64_t rows, int64_t columns, int64_t inner,
                        const Operand& a, const Operand& b, float* c, int64_t next_c,
                        bool add);

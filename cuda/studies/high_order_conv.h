@@ -1,12 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution as the CUDA extension of Simeng and Zhejin, "PyTorch
-// Extension", computes it: what cc/launch/high_order_conv.h says, in float32 and on a
-// GPU only, with tensors in the paper's layout:
+// The CUDA extension of Simeng and Zhejin, "PyTorch Extension". It computes what
+// cc/launch/high_order_conv.h defines, in float32 and on a GPU only, and is used by the
+// benchmark only. Tensors have the paper's layout, and gradients that of their tensors:
 //   input, output  [batch, channels, height, width]
 //   weights        [kernel_height * kernel_width, batch, 1, height, width]
-// and gradients shaped like what they are of. Nothing but the benchmark uses it.
 #ifndef CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
 #define CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
 
@@ -18,7 +17,7 @@ namespace capsops::studies::high_order_conv {
 
 using capsops::high_order_conv::Problem;
 
-// Why a problem is not one of those the paper computes, or nothing.
+// Returns why the paper does not cover a problem, or "".
 std::string Unsupported(const Problem& problem);
 
 LaunchError Forward(const GpuExec& exec, const Problem& problem, const float* input,

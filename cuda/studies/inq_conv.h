@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolution with weights from the INQ code book as the CUDA kernels of Khandwawala,
-// "Weight Sharing on CNN", compute it: what cc/launch/inq_conv.h says, in float32, with
-// VALID padding, for one image, and with planes as output: [1, out_channels,
-// out_height, out_width]. Of the code book the first `powers` powers of two are used;
-// larger codes read as zero. Nothing but the benchmark uses it.
+// The CUDA kernels of Khandwawala, "Weight Sharing on CNN", for convolution with
+// weights from the INQ code book. They compute what cc/launch/inq_conv.h defines, in
+// float32, with VALID padding, for one image, and with output [1, out_channels,
+// out_height, out_width]. They use the code book's first `powers` powers of two, and
+// larger codes read as zero. Used by the benchmark only.
 #ifndef CAPSOPS_CUDA_STUDIES_INQ_CONV_H_
 #define CAPSOPS_CUDA_STUDIES_INQ_CONV_H_
 
@@ -35,21 +35,20 @@ __host__ __device__
 
 struct Scheme {
   const char* name;
-  // Why a problem is not one of those the program computes, or nothing. A dimension
-  // that is not known yet, -1, is no reason.
+  // Returns why the program does not cover a problem, or "". Accepts unknown sizes, -1.
   std::string (*unsupported)(const Problem& problem);
-  // Bytes at `workspace`, for the kernel matrix in the form the program wants it.
+  // Bytes of `workspace`, which holds the kernel matrix in the program's form.
   int64_t (*workspace)(const Problem& problem);
-  // Powers are 1 to kMostPowers, and 2^(top_exponent - powers + 1) to 2^top_exponent
-  // normal numbers.
+  // Requires 1 to kMostPowers powers, and normal numbers from 2^(top_exponent - powers
+  // + 1) to 2^top_exponent.
   LaunchError (*forward)(const GpuExec& exec, const Problem& problem, int powers,
                          const float* input, const uint8_t* codes, int32_t top_exponent,
                          float* output, void* workspace);
 };
 
-// Output stationary: basic, versions 3, 5 and 6, and basic without the multiplication,
-// which adds pixels up whatever the weights are: with each weight unread, and with it
-// loaded but unused. Input stationary: basic, versions 1 and 2.
+// Output stationary: basic; versions 3, 5 and 6; and basic without the multiplication,
+// which adds up pixels whatever the weights are, and leaves each weight either unread
+// or loaded but unused. Input stationary: basic; versions 1 and 2.
 extern const Scheme kOutputBasic, kOutput3, kOutput5, kOutput6;
 extern const Scheme kOutputUnread, kOutputUnused;
 extern const Scheme kInputBasic, kInput1, kInput2;

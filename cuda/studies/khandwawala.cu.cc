@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The seven programs of Khandwawala, "Weight Sharing on CNN", and two that do not
-// multiply. Each brings the codes into the form of its kernel matrix, which takes a few
-// microseconds, then convolves. docs/notebook/papers.md says how we read the report.
+// multiply. Each converts the codes to its form of the kernel matrix, in a few
+// microseconds, and then convolves. docs/notebook/papers.md describes our reading.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +23,7 @@ constexpr int64_t kShared = 48 << 10, kGrid = 65535;
 template <int n>
 using Constant = std::integral_constant<int, n>;
 
-// A block for each of the kernels. To sort, every weight counts those before it.
+// One block per kernel. To sort, every weight counts those before it.
 template <Form kForm>
 __global__ void Prepare(Sizes s, int powers, const uint8_t* __restrict__ codes,
                         int* __restrict__ kernels, int* __restrict__ ends) {
@@ -32,7 +32,7 @@ __global__ void Prepare(Sizes s, int powers, const uint8_t* __restrict__ codes,
   const auto weight_at = [&](int place) {
     return WeightOf(codes[int64_t{place} * s.out_channels + blockIdx.x], powers);
   };
-  const auto rank = [&](Weight weight) {  // powers ascend, and negative comes first
+  const auto rank = [&](Weight weight) {  // ascending powers, negative first
     if (weight.sign == 0) return 2 * powers;
     return 2 * (powers - 1 - weight.power) + (weight.sign > 0);
   };
@@ -66,7 +66,7 @@ __global__ void Prepare(Sizes s, int powers, const uint8_t* __restrict__ codes,
   }
 }
 
-int64_t Weights(const Problem& p) {  // of one of the kernels
+int64_t Weights(const Problem& p) {  // per kernel
   return p.kernel_height * p.kernel_width * p.in_channels;
 }
 
@@ -76,8 +76,8 @@ int64_t Workspace(const Problem& p) {
   return 4 * p.out_channels * (Weights(p) * NumbersOf(kForm) + ends);
 }
 
-// What all programs want; kernels are to be of at most `most_size`.
-std::string Unsupported(const Problem& p, int64_t most_size) {
+// Checks the requirements of all programs; kernels may have at most `max_size` rows.
+std::string Unsupported(const Problem& p, int64_t max_size) {
   if (p.batch != 1) return Must("batch", 1, p.batch);
   if (p.pad_top != 0 || p.pad_left != 0) return "padding must be VALID";
   if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations must be 1";
@@ -87,13 +87,13 @@ std::string Unsupported(const Problem& p, int64_t most_size) {
   }
   if (p.kernel_height < 1) return Must("kernel_height", "at least 1", p.kernel_height);
   if (p.in_channels < 1) return Must("in_channels", "at least 1", p.in_channels);
-  std::string reason = MustBeAtMost("kernel_height", most_size,
+  std::string reason = MustBeAtMost("kernel_height", max_size,
                                     "threads for a tile of the image", p.kernel_height);
   if (!reason.empty()) return reason;
   return MustBeAtMost("out_channels", kGrid, "a dimension of the grid", p.out_channels);
 }
 
-// A kernel of `size` leaves this many of a tile's rows to threads.
+// Rows of the image's tile, for a kernel of `size` rows.
 int64_t OutputTile(int64_t size) { return size <= 8 ? 16 : 32; }
 
 template <Form kForm>
@@ -109,9 +109,9 @@ std::string OutputUnsupported(const Problem& p) {
                       p.in_height);
 }
 
-// Rows of a tile of the image that have an output.
+// Rows of the image's tile that have an output.
 int64_t InputTile(int64_t size, int64_t channels) {
-  return channels * (8 + size - 1) * (8 + size - 1) <= kMostThreads ? 8 : 4;
+  return channels * (8 + size - 1) * (8 + size - 1) <= kMaxThreads ? 8 : 4;
 }
 
 int64_t InputShared(Form form, int64_t size, int64_t channels) {
@@ -126,7 +126,7 @@ std::string InputUnsupported(const Problem& p) {
   std::string reason = Unsupported(p, 29);
   if (!reason.empty()) return reason;
   const int64_t size = p.kernel_height, edge = 4 + size - 1;
-  reason = MustBeAtMost("in_channels", kMostThreads / (edge * edge),
+  reason = MustBeAtMost("in_channels", kMaxThreads / (edge * edge),
                         "a thread for each number of a tile", p.in_channels);
   if (!reason.empty()) return reason;
   reason = MustBeAtMost("shared memory", kShared, "48 KB",
@@ -176,8 +176,8 @@ void LaunchInput(const GpuExec& exec, const Sizes& s, const float* image,
          exec.stream>>>(s, image, kernels, output);
 }
 
-// Calls `launch` with the constants that a problem has: size and channels where the
-// benchmark times them, else 0; and `sums`, the number of sums a thread keeps.
+// Calls `launch` with compile-time constants: `sums`, the number of sums per thread,
+// the tile, and the size and channels that the benchmark times, else 0.
 template <bool kIsOutput, typename Launch>
 void WithConstants(const Sizes& s, int sums, const Launch& launch) {
   using None = Constant<0>;

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the programs of Khandwawala, "Weight Sharing on CNN", have in common: the forms
-// of the kernel matrix, and sums by weight. A kernel matrix has the axes [out_channels,
-// kernel, kernel, in_channels], as the image has its channels last.
+// Shared parts of the programs of Khandwawala, "Weight Sharing on CNN": the forms of
+// the kernel matrix, and sums by weight. A kernel matrix is [out_channels, kernel,
+// kernel, in_channels], and images have their channels last.
 #ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
 #define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
 
@@ -13,9 +13,9 @@
 
 namespace capsops::studies::inq_conv {
 
-// An image, and a kernel of `size` x `size`. The programs have all of these as
-// constants of the compiler. Here those kernels that the benchmark times have the
-// kernel's size, the channels and the strides, which are 1.
+// An image, and a kernel of `size` x `size`. In the report all of these are
+// compile-time constants; here, kernels that the benchmark times have the kernel's
+// size, the channels and strides of 1 as constants.
 struct Sizes {
   int64_t in_height, in_width, out_height, out_width;
   int64_t stride_height, stride_width;
@@ -23,12 +23,12 @@ struct Sizes {
   int lowest;           // exponent of the smallest weight
   float lowest_weight;  // 2^lowest
 
-  // Positions of the kernel with stride 1.
+  // NumWindows of the kernel with stride 1.
   __host__ __device__ int64_t rows() const { return in_height - size + 1; }
   __host__ __device__ int64_t columns() const { return in_width - size + 1; }
 };
 
-// The output element whose kernel begins at row y and column x of the image.
+// The output element whose window begins at row y and column x of the image.
 struct Place {
   bool exists;
   int64_t row, column;
@@ -43,16 +43,16 @@ struct Place {
 };
 
 enum class Form {
-  kValues,      // float
-  kPowerSign,   // two int: the exponent, and 1, -1 or 0
-  kSorted,      // four int: the exponent and the place, row, column and channel
-  kConstant,    // float, in constant memory
-  kPowerChain,  // as kPowerSign, the sum found by comparing
-  kUnread,      // float, not used: pixels are added up as they are
-  kUnused,      // the same, but each weight is still loaded
+  kValues,      // one float
+  kPowerSign,   // two ints: the exponent, and 1, -1 or 0
+  kSorted,      // four ints: the exponent, row, column and channel
+  kConstant,    // one float, in constant memory
+  kPowerChain,  // like kPowerSign, but finds the sum by comparisons
+  kUnread,      // one float, not loaded: pixels are added up as they are
+  kUnused,      // one float, loaded but not used
 };
 
-// Numbers of four bytes for a weight.
+// Four-byte numbers per weight.
 constexpr int NumbersOf(Form form) {
   return form == Form::kSorted                                   ? 4
          : form == Form::kPowerSign || form == Form::kPowerChain ? 2
@@ -64,9 +64,9 @@ constexpr bool SumsByWeight(Form form) {
   return form != Form::kValues && form != Form::kUnread && form != Form::kUnused;
 }
 
-// What is multiplied by the same power of two, added up. Registers have no index: where
-// `of` is indexed by a number that the compiler does not know, it puts the array into
-// local memory, or compares the number with each index. The functions compare.
+// Sums of the pixels that are multiplied by the same power of two. Registers cannot be
+// indexed: for an `of` index that is not a compile-time constant, the compiler uses
+// local memory or comparisons. The functions compare.
 template <int kPowers>
 struct Sums {
   float of[kPowers > 0 ? kPowers : 1];
@@ -101,8 +101,8 @@ struct Sums {
     }
   }
 
-  // Place `e` in a sorted kernel: power m has the negative weights before ends[2 * m],
-  // then the positive ones before ends[2 * m + 1]; zeros come after all.
+  // `e` is a position in a sorted kernel: power m has negative weights before ends[2 *
+  // m], then positive ones before ends[2 * m + 1]; zeros come last.
   template <int m = 0>
   __device__ void AddAtPlace(int e, const int* ends, float x) {
     if constexpr (m < kPowers) {

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Input stationary: a thread for each number of a tile of the image, which it loads
-// into shared memory. A block has as many of the kernels as the image has channels,
-// also in shared memory: a thread computes the output element that begins at its pixel,
-// of the kernel with its channel's index. At two edges of the tile threads have none.
+// Input stationary: one thread per number of a tile of the image, which it loads into
+// shared memory. A block also stages as many kernels as the image has channels, and a
+// thread computes the output element whose window begins at its pixel, for the kernel
+// with its channel's index. Threads at two edges of the tile have no output.
 #ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_
 #define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_
 
@@ -12,10 +12,10 @@
 
 namespace capsops::studies::inq_conv {
 
-constexpr int kConstantWeights = 16384;  // 64 KB, all that there is
+constexpr int kConstantWeights = 16384;  // 64 KB, all of constant memory
 __constant__ float constant_weights[kConstantWeights];
 
-// kSize and kChannels are 0 where they are not constants, else strides are 1.
+// kSize and kChannels are 0 if they are not constants; otherwise strides are 1.
 template <Form kForm, int kPowers, int kTile, int kSize, int kChannels>
 __global__ void __launch_bounds__(kSize ? kChannels * (kTile + kSize - 1) *
                                               (kTile + kSize - 1)

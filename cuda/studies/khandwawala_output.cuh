@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Output stationary: a block has a tile of the image and one of the kernels in shared
-// memory, and a thread for each position of the kernel in the tile, which computes one
-// output element. All threads of a block are at the same weight at the same time.
-// Threads load up to four pixels each. With a stride most threads only load.
+// Output stationary: a block has a tile of the image and one kernel in shared memory,
+// and one thread per position of the kernel in the tile, which computes one output
+// element. All threads of a block use the same weight at the same time, and load up to
+// four pixels each. With a stride, most threads only load.
 #ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_OUTPUT_CUH_
 #define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_OUTPUT_CUH_
 
@@ -12,7 +12,7 @@
 
 namespace capsops::studies::inq_conv {
 
-// Loads a weight for each channel, four at once where compilers would.
+// Loads and discards a weight per channel, four at once where compilers would.
 template <int kChannels>
 __device__ void LoadAndDrop(const int* weights, int channels) {
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(weights));
@@ -30,8 +30,8 @@ __device__ void LoadAndDrop(const int* weights, int channels) {
   }
 }
 
-// kSize and kChannels are 0 where they are not constants, else strides are 1. `ends` is
-// [out_channels, 2 * kPowers], for the sorted form.
+// kSize and kChannels are 0 if they are not constants; otherwise strides are 1. `ends`
+// is [out_channels, 2 * kPowers], for the sorted form.
 template <Form kForm, int kPowers, int kTile, int kSize, int kChannels>
 __global__ void OutputStationary(Sizes s, const float* __restrict__ image,
                                  const int* __restrict__ kernels,
@@ -42,7 +42,7 @@ __global__ void OutputStationary(Sizes s, const float* __restrict__ image,
             channels = kChannels ? kChannels : s.channels;
   constexpr int kNumbers = NumbersOf(kForm);
   int* const kernel = reinterpret_cast<int*>(tile) + kTile * kTile * channels;
-  const int block = kTile - size + 1;  // threads down and across, at least `size`
+  const int block = kTile - size + 1;  // threads in each direction, at least `size`
   const int tx = threadIdx.x, ty = threadIdx.y;
   const int64_t x = int64_t{blockIdx.x} * block + tx;
   const int64_t y = int64_t{blockIdx.y} * block + ty;

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The two kernels of Simeng and Zhejin, "PyTorch Extension": a block for each row of
-// the image, a thread for each of its pixels, which has that pixel of all samples,
-// channels and kernel positions. Results start at zero and are added to in global
-// memory. A thread updates its own pixel only: grad_input gathers, so nothing races.
-// docs/notebook/papers.md says how we read the paper.
+// The two kernels of Simeng and Zhejin, "PyTorch Extension": one block per row of the
+// image, and one thread per pixel of the row, which loops over samples, channels and
+// kernel positions. Results start at zero and are accumulated in global memory. A
+// thread updates only its own pixel: grad_input gathers, so there are no races.
+// docs/notebook/papers.md describes how we read the paper.
 #include <cstdint>
 #include <string>
 
@@ -53,7 +53,7 @@ __global__ void BackwardKernel(Sizes s, const float* __restrict__ grad,
   for (int64_t b = 0; b < s.batch; b++) {
     for (int64_t c = 0; c < s.channels; c++) {
       const int64_t plane = (b * s.channels + c) * image;
-      int64_t filter = b * image;  // that of this sample and kernel position
+      int64_t filter = b * image;  // of this sample and kernel position
       for (int64_t i = 0; i < s.kernel_height; i++) {
         for (int64_t j = 0; j < s.kernel_width; j++) {
           const int64_t down = i - s.kernel_height / 2, across = j - s.kernel_width / 2;
@@ -84,7 +84,7 @@ std::string Unsupported(const Problem& p) {
   for (const int64_t step : {p.dilation_height, p.dilation_width}) {
     if (step != 1) return Must("dilations", 1, step);
   }
-  return MustBeAtMost("width", kMostThreads, "a thread each", p.width);
+  return MustBeAtMost("width", kMaxThreads, "a thread each", p.width);
 }
 
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Launches the kernels of vaidya.cuh.
+// Launches of the kernels of vaidya.cuh.
 #include "cuda/studies/vaidya.cuh"
 
 #include <cstdint>
@@ -19,7 +19,7 @@ int64_t SharedBytes(const Problem& p) {
   return p.kernel_height * p.kernel_width * p.in_channels * kPose * sizeof(float);
 }
 
-// `geometry` is what a kernel wants to know of the images.
+// `geometry` describes the images to the kernel.
 template <auto kKernel, typename Geometry>
 LaunchError Launch(const GpuExec& exec, const Problem& p, const Geometry& geometry,
                    const float* input, const float* weights, float* output) {
@@ -28,12 +28,12 @@ LaunchError Launch(const GpuExec& exec, const Problem& p, const Geometry& geomet
   const LaunchError error = Zero(exec, kName, output, elements);
   if (!error.empty() || p.in_channels == 0) return error;
   const int64_t shared = SharedBytes(p);
-  const int64_t most = exec.device.shared;
-  if (shared > most) {
+  const int64_t maximum = exec.device.shared;
+  if (shared > maximum) {
     return std::string(kName) + ": the filter takes " + std::to_string(shared) +
-           " bytes of shared memory, and this GPU has " + std::to_string(most);
+           " bytes of shared memory, and this GPU has " + std::to_string(maximum);
   }
-  const LaunchError allowed = AllowShared<kKernel>(exec, kName);
+  const LaunchError allowed = AllowMaxSharedMemory<kKernel>(exec, kName);
   if (!allowed.empty()) return allowed;
   const Filter filter{static_cast<int>(p.kernel_height),
                       static_cast<int>(p.kernel_width),
@@ -97,12 +97,12 @@ std::string Unsupported(const Problem& p) {
        {p.stride_height, p.stride_width, p.dilation_height, p.dilation_width}) {
     if (step != 1) return Must("strides and dilations", 1, step);
   }
-  // An empty image has an empty output, whatever the kernel.
+  // Accepts empty images, whose output is empty whatever the kernel.
   if ((p.in_height > 0 && p.out_height != p.in_height - p.kernel_height + 1) ||
       (p.in_width > 0 && p.out_width != p.in_width - p.kernel_width + 1)) {
     return "padding must be VALID";
   }
-  return MustBeAtMost("out_width", kMostThreads, "a thread each", p.out_width);
+  return MustBeAtMost("out_width", kMaxThreads, "a thread each", p.out_width);
 }
 
 int64_t NoWorkspace(const Problem&) { return 0; }

@@ -1,18 +1,19 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The four kernels of Vaidya, "Speeding up Capsules": a block for each row of the
-// output, a thread for each of its pixels, the filter in shared memory and the input in
-// global memory. They differ in the innermost product of two 4 x 4 matrices. The output
-// starts at zero and every product is added to it there: the stores stay inside the
-// loop, as the counts in the paper's Table 2 say. docs/notebook/papers.md says how we
-// read the paper.
+// The four kernels of Vaidya, "Speeding up Capsules": one block per row of the output,
+// one thread per pixel, the filter in shared memory and the input in global memory.
+// They differ in the innermost product of two 4 x 4 matrices. The output starts at
+// zero, and every product is added to it in global memory: the stores are inside the
+// loop, as the counts in the paper's Table 2 say. docs/notebook/papers.md describes how
+// we read the paper.
 //
-// Pointers are plain on purpose: the compiler must fear that a store to `out` changes
-// `img`, as it had to in the paper. Nor are the loops of listings 1 and 2 told to
-// unroll: nvcc 13 keeps the one over i, and so makes the loads that the paper counted.
+// Pointers are deliberately not __restrict__: the compiler must assume, as in the
+// paper, that a store to `out` changes `img`. Nor do the loops of listings 1 and 2 have
+// unroll pragmas: nvcc 13 keeps the loop over i, and so issues the loads that the paper
+// counted.
 //
-// The benchmark compiles each kernel alone, so this header needs no other of ours.
+// The benchmark compiles each kernel alone, so this header includes none of ours.
 #ifndef CAPSOPS_CUDA_STUDIES_VAIDYA_CUH_
 #define CAPSOPS_CUDA_STUDIES_VAIDYA_CUH_
 
@@ -77,8 +78,7 @@ struct I2 {
   }
 };
 
-// Listing 4, scalar replacement: all of both matrices in variables before the first
-// store.
+// Listing 4, scalar replacement: loads both matrices before the first store.
 struct I3 {
   static __device__ void Add(float* out, const float* img, const float* kernel) {
     float t[kPose], k[kPose];
@@ -112,8 +112,7 @@ __global__ void RowKernel(Filter filter, int image_width, float* img,
   }
 }
 
-// A layout of an image [height, width, channels, 4, 4] is the distance in memory from
-// one index of each axis to the next.
+// Strides of the axes of an image [height, width, channels, 4, 4].
 struct Layout {
   int64_t row, column, channel, pose_row, pose_column;
 
@@ -126,8 +125,8 @@ struct Layouts {
   Layout input, output;
 };
 
-// I3 for images in any layout, with its sum in registers until the end, so that layouts
-// differ in what they load and store and in nothing else.
+// I3 for images in any layout. The sum stays in registers until the end, so that
+// layouts differ only in their loads and stores.
 __global__ void __launch_bounds__(1024)
     LayoutKernel(Filter filter, Layouts layouts, float* img, float* filter_in_memory,
                  float* out) {

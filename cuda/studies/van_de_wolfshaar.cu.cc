@@ -3,9 +3,9 @@
 
 // The three kernels of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks": a
 // thread computes an element of the result, finds its indices by division, and loads
-// everything from global memory through the read-only cache. The launch is the one of
-// TensorFlow's GetCudaLaunchConfig: a block of 1024 threads for each multiprocessor,
-// whose threads loop over the elements. docs/notebook/papers.md says how we read it.
+// everything from global memory through the read-only cache. The launch is that of
+// TensorFlow's GetCudaLaunchConfig: one block of 1024 threads per multiprocessor, whose
+// threads loop over the elements. docs/notebook/papers.md describes how we read it.
 #include <algorithm>
 #include <cstdint>
 
@@ -18,14 +18,14 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// Numbers from one index to the next, by tensor (weights, input x, output) and axis.
+// Strides, by tensor (weights, input x, output) and axis.
 struct Strides {
   int64_t w_d0, w_d1, w_d2;
   int64_t x_d0, x_d1;
   int64_t o_d0, o_d1, o_d2;
 };
 
-// CUDA_1D_KERNEL_LOOP, with an index of 64 bits.
+// CUDA_1D_KERNEL_LOOP with a 64-bit index.
 template <typename Body>
 __device__ void ForEachElement(int64_t size, const Body& body) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size;
@@ -100,7 +100,7 @@ Strides StridesOf(const Problem& p) {
           p.in_dim,           p.in_caps * columns,  columns,  p.out_dim};
 }
 
-// Launches a kernel whose last argument is the size of its result, if there is any.
+// Launches a kernel whose last argument is the size of its result, unless that is 0.
 template <typename... Parameters, typename... Arguments>
 LaunchError Launch(const char* name, const GpuExec& exec, void (*kernel)(Parameters...),
                    int64_t size, const Arguments&... arguments) {

@@ -61,6 +61,14 @@ def _private_keras(path, text):
     return re.findall(private, text, re.MULTILINE)
 
 
+def _fragment(path, text):
+    """The first line of a comment must name a thing or an action."""
+    kernels = path.startswith(("cc/", "cuda/")) and path.endswith(CPP)
+    opening = r"(?:Of|What|Where|How|By|The same)\b"
+    first = rf"^(?![ \t]*//).*\n[ \t]*(// {opening}.*)"
+    return re.findall(first, text, re.MULTILINE) if kernels else []
+
+
 RULES = {
     _framework_include: ("cuda/a.cu.cc", '#include "absl/status/status.h"'),
     _missing_license: ("cc/ops/a.cc", "#include <cstdint>\n"),
@@ -68,6 +76,7 @@ RULES = {
     _floating_point_atomic: ("cuda/a.cu.cc", "atomicAdd(&sum, x);"),
     _unchecked_launch: ("cuda/a.cu.cc", "Kernel<<<1, 32>>>(x);\n}"),
     _templates_of_the_standard_library: ("cc/cpu/a.cc", "std::vector<float> row;"),
+    _fragment: ("cuda/a.cuh", "int i;\n  // Of a tile, the rows.\nint rows;\n"),
     _private_keras: ("tests/test_a.py", "model._flatten_layers()\n"),
 }
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__[1:])

@@ -81,7 +81,7 @@ struct Call {
   std::function<Values(const Call&, bool magnitudes)> reference;
 };
 
-// Finds the arguments of a plan for the GPU, for RunFrom.
+// Finds the arguments of a plan for the GPU, for RunPlan.
 struct OnGpu {
   template <typename P>
   P Next() {
@@ -144,7 +144,7 @@ Values Reference(const typename Op::Problem& problem, const Call& call,
       [](int64_t count, int64_t, const CpuExec::Body& body) { body(0, count); }};
   const auto plan = Op::template MakePlan<double>(exec, problem);
   OnCpu source{call, magnitudes, {}, {}};
-  const LaunchError error = RunFrom(source, plan, exec);
+  const LaunchError error = RunPlan(source, plan, exec);
   if (!error.empty()) return {};
   Values values;
   for (size_t t = 0; t < call.tensors.size(); ++t) {
@@ -182,7 +182,7 @@ LaunchError MakeCall(const GpuExec& exec, const typename Op::Problem& problem,
   call->run = [plan](const Call& call, const GpuExec& exec,
                      const std::vector<void*>& pointers, void* workspace) {
     OnGpu source{call.top_exponent, pointers, workspace};
-    return RunFrom(source, plan, exec);
+    return RunPlan(source, plan, exec);
   };
   call->reference = [problem](const Call& call, bool magnitudes) {
     return Reference<Op>(problem, call, magnitudes);

@@ -35,7 +35,7 @@ constexpr int kThreads = 8;
 std::atomic<bool> starve = false;
 std::atomic<bool> starving = false;
 
-// Finds a plan's arguments, for RunFrom: operands are the same each time.
+// Finds a plan's arguments, for RunPlan: operands are the same each time.
 class Arguments {
  public:
   explicit Arguments(const Counts& counts) : counts_(counts) {}
@@ -93,7 +93,7 @@ void Add(const typename Op::Problem& problem, const Counts& counts) {
     if (!plan->run) return plan->error;
     if (RecordsKernels()) RecordKernel(Op::kName, plan->kernel, plan->workspace);
     Arguments arguments(counts);
-    const LaunchError error = RunFrom(arguments, *plan, exec);
+    const LaunchError error = RunPlan(arguments, *plan, exec);
     *tensors = arguments.TakeTensors();
     return error;
   };

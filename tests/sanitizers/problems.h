@@ -144,7 +144,7 @@ void ForEachOp(const capsule_moments::Problem& p, const Visit& visit) {
   const int64_t poses = children * p.pose_rows * p.pose_inner;
   const int64_t activations = p.has_activations * children;
   const int64_t weights = Pairs(p) * p.pose_inner * p.pose_columns;
-  const int64_t parents = Positions(p) * p.out_channels;
+  const int64_t parents = NumWindows(p) * p.out_channels;
   const int64_t votes = parents * VoteSize(p);
   const int64_t bias = p.has_bias * parents, prior = p.has_prior * Pairs(p);
   const int64_t linear = p.has_linear * votes, precision = p.has_precision * votes;
@@ -162,7 +162,7 @@ void ForEachOp(const capsule_moments::Problem& p, const Visit& visit) {
   Counts results{parents, first};
   results.insert(results.end(), inputs.begin(), inputs.end());
   call(Backward(), {parents, first, second}, results);
-  call(Shares(), {}, {Positions(p) * Pairs(p)});
+  call(Shares(), {}, {NumWindows(p) * Pairs(p)});
 }
 
 // How many pixels of the output an axis has, whose image ends `after` pixels of padding

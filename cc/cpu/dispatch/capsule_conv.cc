@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the steps of capsule convolution and divides each among threads. The number of
-// threads never changes a result: no sum crosses a task, and partial sums of the
-// gradient of the weights are added in a fixed order.
+// threads never changes a result: no sum crosses a task, and partial sums of the weight
+// gradient are added in a fixed order.
 #include "cc/cpu/capsule_conv.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace {
 
 CAPSOPS_SELECTED_KERNELS
 
-// The same convolution without the taps that read nothing but zeros beside the image,
-// and the positions of the other taps in the whole filter.
+// A convolution without the taps that read only padding, and the positions of the
+// remaining taps in the whole filter.
 struct Trimmed {
   explicit Trimmed(const Problem& whole)
       : p(whole),
@@ -35,7 +35,7 @@ struct Trimmed {
     p.pad_left = across.pad;
   }
 
-  // Returns the offset at which the weights of tap `index` of `p` begin.
+  // Returns the offset of the weights of tap `index` of `p`.
   int64_t Weights(int64_t index) const {
     const int64_t y = down.first + index / p.kernel_width;
     return (y * line + across.first + index % p.kernel_width) * tap;
@@ -44,8 +44,8 @@ struct Trimmed {
 
   Problem p;
   Taps down, across;
-  int64_t taps, line;  // taps of the whole filter, and of a row of it
-  int64_t tap;         // weights of one tap
+  int64_t taps, line;  // taps of the whole filter, and of one of its rows
+  int64_t tap;         // elements of the weights of one tap
 };
 
 int64_t OutputSize(const Problem& p) { return Elements({Pixels(p), PixelSize(p)}); }
@@ -54,14 +54,14 @@ int64_t InputSize(const Problem& p) {
                    p.pose_rows, p.pose_inner});
 }
 
-// Tells whether no product is ever added up, so that results, if any, are zeros.
+// Returns whether there are no products at all, so that the result is empty or zero.
 bool IsEmpty(const Problem& p) {
   return std::min({p.batch, p.out_height, p.out_width, p.kernel_height, p.kernel_width,
                    p.in_channels, p.out_channels, p.pose_depth, p.pose_rows,
                    p.pose_inner, p.pose_columns}) == 0;
 }
 
-// Writes zeros to a result of `count` elements.
+// Plans to write zeros to a result of `count` elements.
 template <typename T>
 ConvPlan<CpuExec, T> PlanZeros(int64_t count) {
   return CpuPlan<ConvPlan<CpuExec, T>>(
@@ -71,8 +71,7 @@ ConvPlan<CpuExec, T> PlanZeros(int64_t count) {
       });
 }
 
-// Returns about how many cycles one of `tasks` tasks takes, at sixteen multiply-adds a
-// cycle.
+// Returns the approximate cycles per task, at 16 multiply-adds per cycle.
 int64_t Cost(const Problem& p, int64_t tasks) {
   const int64_t work = p.batch * p.out_height * p.out_width * p.kernel_height *
                        p.kernel_width * p.in_channels * p.out_channels * p.pose_depth *
@@ -80,11 +79,10 @@ int64_t Cost(const Problem& p, int64_t tasks) {
   return std::max<int64_t>(work / 16 / std::max<int64_t>(tasks, 1), 1);
 }
 
-// Calls run(task) for each of `tasks` tasks, each of which reads or writes its share of
-// the weights `times` times.
+// Calls run(task) for `tasks` tasks that together access all weights `times` times.
 template <typename Run>
-void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
-              const Run& run) {
+void ForWeightTasks(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t times,
+                    const Run& run) {
   const int64_t weights = p.kernel_height * p.kernel_width * p.in_channels *
                           p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns;
   const int64_t cost = 2 * times * weights / std::max<int64_t>(tasks, 1);
@@ -93,6 +91,7 @@ void ForMoves(const CpuExec& exec, const Problem& p, int64_t tasks, int64_t time
   });
 }
 
+// Plans with the first of `choices` that fits: packs the weights, then runs the tasks.
 template <typename T>
 ConvPlan<CpuExec, T> PlanImage(const char* op, const Problem& whole, int64_t results,
                                std::initializer_list<const ImageKernels<T>*> choices) {
@@ -108,7 +107,7 @@ ConvPlan<CpuExec, T> PlanImage(const char* op, const Problem& whole, int64_t res
       [op, &kernels, trimmed, d](const CpuExec& exec, const T* from, const T* weights,
                                  T* to, void* workspace) -> LaunchError {
         const Problem& p = trimmed.p;
-        ForMoves(exec, p, d.weights_tasks, 1, [&](int64_t task) {
+        ForWeightTasks(exec, p, d.weights_tasks, 1, [&](int64_t task) {
           const int64_t tap = task % (p.kernel_height * p.kernel_width);
           kernels.pack(p, task, weights + trimmed.Weights(tap), workspace);
         });
@@ -182,7 +181,7 @@ ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec&, const Problem& whole) {
         if (!error.empty() || in_place) return error;
         const int64_t taps = p.kernel_height * p.kernel_width;
         const int64_t tasks_of_tap = d.weights_tasks / (p.pose_depth * taps);
-        ForMoves(exec, p, d.weights_tasks, 8, [&](int64_t task) {
+        ForWeightTasks(exec, p, d.weights_tasks, 8, [&](int64_t task) {
           const int64_t tap = task / tasks_of_tap % taps;
           kernels.reduce(p, task, workspace, grad_weights + trimmed.Weights(tap));
         });

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the steps of the moments of votes and divides each among threads. The number of
-// threads never changes a result: no sum crosses a task, and parts of sums are added in
+// threads never changes a result: no sum crosses a task, and partial sums are added in
 // the order of the pixels.
 #include "cc/cpu/capsule_moments.h"
 
@@ -18,24 +18,24 @@ namespace {
 CAPSOPS_SELECTED_KERNELS
 
 template <typename S>
-S* If(int64_t present, S* tensor) {
+S* IfPresent(int64_t present, S* tensor) {
   return present == 1 ? tensor : nullptr;
 }
 
+// Returns the operands with null for absent tensors.
 template <typename T>
-Operands<T> Given(const Problem& p, Operands<T> in) {
+Operands<T> PresentOperands(const Problem& p, Operands<T> in) {
   return {in.poses,
-          If(p.has_activations, in.activations),
+          IfPresent(p.has_activations, in.activations),
           in.weights,
-          If(p.has_bias, in.bias),
-          If(p.has_linear, in.linear),
-          If(p.has_precision, in.precision),
-          If(p.has_center, in.center),
-          If(p.has_prior, in.prior)};
+          IfPresent(p.has_bias, in.bias),
+          IfPresent(p.has_linear, in.linear),
+          IfPresent(p.has_precision, in.precision),
+          IfPresent(p.has_center, in.center),
+          IfPresent(p.has_prior, in.prior)};
 }
 
-// Returns about how many cycles the votes of `children` children and all that is made
-// of them take.
+// Returns the approximate cycles of all work on the votes of `children` children.
 int64_t Cost(const Problem& p, int64_t children) {
   const double vote = VoteSize(p) * (p.pose_inner + 8.) + 16;
   const double cycles = children * (vote * p.out_channels) / 16;
@@ -45,19 +45,19 @@ int64_t WindowsCost(const Problem& p, const Division& d) {
   return Cost(p, d.windows * Children(p));
 }
 
-// Where there are neither windows nor parents, there is nothing to add up.
-bool HasVotes(const Problem& p) { return Positions(p) > 0 && p.out_channels > 0; }
+// Returns whether there are votes. Without windows or parents, all sums are empty.
+bool HasVotes(const Problem& p) { return NumWindows(p) > 0 && p.out_channels > 0; }
 
-// Tells whether neither logits nor moments depend on votes.
-bool VotesAreIdle(const Problem& p) {
+// Returns whether neither logits nor moments depend on votes.
+bool VotesAreUnused(const Problem& p) {
   return p.order == 0 && !p.has_linear && !p.has_precision;
 }
 
-// Votes without numbers are idle. Idle votes have no numbers here: there may be any
-// number of them where poses or weights have no elements.
-Problem WithoutIdleVotes(Problem p) {
+// Returns the problem without votes that are empty or that no result depends on. There
+// may be more of them than memory could hold if poses or weights have no elements.
+Problem DropUnusedVotes(Problem p) {
   if (VoteSize(p) == 0) p.order = p.has_linear = p.has_precision = 0;
-  if (VotesAreIdle(p)) {
+  if (VotesAreUnused(p)) {
     p.pose_rows = p.pose_columns = 1;
     p.pose_inner = p.has_center = 0;
   }
@@ -68,7 +68,7 @@ int64_t Poses(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }
 
-// The workspace: packed weights, the normalizers of kAll, and parts of gradients.
+// The workspace: packed weights, normalizers of kAll, and partial sums of gradients.
 template <typename T>
 struct Workspace {
   using S = Statistic<T>;
@@ -91,7 +91,7 @@ struct Workspace {
   S* parts;
 };
 
-constexpr int64_t kForwardPerPose = 2, kBackwardPerPose = 3;  // normalizers
+constexpr int64_t kForwardPerPose = 2, kBackwardPerPose = 3;  // normalizers per pose
 
 // Packs weights and prior and, for kAll, computes the normalizers.
 template <typename T>
@@ -108,7 +108,7 @@ LaunchError Prepare(const CpuExec& exec, const char* op, const Problem& p,
                       });
   }
   if (p.normalize != kAll) return {};
-  const int64_t cost = Cost(p, Positions(p) * Children(p)) / (d.normalize_tasks + 1);
+  const int64_t cost = Cost(p, NumWindows(p) * Children(p)) / (d.normalize_tasks + 1);
   return ForTasks(exec, op, d.normalize_tasks, cost + 1, d.normalize_scratch,
                   [&](int64_t task, void* scratch) {
                     kernels.normalize(p, d, task, in, space.packed, grads,
@@ -116,7 +116,7 @@ LaunchError Prepare(const CpuExec& exec, const char* op, const Problem& p,
                   });
 }
 
-// Computes moments or, where they are not null, shares.
+// Computes shares if `shares` is not null, and otherwise moments.
 template <typename T>
 LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                        const Division& d, const Operands<T>& in,
@@ -133,7 +133,7 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                   });
 }
 
-// Sets the gradients to zero that no window reaches, or that idle votes have.
+// Sets gradients to zero that no window contributes to or whose votes are unused.
 template <typename T>
 void ClearGradients(const Problem& p, const Gradients<T>& to) {
   const auto clear = [](auto* first, int64_t count) {
@@ -144,7 +144,7 @@ void ClearGradients(const Problem& p, const Gradients<T>& to) {
   clear(to.activations, Poses(p));
   clear(to.weights, pairs * p.pose_inner * p.pose_columns);
   clear(to.prior, pairs);
-  clear(to.center, Positions(p) * p.out_channels * VoteSize(p));
+  clear(to.center, NumWindows(p) * p.out_channels * VoteSize(p));
 }
 
 }  // namespace
@@ -152,7 +152,7 @@ void ClearGradients(const Problem& p, const Gradients<T>& to) {
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
-  const Problem p = WithoutIdleVotes(problem);
+  const Problem p = DropUnusedVotes(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
@@ -160,7 +160,7 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
              const T* weights, const S* bias, const S* linear, const S* precision,
              const S* center, const S* prior, S* mass, S* first, S* second,
              void* workspace) {
-        const Operands<T> in = Given<T>(
+        const Operands<T> in = PresentOperands<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         return RunForward<T>(exec, Forward::kName, p, d, in, {mass, first, second},
                              nullptr, workspace);
@@ -172,7 +172,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
   Problem without_moments = problem;
   without_moments.order = 0;
-  const Problem p = WithoutIdleVotes(without_moments);
+  const Problem p = DropUnusedVotes(without_moments);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<SharesPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kForwardPerPose, 0),
@@ -181,7 +181,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
              const S* center, const S* prior, S* shares,
              void* workspace) -> LaunchError {
         if (p.in_channels == 0) return {};
-        const Operands<T> in = Given<T>(
+        const Operands<T> in = PresentOperands<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         return RunForward<T>(exec, Shares::kName, p, d, in, {}, shares, workspace);
       });
@@ -190,7 +190,7 @@ SharesPlan<CpuExec, T> PlanShares(const CpuExec&, const Problem& problem) {
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
   using S = Statistic<T>;
-  const Problem p = WithoutIdleVotes(problem);
+  const Problem p = DropUnusedVotes(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<BackwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(p, d, kBackwardPerPose, d.parts),
@@ -202,24 +202,24 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
                       T* grad_weights, S* grad_bias, S* grad_linear, S* grad_precision,
                       S* grad_center, S* grad_prior, void* workspace) -> LaunchError {
         const char* const op = Backward::kName;
-        const Operands<T> in = Given<T>(
+        const Operands<T> in = PresentOperands<T>(
             p, {poses, activations, weights, bias, linear, precision, center, prior});
         Gradients<T> to{grad_poses,
-                        If(p.has_activations, grad_activations),
+                        IfPresent(p.has_activations, grad_activations),
                         grad_weights,
-                        If(p.has_bias, grad_bias),
-                        If(p.has_linear, grad_linear),
-                        If(p.has_precision, grad_precision),
-                        If(problem.has_center, grad_center),
-                        If(p.has_prior, grad_prior)};
-        if (!HasVotes(p) || p.in_channels == 0 || VotesAreIdle(p)) {
+                        IfPresent(p.has_bias, grad_bias),
+                        IfPresent(p.has_linear, grad_linear),
+                        IfPresent(p.has_precision, grad_precision),
+                        IfPresent(problem.has_center, grad_center),
+                        IfPresent(p.has_prior, grad_prior)};
+        if (!HasVotes(p) || p.in_channels == 0 || VotesAreUnused(p)) {
           ClearGradients(problem, to);
         }
         if (!HasVotes(p)) return {};
-        to.center = If(p.has_center, to.center);
-        const Moments<const S> grads{grad_mass, If(p.order >= 1, grad_first),
-                                     If(p.order == 2, grad_second)};
-        const Moments<const S> moments{mass, If(p.order >= 1, first), nullptr};
+        to.center = IfPresent(p.has_center, to.center);
+        const Moments<const S> grads{grad_mass, IfPresent(p.order >= 1, grad_first),
+                                     IfPresent(p.order == 2, grad_second)};
+        const Moments<const S> moments{mass, IfPresent(p.order >= 1, first), nullptr};
         const CpuKernels<T>& kernels = Selected<T>();
         const Workspace<T> space(p, d, kBackwardPerPose, workspace);
         LaunchError error = Prepare(exec, op, p, d, in, grads, space);
@@ -235,7 +235,7 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
         }
         error = ForTasks(
             exec, op, d.children_tasks,
-            3 * Cost(p, Positions(p) * Children(p)) / (d.children_tasks + 1) + 1,
+            3 * Cost(p, NumWindows(p) * Children(p)) / (d.children_tasks + 1) + 1,
             d.children_scratch, [&](int64_t task, void* scratch) {
               kernels.children(p, d, task, in, space.packed, space.normalizers, grads,
                                to, space.parts, scratch);

@@ -16,8 +16,8 @@ namespace {
 
 CAPSOPS_SELECTED_KERNELS
 
-// Returns about how many cycles a task takes, at eight multiply-adds a cycle. Loading
-// and transposing the weights takes as long as four samples.
+// Returns the approximate cycles of a task, at 8 multiply-adds per cycle. Loading and
+// transposing the weights takes as long as four samples.
 int64_t Cost(const Problem& p, int64_t in_caps, int64_t batch) {
   const int64_t weights = p.out_caps * p.out_dim * std::max<int64_t>(p.in_dim, 1);
   return std::max<int64_t>(in_caps * (batch + 4) * weights / 8, 1);

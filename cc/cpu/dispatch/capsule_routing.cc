@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the steps of capsule routing and divides each among threads. The number of
-// threads never changes a result: no sum crosses a task, and parts of sums are added in
+// threads never changes a result: no sum crosses a task, and partial sums are added in
 // the order of the input capsules.
 #include "cc/cpu/capsule_routing.h"
 
@@ -18,21 +18,19 @@ CAPSOPS_SELECTED_KERNELS
 
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
-// Returns about how many cycles a task of `in_caps` input capsules and `groups` groups
-// takes: one for each vector multiply-add, of which in_dim compute a number of u_hat
-// and a few use it.
+// Returns the approximate cycles of a task of `in_caps` input capsules and `groups`
+// groups: one per vector multiply-add. Each element of u_hat takes in_dim of them to
+// compute and a few to use.
 int64_t Cost(const Problem& p, int64_t in_caps, int64_t groups) {
   return std::max<int64_t>(in_caps * groups * Columns(p) * (p.in_dim + 4), 1);
 }
 
-// Returns about how many cycles a task of one output capsule takes that reads `tiles`
-// tiles.
+// Returns the approximate cycles of an output capsule's task that reads `tiles` tiles.
 int64_t CapsuleCost(const Problem& p, int64_t tiles) {
   return std::max<int64_t>(p.out_dim * tiles * 4, 1);
 }
 
-// The workspace, which consists of tiles: `tiles`, one for `running`, and the parts of
-// a sum.
+// The workspace consists of tiles: `tiles`, one for `running`, and the partial sums.
 template <typename T>
 struct Workspace {
   using A = Accumulator<T>;
@@ -52,13 +50,13 @@ struct Workspace {
   }
 
   int64_t tile_size;
-  A* tiles;    // V and ds, which the last step of the gradient reads
-  A* running;  // V, or dv in the gradient
+  A* tiles;    // V and ds, the operands of the last step of the gradient
+  A* running;  // V or, in the gradient, dv
   A* parts;
 };
 
-// Without elements of weights it does not matter how large input capsules are.
-Problem Simplified(Problem p) {
+// Sets in_dim to 0 if the weights are empty, because it may then be arbitrarily large.
+Problem DropUnusedInDim(Problem p) {
   if (p.in_caps == 0 || Columns(p) == 0) p.in_dim = 0;
   return p;
 }
@@ -67,7 +65,7 @@ Problem Simplified(Problem p) {
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
-  const Problem p = Simplified(problem);
+  const Problem p = DropUnusedInDim(problem);
   const Division d = Selected<T>().divide(p);
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(d, 0),
@@ -97,7 +95,7 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
       });
 }
 
-// Plans gradients where nothing depends on an element of weights.
+// Plans zero gradients, for problems without elements of weights or without samples.
 template <typename T>
 BackwardPlan<CpuExec, T> PlanZeros(const Problem& p) {
   return CpuPlan<BackwardPlan<CpuExec, T>>(
@@ -111,6 +109,8 @@ BackwardPlan<CpuExec, T> PlanZeros(const Problem& p) {
       });
 }
 
+// Recomputes V of all iterations from the sums, goes through the iterations backward to
+// compute each ds, and computes the gradients from all V and ds in one last step.
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
   if (p.batch == 0 || p.in_caps == 0 || Columns(p) == 0) return PlanZeros<T>(p);
@@ -165,7 +165,7 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
 
 template <typename T>
 CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& problem) {
-  Problem p = Simplified(problem);
+  Problem p = DropUnusedInDim(problem);
   const bool empty = p.batch == 0 || p.in_caps == 0 || p.out_caps == 0;
   if (empty || p.iterations == 0) p.in_dim = p.out_dim = 0;  // nothing is predicted
   const Division d = Selected<T>().divide(p);
@@ -176,7 +176,7 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& pro
                     void* workspace) -> LaunchError {
         if (empty) return {};
         const CpuKernels<T>& kernels = Selected<T>();
-        // V of an iteration depends only on V of the one before it, so two tiles do.
+        // V of an iteration depends only on the previous one, so two tiles are enough.
         Accumulator<T>* const tiles = static_cast<Accumulator<T>*>(workspace);
         const auto total = [&](int64_t iteration) -> Accumulator<T>* {
           return iteration == 1 ? nullptr : tiles + iteration % 2 * d.tile;

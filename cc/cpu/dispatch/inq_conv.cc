@@ -3,10 +3,10 @@
 
 // Runs the steps of INQ convolution and divides each among threads. No sum crosses a
 // task. Weights are decoded into the workspace. Images of 16-bit types are converted to
-// float there, some samples at a time, for the weights may not fit in 16 bits. A
-// convolution that InqConv's own kernels cannot compute becomes a capsule convolution
-// with one 1 x in_channels pose for each pixel and one in_channels x out_channels
-// weight matrix for each tap.
+// float there, some samples at a time, because weights may not fit in 16 bits. A
+// convolution that InqConv's own kernels do not support becomes a capsule convolution,
+// with poses of 1 x in_channels and a weight matrix of in_channels x out_channels per
+// tap.
 #include "cc/cpu/inq_conv.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ int64_t Output(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels;
 }
 
-// Arrays of the workspace begin at whole cache lines.
+// Sizes in bytes, rounded up so that arrays of the workspace begin at cache lines.
 int64_t RoundedUp(int64_t bytes) { return RoundUp(bytes, 64); }
 template <typename A>
 int64_t Bytes(int64_t count) {
@@ -47,8 +47,7 @@ void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
   });
 }
 
-// Returns an error that names the first code that is not in the book. There must be
-// one.
+// Returns an error that names the first code outside the code book. There must be one.
 LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
   int64_t place = 0;
   while (codes[place] <= 1 << (p.bits - 1)) ++place;
@@ -62,11 +61,10 @@ LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
           Fault::kInvalidArgument};
 }
 
-// How many bytes images of 16-bit types may take as float, unless one sample needs
-// more.
+// Most bytes of the float copies of 16-bit images, unless one sample needs more.
 constexpr int64_t kWideBytes = 16 << 20;
 
-// The forward convolution, or with kGradient the gradient of the input.
+// The forward convolution or, with kGradient, the input gradient.
 template <typename T, bool kGradient>
 class Convolution {
  public:
@@ -85,8 +83,8 @@ class Convolution {
   static constexpr bool kWidened = !std::is_same_v<T, A>;
   static constexpr const char* kOp = kGradient ? "InqConvBackpropInput" : "InqConv";
 
-  // Samples that are computed at a time, by InqConv's own kernels if these can, and
-  // otherwise by a capsule convolution.
+  // Samples that are computed at a time, by InqConv's own kernels if these support
+  // them, and otherwise by a capsule convolution.
   struct Part {
     Problem p;
     Division division = {};
@@ -106,8 +104,8 @@ class Convolution {
       samples = std::min(std::max<int64_t>(fit, 1), problem.batch);
     }
     if (Weights(problem) == 0) return;
-    most_ = PlanPart(exec, samples);
-    last_ = PlanPart(exec, samples > 0 ? problem.batch % samples : 0);
+    full_part_ = PlanPart(exec, samples);
+    last_part_ = PlanPart(exec, samples > 0 ? problem.batch % samples : 0);
   }
 
   Part PlanPart(const CpuExec& exec, int64_t samples) const {
@@ -123,14 +121,15 @@ class Convolution {
     return part;
   }
 
-  // The workspace holds the weights and, where T is not A, the images that are read and
-  // written, as A.
+  // Returns the bytes of the weights and, if T is not A, of both images in type A.
   int64_t Workspace() const {
     if (Weights(whole_) == 0) return 0;
     return WeightsBytes() +
-           (kWidened ? Bytes<A>(From(most_.p)) + Bytes<A>(To(most_.p)) : 0);
+           (kWidened ? Bytes<A>(From(full_part_.p)) + Bytes<A>(To(full_part_.p)) : 0);
   }
 
+  // Decodes the weights with a clamped top exponent, convolves part by part, and scales
+  // the results by the rest of the exponent.
   LaunchError Run(const CpuExec& exec, const uint8_t* codes, int32_t top_exponent,
                   const T* from, T* to, void* workspace) const {
     if (Weights(whole_) == 0) {
@@ -148,13 +147,13 @@ class Convolution {
     if (!Decode(exec, codes, static_cast<int>(top), workspace)) {
       return BadCode(kOp, whole_, codes);
     }
-    if (To(whole_) == 0) return {};  // whatever the number of samples
+    if (To(whole_) == 0) return {};  // even if there are no samples
     if constexpr (kWidened) {
       char* const images = static_cast<char*>(workspace) + WeightsBytes();
       A* const wide = reinterpret_cast<A*>(images);
-      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(most_.p)));
-      for (int64_t left = whole_.batch; left > 0; left -= most_.p.batch) {
-        const Part& part = left >= most_.p.batch ? most_ : last_;
+      A* const sums = reinterpret_cast<A*>(images + Bytes<A>(From(full_part_.p)));
+      for (int64_t left = whole_.batch; left > 0; left -= full_part_.p.batch) {
+        const Part& part = left >= full_part_.p.batch ? full_part_ : last_part_;
         const int64_t read = From(part.p), written = To(part.p);
         ForAll(exec, read, [&](int64_t at, int64_t count) {
           kernels_.widen(count, from + at, wide + at);
@@ -167,7 +166,7 @@ class Convolution {
       }
       return {};
     } else {
-      LaunchError error = Convolve(exec, most_, from, to, workspace);
+      LaunchError error = Convolve(exec, full_part_, from, to, workspace);
       if (error.empty() && rest != 0) scale(To(whole_), to, to);
       return error;
     }
@@ -178,18 +177,20 @@ class Convolution {
 
   // Returns the bytes of the decoded weights and of a capsule convolution's workspace.
   int64_t WeightsBytes() const {
-    if (most_.division.fits) return RoundedUp(most_.division.workspace);
+    if (full_part_.division.fits) return RoundedUp(full_part_.division.workspace);
     return Bytes<A>(Weights(whole_)) +
-           RoundedUp(std::max(most_.decoded.workspace, last_.decoded.workspace));
+           RoundedUp(
+               std::max(full_part_.decoded.workspace, last_part_.decoded.workspace));
   }
 
-  // Decodes all weights. Returns whether all codes are in the book.
+  // Decodes all weights. Returns whether all codes are in the code book.
   bool Decode(const CpuExec& exec, const uint8_t* codes, int top, void* weights) const {
     std::atomic<bool> fit = true;
-    if (most_.division.fits) {
-      ForEach(exec, most_.division.pack_tasks, 2 * Weights(whole_), [&](int64_t task) {
-        if (!image_.pack(most_.p, task, top, codes, weights)) fit = false;
-      });
+    if (full_part_.division.fits) {
+      ForEach(exec, full_part_.division.pack_tasks, 2 * Weights(whole_),
+              [&](int64_t task) {
+                if (!image_.pack(full_part_.p, task, top, codes, weights)) fit = false;
+              });
     } else {
       A* const plain = static_cast<A*>(weights);
       ForAll(exec, Weights(whole_), [&](int64_t at, int64_t count) {
@@ -209,14 +210,14 @@ class Convolution {
       if (error.empty()) return {};
       return {std::string(kOp) + ": " + error.text(), error.fault()};
     }
-    // The cost assumes sixteen multiply-adds a cycle.
+    // The cost assumes 16 multiply-adds per cycle.
     const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
     ForEach(exec, part.division.tasks, work / 16,
             [&](int64_t task) { image_.run(p, task, from, weights, to); });
     return {};
   }
 
-  // Calls run(task) for each task; `cost` is that of all tasks in cycles.
+  // Calls run(task) for each task; `cost` is the cycles of all tasks together.
   template <typename Body>
   static void ForEach(const CpuExec& exec, int64_t tasks, int64_t cost,
                       const Body& run) {
@@ -230,7 +231,8 @@ class Convolution {
   Problem whole_;
   const CpuKernels<T>& kernels_;
   const ImageKernels<A>& image_;
-  Part most_, last_;  // all parts but the last, and the last, with fewer samples
+  Part full_part_,
+      last_part_;  // all parts but the last, and the last, with fewer samples
 };
 
 }  // namespace

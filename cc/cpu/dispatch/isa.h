@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The instruction set that the CPU kernels run on, chosen once per process.
+// Chooses the instruction set of the CPU kernels, once per process.
 #ifndef CAPSOPS_CC_CPU_DISPATCH_ISA_H_
 #define CAPSOPS_CC_CPU_DISPATCH_ISA_H_
 
@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-// CAPSOPS_SELECT(f) is f of the best instruction set's namespace: the levels of
-// the x86-64 psABI, or the one baseline elsewhere.
+// CAPSOPS_SELECT(f) is f in the namespace of the best instruction set: one of the
+// levels of the x86-64 psABI or, on other processors, the baseline.
 #if defined(__x86_64__)
 #define CAPSOPS_SELECT(f) \
   (::capsops::CpuLevel() >= 4 ? v4::f : ::capsops::CpuLevel() >= 3 ? v3::f : v2::f)
@@ -21,9 +21,9 @@
 namespace capsops {
 
 #if defined(__x86_64__)
-// The highest of levels 2, 3 and 4 that this processor and its operating system
-// support. The environment variable TF_CAPSOPS_CPU_LEVEL, 2 or 3, lowers it: that is
-// how the tests reach the kernels of older processors.
+// Returns the highest of levels 2, 3 and 4 that the processor and operating system
+// support. The environment variable TF_CAPSOPS_CPU_LEVEL, 2 or 3, lowers it, so that
+// tests reach the kernels of older processors.
 inline int CpuLevel() {
   static const int level = [] {
     __builtin_cpu_init();
@@ -43,7 +43,7 @@ inline int CpuLevel() {
 }
 #endif
 
-// The name of that instruction set, for plans.
+// Returns the name of the chosen instruction set, which is the kernel name in plans.
 inline const char* CpuKernelName() {
 #if defined(__x86_64__)
   constexpr const char* kNames[] = {"x86-64-v2", "x86-64-v3", "x86-64-v4"};
@@ -63,7 +63,7 @@ Plan CpuPlan(int64_t workspace, const Run& run) {
 
 }  // namespace capsops
 
-// In an op's namespace: Selected<T>(), the CpuKernels of that instruction set.
+// Defines Selected<T>() in an op's namespace: the CpuKernels of the chosen set.
 #define CAPSOPS_SELECTED_KERNELS                                       \
   template <typename T>                                                \
   const CpuKernels<T>& Selected() {                                    \

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Working memory of one task on one thread.
+// Scratch memory of one task on one thread.
 #ifndef CAPSOPS_CC_CPU_DISPATCH_SCRATCH_H_
 #define CAPSOPS_CC_CPU_DISPATCH_SCRATCH_H_
 
@@ -11,7 +11,7 @@
 namespace capsops {
 
 // Uninitialized memory aligned to a cache line, freed at the end of the scope. data()
-// is null where there was not enough.
+// is null if there was not enough memory.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Runs the tasks that a CPU kernel divides its work into.
+// Runs the tasks of a CPU kernel in a pool of threads.
 #ifndef CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
 #define CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
 
@@ -13,8 +13,8 @@
 
 namespace capsops {
 
-// Calls run(begin, end, scratch) on ranges of tasks; `cost` is that of one task in
-// cycles, and each range has `scratch_bytes` bytes of its own.
+// Calls run(begin, end, scratch) on ranges of tasks. `cost` is the cycles of one task,
+// and each range has its own `scratch_bytes` bytes.
 template <typename Run>
 LaunchError ForRanges(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
                       int64_t scratch_bytes, const Run& run) {

@@ -1,20 +1,21 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution and both its gradients as one matrix product,
-//   out[row, column] = sum over terms of left[row, term] right[term, column],
-// in the tensors' own layout: a row, a term and a column each lead to places in two of
-// the tensors, linear in their digits, and row and term together to a pixel of the
-// image in `left`, which is zero outside.
+// Capsule convolution and both its gradients as one matrix product on the tensors' own
+// layout,
+//   out[row, column] = sum over terms of left[row, term] right[term, column].
+// The index of a row, term or column is split into digits (mixed radix), and its offset
+// in either of two tensors is linear in the digits. Row and term together give a pixel
+// of the image in `left`, which is zero outside of it.
 //
 //   product          row           term          column  left   right    out
 //   forward          n, y, x, p    kh, kw, c, q  o, r    input  weights  output
 //   input gradient   n, y, x, p    kh, kw, o, r  c, q    grad   weights  grad_input
 //   weight gradient  kh, kw, c, q  n, y, x, p    o, r    input  grad     grad_weights
 //
-// An input pixel gets gradient from the taps that a stride away from it leads to. So
-// input pixels are taken in phases, those that are equal modulo the strides: within
-// one, all have the same taps, and the sum is a convolution of its own.
+// An input pixel gets gradient only from taps that a strided output pixel reads it
+// with. So the input gradient is computed in phases: pixels that are equal modulo the
+// strides have the same taps, and their sum is an unstrided convolution.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_
 
@@ -22,13 +23,13 @@
 
 namespace capsops::capsule_conv::fma {
 
-// Terms that are multiplied between two block barriers.
+// Terms per step, between two block barriers.
 constexpr int kDepth = 8;
-// No dimension is larger.
+// Limit on any dimension.
 constexpr int64_t kLargest = int64_t{1} << 30;
 
-// What lies where an index leads to: an element of `left`, one of the other tensor that
-// has the index, and a pixel of the image in `left`.
+// The position of an index: an offset in `left`, an offset in the other tensor with
+// this index, and a pixel of the image in `left`.
 struct Place {
   int64_t left, other, y, x;
 
@@ -45,18 +46,19 @@ __host__ __device__ inline Place operator*(int64_t times, const Place& p) {
   return {times * p.left, times * p.other, times * p.y, times * p.x};
 }
 
+// A digit of a mixed-radix index: its radix, and the step of one unit.
 struct Digit {
   int64_t count;
   Place step;
 };
 
-// For 0 <= a and 0 < b; most are small, and 64 bits take four times as long.
+// a / b for 0 <= a and 0 < b. Dividing in 64 bits takes four times as long as in 32.
 __device__ inline int64_t Divide(int64_t a, int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
 }
 
-// An index of four digits, the most significant first; index 0 leads to `origin`.
+// An index of four digits, the most significant first; index 0 is at `origin`.
 struct Axis {
   Place origin;
   Digit digits[4];
@@ -68,17 +70,17 @@ struct Axis {
   }
 };
 
-// The pixels of an input gradient along height or width that are equal to `phase`
-// modulo the stride, and the taps that reach them: of the taps k with
-//   y stride = phase + pad - k dilation  for some y
-// the first is found, and `every`-th is the next.
+// The phases of the input gradient along one axis: pixels equal to `phase` modulo the
+// stride, and the taps that reach them. These are the taps k with
+//   y stride = phase + pad - k dilation  for some y:
+// the first such k, and every `every`-th tap from there.
 struct Phases {
-  int64_t count;  // of phases
+  int64_t count;  // number of phases
   int64_t size, stride, dilation, pad, taps, every;
-  int64_t out_step;  // in grad_input, from a pixel to the next
-  int64_t tap_step;  // in weights, from a tap to the next
+  int64_t out_step;  // stride of a pixel in grad_input
+  int64_t tap_step;  // stride of a tap in weights
 
-  // Sets counts and origins of the digits that stand for pixels and taps.
+  // Sets the counts and origins of the pixel digit and the tap digit for a phase.
   __device__ void Select(int64_t phase, Axis* rows, Digit* pixel, Axis* terms,
                          Digit* tap) const {
     const int64_t candidates = min(every, taps);
@@ -95,20 +97,20 @@ struct Phases {
   }
 };
 
-// What a launch works on.
+// Kernel parameters.
 struct Product {
   Axis rows, terms;
-  int64_t columns, column_inner;  // the inner of two digits, whose step in out is 1
+  int64_t columns, column_inner;  // the inner digit has stride 1 in out
   int64_t right_outer, right_inner, out_outer;
-  int64_t left_depth, right_depth, out_depth;  // from a pose matrix to the next
-  int depth, height, width;                    // pose matrices; the image in `left`
-  Phases vertical, horizontal;                 // of an input gradient, or 0 of them
-  int64_t elements;                            // of out
+  int64_t left_depth, right_depth, out_depth;  // strides of pose matrices
+  int depth, height, width;                    // pose matrices; image in `left`
+  Phases vertical, horizontal;                 // for the input gradient; else count 0
+  int64_t elements;                            // of out, in total
   int64_t row_tiles, column_tiles;
-  int parts;  // that the terms are cut into
+  int parts;  // split-K parts
 };
 
-// The digits of `index` on an axis, and where it leads to.
+// Computes the digits of `index` on an axis, and its position.
 __device__ inline Place Locate(const Axis& axis, int64_t index, int (&digits)[4]) {
   Place place = axis.origin;
 #pragma unroll
@@ -122,15 +124,15 @@ __device__ inline Place Locate(const Axis& axis, int64_t index, int (&digits)[4]
   return place;
 }
 
-// How a thread goes from a term to the one kDepth further on, without divisions: digits
-// are added with carry. Pixels of terms fit into 32 bits.
+// Advances a term by kDepth without division: digits are added with carry. Pixel
+// coordinates of terms fit in 32 bits.
 struct Stride {
   struct Move {
     int64_t left, other;
     int y, x;
   };
-  Move all;       // without carry
-  Move carry[4];  // what a carry out of a digit adds, none out of the first
+  Move all;       // without carries
+  Move carry[4];  // added by a carry out of a digit; none out of the first
   int count[4], by[4];
 
   __device__ void Set(const Axis& axis) {
@@ -157,12 +159,12 @@ struct Stride {
   }
 };
 
-// A term, perhaps past the last: then its first digit is too large.
-struct Walk {
+// A term's digits and position. Past the last term, its first digit is too large.
+struct TermIterator {
   Stride::Move at;
   int digits[4];
 
-  __device__ Walk(const Axis& axis, int64_t index)
+  __device__ TermIterator(const Axis& axis, int64_t index)
       : at(Stride::From(Locate(axis, index, digits))) {}
 
   __device__ void Advance(const Stride& stride) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution of any sizes and types, also empty ones, in FMA: its products,
-// how they are cut into blocks, and the launches.
+// Capsule convolution in FMA for any size and type, including empty tensors: sets up
+// its products, divides them into blocks and launches them.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -17,19 +17,18 @@
 
 namespace capsops::capsule_conv::fma {
 
-// Workspace that is spent to have more blocks, in bytes.
-constexpr int64_t kPartsBytes = int64_t{64} << 20;
-// Steps of kDepth terms of a part at least.
-constexpr int64_t kPartSteps = 8;
+// Limit on the split-K workspace, in bytes.
+constexpr int64_t kMaxSplitBytes = int64_t{64} << 20;
+// Minimal steps of kDepth terms per split.
+constexpr int64_t kMinSplitSteps = 8;
 
-// Steps through the tensors.
+// Strides of the tensors.
 struct Steps {
   int64_t in_pixel, in_line, in_image;
   int64_t out_pixel, out_line, out_image;
   int64_t tap, tap_line, weights;
   Taps vertical, horizontal;
-  // From a tap to the next; 0 where there is one only, so that positions are small
-  // whatever the dilation.
+  // Distances between taps; 0 for a single tap, so that positions stay small.
   int64_t down, across;
 
   explicit Steps(const Problem& p) : vertical(Vertical(p)), horizontal(Horizontal(p)) {
@@ -47,7 +46,7 @@ struct Steps {
   }
 };
 
-// n, y, x, p of an output pixel: in input, and in output or grad.
+// Digits n, y, x, p of an output pixel; `left` is in input, `other` in output or grad.
 inline Axis OutputPixels(const Problem& p, const Steps& s) {
   return {
       {},
@@ -57,7 +56,7 @@ inline Axis OutputPixels(const Problem& p, const Steps& s) {
        {p.pose_rows, {p.pose_inner, p.pose_columns, 0, 0}}}};
 }
 
-// kh, kw, c, q: in input, from the pixel of tap 0 on, and in weights.
+// Digits kh, kw, c, q; `left` is in input, relative to tap 0, `other` in weights.
 inline Axis InputTerms(const Problem& p, const Steps& s) {
   return {
       {},
@@ -70,14 +69,13 @@ inline Axis InputTerms(const Problem& p, const Steps& s) {
        {p.pose_inner, {1, p.pose_columns, 0, 0}}}};
 }
 
-// Moves the origin of `terms` to where pixel 0 of the padded image is.
+// Moves the origin of `terms` to pixel 0 of the padded image.
 inline void PadTerms(int64_t pad_top, int64_t pad_left, const Steps& s, Axis* terms) {
   terms->origin +=
       Place{-pad_top * s.in_line - pad_left * s.in_pixel, 0, -pad_top, -pad_left};
 }
 
-// Sets what follows from the matrices: left is r x k, right k x c, and each of
-// `channels` channels has c columns.
+// Sets the strides of matrices left [r, k] and right [k, c] for `channels` channels.
 inline void SetMatrices(const Problem& p, int64_t channels, int64_t r, int64_t k,
                         int64_t c, Product* z) {
   z->columns = channels * c;
@@ -126,8 +124,9 @@ inline Product WeightsProduct(const Problem& p) {
   return z;
 }
 
-inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t stride,
-                       int64_t pixel, int64_t tap) {
+// The phases of the input gradient along one axis.
+inline Phases MakePhases(const Taps& taps, int64_t dilation, int64_t size,
+                         int64_t stride, int64_t pixel, int64_t tap) {
   Phases phases{};
   phases.count = std::min(size, stride);
   phases.size = size;
@@ -135,20 +134,20 @@ inline Phases PhasesOf(const Taps& taps, int64_t dilation, int64_t size, int64_t
   phases.dilation = dilation;
   phases.pad = taps.pad;
   phases.taps = taps.count;
-  phases.every = stride / CommonDivisor(stride, dilation);
+  phases.every = stride / Gcd(stride, dilation);
   phases.out_step = pixel;
   phases.tap_step = tap;
   return phases;
 }
 
-// The first phase's number of pixels, which none exceeds.
+// Rows are sized for the first phase, which has the most pixels.
 inline Product InputProduct(const Problem& p) {
   const Steps s(p);
   Product z{};
-  z.vertical =
-      PhasesOf(s.vertical, s.down, p.in_height, p.stride_height, s.in_line, s.tap_line);
+  z.vertical = MakePhases(s.vertical, s.down, p.in_height, p.stride_height, s.in_line,
+                          s.tap_line);
   z.horizontal =
-      PhasesOf(s.horizontal, s.across, p.in_width, p.stride_width, s.in_pixel, s.tap);
+      MakePhases(s.horizontal, s.across, p.in_width, p.stride_width, s.in_pixel, s.tap);
   z.rows = {{},
             {{p.batch, {s.out_image, s.in_image, 0, 0}},
              {CeilDivide(p.in_height, p.stride_height),
@@ -156,7 +155,7 @@ inline Product InputProduct(const Problem& p) {
              {CeilDivide(p.in_width, p.stride_width),
               {s.out_pixel, p.stride_width * s.in_pixel, 0, 1}},
              {p.pose_rows, {p.pose_columns, p.pose_inner, 0, 0}}}};
-  // From a tap to the next of a phase: that many output pixels back.
+  // The next tap of a phase reads this many output pixels before.
   const int64_t back_y = s.down * z.vertical.every / p.stride_height;
   const int64_t back_x = s.across * z.horizontal.every / p.stride_width;
   z.terms = {{0, s.vertical.first * s.tap_line + s.horizontal.first * s.tap, 0, 0},
@@ -188,6 +187,7 @@ LaunchError LaunchProduct(const GpuExec& exec, const char* op, const Product& z,
   return CheckLaunch(op);
 }
 
+// Plans product z. If there is nothing to sum, the result is only cleared.
 template <typename T>
 ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                                  const Problem& p, Product z) {
@@ -209,7 +209,7 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                         " is too large, at most " + std::to_string(kLargest) +
                         " are possible");
   }
-  // Narrow tiles load more for what they compute.
+  // Chooses the tile; narrow tiles load more data per multiplication.
   auto launch = LaunchProduct<T, 64>;
   double best = 0;
   const auto consider = [&](int columns, int rows, double cost, auto by) {
@@ -229,11 +229,11 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
   const int64_t tiles = z.row_tiles * phases * z.depth * z.column_tiles;
   const int64_t room = int64_t{kResident<A>} * device.processors;
   z.parts = std::max(int64_t{1},
-                     std::min({room / tiles, z.terms.size() / (kPartSteps * kDepth),
-                               kPartsBytes / int64_t{sizeof(A)} / z.elements}));
+                     std::min({room / tiles, z.terms.size() / (kMinSplitSteps * kDepth),
+                               kMaxSplitBytes / int64_t{sizeof(A)} / z.elements}));
   const int64_t blocks = tiles * z.parts;
-  const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kSumElements) : 0;
-  const std::string obstacle = GridObstacle(std::max(blocks, sum_blocks));
+  const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kReduceElements) : 0;
+  const std::string obstacle = GridRefusal(std::max(blocks, sum_blocks));
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
       z.parts > 1 ? z.parts * z.elements * int64_t{sizeof(A)} : 0,
@@ -241,8 +241,8 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
         const LaunchError error =
             launch(exec, op, z, blocks, left, right, out, partial);
         if (!error.empty() || sum_blocks == 0) return error;
-        return SumParts(exec, op, z.elements, z.parts, static_cast<const A*>(partial),
-                        Native(out));
+        return ReduceSplits(exec, op, z.elements, z.parts,
+                            static_cast<const A*>(partial), Native(out));
       });
 }
 

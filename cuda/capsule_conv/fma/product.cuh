@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel of capsule convolution in FMA: the product of fma/axes.cuh over tiles in
-// shared memory.
+// The FMA kernel of capsule convolution: computes the product of fma/axes.cuh.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
 
@@ -13,27 +12,25 @@
 namespace capsops::capsule_conv::fma {
 
 constexpr int kThreads = 128;
-constexpr int kEachRows = 8, kEachColumns = 4;  // of out, of a thread
+constexpr int kEachRows = 8, kEachColumns = 4;  // of a thread's results
 constexpr int kLoaders = kThreads / kDepth;     // threads that load the same term
-// Blocks that a multiprocessor has room for, by the registers of sums.
+// Resident blocks per multiprocessor, as the accumulators' registers allow.
 template <typename A>
 constexpr int kResident = sizeof(A) == sizeof(float) ? 4 : 3;
-// Steps of kDepth terms whose sum in float joins the rest: rounding errors of a long
-// sum grow with the length of its parts.
+// A block of this many steps is summed separately, to limit rounding errors in float.
 constexpr int kBlockedSteps = 32;
 
 template <int kColumns>
 constexpr int kTileRows = kThreads * kEachRows * kEachColumns / kColumns;
 
-// A tile of an operand for kDepth terms. The pitch is such that threads which store
-// neighbouring terms meet different banks.
+// A tile of an operand for kDepth terms, padded against bank conflicts of its stores.
 template <typename A, int N>
 struct alignas(16) Operand {
   static constexpr int kPitch = N + 16 / sizeof(A);
   A at[kDepth][kPitch];
 };
 
-// Where the rows of a tile lie, for all threads.
+// The offsets of a tile's rows, shared by all threads.
 template <int N>
 struct RowTable {
   struct alignas(16) Source {
@@ -44,8 +41,8 @@ struct RowTable {
   int64_t out[N];
 };
 
-// The place of a block in the grid. Blocks that read the same pixels are neighbours.
-struct BlockPlace {
+// A block's coordinates in the grid. Blocks that read the same pixels are neighbours.
+struct BlockCoord {
   int64_t column_tile, row_tile;
   int depth, phase, part;
 
@@ -65,7 +62,7 @@ struct BlockPlace {
   }
 };
 
-// The axes of a block's phase.
+// Selects the axes of a block's phase.
 __device__ inline void SelectPhase(const Product& z, int phase, Axis* rows,
                                    Axis* terms) {
   *rows = z.rows;
@@ -81,7 +78,7 @@ __device__ inline int Saturate(int64_t value) {
   return static_cast<int>(max(int64_t{INT32_MIN}, min(int64_t{INT32_MAX}, value)));
 }
 
-// Writes a thread's sums to `to`. Its columns lie together where `vector`.
+// Epilogue: stores a thread's sums. Its columns are contiguous if `vector`.
 template <typename A, typename To, int N>
 __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t rows,
                           int row, int64_t column,
@@ -112,11 +109,11 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
   }
 }
 
-// Each block makes a tile of kTileRows<kColumns> x kColumns of out, or one part of its
-// terms, which goes to partial[part] instead. A thread loads one term of several rows
-// and columns: neighbouring threads have neighbouring terms and then neighbouring rows,
-// which together are neighbouring memory (c, p, q). Rows and columns past the last are
-// loaded as the last, and not stored.
+// Each block computes a tile of kTileRows<kColumns> x kColumns of out, or with split-K
+// one part of its sum in partial[part]. A thread loads one term of several rows and
+// columns. Neighbouring threads load neighbouring terms, then neighbouring rows, which
+// are contiguous in memory (c, p, q). Rows and columns past the last are loaded as the
+// last one, and not stored.
 template <typename S, typename A, int kColumns>
 __global__ void __launch_bounds__(kThreads, kResident<A>)
     ProductKernel(const __grid_constant__ Product z, const S* __restrict__ left,
@@ -130,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   __shared__ RowTable<kRows> table;
   __shared__ Axis rows, terms;
   __shared__ Stride stride;
-  __shared__ BlockPlace place;
+  __shared__ BlockCoord place;
 
   if (threadIdx.x == 0) {
     place.Set(z);
@@ -168,22 +165,23 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   __syncthreads();
 
   if (begin < end) {
-    Walk walk(terms, begin * kDepth + term);
+    TermIterator iterator(terms, begin * kDepth + term);
     S from_left[kLoadRows], from_right[kLoadColumns];
     const auto load = [&] {
-      const bool valid = !walk.PastEnd(stride);
+      const bool valid = !iterator.PastEnd(stride);
 #pragma unroll
       for (int e = 0; e < kLoadRows; ++e) {
         const auto row = table.source[loader + e * kLoaders];
-        const bool inside = valid && uint32_t(row.y + walk.at.y) < uint32_t(z.height) &&
-                            uint32_t(row.x + walk.at.x) < uint32_t(z.width);
-        from_left[e] = inside ? left[row.left + walk.at.left] : S(0.f);
+        const bool inside = valid &&
+                            uint32_t(row.y + iterator.at.y) < uint32_t(z.height) &&
+                            uint32_t(row.x + iterator.at.x) < uint32_t(z.width);
+        from_left[e] = inside ? left[row.left + iterator.at.left] : S(0.f);
       }
 #pragma unroll
       for (int e = 0; e < kLoadColumns; ++e) {
-        from_right[e] = valid ? right[columns[e] + walk.at.other] : S(0.f);
+        from_right[e] = valid ? right[columns[e] + iterator.at.other] : S(0.f);
       }
-      walk.Advance(stride);
+      iterator.Advance(stride);
     };
     const auto stage = [&](int buffer) {
 #pragma unroll

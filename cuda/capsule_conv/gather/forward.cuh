@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The convolution: row = pixel of the output, contraction = term. A block packs its
-// columns of the filter in shared memory itself, once, and then goes from tile to tile.
+// The forward convolution: row = output pixel, contraction = term. Each block packs its
+// columns of the filter in shared memory once, and then loops over tiles.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_
 
@@ -16,18 +16,16 @@
 namespace capsops::capsule_conv::gather {
 
 constexpr int kForwardThreads = 256;
-constexpr int kTiles = 2;  // of 16 pixels, of a warp
+constexpr int kTiles = 2;  // tiles of 16 pixels per warp
 constexpr int kWarpPixels = 16 * kTiles;
 
-// Packs the filter as [step][16 columns][lane][4 words]: what a lane has of two
-// products' right operands. Of the 16 columns, the products have those that leave a
-// lane with four neighbours, 4 t to 4 t + 3, of its row of both results. `elements` are
-// those of the terms.
+// Packs the filter as [step][16 columns][lane][4 words], a lane's B fragments of two
+// products. The 16 columns are dealt out such that a lane ends up with 4 adjacent
+// columns, from 4 t on, of its rows. `elements` are the terms' offsets in the filter.
 template <Tf32 kTf32, int kColumns, typename S>
 __device__ void PackFilter(const Tiling& tiling, int first_column, const int* elements,
                            const S* weights, float4* packed) {
-  constexpr int kStepThreads =
-      kColumns;  // a thread has 2 terms and 4 columns of a step
+  constexpr int kStepThreads = kColumns;  // each has 2 terms and 4 columns of a step
   const int place = threadIdx.x % kStepThreads;
   const int t = place % 4, four = place / 4 % 4;
   const int column = first_column + place / 4 * 4;
@@ -53,15 +51,15 @@ __device__ void PackFilter(const Tiling& tiling, int first_column, const int* el
   }
 }
 
-// Writes four elements that are not expected to stay in the cache.
+// Stores four elements with a streaming hint.
 template <typename S>
 __device__ void StoreFour(const Pack<S, 4>& four, S* to) {
   using Words = std::conditional_t<sizeof(S) == 4, float4, float2>;
   __stcs(reinterpret_cast<Words*>(to), reinterpret_cast<const Words&>(four));
 }
 
-// Writes what a warp computed of its pixels, which are at `to` of the image, with bias
-// and relu unless `bias` is null.
+// Epilogue: stores a warp's pixels, which are at offsets `to` in the image, after bias
+// and ReLU if `bias` is not null.
 template <typename S, int kProducts>
 __device__ void StorePixels(const Tiling& tiling, int column,
                             const int (&to)[2 * kTiles],
@@ -86,8 +84,8 @@ __device__ void StorePixels(const Tiling& tiling, int column,
   }
 }
 
-// A block has kColumns columns of its tiles; a warp at a time 32 pixels and at most 64
-// of them.
+// A block computes kColumns columns of its tiles. Its warps take 32 pixels and at most
+// 64 of the columns at a time.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kForwardThreads, 2)
     ForwardKernel(const Tiling tiling, const S* __restrict__ input,
@@ -106,7 +104,7 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
 #pragma unroll 1
   for (int i = threadIdx.x; i < terms; i += kForwardThreads) {
     elements[i] = tiling.TermElement(i);
-    // The two of a lane side by side.
+    // The two terms of a lane are adjacent.
     reinterpret_cast<int*>(shifts)[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = tiling.Shift(i);
   }
   __syncthreads();
@@ -117,8 +115,8 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
   const int strides = gridDim.x / tiling.column_blocks;
   for (int64_t tile = blockIdx.x / tiling.column_blocks; tile < tiling.tiles;
        tile += strides) {
-    const TilePlace place(tiling, tile);
-    FindPoints(tiling, place, points);
+    const TileCoord place(tiling, tile);
+    FillPointTable(tiling, place, points);
     LoadPatch<kTf32>(tiling, place, input, patch);
     __syncthreads();
     S* const image = output + place.image * tiling.output.height * tiling.output.width *

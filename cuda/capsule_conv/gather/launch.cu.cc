@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches convolutions whose operands are gathered.
+// Plans and launches the kernels of gather/forward.cuh and gather/weights.cuh.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -18,10 +18,10 @@
 
 namespace capsops::capsule_conv::gather {
 
-constexpr int kMostTerms = 256;
-constexpr int kMostPoints = 1024, kFewPoints = 16;  // of a tile
+constexpr int kMaxTerms = 256;
+constexpr int kMaxPoints = 1024, kFewPoints = 16;  // per tile
 
-// Why no kernel of this path does the problem; else empty.
+// Why this path cannot do the problem; else empty.
 inline std::string Refusal(const Problem& p) {
   const std::string refusal = RefuseSizes(p);
   if (!refusal.empty()) return refusal;
@@ -31,8 +31,8 @@ inline std::string Refusal(const Problem& p) {
   }
   if (p.pose_rows != 1) return "poses have " + text(p.pose_rows) + " rows, not one";
   const int64_t terms = p.kernel_height * p.kernel_width * p.in_channels * p.pose_inner;
-  if (terms > kMostTerms) {
-    return "its contraction has " + text(terms) + " terms, over " + text(kMostTerms);
+  if (terms > kMaxTerms) {
+    return "its contraction has " + text(terms) + " terms, over " + text(kMaxTerms);
   }
   const int64_t columns = p.out_channels * p.pose_columns;
   if (p.pose_inner % 4 == 0) {
@@ -50,15 +50,15 @@ inline std::string Refusal(const Problem& p) {
   return "";
 }
 
-// Makes tiles of y x x pixels; false where a patch has no room anywhere.
-inline bool Cut(int y, int x, Tiling* t) {
+// Sets tiles of y x x pixels; returns false if their patch is too large.
+inline bool SetTile(int y, int x, Tiling* t) {
   t->vertical.tile = y;
   t->horizontal.tile = x;
   t->vertical.tiles = static_cast<int>(CeilDivide(t->vertical.points, y));
   t->horizontal.tiles = static_cast<int>(CeilDivide(t->horizontal.points, x));
   t->points = y * x;
   t->tiles = t->input.batch * t->vertical.tiles * t->horizontal.tiles;
-  // Whole turns of a warp in the forward pass, and one pixel that does not exist.
+  // Whole warps of pixels in the forward pass, and one pixel that does not exist.
   t->slots = static_cast<int>(CeilDivide(t->points + 1, kWarpPixels)) * kWarpPixels;
   const int64_t pitch =
       int64_t{t->horizontal.Reach(x, t->horizontal.taps)} * t->pixel_words;
@@ -71,8 +71,8 @@ inline bool Cut(int y, int x, Tiling* t) {
   return true;
 }
 
-// What the tilings of a problem have in common. Lanes that read `run` neighbouring
-// words of several pixels at once find them in different banks.
+// Fills in what all tilings of a problem share. Pads pixels such that lanes which read
+// `run` adjacent words of several pixels have no bank conflicts.
 inline void Begin(const Problem& p, int run, Tiling* t) {
   const Task task = ForwardTask(p);
   t->input = task.source;
@@ -88,8 +88,8 @@ inline void Begin(const Problem& p, int run, Tiling* t) {
   t->steps = static_cast<int>(CeilDivide(t->terms, 8));
 }
 
-// Calls `consider` for all tilings worth a look, for which a dimension is cut in the
-// fewest parts possible and up to 64 more, until tiles are small.
+// Calls `consider` for all plausible tilings. Each dimension is cut into the fewest
+// possible parts and up to 64 more, until tiles are small.
 template <typename Consider>
 void ForEachTiling(Tiling* t, const Consider& consider) {
   const int width = t->horizontal.points, height = t->vertical.points;
@@ -102,16 +102,16 @@ void ForEachTiling(Tiling* t, const Consider& consider) {
       last = part;
     }
   };
-  for_each_part(width, kMostPoints, [&](int x) {
-    for_each_part(height, kMostPoints / x, [&](int y) {
-      if (Cut(y, x, t)) consider();
+  for_each_part(width, kMaxPoints, [&](int x) {
+    for_each_part(height, kMaxPoints / x, [&](int y) {
+      if (SetTile(y, x, t)) consider();
       return y * x >= kFewPoints;
     });
     return x >= kFewPoints;
   });
 }
 
-// A plan of either kernel; no blocks where it does not fit.
+// A plan of either kernel; without blocks if it does not fit.
 template <typename TilingOf, typename... Pointers>
 struct GatherPlan {
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
@@ -120,7 +120,7 @@ struct GatherPlan {
   TilingOf tiling{};
   int64_t blocks = 0;
   int shared = 0;
-  double cost = 0;  // cycles, roughly
+  double cost = 0;  // estimate in cycles
   Launch launch = nullptr;
 };
 
@@ -134,18 +134,18 @@ using WeightPlan =
 template <auto kKernel, int kThreads, typename Plan, typename... Pointers>
 LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
                    Pointers... pointers) {
-  const LaunchError error = AllowShared<kKernel>(exec, op);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (!error.empty()) return error;
   kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling,
                                                                pointers...);
   return CheckLaunch(op);
 }
 
-// A multiprocessor's cycles for a product of 16x8x8.
+// Cycles of a multiprocessor per product of 16x8x8.
 template <Tf32 kTf32>
 constexpr double kProductCycles = kTf32 == Tf32::kSplit ? 6 : 1.6;
 
-// Makes `best` the cheapest tiling by the kernel of kColumns, if it is cheaper.
+// Replaces `best` by the cheapest tiling for kColumns columns if that is cheaper.
 template <typename S, Tf32 kTf32, int kColumns>
 void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best) {
   ForwardPlan<S> plan;
@@ -160,8 +160,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
     if (shared > device.shared || resident == 0) return;
     const int64_t slots =
         std::max<int64_t>(1, int64_t{resident} * device.processors / t.column_blocks);
-    // Of all blocks on a multiprocessor: products by 8 warps in turn; 16 bytes written
-    // a cycle.
+    // For all blocks: rounds of products by 8 warps; 16 bytes stored per cycle.
     const double turns = CeilDivide(CeilDivide(t.points, 32) * (kColumns > 64 ? 2 : 1),
                                     kForwardThreads / kLanes);
     const double multiply = resident * turns * 8 * t.steps * (kColumns > 32 ? 16 : 8) *
@@ -178,7 +177,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
   });
 }
 
-// `Plan` is a ConvPlan or a BiasReluPlan.
+// Plans the forward convolution. `Plan` is a ConvPlan or a BiasReluPlan.
 template <typename Plan, typename T, Tf32 kTf32>
 Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   using S = CudaType<T>;
@@ -208,6 +207,7 @@ Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   }
 }
 
+// Replaces `best` by the cheapest tiling for 8 kProducts terms if that is cheaper.
 template <typename S, Tf32 kTf32, int kProducts>
 void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best) {
   WeightPlan<S> plan;
@@ -224,15 +224,15 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
       static_cast<int>(CeilDivide(t.columns, t.column_warps * kWarpColumns));
   const int groups = kWarps / t.column_warps;
   const int64_t sums = int64_t{t.term_blocks} * t.column_blocks;
-  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   ForEachTiling(&t, [&] {
     const int64_t shared = kWarps * kStages * kStage<S> * sizeof(S) +
                            int64_t{4} * (2 * t.slots + 2 * kProducts * 8 + t.patch);
     if (shared > device.shared) return;
     t.splits = static_cast<int>(
         std::max<int64_t>(1, std::min({device.processors / sums, t.tiles,
-                                       kMostBytes / 4 / groups / t.weights})));
-    // Products of 8 warps, or 16 bytes read a cycle.
+                                       kMaxBytes / 4 / groups / t.weights})));
+    // Products of 8 warps, or 16 bytes read per cycle.
     const double steps = CeilDivide(t.points, kStepPixels * groups);
     const double multiply = steps * kWarps * 2 * kProducts * kProductCycles<kTf32>;
     const double read = t.points * t.column_warps * kWarpColumns * sizeof(S) / 16.;
@@ -247,7 +247,7 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
   });
 }
 
-// The gradient of the weights, by partial sums in the workspace.
+// Plans the weight gradient with split-K.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
@@ -261,7 +261,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
   FindWeights<S, kTf32, 12>(p, device, &plan);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   const WeightTiling& t = plan.tiling;
-  return PlanByParts<T>(op, plan, t.weights, t.splits * (kWarps / t.column_warps));
+  return PlanSplitK<T>(op, plan, t.weights, t.splits * (kWarps / t.column_warps));
 }
 
 template <typename Plan, typename T>

@@ -1,13 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolution of poses of one row, and of few channels: a matrix product whose
-// contraction is so short that each block holds all of it. A block copies the patch of
-// the image that a tile of pixels reads to shared memory, much as it lies in the image.
-// There every operand of the products is one word at
-//   (where the pixel's first tap is) + (how far the term is from there),
-// the second of which is the same for all pixels, so lanes gather operands word by
-// word.
+// Convolution of one-row poses with few channels: a matrix product whose contraction is
+// so short that each block holds all of it. A block copies the patch of the image that
+// its tile reads to shared memory, much as it is in the image. The operand for a pixel
+// and a term is then the word at
+//   (offset of the pixel's first tap) + (offset of the term from there).
+// The second offset is the same for all pixels, so lanes gather operands word by word.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
 
@@ -20,31 +19,31 @@
 
 namespace capsops::capsule_conv::gather {
 
-// What follows from a convolution and a size of its tiles. A term is (tap, channel,
-// inner), a column (output channel, pose column).
+// Kernel parameters: the convolution and its division into tiles. A term is (tap,
+// channel, inner), a column (output channel, pose column).
 struct Tiling {
   Image input, output;
   Axis vertical, horizontal;
   Filter filter;
-  int pixel;         // elements of one of the input
+  int pixel;         // elements per input pixel
   int terms, steps;  // steps of 8 terms
   int columns;
-  int points, slots;  // pixels of a tile, entries of their table
-  int pixel_words;    // of a patch, at least `pixel`
-  int pitch, patch;   // words: a row of the patch, all of it
-  int64_t tiles;      // of all images
-  int column_blocks;  // blocks side by side
+  int points, slots;  // pixels per tile; entries of their table
+  int pixel_words;    // words per patch pixel, at least `pixel`
+  int pitch, patch;   // words per patch row, and in total
+  int64_t tiles;      // tiles of all images
+  int column_blocks;
   Divisor by_pixel, by_pitch, by_tile;
 
-  // Words from a pixel's first term to `term`.
+  // The offset in words from a pixel's first term to `term`.
   __device__ int Shift(int term) const {
-    if (term >= terms) return 0;  // times a zero, or of no use
+    if (term >= terms) return 0;  // multiplied by zero, or not stored
     const int tap = term / pixel, y = tap / horizontal.taps;
     return y * vertical.step * pitch +
            (tap - y * horizontal.taps) * horizontal.step * pixel_words + term % pixel;
   }
 
-  // A weight's element is the sum of these two.
+  // The offset of a weight in the filter is TermElement + ColumnElement.
   __device__ int TermElement(int term) const {
     const int tap = term / pixel, at = term % pixel, channel = at / filter.inner;
     return static_cast<int>(tap * filter.tap + channel * filter.channel +
@@ -57,12 +56,12 @@ struct Tiling {
   }
 };
 
-// Which tile a block works on.
-struct TilePlace {
+// The tile a block works on.
+struct TileCoord {
   int64_t image;
-  int y, x;  // its first pixel of the output
+  int y, x;  // first output pixel
 
-  __device__ TilePlace(const Tiling& tiling, int64_t tile) {
+  __device__ TileCoord(const Tiling& tiling, int64_t tile) {
     const int across = tiling.horizontal.tiles;
     const int of_image = across * tiling.vertical.tiles;
     image = tile / of_image;
@@ -75,12 +74,12 @@ struct TilePlace {
 // A pixel of a tile.
 struct Point {
   int from;  // word of the patch where its first tap is
-  int to;    // element of the output's image where it is, -1 if it does not exist
+  int to;    // offset in the output image, or -1 if it does not exist
 };
 
-// Fills a tile's table. Its last entry does not exist.
-__device__ inline void FindPoints(const Tiling& tiling, const TilePlace& place,
-                                  Point* points) {
+// Fills the table of a tile's pixels. The last entry does not exist.
+__device__ inline void FillPointTable(const Tiling& tiling, const TileCoord& place,
+                                      Point* points) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
     int x;
@@ -94,9 +93,9 @@ __device__ inline void FindPoints(const Tiling& tiling, const TilePlace& place,
   }
 }
 
-// Copies what a tile reads to shared memory, zeros for what is beside the image.
+// Copies a tile's patch to shared memory, with zeros outside of the image.
 template <Tf32 kTf32, typename S>
-__device__ void LoadPatch(const Tiling& tiling, const TilePlace& place, const S* input,
+__device__ void LoadPatch(const Tiling& tiling, const TileCoord& place, const S* input,
                           float* patch) {
   const int y = place.y * tiling.vertical.stride + tiling.vertical.offset;
   const int x = place.x * tiling.horizontal.stride + tiling.horizontal.offset;
@@ -113,18 +112,17 @@ __device__ void LoadPatch(const Tiling& tiling, const TilePlace& place, const S*
   }
 }
 
-// Sets an element of an operand that was prepared before.
+// Sets an operand's element from a word that LoadPatch prepared.
 template <int N, Tf32 kTf32>
 __device__ void SetWord(int n, float x, Operand<N, kTf32>* operand) {
   if constexpr (kTf32 == Tf32::kSplit) {
-    operand->SetLarge(n, x);
+    operand->SetWithoutOverflow(n, x);
   } else {
     operand->SetPrepared(n, x);
   }
 }
 
-// c += a b. What is split is added up in float, rounded to nearest: tensor cores cut
-// off.
+// c += a b. Split operands are added in float, as tensor cores truncate sums.
 template <Tf32 kTf32>
 __device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>& b,
                             float (&c)[4]) {

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The filter's gradient: row = column of the output, contraction = pixel, column =
-// term. A warp has 32 columns of 8 pixels at a time, which it brings through a ring of
-// its own in shared memory, and multiplies them by all terms, so that `grad` is read
-// once. Blocks share the tiles, and warps of a block the pixels where there are few
-// columns; their sums are parts, which another kernel adds up.
+// The weight gradient: row = output column, contraction = pixel, column = term. A warp
+// loads 32 columns of `grad`, 8 pixels at a time, through its own cp.async pipeline,
+// and multiplies them with all of the block's terms. Split-K: blocks share the tiles,
+// and warps of a block share the pixels if there are few columns. Their partial sums
+// are reduced by a second kernel.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_
 
@@ -23,27 +23,28 @@ constexpr int kWarps = 8;
 constexpr int kWarpColumns = 32;
 constexpr int kStepPixels = 8;
 constexpr int kStages = 6;
-// Tensor cores cut off when they add: after so many steps their sums go to the part.
-constexpr int kMostSteps = 512;
+// Tensor cores truncate when they add, so after this many steps sums move to memory.
+constexpr int kMaxSteps = 512;
 
-// Elements from a pixel of a stage to the next: 4 pixels, of which lanes read 32 bytes
-// at once, are in different banks.
+// Elements per pixel of a stage, padded: the 4 pixels of which lanes read 32 bytes at
+// once are in different banks.
 template <typename S>
 constexpr int kStagePixel = kWarpColumns + 32 / sizeof(S);
 template <typename S>
 constexpr int kStage = kStepPixels * kStagePixel<S>;
 
+// Kernel parameters of the weight gradient.
 struct WeightTiling : Tiling {
-  int column_warps;  // warps side by side in a block; the others have other pixels
-  int term_blocks;   // blocks that have different terms
+  int column_warps;  // warps with different columns; the others have other pixels
+  int term_blocks;   // blocks with different terms
   int splits;        // blocks that share the tiles
   int64_t weights;
 };
 
-// Brings a warp's columns of the 8 pixels at `points` to a stage, zeros for what does
-// not exist. A lane has 4 columns of two pixels, of which `grad` is at the columns.
+// Loads a warp's columns of 8 pixels to a stage, with zeros for pixels that do not
+// exist. A lane loads 4 columns of two pixels; `grad` points to its first column.
 template <typename S>
-__device__ void BringPixels(const Point* points, bool wanted, const S* grad, S* stage) {
+__device__ void LoadPixels(const Point* points, bool wanted, const S* grad, S* stage) {
   const int lane = threadIdx.x % kLanes;
   stage += lane / 8 * kStagePixel<S> + lane % 8 * 4;
 #pragma unroll
@@ -55,7 +56,7 @@ __device__ void BringPixels(const Point* points, bool wanted, const S* grad, S* 
   }
 }
 
-// Adds a warp's sums to its part, which it writes the first time, and makes them zero.
+// Adds a warp's sums to its partial sum, or writes them if `first`, and clears them.
 template <int kProducts>
 __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProducts][4],
                       float* part) {
@@ -80,7 +81,7 @@ __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProduct
   }
 }
 
-// A block has kProducts times 8 terms.
+// A block has 8 kProducts terms.
 template <typename S, Tf32 kTf32, int kProducts>
 __global__ void __launch_bounds__(kWarps* kLanes, 1)
     WeightsKernel(const WeightTiling tiling, const S* __restrict__ input,
@@ -118,42 +119,42 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
                           ? parts + (int64_t{split} * groups + group) * tiling.weights +
                                 tiling.ColumnElement(column)
                           : nullptr;
-  const int brought = first_column + lane % 8 * 4;
-  const bool wanted = brought < tiling.columns;
+  const int load_column = first_column + lane % 8 * 4;
+  const bool wanted = load_column < tiling.columns;
   const int64_t image =
       int64_t{tiling.output.height} * tiling.output.width * tiling.columns;
   S* const ring = reinterpret_cast<S*>(stages) + warp * kStages * kStage<S>;
-  // Steps of this warp in a tile, and of those that have the most.
+  // Steps of this warp in a tile, and the most steps of any warp.
   const int all_steps = (tiling.points + kStepPixels - 1) / kStepPixels;
   const int steps = (all_steps - group + groups - 1) / groups;
   const int most_steps = (all_steps + groups - 1) / groups;
   bool first = true;
-  int since = 0;  // steps, since the last flush
+  int since = 0;  // steps since the last flush
   for (int64_t tile = split; tile < tiling.tiles; tile += tiling.splits) {
-    const TilePlace place(tiling, tile);
-    FindPoints(tiling, place, points);
+    const TileCoord place(tiling, tile);
+    FillPointTable(tiling, place, points);
     __syncthreads();
-    const S* const from = grad + place.image * image + brought;
+    const S* const from = grad + place.image * image + load_column;
     const auto points_of = [&](int step) {
       return points + (step * groups + group) * kStepPixels;
     };
 #pragma unroll
     for (int step = 0; step < kStages - 1; ++step) {
       if (step < steps)
-        BringPixels(points_of(step), wanted, from, ring + step * kStage<S>);
+        LoadPixels(points_of(step), wanted, from, ring + step * kStage<S>);
       __pipeline_commit();
     }
     LoadPatch<kTf32>(tiling, place, input, patch);
     __syncthreads();
-    int slot = 0, coming_slot = kStages - 1;
+    int slot = 0, prefetch_slot = kStages - 1;
     for (int step = 0; step < steps; ++step) {
       const Point* const at = points_of(step);
       const int upper = at[t].from, lower = at[4 + t].from;
       __pipeline_wait_prior(kStages - 2);
-      __syncwarp();  // and all lanes have read the slot that is filled next
-      const int coming = step + kStages - 1;
-      if (coming < steps) {
-        BringPixels(points_of(coming), wanted, from, ring + coming_slot * kStage<S>);
+      __syncwarp();  // and until all lanes have read the slot that is filled next
+      const int prefetch = step + kStages - 1;
+      if (prefetch < steps) {
+        LoadPixels(points_of(prefetch), wanted, from, ring + prefetch_slot * kStage<S>);
       }
       __pipeline_commit();
       const S* const pixel = ring + slot * kStage<S> + t * kStagePixel<S> + g * 4;
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
             *reinterpret_cast<const Pack<S, 4>*>(pixel + half * 4 * kStagePixel<S>);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          a[e / 2].SetLarge(2 * half + e % 2, Widen(four.at[e]));
+          a[e / 2].SetWithoutOverflow(2 * half + e % 2, Widen(four.at[e]));
         }
       }
 #pragma unroll
@@ -176,11 +177,11 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
         MultiplyAdd(a[1], b, sums[1][n]);
       }
       if (++slot == kStages) slot = 0;
-      if (++coming_slot == kStages) coming_slot = 0;
+      if (++prefetch_slot == kStages) prefetch_slot = 0;
     }
     __syncthreads();
     since += most_steps;
-    if (tile + tiling.splits >= tiling.tiles || since + most_steps > kMostSteps) {
+    if (tile + tiling.splits >= tiling.tiles || since + most_steps > kMaxSteps) {
       Flush(elements, first, sums, part);
       first = false;
       since = 0;

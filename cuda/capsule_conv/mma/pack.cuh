@@ -1,14 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The filter of a capsule convolution as the right operands of its matrix products, in
-// the order in which a block reads them:
-//   [depth][block of columns][chunk of planes][step][part][register][column][4] words,
-// where the four words of a register and a column are what the lanes t = 0..3 have.
-// A step is the contraction over the quads of one product, 2 of float or 4 of a 16-bit
-// type; of those, lane t has two elements a register in turn: float: elements
-// 2 (t % 2) + register of quad t / 2; 16-bit types: elements 2 register and
-// 2 register + 1 of quad t. The left operand is read in the same order.
+// Packs the filter into B fragments of mma.sync, in the order in which blocks read
+// them:
+//   [depth][column block][chunk][step][part][register][column][4] words.
+// The four words belong to lanes t = 0 to 3. A step contracts 2 quads of float or 4
+// of a 16-bit type. In register r, lane t has
+//   float: element 2 (t % 2) + r of quad t / 2,
+//   16-bit types: elements 2 r and 2 r + 1 of quad t.
+// The A fragments use the same order.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
 
@@ -24,27 +24,27 @@ namespace capsops::capsule_conv::mma {
 
 template <typename S>
 constexpr int kStepQuads = std::is_same_v<S, float> ? 2 : 4;
-// Of the left operand and of the right one, the filter.
+// Precisions of the row operand and of the filter.
 template <Tf32 kTf32>
 constexpr Tf32 kRowTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kSplit : kTf32;
 template <Tf32 kTf32>
 constexpr Tf32 kFilterTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kExact : kTf32;
 template <Tf32 kTf32>
-constexpr int kParts = kTf32 == Tf32::kSplit ? 2 : 1;  // of a split operand
+constexpr int kParts = kTf32 == Tf32::kSplit ? 2 : 1;  // 2 if the operand is split
 
-// Words of a step for `columns` columns.
+// Words of a step of `columns` columns.
 template <Tf32 kTf32>
 __host__ __device__ constexpr int StepWords(int columns) {
   return kParts<kFilterTf32<kTf32>> * 2 * columns * 4;
 }
 
-// `weights[i]` is element i of the filter in memory: a pointer, or what reads another
-// form of it.
+// Packs one word per thread. `weights[i]` is element i of the filter; Weights is a
+// pointer or decodes another format.
 template <typename S, Tf32 kTf32, typename Weights>
 __global__ void PackKernel(const Filter filter, const Order order, const Axis vertical,
                            const Axis horizontal, int columns, int64_t words,
                            const Weights weights, uint32_t* packed) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= words) return;
   const int t = index % 4;
@@ -88,7 +88,7 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   if constexpr (kFloat) {
     constexpr Tf32 kOf = kFilterTf32<kTf32>;
     Operand<1, kOf> operand;
-    operand.SetLarge(0, element(t % 2 * 2 + which));
+    operand.SetWithoutOverflow(0, element(t % 2 * 2 + which));
     to[0] = operand.high[0];
     if constexpr (kOf == Tf32::kSplit) to[2 * columns * 4] = operand.low[0];
   } else {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The path as tensor_cores.cuh has it.
+// The mma path as capsule_conv/tensor_cores.cuh expects it.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_
 
@@ -12,16 +12,16 @@
 
 namespace capsops::capsule_conv::mma {
 
-// The cheapest tile by small.cuh; no tiles where it cannot.
+// The cheapest tile of small.cuh; without tiles if it cannot do the task.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device);
 
-// The cheapest tile of the kernel for so many columns. product.cu.cc has the kernels.
+// The cheapest tile of product.cuh; both are in product.cu.cc.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 
 struct Path {
-  using Across = void;
+  using TapColumns = void;
 
   static std::string Refusal(const Task&, const GpuDevice&) { return ""; }
 

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the products of mma/product.cuh and mma/small.cuh, of every pose:
-// float in TF32 or split TF32, float16 and bfloat16.
+// Plans and launches the kernels of mma/product.cuh and mma/small.cuh, for all poses
+// and for float in TF32 or split TF32, float16 and bfloat16.
 #include "cuda/capsule_conv/mma/product.cuh"
 
 #include <algorithm>
@@ -17,38 +17,38 @@
 
 namespace capsops::capsule_conv::mma {
 
-// The shape of a kernel: kTiles x kWarps tiles of 16 rows, kColumns
-// columns; kBlocks blocks that a multiprocessor should have at once.
+// Compile-time shape of ProductKernel: kWarps warps of kTiles tiles of 16 rows,
+// kColumns columns, and kBlocks blocks that a multiprocessor should hold.
 template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf>
-struct Warps {
+struct ProductTraits {
   static constexpr int kTiles = kTilesOf, kColumns = kColumnsOf, kWarps = kWarpsOf;
   static constexpr int kBlocks = kBlocksOf, kThreads = kWarps * kLanes;
-  static constexpr int kCarriers = kThreads;
+  static constexpr int kLoadThreads = kThreads;
   static constexpr int kStages = 3;
   static constexpr int kStageWords = 4096;
-  static constexpr int kRate = 360;  // products in a cycle, as measured
+  static constexpr int kRate = 360;  // measured products per cycle
 };
-using Narrow8 = Warps<2, 8, 8, 2>;
-using Narrow16 = Warps<2, 16, 8, 2>;
-using Narrow32 = Warps<4, 32, 4, 3>;
-using Wide = Warps<4, 64, 4, 2>;
+using Narrow8 = ProductTraits<2, 8, 8, 2>;
+using Narrow16 = ProductTraits<2, 16, 8, 2>;
+using Narrow32 = ProductTraits<4, 32, 4, 3>;
+using Wide = ProductTraits<4, 64, 4, 2>;
 
-// The same of small.cuh.
+// Compile-time shape of SmallKernel.
 template <int kColumnsOf>
-struct Small {
+struct SmallTraits {
   static constexpr int kColumns = kColumnsOf, kBlocks = 2, kRate = 360;
 };
 
-// How many blocks a multiprocessor has shared memory for.
+// The number of blocks that fit in a multiprocessor's shared memory.
 inline int Resident(const GpuDevice& device, int shared) {
   return device.processor_shared / (shared + 1024);
 }
 
-// Products on tensor cores for one.
+// Tensor-core products per product at this precision.
 template <Tf32 kTf32>
-constexpr int kProductsOf = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
+constexpr int kMmaCount = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
 
-// Bytes of shared memory.
+// Shared memory of a block, in bytes.
 template <typename S, Tf32 kTf32, typename C>
 int64_t SharedBytes(const Product& p) {
   const int64_t words = int64_t{p.buffers} * p.order.planes * p.patch.plane +
@@ -62,38 +62,38 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                    const S* source, const uint32_t* packed, S* target) {
   constexpr auto kKernel =
       ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
-  const LaunchError error = AllowShared<kKernel>(exec, op);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.tiles), C::kThreads, plan.shared, exec,
-                          plan.product, source, packed, target);
+  return LaunchDependent(op, kKernel, dim3(plan.tiles), C::kThreads, plan.shared, exec,
+                         plan.product, source, packed, target);
 }
 
 template <typename S, Tf32 kTf32, typename C>
 LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                         const S* source, const S* weights, S* target) {
   constexpr auto kKernel = SmallKernel<S, kTf32, C::kColumns>;
-  const LaunchError error = AllowShared<kKernel>(exec, op);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.tiles), kSmallWarps * kLanes,
-                          plan.shared, exec, plan.product, plan.filter, source, weights,
-                          target);
+  return LaunchDependent(op, kKernel, dim3(plan.tiles), kSmallWarps * kLanes,
+                         plan.shared, exec, plan.product, plan.filter, source, weights,
+                         target);
 }
 
-// Fills in what follows from `shared` bytes and `tiles` of 16 rows of each block, if
-// there is room.
+// Completes a plan, if it fits: blocks of `shared` bytes and `tiles` row tiles.
 template <typename S, Tf32 kTf32, typename C>
-void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* plan) {
+void CompletePlan(const GpuDevice& device, int64_t shared, int tiles,
+                  TilePlan<S>* plan) {
   const Product& p = plan->product;
   const int64_t blocks = CountTiles(p);
   if (shared > device.shared || blocks > INT32_MAX) return;
   plan->shared = static_cast<int>(shared);
   plan->tiles = blocks;
-  // What a multiprocessor does in a cycle: kRate multiplications of TF32 or twice those
-  // of a 16-bit type; 32 bytes copied. Two thirds where it has fewer blocks than it
-  // should.
+  // Cycles of a multiprocessor, which does kRate multiply-adds of TF32 per cycle, or
+  // twice as many of a 16-bit type, and copies 32 bytes. With fewer blocks than kBlocks
+  // it reaches two thirds of that.
   const double all = p.source.planes();
   const double products = kTileRows * kQuad * all * p.vertical.taps *
-                          p.horizontal.taps * C::kColumns * kProductsOf<kTf32> /
+                          p.horizontal.taps * C::kColumns * kMmaCount<kTf32> /
                           ((std::is_same_v<S, float> ? 1 : 2) * C::kRate);
   const double copied =
       1.0 * p.patch.pixels * p.source.rows * all * kQuad * sizeof(S) / 32;
@@ -102,8 +102,7 @@ void Finish(const GpuDevice& device, int64_t shared, int tiles, TilePlan<S>* pla
                CeilDivide(plan->tiles, device.processors);
 }
 
-// Fills in how to do `task` by tiles of y x x lattice points, in chunks of at most
-// `planes` planes.
+// Plans `task` with tiles of y x x lattice points, `planes` planes per chunk at most.
 template <typename S, Tf32 kTf32, typename C>
 TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
                      int planes) {
@@ -124,13 +123,13 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
   p.stage_steps =
       std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
-  if (p.order.planes * rows > C::kCarriers) return plan;
+  if (p.order.planes * rows > C::kLoadThreads) return plan;
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
-  Finish<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
+  CompletePlan<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
   return plan;
 }
 
-// The same by small.cuh.
+// Plans `task` with small.cuh and tiles of y x x lattice points.
 template <typename S, Tf32 kTf32, typename C>
 TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int x) {
   TilePlan<S> plan;
@@ -142,7 +141,7 @@ TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int 
   p.order.planes = p.source.planes();
   p.order.steps =
       static_cast<int>(CeilDivide(p.vertical.taps * p.order.planes, kStepQuads<S>));
-  // An odd pitch: a step may have quads of two lines, which then are in other banks.
+  // With an odd pitch the two rows of the filter in a step are in different banks.
   p.patch = MakePatch<S>(p.vertical, p.horizontal, rows, p.vertical.taps,
                          taps + (x + taps) % 2, std::is_same_v<S, float> ? 16 : 8);
   const int groups = static_cast<int>(CeilDivide(x * rows, kSmallRows));
@@ -150,13 +149,13 @@ TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int 
   const int64_t words = int64_t{p.order.planes} * p.patch.plane +
                         kSmallRows * kQuadWords<S> + 2 * TableQuads<S>(p.order) +
                         2 * p.patch.pixels;
-  Finish<S, kTf32, C>(device, 4 * words + task.filter.elements * sizeof(S),
-                      y * groups * kSmallTiles, &plan);
+  CompletePlan<S, kTf32, C>(device, 4 * words + task.filter.elements * sizeof(S),
+                            y * groups * kSmallTiles, &plan);
   return plan;
 }
 
-// The cheapest of all tiles worth a look, of up to `all` units of `unit` rows of the
-// product, whole ones for each lattice row. `plan_tile` plans one of them.
+// The cheapest of all plausible tiles, of up to `all` units of `unit` rows, whole units
+// per lattice row. `plan_tile(y, x)` plans one.
 template <typename S, typename PlanTileOf>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device, int all, int unit,
                      const PlanTileOf& plan_tile) {
@@ -177,7 +176,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device, int all, int uni
   return best;
 }
 
-// The same for the kernel of shape C.
+// The cheapest tile of ProductKernel with traits C.
 template <typename S, Tf32 kTf32, typename C>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   return FindTile<S>(task, device, C::kTiles * C::kWarps, kTileRows, [&](int y, int x) {
@@ -197,7 +196,7 @@ TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
   const Axis& across = task.horizontal;
   if (columns > 16 || task.source.columns % kQuad != 0 || kTileRows % rows != 0 ||
       across.stride > 1 || (across.taps > 1 && across.step > 1) ||
-      task.filter.elements * sizeof(S) > kSmallFilter) {
+      task.filter.elements * sizeof(S) > kMaxFilterBytes) {
     return {};
   }
   const auto find = [&](auto c) {
@@ -205,7 +204,7 @@ TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device) {
       return PlanSmallTile<S, kTf32, decltype(c)>(task, device, y, x);
     });
   };
-  return columns <= 8 ? find(Small<8>()) : find(Small<16>());
+  return columns <= 8 ? find(SmallTraits<8>()) : find(SmallTraits<16>());
 }
 
 template <typename S, Tf32 kTf32>
@@ -229,7 +228,7 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
 
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
 
-// inq_conv has these tasks, too, with filters that it packs itself.
+// inq_conv plans these tasks with filters that it packs itself.
 template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
 template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
                                                            const GpuDevice&);

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution, and its input gradient, as one matrix product on tensor cores:
-// row = (lattice point, pose row), contraction = (filter position, channel, inner),
-// column = (channel, pose column). The left operand is read where it lies, in the patch
-// of a block; the right one, the packed filter, passes through a ring of stages. The
-// patch of the next planes arrives while those of this chunk are multiplied.
+// Capsule convolution and its input gradient as one matrix product with mma.sync: row =
+// (lattice point, pose row), contraction = (filter tap, channel, inner), column =
+// (output channel, pose column). The rows are read from the block's patch, without
+// im2col. The packed filter passes through a multistage cp.async pipeline, and the
+// patch of the next chunk is copied while this chunk is multiplied.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
 
@@ -21,19 +21,19 @@
 
 namespace capsops::capsule_conv::mma {
 
-// Quads in the table of a chunk.
+// Entries of a chunk's table of quads.
 template <typename S>
 __host__ __device__ int TableQuads(const Order& order) {
   return order.steps * kStepQuads<S>;
 }
 
-// Writes the two tables that lead to the left operand, and waits for all threads to
-// have done so: where in the patch each quad of a chunk is, for the block's first row,
-// and where in the image each pixel of the patch.
+// Fills two tables and synchronizes: `quads`, the offset in the patch of each quad of a
+// chunk for the block's first row, and `pixels`, each patch pixel's offset in the
+// image.
 template <typename S>
-__device__ void FillTables(const Product& p, const BlockPlace& place, int* quads,
+__device__ void FillTables(const Product& p, const BlockCoord& place, int* quads,
                            int* pixels) {
-  FindPixels(p, place, pixels);
+  FillPixelTable(p, place, pixels);
   for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
     const int tap = i / p.order.planes;
     const bool there = tap < p.vertical.taps * p.horizontal.taps;
@@ -41,15 +41,15 @@ __device__ void FillTables(const Product& p, const BlockPlace& place, int* quads
     const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / width, tap % width);
     quads[i] = there ? i % p.order.planes * p.patch.plane +
                            shift * p.source.rows * kQuadWords<S>
-                     : 0;  // times a zero of the filter
+                     : 0;  // multiplied by zeros of the filter
   }
   __syncthreads();
 }
 
-// What a lane has of 16 rows of one step, as it lies in a plane: of the upper 8 rows
-// and the lower ones, which are `below` words further.
+// A lane's share of 16 rows by one step, as stored in a plane: words of the upper 8
+// rows, and of the lower 8 rows `below` words further.
 template <typename S>
-struct RawRows {
+struct RawFragment {
   uint2 upper, lower;
 
   __device__ void Load(const uint32_t* from, int below = 8 * kQuadWords<S>) {
@@ -58,19 +58,19 @@ struct RawRows {
   }
 };
 
-// The same as the left operand of a product.
+// The A fragment of a RawFragment, in one or two parts.
 template <typename S, Tf32 kTf32>
-struct Rows {
+struct RowFragment {
   uint32_t part[kParts<kRowTf32<kTf32>>][4];
 
-  __device__ void Set(const RawRows<S>& raw) {
+  __device__ void Set(const RawFragment<S>& raw) {
     const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if constexpr (std::is_same_v<S, float>) {
         constexpr Tf32 kOf = kRowTf32<kTf32>;
         Operand<1, kOf> operand;
-        operand.SetLarge(0, __uint_as_float(words[e]));
+        operand.SetWithoutOverflow(0, __uint_as_float(words[e]));
         part[0][e] = operand.high[0];
         if constexpr (kOf == Tf32::kSplit) part[1][e] = operand.low[0];
       } else {
@@ -80,13 +80,13 @@ struct Rows {
   }
 };
 
-// The tiles of 16 rows of a warp: kTiles from tile `first` on.
+// The row tiles of a warp: kTiles tiles of 16 rows from tile `first` on.
 template <typename S, int kTiles>
 struct Tiles {
   int first, all;
-  int offset[kTiles];  // of this lane's part in a plane
+  int offset[kTiles];  // offsets of this lane's words in a plane
 
-  __device__ Tiles(const Product& p, const BlockPlace& place) {
+  __device__ Tiles(const Product& p, const BlockCoord& place) {
     const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
     first = threadIdx.x / kLanes * kTiles;
     all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
@@ -100,14 +100,14 @@ struct Tiles {
   }
 };
 
-// Writes what a warp computed.
+// Epilogue: stores a warp's results.
 template <typename S, int kTiles, int kProducts>
-__device__ void StoreTiles(const Product& p, const BlockPlace& place,
+__device__ void StoreTiles(const Product& p, const BlockCoord& place,
                            const Tiles<S, kTiles>& tiles,
                            const float (&sums)[kTiles][kProducts][4], S* target) {
   const int g = threadIdx.x % kLanes / 4;
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x);
-  // Where a row of tile m goes, nullptr if nowhere.
+  // The target of a row of tile m; nullptr if it does not exist.
   const auto target_row = [&](int m, int half) -> S* {
     const int tile = tiles.first + m;
     int at, pose_row;
@@ -126,10 +126,9 @@ __device__ void StoreTiles(const Product& p, const BlockPlace& place,
   }
 }
 
-// c += a b. What is split is added up in float, rounded to nearest: tensor cores cut
-// off.
+// c += a b. Split operands are added in float, as tensor cores truncate sums.
 template <typename S, Tf32 kTf32>
-__device__ void MultiplyAdd(const Rows<S, kTf32>& a,
+__device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
                             const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
                             float (&c)[4]) {
   if constexpr (kRowTf32<kTf32> == Tf32::kSplit) {
@@ -146,15 +145,15 @@ __device__ void MultiplyAdd(const Rows<S, kTf32>& a,
   }
 }
 
-// One step of this warp's tiles, whose rows in the planes are at `offset`.
+// Multiplies one step of this warp's tiles, whose rows are at `offset` in the planes.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts>
 __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              const int (&offset)[kTiles],
                              float (&sums)[kTiles][kProducts][4]) {
-  Rows<S, kTf32> a[kTiles];
+  RowFragment<S, kTf32> a[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    RawRows<S> raw;
+    RawFragment<S> raw;
     raw.Load(planes + offset[m]);
     a[m].Set(raw);
   }
@@ -171,7 +170,7 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
   }
 }
 
-// kWarps warps side by side have kTiles tiles of 16 rows and all kColumns columns each.
+// A block has kWarps warps, each with kTiles tiles of 16 rows and all kColumns columns.
 template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {
@@ -186,45 +185,44 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   int* const quads = reinterpret_cast<int*>(ring + kStages * stage_words);
   int* const pixels = quads + TableQuads<S>(p.order);
 
-  const BlockPlace place(p);
+  const BlockCoord place(p);
   FillTables<S>(p, place, quads, pixels);
-  Carrier<S> carrier(patch, p.source, pixels, SourceOf(p, place, source),
-                     p.order.planes);
-  carrier.Begin(patch, p.source, 0, patches);
-  carrier.Bring(patch.pixels);
+  PatchLoader<S> loader(patch, p.source, pixels, SourceOf(p, place, source),
+                        p.order.planes);
+  loader.Begin(patch, p.source, 0, patches);
+  loader.Load(patch.pixels);
   packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
             p.order.chunks * p.order.steps * kStep;
-  WaitForKernelBefore();
-  // The filter comes in stages of `stage_steps` steps, the last of a chunk of what is
-  // left. They lie one after the other.
+  GridDependencySynchronize();
+  // A stage has `stage_steps` steps, the last one of a chunk what remains.
   const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
   const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
   const int stages = p.order.chunks * chunk_stages;
-  int coming = 0, coming_part = 0, coming_slot = 0;
-  const auto bring_stage = [&] {
-    if (coming < stages) {
-      const bool last = ++coming_part == chunk_stages;
+  int prefetch = 0, prefetch_part = 0, prefetch_slot = 0;
+  const auto load_stage = [&] {
+    if (prefetch < stages) {
+      const bool last = ++prefetch_part == chunk_stages;
       const int steps = last ? last_steps : p.stage_steps;
-      BringWords<kStep, kWarps * kLanes>(packed, steps,
-                                         ring + coming_slot * stage_words);
+      CopyWordsAsync<kStep, kWarps * kLanes>(packed, steps,
+                                             ring + prefetch_slot * stage_words);
       packed += steps * kStep;
-      if (last) coming_part = 0;
-      if (++coming_slot == kStages) coming_slot = 0;
-      ++coming;
+      if (last) prefetch_part = 0;
+      if (++prefetch_slot == kStages) prefetch_slot = 0;
+      ++prefetch;
     }
     __pipeline_commit();
   };
 #pragma unroll 1
-  for (int stage = 0; stage < (kStages - 1); ++stage) bring_stage();
+  for (int stage = 0; stage < (kStages - 1); ++stage) load_stage();
 
   const Tiles<S, kTiles> tiles(p, place);
   const bool busy = tiles.first < tiles.all;
   const int lane = threadIdx.x % kLanes, t = lane % 4;
   float sums[kTiles][kColumns / 8][4] = {};
-  // The next patch arrives in this many pieces, the last of them early enough that no
-  // wait for a stage can miss it.
+  // The next patch is copied in this many pieces, so that a wait for some stage of this
+  // chunk covers the last of them.
   const int pieces = max(chunk_stages - kStages + 2, 1);
-  const int share = (carrier.share() + pieces - 1) / pieces;
+  const int share = (loader.share() + pieces - 1) / pieces;
   int chunk = 0, part = 0, slot = 0;
   const uint32_t* planes = patches;
   for (int stage = 0; stage < stages; ++stage) {
@@ -236,18 +234,18 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     __syncthreads();
     if (chunk + 1 < p.order.chunks) {
       if (part == 0) {
-        carrier.Begin(patch, p.source, (chunk + 1) * p.order.planes,
-                      patches + (chunk % 2 == 0 ? chunk_words : 0));
+        loader.Begin(patch, p.source, (chunk + 1) * p.order.planes,
+                     patches + (chunk % 2 == 0 ? chunk_words : 0));
       }
-      carrier.Bring(share);
+      loader.Load(share);
     }
-    bring_stage();
+    load_stage();
     const uint32_t* filter = ring + slot * stage_words;
     const int* quad =
         quads + part * p.stage_steps * kStepQuads<S> + t * kStepQuads<S> / 4;
     const int steps = part == chunk_stages - 1 ? last_steps : p.stage_steps;
     const int* const end = quad + (busy ? steps * kStepQuads<S> : 0);
-    // Few columns leave registers for more steps at a time.
+    // With few columns there are registers to unroll more.
 #pragma unroll(kColumns <= 16 ? 4 : 1)
     for (; quad < end; quad += kStepQuads<S>, filter += kStep) {
       MultiplyStep<S, kTf32>(planes + *quad, filter + lane, tiles.offset, sums);

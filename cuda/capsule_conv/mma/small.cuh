@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of mma/product.cuh in one kernel, where the filter is small: each block
-// copies it to shared memory as it is. A warp has kSmallTiles tiles of 16 rows, each of
-// which begins one pixel after the one before, and whose own pixels are as many apart
-// as there are tiles. So what one tile reads for a tap, the tile before it reads for
-// the next tap of the line, and a warp reads but one tile's rows for each tap.
+// The product of mma/product.cuh for small filters, in one kernel: each block copies
+// the unpacked filter to shared memory. A warp has kSmallTiles tiles of 16 rows. Tile m
+// starts m pixels after the first, and pixels within a tile are kSmallTiles apart. So
+// the tile before it reads the same rows one horizontal tap later, and a warp loads
+// only one tile's rows per tap.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
 
@@ -23,13 +23,13 @@ namespace capsops::capsule_conv::mma {
 
 constexpr int kSmallWarps = 8;
 constexpr int kSmallTiles = 4;
-constexpr int kSmallRows = kSmallTiles * kTileRows;  // of a warp
-constexpr int kSmallFilter = 16 << 10;               // bytes
+constexpr int kSmallRows = kSmallTiles * kTileRows;  // per warp
+constexpr int kMaxFilterBytes = 16 << 10;            // bytes
 
-// A plane of the input in a line of the filter: where the line's first tap reads it, in
-// words of the patch, and where its quad of that tap begins, in elements of the filter.
+// A plane of the input combined with a row of the filter: the offset of the row's first
+// tap in the patch (words), and of its quad in the filter (elements).
 struct FilterLine {
-  int word = 0, element = -1;  // past the last: nothing
+  int word = 0, element = -1;  // -1: past the last one
 
   template <typename S>
   __device__ static FilterLine Of(const Product& p, const Filter& filter, int depth,
@@ -47,14 +47,14 @@ struct FilterLine {
   }
 };
 
-// What a lane has of a step's filter, as it lies in memory.
+// A lane's share of a step's filter, unpacked.
 template <typename S, int kProducts>
-struct RawFilter {
+struct RawFilterFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
-  static constexpr int kElements = kFloat ? 2 : 4;  // of a quad
+  static constexpr int kElements = kFloat ? 2 : 4;  // per quad
   S at[kProducts][kElements];
 
-  // Of a quad at `from`, if it is there; `columns` are the lane's.
+  // Loads from the quad at `from`, or zeros, at the offsets `columns` of the lane.
   __device__ void Load(bool there, const S* from, const int (&columns)[kProducts],
                        int element) {
 #pragma unroll
@@ -71,7 +71,7 @@ struct RawFilter {
     for (int e = 0; e < 2; ++e) {
       if constexpr (kFloat) {
         Operand<1, kTf32> operand;
-        operand.SetLarge(0, at[n][e]);
+        operand.SetWithoutOverflow(0, at[n][e]);
         parts[0][e] = operand.high[0];
         if constexpr (kTf32 == Tf32::kSplit) parts[1][e] = operand.low[0];
       } else {
@@ -82,8 +82,7 @@ struct RawFilter {
   }
 };
 
-// For tasks without strides or dilations across, whose poses have 1, 2, 4, 8 or 16 rows
-// of whole quads.
+// Requires horizontal stride and dilation 1, pose rows dividing 16 and whole quads.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     SmallKernel(const Product p, const Filter filter, const S* source, const S* weights,
@@ -95,22 +94,22 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int rows = p.source.rows, pixel = rows * kQuadWords<S>;
   const int lines = p.order.steps * kQuadsOfStep;
   uint32_t* const patch = reinterpret_cast<uint32_t*>(shared);
-  // Rows that do not exist are read past the last plane.
-  S* const here = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
-                                       kSmallRows * kQuadWords<S>);
-  FilterLine* const table = reinterpret_cast<FilterLine*>(here + filter_size);
+  // The last tile may read past the last plane, up to here.
+  S* const shared_filter = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
+                                                kSmallRows * kQuadWords<S>);
+  FilterLine* const table = reinterpret_cast<FilterLine*>(shared_filter + filter_size);
   PatchPixel* const pixels = reinterpret_cast<PatchPixel*>(table + lines);
 
-  const BlockPlace place(p);
+  const BlockCoord place(p);
   for (int i = threadIdx.x; i < lines; i += kThreads) {
     table[i] = FilterLine::Of<S>(p, filter, place.depth, i);
   }
   for (int i = threadIdx.x; i < p.patch.pixels; i += kThreads) {
     pixels[i] = PatchPixel::Of(p.patch, p.source, 1, i);
   }
-  const PlaneCarrier<S> carrier(p.source, 0, p.order.planes);
+  const PlaneLoader<S> loader(p.source, 0, p.order.planes);
   const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
-  int columns[kProducts];  // where this lane's are in a quad of the filter
+  int columns[kProducts];  // offsets of this lane's columns in a quad of the filter
 #pragma unroll
   for (int n = 0; n < kProducts; ++n) {
     const int channel = (n * 8 + g) / filter.out_inner;
@@ -120,45 +119,46 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   }
   const int element = static_cast<int>(filter.element);
   const int next_tap = static_cast<int>(p.horizontal.every * filter.tap);
-  // The rows g and g + 8 of a tile, as pixel and pose row.
+  // Rows g and g + 8 of a tile, as pixel and pose row.
   int upper_row, lower_row;
   const int upper = p.patch.by_rows.Split(g, &upper_row) * kSmallTiles;
   const int lower = p.patch.by_rows.Split(g + 8, &lower_row) * kSmallTiles;
-  int x;  // with y: the warp's first point
+  int x;  // (y, x): the warp's first lattice point
   const int y = p.by_row_tiles.Split(threadIdx.x / kLanes, &x);
   x *= p.patch.by_rows.Quotient(kSmallRows);
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   for (int at = threadIdx.x * kQuad; at < filter_size; at += kThreads * kQuad) {
-    __pipeline_memcpy_async(here + at, weights + at, kQuad * sizeof(S));
+    __pipeline_memcpy_async(shared_filter + at, weights + at, kQuad * sizeof(S));
   }
-  carrier.Bring(p.patch, p.source, pixels, SourceOf(p, place, source),
-                place.y * p.vertical.stride + p.vertical.offset,
-                place.x + p.horizontal.offset, p.patch.height, p.patch.pitch, patch);
+  loader.Load(p.patch, p.source, pixels, SourceOf(p, place, source),
+              place.y * p.vertical.stride + p.vertical.offset,
+              place.x + p.horizontal.offset, p.patch.height, p.patch.pitch, patch);
   __pipeline_commit();
   __pipeline_wait_prior(0);
   __syncthreads();
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   if (y >= min(p.vertical.tile, p.vertical.points - place.y)) return;
 
   const bool is_float = std::is_same_v<S, float>;
-  const uint32_t* const mine = patch + (y * p.patch.row + x + upper) * pixel +
-                               upper_row * kQuadWords<S> + (is_float ? t % 2 * 2 : 0);
+  const uint32_t* const lane_rows = patch + (y * p.patch.row + x + upper) * pixel +
+                                    upper_row * kQuadWords<S> +
+                                    (is_float ? t % 2 * 2 : 0);
   const int below = (lower - upper) * pixel + (lower_row - upper_row) * kQuadWords<S>;
-  const S* const first = here + (is_float ? t % 2 * 2 * element : 0);
+  const S* const first = shared_filter + (is_float ? t % 2 * 2 * element : 0);
   float sums[kSmallTiles][kProducts][4] = {};
   const FilterLine* line = table + t * kQuadsOfStep / 4;
   for (int step = 0; step < p.order.steps; ++step, line += kQuadsOfStep) {
     const FilterLine at = *line;
-    const uint32_t* from = mine + at.word;
+    const uint32_t* from = lane_rows + at.word;
     const S* weight = first + at.element;
     const bool there = at.element >= 0;
-    RawFilter<S, kProducts> raw_filter;
-    RawRows<S> raw[kSmallTiles];
+    RawFilterFragment<S, kProducts> raw_filter;
+    RawFragment<S> raw[kSmallTiles];
     raw_filter.Load(there, weight, columns, element);
 #pragma unroll
     for (int m = 0; m < kSmallTiles; ++m, from += pixel) raw[m].Load(from, below);
-    Rows<S, kTf32> window[kSmallTiles];
+    RowFragment<S, kTf32> window[kSmallTiles];
 #pragma unroll
     for (int m = 1; m < kSmallTiles; ++m) window[m].Set(raw[m - 1]);
     for (int taps = p.horizontal.taps; taps > 0; --taps, from += pixel) {
@@ -183,13 +183,14 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     }
   }
 
-  // Tile m's rows are m pixels from these.
+  // The rows of tile m are m pixels further.
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x) - x;
   S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
   S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);
-  const int64_t further = p.placement.stride_x * p.target.pixel();
+  const int64_t row_stride = p.placement.stride_x * p.target.pixel();
 #pragma unroll
-  for (int m = 0; m < kSmallTiles; ++m, to_upper += further, to_lower += further) {
+  for (int m = 0; m < kSmallTiles;
+       ++m, to_upper += row_stride, to_lower += row_stride) {
     if (upper + m < width) StoreRow<0>(p.target, p.scale, 0, sums[m], to_upper);
     if (lower + m < width) StoreRow<1>(p.target, p.scale, 0, sums[m], to_lower);
   }

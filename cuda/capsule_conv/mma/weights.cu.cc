@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the filter's gradient on tensor cores.
+// Plans and launches the kernel of mma/weights.cuh.
 #include "cuda/capsule_conv/mma/weights.cuh"
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace capsops::capsule_conv::mma {
 
-// A kernel's shape: each warp has kTiles tiles of 16 rows, kProducts of 8 columns.
-template <int kTilesOf, int kProductsOf>
-struct WeightConfig {
-  static constexpr int kTiles = kTilesOf, kProducts = kProductsOf;
+// Compile-time shape: kTiles x kProducts tiles of 16 rows by 8 columns per warp.
+template <int kTilesOf, int kMmaCount>
+struct WeightTraits {
+  static constexpr int kTiles = kTilesOf, kProducts = kMmaCount;
   static constexpr int kRowQuads = kTiles * 4 * kWeightWarps;
   static constexpr int kColumnQuads = kProducts * 2;
 };
 
-// The gradient as a kernel does it; no blocks where it does not fit.
+// A plan of the gradient; without blocks if it does not fit.
 template <typename S>
 struct WeightPlan {
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
@@ -34,7 +34,7 @@ struct WeightPlan {
   WeightProduct product;
   int64_t blocks = 0;
   int shared = 0;
-  double cost = 0;  // cycles, roughly
+  double cost = 0;  // estimate in cycles
   Launch launch = nullptr;
 };
 
@@ -43,15 +43,15 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           const WeightPlan<S>& plan, const S* input, const S* grad,
                           float* parts) {
   constexpr auto kKernel = WeightsKernel<S, kTf32, C::kTiles, C::kProducts, kEvenRows>;
-  const LaunchError error = AllowShared<kKernel>(exec, op);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.blocks), kWeightWarps * kLanes,
-                          plan.shared, exec, plan.product, input, grad, parts);
+  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightWarps * kLanes,
+                         plan.shared, exec, plan.product, input, grad, parts);
 }
 
-// Makes row blocks of `quads` quads, and the patch that holds what the widest needs.
+// Divides the rows into blocks of `quads` quads and sizes the patch for them.
 template <typename S>
-void CutRows(int quads, WeightProduct* p) {
+void SplitRows(int quads, WeightProduct* p) {
   const int of_chunk = p->chunk_planes * p->taps(), width = p->horizontal.taps;
   p->quads = quads;
   p->row_blocks = static_cast<int>(CeilDivide(of_chunk, quads));
@@ -67,9 +67,9 @@ void CutRows(int quads, WeightProduct* p) {
       MakePatch<S>(p->vertical, p->horizontal, p->input.rows, y_taps, x_taps, 16);
 }
 
-// Fills in how many blocks share the lattice, and the cost.
+// Chooses how many blocks share the lattice, and estimates the cost.
 template <typename S, Tf32 kTf32, typename C>
-void CutLattice(const GpuDevice& device, WeightPlan<S>* plan) {
+void SplitLattice(const GpuDevice& device, WeightPlan<S>* plan) {
   WeightProduct& p = plan->product;
   const int64_t input_words = int64_t{p.chunk_planes} * p.input_patch.plane;
   const int64_t grad_words = int64_t{C::kColumnQuads} * p.grad_patch.plane;
@@ -82,17 +82,17 @@ void CutLattice(const GpuDevice& device, WeightPlan<S>* plan) {
   const int resident = std::min<int>(2, device.processor_shared / (shared + 1024));
   const int64_t sums =
       int64_t{p.column_blocks} * p.row_blocks * p.chunks * p.input.depth;
-  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   p.splits = static_cast<int>(
       std::max<int64_t>(1, std::min({int64_t{resident} * device.processors / sums,
-                                     p.tiles, kMostBytes / 4 / p.weights})));
+                                     p.tiles, kMaxBytes / 4 / p.weights})));
   plan->blocks = sums * p.splits <= INT32_MAX ? sums * p.splits : 0;
-  // What a multiprocessor does in a cycle: 640 multiplications of TF32 or twice those
-  // of a 16-bit type; 24 bytes copied; one element of a part written, read and added.
-  // Alone, a block leaves it idle for a third.
+  // Cycles of a multiprocessor, which does 640 multiply-adds of TF32 per cycle, or
+  // twice as many of a 16-bit type, copies 24 bytes, and writes, reads and adds one
+  // element of a partial sum. A single block leaves it idle for a third of the time.
   const double steps =
       p.vertical.tile * static_cast<double>(CeilDivide(p.horizontal.tile * p.input.rows,
-                                                       Group<S>::kRows));
+                                                       QuadFragment<S>::kRows));
   const double multiply = steps * kWeightWarps * C::kTiles * C::kProducts * 1.6 *
                           (kTf32 == Tf32::kSplit ? 3 : 1) * (resident > 1 ? 1 : 1.5);
   const double columns = std::min(C::kColumnQuads, p.grad.planes());
@@ -105,9 +105,9 @@ void CutLattice(const GpuDevice& device, WeightPlan<S>* plan) {
                1.0 * p.splits * p.weights / device.processors;
 }
 
-// The cheapest of all cuts worth a look, by the kernel's shape C.
+// Finds the cheapest of all plausible tilings with traits C.
 template <typename S, Tf32 kTf32, typename C>
-void FindCut(const Task& task, const GpuDevice& device, WeightPlan<S>* best) {
+void FindTiling(const Task& task, const GpuDevice& device, WeightPlan<S>* best) {
   const int rows = task.source.rows;
   constexpr bool kFloat = std::is_same_v<S, float>;
   WeightPlan<S> plan;
@@ -123,12 +123,12 @@ void FindCut(const Task& task, const GpuDevice& device, WeightPlan<S>* best) {
   const int planes = p.input.planes();
   const auto consider = [&](int quads) {
     if (quads <= 0 || quads > C::kRowQuads) return;
-    CutRows<S>(quads, &p);
+    SplitRows<S>(quads, &p);
     plan.blocks = 0;
-    CutLattice<S, kTf32, C>(device, &plan);
+    SplitLattice<S, kTf32, C>(device, &plan);
     if (plan.blocks > 0 && (best->blocks == 0 || plan.cost < best->cost)) *best = plan;
   };
-  for (const int most : {512, 256, 128, 64, 32, 16}) {  // rows of the lattice
+  for (const int most : {512, 256, 128, 64, 32, 16}) {  // lattice rows per tile
     for (int columns = 1; columns <= 16; ++columns) {
       p.horizontal.tile = static_cast<int>(CeilDivide(p.horizontal.points, columns));
       p.vertical.tile = std::min(most / (p.horizontal.tile * rows), p.vertical.points);
@@ -161,13 +161,13 @@ void FindCut(const Task& task, const GpuDevice& device, WeightPlan<S>* best) {
   }
 }
 
-// Why no kernel does the problem; else empty.
+// Why this kernel cannot do the problem; else empty.
 inline std::string RefuseWeights(const Problem& p) {
   const std::string refusal = RefuseSizes(p);
-  constexpr int64_t kMost = int64_t{1} << 30;
+  constexpr int64_t kMax = int64_t{1} << 30;
   if (!refusal.empty()) return refusal;
   if (p.in_channels * p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns >
-      kMost / (p.kernel_height * p.kernel_width)) {
+      kMax / (p.kernel_height * p.kernel_width)) {
     return "32 bits do not count the weights";
   }
   if (p.pose_rows > kWeightWarps * kLanes) {
@@ -177,20 +177,20 @@ inline std::string RefuseWeights(const Problem& p) {
   return "";
 }
 
-// The cheapest plan of all kernels.
+// The cheapest plan of all kernel shapes.
 template <typename S, Tf32 kTf32>
 WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
   WeightPlan<S> plan;
   const auto find = [&](auto products) {
-    FindCut<S, kTf32, WeightConfig<4, products>>(task, device, &plan);
+    FindTiling<S, kTf32, WeightTraits<4, products>>(task, device, &plan);
     if constexpr (kTf32 == Tf32::kRounded) {
-      FindCut<S, kTf32, WeightConfig<3, products>>(task, device, &plan);
-      FindCut<S, kTf32, WeightConfig<5, products>>(task, device, &plan);
+      FindTiling<S, kTf32, WeightTraits<3, products>>(task, device, &plan);
+      FindTiling<S, kTf32, WeightTraits<5, products>>(task, device, &plan);
     }
   };
-  // As many columns as one group has.
-  constexpr int kNarrow = Group<S>::kElements;
-  if (task.target.planes() <= WeightConfig<4, kNarrow>::kColumnQuads) {
+  // The columns of one group.
+  constexpr int kNarrow = QuadFragment<S>::kElements;
+  if (task.target.planes() <= WeightTraits<4, kNarrow>::kColumnQuads) {
     find(std::integral_constant<int, kNarrow>());
   } else {
     find(std::integral_constant<int, 8>());
@@ -198,7 +198,7 @@ WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
   return plan;
 }
 
-// The gradient by partial sums in the workspace.
+// Plans the gradient with split-K.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
@@ -208,7 +208,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
   if (!refusal.empty()) return Plan::Refuse(refusal);
   const auto plan = FindWeightPlan<S, kTf32>(ForwardTask(p), device);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
-  return PlanByParts<T>(op, plan, plan.product.weights, plan.product.splits);
+  return PlanSplitK<T>(op, plan, plan.product.weights, plan.product.splits);
 }
 
 template <typename T>

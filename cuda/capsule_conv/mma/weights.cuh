@@ -1,13 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of a capsule convolution's filter as one matrix product on tensor cores:
-// row = (filter position, channel, inner), column = (out channel, pose column),
-// contraction = (lattice point, pose row). Both operands are read where they lie, in
-// patches: of the input, as in the forward product, and of grad, a lattice point for a
-// pixel. A block has some rows and columns, and goes through a part of the lattice tile
-// by tile: the next tile's patches arrive while those of this one are multiplied. It
-// writes a partial sum of the filter's gradient.
+// The weight gradient as one matrix product with mma.sync: row = (filter tap, channel,
+// inner), column = (output channel, pose column), contraction = (lattice point, pose
+// row). Both operands are read from patches: of the input as in the forward product,
+// and of `grad` with a pixel per lattice point. Split-K: each block takes a tile of the
+// result and a share of the lattice, loops over that share tile by tile, copying the
+// next patches while it multiplies these, and writes a partial sum.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
 
@@ -24,32 +23,31 @@
 namespace capsops::capsule_conv::mma {
 
 constexpr int kWeightWarps = 4;
-// Tensor cores cut off as they add up, so no more steps than these are added there.
+// Tensor cores truncate when they add, so after this many steps sums move to memory.
 constexpr int kWeightSteps = 512;
 
-// Rows come in quads of one tap and plane of the input, columns in planes of grad. A
-// block has `quads` quads of the list (tap, plane of a chunk), of `chunk_planes`
-// planes.
+// Kernel parameters. The result's rows are quads of one tap and input plane, `quads` of
+// a chunk's list (tap, plane) per block; its columns are planes of `grad`.
 struct WeightProduct {
   Image input, grad;
   Axis vertical, horizontal;
   Patch input_patch, grad_patch;
   int chunk_planes, chunks;
-  int quads, row_blocks;  // row blocks of a chunk
+  int quads, row_blocks;  // row blocks per chunk
   int column_blocks;
-  int splits;     // parts of the lattice
-  int64_t tiles;  // of the lattice, all images
+  int splits;     // shares of the lattice
+  int64_t tiles;  // lattice tiles of all images
   int64_t weights;
 
   __host__ __device__ int taps() const { return vertical.taps * horizontal.taps; }
 };
 
-// The tiles of the lattice, one after the other.
-struct TilePlace {
+// Iterates over tiles of the lattice.
+struct TileCoord {
   int64_t image;
-  int y, x;  // its first lattice point
+  int y, x;  // first lattice point
 
-  __device__ TilePlace(const WeightProduct& p, int64_t tile) {
+  __device__ TileCoord(const WeightProduct& p, int64_t tile) {
     x = static_cast<int>(tile % p.horizontal.tiles) * p.horizontal.tile;
     tile /= p.horizontal.tiles;
     y = static_cast<int>(tile % p.vertical.tiles) * p.vertical.tile;
@@ -66,12 +64,12 @@ struct TilePlace {
   }
 };
 
-// What a block works on.
-struct WeightPlace {
+// A block's coordinates in the product.
+struct WeightCoord {
   int column_block, row_block, chunk, depth, split;
-  int first_tap_y, first_tap_x;  // of its patch
+  int first_tap_y, first_tap_x;  // first tap that its patch serves
 
-  __device__ explicit WeightPlace(const WeightProduct& p) {
+  __device__ explicit WeightCoord(const WeightProduct& p) {
     int rest = blockIdx.x;
     const auto next = [&](int size) {
       const int at = rest % size;
@@ -92,13 +90,13 @@ struct WeightPlace {
   }
 };
 
-// What the block's quad `i` of rows is: where it begins in a patch, in words, and in
-// the filter, and how many of its 4 elements exist.
+// Quad `i` of the block's rows: its offset in the patch (words), its offset in the
+// filter (elements), and how many of its 4 elements exist.
 struct RowQuad {
   int word = 0, offset = 0, count = 0;
 
   template <typename S>
-  __device__ static RowQuad Of(const WeightProduct& p, const WeightPlace& place,
+  __device__ static RowQuad Of(const WeightProduct& p, const WeightCoord& place,
                                int i) {
     RowQuad row;
     const int at = place.row_block * p.quads + i;
@@ -122,7 +120,7 @@ struct RowQuad {
   }
 };
 
-// The same of the block's plane `i` of columns.
+// Plane `i` of the block's columns: its offset in the filter, and its elements.
 struct ColumnQuad {
   int offset = 0, count = 0;
 
@@ -137,9 +135,9 @@ struct ColumnQuad {
   }
 };
 
-// Writes the first `count` of 4 neighbours, or adds to them.
-static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
-                                              float* to) {
+// Stores the first `count` of 4 neighbours, or adds to them; a guarded store.
+static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
+                                                 float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -147,12 +145,11 @@ static __device__ __noinline__ void StoreSome(float4 value, int count, bool add,
   }
 }
 
-// kTiles x kProducts tiles of 16 rows and 8 columns for each warp; warps are one below
-// the other.
+// A warp has kTiles x kProducts tiles of 16 rows by 8 columns; warps share columns.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
 __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {
-  using G = Group<S>;
+  using G = QuadFragment<S>;
   constexpr int kLefts = kTiles * 2 / G::kElements, kRights = kProducts / G::kElements;
   constexpr int kWarpQuads = kLefts * G::kQuads;
   constexpr int kRowQuads = kWarpQuads * kWeightWarps;
@@ -169,7 +166,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
       reinterpret_cast<RowQuad*>(grad_pixels + p.grad_patch.pixels);
   ColumnQuad* const column_quads = reinterpret_cast<ColumnQuad*>(row_quads + kRowQuads);
 
-  const WeightPlace place(p);
+  const WeightCoord place(p);
   for (int i = threadIdx.x; i < kRowQuads; i += blockDim.x) {
     row_quads[i] = RowQuad::Of<S>(p, place, i);
   }
@@ -191,35 +188,34 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
 
   const int64_t begin = p.tiles * place.split / p.splits;
   int left_tiles = static_cast<int>(p.tiles * (place.split + 1) / p.splits - begin);
-  TilePlace now(p, begin), coming = now;
-  const PlaneCarrier<S> input_carrier(p.input, place.chunk * p.chunk_planes,
-                                      input_planes);
-  const PlaneCarrier<S> grad_carrier(p.grad, first_column, column_planes);
+  TileCoord now(p, begin), prefetch = now;
+  const PlaneLoader<S> input_loader(p.input, place.chunk * p.chunk_planes,
+                                    input_planes);
+  const PlaneLoader<S> grad_loader(p.grad, first_column, column_planes);
   const int patch_width = p.input_patch.pitch * p.horizontal.stride;
-  const auto bring = [&](int buffer) {
+  const auto load = [&](int buffer) {
     uint32_t* const to = buffers + buffer * buffer_words;
-    const int64_t image = coming.image;
-    input_carrier.Bring(
-        p.input_patch, p.input, input_pixels,
-        input + image * p.input.height * p.input.width * p.input.pixel(),
-        coming.y * p.vertical.stride + p.vertical.offset +
-            place.first_tap_y * p.vertical.step,
-        coming.x * p.horizontal.stride + p.horizontal.offset +
-            place.first_tap_x * p.horizontal.step,
-        p.input_patch.height, patch_width, to);
-    grad_carrier.Bring(p.grad_patch, p.grad, grad_pixels,
-                       grad + image * p.grad.height * p.grad.width * p.grad.pixel(),
-                       coming.y, coming.x, p.vertical.tile, p.horizontal.tile,
-                       to + input_words);
+    const int64_t image = prefetch.image;
+    input_loader.Load(p.input_patch, p.input, input_pixels,
+                      input + image * p.input.height * p.input.width * p.input.pixel(),
+                      prefetch.y * p.vertical.stride + p.vertical.offset +
+                          place.first_tap_y * p.vertical.step,
+                      prefetch.x * p.horizontal.stride + p.horizontal.offset +
+                          place.first_tap_x * p.horizontal.step,
+                      p.input_patch.height, patch_width, to);
+    grad_loader.Load(p.grad_patch, p.grad, grad_pixels,
+                     grad + image * p.grad.height * p.grad.width * p.grad.pixel(),
+                     prefetch.y, prefetch.x, p.vertical.tile, p.horizontal.tile,
+                     to + input_words);
     __pipeline_commit();
-    coming.Advance(p);
+    prefetch.Advance(p);
   };
 
   const int warp = threadIdx.x / kLanes;
   __syncthreads();
-  WaitForKernelBefore();
-  bring(0);
-  int left_at[kLefts], right_at[kRights];  // in bytes
+  GridDependencySynchronize();
+  load(0);
+  int left_at[kLefts], right_at[kRights];  // bytes
 #pragma unroll
   for (int m = 0; m < kLefts; ++m) {
     left_at[m] =
@@ -241,9 +237,9 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     __pipeline_wait_prior(0);
     __syncthreads();
     if (left_tiles > 1) {
-      bring(buffer ^ 1);
+      load(buffer ^ 1);
     } else {
-      LetKernelAfterBegin();
+      TriggerDependentLaunch();
     }
     const Lines lines{min(p.vertical.tile, p.vertical.points - now.y),
                       min(p.horizontal.tile, p.horizontal.points - now.x) * rows,
@@ -261,7 +257,7 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
       const ColumnQuad& column = column_quads[plane];
       if (q >= row.count || column.count == 0) return;
       float* const to = parts + row.offset + q * p.grad.columns + column.offset;
-      if (!whole) return StoreSome(value, column.count, written, to);
+      if (!whole) return StoreGuarded(value, column.count, written, to);
       float4* const four = reinterpret_cast<float4*>(to);
       if (written) {
         const float4 before = *four;

@@ -1,15 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The operands of the filter's gradient: how planes of 4 elements, whose rows are the
-// contraction, become fragments of tensor cores. Which row and column of the product is
-// which matters only where results are written, so they are dealt out such that a lane
-// reads the neighbours that a plane holds, and ends up with 4 neighbours of a result.
-// Of a group of quads, the lanes of slot g have:
-//   float, m16n8k8, 4 quads: elements g % 2 * 2 and the next of quad g / 2;
-//   16-bit types, m16n8k16, 8 quads: all 4 elements of quad g.
-// Of rows, two elements fill slots g and g + 8 of a tile. Of columns, each element
-// fills slot g of a product of its own.
+// Operands of the weight gradient: mma.sync fragments from planes of quads whose rows
+// are the contraction. The order of rows and columns within a product is free until
+// results are stored. It is chosen such that a lane loads neighbours in a plane, and
+// ends up with 4 neighbours of the result. Of a group of quads, lanes with index g have
+//   float (m16n8k8, groups of 4 quads): elements g % 2 * 2 and the next of quad g / 2,
+//   16-bit types (m16n8k16, groups of 8 quads): all 4 elements of quad g.
+// As rows, two elements are rows g and g + 8 of a tile. As columns, each element is
+// column g of a separate product.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_
 
@@ -24,18 +23,17 @@
 
 namespace capsops::capsule_conv::mma {
 
-// What a lane reads of a group of quads for one step: of each half of the contraction,
-// words that hold its elements.
+// A lane's share of a group of quads for a step: words of both contraction halves.
 template <typename S>
-struct Group {
+struct QuadFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
   static constexpr int kQuads = kFloat ? 4 : 8;
-  static constexpr int kElements = kFloat ? 2 : 4;  // of a lane
-  static constexpr int kRows = kFloat ? 8 : 16;     // of the contraction
-  static constexpr int kStep = 128;                 // bytes from a step to the next
+  static constexpr int kElements = kFloat ? 2 : 4;  // per lane
+  static constexpr int kRows = kFloat ? 8 : 16;     // of the contraction, per step
+  static constexpr int kStep = 128;                 // bytes from one step to the next
   uint32_t words[2][kElements];
 
-  // Which of a group's quads this lane reads, and where in a step.
+  // The quad of a group that this lane loads, and the byte offset in a step.
   __device__ static int Quad() {
     const int g = threadIdx.x % kLanes / 4;
     return kFloat ? g / 2 : g;
@@ -45,9 +43,8 @@ struct Group {
     return lane % 4 * 16 + (kFloat ? lane / 4 % 2 * 8 : 0);
   }
 
-  // From a byte of shared memory. Where poses have an odd number of rows, pairs of rows
-  // are not aligned. Volatile, or compilers put off the reading until what is read is
-  // needed.
+  // Loads from shared memory. With an odd number of pose rows, pairs of rows are not
+  // aligned. Volatile, so that the compiler does not delay loads until their use.
   template <bool kEvenRows>
   __device__ void Load(uint32_t from) {
 #pragma unroll
@@ -70,8 +67,8 @@ struct Group {
     }
   }
 
-  // Makes zeros of all but the first `rows` rows of the step.
-  __device__ void Keep(int rows) {
+  // Zeroes all but the first `rows` rows of the step.
+  __device__ void MaskRows(int rows) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -83,11 +80,11 @@ struct Group {
     }
   }
 
-  // Element e in a half of the contraction, as the operand of a product.
+  // Element e of a half of the contraction as an operand register.
   template <Tf32 kTf32>
   __device__ void Get(int e, int half, uint32_t (&high)[1], uint32_t (&low)[1]) const {
     if constexpr (kFloat && kTf32 == Tf32::kSplit) {
-      // As SetLarge() of Operand, which takes more registers here.
+      // Like Operand::SetWithoutOverflow(), but with fewer registers here.
       const float x = __uint_as_float(words[half][e]);
       const uint32_t round_up = fabsf(x) < 0x1.ffep127f ? 0x1000 : 0;
       high[0] = (words[half][e] + round_up) & 0xffffe000;
@@ -103,25 +100,26 @@ struct Group {
   }
 };
 
-// A patch's lines of rows: `height` of them, `length` rows each.
+// The lines of a patch that are contracted: `height` lines of `length` rows.
 struct Lines {
   int height, length;
-  int left, right;  // bytes from one to the next in the patches
+  int left, right;  // bytes between lines in the two patches
 
   template <typename S>
   __device__ int steps() const {
-    return height * ((length + Group<S>::kRows - 1) / Group<S>::kRows);
+    return height * ((length + QuadFragment<S>::kRows - 1) / QuadFragment<S>::kRows);
   }
 };
 
-// sums += the product of the tile's rows. `left_at` and `right_at` say where in the
-// patches, in bytes, the quads of this lane begin.
+// sums += left^T right over the rows of a lattice tile. `left_at` and `right_at` are
+// the byte offsets of this lane's quads in the patches.
 template <typename S, Tf32 kTf32, bool kEvenRows, int kLefts, int kRights>
-__device__ void MultiplyTile(
-    uint32_t left, uint32_t right, const Lines& lines, const int (&left_at)[kLefts],
-    const int (&right_at)[kRights],
-    float (&sums)[kLefts * Group<S>::kElements / 2][kRights * Group<S>::kElements][4]) {
-  using G = Group<S>;
+__device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
+                             const int (&left_at)[kLefts],
+                             const int (&right_at)[kRights],
+                             float (&sums)[kLefts * QuadFragment<S>::kElements / 2]
+                                          [kRights * QuadFragment<S>::kElements][4]) {
+  using G = QuadFragment<S>;
   constexpr int kTiles = G::kElements / 2, kProducts = kRights * G::kElements;
   struct Operands {
     G left[kLefts], right[kRights];
@@ -138,9 +136,9 @@ __device__ void MultiplyTile(
 #pragma unroll
     for (int n = 0; n < kRights; ++n) load_right(operands, n);
   };
-  // Multiplies. Where `ahead`, the next operands are read as soon as there is room.
+  // Multiplies one step; if `ahead`, loads the next operands as registers become free.
   const auto multiply = [&](Operands& operands, auto ahead) {
-    Rows<S, kTf32> a[kLefts * kTiles];
+    RowFragment<S, kTf32> a[kLefts * kTiles];
 #pragma unroll
     for (int m = 0; m < kLefts * kTiles; ++m) {
 #pragma unroll
@@ -177,7 +175,7 @@ __device__ void MultiplyTile(
     }
   };
 
-  const int line_steps = lines.length / G::kRows;  // whole ones
+  const int line_steps = lines.length / G::kRows;  // full steps per line
   if (line_steps > 0) {
     const int left_jump = lines.left - (line_steps - 1) * G::kStep;
     const int right_jump = lines.right - (line_steps - 1) * G::kStep;
@@ -197,24 +195,24 @@ __device__ void MultiplyTile(
     left = left_begin + line_steps * G::kStep;
     right = right_begin + line_steps * G::kStep;
   }
-  // What lines have beyond whole steps.
+  // The remainders of the lines.
   const int rest = lines.length - line_steps * G::kRows;
 #pragma unroll 1
   for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
     Operands operands;
     load(operands);
 #pragma unroll
-    for (int m = 0; m < kLefts; ++m) operands.left[m].Keep(rest);
+    for (int m = 0; m < kLefts; ++m) operands.left[m].MaskRows(rest);
 #pragma unroll
-    for (int n = 0; n < kRights; ++n) operands.right[n].Keep(rest);
+    for (int n = 0; n < kRights; ++n) operands.right[n].MaskRows(rest);
     multiply(operands, std::false_type());
     left += lines.left;
     right += lines.right;
   }
 }
 
-// Calls `then` with each 4 neighbours of the results that this lane has, those of
-// element `q` of row quad `quad` and all elements of a column quad.
+// Calls `then` for each group of 4 neighbouring results of this lane: element `q` of
+// row quad `quad`, and all elements of a column quad.
 template <typename S, int kTiles, int kProducts, typename Then>
 __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],
                               const Then& then) {

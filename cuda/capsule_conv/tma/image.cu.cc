@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the forward product and the input gradient of tma/product.cuh.
+// Plans and launches the forward product and the input gradient on tma/product.cuh.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ inline Phase MakePhase(const Axis& axis, int target_offset) {
           axis.offset, axis.step, target_offset};
 }
 
-// An axis of the forward product, or of the gradient of its input.
+// One axis of the forward product or of the input gradient.
 inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   TileAxis axis{};
   if (gradient) {
@@ -39,17 +39,17 @@ inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   return axis;
 }
 
-// An axis cut into tiles; none where there are too many.
-struct AxisCut {
+// An axis divided into tiles; `taps` is 0 if there are too many.
+struct TiledAxis {
   TileAxis axis;
-  int64_t taps = 0;   // of all tiles
+  int64_t taps = 0;   // total over all tiles
   int64_t empty = 0;  // tiles without taps
 
-  AxisCut(TileAxis whole, int box) : axis(whole) {
+  TiledAxis(TileAxis whole, int box) : axis(whole) {
     axis.box = box;
     axis.tiles = 0;
     for (int n = 0; n < axis.phases; ++n) axis.tiles += axis.TilesOf(n);
-    if (axis.tiles > kMostAxisTiles || !HasBox(box, axis.stride)) return;
+    if (axis.tiles > kMaxAxisTiles || !HasBox(box, axis.stride)) return;
     for (int n = 0; n < axis.tiles; ++n) {
       const int count = axis.At(n).taps;
       taps += count;
@@ -58,7 +58,7 @@ struct AxisCut {
   }
 };
 
-// The plan by tiles of those boxes that take the fewest steps.
+// Chooses the box shape that takes the fewest steps.
 template <typename Shape, typename S>
 void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
   ImageWork& work = plan->work;
@@ -67,12 +67,12 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
   work.chunks =
       static_cast<int>(CeilDivide(plan->rows.size[0], uint64_t{Shape::kDepth}));
   const TileAxis vertical = work.vertical, horizontal = work.horizontal;
-  int64_t fewest = kMostSteps + 1;
+  int64_t fewest = kMaxSteps + 1;
   for (int y = 1; y <= kRows; y *= 2) {
-    const AxisCut down(vertical, y);
+    const TiledAxis down(vertical, y);
     if (down.taps == 0) continue;
     for (int x = 1; x * y <= kRows; x *= 2) {
-      const AxisCut across(horizontal, x);
+      const TiledAxis across(horizontal, x);
       if (across.taps == 0) continue;
       const int images = kRows / (y * x);
       const int64_t units = CeilDivide(work.batch, images) * work.column_blocks;
@@ -81,7 +81,7 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
           (down.axis.tiles - down.empty) * (across.axis.tiles - across.empty) * units;
       const int64_t steps =
           down.taps * across.taps * work.chunks * units + full * kStoreSteps;
-      if (steps >= fewest || tiles > kMostSteps) continue;
+      if (steps >= fewest || tiles > kMaxSteps) continue;
       fewest = steps;
       work.tiles = static_cast<int>(tiles);
       work.empty = full < tiles;
@@ -96,7 +96,7 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
                           BoxStride(y, vertical.stride), 1};
     }
   }
-  if (fewest <= kMostSteps) Divide<Shape>(device, fewest, plan);
+  if (fewest <= kMaxSteps) Divide<Shape>(device, fewest, plan);
 }
 
 template <typename S>
@@ -124,7 +124,7 @@ ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Proble
   work.target_width = task.target.width;
   work.target_pixel = packed->columns;
   work.columns = {packed->columns, 1, Divisor(1),
-                  packed->columns % 4 == 0 ? kExchanged : 0};
+                  packed->columns % 4 == 0 ? kExchangeColumns : 0};
   MapImage(p.batch, task.source.height, task.source.width, packed->terms, &plan.rows);
   const uint64_t taps = p.kernel_height * p.kernel_width;
   const uint64_t terms = packed->terms, columns = packed->columns;
@@ -136,7 +136,7 @@ ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Proble
   return plan;
 }
 
-// The forward product, or the gradient of the input.
+// Plans the forward product, or the input gradient if `gradient`.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
                                  const Problem& p, bool gradient) {
@@ -147,8 +147,8 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
   std::string refusal =
       Refusal<ImageWork, S, kTf32>(p, gradient ? out : in, gradient ? in : out, device);
   if (refusal.empty() && gradient &&
-      std::max(p.stride_height, p.stride_width) > kMostPhases) {
-    refusal = "a stride is over " + std::to_string(kMostPhases);
+      std::max(p.stride_height, p.stride_width) > kMaxPhases) {
+    refusal = "a stride is over " + std::to_string(kMaxPhases);
   }
   if (!refusal.empty()) return Plan::Refuse(refusal);
   PackedFilter packed;
@@ -161,13 +161,13 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
                                                          const T* weights, T* target,
                                                          void* workspace) {
     S* const right = static_cast<S*>(workspace);
-    const Parts parts = plan.PartsIn(workspace);
+    const PartialTiles parts = plan.PartialsIn(workspace);
     const int64_t blocks = int64_t{packed.term_blocks} * packed.column_blocks *
                            static_cast<int64_t>(plan.columns.size[2]);
     LaunchError error = CheckGrid(op, blocks);
     if (!error.empty()) return error;
     PackFilterKernel<S><<<blocks, kPackThreads, 0, exec.stream>>>(
-        packed, Native(weights), right, {parts.there, plan.work.stretches.blocks});
+        packed, Native(weights), right, {parts.there, plan.work.ranges.blocks});
     error = CheckLaunch(op);
     if (!error.empty()) return error;
     return plan.launch(exec, op, plan, Native(source), right, parts, Native(target));

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The forward product and the input gradient, for the kernel of product.cuh. Rows of a
-// tile are a box of images and target pixels, whose source pixels are boxes as well,
-// one for each tap. Taps that lie outside the source for a whole tile are left out. The
-// input gradient has a phase for each remainder of pixels by the strides.
+// The forward product and the input gradient as work for tma/product.cuh. The rows of a
+// tile are a box of images and target pixels; for each tap, their source pixels are a
+// box as well. Taps that read only padding in a tile are skipped. The input gradient
+// has one phase for each remainder of pixels modulo the strides.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
 
@@ -16,29 +16,29 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kMostPhases = 8;  // of an axis
-constexpr int kMostAxisTiles = 512;
+constexpr int kMaxPhases = 8;  // per axis
+constexpr int kMaxAxisTiles = 512;
 
-// Point t of a phase is target pixel t * target_stride + target_offset, and reads
-// source pixels t * stride + offset + j * step, j < taps, by the filter's taps
-// first + j * every.
+// One phase of an axis. Point t is target pixel t * target_stride + target_offset; with
+// filter tap first + j * every it reads source pixel t * stride + offset + j * step.
 struct Phase {
   int points, taps, first, every, offset, step, target_offset;
 };
 
-// What a tile has along one axis.
+// One tile along one axis.
 struct AxisTile {
-  int source;                    // of the first point by its first tap
-  int taps, first, every, step;  // which read something
-  int target, points;            // the first pixel, and how many are left of the phase
+  int source;                    // source pixel of the first point and first tap
+  int taps, first, every, step;  // taps that read any pixel, as in Phase
+  int target, points;  // first target pixel; points from there to the phase's end
 };
 
+// An axis: its phases, each divided into tiles of `box` points.
 struct TileAxis {
   int phases, tiles;
-  int box;     // points of a tile
-  int source;  // pixels
+  int box;     // points per tile
+  int source;  // source pixels
   int stride, target_stride;
-  Phase phase[kMostPhases];
+  Phase phase[kMaxPhases];
 
   __host__ __device__ int TilesOf(int n) const {
     return (phase[n].points + box - 1) / box;
@@ -50,7 +50,7 @@ struct TileAxis {
     const int point = tile * box, left = p.points - point;
     const int low = point * stride + p.offset;
     const int high = low + ((left < box ? left : box) - 1) * stride;
-    // Those before `begin` lie in front of the source, those from `end` on behind it.
+    // Taps before `begin` or from `end` on read outside of the source.
     const int begin = high >= 0 ? 0 : (p.step - 1 - high) / p.step;
     int end = low >= source ? 0 : (source - 1 - low) / p.step + 1;
     if (end > p.taps) end = p.taps;
@@ -64,45 +64,46 @@ struct TileAxis {
   }
 };
 
-// Where a tile is, and which steps of the list are its.
-struct ImagePlace {
+// The coordinates of a tile, and its steps.
+struct ImageCoord {
   int image, vertical, horizontal, column_block;
   TileSteps steps;
 };
 
+// The forward product or input gradient as ProductKernel's Work.
 struct ImageWork {
-  using Place = ImagePlace;
+  using Place = ImageCoord;
   static constexpr Left kLeft = Left::kTerms;
   static constexpr int kColumnRank = 3;
-  // Of the tiles before each: the taps of all, and how many have any.
+  // Taps per tile (counts), and total taps and non-empty tiles before each tile.
   struct Table {
-    int counts[kMostAxisTiles], taps[kMostAxisTiles + 1], tiles[kMostAxisTiles + 1];
+    int counts[kMaxAxisTiles], taps[kMaxAxisTiles + 1], tiles[kMaxAxisTiles + 1];
   };
   struct Tables {
     Table vertical, horizontal;
   };
 
-  Stretches stretches;
+  StreamKRanges ranges;
   int tiles;
-  bool empty;  // whether some have no steps
+  bool empty;  // whether some tiles have no steps
   TileAxis vertical, horizontal;
-  int batch, images;   // all, and of a tile
-  int y_bits, x_bits;  // of a tile's points
+  int batch, images;   // in total, and per tile
+  int y_bits, x_bits;  // log2 of a tile's points
   int chunks, column_blocks, kernel_width;
   int target_height, target_width, target_pixel;
   Columns columns;
 
-  // By all threads of a block, in two turns between which they synchronize.
+  // Fill the tables. All threads of a block call both, and synchronize in between.
   __device__ void Count(Tables* tables) const {
     Count(vertical, &tables->vertical);
     Count(horizontal, &tables->horizontal);
   }
-  __device__ void AddUp(Tables* tables) const {
-    AddUp(vertical, &tables->vertical);
-    AddUp(horizontal, &tables->horizontal);
+  __device__ void Accumulate(Tables* tables) const {
+    Accumulate(vertical, &tables->vertical);
+    Accumulate(horizontal, &tables->horizontal);
   }
 
-  // The tile of a step.
+  // Finds the tile that a step belongs to.
   __device__ Place Find(const Tables& tables, int step) const {
     const Table& y = tables.vertical;
     const Table& x = tables.horizontal;
@@ -128,7 +129,7 @@ struct ImageWork {
     return place;
   }
 
-  // The tile of a number.
+  // The tile with this number.
   __device__ Place At(const Tables& tables, int tile) const {
     Place place;
     const auto next = [&](int count) {
@@ -145,7 +146,7 @@ struct ImageWork {
     return place;
   }
 
-  // Brings the operands of one step after another.
+  // Producer: loads the operands of one step after another.
   template <typename Shape>
   struct Loader {
     const ImageWork& work;
@@ -165,13 +166,13 @@ struct ImageWork {
       x_tap = tap - y_tap * x.taps;
     }
 
-    __device__ void Bring(const CUtensorMap& rows, const CUtensorMap& columns,
-                          Barrier& barrier, char* stage) {
-      CopyBox(rows, chunk * Shape::kDepth, x.source + x_tap * x.step,
+    __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
+                         Barrier& barrier, char* stage) {
+      TmaLoad(rows, chunk * Shape::kDepth, x.source + x_tap * x.step,
               y.source + y_tap * y.step, image, barrier, stage);
       const int tap =
           (y.first + y_tap * y.every) * work.kernel_width + x.first + x_tap * x.every;
-      CopyBox(columns, chunk * Shape::kDepth, column, tap, barrier,
+      TmaLoad(columns, chunk * Shape::kDepth, column, tap, barrier,
               stage + Shape::kRowBytes);
       if (++chunk < work.chunks) return;
       chunk = 0;
@@ -181,7 +182,7 @@ struct ImageWork {
     }
   };
 
-  // Where row `row` of a tile goes; null where there is no such row.
+  // Maps a tile's row to its address in the target; nullptr if there is no such row.
   template <typename S>
   struct Target {
     const ImageWork& work;
@@ -208,7 +209,7 @@ struct ImageWork {
     }
   };
 
-  // Which rows of its 16 a lane has.
+  // The two rows of its warp's 16 that a lane holds.
   __device__ static int Upper(int lane) { return lane / 4; }
   __device__ static int Lower(int lane) { return lane / 4 + 8; }
 
@@ -218,7 +219,7 @@ struct ImageWork {
       table->counts[n] = axis.At(n).taps;
     }
   }
-  __device__ static void AddUp(const TileAxis& axis, Table* table) {
+  __device__ static void Accumulate(const TileAxis& axis, Table* table) {
     for (int n = threadIdx.x; n <= axis.tiles; n += blockDim.x) {
       int taps = 0, tiles = 0;
       for (int k = 0; k < n; ++k) {
@@ -230,12 +231,12 @@ struct ImageWork {
     }
   }
 
-  // Of all blocks of columns of `tiles` tiles with so many taps.
+  // Steps of `tiles` tiles with `taps` taps in total, for all column blocks.
   __device__ int Steps(int taps, int tiles) const {
     return (taps * chunks + tiles * kStoreSteps) * column_blocks;
   }
 
-  // The last tile that begins at `at` or before, if empty ones are left out.
+  // Binary search for the last non-empty tile that begins at step `at` or before.
   template <typename Before>
   __device__ static int Last(int count, int at, const Before& before) {
     int low = 0, high = count - 1;

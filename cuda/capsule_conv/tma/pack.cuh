@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The filter as the right operand of product.cuh: [tap][column][term].
+// Packs the filter into the right operand of tma/product.cuh: [tap][column][term].
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
 
@@ -14,35 +14,37 @@
 
 namespace capsops::capsule_conv::tma {
 
-// A block of threads makes kPackSide columns of kPackSide terms.
+// A block packs kPackSide columns of kPackSide terms.
 constexpr int kPackSide = 64, kPackThreads = 256;
 constexpr int kPackTurns = kPackSide * kPackSide / kPackThreads;
 
-// Of the product's blocks, no part of a tile is there yet.
-struct Unwritten {
+// Clears the flags of all partial tiles, one per block of the product.
+struct FlagsToClear {
   int* there;
   int blocks;
 
-  __device__ void Mark() const {
+  __device__ void Clear() const {
     if (blockIdx.x > 0) return;
     for (int n = threadIdx.x; n < blocks; n += blockDim.x) there[n] = 0;
   }
 };
 
+// Parameters of PackFilterKernel.
 struct PackedFilter {
   Filter filter;
-  bool by_columns;  // neighbors in memory are neighboring columns, not terms
+  bool by_columns;  // neighbours in memory are columns, not terms
   Divisor by_inner, by_out_inner;
   int terms, columns;
   int term_blocks, column_blocks;
 };
 
+// Transposes the filter through shared memory to [tap][column][term].
 template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackFilterKernel(const PackedFilter p, const S* weights, S* packed,
-                     const Unwritten parts) {
-  LetKernelAfterBegin();
-  parts.Mark();
+                     const FlagsToClear parts) {
+  TriggerDependentLaunch();
+  parts.Clear();
   __shared__ S tile[kPackSide][kPackSide + 1];
   int rest = blockIdx.x;
   const auto next = [&](int size) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A gradient of float as the right operand of product.cuh: [step][column][pixel].
+// Packs a float gradient as right operand of tma/product.cuh: [step][column][pixel].
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
 
@@ -13,21 +13,23 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kStepPixels = 32;  // that a step contracts
+constexpr int kStepPixels = 32;  // per step
 constexpr int kGradColumns = 128;
 
+// Parameters of PackGradKernel.
 struct PackedGrad {
   PixelBoxes boxes;
   int batch, height, width, columns;
   int column_blocks;
 };
 
-// A product adds 8 terms: pixels 0, 2, 4, 6 come before 1, 3, 5, 7: see ReadChannels.
+// Transposes one step's pixels of kGradColumns columns per block. Within 8 terms, the
+// order of pixels is 0, 2, 4, 6, 1, 3, 5, 7, as in LoadFragments.
 __global__ void __launch_bounds__(kPackThreads)
     PackGradKernel(const PackedGrad p, const float* grad, float* packed,
-                   const Unwritten parts) {
-  LetKernelAfterBegin();
-  parts.Mark();
+                   const FlagsToClear parts) {
+  TriggerDependentLaunch();
+  parts.Clear();
   constexpr int kLines = kPackThreads / kGradColumns;
   constexpr int kTurns = kStepPixels / kLines;
   __shared__ float tile[kStepPixels][kGradColumns + 1];

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the plans of all products of tma/product.cuh have in common. They serve poses of
-// one row, for then the numbers of a pixel are one row of a matrix.
+// Planning common to all products of tma/product.cuh. They require poses of one row, so
+// that a pixel is one row of a matrix.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
 
@@ -17,31 +17,31 @@
 
 namespace capsops::capsule_conv::tma {
 
-// A block makes no fewer steps.
-constexpr int64_t kFewestSteps = 8;
+// Minimal steps per block.
+constexpr int64_t kMinSteps = 8;
 
-// What lies in the workspace begins at multiples of 128 bytes.
+// Alignment of the parts of the workspace.
 inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
 
+// A plan of a product, with the tensor maps of both operands.
 template <typename S, typename Work>
 struct ProductPlan {
-  // Follows what marks all parts as not there on the stream, and packs the right
-  // operand if that is packed.
+  // Runs after the partial tiles' flags are cleared and the right operand is packed.
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const ProductPlan& plan, const S* source,
-                                 const S* right, const Parts& parts, S* target);
+                                 const S* right, const PartialTiles& parts, S* target);
   Work work;
-  MappedTensor<4> rows;
-  MappedTensor<Work::kColumnRank> columns;
+  TmaTensor<4> rows;
+  TmaTensor<Work::kColumnRank> columns;
   int64_t packed_bytes = 0, part_bytes = 0;
   Launch launch = nullptr;
 
-  // The workspace holds the packed operand, which parts are there, and the parts.
+  // The workspace holds the packed operand, the flags, and the partial tiles.
   int64_t FlagBytes() const {
-    return AlignedBytes(work.stretches.blocks * int64_t{sizeof(int)});
+    return AlignedBytes(work.ranges.blocks * int64_t{sizeof(int)});
   }
   int64_t workspace() const { return packed_bytes + FlagBytes() + part_bytes; }
-  Parts PartsIn(void* workspace) const {
+  PartialTiles PartialsIn(void* workspace) const {
     char* const flags = static_cast<char*>(workspace) + packed_bytes;
     return {reinterpret_cast<int*>(flags),
             reinterpret_cast<float4*>(flags + FlagBytes())};
@@ -51,28 +51,28 @@ struct ProductPlan {
 template <typename S, typename Work, typename Shape>
 LaunchError Launch(const GpuExec& exec, const char* op,
                    const ProductPlan<S, Work>& plan, const S* source, const S* right,
-                   const Parts& parts, S* target) {
+                   const PartialTiles& parts, S* target) {
   CUtensorMap rows, columns;
   LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
   if (error.empty()) error = MakeTensorMap(op, right, plan.columns, &columns);
   constexpr auto kKernel = ProductKernel<Work, S, Shape>;
-  if (error.empty()) error = AllowShared<kKernel>(exec, op);
+  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.work.stretches.blocks), kThreads,
-                          kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
-                          parts, target);
+  return LaunchDependent(op, kKernel, dim3(plan.work.ranges.blocks), kThreads,
+                         kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
+                         parts, target);
 }
 
-// So many steps or tiles are counted, with room for what is computed of them.
-constexpr int64_t kMostSteps = INT32_MAX / 64;
+// Limit on steps and tiles, with room for what is computed from them.
+constexpr int64_t kMaxSteps = INT32_MAX / 64;
 
-// Divides `steps` steps among blocks, and fills in what the kernel's shape gives.
+// Divides `steps` steps among blocks, and selects the kernel.
 template <typename Shape, typename S, typename Work>
 void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) {
   const int64_t blocks =
-      std::min<int64_t>(device.processors, CeilDivide(steps, kFewestSteps));
-  plan->work.stretches = {static_cast<int>(steps), static_cast<int>(blocks)};
+      std::min<int64_t>(device.processors, CeilDivide(steps, kMinSteps));
+  plan->work.ranges = {static_cast<int>(steps), static_cast<int>(blocks)};
   plan->part_bytes = blocks * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
   if constexpr (Work::kColumnRank == 3) {
     plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
@@ -81,7 +81,7 @@ void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) 
   plan->launch = Launch<S, Work, Shape>;
 }
 
-// A tile has 256 columns, or 128 where there are no more.
+// Tiles have 256 columns, or 128 if there are no more.
 template <typename S, typename Then>
 void WithShape(int64_t columns, const Then& then) {
   if (columns > 128) {
@@ -91,34 +91,36 @@ void WithShape(int64_t columns, const Then& then) {
   }
 }
 
-// Whether tensor maps have boxes of `box` pixels that are `stride` apart.
+// Whether TMA supports boxes of `box` pixels with stride `stride`.
 inline bool HasBox(int box, int stride) {
   return box == 1 || (stride <= 8 && (box - 1) * stride < 256);
 }
+// The extent and the stride of such a box in a tensor map.
 inline uint32_t BoxExtent(int box, int stride) {
   return box == 1 ? 1 : (box - 1) * stride + 1;
 }
 inline uint32_t BoxStride(int box, int stride) { return box == 1 ? 1 : stride; }
 
+// log2 of a power of two.
 inline int BitsOf(int power_of_two) {
   int bits = 0;
   while (power_of_two >> (bits + 1) != 0) ++bits;
   return bits;
 }
 
-// A tensor of `numbers` numbers a pixel.
+// The tensor map of an image with `numbers` elements per pixel.
 inline void MapImage(int64_t batch, int64_t height, int64_t width, int64_t numbers,
-                     MappedTensor<4>* map) {
+                     TmaTensor<4>* map) {
   const uint64_t n = batch, h = height, w = width, c = numbers;
   map->size = {c, w, h, n};
   map->apart = {c, w * c, h * w * c};
 }
 
 template <typename Work, typename S>
-constexpr int kMostShared =
+constexpr int kMaxShared =
     std::max(kSharedBytes<Work, Shape<S, 128>>, kSharedBytes<Work, Shape<S, 256>>);
 
-// Why there is no such product, which reads pixels of `numbers` numbers; else empty.
+// Why this path must refuse a product of pixels of `numbers` elements; else empty.
 template <typename Work, typename S, Tf32 kTf32>
 std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
                     const GpuDevice& device) {
@@ -139,8 +141,8 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
       1 << 16) {
     return "a pixel has over 65535 numbers";
   }
-  if (!HasWarpgroups(device)) return "it needs compute capability 9.0";
-  return kMostShared<Work, S> > device.shared ? "no tile fits in shared memory" : "";
+  if (!HasWgmma(device)) return "it needs compute capability 9.0";
+  return kMaxShared<Work, S> > device.shared ? "no tile fits in shared memory" : "";
 }
 
 }  // namespace capsops::capsule_conv::tma

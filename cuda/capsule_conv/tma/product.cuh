@@ -1,8 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel of all three products. One thread of a block brings boxes of both operands
-// to a ring of stages; two warpgroups multiply.
+// The kernel of the forward product and both gradients for poses of one row. Warps 0 to
+// 7 are two consumer warpgroups, which issue wgmma and store results; one thread of the
+// third warpgroup is the producer, which loads boxes of both operands by TMA into a
+// pipeline of stages. Blocks share the work by stream-K (tma/steps.cuh).
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 
@@ -18,19 +20,20 @@
 
 namespace capsops::capsule_conv::tma {
 
+// Compile-time shape of the pipeline and of tiles with kColumns columns.
 template <typename S, int kColumnsOf>
 struct Shape {
   static constexpr int kColumns = kColumnsOf;
-  static constexpr int kDepth = kBoxBytes / sizeof(S);  // terms of a step
-  static constexpr int kRowBytes = kRows * kBoxBytes;
-  static constexpr int kStageBytes = kRowBytes + kColumns * kBoxBytes;
+  static constexpr int kDepth = kSwizzleBytes / sizeof(S);  // terms per step
+  static constexpr int kRowBytes = kRows * kSwizzleBytes;
+  static constexpr int kStageBytes = kRowBytes + kColumns * kSwizzleBytes;
   static constexpr int kStages = (192 << 10) / kStageBytes;
   static constexpr int kProducts = kColumns / 8;
 };
 
-// A place in a ring, and the parity of the phase to wait for there.
+// A position in a circular buffer, and the parity of the barrier phase to wait for.
 template <int kPlaces>
-struct RingPlace {
+struct PipelineState {
   int at = 0, parity = 0;
 
   __device__ void Next() {
@@ -41,7 +44,7 @@ struct RingPlace {
   }
 };
 
-// Writes 2 columns of a row; out of line, as few poses need it.
+// Stores 2 columns of a row. Not inlined, as few pose shapes need it.
 template <typename S>
 __device__ __noinline__ void StoreColumns(const Columns columns, int column, float x,
                                           float y, S* row) {
@@ -50,16 +53,15 @@ __device__ __noinline__ void StoreColumns(const Columns columns, int column, flo
   if (column + 1 < columns.count) Narrow(y, row + columns.Place(column + 1));
 }
 
-// 16 rows of 32 columns, as a warp exchanges them among its lanes: all lanes meet
-// different banks.
-constexpr int kExchanged = 32;
-using Exchange = float[16][kExchanged + 8];
+// The buffer through which a warp rearranges results, padded against bank conflicts.
+constexpr int kExchangeColumns = 32;
+using Exchange = float[16][kExchangeColumns + 8];
 
-// What lies in shared memory, from a multiple of 1024 on.
+// The layout of shared memory, aligned to 1024 bytes.
 template <typename Work, typename Shape>
 struct Shared {
   char stages[Shape::kStages][Shape::kStageBytes];
-  Exchange exchange[kMultipliers];
+  Exchange exchange[kConsumerWarps];
   Barrier full[Shape::kStages], empty[Shape::kStages];
   typename Work::Tables tables;
 };
@@ -67,8 +69,8 @@ constexpr int kAlignment = 1024;
 template <typename Work, typename Shape>
 constexpr int kSharedBytes = sizeof(Shared<Work, Shape>) + kAlignment;
 
-// Writes a tile as its threads have it, whole quads at a time.
-// This is short, as long code would not be found in the instruction cache.
+// Epilogue: stores a tile in whole quads. Loops are not fully unrolled, as longer code
+// would miss in the instruction cache.
 template <typename S, typename Work, int kProducts>
 __device__ void StoreTile(const Work& work, const typename Work::Place& place,
                           const float (&sums)[kProducts][4], Exchange& exchange,
@@ -88,7 +90,7 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
     }
     return;
   }
-  constexpr int kLanesOfRow = kExchanged / 4, kTurns = 16 * kLanesOfRow / 32;
+  constexpr int kLanesOfRow = kExchangeColumns / 4, kTurns = 16 * kLanesOfRow / 32;
   const int row = lane / kLanesOfRow, quad = lane % kLanesOfRow * 4;
   int column = first + quad;
   S* rows[kTurns];
@@ -122,10 +124,11 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
       *reinterpret_cast<Pack<S, 4>*>(rows[i]) = pack;
       rows[i] += columns.apart;
     }
-    column += kExchanged;
+    column += kExchangeColumns;
   }
 }
 
+// Calls `then` with each accumulator.
 template <int kProducts, typename Then>
 __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
 #pragma unroll
@@ -135,20 +138,21 @@ __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
   }
 }
 
-// An operand of the k-th of a step's four products.
+// The descriptor of an operand of the k-th of a step's four products.
 template <typename Work, typename Shape>
-__device__ uint64_t DescribeTerms(uint32_t operand, int k) {
+__device__ uint64_t MakeOperandDescriptor(uint32_t operand, int k) {
   if constexpr (Work::kLeft == Left::kRows) {
-    constexpr int kUnits = kBoxBytes / 16;
-    return DescribeLinesOfTerms(operand + k * (Shape::kDepth / 4 * kUnits),
-                                Shape::kDepth * kUnits);
+    constexpr int kUnits = kSwizzleBytes / 16;
+    return MakeMnMajorDescriptor(operand + k * (Shape::kDepth / 4 * kUnits),
+                                 Shape::kDepth * kUnits);
   } else {
-    return DescribeSwizzled(operand + 2 * k);
+    return MakeSwizzledDescriptor(operand + 2 * k);
   }
 }
 
-// Parts of tiles in memory, one for each block, and which of them are there.
-struct Parts {
+// Stream-K workspace: one partial tile per block, and a flag per block that tells
+// whether the block has written it.
+struct PartialTiles {
   int* there;
   float4* sums;
 
@@ -166,16 +170,16 @@ struct Parts {
           make_float4(from[n][0], from[n][1], from[n][2], from[n][3]);
     }
     __threadfence();
-    SynchronizeSome<kPartThreads>();
+    SyncNamedBarrier<kPartThreads>();
     if (threadIdx.x == 0) {
       asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(there + block)
                    : "memory");
     }
   }
 
-  // Stretches that follow belong to blocks of lower numbers, which GPUs begin first,
-  // and which write before they wait for anybody. So every block goes on, however few
-  // of a grid run at a time.
+  // Waits for the block's partial tile and adds it. This cannot deadlock, however few
+  // blocks are resident: later ranges belong to blocks with lower numbers, which GPUs
+  // start first, and blocks write their partial tile before they wait.
   template <int kProducts>
   __device__ void Add(int block, float (&to)[kProducts][4]) const {
     int found;
@@ -197,11 +201,13 @@ struct Parts {
   }
 };
 
+// Computes and stores the tiles of the block's range of steps. Work is ImageWork or
+// WeightWork: it maps steps to tiles, loads their operands and maps rows to the target.
 template <typename Work, typename S, typename Shape>
 __global__ void __launch_bounds__(kThreads, 1)
     ProductKernel(const __grid_constant__ CUtensorMap rows,
                   const __grid_constant__ CUtensorMap columns, const Work work,
-                  const Parts parts, S* target) {
+                  const PartialTiles parts, S* target) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<Work, Shape>*>(
@@ -211,50 +217,50 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int n = 0; n < Shape::kStages; ++n) {
       shared.full[n].Init(1);
-      shared.empty[n].Init(kMultipliers);
+      shared.empty[n].Init(kConsumerWarps);
     }
-    Barrier::PublishInit();
+    Barrier::FenceInit();
   }
   work.Count(&tables);
   __syncthreads();
-  work.AddUp(&tables);
+  work.Accumulate(&tables);
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
 
-  const int stretch = gridDim.x - 1 - blockIdx.x;  // the last ones begin first
-  const int end = work.stretches.Begin(stretch + 1);
-  int step = work.stretches.Begin(stretch);
+  const int range = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
+  const int end = work.ranges.Begin(range + 1);
+  int step = work.ranges.Begin(range);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == kGroups) {
-    TakeRegisters<kFew, false>();
+    SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
-      RingPlace<Shape::kStages> at;
-      at.parity = 1;  // the first phase of what nobody has used yet counts as over
+      PipelineState<Shape::kStages> at;
+      at.parity = 1;  // empty stages count as released
       while (step < end) {
         const auto place = work.Find(tables, step);
-        const int last = min(end, place.steps.Multiplied());
+        const int last = min(end, place.steps.MultiplyEnd());
         typename Work::template Loader<Shape> loader(work, place,
                                                      step - place.steps.first);
         for (; step < last; ++step, at.Next()) {
           shared.empty[at.at].Wait(at.parity);
-          shared.full[at.at].ArriveAndExpect(Shape::kStageBytes);
-          loader.Bring(rows, columns, shared.full[at.at], shared.stages[at.at]);
+          shared.full[at.at].ArriveAndExpectBytes(Shape::kStageBytes);
+          loader.Load(rows, columns, shared.full[at.at], shared.stages[at.at]);
         }
         step = place.steps.End();
       }
     }
   } else {
-    TakeRegisters<kMany, true>();
-    RingPlace<Shape::kStages> at;
+    SetMaxRegisters<kMany, true>();
+    PipelineState<Shape::kStages> at;
     const auto release = [&](int stage) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
     };
     while (step < end) {
       const auto place = work.Find(tables, step);
-      const int first = step, last = min(end, place.steps.Multiplied());
+      const int first = step, last = min(end, place.steps.MultiplyEnd());
       step = place.steps.End();
-      if (first >= last) continue;  // only storing is left of the tile
+      if (first >= last) continue;  // only the steps of storing are left
       float sums[Shape::kProducts][4];
       ForEach(sums, [](float& sum) {
         sum = 0;
@@ -264,45 +270,46 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int n = first; n < last; ++n, at.Next()) {
         const char* const stage = shared.stages[at.at];
         shared.full[at.at].Wait(at.parity);
-        const uint32_t right = UnitAddress(stage + Shape::kRowBytes);
+        const uint32_t right = DescriptorAddress(stage + Shape::kRowBytes);
         if constexpr (Work::kLeft == Left::kRegisters) {
           uint32_t left[4][4];
-          ReadChannels(stage, left);
-          BeginProducts();
+          LoadFragments(stage, left);
+          WgmmaFence();
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            AsyncProductOfRegisters<S, Shape::kProducts>::Begin(
-                left[k], DescribeSwizzled(right + 2 * k), sums, true);
+            WgmmaRs<S, Shape::kProducts>::Begin(
+                left[k], MakeSwizzledDescriptor(right + 2 * k), sums, true);
           }
-          CommitProducts();
-          // Registers may be overwritten only now; the other warpgroup goes on.
-          WaitForProducts<0>();
+          WgmmaCommit();
+          // The registers of `left` are free only now; the other consumer runs on.
+          WgmmaWait<0>();
           release(at.at);
         } else {
-          const uint32_t left = UnitAddress(stage) + warpgroup * (64 * kBoxBytes / 16);
-          BeginProducts();
+          const uint32_t left =
+              DescriptorAddress(stage) + warpgroup * (64 * kSwizzleBytes / 16);
+          WgmmaFence();
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            AsyncProduct<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
-                DescribeTerms<Work, Shape>(left, k),
-                DescribeTerms<Work, Shape>(right, k), sums, true);
+            Wgmma<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
+                MakeOperandDescriptor<Work, Shape>(left, k),
+                MakeOperandDescriptor<Work, Shape>(right, k), sums, true);
           }
-          CommitProducts();
-          WaitForProducts<1>();
+          WgmmaCommit();
+          WgmmaWait<1>();
           if (before >= 0) release(before);
           before = at.at;
         }
       }
-      WaitForProducts<0>();
+      WgmmaWait<0>();
       if (before >= 0) release(before);
       ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
       if (first > place.steps.first) {
-        parts.Write(stretch, sums);
+        parts.Write(range, sums);
         continue;
       }
-      if (last < place.steps.Multiplied()) {
-        const int others = work.stretches.Owner(place.steps.Multiplied() - 1);
-        for (int other = stretch + 1; other <= others; ++other) {
+      if (last < place.steps.MultiplyEnd()) {
+        const int others = work.ranges.Owner(place.steps.MultiplyEnd() - 1);
+        for (int other = range + 1; other <= others; ++other) {
           parts.Add(other, sums);
         }
       }
@@ -318,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
 #else
-  __trap();  // launched on other GPUs by mistake
+  __trap();  // compiled for another GPU
 #endif
 }
 

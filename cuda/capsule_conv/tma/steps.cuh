@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the work of a product is divided. A tile is 128 rows and up to 256 columns; a
-// step, the contraction over 128 bytes. The steps of all tiles form one list, of which
-// blocks take equal stretches. Where a stretch ends within a tile, its block waits for
-// those that follow, each of which begins with its part of that tile, and adds up the
-// parts. Storing a tile counts as steps, too.
+// Stream-K division of a product. A tile is 128 rows by up to 256 columns, a step
+// contracts 128 bytes of each row. The steps of all tiles form one list, which is
+// divided evenly into a range per block. If a range ends within a tile, its block waits
+// for the blocks of the following ranges, each of which starts with its part of that
+// tile, and adds their partial tiles. Storing a tile counts as a number of steps.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_STEPS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_STEPS_CUH_
 
@@ -15,52 +15,52 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kRows = 128;                 // of a tile
-constexpr int kGroups = 2;                 // warpgroups that multiply, 64 rows each
-constexpr int kMultipliers = 4 * kGroups;  // warps
-// A warpgroup more, of which one thread brings operands. It gives up registers that the
-// others take.
+constexpr int kRows = 128;  // per tile
+constexpr int kGroups = 2;  // consumer warpgroups, 64 rows each
+constexpr int kConsumerWarps = 4 * kGroups;
+// One more warpgroup has the producer thread.
 constexpr int kThreads = 128 * (kGroups + 1);
+// Registers per thread at launch, per consumer thread and per producer thread.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
 static_assert(kGroups * kMany + kFew <= (kGroups + 1) * kRegisters);
 
-// How the left operand of a step lies in shared memory: as rows of terms; as terms of
-// rows, and the right one alike; or such that warps take it to registers.
+// The left operand of a step in shared memory: K-major (kTerms); MN-major, as is the
+// right operand (kRows); or loaded to registers first (kRegisters).
 enum class Left { kTerms, kRows, kRegisters };
 
-// What storing a tile costs, in steps: nothing is done in these, the last of the tile.
+// The cost of storing a tile, as steps without work at the end of each tile.
 constexpr int kStoreSteps = 8;
 
-// Stretches of `steps` steps for `blocks` blocks, no more than there are steps.
-struct Stretches {
+// The ranges of `steps` steps for `blocks` blocks, at most one block per step.
+struct StreamKRanges {
   int steps, blocks;
 
   __host__ __device__ int Begin(int block) const {
     return static_cast<int>(int64_t{steps} * block / blocks);
   }
-  // The block that makes a step.
+  // The block whose range includes the step.
   __host__ __device__ int Owner(int step) const {
     return static_cast<int>(((step + int64_t{1}) * blocks - 1) / steps);
   }
 };
 
-// The steps of a tile: from `first` on, `count` that multiply and those of storing.
+// The steps of a tile: `count` that multiply from `first` on, then those of storing.
 struct TileSteps {
   int first, count;
 
-  __device__ int Multiplied() const { return first + count; }
+  __device__ int MultiplyEnd() const { return first + count; }
   __device__ int End() const { return first + count + kStoreSteps; }
 };
 
-constexpr int kPartThreads = 128 * kGroups;  // that write and read parts
+constexpr int kPartThreads = 128 * kGroups;  // consumer threads
 
-// Where the columns of an output go: o * columns + r for output channel o.
+// Maps a column of the product to its offset in a row of the target.
 struct Columns {
   int count;
-  int outer;         // elements from one o to the next
-  Divisor by_inner;  // columns of a pose
-  // Elements from one column to the 32nd after it, if that is the same everywhere and
-  // columns 4 n to 4 n + 3 are 4 aligned elements. Else 0.
+  int outer;         // elements from an output channel to the next
+  Divisor by_inner;  // pose columns
+  // The stride from a column to the 32nd after it, if it is constant and columns 4 n to
+  // 4 n + 3 are 4 aligned elements; else 0.
   int apart;
 
   __device__ int64_t Place(int column) const {

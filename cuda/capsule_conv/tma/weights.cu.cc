@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the weight gradient of tma/product.cuh.
+// Plans and launches the weight gradient on tma/product.cuh.
 #include <cstdint>
 #include <string>
 
@@ -11,7 +11,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-// The boxes of `pixels` pixels that are fewest.
+// Finds the shape of boxes of `pixels` pixels that needs the fewest boxes.
 inline PixelBoxes FindPixelBoxes(const Problem& p, int pixels, int64_t* steps) {
   PixelBoxes best{};
   *steps = 0;
@@ -43,7 +43,7 @@ template <typename S>
 ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                                                 const Problem& p, PackedGrad* packed) {
   using Work = WeightWork<S>;
-  constexpr uint32_t kPixels = kBoxBytes / sizeof(S);  // that a step contracts
+  constexpr uint32_t kPixels = kSwizzleBytes / sizeof(S);  // per step
   static_assert(!Work::kPacked || kPixels == kStepPixels);
   ProductPlan<S, Work> plan;
   const int out = static_cast<int>(p.out_channels * p.pose_columns);
@@ -67,11 +67,11 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
   work.row = inner;
   work.by_inner = Divisor(static_cast<int>(p.pose_inner));
   if (p.pose_inner == 1) {
-    work.columns = {out, 1, Divisor(1), out % 4 == 0 ? kExchanged : 0};
+    work.columns = {out, 1, Divisor(1), out % 4 == 0 ? kExchangeColumns : 0};
   } else {
-    const bool even = inner % 4 == 0 && kExchanged % inner == 0;
+    const bool even = inner % 4 == 0 && kExchangeColumns % inner == 0;
     work.columns = {out, matrix, Divisor(inner),
-                    even ? kExchanged / inner * matrix : 0};
+                    even ? kExchangeColumns / inner * matrix : 0};
   }
   MapImage(p.batch, p.in_height, p.in_width, work.channels, &plan.rows);
   plan.rows.box = {kPixels, BoxExtent(boxes.x, work.moves.stride_x),
@@ -96,8 +96,8 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
     work.column_blocks = static_cast<int>(CeilDivide(out, Shape::kColumns));
     const int64_t tiles = p.kernel_height * p.kernel_width * work.channel_blocks *
                           int64_t{work.column_blocks};
-    if (tiles > kMostSteps || steps > kMostSteps ||
-        tiles * (steps + kStoreSteps) > kMostSteps) {
+    if (tiles > kMaxSteps || steps > kMaxSteps ||
+        tiles * (steps + kStoreSteps) > kMaxSteps) {
       return;
     }
     work.steps = static_cast<int>(steps);
@@ -106,9 +106,9 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
   return plan;
 }
 
-// Tensor cores cut off what they add up of 16-bit types: of so many pixels, no more
-// than about a unit in the last place of float16.
-constexpr int64_t kMostPixels = int64_t{1} << 20;
+// Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
+// at about one unit in the last place of float16.
+constexpr int64_t kMaxPixels = int64_t{1} << 20;
 
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
@@ -126,7 +126,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
     if (out % 8 != 0) {
       refusal = "8 does not divide " + std::to_string(out) +
                 ", the numbers of a pixel of the gradient";
-    } else if (p.batch * p.out_height * p.out_width > kMostPixels) {
+    } else if (p.batch * p.out_height * p.out_width > kMaxPixels) {
       refusal = "sums of so many pixels would be inexact";
     }
   }
@@ -139,7 +139,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                                          T* grad_weights,
                                                          void* workspace) {
     const S* right = Native(grad);
-    const Parts parts = plan.PartsIn(workspace);
+    const PartialTiles parts = plan.PartialsIn(workspace);
     LaunchError error;
     if constexpr (Work::kPacked) {
       const int64_t blocks =
@@ -148,7 +148,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
       if (!error.empty()) return error;
       S* const to = static_cast<S*>(workspace);
       PackGradKernel<<<blocks, kPackThreads, 0, exec.stream>>>(
-          packed, right, to, {parts.there, plan.work.stretches.blocks});
+          packed, right, to, {parts.there, plan.work.ranges.blocks});
       error = CheckLaunch(op);
       right = to;
     } else {

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient, for the kernel of product.cuh. Rows of a tile are 128 channels
-// of the input by one tap, and a step contracts a box of images and output pixels.
-// Products of 16-bit types take both operands as they lie in memory. Those of TF32 want
-// terms next to each other, so there the rows come from registers, and `grad` is
-// packed.
+// The weight gradient as work for tma/product.cuh. The rows of a tile are 128 input
+// channels of one tap, and a step contracts a box of images and output pixels. 16-bit
+// types are used as they are, as MN-major operands. TF32 operands must be K-major, so
+// there the rows go through registers and `grad` is packed.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
 
@@ -18,44 +17,46 @@
 
 namespace capsops::capsule_conv::tma {
 
-// A box of images and output pixels, and how many of them there are.
+// Boxes of images and output pixels: how many there are, and their extents.
 struct PixelBoxes {
-  int height, width;  // boxes
-  int batch, y, x;    // extents of one, powers of two
+  int height, width;  // numbers of boxes
+  int batch, y, x;    // extents of a box, powers of two
   int y_bits, x_bits;
 };
 
-struct WeightPlace {
+// The coordinates of a tile, and its steps.
+struct WeightCoord {
   int tap, channel, column_block;
   TileSteps steps;
 };
 
+// The weight gradient as ProductKernel's Work.
 template <typename S>
 struct WeightWork {
-  using Place = WeightPlace;
+  using Place = WeightCoord;
   struct Tables {};
 
   static constexpr bool kPacked = std::is_same_v<S, float>;
   static constexpr Left kLeft = kPacked ? Left::kRegisters : Left::kRows;
-  static constexpr int kColumnRank = kPacked ? 3 : 4;  // of `grad` as it is read
+  static constexpr int kColumnRank = kPacked ? 3 : 4;  // rank of `grad` as it is loaded
 
-  static constexpr bool empty = false;  // no tile is
-  static constexpr int tiles = 0;       // as `empty` says, nobody asks
+  static constexpr bool empty = false;  // no tile is empty
+  static constexpr int tiles = 0;       // unused, as no tile is empty
 
-  Stretches stretches;
-  int steps;  // of a tile that multiply
+  StreamKRanges ranges;
+  int steps;  // that multiply, per tile
   PixelBoxes boxes;
-  int channels;  // of the input, with the poses' columns
+  int channels;  // input channels times pose inner
   int channel_blocks;
   int column_blocks;
   TapMoves moves;
-  // Elements of the target: of a tap, of a channel, of a row of a pose.
+  // Strides of the target: of a tap, a channel, and a row of a pose.
   int tap, channel, row;
   Divisor by_inner;
   Columns columns;
 
   __device__ void Count(Tables*) const {}
-  __device__ void AddUp(Tables*) const {}
+  __device__ void Accumulate(Tables*) const {}
 
   __device__ Place Find(const Tables& tables, int step) const {
     return At(tables, step / (steps + kStoreSteps));
@@ -75,7 +76,7 @@ struct WeightWork {
   struct Loader {
     const WeightWork& work;
     int channel, column;
-    int y, x;  // by which the tap moves
+    int y, x;  // offset of the tap
     int step;
 
     __device__ Loader(const WeightWork& work, const Place& place, int step)
@@ -89,26 +90,26 @@ struct WeightWork {
       x = x * work.moves.dilation_x - work.moves.pad_x;
     }
 
-    __device__ void Bring(const CUtensorMap& rows, const CUtensorMap& columns,
-                          Barrier& barrier, char* stage) {
+    __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
+                         Barrier& barrier, char* stage) {
       const PixelBoxes& boxes = work.boxes;
       const int line = step / boxes.width, at_x = step - line * boxes.width;
       const int image = line / boxes.height, at_y = line - image * boxes.height;
 #pragma unroll
       for (int n = 0; n < kRows / Shape::kDepth; ++n) {
-        CopyBox(rows, channel + n * Shape::kDepth,
+        TmaLoad(rows, channel + n * Shape::kDepth,
                 at_x * boxes.x * work.moves.stride_x + x,
                 at_y * boxes.y * work.moves.stride_y + y, image * boxes.batch, barrier,
-                stage + n * Shape::kDepth * kBoxBytes);
+                stage + n * Shape::kDepth * kSwizzleBytes);
       }
       char* const right = stage + Shape::kRowBytes;
       if constexpr (kPacked) {
-        CopyBox(columns, 0, column, step, barrier, right);
+        TmaLoad(columns, 0, column, step, barrier, right);
       } else {
 #pragma unroll
         for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
-          CopyBox(columns, column + n, at_x * boxes.x, at_y * boxes.y,
-                  image * boxes.batch, barrier, right + n * kBoxBytes);
+          TmaLoad(columns, column + n, at_x * boxes.x, at_y * boxes.y,
+                  image * boxes.batch, barrier, right + n * kSwizzleBytes);
         }
       }
       ++step;
@@ -134,28 +135,29 @@ struct WeightWork {
     }
   };
 
-  // Which rows of its 16 a lane has: see ReadChannels.
+  // The two rows of its warp's 16 that a lane holds; see LoadFragments.
   __device__ static int Upper(int lane) { return kPacked ? lane / 4 * 2 : lane / 4; }
   __device__ static int Lower(int lane) {
     return kPacked ? lane / 4 * 2 + 1 : lane / 4 + 8;
   }
 };
 
-// The left operand of a step: [32 channels][pixel][channel], swizzled. A lane reads,
-// for each of 4 products, channels 2 g and 2 g + 1 of its warp's 16 of pixels 2 t and
-// 2 t + 1 of the product's 8: that meets each bank once.
-__device__ inline void ReadChannels(const char* stage, uint32_t (&rows)[4][4]) {
+// Loads the A fragments of a step's 4 products from [32 channels][pixel][channel],
+// swizzled. In each product a lane has channels 2 g and 2 g + 1 of its warp's 16, of
+// pixels 2 t and 2 t + 1 of 8, which avoids bank conflicts.
+__device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int channel = warp % 2 * 16 + 2 * g;
-  const char* const from = stage + warp / 2 * 32 * kBoxBytes;
+  const char* const from = stage + warp / 2 * 32 * kSwizzleBytes;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int pixel = 8 * n + 2 * t + e;
       const uint2 pair = *reinterpret_cast<const uint2*>(
-          from + pixel * kBoxBytes + (channel / 4 ^ pixel % 8) * 16 + channel % 4 * 4);
+          from + pixel * kSwizzleBytes + (channel / 4 ^ pixel % 8) * 16 +
+          channel % 4 * 4);
       rows[n][2 * e] = pair.x;
       rows[n][2 * e + 1] = pair.y;
     }

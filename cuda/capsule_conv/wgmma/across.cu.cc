@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel that adds up the taps across, where these are columns of a product.
+// Reduces the horizontal taps that wgmma/across.cuh turned into columns.
 #include "cuda/capsule_conv/wgmma/across.cuh"
 
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kAddThreads = 256;
 
-// `pixel` packs make a pixel of the target; `products` has one for each tap.
+// Sums the taps of each target pixel, a row of pixels per block. A target pixel has
+// `pixel` packs; `products` has as many for each tap of each source pixel.
 template <int kPack>
 __global__ void AddTapsKernel(const Image source, const Image target,
                               const Axis vertical, const Axis across,
@@ -43,8 +44,8 @@ __global__ void AddTapsKernel(const Image source, const Image target,
   }
 }
 
-LaunchError Across::Add(const GpuExec& exec, const char* op, const Task& task,
-                        const float* products, float* target) {
+LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& task,
+                            const float* products, float* target) {
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
   if (auto error = CheckGrid(op, rows); !error.empty()) return error;

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products with few columns. Tensor cores take as long for 8 columns as for 64, since
-// they have to read the rows. So the taps across become columns, too: one product
-// makes, of each pixel that is read, what every tap across takes from it, and a kernel
-// after it adds up the columns that belong to a result.
+// Convolutions with few columns. wgmma takes as long for 8 columns as for 64, as it is
+// limited by reading the rows. So horizontal taps become columns as well: one product
+// computes the contribution of every source pixel to every horizontal tap, and a second
+// kernel adds the contributions of each target pixel.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_
 
@@ -20,48 +20,48 @@ inline int Columns(const Task& task) {
   return task.target.channels * task.target.columns;
 }
 
-struct Across {
-  // Whether taps across become columns: of a task that has too few, but several taps,
-  // and of each of them so many terms that the sums cost less than they save.
-  static bool Helps(const Task& task) {
-    constexpr int kFewestTerms = 256;
-    constexpr int64_t kMost = 1 << 30;  // elements of an image that are counted
+struct TapColumns {
+  // Whether this pays off: few columns, several horizontal taps, and enough terms for
+  // each that the second kernel costs less than it saves.
+  static bool PaysOff(const Task& task) {
+    constexpr int kMinTerms = 256;
+    constexpr int64_t kMax = 1 << 30;  // elements that 32-bit offsets reach
     const int64_t columns = int64_t{task.horizontal.taps} * Columns(task);
     const int64_t terms =
         int64_t{task.vertical.taps} * task.source.channels * task.source.columns;
     return Columns(task) <= kFewColumns && task.horizontal.taps > 1 &&
-           terms >= kFewestTerms &&
+           terms >= kMinTerms &&
            columns * task.target.depth * task.source.rows * task.source.width *
                    task.vertical.points <=
-               kMost;
+               kMax;
   }
 
-  // The product of such a task.
-  static Task Spread(const Task& task) {
+  // The product with horizontal taps as columns.
+  static Task Unfold(const Task& task) {
     const Axis& across = task.horizontal;
-    Task spread = task;
-    spread.target.height = task.vertical.points;
-    spread.target.width = task.source.width;
-    spread.target.channels = across.taps * task.target.channels;
-    spread.placement = {1, 0, 1, 0};
+    Task unfolded = task;
+    unfolded.target.height = task.vertical.points;
+    unfolded.target.width = task.source.width;
+    unfolded.target.channels = across.taps * task.target.channels;
+    unfolded.placement = {1, 0, 1, 0};
     Axis pixels{};
     pixels.points = task.source.width;
     pixels.stride = pixels.step = pixels.taps = 1;
     pixels.first = across.first;
-    spread.horizontal = pixels;
-    spread.filter.out_channels = spread.target.channels;
-    spread.filter.tap_channels = task.target.channels;
-    spread.filter.out_tap = task.filter.tap * across.every;
-    return spread;
+    unfolded.horizontal = pixels;
+    unfolded.filter.out_channels = unfolded.target.channels;
+    unfolded.filter.tap_channels = task.target.channels;
+    unfolded.filter.out_tap = task.filter.tap * across.every;
+    return unfolded;
   }
 
-  // Elements of the result of that product.
-  static int64_t Elements(const Task& spread) {
-    const Image& image = spread.target;
+  // Elements of that product's result.
+  static int64_t Elements(const Task& unfolded) {
+    const Image& image = unfolded.target;
     return image.batch * image.height * image.width * image.pixel();
   }
 
-  // Adds up what the product of Spread(task) made.
+  // Adds the taps of that product's result.
   static LaunchError Add(const GpuExec& exec, const char* op, const Task& task,
                          const float* products, float* target);
 };

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The filter as the operands of wgmma/product.cuh, in the order in
-// which its blocks read them:
-//   [depth][block of columns][chunk of units][step][part][unit][column] of 16 bytes.
+// Packs the filter into the operands of wgmma/product.cuh, in the order in which blocks
+// read them:
+//   [depth][column block][chunk][step][part][unit][column] of 16 bytes.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
 
@@ -15,14 +15,13 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// A block of threads makes a step, a thread a unit and a column. O is what tensor cores
-// multiply, kParts parts of each element; `weights[i]` is element i of the filter in
-// memory.
+// Packs one step per block, one unit of one column per thread, as kParts parts of
+// operand type O. `weights[i]` is element i of the filter.
 template <typename O, int kParts, typename Weights>
 __global__ void PackUnitsKernel(const Filter filter, const Product p,
                                 const SortedPatch sorted, int columns,
                                 const Weights weights, uint4* packed) {
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const int which = threadIdx.x / columns, column = threadIdx.x - which * columns;
   int rest = blockIdx.x;
   const auto next = [&](int size) {
@@ -85,7 +84,7 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
   }
 }
 
-// For blocks of so many columns.
+// Launches PackUnitsKernel for tiles of `columns` columns.
 template <typename O, int kParts, typename Weights>
 LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
                       const Product& product, int columns, const Weights& weights,

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a block of wgmma/product.cuh has of an image: planes as in
-// capsule_conv/patch.cuh of 16 bytes a row, whose pixels are sorted. Where the filter
-// moves by strides, taps t, t + period, ... of an axis meet the same pixels, a class,
-// one after the other, and no others. A class is a dense image: lattice points side by
-// side are neighbours in it.
+// Patches of wgmma/product.cuh: planes as in capsule_conv/patch.cuh, of 16 bytes per
+// row, with pixels sorted by residue class. With strides, the taps t, t + period, ...
+// of an axis read the same pixels and no other taps do; these pixels are a class.
+// Within a class the pixels of neighbouring lattice points are adjacent.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
 
@@ -16,14 +15,14 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Pixels of a patch along one axis.
-struct Classes {
+// The residue classes of a patch along one axis.
+struct ResidueClasses {
   int count, period;
-  int advance;  // pixels of a class from one tap that meets it to the next
+  int advance;  // pixels between the reads of consecutive taps of a class
   int extent;   // pixels of a class
 
-  explicit Classes(const Axis& axis) {
-    const int common = static_cast<int>(CommonDivisor(axis.stride, axis.step));
+  explicit ResidueClasses(const Axis& axis) {
+    const int common = static_cast<int>(Gcd(axis.stride, axis.step));
     period = axis.stride / common;
     advance = axis.step / common;
     count = axis.taps < period ? axis.taps : period;
@@ -31,18 +30,19 @@ struct Classes {
   }
 };
 
+// The residue classes of a patch along both axes.
 struct SortedPatch {
-  Classes vertical, horizontal;
-  int pixels;  // of a class, with some that are there for alignment
+  ResidueClasses vertical, horizontal;
+  int pixels;  // pixels per class, with padding
 
   explicit SortedPatch(const Product& p)
       : vertical(p.vertical), horizontal(p.horizontal) {
-    // Every class begins at a multiple of 128 bytes.
-    pixels = static_cast<int>(RoundUp(vertical.extent * horizontal.extent,
-                                      8 / CommonDivisor(8, p.source.rows)));
+    // Aligns each class to 128 bytes.
+    pixels = static_cast<int>(
+        RoundUp(vertical.extent * horizontal.extent, 8 / Gcd(8, p.source.rows)));
   }
 
-  // Pixels from lattice point (0, 0) of the tile to what tap (y, x) reads of it.
+  // The offset in pixels from a lattice point's first tap to tap (y, x).
   __host__ __device__ int Shift(int y, int x) const {
     const int down = y / vertical.period, across = x / horizontal.period;
     const int of_class = (y - down * vertical.period) * horizontal.count + x -
@@ -52,11 +52,10 @@ struct SortedPatch {
   }
 };
 
-// The patch of a product whose tile is known; `pixels` is kTooLarge where no GPU has
-// room for it. Planes that are boxes begin at multiples of 32 words; those that warps
-// carry, which write many at once, on other banks.
+// Computes the patch of a tile; `pixels` is kTooLarge if no GPU has room for it. Planes
+// are aligned to 32 words for TMA, and else padded against bank conflicts.
 inline Patch UnitPatch(const Product& p, bool boxes) {
-  const Classes down(p.vertical), across(p.horizontal);
+  const ResidueClasses down(p.vertical), across(p.horizontal);
   const int rows = p.source.rows;
   Patch patch{};
   patch.pixels = kTooLarge;
@@ -76,20 +75,20 @@ inline Patch UnitPatch(const Product& p, bool boxes) {
   return patch;
 }
 
-// The first pixel of a class that a block's tile meets.
-struct ClassPlace {
+// The first source pixel of a class in a block's tile.
+struct ClassCoord {
   int y, x;
 
-  __device__ ClassPlace(const Product& p, const BlockPlace& place, int down, int across)
+  __device__ ClassCoord(const Product& p, const BlockCoord& place, int down, int across)
       : y(place.y * p.vertical.stride + p.vertical.offset + down * p.vertical.step),
         x(place.x * p.horizontal.stride + p.horizontal.offset +
           across * p.horizontal.step) {}
 };
 
-// Writes where in the image each pixel of the patch begins, -1 where there is none.
-__device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sorted,
-                                        const BlockPlace& place, int* pixels,
-                                        int thread, int threads) {
+// Writes the offset of each patch pixel in the image, or -1 outside of it.
+__device__ inline void FillSortedPixelTable(const Product& p, const SortedPatch& sorted,
+                                            const BlockCoord& place, int* pixels,
+                                            int thread, int threads) {
   const Image& image = p.source;
   const int size = static_cast<int>(image.pixel());
   for (int i = thread; i < p.patch.pixels; i += threads) {
@@ -98,7 +97,7 @@ __device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sor
     const int row = p.patch.by_pitch.Split(at, &column);
     const int across = sorted.horizontal.count;
     const int down = across == 1 ? of_class : of_class / across;
-    const ClassPlace from(p, place, down, of_class - down * across);
+    const ClassCoord from(p, place, down, of_class - down * across);
     const int y = from.y + row * p.vertical.stride;
     const int x = from.x + column * p.horizontal.stride;
     const bool inside =
@@ -107,27 +106,25 @@ __device__ inline void FindSortedPixels(const Product& p, const SortedPatch& sor
   }
 }
 
-// Where in a patch unit i of a chunk's contraction is, in units: units one after the
-// other, with all positions of the filter each.
-__host__ __device__ inline int UnitAt(const Product& p, const SortedPatch& sorted,
-                                      int i) {
+// The offset in units of a patch of unit i of a chunk's contraction [unit][tap].
+__host__ __device__ inline int UnitOffset(const Product& p, const SortedPatch& sorted,
+                                          int i) {
   const int taps = p.vertical.taps * p.horizontal.taps, unit = i / taps, tap = i % taps;
   const int y = tap / p.horizontal.taps, x = tap - y * p.horizontal.taps;
   return unit * (p.patch.plane / 4) + sorted.Shift(y, x) * p.source.rows;
 }
 
-// The two units of a step: their numbers, and where they are. The first is that which
-// comes first in a patch: between strides, positions of the filter need not follow each
-// other there.
+// The two units of a step: their numbers and offsets, the smaller offset first. With
+// strides, the offsets of consecutive taps need not ascend.
 struct UnitStep {
   int numbers[2], at[2];
 
-  // Behind the last unit there are zeros of the filter, for that unit once more.
+  // Past the last unit the filter is zero, and the last unit is read again.
   __host__ __device__ UnitStep(const Product& p, const SortedPatch& sorted, int step)
       : numbers{2 * step, 2 * step + 1} {
     const int last = p.vertical.taps * p.horizontal.taps * p.order.planes - 1;
     for (int n = 0; n < 2; ++n) {
-      at[n] = UnitAt(p, sorted, numbers[n] < last ? numbers[n] : last);
+      at[n] = UnitOffset(p, sorted, numbers[n] < last ? numbers[n] : last);
     }
     if (at[0] <= at[1]) return;
     const UnitStep other = *this;

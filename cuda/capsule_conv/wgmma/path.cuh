@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The path as tensor_cores.cuh has it.
+// The wgmma path as capsule_conv/tensor_cores.cuh expects it.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_
 
@@ -14,22 +14,22 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// The type that tensor cores multiply. A split operand is three parts of bfloat16.
+// The operand type: split floats become three parts of bfloat16.
 template <typename S, Tf32 kTf32>
 using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft || kTf32 == Tf32::kSplit,
                                      __nv_bfloat16, S>;
 template <Tf32 kTf32>
 constexpr int kFilterParts = kTf32 == Tf32::kSplit ? 3 : 1;
 
-// Why there are no such products of any task of a convolution; else empty.
+// Why wgmma cannot do tasks of this shape; else empty.
 std::string Refusal(const Task& task, const GpuDevice& device);
 
-// The cheapest tile of all kernels, which are in product.cu.cc.
+// The cheapest tile of all kernel shapes (product.cu.cc).
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 
 struct Path {
-  using Across = wgmma::Across;
+  using TapColumns = wgmma::TapColumns;
 
   static std::string Refusal(const Task& task, const GpuDevice& device) {
     return wgmma::Refusal(task, device);

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the products of wgmma/product.cuh.
+// Plans and launches the kernel of wgmma/product.cuh.
 #include "cuda/capsule_conv/wgmma/product.cuh"
 
 #include <algorithm>
@@ -17,20 +17,20 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// The boxes of patches. Poses of one quad a row follow each other in a pixel, row by
-// row.
-inline MappedTensor<5> MapPatches(const Product& p) {
+// The tensor map of patches. If a pose row is one quad, the rows of a pose are
+// contiguous and become one dimension.
+inline TmaTensor<5> MapPatches(const Product& p) {
   const Image& image = p.source;
   const SortedPatch patch(p);
   const uint64_t row = image.columns, pixel = image.pixel(), rows = pixel / row;
   const uint64_t width = image.width, height = image.height;
   const bool quads = image.columns == kQuad;
   const uint32_t pose_rows = image.rows;
-  const auto reach = [](const Classes& classes, const Axis& axis) {
+  const auto reach = [](const ResidueClasses& classes, const Axis& axis) {
     return static_cast<uint32_t>((classes.extent - 1) * axis.stride + 1);
   };
   const uint32_t down = p.vertical.stride, across = p.horizontal.stride;
-  MappedTensor<5> map;
+  TmaTensor<5> map;
   map.size = {quads ? pixel : row, quads ? 1 : rows, width, height,
               static_cast<uint64_t>(image.batch)};
   map.apart = {quads ? pixel : row, pixel, width * pixel, height * width * pixel};
@@ -42,16 +42,17 @@ inline MappedTensor<5> MapPatches(const Product& p) {
   return map;
 }
 
-// A dimension of a box has up to 256 elements, up to 8 apart.
-constexpr int kMostBoxExtent = 256, kMostBoxStride = 8;
+// TMA limits: up to 256 elements per box dimension, with strides up to 8.
+constexpr int kMaxBoxExtent = 256, kMaxBoxStride = 8;
+// Whether TMA can load the patch as boxes.
 inline bool HasBoxes(const Product& p) {
   const auto spans = [](const Axis& axis) {
-    const int more = Classes(axis).extent - 1;
-    return more == 0 || (axis.stride <= kMostBoxStride &&
-                         int64_t{more} * axis.stride < kMostBoxExtent);
+    const int more = ResidueClasses(axis).extent - 1;
+    return more == 0 || (axis.stride <= kMaxBoxStride &&
+                         int64_t{more} * axis.stride < kMaxBoxExtent);
   };
   const int row = p.source.columns == kQuad ? kQuad : 1;
-  return p.source.rows * row <= kMostBoxExtent && spans(p.vertical) &&
+  return p.source.rows * row <= kMaxBoxExtent && spans(p.vertical) &&
          spans(p.horizontal);
 }
 
@@ -59,17 +60,17 @@ template <typename S, typename C>
 LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                    const S* source, const uint32_t* packed, S* target) {
   const Product& p = plan.product;
-  const WarpgroupProduct warpgroups{p,
-                                    SortedPatch(p),
-                                    static_cast<int>(plan.tiles),
-                                    plan.squares,
-                                    p.patch.row * p.source.rows,
-                                    plan.ring,
-                                    plan.by_across};
+  const WarpgroupParams warpgroups{p,
+                                   SortedPatch(p),
+                                   static_cast<int>(plan.tiles),
+                                   plan.rows_2d,
+                                   p.patch.row * p.source.rows,
+                                   plan.ring,
+                                   plan.by_across};
   constexpr auto kKernel = WarpgroupKernel<S, C>;
-  LaunchError error = AllowShared<kKernel>(exec, op);
+  LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
-  SourceOfPatches<S, C> from;
+  PatchSource<S, C> from;
   if constexpr (C::kBoxes) {
     if (error.empty()) error = MakeTensorMap(op, source, MapPatches(p), &from);
   } else {
@@ -77,21 +78,24 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
   }
   if (!error.empty()) return error;
   const int64_t most = int64_t{exec.device.processors} * C::kBlocks;
-  return LaunchOverlapped(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
-                          plan.shared, exec, warpgroups, from, packed, target);
+  return LaunchDependent(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
+                         plan.shared, exec, warpgroups, from, packed, target);
 }
 
-// What a plan takes, fitted to six thousand plans measured on an H200: cycles of
-// products in the tensor cores' own; that times `idle` where one of two warpgroups has
-// nothing to do; cycles for each unit that is brought, chunk, byte that is stored and
-// tile; for each unit of the first chunk, for which everybody waits; and of a launch.
+// Coefficients of the cost model, fitted to six thousand plans measured on an H200:
+// - multiply: cycles of products, relative to the tensor cores' peak
+// - idle: factor on these if one of two consumer warpgroups has no work
+// - load, chunk, store, tile: cycles per unit loaded, chunk, byte stored and tile
+// - first: cycles per unit of the first chunk, for which all wait
+// - launch: cycles per launch
 struct CostFactors {
-  double multiply, idle, bring, chunk, store, tile, first, launch;
+  double multiply, idle, load, chunk, store, tile, first, launch;
 };
 
+// The coefficients of kernel shape C.
 template <typename S, typename C>
 constexpr CostFactors FindFactors() {
-  constexpr bool kNarrow = C::kColumns == kSide;
+  constexpr bool kNarrow = C::kColumns == kWgmmaRows;
   if (C::kFilterParts > 1 && C::kLeft)
     return {1.02, 1.19, 1.6, 940, 0, 3300, 0.33, 8800};
   if (C::kFilterParts > 1) return {0.87, 1.1, 3.2, 1180, 0.02, 2000, 1.8, 6600};
@@ -102,7 +106,7 @@ constexpr CostFactors FindFactors() {
   return {kNarrow ? 1.27 : 0.7, 1.17, 2.55, 1700, 0.021, 1290, 7.7, 0};
 }
 
-// Cycles that a plan of so many tiles, of so many products of rows each, takes.
+// Estimates a plan's cycles: `tiles` tiles of `products` row tiles each.
 template <typename S, typename C>
 double EstimateCost(const Product& p, int64_t tiles, int processors, int products) {
   constexpr CostFactors kFactors = FindFactors<S, C>();
@@ -120,25 +124,25 @@ double EstimateCost(const Product& p, int64_t tiles, int processors, int product
   const double store = (whole ? 1 : 15) * kFactors.store * sizeof(S) * C::kColumns *
                        p.vertical.tile * p.horizontal.tile * rows;
   const double alone =
-      (kFactors.chunk + kFactors.bring * units) * chunks + store + kFactors.tile;
+      (kFactors.chunk + kFactors.load * units) * chunks + store + kFactors.tile;
   double cost = multiply * turns + alone * block_turns;
   if (C::kBoxes) {
-    // Meanwhile a multiprocessor copies no faster than this.
+    // Lower bound: the TMA copies of a multiprocessor.
     const int together = p.source.columns == kQuad ? rows : 1;
     cost = std::max(cost,
                     (2 + together) * pixels * (rows / together) * chunks * block_turns);
   }
   cost += kFactors.first * units + kFactors.launch;
-  // A third patch pays where products do not hide what else is done with one.
+  // A third buffer pays off if products do not hide the rest of a buffer's work.
   const bool one_tap = p.vertical.taps * p.horizontal.taps == 1;
   const bool third = C::kBoxes || (one_tap && std::is_same_v<S, float>);
   return (p.buffers > 2) == third ? cost : 1.03 * cost;
 }
 
-// Fills in how to do `task` by tiles of y x x lattice points.
+// Plans `task` with tiles of y x x lattice points.
 template <typename S, typename C>
 TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
-                     bool squares, int buffers) {
+                     bool rows_2d, int buffers) {
   TilePlan<S> plan;
   plan.columns = C::kColumns;
   plan.step_words = C::kStepWords;
@@ -155,10 +159,10 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   const int across = static_cast<int>(CeilDivide(x * rows, kGroupRows));
   const int64_t lattice_rows = (y - 1) * int64_t{row} + x * rows;
   const int64_t products =
-      squares ? CeilDivide(y, down) * across : CeilDivide(lattice_rows, C::kRows);
+      rows_2d ? CeilDivide(y, down) * across : CeilDivide(lattice_rows, C::kRows);
   if (products > C::kProducts || row >= 1 << 14) return plan;
-  plan.squares = squares;
-  plan.by_across = Divisor(squares ? across : row);
+  plan.rows_2d = rows_2d;
+  plan.by_across = Divisor(rows_2d ? across : row);
 
   const int most = std::min(device.shared, device.processor_shared / C::kBlocks - 1024);
   int units = std::min(all, taps >= 8 ? 8 : 32);
@@ -173,20 +177,20 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
         4 * (C::kBarrierWords + int64_t{buffers} * C::kParts * units * p.patch.plane +
              C::kStages * C::kStageWords + 2 * C::kProducts * C::kRows + steps +
              (C::kBoxes ? 0 : p.patch.pixels));
-    if (shared <= most && (C::kBoxes || units * rows <= C::kCarriers)) break;
+    if (shared <= most && (C::kBoxes || units * rows <= C::kLoadThreads)) break;
   }
   if (units == 0) return plan;
-  plan.ring = std::min<int64_t>(kMostStages,
+  plan.ring = std::min<int64_t>(kMaxStages,
                                 C::kStages + (most - shared) / (4 * C::kStageWords));
   shared += (plan.ring - C::kStages) * int64_t{4 * C::kStageWords};
-  // The last product may read past its plane, but not past what is there.
-  const int64_t read = squares
+  // The last product may read past its plane, but not past shared memory.
+  const int64_t read = rows_2d
                            ? (RoundUp(y, down) - 1) * int64_t{row} + across * kGroupRows
                            : products * C::kRows;
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
     return plan;
   }
-  // How far apart the units of a step are; they repeat from the third unit on.
+  // Unit distances must fit in a descriptor; they repeat from the third unit on.
   const SortedPatch sorted(p);
   for (int step = 0; step < taps * std::min(units, 2) / 2; ++step) {
     const UnitStep both(p, sorted, step);
@@ -201,16 +205,16 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   return plan;
 }
 
-// The cheapest tile of all worth a look.
+// The cheapest of all plausible tiles.
 template <typename S, typename C>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   const int rows = task.source.rows;
   const int height = task.vertical.points, width = task.horizontal.points;
-  constexpr int kMost = C::kProducts, kDown = C::kRows / kGroupRows;
+  constexpr int kMax = C::kProducts, kDown = C::kRows / kGroupRows;
   TilePlan<S> best;
-  const auto consider = [&](int y, int x, bool squares) {
-    for (int buffers = 2; buffers <= kMostBuffers; ++buffers) {
-      const auto plan = PlanTile<S, C>(task, device, y, x, squares, buffers);
+  const auto consider = [&](int y, int x, bool rows_2d) {
+    for (int buffers = 2; buffers <= kMaxBuffers; ++buffers) {
+      const auto plan = PlanTile<S, C>(task, device, y, x, rows_2d, buffers);
       if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;
     }
   };
@@ -219,24 +223,24 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   };
   int before = 0;
   const int fewest =
-      static_cast<int>(CeilDivide(int64_t{width} * rows, kMost * C::kRows));
+      static_cast<int>(CeilDivide(int64_t{width} * rows, kMax * C::kRows));
   for (int parts = fewest; parts <= std::min(width, fewest + 64); ++parts) {
     const int x = (width - 1) / parts + 1;
     if (x == before) continue;
     before = x;
     Axis axis = task.horizontal;
     axis.tile = x;
-    const int64_t row = int64_t{rows} * Classes(axis).extent;
-    for (int products = kMost; products > 0; --products) {
+    const int64_t row = int64_t{rows} * ResidueClasses(axis).extent;
+    for (int products = kMax; products > 0; --products) {
       if (products * C::kRows < x * rows) break;
       const int64_t y = (products * C::kRows - x * rows) / row + 1;
       consider(even(height, static_cast<int>(std::min<int64_t>(height, y))), x, false);
     }
   }
-  for (int across = 1; across <= kMost; ++across) {
+  for (int across = 1; across <= kMax; ++across) {
     const int x = std::min(across * kGroupRows / rows, width);
     if (x == 0) continue;
-    for (int down = kMost / across; down > 0; --down) {
+    for (int down = kMax / across; down > 0; --down) {
       consider(even(height, down * kDown), x, true);
     }
   }
@@ -250,7 +254,7 @@ std::string Refusal(const Task& task, const GpuDevice& device) {
            ", the columns of the poses that are read";
   }
   if (columns <= kFewColumns) return std::to_string(columns) + " columns are too few";
-  return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
+  return HasWgmma(device) ? "" : "it needs compute capability 9.0";
 }
 
 template <typename S, Tf32 kTf32>
@@ -289,7 +293,7 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
 
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
 
-// inq_conv has these tasks, too, with filters that it packs itself.
+// inq_conv plans these tasks with filters that it packs itself.
 template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
 template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
                                                            const GpuDevice&);

@@ -1,13 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of mma/product.cuh for GPUs of compute capability 9.0. Tensor
-// cores read both operands from shared memory: the rows of a product are groups of 8
-// that follow each other in a plane, so that a product is nothing but two addresses,
-// and another position of the filter is another address. The poses may be either
-// operand: 64 rows on the left, or up to 256 on the right, where an instruction with 64
-// columns reads the least from shared memory. Two warpgroups begin products and go on;
-// a third brings what comes next. A block makes one tile after the other.
+// Capsule convolution and its input gradient with wgmma, as a persistent
+// warp-specialized kernel:
+//   warps 0 to 7   two consumer warpgroups, which issue wgmma and store results
+//   warps 8 to 10  producers of patches: all threads with cp.async, or one with TMA
+//   warp 11        producer of the packed filter, one thread with bulk copies
+//
+// Both operands are in shared memory. 8 pose rows that are adjacent in a plane form a
+// core matrix, so a filter tap is only another address. The poses may be either
+// operand: A with 64 rows, or B with up to 256. As B, next to 64 filter columns as A,
+// they need the least shared-memory reads per product.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
 
@@ -24,20 +27,21 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Of patches. With two, one is brought while the other is read; with three, one is
-// copied while another is converted.
-constexpr int kMostBuffers = 3;
+// Patch buffers. Two overlap loading with multiplying; a third also overlaps copying
+// with converting to the operand type.
+constexpr int kMaxBuffers = 3;
 
-// Of the filter.
-constexpr int kMostStages = 8;
+// Stages of the filter's pipeline.
+constexpr int kMaxStages = 8;
 
+// Barriers of the two pipelines: the filter's stages and the patch buffers.
 struct Barriers {
-  Barrier full[kMostStages], empty[kMostStages];
-  Barrier patch_full[kMostBuffers], patch_empty[kMostBuffers];
+  Barrier full[kMaxStages], empty[kMaxStages];
+  Barrier patch_full[kMaxBuffers], patch_empty[kMaxBuffers];
 };
 
-// A place in a ring of `places`, and the parity of the phase to wait for there.
-struct Turn {
+// A position in a circular buffer, and the parity of the barrier phase to wait for.
+struct PipelineState {
   int at, parity;
 
   __device__ void Next(int places) {
@@ -48,20 +52,20 @@ struct Turn {
   }
 };
 
-// What lies in a block's shared memory.
+// The layout of a block's shared memory.
 template <typename C>
-struct WarpgroupShared {
+struct SharedLayout {
   static_assert(sizeof(Barriers) <= 4 * C::kBarrierWords);
 
   int part_words, patch_words;
-  int stages, last_steps;  // of a chunk; steps of the last
+  int stages, last_steps;  // stages of a chunk; steps in the last one
   Barriers& barriers;
   uint32_t *patches, *ring;
-  RowPlace* rows;
-  uint32_t* steps;  // where in a patch a step's units are, as DescribeOperand has it
-  int* pixels;      // only carriers need them
+  RowOffset* rows;
+  uint32_t* steps;  // per step: distance of its units << 16 | offset of the first
+  int* pixels;      // patch pixel offsets; not used with TMA
 
-  __device__ WarpgroupShared(const WarpgroupProduct& s, uint4* memory)
+  __device__ SharedLayout(const WarpgroupParams& s, uint4* memory)
       : part_words(s.product.order.planes * s.product.patch.plane),
         patch_words(C::kParts * part_words),
         stages((s.product.order.steps + C::kSteps - 1) / C::kSteps),
@@ -69,7 +73,7 @@ struct WarpgroupShared {
         barriers(*reinterpret_cast<Barriers*>(memory)),
         patches(reinterpret_cast<uint32_t*>(memory) + C::kBarrierWords),
         ring(patches + s.product.buffers * patch_words),
-        rows(reinterpret_cast<RowPlace*>(ring + s.ring * C::kStageWords)),
+        rows(reinterpret_cast<RowOffset*>(ring + s.ring * C::kStageWords)),
         steps(reinterpret_cast<uint32_t*>(rows + C::kProducts * C::kRows)),
         pixels(reinterpret_cast<int*>(steps + stages * C::kSteps)) {}
 
@@ -79,39 +83,39 @@ struct WarpgroupShared {
 
   __device__ void Initialize() {
     if (threadIdx.x == 0) {
-      for (int n = 0; n < kMostStages; ++n) {
+      for (int n = 0; n < kMaxStages; ++n) {
         barriers.full[n].Init(1);
         barriers.empty[n].Init(C::kWarps);
       }
-      for (int n = 0; n < kMostBuffers; ++n) {
-        barriers.patch_full[n].Init(C::kBoxes ? 1 : C::kCarriers);
+      for (int n = 0; n < kMaxBuffers; ++n) {
+        barriers.patch_full[n].Init(C::kBoxes ? 1 : C::kLoadThreads);
         barriers.patch_empty[n].Init(C::kWarps);
       }
-      Barrier::PublishInit();
+      Barrier::FenceInit();
     }
   }
 
-  // Makes the tables; for the threads that multiply.
-  __device__ void FindPlaces(const WarpgroupProduct& s) {
-    FindRows<C>(s, rows);
+  // Fills the tables of rows and steps; called by the consumers.
+  __device__ void FillTables(const WarpgroupParams& s) {
+    FillRowTable<C>(s, rows);
     for (int n = threadIdx.x; n < stages * C::kSteps; n += C::kWarps * kLanes) {
       const UnitStep step(s.product, s.sorted, n);
       steps[n] = (step.at[1] - step.at[0]) << 16 | step.at[0];
     }
-    SynchronizeSome<C::kWarps * kLanes, 2>();
+    SyncNamedBarrier<C::kWarps * kLanes, 2>();
   }
 };
 
-// One thread brings the filter, stage after stage, for one tile after the other.
+// Producer of the filter, one thread: loads stage after stage of all the block's tiles.
 template <typename C>
-__device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>& shared,
-                            const uint32_t* packed) {
+__device__ void LoadFilter(const WarpgroupParams& s, const SharedLayout<C>& shared,
+                           const uint32_t* packed) {
   constexpr int kStep = C::kStepWords;
   const Product& p = s.product;
-  // The first phase of what nobody has used yet counts as over.
-  Turn slot{0, 1};
+  // Empty buffers count as released in the previous phase.
+  PipelineState slot{0, 1};
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
-    const BlockPlace place(p, tile);
+    const BlockCoord place(p, tile);
     const uint32_t* from =
         packed + (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
                      p.order.chunks * p.order.steps * kStep;
@@ -119,7 +123,7 @@ __device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>&
       for (int stage = 0; stage < shared.stages; ++stage) {
         const int words = shared.StageSteps(stage) * kStep;
         shared.barriers.empty[slot.at].Wait(slot.parity);
-        shared.barriers.full[slot.at].ArriveWithCopy(
+        shared.barriers.full[slot.at].ArriveAndBulkCopy(
             from, words * 4, shared.ring + slot.at * C::kStageWords);
         from += words;
         slot.Next(s.ring);
@@ -128,23 +132,24 @@ __device__ void BringFilter(const WarpgroupProduct& s, const WarpgroupShared<C>&
   }
 }
 
-// One thread brings the patches as boxes, one for each plane and class.
+// Producer of patches by TMA, one thread: a box per plane and residue class.
 template <typename C>
-__device__ void BringBoxes(const WarpgroupProduct& s, const WarpgroupShared<C>& shared,
-                           const CUtensorMap& map) {
+__device__ void LoadPatchesByTma(const WarpgroupParams& s,
+                                 const SharedLayout<C>& shared,
+                                 const CUtensorMap& map) {
   const Product& p = s.product;
   const SortedPatch& sorted = s.sorted;
   const int quads = p.source.quads(), classes = sorted.horizontal.count;
   const int box_words =
       sorted.vertical.extent * sorted.horizontal.extent * p.source.rows * 4;
   const int bytes = 4 * box_words * p.order.planes * sorted.vertical.count * classes;
-  Turn buffer{0, 1};
+  PipelineState buffer{0, 1};
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
-    const BlockPlace place(p, tile);
+    const BlockCoord place(p, tile);
     for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
       Barrier& full = shared.barriers.patch_full[buffer.at];
       shared.barriers.patch_empty[buffer.at].Wait(buffer.parity);
-      full.ArriveAndExpect(bytes);
+      full.ArriveAndExpectBytes(bytes);
       for (int unit = 0; unit < p.order.planes; ++unit) {
         const int plane = chunk * p.order.planes + unit, channel = plane / quads;
         const int pose = channel * p.source.depth + place.depth;
@@ -152,8 +157,8 @@ __device__ void BringBoxes(const WarpgroupProduct& s, const WarpgroupShared<C>& 
             shared.patches + buffer.at * shared.patch_words + unit * p.patch.plane;
         for (int down = 0; down < sorted.vertical.count; ++down) {
           for (int across = 0; across < classes; ++across) {
-            const ClassPlace from(p, place, down, across);
-            CopyBox(map, quads == 1 ? pose * p.source.pose() : plane % quads * kQuad,
+            const ClassCoord from(p, place, down, across);
+            TmaLoad(map, quads == 1 ? pose * p.source.pose() : plane % quads * kQuad,
                     quads == 1 ? 0 : pose * p.source.rows, from.x, from.y,
                     static_cast<int>(place.image), full, to);
             to += sorted.pixels * p.source.rows * 4;
@@ -165,38 +170,39 @@ __device__ void BringBoxes(const WarpgroupProduct& s, const WarpgroupShared<C>& 
   }
 }
 
-// C::kCarriers threads, of which this is number `thread`, bring the patches.
+// Producer of patches without TMA: thread number `thread` of C::kLoadThreads.
 template <typename S, typename C>
-__device__ void BringPatches(const WarpgroupProduct& s,
-                             const WarpgroupShared<C>& shared, const S* source,
-                             int thread) {
+__device__ void LoadPatchesByWarps(const WarpgroupParams& s,
+                                   const SharedLayout<C>& shared, const S* source,
+                                   int thread) {
   const Product& p = s.product;
-  const UnitCarrier<S, typename C::O, C::kParts> carrier(
-      p.patch, p.source, p.order.planes, thread, C::kCarriers);
-  Turn buffer{0, 1};
-  int copied = -1;  // the buffer that is not converted yet
-  // Until all but the last groups of copies are there; and then the next is operands.
+  const UnitLoader<S, typename C::O, C::kParts> loader(
+      p.patch, p.source, p.order.planes, thread, C::kLoadThreads);
+  PipelineState buffer{0, 1};
+  int copied = -1;  // the buffer not yet converted, or -1
+  // Waits until at most `groups` copy groups are in flight, then converts the oldest
+  // buffer and hands it to the consumers.
   const auto finish = [&](auto groups) {
-    WaitForCopies<groups.value>();
-    carrier.Convert(p.patch, p.source, shared.part_words,
-                    shared.patches + copied * shared.patch_words);
-    ShareWithProducts();
+    WaitForAsyncCopies<groups.value>();
+    loader.Convert(p.patch, p.source, shared.part_words,
+                   shared.patches + copied * shared.patch_words);
+    FenceAsyncProxy();
     shared.barriers.patch_full[copied].Arrive();
   };
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
-    const BlockPlace place(p, tile);
-    SynchronizeSome<C::kCarriers>();
-    FindSortedPixels(p, s.sorted, place, shared.pixels, thread, C::kCarriers);
-    SynchronizeSome<C::kCarriers>();
+    const BlockCoord place(p, tile);
+    SyncNamedBarrier<C::kLoadThreads>();
+    FillSortedPixelTable(p, s.sorted, place, shared.pixels, thread, C::kLoadThreads);
+    SyncNamedBarrier<C::kLoadThreads>();
     const S* const from = SourceOf(p, place, source);
     for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
       shared.barriers.patch_empty[buffer.at].Wait(buffer.parity);
-      carrier.Copy(p.patch, p.source, shared.pixels, from, chunk * p.order.planes,
-                   shared.part_words, shared.patches + buffer.at * shared.patch_words);
+      loader.Copy(p.patch, p.source, shared.pixels, from, chunk * p.order.planes,
+                  shared.part_words, shared.patches + buffer.at * shared.patch_words);
       __pipeline_commit();
       if (copied >= 0) finish(std::integral_constant<int, 1>());
       copied = buffer.at;
-      if (p.buffers < kMostBuffers) {
+      if (p.buffers < kMaxBuffers) {
         finish(std::integral_constant<int, 0>());
         copied = -1;
       }
@@ -206,35 +212,35 @@ __device__ void BringPatches(const WarpgroupProduct& s,
   if (copied >= 0) finish(std::integral_constant<int, 0>());
 }
 
-// Calls `then` with `count`, of 1 to kMost, as a constant.
-template <int kMost, typename Then>
-__device__ void WithCount(int count, const Then& then) {
-  if constexpr (kMost == 1) {
+// Calls `then` with `count`, from 1 to kMax, as a compile-time constant.
+template <int kMax, typename Then>
+__device__ void DispatchCount(int count, const Then& then) {
+  if constexpr (kMax == 1) {
     then(std::integral_constant<int, 1>());
-  } else if (count == kMost) {
-    then(std::integral_constant<int, kMost>());
+  } else if (count == kMax) {
+    then(std::integral_constant<int, kMax>());
   } else {
-    WithCount<kMost - 1>(count, then);
+    DispatchCount<kMax - 1>(count, then);
   }
 }
 
-// Warpgroup number `group` multiplies its rows and columns of all tiles.
+// Consumer warpgroup number `group`: multiplies and stores its part of all tiles.
 template <typename S, typename C>
-__device__ void MultiplyTiles(const WarpgroupProduct& s,
-                              const WarpgroupShared<C>& shared, int group, S* target) {
+__device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& shared,
+                              int group, S* target) {
   const Product& p = s.product;
   Barriers& barriers = shared.barriers;
-  const auto pass = [&](Barrier& barrier) {
+  const auto release = [&](Barrier& barrier) {
     __syncwarp();
     if (threadIdx.x % kLanes == 0) barrier.Arrive();
   };
   const int first_product = group / C::kColumnGroups * C::kTiles;
-  const int column = group % C::kColumnGroups * kSide;
-  const uint32_t apart = s.squares ? s.row : kGroupRows;
-  Sums<C::kApart, C::kTiles, C::kOctets> sums;
-  Turn slot{0, 0}, buffer{0, 0};
+  const int column = group % C::kColumnGroups * kWgmmaRows;
+  const uint32_t apart = s.rows_2d ? s.row : kGroupRows;
+  Sums<C::kPromotes, C::kTiles, C::kOctets> sums;
+  PipelineState slot{0, 0}, buffer{0, 0};
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
-    const BlockPlace place(p, tile);
+    const BlockCoord place(p, tile);
     const ProductRows<C::kRows> rows(s, place);
     const bool busy = first_product < rows.all;
     uint32_t first[C::kTiles];
@@ -247,7 +253,7 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
     for (int chunk = 0; chunk < p.order.chunks; ++chunk) {
       barriers.patch_full[buffer.at].Wait(buffer.parity);
       const uint32_t planes =
-          UnitAddress(shared.patches + buffer.at * shared.patch_words);
+          DescriptorAddress(shared.patches + buffer.at * shared.patch_words);
       for (int stage = 0; stage < shared.stages; ++stage) {
         uint32_t at[C::kSteps];
 #pragma unroll
@@ -255,34 +261,35 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
           at[n] = planes + shared.steps[stage * C::kSteps + n];
         }
         barriers.full[slot.at].Wait(slot.parity);
-        if constexpr (C::kApart) {
-          WaitForProducts<0>();
-          sums.AddUp();
+        if constexpr (C::kPromotes) {
+          WgmmaWait<0>();
+          sums.Accumulate();
         }
         if (busy) {
           const uint32_t filter =
-              UnitAddress(shared.ring + slot.at * C::kStageWords) + column;
-          // Step n of tile m: parts of the poses and the filter that add up to `least`.
+              DescriptorAddress(shared.ring + slot.at * C::kStageWords) + column;
+          // Issues step n of row tile m for the parts whose indices add up to `least`.
           const auto multiply = [&](int n, int m, int least) {
 #pragma unroll
             for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
                  ++of_filter) {
               const uint64_t columns =
-                  DescribeOperand(filter + n * (C::kStepWords / 4) +
-                                      of_filter * (UnitStepWords(C::kColumns) / 4),
-                                  C::kColumns, kGroupRows);
+                  MakeDescriptor(filter + n * (C::kStepWords / 4) +
+                                     of_filter * (UnitStepWords(C::kColumns) / 4),
+                                 C::kColumns, kGroupRows);
               const int part = (least - of_filter) * (shared.part_words / 4);
-              const uint64_t poses = DescribeOperand(at[n] + first[m] + part, 0, apart);
-              AsyncProduct<typename C::O, C::kOctets>::Begin(
-                  C::kLeft ? poses : columns, C::kLeft ? columns : poses, sums.made[m],
-                  !C::kApart || n > 0 || of_filter > 0 || least < C::kParts - 1);
+              const uint64_t poses = MakeDescriptor(at[n] + first[m] + part, 0, apart);
+              Wgmma<typename C::O, C::kOctets>::Begin(
+                  C::kLeft ? poses : columns, C::kLeft ? columns : poses,
+                  sums.accumulators[m],
+                  !C::kPromotes || n > 0 || of_filter > 0 || least < C::kParts - 1);
             }
           };
-          // All products of a stage are begun together, without a loop: one at a time
-          // they take three times as long.
-          WithCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
-            BeginProducts();
-            // The least parts first.
+          // Unrolled, so that all products of a stage are issued back to back: with a
+          // loop they take three times as long.
+          DispatchCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
+            WgmmaFence();
+            // Smallest terms first.
 #pragma unroll
             for (int least = C::kParts - 1; least >= 0; --least) {
 #pragma unroll
@@ -293,27 +300,28 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
                 }
               }
             }
-            CommitProducts();
+            WgmmaCommit();
           });
         }
-        if constexpr (!C::kApart) WaitForProducts<1>();
-        // Products in flight are those of this stage.
-        if (slot_before >= 0) pass(barriers.empty[slot_before]);
+        if constexpr (!C::kPromotes) WgmmaWait<1>();
+        // Only this stage's products are in flight, so the slot before is free.
+        if (slot_before >= 0) release(barriers.empty[slot_before]);
         slot_before = slot.at;
         slot.Next(s.ring);
-        if (stage == 0 && buffer_before >= 0) pass(barriers.patch_empty[buffer_before]);
+        if (stage == 0 && buffer_before >= 0)
+          release(barriers.patch_empty[buffer_before]);
       }
       buffer_before = buffer.at;
       buffer.Next(p.buffers);
     }
-    WaitForProducts<0>();
-    if (slot_before >= 0) pass(barriers.empty[slot_before]);
-    if (buffer_before >= 0) pass(barriers.patch_empty[buffer_before]);
-    sums.AddUp();
+    WgmmaWait<0>();
+    if (slot_before >= 0) release(barriers.empty[slot_before]);
+    if (buffer_before >= 0) release(barriers.patch_empty[buffer_before]);
+    sums.Accumulate();
     const int first_column = place.column_block * C::kColumns + column;
 #pragma unroll
     for (int m = 0; m < C::kTiles; ++m) {
-      const RowPlace* const places = shared.rows + (first_product + m) * C::kRows;
+      const RowOffset* const places = shared.rows + (first_product + m) * C::kRows;
       if constexpr (C::kLeft) {
         StoreLeft(s, place, rows.height, rows.width, places, first_column,
                   sums.all()[m], target);
@@ -325,44 +333,44 @@ __device__ void MultiplyTiles(const WarpgroupProduct& s,
   }
 }
 
-// What patches are brought from.
+// The source of patches: a tensor map, or a pointer if warps copy them.
 template <typename S, typename C>
-using SourceOfPatches = std::conditional_t<C::kBoxes, CUtensorMap, const S*>;
+using PatchSource = std::conditional_t<C::kBoxes, CUtensorMap, const S*>;
 
+// Splits a block into consumer and producer warps.
 template <typename S, typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    WarpgroupKernel(const WarpgroupProduct s,
-                    const __grid_constant__ SourceOfPatches<S, C> source,
+    WarpgroupKernel(const WarpgroupParams s,
+                    const __grid_constant__ PatchSource<S, C> source,
                     const uint32_t* packed, S* target) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(128) uint4 memory[];
-  WarpgroupShared<C> shared(s, memory);
+  SharedLayout<C> shared(s, memory);
   shared.Initialize();
   __syncthreads();
   const int warpgroup =
       __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / (4 * kLanes), 0);
   if (warpgroup < C::kGroups) {
-    TakeRegisters<C::kMany, true>();
-    shared.FindPlaces(s);
-    // Also where there is no filter to wait for: somebody may still use the target's
-    // memory.
-    WaitForKernelBefore();
+    SetMaxRegisters<C::kMany, true>();
+    shared.FillTables(s);
+    // Even without a filter to wait for: the preceding kernel may use the target.
+    GridDependencySynchronize();
     MultiplyTiles<S, C>(s, shared, warpgroup, target);
   } else {
-    TakeRegisters<C::kFew, false>();
+    SetMaxRegisters<C::kFew, false>();
     const int thread = static_cast<int>(threadIdx.x) - C::kWarps * kLanes;
-    // The kernel before packed the filter, and began when `source` was complete.
-    if (thread == C::kCarriers) {
-      WaitForKernelBefore();
-      BringFilter<C>(s, shared, packed);
+    // The preceding kernel packed the filter; `source` was complete before it started.
+    if (thread == C::kLoadThreads) {
+      GridDependencySynchronize();
+      LoadFilter<C>(s, shared, packed);
     } else if constexpr (C::kBoxes) {
-      if (thread == 0) BringBoxes<C>(s, shared, source);
-    } else if (thread < C::kCarriers) {
-      BringPatches<S, C>(s, shared, source, thread);
+      if (thread == 0) LoadPatchesByTma<C>(s, shared, source);
+    } else if (thread < C::kLoadThreads) {
+      LoadPatchesByWarps<S, C>(s, shared, source, thread);
     }
   }
 #else
-  __trap();  // launched on other GPUs by mistake
+  __trap();  // compiled for another GPU
 #endif
 }
 

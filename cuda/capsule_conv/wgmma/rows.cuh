@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Where the products of wgmma/product.cuh are: their shapes, the rows of a
-// patch that they read, the sums that they make, and where these go.
+// Kernel traits of wgmma/product.cuh, the map between rows of its products and pixels,
+// its accumulators, and the epilogue.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
 
@@ -17,50 +17,51 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-constexpr int kSide = 64;  // of a product, its left operand's
+constexpr int kWgmmaRows = 64;  // M of a wgmma instruction
 
-// Words of a part of a step of the filter.
+// Words of one part of a step of the packed filter.
 constexpr int UnitStepWords(int columns) { return 2 * columns * 4; }
 
 constexpr int kGroupRows = 8;
 
-// The shape of a kernel: O is what it multiplies, kParts parts of each element of the
-// poses with kFilterParts of the filter. Each of two warpgroups makes kTiles products
-// of kRows rows. Where the poses are the left operand, those are 64 rows by all
-// kColumns columns; where they are the right one, 64 columns by up to 256 rows: with
-// more columns than that warpgroups share the rows.
+// Compile-time shape of a kernel. O is the operand type; poses are split into kParts
+// parts and the filter into kFilterParts. Each of two consumer warpgroups has kTiles
+// products of kRows pose rows. With the poses as A (kLeft) these are 64 rows by all
+// kColumns columns. As B they are up to 256 rows by 64 filter columns; with 128 columns
+// both warpgroups have the same rows.
 template <typename OperandOf, int kPartsOf, int kFilterPartsOf, bool kLeftOf,
           int kRowsOf, int kTilesOf, int kColumnsOf, int kBlocksOf>
-struct Warpgroups {
+struct KernelTraits {
   using O = OperandOf;
   static constexpr int kParts = kPartsOf, kFilterParts = kFilterPartsOf;
   static constexpr int kRows = kRowsOf, kTiles = kTilesOf;
   static constexpr int kColumns = kColumnsOf, kBlocks = kBlocksOf;
   static constexpr bool kLeft = kLeftOf;
-  // What a stage makes is added up in float, as tensor cores cut off when they add.
-  static constexpr bool kApart = kParts > 1;
-  // What is multiplied of part i of the poses and part j of the filter: i + j < kParts.
-  // The rest is less than what is lost in adding up.
+  // Each stage's products are added to float totals, as tensor cores truncate sums.
+  static constexpr bool kPromotes = kParts > 1;
+  // Part i of the poses and part j of the filter are multiplied if i + j < kParts. The
+  // other pairs are below the rounding error of the sum.
   static_assert(kFilterParts == 1 || kFilterParts == kParts);
   static constexpr int kPairs = kFilterParts == 1 ? kParts : kParts * (kParts + 1) / 2;
-  // Patches are boxes of a tensor map; else warps carry them.
+  // Patches are loaded by TMA; otherwise by warps.
   static constexpr bool kBoxes = !kLeft && std::is_same_v<O, float>;
-  static_assert(kLeft ? kRows == kSide : kTiles == 1);
-  static constexpr int kColumnGroups = kLeft ? 1 : kColumns / kSide;
-  static constexpr int kProducts = 2 * kTiles / kColumnGroups;  // of a tile's rows
+  static_assert(kLeft ? kRows == kWgmmaRows : kTiles == 1);
+  static constexpr int kColumnGroups = kLeft ? 1 : kColumns / kWgmmaRows;
+  static constexpr int kProducts = 2 * kTiles / kColumnGroups;  // row tiles of a tile
   static constexpr int kOctets = (kLeft ? kColumns : kRows) / 8;
-  static constexpr int kGroups = 2;             // warpgroups that multiply
-  static constexpr int kWarps = 4 * kGroups;    // of them
-  static constexpr int kCarriers = 3 * kLanes;  // threads that carry patches
+  static constexpr int kGroups = 2;                // consumer warpgroups
+  static constexpr int kWarps = 4 * kGroups;       // consumer warps
+  static constexpr int kLoadThreads = 3 * kLanes;  // producer threads for patches
   static constexpr int kThreads = (kWarps + 4) * kLanes;
+  // Registers per consumer thread and per producer thread, set by setmaxnreg.
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
-  static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // there may be more
+  static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // at least
   static constexpr int kStageWords = (kFilterParts == 1 ? 4096 : 6144) / kBlocks;
   static constexpr int kStepWords = kFilterParts * UnitStepWords(kColumns);
-  static constexpr int kSteps = kStageWords / kStepWords;  // of a stage
+  static constexpr int kSteps = kStageWords / kStepWords;  // steps per stage
   static constexpr int kBarrierWords = 64;
-  // Registers of a thread at the launch, which a block has to share out.
+  // Registers per thread at launch.
   static constexpr int kRegisters = kBlocks == 1 ? 168 : 80;
   static_assert(kWarps * kLanes * kMany + 4 * kLanes * kFew <= kThreads * kRegisters);
 };
@@ -68,50 +69,50 @@ struct Warpgroups {
 template <typename O, int kParts, int kFilterParts, int kTiles, int kColumns,
           int kBlocks = 1>
 using PosesLeft =
-    Warpgroups<O, kParts, kFilterParts, true, kSide, kTiles, kColumns, kBlocks>;
+    KernelTraits<O, kParts, kFilterParts, true, kWgmmaRows, kTiles, kColumns, kBlocks>;
 template <typename O, int kParts, int kRows, int kColumns>
-using PosesRight = Warpgroups<O, kParts, kParts, false, kRows, 1, kColumns, 1>;
+using PosesRight = KernelTraits<O, kParts, kParts, false, kRows, 1, kColumns, 1>;
 
-// What the kernel is given.
-struct WarpgroupProduct {
+// Kernel parameters.
+struct WarpgroupParams {
   Product product;
   SortedPatch sorted;
-  int tiles;          // of the whole product; a block makes every n-th
-  bool squares;       // else the rows of a product are neighbours in a plane
-  int row;            // rows of a plane from one lattice row to the next
-  int ring;           // stages of the filter in shared memory
-  Divisor by_across;  // products side by side in a lattice row; else `row`
+  int tiles;     // in total; blocks take them with stride gridDim.x
+  bool rows_2d;  // row tiles are 2-D: 8 pose rows wide; else contiguous rows of a plane
+  int row;       // rows of a plane from a lattice row to the next
+  int ring;      // stages of the filter in shared memory
+  Divisor by_across;  // 2-D row tiles in a lattice row; otherwise `row`
 };
 
-// Where the products of a block's tile are, kRows rows each.
+// Maps the row tiles of a block's tile, kRows rows each, to rows of a plane.
 template <int kRows>
 struct ProductRows {
-  int all, height, width;  // products; lattice points of the tile
+  int all, height, width;  // row tiles; lattice points of the tile
 
-  __device__ ProductRows(const WarpgroupProduct& s, const BlockPlace& place) {
+  __device__ ProductRows(const WarpgroupParams& s, const BlockCoord& place) {
     const Product& p = s.product;
     height = min(p.vertical.tile, p.vertical.points - place.y);
     width = min(p.horizontal.tile, p.horizontal.points - place.x);
     const int rows = (height - 1) * s.row + width * p.source.rows;
-    all = s.squares ? (height + kDown - 1) / kDown * s.by_across.by
+    all = s.rows_2d ? (height + kDown - 1) / kDown * s.by_across.by
                     : (rows + kRows - 1) / kRows;
   }
 
-  // The first row of product n, in a plane.
-  __device__ static int First(const WarpgroupProduct& s, int n) {
-    if (!s.squares) return n * kRows;
+  // The first plane row of row tile n.
+  __device__ static int First(const WarpgroupParams& s, int n) {
+    if (!s.rows_2d) return n * kRows;
     int across;
     const int down = s.by_across.Split(n, &across);
     return down * kDown * s.row + across * kGroupRows;
   }
 
-  // The lattice point and pose row of a row, and whether a whole tile has it.
-  __device__ static bool Find(const WarpgroupProduct& s, int row, int* y, int* x,
+  // Computes a row's lattice point and pose row, and whether a full tile has it.
+  __device__ static bool Find(const WarpgroupParams& s, int row, int* y, int* x,
                               int* pose_row) {
     const Product& p = s.product;
     const int n = row / kRows, i = row % kRows;
     int rest;
-    if (s.squares) {
+    if (s.rows_2d) {
       int across;
       *y = s.by_across.Split(n, &across) * kDown + i / kGroupRows;
       rest = across * kGroupRows + i % kGroupRows;
@@ -123,13 +124,12 @@ struct ProductRows {
   }
 
  private:
-  static constexpr int kDown = kRows / kGroupRows;  // lattice rows of squares
+  static constexpr int kDown = kRows / kGroupRows;  // lattice rows of a 2-D row tile
 };
 
-// Where a row of a tile is written: elements behind its first pixel, and the lattice
-// point, which need not be there at the lattice's edge. Two words that are read at
-// once.
-struct RowPlace {
+// The target of a tile's row: its offset from the tile's first pixel, and its lattice
+// point, which may be outside of the lattice. Packed into two words for one load.
+struct RowOffset {
   uint2 words;
 
   __device__ int at() const { return static_cast<int>(words.x); }
@@ -139,8 +139,9 @@ struct RowPlace {
   }
 };
 
+// Fills the table of targets for the rows of a tile.
 template <typename C>
-__device__ void FindRows(const WarpgroupProduct& s, RowPlace* rows) {
+__device__ void FillRowTable(const WarpgroupParams& s, RowOffset* rows) {
   const Product& p = s.product;
   for (int n = threadIdx.x; n < C::kProducts * C::kRows; n += C::kWarps * kLanes) {
     int y, x, pose_row;
@@ -153,7 +154,7 @@ __device__ void FindRows(const WarpgroupProduct& s, RowPlace* rows) {
   }
 }
 
-// The 4 lanes of which the others are 4, 8 and 12 away exchange what they have: lane i
+// Transposes 4x4 elements among the lanes l, l + 4, l + 8 and l + 12: lane number i
 // gets element i of each.
 __device__ inline void Exchange(float (&x)[4]) {
 #pragma unroll
@@ -170,8 +171,8 @@ __device__ inline void Exchange(float (&x)[4]) {
   }
 }
 
-// Writes 4 elements if `there`, without a branch.
-__device__ inline void StoreIf(bool there, const float (&x)[4], float* to) {
+// Stores 4 elements if `there`, as a predicated instruction without a branch.
+__device__ inline void StorePredicated(bool there, const float (&x)[4], float* to) {
   asm volatile(
       "{ .reg .pred there; setp.ne.b32 there, %0, 0; "
       "@there st.global.v4.f32 [%1], {%2, %3, %4, %5}; }" ::"r"(int{there}),
@@ -179,7 +180,7 @@ __device__ inline void StoreIf(bool there, const float (&x)[4], float* to) {
       : "memory");
 }
 template <typename S>
-__device__ void StoreIf(bool there, const float (&x)[4], S* to) {
+__device__ void StorePredicated(bool there, const float (&x)[4], S* to) {
   Pack<S, 2> pairs[2];
 #pragma unroll
   for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
@@ -191,7 +192,7 @@ __device__ void StoreIf(bool there, const float (&x)[4], S* to) {
       : "memory");
 }
 
-// Writes 4 columns of a row; out of line, as few poses need it.
+// Stores 4 columns of a row. Not inlined, as few pose shapes need it.
 template <typename S>
 __device__ __noinline__ void StoreColumns(int column, int columns, int channels,
                                           int64_t stride, float4 x, S* row) {
@@ -203,16 +204,16 @@ __device__ __noinline__ void StoreColumns(int column, int columns, int channels,
   }
 }
 
-// Writes what a warpgroup made of one product with the poses on the right: a lane has
-// columns l / 4 and l / 4 + 8 of its warp's 16, and rows 2 (l % 4) and the next of
-// every 8. `column` is the product's first, `rows` are its rows.
+// Epilogue of one product with the poses as B. Before the transpose, lane l holds
+// columns l / 4 and l / 4 + 8 of its warp's 16, for rows 2 (l % 4) and the next of
+// every 8. `column` is the product's first column; `rows` are the targets of its rows.
 template <typename S, int kOctets>
-__device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
-                           int height, int width, const RowPlace* rows, int column,
+__device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
+                           int height, int width, const RowOffset* rows, int column,
                            const float (&sums)[kOctets][4], S* target) {
   const Product& p = s.product;
   const int lane = threadIdx.x % kLanes, which = lane / 4 % 4;
-  // Of the 4 columns and the row of every 8 that are a lane's after the exchange.
+  // The 4 columns, and the row of every 8, that this lane has after the transpose.
   column += threadIdx.x / kLanes % 4 * 16 + which / 2 * 8 + lane / 16 * 4;
   rows += lane % 4 * 2 + which % 2;
   const int columns = p.target.columns, channels = p.target.channels;
@@ -223,8 +224,8 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
     for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
     Exchange(x);
   };
-  // Nothing here depends on what was stored before, nor branches: waiting for lanes and
-  // tables one after the other takes as long as a third of the products.
+  // Free of branches and of dependencies on earlier stores: waiting for lanes and
+  // tables one after the other would take a third as long as the products.
   if (columns % kQuad == 0) {
     const int channel = column / columns;
     to += channel * stride + (column - channel * columns);
@@ -233,8 +234,8 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
     for (int n = 0; n < kOctets; ++n) {
       float x[4];
       make(n, x);
-      const RowPlace row = rows[n * kGroupRows];
-      StoreIf(row.IsIn(height, width), x, to + row.at());
+      const RowOffset row = rows[n * kGroupRows];
+      StorePredicated(row.IsIn(height, width), x, to + row.at());
     }
     return;
   }
@@ -242,7 +243,7 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
   for (int n = 0; n < kOctets; ++n) {
     float x[4];
     make(n, x);
-    const RowPlace row = rows[n * kGroupRows];
+    const RowOffset row = rows[n * kGroupRows];
     if (row.IsIn(height, width)) {
       StoreColumns(column, columns, channels, stride,
                    make_float4(x[0], x[1], x[2], x[3]), to + row.at());
@@ -250,16 +251,16 @@ __device__ void StoreRight(const WarpgroupProduct& s, const BlockPlace& place,
   }
 }
 
-// The same with the poses on the left: rows l / 4 and l / 4 + 8 of a warp's 16, columns
-// 2 (l % 4) and the next of every 8.
+// Epilogue of one product with the poses as A: lane l holds rows l / 4 and l / 4 + 8 of
+// its warp's 16, in columns 2 (l % 4) and the next of every 8.
 template <typename S, int kOctets>
-__device__ void StoreLeft(const WarpgroupProduct& s, const BlockPlace& place,
-                          int height, int width, const RowPlace* rows, int column,
+__device__ void StoreLeft(const WarpgroupParams& s, const BlockCoord& place, int height,
+                          int width, const RowOffset* rows, int column,
                           const float (&sums)[kOctets][4], S* target) {
   const Product& p = s.product;
   const int first = threadIdx.x / kLanes % 4 * kTileRows + threadIdx.x % kLanes / 4;
   S* const to = TargetRow(p, place, 0, 0, 0, target);
-  const RowPlace upper = rows[first], lower = rows[first + 8];
+  const RowOffset upper = rows[first], lower = rows[first + 8];
   if (upper.IsIn(height, width)) {
     StoreRow<0>(p.target, p.scale, column, sums, to + upper.at());
   }
@@ -268,31 +269,31 @@ __device__ void StoreLeft(const WarpgroupProduct& s, const BlockPlace& place,
   }
 }
 
-// What tensor cores add up, and what is added up of it if that is kept apart.
-template <bool kApart, int kTiles, int kOctets>
+// Accumulators, and the float totals that they are added to if kPromotes.
+template <bool kPromotes, int kTiles, int kOctets>
 struct Sums {
-  float made[kTiles][kOctets][4];
-  float apart[kApart ? kTiles : 1][kOctets][4];
+  float accumulators[kTiles][kOctets][4];
+  float apart[kPromotes ? kTiles : 1][kOctets][4];
 
   __device__ void Clear() {
     ForEach([&](float& sum, float* all_before) {
       sum = 0;
       asm volatile("" : "+f"(sum));  // before products begin
-      if constexpr (kApart) *all_before = 0;
+      if constexpr (kPromotes) *all_before = 0;
     });
   }
-  // Of products that are done.
-  __device__ void AddUp() {
+  // Adds finished products to the totals.
+  __device__ void Accumulate() {
     ForEach([&](float& sum, float* all_before) {
       asm volatile("" : "+f"(sum)::"memory");
-      if constexpr (kApart) *all_before += sum;
+      if constexpr (kPromotes) *all_before += sum;
     });
   }
   __device__ const auto& all() const {
-    if constexpr (kApart) {
+    if constexpr (kPromotes) {
       return apart;
     } else {
-      return made;
+      return accumulators;
     }
   }
 
@@ -305,7 +306,7 @@ struct Sums {
       for (int n = 0; n < kOctets; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          then(made[m][n][e], &apart[kApart ? m : 0][n][e]);
+          then(accumulators[m][n][e], &apart[kPromotes ? m : 0][n][e]);
         }
       }
     }

@@ -1,10 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The poses of capsule convolution as products read them from shared memory: units of
-// 16 bytes, which are a quad of TF32 or two quads of a 16-bit type, one plane for each.
-// Warps bring them, convert elements once they are there, and may make several parts of
-// one that add up to it.
+// Copies poses to shared memory as wgmma operands. A unit is 16 bytes of a pose row, a
+// quad of TF32 or two quads of a 16-bit type, and each unit has a plane of the patch.
+// After the copy, floats are rounded to TF32 or split into parts of bfloat16 in place.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
 
@@ -17,11 +16,11 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// O is what tensor cores multiply: float, which they take for TF32, or a 16-bit type.
+// The quads of a 16-byte unit; O is the operand type, float (as TF32) or 16-bit.
 template <typename O>
 constexpr int kUnitQuads = 16 / (kQuad * sizeof(O));
 
-// Splits 8 floats: three parts of bfloat16 are all of a number.
+// Splits 8 floats into parts of bfloat16; three parts hold all bits of a float.
 template <int kParts>
 __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
   uint32_t words[kParts][4];
@@ -30,13 +29,13 @@ __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
     uint32_t pair[2] = {__float_as_uint(unit[2 * e]), __float_as_uint(unit[2 * e + 1])};
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      // The upper halves: what is cut off is left for the parts that follow.
+      // Truncates to the upper halves; the rest goes to the next part.
       words[part][e] = __byte_perm(pair[0], pair[1], 0x7632);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const float all = __uint_as_float(pair[n]);
         const float cut = __uint_as_float(pair[n] & 0xffff0000);
-        // Of infinity nothing is left.
+        // Infinity minus itself would be NaN.
         pair[n] = all == cut ? 0 : __float_as_uint(all - cut);
       }
     }
@@ -48,30 +47,29 @@ __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
   }
 }
 
-// Brings units to a patch in shared memory. A thread always has the same row of the
-// same unit, of every n-th pixel. There are at least as many threads as units have
-// rows, and those are whole quads.
+// Copies and converts the units of a patch. A thread handles one row of one unit, of
+// every step_-th pixel. There must be at least as many threads as the units have rows,
+// and pose rows must be whole quads.
 template <typename S, typename O, int kParts>
-class UnitCarrier {
+class UnitLoader {
  public:
-  // `units` are brought together, by `threads` threads of which this is number
-  // `thread`.
-  __device__ UnitCarrier(const Patch& patch, const Image& image, int units, int thread,
-                         int threads) {
-    const int pieces = units * image.rows;  // of a pixel
+  // `threads` threads copy `units` units together; this is thread number `thread`.
+  __device__ UnitLoader(const Patch& patch, const Image& image, int units, int thread,
+                        int threads) {
+    const int pieces = units * image.rows;  // copies per pixel
     step_ = threads / pieces;
     first_ = thread / pieces;
     unit_ = patch.by_rows.Split(thread - first_ * pieces, &row_);
-    if (first_ >= step_) first_ = patch.pixels;  // idle
+    if (first_ >= step_) first_ = patch.pixels;  // idle thread
   }
 
-  // Begins to copy the units from `unit` on. Planes past the last and pixels outside
-  // the image become zeros.
+  // Issues the copies of the units from `unit` on. Planes past the last and pixels
+  // outside of the image become zeros.
   __device__ void Copy(const Patch& patch, const Image& image, const int* pixels,
                        const S* from, int unit, int part_words, uint32_t* to) const {
     constexpr int kBytes = kQuad * sizeof(S);
     const int quads = image.quads();
-    int place[kQuads];  // in a pixel; -1 where there is no such plane
+    int place[kQuads];  // offset in a pixel; -1 without such a plane
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       const int plane = (unit + unit_) * kQuads + q;
@@ -80,7 +78,7 @@ class UnitCarrier {
                  (plane - channel * quads) * kQuad;
       if (plane >= image.planes()) place[q] = -1;
     }
-    // A unit's quads lie where operands will be.
+    // Floats are first copied to the room of the operand's parts, a quad to each.
     const int apart = kConverted ? part_words : 2;
     to += First(patch, image);
     for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
@@ -94,8 +92,7 @@ class UnitCarrier {
     }
   }
 
-  // Makes operands of what was copied and is there: part after part at a distance of
-  // `part_words`.
+  // Converts copied floats to operands, whose parts are `part_words` words apart.
   __device__ void Convert(const Patch& patch, const Image& image, int part_words,
                           uint32_t* to) const {
     if constexpr (kConverted) {
@@ -130,7 +127,7 @@ class UnitCarrier {
   static constexpr bool kConverted = std::is_same_v<S, float>;
   static_assert(kConverted ? kParts >= kQuads : kParts == 1 && std::is_same_v<S, O>);
 
-  // Words to the first unit of this thread, and from one to the next.
+  // Words from the patch to this thread's first unit, and from one unit to the next.
   __device__ int First(const Patch& patch, const Image& image) const {
     return unit_ * patch.plane + (first_ * image.rows + row_) * 4;
   }

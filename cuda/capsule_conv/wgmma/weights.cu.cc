@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the weight gradient of wgmma/weights.cuh.
+// Plans and launches the kernel of wgmma/weights.cuh.
 #include "cuda/capsule_conv/wgmma/weights.cuh"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// The gradient as a kernel does it; no blocks where it does not fit.
+// A plan of the gradient; without blocks if it does not fit.
 template <typename W>
 struct WeightPlan {
   using S = typename W::S;
@@ -27,11 +27,11 @@ struct WeightPlan {
                                  float* parts);
 
   W sums{};
-  MappedTensor<4> input;
-  MappedTensor<3> grad;
+  TmaTensor<4> input;
+  TmaTensor<3> grad;
   int64_t blocks = 0;
   int shared = 0;
-  double cost = 0;  // cycles, roughly
+  double cost = 0;  // estimate in cycles
   Launch launch = nullptr;
 };
 
@@ -44,19 +44,18 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
   LaunchError error = CheckGrid(op, plan.blocks);
   if (error.empty()) error = MakeTensorMap(op, input, plan.input, &input_map);
   if (error.empty()) error = MakeTensorMap(op, grad, plan.grad, &grad_map);
-  if (error.empty()) error = AllowShared<kKernel>(exec, op);
+  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
   if (error.empty()) error = CheckRegisters<kKernel>(op, kWeightRegisters);
   if (!error.empty()) return error;
-  return LaunchOverlapped(op, kKernel, dim3(plan.blocks), kWeightThreads, plan.shared,
-                          exec, input_map, grad_map, plan.sums, parts);
+  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightThreads, plan.shared,
+                         exec, input_map, grad_map, plan.sums, parts);
 }
 
-// Tensor cores cut off what they add up of 16-bit types: of so many pixels, no more
-// than about a unit in the last place of float16.
-constexpr int64_t kMostPixels = 1 << 18;
+// Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
+// at about one unit in the last place of float16.
+constexpr int64_t kMaxPixels = 1 << 18;
 
-// Fills in the slots and how many blocks share the lines, and keeps the plan if it is
-// the cheapest so far.
+// Chooses slots and splits, and keeps the plan if it is the cheapest so far.
 template <typename W>
 void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) {
   using S = typename W::S;
@@ -64,12 +63,12 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   w.box_width =
       (w.strip - 1) * w.moves.stride_x + (w.x_taps - 1) * w.moves.dilation_x + 1;
   if (w.box_width > 256) return;
-  // Barriers, and what aligns them, are before the slots or the staged sums.
+  // Barriers and alignment, then the slots, or the staged sums that replace them.
   const auto shared = [&] {
     return 2048 +
            std::max(int64_t{w.row_slots} * w.RowBytes() +
                         int64_t{w.grad_slots} * w.GradBytes(),
-                    int64_t{kWeightGroups} * kWeightUnits<W::kParts> * kUnitBytes);
+                    int64_t{kConsumerGroups} * kWeightUnits<W::kParts> * kUnitBytes);
   };
   w.row_slots = w.y_taps + 1;
   w.grad_slots = 2;
@@ -82,10 +81,11 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
     break;
   }
   plan.shared = static_cast<int>(shared());
-  // A line takes 32 cycles for each product; one for 128 bytes of shared memory that
-  // are read or written, rows thrice or more; or one for 28 bytes of the second cache.
+  // Cycles of a line, the largest of: 32 per product; one per 128 bytes of
+  // shared-memory traffic, with input rows at least three times; one per 28 bytes from
+  // L2.
   constexpr int kPixels = kProductPixels<S>, kParts = W::kParts;
-  const double pixels = 1.0 * w.width / w.strips;  // of a line
+  const double pixels = 1.0 * w.width / w.strips;  // per line
   const double products =
       (pixels + kPixels - 1) / kPixels * w.Units() * w.Halves() * (kParts > 1 ? 3 : 1);
   const double bytes = products * 2048 + pixels * 4 * kPixelBytes<S> + w.GradBytes() +
@@ -95,11 +95,11 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   const int64_t tiles = int64_t{w.x_tiles} * w.y_tiles * w.block_tiles * w.row_tiles;
   const int64_t most =
       std::min<int64_t>(CeilDivide(4 * device.processors, tiles), w.lines);
-  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   for (int64_t splits = 1; splits <= most; ++splits) {
-    if (splits > 1 && splits * w.weights > kMostBytes / 4) break;
+    if (splits > 1 && splits * w.weights > kMaxBytes / 4) break;
     const int64_t lines = CeilDivide(w.lines, splits);
-    if (!std::is_same_v<S, float> && lines * w.strip > kMostPixels) continue;
+    if (!std::is_same_v<S, float> && lines * w.strip > kMaxPixels) continue;
     plan.cost = CeilDivide(tiles * splits, device.processors) * (lines * line + 5000) +
                 1.0 * splits * w.weights / device.processors;
     if (best->blocks > 0 && plan.cost >= best->cost) continue;
@@ -109,7 +109,7 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   }
 }
 
-// Considers all tiles of 64 rows, or of 128.
+// Considers all tiles with 64 rows, or with 128.
 template <typename W>
 void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
                WeightPlan<W>* best) {
@@ -118,7 +118,7 @@ void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
     return static_cast<int>(CeilDivide(whole, part));
   };
   const int channel_blocks = parts(w.channels, kWeightChannels);
-  const int units = kWeightUnits<W::kParts> * (w.halves ? 1 : kWeightGroups);
+  const int units = kWeightUnits<W::kParts> * (w.halves ? 1 : kConsumerGroups);
   const bool neighbors = w.moves.stride_y == 1 && w.moves.dilation_y == 1;
   w.row_tiles = parts(w.out_channels * w.columns, w.Halves() * kWeightRows);
   for (w.blocks = 1; w.blocks <= std::min(channel_blocks, units); ++w.blocks) {
@@ -144,13 +144,13 @@ void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
   }
 }
 
-// Boxes of `width` pixels of a row of the input and 16 channels, two of which are 128
-// bytes of float. Pixels of two channels follow each other if `by_pairs`, which are of
-// a 16-bit type; else channels of a pixel.
-inline MappedTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
+// The tensor map of the input: boxes of `width` pixels of a row by 16 channels; two
+// channels of float poses are 128 bytes. If `by_pairs` (16-bit types), pixels are
+// inside of channel pairs; else channels are inside of pixels.
+inline TmaTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
   const uint64_t pairs = p.in_channels / 2, in_width = p.in_width;
   const uint64_t rows = p.batch * p.in_height;
-  MappedTensor<4> map;
+  TmaTensor<4> map;
   map.size = {32, pairs, in_width, rows};
   map.apart = {32, pairs * 32, in_width * pairs * 32};
   map.box = {32, kChannelPairs, static_cast<uint32_t>(width), 1};
@@ -164,11 +164,11 @@ inline MappedTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
   return map;
 }
 
-// Boxes of `strip` pixels of a row of `grad`, and of 64 rows of the product.
-inline MappedTensor<3> MapGrad(const Problem& p, int strip) {
+// The tensor map of `grad`: boxes of `strip` pixels of a row by 64 rows of the product.
+inline TmaTensor<3> MapGrad(const Problem& p, int strip) {
   const uint64_t pixel = p.out_channels * 4 * p.pose_columns, width = p.out_width;
   const uint64_t rows = p.batch * p.out_height;
-  MappedTensor<3> map;
+  TmaTensor<3> map;
   map.size = {pixel, width, rows};
   map.apart = {pixel, width * pixel};
   map.box = {kWeightRows * 4, static_cast<uint32_t>(strip), 1};
@@ -177,16 +177,16 @@ inline MappedTensor<3> MapGrad(const Problem& p, int strip) {
   return map;
 }
 
-// The launch for so many units of a warpgroup.
+// The launch function for up to `units` units per consumer.
 template <typename W, int kUnits = kWeightUnits<W::kParts>>
-typename WeightPlan<W>::Launch LaunchOf(int units) {
+typename WeightPlan<W>::Launch SelectLaunch(int units) {
   if constexpr (kUnits > 1) {
-    if (units < kUnits) return LaunchOf<W, kUnits - 1>(units);
+    if (units < kUnits) return SelectLaunch<W, kUnits - 1>(units);
   }
   return LaunchWeights<W, kUnits>;
 }
 
-// The cheapest plan.
+// The cheapest plan of all tiles.
 template <typename W>
 WeightPlan<W> FindWeightPlan(const GpuDevice& device, const Problem& p) {
   WeightPlan<W> plan, best;
@@ -208,15 +208,15 @@ WeightPlan<W> FindWeightPlan(const GpuDevice& device, const Problem& p) {
   if (best.blocks == 0) return best;
   const W& found = best.sums;
   const int of_group =
-      static_cast<int>(CeilDivide(found.Units(), found.halves ? 1 : kWeightGroups));
-  best.launch = LaunchOf<W>(of_group);
+      static_cast<int>(CeilDivide(found.Units(), found.halves ? 1 : kConsumerGroups));
+  best.launch = SelectLaunch<W>(of_group);
   best.input = MapLines(p, found.box_width, !std::is_same_v<typename W::S, float>);
   best.grad = MapGrad(p, found.strip);
   best.input.rounded = best.grad.rounded = W::kParts == 1;
   return best;
 }
 
-// Why there is no such product; else empty.
+// Why this kernel cannot do the problem; else empty.
 template <typename S>
 std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   const std::string refusal = RefuseSizes(p);
@@ -235,15 +235,15 @@ std::string RefuseWeights(const Problem& p, const GpuDevice& device) {
   if (!std::is_same_v<S, float> && p.stride_width != 1) {
     return "the stride across, " + std::to_string(p.stride_width) + ", is not 1";
   }
-  constexpr int64_t kMost = int64_t{1} << 30;
+  constexpr int64_t kMax = int64_t{1} << 30;
   if (p.in_channels * p.out_channels * 4 * p.pose_columns >
-      kMost / (p.kernel_height * p.kernel_width)) {
+      kMax / (p.kernel_height * p.kernel_width)) {
     return "32 bits do not count the weights";
   }
-  if (p.batch > kMost / std::max(p.in_height, p.out_height)) {
+  if (p.batch > kMax / std::max(p.in_height, p.out_height)) {
     return "32 bits do not count the rows of all images";
   }
-  return HasWarpgroups(device) ? "" : "it needs compute capability 9.0";
+  return HasWgmma(device) ? "" : "it needs compute capability 9.0";
 }
 
 bool FillsBlocks(const Problem& p) {
@@ -251,7 +251,7 @@ bool FillsBlocks(const Problem& p) {
          2 * p.out_channels * p.pose_columns >= kWeightRows && !HasFewProducts(p);
 }
 
-// The gradient by partial sums in the workspace.
+// Plans the gradient with split-K.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
@@ -259,10 +259,10 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
   using S = CudaType<T>;
   const std::string refusal = RefuseWeights<S>(p, device);
   if (!refusal.empty()) return Plan::Refuse(refusal);
-  using Sums = WeightSums<S, kTf32 == Tf32::kSplit ? 2 : 1>;
+  using Sums = WeightParams<S, kTf32 == Tf32::kSplit ? 2 : 1>;
   const WeightPlan<Sums> plan = FindWeightPlan<Sums>(device, p);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
-  return PlanByParts<T>(op, plan, plan.sums.weights, plan.sums.splits);
+  return PlanSplitK<T>(op, plan, plan.sums.weights, plan.sums.splits);
 }
 
 template <typename T>

@@ -1,16 +1,21 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient of 4x4 poses in TF32 or a 16-bit type. Rows of the product are
-// (output channel, column), 64 for each warpgroup that multiplies. Its columns are
-// units of 64, (inner, channel) of one tap, and its terms the pose rows of 2
-// neighboring output pixels, or of 4 of a 16-bit type.
+// The weight gradient of 4x4 poses with wgmma, in TF32, split TF32 or a 16-bit type, as
+// a warp-specialized kernel:
+//   warps 0 to 7   two consumer warpgroups, which issue wgmma and store partial sums
+//   warps 8 to 10  transpose the input's poses in shared memory
+//   warp 11        producer, one thread: loads lines of the input and `grad` by TMA
 //
-// Tensor cores want 4 terms of a column of TF32 next to each other in shared memory, or
-// 8 columns of a term of a 16-bit type. So three warps transpose the poses of the input
-// there, once for all taps that read them. The rows come from registers, to which they
-// are read as they are. Exact float32 is split in two parts of TF32, of which three
-// products are made, and these are added up in float: tensor cores cut off.
+// The rows of the product are (output channel, pose column), 64 per consumer. Its
+// columns are units of 64, (pose inner, input channel) of one tap. Its terms are the
+// pose rows of 2 neighbouring output pixels in TF32, or of 4 in a 16-bit type.
+//
+// wgmma needs 4 adjacent terms of a column of TF32, or 8 adjacent columns of a term of
+// a 16-bit type. So the poses of the input are transposed, once for all taps that read
+// them. The rows are loaded to registers, in which any layout will do. Exact float32 is
+// split into two parts of TF32; their three products are added in float, as tensor
+// cores truncate.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
 
@@ -23,14 +28,14 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// Which of the units of a tile a warpgroup has, and where they lie.
+// A consumer's unit n: its tap and channel block in the tile. W is a WeightParams.
 struct WeightUnit {
   int y_tap, x_tap, block;
   bool there;
 
   template <typename W>
-  __device__ WeightUnit(const W& w, const WeightPlace& place, int group, int n) {
-    const int unit = w.halves ? n : kWeightGroups * n + group;
+  __device__ WeightUnit(const W& w, const WeightCoord& place, int group, int n) {
+    const int unit = w.halves ? n : kConsumerGroups * n + group;
     const int tap = unit / w.blocks;
     block = unit - tap * w.blocks;
     y_tap = tap / w.x_taps;
@@ -41,13 +46,13 @@ struct WeightUnit {
   }
 };
 
-// How a unit lies in shared memory, in units of 16 bytes: from one product to the next,
-// as DescribeOperand has it, and to the second part.
-struct UnitSteps {
+// Distances of units in shared memory, in units of 16 bytes: between products, between
+// the core matrices as MakeDescriptor takes them, and to the second part.
+struct UnitStrides {
   uint32_t product, unit, group, part;
 
   template <typename W>
-  __device__ explicit UnitSteps(const W& w) {
+  __device__ explicit UnitStrides(const W& w) {
     using S = typename W::S;
     if constexpr (std::is_same_v<S, float>) {
       unit = w.moves.stride_x * (kPixelBytes<S> / 16);
@@ -61,11 +66,11 @@ struct UnitSteps {
   }
 };
 
-// Reads two rows of `grad` for a product, columns of a pose that follow each other. A
-// lane has of each pose row `lane % 4` of two pixels, or two pose rows of each of two
-// pixels, `below` bytes apart: 0 and 2 of a pixel, or 1 and 3.
+// Loads the A fragment of a product: two adjacent pose columns of `grad`. A lane has
+// pose row `lane % 4` of two pixels (float), or two pose rows, `below` bytes apart, of
+// each of two pixels: rows 0 and 2, or 1 and 3 (16-bit types).
 template <typename S>
-__device__ void ReadGrad(const char* grad, int below, uint32_t (&rows)[4]) {
+__device__ void LoadGradFragment(const char* grad, int below, uint32_t (&rows)[4]) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const char* const from = grad + e * (kProductPixels<S> / 2) * kPixelBytes<S>;
@@ -82,29 +87,31 @@ __device__ void ReadGrad(const char* grad, int below, uint32_t (&rows)[4]) {
   }
 }
 
-// Adds up kCount products for each unit, from `grad` on.
+// Multiplies kCount products of each unit and waits for them; `grad` is the first
+// product's position in shared memory.
 template <typename W, int kCount, int kUnits, typename SumsOfUnits>
 __device__ void MultiplyPixels(const char* grad, int below,
-                               const uint32_t (&at)[kUnits], const UnitSteps& steps,
+                               const uint32_t (&at)[kUnits], const UnitStrides& steps,
                                SumsOfUnits& sums) {
   using S = typename W::S;
   constexpr int kParts = W::kParts;
   uint32_t rows[kParts][kCount][4];
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    ReadGrad<S>(grad + k * kProductPixels<S> * kPixelBytes<S>, below, rows[0][k]);
+    LoadGradFragment<S>(grad + k * kProductPixels<S> * kPixelBytes<S>, below,
+                        rows[0][k]);
     if constexpr (kParts > 1) {
       Operand<4, Tf32::kSplit> split;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        split.SetLarge(e, __uint_as_float(rows[0][k][e]));
+        split.SetWithoutOverflow(e, __uint_as_float(rows[0][k][e]));
         rows[0][k][e] = split.high[e];
         rows[1][k][e] = split.low[e];
       }
     }
   }
-  BeginProducts();
-  // The least parts first.
+  WgmmaFence();
+  // Smallest terms first.
 #pragma unroll
   for (int least = kParts - 1; least >= 0; --least) {
 #pragma unroll
@@ -114,36 +121,35 @@ __device__ void MultiplyPixels(const char* grad, int below,
 #pragma unroll
         for (int part = least; part >= 0; --part) {
           const uint32_t from = at[n] + k * steps.product + (least - part) * steps.part;
-          AsyncProductOfRegisters<S, 8>::Begin(
-              rows[part][k], DescribeOperand(from, steps.unit, steps.group),
-              sums.made[n], kParts == 1 || k > 0 || part < kParts - 1);
+          WgmmaRs<S, 8>::Begin(
+              rows[part][k], MakeDescriptor(from, steps.unit, steps.group),
+              sums.accumulators[n], kParts == 1 || k > 0 || part < kParts - 1);
         }
       }
     }
   }
-  CommitProducts();
-  WaitForProducts<0>();  // registers may be overwritten only now
-  if constexpr (kParts > 1) sums.AddUp();
+  WgmmaCommit();
+  WgmmaWait<0>();  // the registers of `rows` are free only now
+  if constexpr (kParts > 1) sums.Accumulate();
 }
 
-// How many products a warpgroup makes of each unit before it waits for them, while
-// those of the other go on.
+// Products per unit that a consumer issues before it waits, while the other runs.
 template <int kUnits>
 constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
-// Where a lane's two rows of the product begin, which are columns of a pose that follow
-// each other: in pose row 0 of a pixel of `grad`, and in a matrix of the result.
+// The offset of a lane's two rows, which are adjacent pose columns, in a pixel of
+// `grad` (pose row 0) and in a matrix of the result.
 template <typename W>
-__device__ int PlaceOfRows(const W& w) {
+__device__ int LaneRowOffset(const W& w) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int row = 16 * warp + lane / 4 * 2;
   const int channel = row / w.columns, column = row - channel * w.columns;
   return channel * 4 * w.columns + column;
 }
 
-// Adds up what one warpgroup of a block multiplies, the first kUnits of its units.
+// A consumer warpgroup's main loop, for the first kUnits of its units.
 template <int kUnits, typename W, typename SumsOfUnits>
-__device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
+__device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
                               WeightBarriers& barriers, const char* row_slots,
                               const char* grad_slots, SumsOfUnits& sums) {
   using S = typename W::S;
@@ -160,16 +166,17 @@ __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
     tap[n] = unit.y_tap;
   }
   const int t = lane % 4, pose_row = kFloat ? t : t % 2, pixel = kFloat ? 0 : t / 2;
-  const char* const rows =
-      grad_slots + (w.halves ? group * w.strip * kPixelBytes<S> : 0) +
-      pixel * kPixelBytes<S> + (PlaceOfRows(w) + pose_row * w.columns) * int{sizeof(S)};
+  const char* const rows = grad_slots +
+                           (w.halves ? group * w.strip * kPixelBytes<S> : 0) +
+                           pixel * kPixelBytes<S> +
+                           (LaneRowOffset(w) + pose_row * w.columns) * int{sizeof(S)};
   const int below = 2 * w.columns * int{sizeof(S)};
-  const UnitSteps steps(w);
-  const uint32_t slots_at = UnitAddress(row_slots);
+  const UnitStrides steps(w);
+  const uint32_t slots_at = DescriptorAddress(row_slots);
   const uint32_t slot_units = w.RowBytes() / 16;
-  WeightSlot newest, other;
+  WeightPipelineState newest, other;
   int oldest = 0;
-  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+  for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     for (int n = line.first ? 0 : w.y_taps - 1; n < w.y_taps; ++n) {
       barriers.row_ready[newest.at].Wait(newest.parity);
       newest.Next(w.row_slots);
@@ -206,16 +213,16 @@ __device__ void MultiplyLines(const W& w, const WeightPlace& place, int group,
       if (++oldest == w.row_slots) oldest = 0;
     }
   }
-  if constexpr (W::kParts == 1) sums.AddUp();
+  if constexpr (W::kParts == 1) sums.Accumulate();
 }
 
-// Stores the sums of a warpgroup's units, by way of the slots of rows.
+// Epilogue: stages the sums in the row slots and stores them with bulk copies.
 template <int kUnits, typename W, typename SumsOfUnits>
-__device__ void StoreUnits(const W& w, const WeightPlace& place, int group,
+__device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
                            const SumsOfUnits& sums, char* row_slots, float* parts) {
   constexpr bool kFloat = std::is_same_v<typename W::S, float>;
-  const int place_of_rows = PlaceOfRows(w), t = threadIdx.x % 4;
-  SynchronizeSome<128 * kWeightGroups>();  // the slots are not needed any more
+  const int lane_row_offset = LaneRowOffset(w), t = threadIdx.x % 4;
+  SyncNamedBarrier<128 * kConsumerGroups>();  // all slots are free now
   char* const staged = row_slots + group * kWeightUnits<W::kParts> * kUnitBytes;
 #pragma unroll
   for (int n = 0; n < kUnits; ++n) {
@@ -228,13 +235,13 @@ __device__ void StoreUnits(const W& w, const WeightPlace& place, int group,
         const int inner = kFloat ? m % 4 : of_octet % 4;
         float* const to =
             reinterpret_cast<float*>(staged + n * kUnitBytes + in * kSumsBytes);
-        *reinterpret_cast<float2*>(to + place_of_rows + inner * w.columns) =
+        *reinterpret_cast<float2*>(to + lane_row_offset + inner * w.columns) =
             make_float2(sums.all()[n][m][e], sums.all()[n][m][2 + e]);
       }
     }
   }
-  ShareWithProducts();
-  SynchronizeSome<128 * kWeightGroups>();
+  FenceAsyncProxy();
+  SyncNamedBarrier<128 * kConsumerGroups>();
   const int in = threadIdx.x % 128;
   if (in >= kWeightChannels) return;
   const int outs_of_group = kWeightRows / w.columns;
@@ -248,14 +255,14 @@ __device__ void StoreUnits(const W& w, const WeightPlace& place, int group,
     const int at_tap =
         (place.y_tap + unit.y_tap) * w.moves.kernel_width + place.x_tap + unit.x_tap;
     const int64_t matrix = (at_tap * w.channels + from) * w.out_channels + out;
-    BeginStore(staged + n * kUnitBytes + in * kSumsBytes,
-               outs * 4 * w.columns * sizeof(float),
-               parts + int64_t{place.split} * w.weights + matrix * 4 * w.columns);
+    StartBulkStore(staged + n * kUnitBytes + in * kSumsBytes,
+                   outs * 4 * w.columns * sizeof(float),
+                   parts + int64_t{place.split} * w.weights + matrix * 4 * w.columns);
   }
-  WaitForStores();
+  WaitForBulkStores();
 }
 
-// kUnits is how many units a warpgroup has.
+// kUnits is the maximal number of units of a consumer.
 template <typename W, int kUnits>
 __global__ void __launch_bounds__(kWeightThreads, 1)
     WeightKernel(const __grid_constant__ CUtensorMap input,
@@ -267,31 +274,31 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
   auto& barriers = *reinterpret_cast<WeightBarriers*>(aligned);
   char* const row_slots = aligned + 1024;
   char* const grad_slots = row_slots + w.row_slots * w.RowBytes();
-  if (threadIdx.x < kMostSlots) {
+  if (threadIdx.x < kMaxSlots) {
     barriers.row_full[threadIdx.x].Init(1);
-    barriers.row_ready[threadIdx.x].Init(kWeightCarriers);
-    barriers.row_free[threadIdx.x].Init(4 * kWeightGroups);
+    barriers.row_ready[threadIdx.x].Init(kTransposeWarps);
+    barriers.row_free[threadIdx.x].Init(4 * kConsumerGroups);
     barriers.grad_full[threadIdx.x].Init(1);
-    barriers.grad_free[threadIdx.x].Init(4 * kWeightGroups);
-    Barrier::PublishInit();
+    barriers.grad_free[threadIdx.x].Init(4 * kConsumerGroups);
+    Barrier::FenceInit();
   }
-  const WeightPlace place(w);
+  const WeightCoord place(w);
   __syncthreads();
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
-  if (group >= kWeightGroups) {
-    TakeRegisters<kWeightFew, false>();
-    const int warp = threadIdx.x / 32 - 4 * kWeightGroups;
-    if (warp < kWeightCarriers) {
+  if (group >= kConsumerGroups) {
+    SetMaxRegisters<kProducerRegisters, false>();
+    const int warp = threadIdx.x / 32 - 4 * kConsumerGroups;
+    if (warp < kTransposeWarps) {
       TransposeRows(w, place, barriers, row_slots, warp);
     } else if (threadIdx.x % 32 == 0) {
-      BringLines(w, place, input, grad, barriers, row_slots, grad_slots);
+      LoadLines(w, place, input, grad, barriers, row_slots, grad_slots);
     }
   } else {
-    TakeRegisters<kWeightMany, true>();
+    SetMaxRegisters<kConsumerRegisters, true>();
     Sums<(W::kParts > 1), kUnits, 8> sums;
     sums.Clear();
-    // Of an odd number of units one warpgroup has fewer.
+    // With an odd number of units, the second consumer has one fewer.
     const int fewer = !w.halves && group == 1 ? w.Units() % 2 : 0;
     if (fewer == 0 || kUnits == 1) {
       MultiplyLines<kUnits>(w, place, group, barriers, row_slots, grad_slots, sums);
@@ -299,11 +306,11 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
       MultiplyLines<kUnits - (kUnits > 1)>(w, place, group, barriers, row_slots,
                                            grad_slots, sums);
     }
-    LetKernelAfterBegin();
+    TriggerDependentLaunch();
     StoreUnits<kUnits>(w, place, group, sums, row_slots, parts);
   }
 #else
-  __trap();  // launched on other GPUs by mistake
+  __trap();  // compiled for another GPU
 #endif
 }
 

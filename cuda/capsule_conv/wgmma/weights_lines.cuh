@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the weight gradient of wgmma/weights.cuh reads, line by line, and how its
-// loading warps bring it to shared memory.
+// Parameters and producers of wgmma/weights.cuh: how the gradient is divided into tiles
+// and lines, the TMA producer, and the warps that transpose.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
 
@@ -17,53 +17,53 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-constexpr int kWeightRows = 64;      // of a warpgroup
-constexpr int kWeightChannels = 16;  // of the input, in a unit
-// Units that a warpgroup adds up, at most: of split float, sums take registers twice.
+constexpr int kWeightRows = 64;      // per consumer warpgroup
+constexpr int kWeightChannels = 16;  // input channels per unit
+// Maximal units of a consumer. Split floats need twice the registers for sums.
 template <int kParts>
 constexpr int kWeightUnits = kParts > 1 ? 2 : 5;
-constexpr int kWeightGroups = 2;  // warpgroups that multiply
-// A warpgroup more has the warps that transpose, and one that brings boxes.
-constexpr int kWeightThreads = 128 * (kWeightGroups + 1);
-constexpr int kWeightCarriers = 3;
-constexpr int kWeightRegisters = 168, kWeightMany = 208, kWeightFew = 88;
-static_assert(kWeightGroups * kWeightMany + kWeightFew <=
-              (kWeightGroups + 1) * kWeightRegisters);
-constexpr int kMostSlots = 16;
-// What shared memory holds of a pixel: 16 poses of the input, or those of 64 rows.
+constexpr int kConsumerGroups = 2;
+// One more warpgroup has the transposing warps and the TMA producer.
+constexpr int kWeightThreads = 128 * (kConsumerGroups + 1);
+constexpr int kTransposeWarps = 3;
+constexpr int kWeightRegisters = 168, kConsumerRegisters = 208, kProducerRegisters = 88;
+static_assert(kConsumerGroups * kConsumerRegisters + kProducerRegisters <=
+              (kConsumerGroups + 1) * kWeightRegisters);
+constexpr int kMaxSlots = 16;  // of either pipeline
+// Bytes per pixel in shared memory: 16 poses of the input, or 64 rows of `grad`.
 template <typename S>
 constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
-// Output pixels whose pose rows are the terms of one product.
+// Output pixels per product; its terms are their pose rows.
 template <typename S>
 constexpr int kProductPixels = 8 / sizeof(S);
-// A unit of 16-bit poses is pairs of channels.
+// A 16-bit unit is stored as pairs of channels.
 constexpr int kChannelPairs = kWeightChannels / 2, kPairBytes = 64;
-// A unit's sums as they lie before they are stored: of each channel 1024 bytes, and 16
-// more lest many lanes write to the same bank.
+// A unit's staged sums: 1024 bytes per channel and 16 against bank conflicts.
 constexpr int kSumsBytes = kWeightRows * 4 * sizeof(float) + 16;
 constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
 
-// A block makes a tile for one share of the lines: units of y_taps x x_taps taps and
-// `blocks` blocks of 16 channels, and 64 rows. Or 128 rows, if `halves`: then both
-// warpgroups have the same units, and different rows. Floats may be split in two parts
-// of TF32, with those of a line of the input one after the other in its slot.
+// Kernel parameters. A block computes a tile of the gradient for its share of the lines
+// (split-K). A tile is y_taps x x_taps taps by `blocks` blocks of 16 input channels, by
+// 64 rows. If `halves`, a tile has 128 rows and both consumers have the same units,
+// each for its own 64 rows; else they share the units. If kParts is 2, floats are split
+// into two parts of TF32, stored one after the other in a line's slot.
 template <typename Element, int kPartsOf>
-struct WeightSums {
+struct WeightParams {
   using S = Element;
   static constexpr int kParts = kPartsOf;
 
-  // A line is up to `strip` output pixels of a row, those of whole products. Those
-  // below follow.
+  // A line is up to `strip` output pixels of one row, rounded up to whole products.
+  // Lines are ordered downwards within a strip.
   int lines, splits;
   int strips, strip, width, height;
   int y_taps, x_taps, blocks;
   bool halves;
   int y_tiles, x_tiles, block_tiles, row_tiles;
   TapMoves moves;
-  int in_height, in_rows;  // of an image, and of all
-  int box_width;           // input pixels of a line
+  int in_height, in_rows;  // rows of an image, and of all images
+  int box_width;           // input pixels per line
   int row_slots, grad_slots;
-  int channels, out_channels, columns;  // of capsules and of a pose
+  int channels, out_channels, columns;  // channels of capsules; columns of a pose
   int weights;
 
   __host__ __device__ int Units() const { return y_taps * x_taps * blocks; }
@@ -71,26 +71,26 @@ struct WeightSums {
     return blocks * box_width * kPixelBytes<S>;
   }
   __host__ __device__ int RowBytes() const { return kParts * PartBytes(); }
-  __host__ __device__ int Halves() const { return halves ? kWeightGroups : 1; }
+  __host__ __device__ int Halves() const { return halves ? kConsumerGroups : 1; }
   __host__ __device__ int GradBytes() const {
     return Halves() * strip * kPixelBytes<S>;
   }
 };
 
-// What lies in shared memory before the slots, which begin 1024 bytes on.
+// Barriers at the start of shared memory; the slots follow after 1024 bytes.
 struct WeightBarriers {
-  Barrier row_full[kMostSlots], row_ready[kMostSlots], row_free[kMostSlots];
-  Barrier grad_full[kMostSlots], grad_free[kMostSlots];
+  Barrier row_full[kMaxSlots], row_ready[kMaxSlots], row_free[kMaxSlots];
+  Barrier grad_full[kMaxSlots], grad_free[kMaxSlots];
 };
 static_assert(sizeof(WeightBarriers) <= 1024);
 
-// Where a block's tile begins.
-struct WeightPlace {
+// A block's tile.
+struct WeightCoord {
   int split, y_tap, x_tap, block;
-  int rows;  // blocks of 64
+  int rows;  // in units of 64 rows
 
   template <typename W>
-  __device__ explicit WeightPlace(const W& w) {
+  __device__ explicit WeightCoord(const W& w) {
     int rest = blockIdx.x;
     const auto next = [&](int size) {
       const int quotient = rest / size, at = rest - quotient * size;
@@ -105,15 +105,15 @@ struct WeightPlace {
   }
 };
 
-// The lines of a block, one after the other. Where lines follow each other downwards,
-// each reads the rows of the one before but the first, and one row more.
-struct WeightLines {
+// Iterates over a block's lines. Each line shares its input rows with the next one
+// below, except for its first row; the next line adds one row.
+struct LineIterator {
   int left, height, strips;
   int y, strip, image;
-  bool first = true;  // of those that follow each other
+  bool first = true;  // of a strip, or of this block
 
   template <typename W>
-  __device__ WeightLines(const W& w, int split) : height(w.height), strips(w.strips) {
+  __device__ LineIterator(const W& w, int split) : height(w.height), strips(w.strips) {
     const int begin = static_cast<int>(int64_t{w.lines} * split / w.splits);
     left = static_cast<int>(int64_t{w.lines} * (split + 1) / w.splits) - begin;
     const int above = begin / height;
@@ -133,8 +133,8 @@ struct WeightLines {
   }
 };
 
-// A slot of a ring, and the parity of the phase to wait for there.
-struct WeightSlot {
+// A slot of a circular buffer, and the parity of the barrier phase to wait for.
+struct WeightPipelineState {
   int at = 0, parity = 0;
 
   __device__ void Next(int slots) {
@@ -145,18 +145,17 @@ struct WeightSlot {
   }
 };
 
-// Brings the lines of a block; one thread. Rows beside the image are zeros. Of float,
-// the channels of a pixel follow each other; of 16-bit types, the pixels of a pair of
-// channels.
+// TMA producer, one thread: loads the input rows and the `grad` of the block's lines.
+// Rows outside of the image become zeros. In shared memory, floats are ordered
+// [pixel][channel], 16-bit types [channel pair][pixel].
 template <typename W>
-__device__ void BringLines(const W& w, const WeightPlace& place,
-                           const CUtensorMap& input, const CUtensorMap& grad,
-                           WeightBarriers& barriers, char* row_slots,
-                           char* grad_slots) {
+__device__ void LoadLines(const W& w, const WeightCoord& place,
+                          const CUtensorMap& input, const CUtensorMap& grad,
+                          WeightBarriers& barriers, char* row_slots, char* grad_slots) {
   using S = typename W::S;
-  WeightSlot row, other;
-  row.parity = other.parity = 1;  // what nobody has used yet counts as free
-  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+  WeightPipelineState row, other;
+  row.parity = other.parity = 1;  // empty slots count as released
+  for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
     const int x =
         strip * w.moves.stride_x - w.moves.pad_x + place.x_tap * w.moves.dilation_x;
@@ -165,11 +164,11 @@ __device__ void BringLines(const W& w, const WeightPlace& place,
                     (place.y_tap + tap) * w.moves.dilation_y;
       const bool inside = y >= 0 && y < w.in_height;
       barriers.row_free[row.at].Wait(row.parity);
-      barriers.row_full[row.at].ArriveAndExpect(w.PartBytes());
+      barriers.row_full[row.at].ArriveAndExpectBytes(w.PartBytes());
       for (int n = 0; n < w.blocks; ++n) {
         constexpr bool kFloat = std::is_same_v<S, float>;
         const int pairs = (place.block + n) * kChannelPairs;
-        CopyBox(input, 0, kFloat ? pairs : x, kFloat ? x : pairs,
+        TmaLoad(input, 0, kFloat ? pairs : x, kFloat ? x : pairs,
                 inside ? line.image * w.in_height + y : w.in_rows,
                 barriers.row_full[row.at],
                 row_slots + row.at * w.RowBytes() + n * w.box_width * kPixelBytes<S>);
@@ -177,9 +176,9 @@ __device__ void BringLines(const W& w, const WeightPlace& place,
       row.Next(w.row_slots);
     }
     barriers.grad_free[other.at].Wait(other.parity);
-    barriers.grad_full[other.at].ArriveAndExpect(w.GradBytes());
+    barriers.grad_full[other.at].ArriveAndExpectBytes(w.GradBytes());
     for (int half = 0; half < w.Halves(); ++half) {
-      CopyBox(grad, (place.rows + half) * (kWeightRows * 4), strip,
+      TmaLoad(grad, (place.rows + half) * (kWeightRows * 4), strip,
               line.image * w.height + line.y, barriers.grad_full[other.at],
               grad_slots + other.at * w.GradBytes() + half * w.strip * kPixelBytes<S>);
     }
@@ -187,13 +186,13 @@ __device__ void BringLines(const W& w, const WeightPlace& place,
   }
 }
 
-// Transposes the poses of float in a slot; kWeightCarriers warps. Of 8 channels,
-// [channel][pose row] of 16 bytes, swizzled, become [inner][channel]. Of what is split,
-// the second part follows the `bytes` bytes of the first.
+// Transposes the float poses of a slot in place, with kTransposeWarps warps: for every
+// 8 channels, from [channel][pose row] of 16 bytes, swizzled, to [inner][channel]. If
+// floats are split, the second parts are stored `bytes` bytes after the first.
 template <int kParts>
 __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
   const int lane = threadIdx.x % 32, poses = bytes / 64;
-  for (int first = warp * 32; first < poses; first += kWeightCarriers * 32) {
+  for (int first = warp * 32; first < poses; first += kTransposeWarps * 32) {
     const int pose = first + lane;
     const bool there = pose < poses;
     float4 rows[4];
@@ -216,10 +215,10 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
         to[n * 8] = columns[n];
       } else {
         Operand<4, Tf32::kSplit> parts;
-        parts.SetLarge(0, columns[n].x);
-        parts.SetLarge(1, columns[n].y);
-        parts.SetLarge(2, columns[n].z);
-        parts.SetLarge(3, columns[n].w);
+        parts.SetWithoutOverflow(0, columns[n].x);
+        parts.SetWithoutOverflow(1, columns[n].y);
+        parts.SetWithoutOverflow(2, columns[n].z);
+        parts.SetWithoutOverflow(3, columns[n].w);
         const auto store = [&](const uint32_t (&of)[4], float4* at) {
           *reinterpret_cast<uint4*>(at) = make_uint4(of[0], of[1], of[2], of[3]);
         };
@@ -230,17 +229,17 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
   }
 }
 
-// The same of a 16-bit type. Of 2 channels, [channel][pose row] of 8 bytes become [pose
-// row 0, 2, 1, 3][channel] if the second and the fifth change places, and the fourth
-// and the seventh.
+// Same for a 16-bit type: for every 2 channels, [channel][pose row] of 8 bytes becomes
+// [pose row 0, 2, 1, 3][channel]. This exchanges the second 8 bytes with the fifth, and
+// the fourth with the seventh.
 template <int kParts, typename S>
 __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 #pragma unroll 2
   for (int n = warp * 32 + threadIdx.x % 32; n < bytes / (kPairBytes / 2);
-       n += kWeightCarriers * 32) {
+       n += kTransposeWarps * 32) {
     const int pair = n / 2;
     char* const at = slot + pair * kPairBytes + 8 + n % 2 * 16;
-    const int first = pair / 2 % 2 * 24;  // or lanes would meet in few banks
+    const int first = pair / 2 % 2 * 24;  // against bank conflicts
     uint2& one = *reinterpret_cast<uint2*>(at + first);
     uint2& other = *reinterpret_cast<uint2*>(at + 24 - first);
     const uint2 value = one;
@@ -249,17 +248,17 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
   }
 }
 
-// Transposes the poses of all rows that are brought; kWeightCarriers warps.
+// Transposing warps: handle all input rows as they arrive.
 template <typename W>
-__device__ void TransposeRows(const W& w, const WeightPlace& place,
+__device__ void TransposeRows(const W& w, const WeightCoord& place,
                               WeightBarriers& barriers, char* row_slots, int warp) {
-  WeightSlot row;
-  for (WeightLines line(w, place.split); line.left > 0; line.Next()) {
+  WeightPipelineState row;
+  for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
       barriers.row_full[row.at].Wait(row.parity);
       TransposePoses<W::kParts>(row_slots + row.at * w.RowBytes(), w.PartBytes(), warp,
                                 typename W::S{});
-      ShareWithProducts();
+      FenceAsyncProxy();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barriers.row_ready[row.at].Arrive();
       row.Next(w.row_slots);

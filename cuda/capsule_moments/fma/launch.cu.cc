@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule moments of 4 x 4 poses, or 4 x 5 with coordinates, and up to 32 parents: the
-// launches.
+// Host side of capsule moments of 4x4 or 4x5 poses and up to 32 parents, by FMA.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -15,22 +14,22 @@
 
 namespace capsops::capsule_moments::fma {
 
-// Blocks of a multiprocessor, as the kernels' launch bounds have it.
-inline int BlocksEach(Kind kind, const Problem& p) {
+// Blocks per multiprocessor that the kernels' launch bounds allow.
+inline int BlocksPerSm(Kind kind, const Problem& p) {
   return kIsGradient(kind) || p.has_linear ? 1 : 2;
 }
 
-inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_each) {
+inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_per_sm) {
   Division d;
   d.outs = static_cast<int>(p.out_channels);
   d.lanes = d.outs <= kLanes / 2 ? kLanes / 2 : kLanes;
   d.windows = kThreads / d.lanes;
-  d.positions = static_cast<int>(Positions(p));
+  d.positions = static_cast<int>(NumWindows(p));
   d.children = static_cast<int>(Children(p));
   d.groups = static_cast<int>(CeilDivide(d.positions, d.windows));
   d.chunks = static_cast<int>(CeilDivide(d.children, kChunk));
   d.blocks = static_cast<int>(
-      std::min<int64_t>(d.Units(), int64_t{blocks_each} * exec.device.processors));
+      std::min<int64_t>(d.Units(), int64_t{blocks_per_sm} * exec.device.processors));
   return d;
 }
 
@@ -38,19 +37,19 @@ template <Kind kKind, bool kLinear, bool kPrecision, int Q>
 LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Division& d, const Gradient& grad, const Results& out) {
   constexpr auto kKernel = PassKernel<kKind, kLinear, kPrecision, Q>;
-  const LaunchError error = AllowShared<kKernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
   if (!error.empty()) return error;
   const int shared = 2 * StageSize<Q>(d) * sizeof(float);
   kKernel<<<d.blocks, kThreads, shared, exec.stream>>>(in, d, grad, out);
   return CheckLaunch(name);
 }
 
-// Makes one pass, and adds up what its blocks leave.
+// Launches one pass, and the split-K reduction if blocks share groups.
 template <Kind kKind, int Q>
 LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
                  const Gradient& grad, Results out) {
   const Problem& p = in.p;
-  const Division d = Divide(p, exec, BlocksEach(kKind, p));
+  const Division d = Divide(p, exec, BlocksPerSm(kKind, p));
   out.kind = kKind;
   constexpr bool kSums = kKind != Kind::kScales && kKind != Kind::kDots;
   LaunchError error;
@@ -69,7 +68,7 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
   return CheckLaunch(name);
 }
 
-// Calls run(Q).
+// Calls run(Q) with a compile-time Q.
 template <typename Run>
 LaunchError WithQ(const Problem& p, const Run& run) {
   if (p.pose_inner == 5) return run(std::integral_constant<int, 5>{});
@@ -97,7 +96,7 @@ struct Path {
     const Division d = Divide(p, exec, 2);
     const int64_t groups = CeilDivide(d.children, d.windows);
     return static_cast<int>(std::clamp<int64_t>(2 * exec.device.processors / groups, 1,
-                                                CeilDivide(d.positions, kTogether)));
+                                                CeilDivide(d.positions, kPerStep)));
   }
 
   static LaunchError Scales(const GpuExec& exec, const char* name, const Inputs& in,
@@ -135,9 +134,10 @@ struct Path {
     out.bias = to.bias, out.linear = to.linear;
     out.precision = to.precision, out.center = to.center;
     out.given_mass = moments.mass, out.given_first = moments.first;
-    out.facts = rows.facts, out.activations = rows.activations;
+    out.state = rows.state, out.activations = rows.activations;
     out.partial = partial;
-    const VoteSums sums{rows.facts, rows.poses, rows.weights, rows.prior, rows.begins};
+    const VoteSums sums{rows.state, rows.poses, rows.weights, rows.prior,
+                        rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const dim3 grid(CeilDivide(d.children, d.windows), parts);
     return WithQ(in.p, [&](auto q) -> LaunchError {
@@ -145,7 +145,7 @@ struct Path {
       if (!error.empty()) return error;
       const auto launch = [&](auto linear) -> LaunchError {
         constexpr auto kKernel = VoteKernel<linear, q>;
-        const LaunchError denied = AllowShared<kKernel>(exec, name);
+        const LaunchError denied = AllowMaxSharedMemory<kKernel>(exec, name);
         if (!denied.empty()) return denied;
         const int shared = 2 * WindowStageSize<linear, q>(d) * sizeof(float);
         kKernel<<<grid, kThreads, shared, exec.stream>>>(in, d, grad, sums);

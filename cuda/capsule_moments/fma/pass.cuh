@@ -1,13 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A pass over the children of windows. A thread keeps the statistics and the sums of
-// one parent in registers. A block has the windows of a group, brings the weights and
-// the poses of kChunk children at a time to shared memory, and all its threads use the
-// same weights. The work is the list of all chunks of the first group, then of the
-// second and so on, and each block has an equal part of it: a group may begin in one
-// block and end in another. Such blocks leave their sums in the workspace, where
-// FinishKernel adds them up in order.
+// One pass over the children of all windows. A thread keeps the statistics and sums of
+// one parent in registers. A block does a group of windows: it stages weights and poses
+// of kChunk children at a time in shared memory, double-buffered, and all its threads
+// use the same weights.
+//
+// The work is a list of units (group, chunk), which blocks split evenly. A group may
+// therefore begin in one block and end in another; such blocks write partial sums to
+// the workspace, and FinishKernel adds them in order.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
 
@@ -19,10 +20,10 @@ namespace capsops::capsule_moments::fma {
 
 enum class Kind {
   kFirst,       // mass and first
-  kSecond,      // and second
-  kScales,      // of each row [position, k], most and scale of its logits
-  kDots,        // of each row, the sum of share dr
-  kStatistics,  // sums of dz, dz u, dz u^2; of each row, its facts and sum of share dq
+  kSecond,      // mass, first and second
+  kScales,      // {max, scale} of the logits of each row [position, k]
+  kDots,        // the sum of share dr of each row
+  kStatistics,  // sums of dz, dz u, dz u^2; state and sum of share dq per row
 };
 constexpr bool kIsGradient(Kind kind) {
   return kind == Kind::kDots || kind == Kind::kStatistics;
@@ -30,17 +31,17 @@ constexpr bool kIsGradient(Kind kind) {
 
 constexpr int kChunk = 8;
 
-// How the windows and the children are divided.
+// Work split: windows and children are divided into units (group, chunk).
 struct Division {
-  int lanes;    // threads of a window
-  int windows;  // of a group
+  int lanes;    // threads per window
+  int windows;  // per group
   int positions;
   int children;
   int outs;
   int groups, chunks, blocks;
 
   __host__ __device__ int64_t Units() const { return int64_t{groups} * chunks; }
-  // The first unit of a block, and the block that has a unit.
+  // First unit of a block, and the block that has a given unit.
   __host__ __device__ int64_t First(int64_t block) const {
     return block * Units() / blocks;
   }
@@ -49,7 +50,7 @@ struct Division {
   }
 };
 
-// What a pass writes. `partial` is [2 blocks][kSums][kThreads].
+// Outputs of a pass. `partial` is [2 blocks][kSums][kThreads].
 struct Results {
   Kind kind;
   float *mass, *first, *second;               // kFirst, kSecond
@@ -57,13 +58,12 @@ struct Results {
   const float *given_mass, *given_first;      // the moments, for center
   float2* scales;
   float* dots;
-  Facts* facts;
+  RowState* state;
   float* activations;
   float* partial;
 };
 
-// Writes number `h` of a parent's results, of its sums; with number 0 also what it has
-// one of.
+// Writes number `h` of a parent's results from its sums; for h = 0 also the scalar.
 __device__ inline void Finish(const Inputs& in, const Gradient& grad,
                               const Results& out, int64_t parent, int h, float sum,
                               float first, float second) {
@@ -86,23 +86,23 @@ __device__ inline void Finish(const Inputs& in, const Gradient& grad,
 
 template <int Q>
 struct Stage {
-  float* weights;  // [kChunk][outs][kWeightStep]
-  float* poses;    // [kChunk][windows][kPoseStep]
-  Facts* facts;    // [kChunk][windows]
+  float* weights;   // [kChunk][outs][kWeightStep]
+  float* poses;     // [kChunk][windows][kPoseStep]
+  RowState* state;  // [kChunk][windows]
 
   __device__ Stage(const Division& d, float* from)
       : weights(from),
         poses(weights + kChunk * d.outs * kWeightStep<Q>),
-        facts(reinterpret_cast<Facts*>(poses + kChunk * d.windows * kPoseStep<Q>)) {}
+        state(reinterpret_cast<RowState*>(poses + kChunk * d.windows * kPoseStep<Q>)) {}
 };
-// Floats of a stage.
+// Size of a stage in floats.
 template <int Q>
 __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * kWeightStep<Q> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// Begins to fill a stage. Items of poses are [child][window][row], so that all of a
-// thread are of one window, whose corner it knows.
+// Starts the asynchronous copies of one stage. A thread takes pose rows, in the order
+// [child][window][row], of only the window whose `corner` it has.
 template <int Q>
 __device__ void FillStage(const Inputs& in, const Division& d, int group, int chunk,
                           const Corner<int>& corner, const Stage<Q>& stage) {
@@ -117,14 +117,14 @@ __device__ void FillStage(const Inputs& in, const Division& d, int group, int ch
     const int position = group * d.windows + e % d.windows;
     const bool any = k < d.children && position < d.positions;
     const int capsule = any ? corner.Child(in.p, k) : -1;
-    if (row == 0) StageFacts(in, capsule, stage.facts + e);
+    if (row == 0) StageState(in, capsule, stage.state + e);
     StagePoseRow<Q>(in, capsule, row,
                     stage.poses + e * kPoseStep<Q> + row * kPoseRow<Q>);
   }
 }
 static_assert(kThreads / kSide % kLanes == 0, "a thread's items are of one window");
 
-// Loads numbers of a parent's tensor, zeros where it is absent.
+// Loads 16 numbers of a parent's tensor, zeros where it is absent.
 __device__ inline void LoadParent(const float* tensor, int64_t parent,
                                   float (&to)[kSize]) {
   if (tensor != nullptr) {
@@ -135,6 +135,7 @@ __device__ inline void LoadParent(const float* tensor, int64_t parent,
   }
 }
 
+// Runs the pass `kKind` over this block's units.
 template <Kind kKind, bool kLinear, bool kPrecision, int Q>
 __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     const int position = group * d.windows + window;
     const bool mine = parent_exists && position < d.positions;
     const int64_t parent = mine ? int64_t{position} * d.outs + o : 0;
-    // Where there is no parent there are no votes either, and any statistics will do.
+    // Without a parent there are no votes, so that any statistics will do.
     float center[kSize], linear[kSize], half[kSize], first_grad[kSize],
         second_grad[kSize];
     LoadParent(in.center, parent, center);
@@ -176,18 +177,18 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     FillStage<Q>(in, d, group, chunk0, corner, Stage<Q>(d, memory));
     __pipeline_commit();
     for (int chunk = chunk0; chunk < chunk1; ++chunk) {
-      const int turn = (chunk - chunk0) % 2;
+      const int buffer = (chunk - chunk0) % 2;
       if (chunk + 1 < chunk1) {
         FillStage<Q>(in, d, group, chunk + 1, corner,
-                     Stage<Q>(d, memory + (1 - turn) * StageSize<Q>(d)));
+                     Stage<Q>(d, memory + (1 - buffer) * StageSize<Q>(d)));
       }
       __pipeline_commit();
       __pipeline_wait_prior(1);
       __syncthreads();
-      const Stage<Q> stage(d, memory + turn * StageSize<Q>(d));
+      const Stage<Q> stage(d, memory + buffer * StageSize<Q>(d));
       const int k0 = chunk * kChunk, count = min(kChunk, d.children - k0);
       for (int j = 0; j < count; ++j) {
-        Facts facts = stage.facts[j * d.windows + window];
+        RowState state = stage.state[j * d.windows + window];
         float weights[Q * kSide], u[kSize];
         LoadWords(stage.weights + (j * d.outs + min(o, d.outs - 1)) * kWeightStep<Q>,
                   weights);
@@ -211,33 +212,33 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
         }
         const float z = (logits[0] + logits[1]) + (logits[2] + logits[3]);
         const float dq = (dqs[0] + dqs[1]) + (dqs[2] + dqs[3]);
-        const bool child_exists = facts.scale != 0;
-        const float share = ShareOf(in.rule, d.lanes, z, parent_exists, &facts);
-        float factor = facts.activation * share;  // of u in `first`
+        const bool child_exists = state.scale != 0;
+        const float share = ShareOf(in.rule, d.lanes, z, parent_exists, &state);
+        float factor = state.activation * share;  // multiplies u in `first`
         const int64_t row = int64_t{position} * d.children + k0 + j;
         const bool writes = o == 0 && position < d.positions;
         if constexpr (kKind == Kind::kScales) {
-          if (writes) out.scales[row] = {facts.most, child_exists ? facts.scale : 0};
+          if (writes) out.scales[row] = {state.maximum, child_exists ? state.scale : 0};
         } else if constexpr (kIsGradient(kKind)) {
           const float mean =
               SumOverGroup(child_exists && parent_exists ? share * dq : 0, d.lanes);
           if constexpr (kKind == Kind::kDots) {
-            if (writes) out.dots[row] = facts.activation * mean;
+            if (writes) out.dots[row] = state.activation * mean;
           } else {
             if (in.rule == Rule::kLogit) {
-              factor = facts.activation * dq;
+              factor = state.activation * dq;
             } else {
-              if (in.dots == nullptr) facts.dot = facts.activation * mean;
-              factor = share * (facts.activation * dq - facts.dot);
+              if (in.dots == nullptr) state.dot = state.activation * mean;
+              factor = share * (state.activation * dq - state.dot);
             }
             if (writes) {
-              out.facts[row] = facts;
+              out.state[row] = state;
               if (out.activations != nullptr) out.activations[row] = mean;
             }
           }
         }
         if constexpr (kKind == Kind::kScales || kKind == Kind::kDots) continue;
-        // A vote of what is not there may be infinite.
+        // A vote of a missing child may be infinite.
         if (!child_exists) continue;
         sum += factor;
 #pragma unroll
@@ -270,8 +271,8 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
   }
 }
 
-// Adds up the sums of each group that several blocks have. A block has number
-// blockIdx.y of the parents of a group.
+// Adds the partial sums of each group that several blocks share. Block (x, y) does
+// number y of the votes of group x's parents.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
   const int group = blockIdx.x, h = blockIdx.y;

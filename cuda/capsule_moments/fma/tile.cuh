@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the kernels of 4 x Q poses and Q x 4 weights share. A thread has one parent of
-// one window, `lanes` threads of a warp are the parents of that window, and everything
-// is float; 16-bit elements are widened on their way to shared memory.
+// Shared parts of the fma kernels. A thread has one parent of one window, and `lanes`
+// threads of a warp are the parents of that window. All arithmetic is in float; 16-bit
+// elements are widened when they are copied to shared memory.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
 
@@ -16,17 +16,17 @@
 
 namespace capsops::capsule_moments::fma {
 
-// Elements of shared memory from one matrix of weights or pose to the next: an odd
-// number of 16-byte words, so that eight threads that read one each meet no bank twice.
+// Stride in floats between matrices of weights or poses in shared memory: an odd number
+// of 16-byte words, so that eight threads have no bank conflicts.
 template <int Q>
 constexpr int kWeightStep = kSide * (Q | 1);
-// A row of a pose begins a 16-byte word.
+// Pose rows are aligned to 16 bytes.
 template <int Q>
 constexpr int kPoseRow = (Q + 3) / 4 * 4;
 template <int Q>
 constexpr int kPoseStep = kSide * kPoseRow<Q> + 4;
 
-// Calls visit(pointer of the elements' type).
+// Calls visit(pointer) with the elements' type.
 template <typename Visit>
 __device__ void WithElements(Element element, const void* from, const Visit& visit) {
   if (element == Element::kFloat) {
@@ -38,7 +38,7 @@ __device__ void WithElements(Element element, const void* from, const Visit& vis
   }
 }
 
-// Begins to copy a row of Q elements, the `row`-th of a tensor, to shared memory.
+// Starts the copy of row `row`, of Q elements, to shared memory.
 template <int Q>
 __device__ void StageRow(Element element, const void* tensor, int64_t row, float* to) {
   if (element == Element::kFloat) {
@@ -56,8 +56,8 @@ __device__ void StageRow(Element element, const void* tensor, int64_t row, float
   }
 }
 
-// Begins to write the facts of a child, which may not exist.
-__device__ inline void StageFacts(const Inputs& in, int64_t capsule, Facts* to) {
+// Starts to write the state of a child's row; `capsule` is -1 outside of the image.
+__device__ inline void StageState(const Inputs& in, int64_t capsule, RowState* to) {
   if (capsule < 0) {
     *to = {0, 0, 0, 0};
     return;
@@ -69,7 +69,7 @@ __device__ inline void StageFacts(const Inputs& in, int64_t capsule, Facts* to) 
     const int windows = in.p.normalize == kAll ? WindowsOf(in.p, capsule) : 1;
     scale.y = 1.0f / (static_cast<float>(windows) * in.p.out_channels);
   }
-  to->most = scale.x;
+  to->maximum = scale.x;
   to->scale = scale.y;
   to->dot = in.dots != nullptr ? in.dots[capsule] : 0;
   if (in.activations != nullptr) {
@@ -79,7 +79,7 @@ __device__ inline void StageFacts(const Inputs& in, int64_t capsule, Facts* to) 
   }
 }
 
-// Begins to copy a row of the pose of a child, which may not exist.
+// Starts the copy of a row of a child's pose; `capsule` is -1 outside of the image.
 template <int Q>
 __device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* to) {
   if (capsule >= 0) {
@@ -118,14 +118,14 @@ __device__ inline float SumOverGroup(float value, int lanes) {
   return value;
 }
 
-// The largest of a group's values, none of which is NaN.
+// Maximum over the threads of a window. No value is NaN.
 __device__ inline float MaxOverGroup(float value, int lanes) {
 #if __CUDA_ARCH__ >= 800
   if (lanes == kLanes) {
-    // Floats order as integers do, once the bits of those below 0 are turned around.
+    // Floats compare like integers once negative ones' lower bits are flipped.
     const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-    const int most = __reduce_max_sync(~0u, turned(__float_as_int(value)));
-    return __int_as_float(turned(most));
+    const int maximum = __reduce_max_sync(~0u, turned(__float_as_int(value)));
+    return __int_as_float(turned(maximum));
   }
 #endif
 #pragma unroll
@@ -136,11 +136,11 @@ __device__ inline float MaxOverGroup(float value, int lanes) {
   return fmaxf(value, __shfl_xor_sync(~0u, value, kLanes / 2));
 }
 
-// 1 / the sum of a group's values, which are from 0 to 1, and of which one is 1.
+// Returns 1 / the sum of a window's values, which are in [0, 1] with a maximum of 1.
 __device__ inline float ScaleOfGroup(float value, int lanes) {
 #if __CUDA_ARCH__ >= 800
   if (lanes == kLanes) {
-    // In units of 2^-26 all sums fit in 32 bits, and are exact.
+    // Fixed-point sums in units of 2^-26 fit in 32 bits, and are exact.
     constexpr float kUnits = 1 << 26;
     const unsigned sum = __reduce_add_sync(~0u, __float2uint_rn(value * kUnits));
     return __fdividef(kUnits, __uint2float_rn(sum));
@@ -149,20 +149,20 @@ __device__ inline float ScaleOfGroup(float value, int lanes) {
   return __fdividef(1.0f, SumOverGroup(value, lanes));
 }
 
-// Returns the share of a logit, 0 where there is no child or no `parent`. For kSoftmax
-// it sets the child's `most` and `scale`.
+// Returns the share of a logit, or 0 without a child or `parent`. For kSoftmax it sets
+// the row's `maximum` and `scale`.
 __device__ inline float ShareOf(Rule rule, int lanes, float z, bool parent,
-                                Facts* child) {
+                                RowState* child) {
   const bool any = parent && child->scale != 0;
   if (rule == Rule::kLogit) return any ? z : 0;
   if (rule == Rule::kSoftmax) {
-    const float most = MaxOverGroup(parent ? z : -INFINITY, lanes);
-    const float e = parent ? ExpBelow(z, most) : 0;
+    const float maximum = MaxOverGroup(parent ? z : -INFINITY, lanes);
+    const float e = parent ? ExpBelow(z, maximum) : 0;
     const float scale = ScaleOfGroup(e, lanes);
-    if (child->scale != 0) child->most = most, child->scale = scale;
+    if (child->scale != 0) child->maximum = maximum, child->scale = scale;
     return any ? e * scale : 0;
   }
-  return any ? ExpBelow(z, child->most) * child->scale : 0;
+  return any ? ExpBelow(z, child->maximum) * child->scale : 0;
 }
 
 }  // namespace capsops::capsule_moments::fma

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of poses and weights. Here a thread has one child k and one parent type: it
-// keeps their weights, and the gradient of those, in registers, and walks over windows,
-// whose statistics all its block's children use. PassKernel has left the facts of each
-// row [position, k], so that no softmax crosses threads.
+// Gradients of poses and weights. A thread has one child k and one parent type, keeps
+// their weights and weight gradient in registers, and loops over windows, whose
+// statistics are shared by all children of its block. PassKernel has written the
+// state of each row [position, k], so that the softmax needs no reduction here.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
 
@@ -14,47 +14,47 @@
 
 namespace capsops::capsule_moments::fma {
 
-constexpr int kTogether = 4;  // windows of a stage
+constexpr int kPerStep = 4;  // windows per stage
 
-// Elements of shared memory from one parent to the next, an odd number of 16-byte
-// words: center, precision, first and second gradient, linear, {bias, mass gradient}.
+// Stride in floats between parents in shared memory, an odd number of 16-byte words:
+// center, precision, first and second gradient, linear, {bias, mass gradient}.
 template <bool kLinear>
 constexpr int kParentStep = (kLinear ? 5 : 4) * kSize + 4;
 
 template <bool kLinear, int Q>
 struct WindowStage {
-  float* parents;  // [kTogether][outs][kParentStep]
-  float* poses;    // [kTogether][slots][kPoseStep]
-  Facts* facts;    // [kTogether][slots]
+  float* parents;   // [kPerStep][outs][kParentStep]
+  float* poses;     // [kPerStep][slots][kPoseStep]
+  RowState* state;  // [kPerStep][slots]
 
   __device__ WindowStage(const Division& d, float* from)
       : parents(from),
-        poses(parents + kTogether * d.outs * kParentStep<kLinear>),
-        facts(reinterpret_cast<Facts*>(poses + kTogether * d.windows * kPoseStep<Q>)) {}
+        poses(parents + kPerStep * d.outs * kParentStep<kLinear>),
+        state(
+            reinterpret_cast<RowState*>(poses + kPerStep * d.windows * kPoseStep<Q>)) {}
 };
 template <bool kLinear, int Q>
 __host__ __device__ int WindowStageSize(const Division& d) {
-  return kTogether * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
+  return kPerStep * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// What VoteKernel reads beside the inputs, and writes: of rows the gradients of their
-// poses, and of each part of the windows the sums of the gradients of weights and
-// prior. Where not `begins`, the sums go on from what they are.
+// Further inputs and the outputs of VoteKernel: pose gradients of rows, and partial
+// gradients of weights and prior, to which it adds unless `overwrite`.
 struct VoteSums {
-  const Facts* facts;
+  const RowState* state;
   float *poses, *weights, *prior;
-  bool begins;
+  bool overwrite;
 };
 
-// The windows of a division are here the children that a block has.
+// Starts the copies of kPerStep windows. Here d.windows counts the block's children.
 template <bool kLinear, int Q>
 __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient& grad,
-                            const Facts* facts, int first, int end,
+                            const RowState* state, int first, int end,
                             const WindowStage<kLinear, Q>& stage) {
   const float* const tensors[] = {in.center, in.precision, grad.first, grad.second,
                                   in.linear};
   const int words = d.outs * kSize / 4;
-  for (int i = 0; i < kTogether && first + i < end; ++i) {
+  for (int i = 0; i < kPerStep && first + i < end; ++i) {
     const int64_t from = int64_t{first + i} * d.outs;
     float* const to = stage.parents + i * d.outs * kParentStep<kLinear>;
 #pragma unroll
@@ -78,23 +78,23 @@ __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient&
       __pipeline_memcpy_async(at + 1, grad.mass + from + o, sizeof(float));
     }
   }
-  for (int i = threadIdx.x; i < kTogether * d.windows * kSide; i += kThreads) {
+  for (int i = threadIdx.x; i < kPerStep * d.windows * kSide; i += kThreads) {
     const int e = i / kSide, row = i % kSide, position = first + e / d.windows;
     const int k = blockIdx.x * d.windows + e % d.windows;
     const bool any = k < d.children && position < end;
     const int capsule = any ? ChildOf<int>(in.p, position, k) : -1;
     if (row == 0 && any) {
-      __pipeline_memcpy_async(stage.facts + e,
-                              facts + int64_t{position} * d.children + k, 16);
+      __pipeline_memcpy_async(stage.state + e,
+                              state + int64_t{position} * d.children + k, 16);
     } else if (row == 0) {
-      stage.facts[e] = {0, 0, 0, 0};
+      stage.state[e] = {0, 0, 0, 0};
     }
     StagePoseRow<Q>(in, capsule, row,
                     stage.poses + e * kPoseStep<Q> + row * kPoseRow<Q>);
   }
 }
 
-// Adds up `row` over the kGroup lanes of a child, and writes its N sums.
+// Adds `row` over the kGroup lanes of a child, and writes the N sums.
 template <int kGroup, int N>
 __device__ void SumAndWrite(const float (&row)[N], bool writes, float* to) {
   constexpr int kPiece = kGroup < 16 ? kGroup : 16;
@@ -120,6 +120,8 @@ __device__ void SumAndWrite(const float (&row)[N], bool writes, float* to) {
   }
 }
 
+// Computes the gradients of poses, weights and prior: block (x, y) does the children of
+// x and the windows of part y.
 template <bool kLinear, int Q>
 __global__ void __launch_bounds__(kThreads, 2)
     VoteKernel(Inputs in, Division d, Gradient grad, VoteSums out) {
@@ -140,28 +142,28 @@ __global__ void __launch_bounds__(kThreads, 2)
       weights[e] = mine ? Widen(from[matrix * Q * kSide + e]) : 0;
     }
   });
-  if (!out.begins && mine) {
+  if (!out.overwrite && mine) {
     LoadWords(out.weights + part * Q * kSide, sums);
     if (in.prior != nullptr) prior_sum = out.prior[part];
   }
   const float prior = mine ? At(in.prior, matrix) : 0;
   const int stage_size = WindowStageSize<kLinear, Q>(d);
-  FillWindows<kLinear, Q>(in, d, grad, out.facts, begin, end,
+  FillWindows<kLinear, Q>(in, d, grad, out.state, begin, end,
                           WindowStage<kLinear, Q>(d, memory));
   __pipeline_commit();
-  int turn = 0;
-  for (int first = begin; first < end; first += kTogether, turn = 1 - turn) {
-    if (first + kTogether < end) {
+  int buffer = 0;
+  for (int first = begin; first < end; first += kPerStep, buffer = 1 - buffer) {
+    if (first + kPerStep < end) {
       FillWindows<kLinear, Q>(
-          in, d, grad, out.facts, first + kTogether, end,
-          WindowStage<kLinear, Q>(d, memory + (1 - turn) * stage_size));
+          in, d, grad, out.state, first + kPerStep, end,
+          WindowStage<kLinear, Q>(d, memory + (1 - buffer) * stage_size));
     }
     __pipeline_commit();
     __pipeline_wait_prior(1);
     __syncthreads();
-    const WindowStage<kLinear, Q> stage(d, memory + turn * stage_size);
-    for (int i = 0; i < kTogether && first + i < end; ++i) {
-      const Facts facts = stage.facts[i * d.windows + slot];
+    const WindowStage<kLinear, Q> stage(d, memory + buffer * stage_size);
+    for (int i = 0; i < kPerStep && first + i < end; ++i) {
+      const RowState state = stage.state[i * d.windows + slot];
       const float* const pose = stage.poses + (i * d.windows + slot) * kPoseStep<Q>;
       const float* const statistics =
           stage.parents + (i * d.outs + parent) * kParentStep<kLinear>;
@@ -191,14 +193,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       z -= 0.5f * ((squares[0] + squares[1]) + (squares[2] + squares[3]));
       dq = (dqs[0] + dqs[1]) + (dqs[2] + dqs[3]);
-      const bool exists = facts.scale != 0 && mine;
+      const bool exists = state.scale != 0 && mine;
       float q = 0, dz = 0;
       if (exists) {
         const float share =
-            in.rule == Rule::kLogit ? z : ExpBelow(z, facts.most) * facts.scale;
-        q = facts.activation * share;
-        const float dr = facts.activation * dq;
-        dz = in.rule == Rule::kLogit ? dr : share * (dr - facts.dot);
+            in.rule == Rule::kLogit ? z : ExpBelow(z, state.maximum) * state.scale;
+        q = state.activation * share;
+        const float dr = state.activation * dq;
+        dz = in.rule == Rule::kLogit ? dr : share * (dr - state.dot);
       }
       prior_sum += dz;
       float pose_grad[kSide * Q];
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
       float* const to = out.poses + (int64_t{first + i} * d.children + k) * kSide * Q;
-      const bool writes = k < d.children && facts.scale != 0;
+      const bool writes = k < d.children && state.scale != 0;
       if (d.lanes == kLanes) {
         SumAndWrite<kLanes>(pose_grad, writes, to);
       } else {

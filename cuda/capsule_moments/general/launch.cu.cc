@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule moments of any sizes: shares are stored, votes are not. Samples are taken as
-// many at a time as the workspace has room for.
+// Capsule moments of any size: stores shares but no votes. The batch is sliced so that
+// the shares fit in the workspace.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -16,31 +16,31 @@
 
 namespace capsops::capsule_moments::general {
 
-// Bytes of shares that are stored at a time, unless one sample has more.
+// Limit of the stored shares in bytes, unless one sample needs more.
 constexpr int64_t kStoredBytes = int64_t{16} << 20;
 
-// Blocks for `items` threads or more; kernels step over what is beyond.
+// Blocks for `items` threads, up to a limit; kernels loop over the rest.
 inline int64_t Blocks(int64_t items) {
   return std::clamp<int64_t>(CeilDivide(items, kThreads), 1, 1 << 20);
 }
 
-// Blocks of SumSlices, likewise.
+// Blocks for SumSlices, with the same limit.
 inline int64_t SumBlocks(int64_t numbers) {
   return std::clamp<int64_t>(CeilDivide(numbers, kLanes), 1, 1 << 20);
 }
 
-// Votes of one sample.
+// Number of votes of one sample.
 inline int64_t SampleVotes(const Problem& p) {
   return p.out_height * p.out_width * Children(p) * p.out_channels;
 }
 
-// Samples taken at a time, where a vote needs `bytes`.
-inline int64_t SamplesAtATime(const Problem& p, int64_t bytes) {
+// Samples per slice, if a vote needs `bytes`.
+inline int64_t SamplesPerSlice(const Problem& p, int64_t bytes) {
   const int64_t sample = std::max<int64_t>(1, SampleVotes(p) * bytes);
   return std::min(std::max<int64_t>(1, kStoredBytes / sample), p.batch);
 }
 
-// Writes the shares of all votes of `p`, and where `dq` is not null the gradients of
+// Writes the shares of all votes of `p`, and if `dq` is not null the gradients of
 // activation * share.
 template <typename T, typename S = Statistic<T>>
 LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
@@ -57,7 +57,7 @@ LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
-  const int64_t samples = SamplesAtATime(p, sizeof(S));
+  const int64_t samples = SamplesPerSlice(p, sizeof(S));
   return ForwardPlan<GpuExec, T>::Make(
       samples * SampleVotes(p) * sizeof(S),
       [p, samples](const GpuExec& exec, const T* poses, const T* activations,
@@ -68,7 +68,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
                               center, prior);
         const Moments<S> out(p, mass, first, second);
         S* const shares = static_cast<S*>(workspace);
-        return ForSamples(
+        return ForEachSlice(
             p, samples, [&](const Problem& part, int64_t from, bool) -> LaunchError {
               const Operands<T> in = all.From(p, from);
               const Moments<const S> none(p, nullptr, nullptr, nullptr);
@@ -98,8 +98,8 @@ SharesPlan<GpuExec, T> PlanShares(const GpuExec&, const Problem& p) {
       });
 }
 
-// The gradients of the samples `p`, which are the first or the last of the batch, or
-// neither.
+// Computes the gradients of one slice `p`; `first` and `last` tell whether it is the
+// batch's first or last.
 template <typename T, typename S = Statistic<T>>
 LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, bool last,
                           const Operands<T>& in, const Moments<const S>& grad,
@@ -142,7 +142,7 @@ LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, boo
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
-  const int64_t samples = SamplesAtATime(p, 2 * sizeof(S));
+  const int64_t samples = SamplesPerSlice(p, 2 * sizeof(S));
   const int64_t votes = samples * SampleVotes(p);
   const int64_t weights =
       samples < p.batch ? Children(p) * p.out_channels * p.pose_inner * p.pose_columns
@@ -163,7 +163,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
         const Gradients<T> out(p, grad_poses, grad_activations, grad_weights, grad_bias,
                                grad_linear, grad_precision, grad_center, grad_prior);
         S* const shares = static_cast<S*>(workspace);
-        return ForSamples(
+        return ForEachSlice(
             p, samples, [&](const Problem& part, int64_t from, bool last) {
               return Differentiate<T>(exec, part, from == 0, last, in.From(p, from),
                                       grad.From(p, from), moments.From(p, from),

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Shares of any sizes, and the gradients of the logits, one number a vote [position, k,
-// o]. Children that do not exist have zeros.
+// Shares of any size, and the gradients of the logits: one number per vote [position,
+// k, o], 0 for children outside of the image.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_
 
@@ -38,7 +38,7 @@ __device__ S MaxOfWarp(S value) {
   return value;
 }
 
-// One number of a vote: of `pose` from its row on, and of `weights` from its column on.
+// Returns one number of a vote from a row of the pose and a column of the weights.
 template <typename S, typename N>
 __device__ S Vote(const Problem& p, const N* pose, const N* weights) {
   S vote = 0;
@@ -48,9 +48,9 @@ __device__ S Vote(const Problem& p, const N* pose, const N* weights) {
   return vote;
 }
 
-// An optional tensor's number.
+// Returns a number of an optional tensor, 0 where it is absent.
 template <typename S>
-__device__ S Of(const S* tensor, int64_t at) {
+__device__ S Get(const S* tensor, int64_t at) {
   return tensor == nullptr ? S{0} : tensor[at];
 }
 
@@ -60,12 +60,12 @@ __device__ Statistic<T> Activation(const Operands<T>& in, int64_t capsule) {
   return Widen(in.activations[capsule]);
 }
 
-// Writes logits, and where `dq` is not null the gradients of activation * share.
+// Writes logits, and if `dq` is not null the gradients of activation * share.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {
   const int64_t children = Children(p), outs = p.out_channels, size = VoteSize(p);
-  const int64_t count = Positions(p) * children * outs;
+  const int64_t count = NumWindows(p) * children * outs;
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
     Digits<int64_t> d(i);
     const int64_t o = d.Next(outs), k = d.Next(children), position = d.rest;
@@ -74,16 +74,16 @@ __global__ void __launch_bounds__(kThreads)
     if (capsule >= 0) {
       const auto* pose = in.poses + capsule * p.pose_rows * p.pose_inner;
       const auto* weights = in.weights + (k * outs + o) * p.pose_inner * p.pose_columns;
-      logit = Of(in.prior, k * outs + o) + Of(in.bias, parent);
+      logit = Get(in.prior, k * outs + o) + Get(in.bias, parent);
       if (dq != nullptr) gradient = grad.mass[parent];
       int64_t at = parent * size;
       for (int64_t row = 0; row < p.pose_rows; ++row, pose += p.pose_inner) {
         for (int64_t column = 0; column < p.pose_columns; ++column, ++at) {
           const S vote = Vote<S>(p, pose, weights + column);
-          const S u = vote - Of(in.center, at);
-          logit += Of(in.linear, at) * vote - S{0.5} * Of(in.precision, at) * u * u;
+          const S u = vote - Get(in.center, at);
+          logit += Get(in.linear, at) * vote - S{0.5} * Get(in.precision, at) * u * u;
           if (dq != nullptr) {
-            gradient += Of(grad.first, at) * u + Of(grad.second, at) * u * u;
+            gradient += Get(grad.first, at) * u + Get(grad.second, at) * u * u;
           }
         }
       }
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Calls visit(row), all lanes alike, for each row [position, k] of a softmax's own set;
-// those of kParents are rows, and those of kAll are capsules.
+// Calls visit(row), uniformly in the warp, for each row [position, k] of a softmax's
+// set. A set is one row for kParents, and all rows of one capsule for kAll.
 template <typename Visit>
 __device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
   const int64_t children = Children(p);
@@ -107,36 +107,36 @@ __device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
 }
 
 constexpr int64_t Sets(const Problem& p) {
-  return p.normalize == kAll ? Capsules(p) : Positions(p) * Children(p);
+  return p.normalize == kAll ? Capsules(p) : NumWindows(p) * Children(p);
 }
 
-// Replaces logits with their shares, a warp a set.
+// Replaces logits with shares, one warp per set.
 template <typename S>
 __global__ void __launch_bounds__(kThreads) SoftmaxKernel(Problem p, S* logits) {
   const int64_t sets = Sets(p), outs = p.out_channels, lane = threadIdx.x % kLanes;
   for (int64_t set = FirstItem() / kLanes; set < sets; set += ItemStep() / kLanes) {
-    S most = -INFINITY, sum = 0;
+    S maximum = -INFINITY, sum = 0;
     VisitSet(p, set, [&](int64_t row) {
       for (int64_t o = lane; o < outs; o += kLanes) {
-        most = max(most, logits[row * outs + o]);
+        maximum = max(maximum, logits[row * outs + o]);
       }
     });
-    most = MaxOfWarp(most);
+    maximum = MaxOfWarp(maximum);
     VisitSet(p, set, [&](int64_t row) {
       for (int64_t o = lane; o < outs; o += kLanes) {
-        sum += Exp(logits[row * outs + o] - most);
+        sum += Exp(logits[row * outs + o] - maximum);
       }
     });
     sum = SumOfWarp(sum);
     VisitSet(p, set, [&](int64_t row) {
       for (int64_t o = lane; o < outs; o += kLanes) {
-        logits[row * outs + o] = Exp(logits[row * outs + o] - most) / sum;
+        logits[row * outs + o] = Exp(logits[row * outs + o] - maximum) / sum;
       }
     });
   }
 }
 
-// Writes the gradients of activations, a warp a capsule.
+// Writes the gradients of activations, one warp per capsule.
 template <typename S, typename N>
 __global__ void __launch_bounds__(kThreads)
     ActivationKernel(Problem p, const S* shares, const S* dq, N* grad_activations) {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Replaces dq with the gradients of logits, a warp a set.
+// Replaces dq with the gradients of logits, one warp per set.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitGradientKernel(Problem p, Operands<T> in, const S* shares, S* dq) {

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over votes of any sizes, from the shares and the logits' gradients dz that
-// shares.cuh has written. A thread has one number of a result, or a slice of the sum
-// that makes it: slices are added in order, so every run gives the same bits.
+// Sums over votes of any size, from the shares and logit gradients dz that shares.cuh
+// has written. A thread computes one number of a result, or one slice of its sum;
+// slices are added in order, so results are deterministic.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
 
@@ -15,10 +15,10 @@
 
 namespace capsops::capsule_moments::general {
 
-constexpr int kSlices = 16;  // of a sum, a warp each
+constexpr int kSlices = 16;  // per sum, one warp each
 
-// Calls store(i, sum) once for each of `count` numbers, with the sum of slice(i, s)
-// over all s below kSlices. Blocks have kLanes * kSlices threads.
+// Calls store(i, sum) for each of `count` numbers with the sum of slice(i, s) over s <
+// kSlices. Blocks have kLanes * kSlices threads.
 template <typename S, typename Slice, typename Store>
 __device__ void SumSlices(int64_t count, const Slice& slice, const Store& store) {
   __shared__ S sums[kSlices][kLanes];
@@ -37,15 +37,15 @@ __device__ void SumSlices(int64_t count, const Slice& slice, const Store& store)
   }
 }
 
-// Calls visit(capsule, k, u, vote) for each child of `position`, where u and vote are
-// number `h` of its vote for `parent`, or 0 where votes have no numbers.
+// Calls visit(capsule, k, u, vote) for each child of the parent's window, where u and
+// vote are number `h` of the child's vote, or 0 for votes without numbers.
 template <typename T, typename Visit, typename S = Statistic<T>>
 __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t parent,
                            int64_t h, const Visit& visit) {
   const int64_t outs = p.out_channels, size = VoteSize(p), children = Children(p);
   const int64_t position = parent / outs, o = parent - position * outs;
   const bool any = h < size;
-  const S center = any ? Of(in.center, parent * size + h) : S{0};
+  const S center = any ? Get(in.center, parent * size + h) : S{0};
   const int64_t row = any ? h / p.pose_columns : 0;
   const auto* poses = in.poses + row * p.pose_inner;
   const auto* weights = in.weights + (any ? h - row * p.pose_columns : 0);
@@ -65,12 +65,13 @@ __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t pare
   }
 }
 
-// A thread a number of a parent, and at least one a parent.
+// Number of threads: one per number of each parent's vote, and at least one per parent.
 constexpr int64_t ParentNumbers(const Problem& p) {
   const int64_t size = VoteSize(p);
-  return Positions(p) * p.out_channels * (size > 0 ? size : 1);
+  return NumWindows(p) * p.out_channels * (size > 0 ? size : 1);
 }
 
+// Computes the moments, one thread per number.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     MomentKernel(Problem p, Operands<T> in, const S* shares, Moments<S> out) {
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// `grad` is that of the moments, and `moments` are the forward plan's.
+// Gradients of the statistics. `grad` are those of the moments.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     StatisticKernel(Problem p, Operands<T> in, Moments<const S> grad,
@@ -117,22 +118,23 @@ __global__ void __launch_bounds__(kThreads)
     if (out.linear != nullptr) out.linear[i] = votes;
     if (out.precision != nullptr) out.precision[i] = S{-0.5} * second;
     if (out.center != nullptr) {
-      out.center[i] = Of(in.precision, i) * first -
-                      moments.mass[parent] * Of(grad.first, i) -
-                      2 * Of(moments.first, i) * Of(grad.second, i);
+      out.center[i] = Get(in.precision, i) * first -
+                      moments.mass[parent] * Get(grad.first, i) -
+                      2 * Get(moments.first, i) * Get(grad.second, i);
     }
   }
 }
 
-// The gradient of number `at` of a parent's statistics through one vote.
+// Gradient of number `at` of a vote.
 template <typename T, typename S = Statistic<T>>
 __device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
                           int64_t at, S vote, S q, S dz) {
-  const S u = vote - Of(in.center, at);
-  return q * (Of(grad.first, at) + 2 * Of(grad.second, at) * u) +
-         dz * (Of(in.linear, at) - Of(in.precision, at) * u);
+  const S u = vote - Get(in.center, at);
+  return q * (Get(grad.first, at) + 2 * Get(grad.second, at) * u) +
+         dz * (Get(in.linear, at) - Get(in.precision, at) * u);
 }
 
+// Computes the gradients of poses.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kLanes* kSlices)
     PoseKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(kLanes* kSlices)
     const auto* pose = in.poses + i - q;
     const S activation = Activation(in, capsule);
     VisitWindows(p, capsule, [&](int64_t position, int64_t k) {
-      // Number r of the vote for o: every kSlices-th of all parents' numbers.
+      // Each slice takes every kSlices-th number r of the votes for all parents o.
       int64_t o = first / columns, r = first - o * columns;
       while (o < outs) {
         const int64_t vote_at = (position * children + k) * outs + o;
@@ -166,15 +168,15 @@ __global__ void __launch_bounds__(kLanes* kSlices)
                [&](int64_t i, S sum) { Narrow(sum, grad_poses + i); });
 }
 
-// Adds to what the samples before left in `sums`; with the last samples it narrows to
-// `grad_weights`.
+// Gradients of weights. Unless this is the first slice of the batch, adds to `sums`;
+// the last slice writes `grad_weights`.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kLanes* kSlices)
     WeightKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
                  const S* dz, bool first, bool last, S* sums,
                  CudaType<T>* grad_weights) {
   const int64_t outs = p.out_channels, columns = p.pose_columns, inner = p.pose_inner;
-  const int64_t children = Children(p), positions = Positions(p);
+  const int64_t children = Children(p), positions = NumWindows(p);
   const auto slice = [&](int64_t i, int position_from) {
     Digits<int64_t> d(i);
     const int64_t r = d.Next(columns), q = d.Next(inner), o = d.Next(outs);
@@ -205,10 +207,11 @@ __global__ void __launch_bounds__(kLanes* kSlices)
   });
 }
 
+// Computes the gradient of the prior, added to that of previous slices.
 template <typename S>
 __global__ void __launch_bounds__(kLanes* kSlices)
     PriorKernel(Problem p, const S* dz, bool first, S* grad_prior) {
-  const int64_t count = Children(p) * p.out_channels, positions = Positions(p);
+  const int64_t count = Children(p) * p.out_channels, positions = NumWindows(p);
   const auto slice = [&](int64_t i, int position_from) {
     S sum = 0;
     for (int64_t position = position_from; position < positions; position += kSlices) {

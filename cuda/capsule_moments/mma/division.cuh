@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How PassKernel divides its work, what it writes, and what it stages.
+// PassKernel's work split, outputs and stages in shared memory.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_DIVISION_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_DIVISION_CUH_
 
@@ -12,25 +12,25 @@
 
 namespace capsops::capsule_moments::mma {
 
-constexpr int kChunk = 8;  // children of a stage
+constexpr int kChunk = 8;  // children per stage
 
-// How the windows and the children are divided.
+// Work split: windows and children are divided into units (group, chunk).
 struct Division {
   Image image;
-  int lanes_log2;  // parents that a block has room for are 8, 16 or 32
+  int lanes_log2;  // log2 of the padded number of parents: 8, 16 or 32
   int positions;
   int children;
   int outs;
   int groups, chunks, blocks;
 
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }
-  // Windows of a group, which is a block's.
+  // Windows per group. A block does one group at a time.
   __host__ __device__ int windows_log2() const { return 8 - lanes_log2; }
   __host__ __device__ int windows() const { return kThreads >> lanes_log2; }
   __host__ __device__ int Units() const { return groups * chunks; }
-  // A block that has a part of a group leaves its sums in slot block + group.
+  // Slots for partial sums. A block with a part of a group uses slot block + group.
   __host__ __device__ int Slots() const { return blocks + groups; }
-  // The first unit of a block, and the block that has a unit.
+  // First unit of a block, and the block that has a given unit.
   __host__ __device__ int First(int block) const {
     return block * (Units() / blocks) + min(block, Units() % blocks);
   }
@@ -45,33 +45,33 @@ struct Division {
 };
 static_assert(kThreads == 1 << 8, "windows_log2");
 
-// The window of its group, and the parent, that a thread has.
-struct Seat {
+// A thread's window in the group, and its parent.
+struct ThreadCoord {
   int window, parent;
-  __device__ explicit Seat(const Division& d) {
+  __device__ explicit ThreadCoord(const Division& d) {
     const int warps = d.lanes() / kFour, warp = threadIdx.x / kLanes;
     window = warp / warps * kEight + threadIdx.x % kLanes / kFour;
     parent = warp % warps * kFour + threadIdx.x % kFour;
   }
 };
 
-// What a pass writes; null is what it does not. Where it writes scales, it
-// writes nothing but dots. `partial` is [Slots()][kSums][kThreads].
+// Outputs of a pass, null if not wanted. With `scales` a pass writes only scales and
+// dots. `partial` is [Slots()][kSums][kThreads].
 struct Results {
   bool gradients;
   float *mass, *first, *second;
-  float *bias, *linear, *precision, *center;  // where `gradients`
+  float *bias, *linear, *precision, *center;  // if `gradients`
   const float *given_mass, *given_first;      // the moments, for center
-  float2* scales;      // of each row [position, k], most and scale of its logits
-  float* dots;         // of each row, the sum of share dr, with `scales`
-  Facts* facts;        // of each row
+  float2* scales;      // of each row [position, k], {max, scale} of its logits
+  float* dots;         // of each row, the sum of share dr; only with `scales`
+  RowState* state;     // of each row
   float* activations;  // of each row, the sum of share dq
   float* poses;        // of each row, the gradient of its pose
   float* partial;
 };
 
-// Writes four numbers of a parent's results from `h` on, of its sums; with number 0
-// also what it has one of.
+// Writes four numbers, from `h` on, of a parent's results from its sums; with h = 0
+// also the scalar result.
 __device__ inline void Finish(const Inputs& in, const Gradient& grad,
                               const Results& out, int64_t parent, int h, float sum,
                               const float (&first)[4], const float (&second)[4]) {
@@ -98,19 +98,19 @@ __device__ inline void Finish(const Inputs& in, const Gradient& grad,
 }
 
 template <int Q>
-struct StageOf {
-  float* weights;  // [kChunk][outs][Q][4]
-  float* poses;    // [kChunk][windows][Q][4]
-  Facts* facts;    // [kChunk][windows]
+struct StageView {
+  float* weights;   // [kChunk][outs][Q][4]
+  float* poses;     // [kChunk][windows][Q][4]
+  RowState* state;  // [kChunk][windows]
 
-  __device__ StageOf(const Division& d, float* from)
+  __device__ StageView(const Division& d, float* from)
       : weights(from),
         poses(weights + kChunk * d.outs * Q * kSide),
-        facts(reinterpret_cast<Facts*>(poses + kChunk * d.windows() * Q * kSide)) {}
+        state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
 };
-// Floats of a stage, of one number for each of a chunk's votes, and of the rows'
-// gradients of poses that each warp makes. A row of votes is padded by four words, so
-// that neither those who have a parent each nor those who have eight meet a bank twice.
+// Sizes in floats of a stage, of one number per vote of a chunk, and of the pose
+// gradients of each warp's rows. Rows of votes are padded by four words, against bank
+// conflicts of threads with one parent each and of those with eight.
 template <int Q>
 __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * Q * kSide + d.windows() * (Q * kSide + 4));
@@ -123,40 +123,39 @@ constexpr int kRow = kSide * Q;
 template <int Q>
 constexpr int kRowsSize = kWarps * kChunk * kEight * kRow<Q>;
 
-// Floats of shared memory.
+// Size of shared memory in floats.
 template <bool kGradient, int Q>
 int SharedSize(const Division& d) {
   return 2 * StageSize<Q>(d) +
          (kGradient ? 2 * VotesSize(d) + kRowsSize<Q> : VotesSize(d));
 }
 
-// What a chunk's votes have in shared memory: the logit, which becomes activation *
-// share, and the gradient of activation * share, which becomes that of the logit.
+// Terms of a vote in shared memory: the logit, later replaced by activation * share,
+// and the gradient of activation * share, later replaced by that of the logit.
 template <bool kGradient>
-struct alignas(kGradient ? 8 : 4) TermsOf {
+struct alignas(kGradient ? 8 : 4) VoteTerms {
   float z;
-  __device__ TermsOf(float z, float) : z(z) {}
+  __device__ VoteTerms(float z, float) : z(z) {}
 };
 template <>
-struct alignas(8) TermsOf<true> {
+struct alignas(8) VoteTerms<true> {
   float z, dq;
-  __device__ TermsOf(float z, float dq) : z(z), dq(dq) {}
+  __device__ VoteTerms(float z, float dq) : z(z), dq(dq) {}
 };
 
-// Begins to write the facts of a child, which may not exist, and waits for nothing.
-// `equal` is its share where there are no logits, kEqual. Where there are, kGiven comes
-// with scales.
+// Starts to write the state of a child's row; `capsule` is -1 outside of the image.
+// Without logits (kEqual) every share is `equal`; otherwise kGiven needs in.scales.
 template <bool kEqual, typename N>
-__device__ void StageFacts(const Inputs& in, int capsule, float equal, Facts* to) {
+__device__ void StageState(const Inputs& in, int capsule, float equal, RowState* to) {
   if (capsule < 0) {
     *to = {0, 0, 0, 0};
     return;
   }
   if (!kEqual && in.rule == Rule::kGiven) {
-    Stage<1, 1>(&in.scales[capsule].x, &to->most);
+    Stage<1, 1>(&in.scales[capsule].x, &to->maximum);
     Stage<1, 1>(&in.scales[capsule].y, &to->scale);
   } else {
-    to->most = 0;
+    to->maximum = 0;
     to->scale = kEqual ? equal : 1;
   }
   if (!kEqual && in.dots != nullptr) {
@@ -171,17 +170,17 @@ __device__ void StageFacts(const Inputs& in, int capsule, float equal, Facts* to
   }
 }
 
-// The window of which a thread brings children, and the next of them. Rows of poses are
-// [child][window][row] to threads, so that all of a thread are of one window.
+// Iterates over the children that a thread stages, which are all of one window. Threads
+// take pose rows in the order [child][window][row].
 template <bool kEqual>
-struct Source {
+struct ChildIterator {
   Corner corner;
   Child child;
   bool any;
-  int capsule;  // of the child, or -1 where there is none
-  float equal;  // share of the child, where kEqual
+  int capsule;  // of the child, or -1 outside of the image
+  float equal;  // share of the child, if kEqual
 
-  __device__ Source(const Inputs& in, const Division& d, int group, int chunk)
+  __device__ ChildIterator(const Inputs& in, const Division& d, int group, int chunk)
       : corner(d.image, Pixel(d.image, Position(d, group))),
         child(d.image, chunk * kChunk + (threadIdx.x / kSide >> d.windows_log2())),
         any(Position(d, group) < d.positions) {
@@ -208,24 +207,24 @@ struct Source {
 };
 static_assert(kThreads / kSide % (kThreads / kEight) == 0, "any number of windows");
 
-// Rows of weights of a chunk.
+// Number of weight rows of a chunk.
 template <int Q>
 __device__ int RowsOf(const Division& d, int chunk) {
   return min(kChunk, d.children - chunk * kChunk) * d.outs * Q;
 }
 
-// Begins to fill a stage, with the chunk after that of the call before. Returns whether
-// all children that this thread brings exist.
+// Starts the copies of a stage, for the chunk after that of the previous call. Returns
+// whether all children that this thread stages exist.
 template <bool kEqual, int Q>
 __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
-                          Source<kEqual>* source, const StageOf<Q>& stage) {
+                          ChildIterator<kEqual>* source, const StageView<Q>& stage) {
   bool exist = true;
   WithElements(in.element, [&](auto zero) {
     using N = decltype(zero);
     StageWeights(static_cast<const N*>(in.weights) +
                      int64_t{chunk} * kChunk * d.outs * Q * kSide,
                  RowsOf<Q>(d, chunk), stage.weights);
-    // Zeros, for what is not a number must not meet the child beside it.
+    // Clears the rest, since a NaN there would spread to the other child of a product.
     ClearRows<kThreads>(RowsOf<Q>(d, chunk), kChunk * d.outs * Q,
                         [&](int row) { return stage.weights + row * kSide; });
     const int row = threadIdx.x % kSide, end = kChunk << d.windows_log2();
@@ -233,7 +232,7 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
     for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
       const int capsule = source->capsule;
       exist = exist && capsule >= 0;
-      if (row == 0) StageFacts<kEqual, N>(in, capsule, source->equal, stage.facts + e);
+      if (row == 0) StageState<kEqual, N>(in, capsule, source->equal, stage.state + e);
       StagePoseRow<Q>(static_cast<const N*>(in.poses), capsule, row,
                       stage.poses + e * Q * kSide);
       source->Advance(in, d, kThreads / kSide >> d.windows_log2());
@@ -242,12 +241,12 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
   return exist;
 }
 
-// Waits for what this thread has brought of a stage, and prepares it.
+// Waits for this thread's copies of a stage, and rounds them to TF32.
 template <int Q>
-__device__ void AwaitStage(const Inputs& in, const Division& d, int chunk,
-                           const StageOf<Q>& stage) {
+__device__ void WaitForStage(const Inputs& in, const Division& d, int chunk,
+                             const StageView<Q>& stage) {
   __pipeline_wait_prior(0);
-  if (in.element != Element::kFloat) return;  // exact in TF32
+  if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
   PrepareWeights(RowsOf<Q>(d, chunk), stage.weights);
   const int end = kChunk << d.windows_log2();
 #pragma unroll 1

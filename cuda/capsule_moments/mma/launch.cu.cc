@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule moments of 4 x 4 poses, or 4 x 5 with coordinates, and up to 32 parents: the
-// launches.
+// Host side of capsule moments of 4x4 or 4x5 poses and up to 32 parents, by mma.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -15,21 +14,21 @@
 
 namespace capsops::capsule_moments::mma {
 
-inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_each) {
+inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_per_sm) {
   Division d;
   d.image = Image(p);
   d.outs = static_cast<int>(p.out_channels);
   for (d.lanes_log2 = 3; d.lanes() < d.outs;) ++d.lanes_log2;
-  d.positions = static_cast<int>(Positions(p));
+  d.positions = static_cast<int>(NumWindows(p));
   d.children = static_cast<int>(Children(p));
   d.groups = static_cast<int>(CeilDivide(d.positions, d.windows()));
   d.chunks = static_cast<int>(CeilDivide(d.children, kChunk));
   d.blocks = static_cast<int>(
-      std::min<int64_t>(d.Units(), int64_t{blocks_each} * exec.device.processors));
+      std::min<int64_t>(d.Units(), int64_t{blocks_per_sm} * exec.device.processors));
   return d;
 }
 
-// Calls run(second, logit, Q), what kernels are made for, as constants.
+// Calls run(second, logit, Q) with the kernels' compile-time parameters.
 template <typename Run>
 LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
   const auto with_q = [&](auto second, auto logit) {
@@ -48,7 +47,7 @@ LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
   return second ? with_logit(std::true_type{}) : with_logit(std::false_type{});
 }
 
-// The same with those of WeightKernel: run(second, logit, Q, small).
+// Calls run(second, logit, Q, small) with the compile-time parameters of WeightKernel.
 template <typename Run>
 LaunchError WithTile(const Problem& p, const GpuExec& exec, const Run& run) {
   return WithVariant(p, p.order == 2, [&](auto second, auto logit, auto q) {
@@ -58,7 +57,7 @@ LaunchError WithTile(const Problem& p, const GpuExec& exec, const Run& run) {
   });
 }
 
-// Makes one pass, and adds up what its blocks leave.
+// Launches one pass, and the split-K reduction if blocks share groups.
 template <bool kGradient>
 LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
                  const Gradient& grad, Results out) {
@@ -67,24 +66,24 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
   out.gradients = kGradient;
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
     constexpr auto kKernel = PassKernel<kGradient, second, logit, q>;
-    const LaunchError error = AllowShared<kKernel>(exec, name);
+    const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
     if (!error.empty()) return error;
     const int shared = SharedSize<kGradient, q>(d) * sizeof(float);
-    return LaunchOverlapped(name, kKernel, d.blocks, kThreads, shared, exec, in, d,
-                            grad, out);
+    return LaunchDependent(name, kKernel, d.blocks, kThreads, shared, exec, in, d, grad,
+                           out);
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
   const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
   const bool finished = whole || (kGradient && !HasLogits(p) && p.normalize != kNone);
   if (!error.empty() || !sums || finished) return error;
-  return LaunchOverlapped(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0,
-                          exec, in, d, grad, out);
+  return LaunchDependent(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0,
+                         exec, in, d, grad, out);
 }
 
 struct Path {
   static constexpr bool kDotsWithScales = true;
-  // The whole workspace stays under 32 MiB, beyond which TensorFlow may allocate 64.
+  // Keeps the whole workspace under 32 MiB, above which TensorFlow may allocate 64.
   static constexpr int64_t kRowBytes = int64_t{19} << 20;
 
   template <typename T>
@@ -146,21 +145,21 @@ struct Path {
     out.bias = to.bias, out.linear = to.linear;
     out.precision = to.precision, out.center = to.center;
     out.given_mass = moments.mass, out.given_first = moments.first;
-    out.facts = rows.facts, out.activations = rows.activations, out.poses = rows.poses;
+    out.state = rows.state, out.activations = rows.activations, out.poses = rows.poses;
     out.partial = partial;
     const LaunchError error = Pass<true>(exec, name, in, grad, out);
     if (!error.empty()) return error;
-    const WeightSums sums{rows.facts, rows.weights, rows.prior, rows.begins};
+    const WeightSums sums{rows.state, rows.weights, rows.prior, rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       using TileOf = Tile<second, logit, q, small>;
       const dim3 grid(CeilDivide(d.children, TileOf::Children(d)), parts);
       constexpr auto kKernel = WeightKernel<second, logit, q, small>;
-      const LaunchError denied = AllowShared<kKernel>(exec, name);
+      const LaunchError denied = AllowMaxSharedMemory<kKernel>(exec, name);
       if (!denied.empty()) return denied;
       const int shared = TileOf::Floats(d) * sizeof(float);
-      return LaunchOverlapped(name, kKernel, grid, TileOf::kThreads, shared, exec, in,
-                              d, grad, sums);
+      return LaunchDependent(name, kKernel, grid, TileOf::kThreads, shared, exec, in, d,
+                             grad, sums);
     };
     return WithTile(in.p, exec, run);
   }

@@ -1,16 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A pass over the children of windows. A thread keeps the statistics and the sums of
-// one parent of one window in registers. A block has the windows of a group, with all
-// their parents, and takes kChunk children at a time: it makes the votes and from them
-// logits, which become shares in shared memory, makes the votes again, and adds up.
-// Votes come from the tensor cores, so making them twice costs less than keeping them.
+// One pass over the children of all windows. A thread keeps the statistics and sums of
+// one parent of one window in registers. A block does a group of windows with all their
+// parents, kChunk children at a time:
+//   1. computes the votes and from them the logits;
+//   2. turns logits into shares, in shared memory;
+//   3. computes the votes again and adds them to the sums.
+// Votes come from tensor cores, so that recomputing them is cheaper than storing them.
 //
-// The work is the list of all chunks of the first group, then of the second and so on,
-// and each block has an equal part of it: a group may begin in one block and end in
-// another. Such blocks leave their sums in the workspace, where FinishKernel adds them
-// up in order.
+// The work is a list of units (group, chunk), which blocks split evenly. A group may
+// therefore begin in one block and end in another; such blocks write partial sums to
+// the workspace, and FinishKernel adds them in order.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
 
@@ -23,22 +24,21 @@
 
 namespace capsops::capsule_moments::mma {
 
-// Where number (row, q) of window g's gradient is, of those that a warp makes of a
-// child: rows of whole 16-byte words are swapped so that no bank is met twice.
+// Offset of number (row, q) of window g's pose gradient, in a warp's buffer for one
+// child. Rows of four numbers are swizzled to avoid bank conflicts.
 template <int Q>
 __device__ int RowAt(int g, int row, int q) {
   return g * kRow<Q> + (Q == 4 ? row ^ (g / 2 % kSide) : row) * (kRow<Q> / kSide) + q;
 }
 
-// Adds up the gradients of poses that the warps of a window made of a chunk, `rows`.
-//
-// Where kEqual these lack activation * share, and what there is one of for each row is
-// written, too: the sums of gradients of activation * share, `dqs`, are [warp][child]
-// [window of the warp]. Where `linear`, they lack <dfirst, u>: its sum over the parents
-// is the inner product of the pose and its gradient.
+// Adds the pose gradients `rows` of a chunk over the warps of each window, and writes
+// them. If kEqual, `rows` lack the factor activation * share, and it also writes each
+// row's state; `dqs`, [warp][child][window of the warp], are then the warps' sums of
+// the gradients of activation * share. If `linear`, they lack <dfirst, u>, whose sum
+// over parents is the inner product of the pose and its gradient.
 template <bool kEqual, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
-                        const StageOf<Q>& stage, const float* dqs, bool linear,
+                        const StageView<Q>& stage, const float* dqs, bool linear,
                         const Results& out) {
   const int warps = d.lanes() / kFour, used = (d.outs + kFour - 1) / kFour;
   const int p = threadIdx.x % kSide, end = kChunk << d.windows_log2();
@@ -60,7 +60,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
     }
     const int64_t to = int64_t{position} * d.children + k;
     if constexpr (kEqual) {
-      const Facts facts = stage.facts[e];
+      const RowState state = stage.state[e];
       float dq = 0;
       if (out.activations != nullptr) {
         for (int w = p; w < used; w += kSide) {
@@ -68,67 +68,68 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         }
 #pragma unroll
         for (int q = 0; linear && q < Q; ++q) {
-          dq += sums[q] * CutOff(stage.poses[(e * Q + q) * kSide + p]);
+          dq += sums[q] * TruncateToTf32(stage.poses[(e * Q + q) * kSide + p]);
         }
         dq = SumOverRow(dq, kSide);
       }
       if (p == 0 && there) {
-        out.facts[to] = facts;
-        if (out.activations != nullptr) out.activations[to] = facts.scale * dq;
+        out.state[to] = state;
+        if (out.activations != nullptr) out.activations[to] = state.scale * dq;
       }
 #pragma unroll
-      for (float& x : sums) x *= facts.activation * facts.scale;
+      for (float& x : sums) x *= state.activation * state.scale;
     }
     if (there) StoreRow(sums, out.poses + (to * kSide + p) * Q);
   }
 }
 
+// Runs a forward or gradient pass over this block's units (kLogit: statistics.cuh).
 template <bool kGradient, bool kSecond, int kLogit, int Q>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   extern __shared__ float4 shared[];
   constexpr bool kEqual = kLogit == 0;
-  // Products of eight columns are those of two children with four each.
+  // With Q = 4, one product of eight columns does two children of four columns each.
   constexpr int kPair = Q == kFour ? 2 : 1;
   float* const memory = reinterpret_cast<float*>(shared);
-  using Terms = TermsOf<kGradient>;
+  using Terms = VoteTerms<kGradient>;
   Terms* const votes = reinterpret_cast<Terms*>(memory + 2 * StageSize<Q>(d));
   float* const rows = reinterpret_cast<float*>(votes + VotesSize(d));
-  const Seat seat(d);
+  const ThreadCoord coord(d);
   const int lane = threadIdx.x % kLanes, g = lane / kFour, t = lane % kFour;
-  const int first_parent = seat.parent - t;
-  const bool parent_exists = seat.parent < d.outs, any = first_parent < d.outs;
-  // In a stage, the operands of products: the pose of this thread's window, the weights
-  // for the votes, and those for the gradients of poses.
-  const int pose_at = (seat.window * Q + t) * kSide;
+  const int first_parent = coord.parent - t;
+  const bool parent_exists = coord.parent < d.outs, any = first_parent < d.outs;
+  // Offsets in a stage of this thread's operands: the pose of its window, the weights
+  // for the votes, and the weights for the pose gradients.
+  const int pose_at = (coord.window * Q + t) * kSide;
   const int pose_step = Q * kSide << d.windows_log2();
   const int weights_at =
       (min(first_parent + g / 2, d.outs - 1) * Q + t) * kSide + g % 2 * 2;
   const int weights_step = d.outs * Q * kSide;
   const int column = min(g % (kPair * kFour == kEight ? kFour : kEight), Q - 1);
-  const int back_at = (min(seat.parent, d.outs - 1) * Q + column) * kSide;
-  // Of a chunk's votes, this thread's; and of its rows, this warp's.
-  const int vote_at = seat.window * (d.lanes() + 4) + seat.parent;
+  const int back_at = (min(coord.parent, d.outs - 1) * Q + column) * kSide;
+  // Offsets of this thread's votes and this warp's rows of a chunk.
+  const int vote_at = coord.window * (d.lanes() + 4) + coord.parent;
   const int vote_step = d.windows() * (d.lanes() + 4);
   float* const my_rows = rows + threadIdx.x / kLanes * kChunk * kEight * kRow<Q> +
                          (kPair == 1 ? 2 * t : t / 2 * kEight * kRow<Q> + t % 2 * 2);
   const bool sums = out.scales == nullptr;
-  // Where shares are equal, the sums of gradients of activation * share.
+  // If kEqual, the votes' memory holds the sums of gradients of activation * share.
   float* const dqs = reinterpret_cast<float*>(votes);
   float* const my_dqs = dqs + threadIdx.x / kLanes * kChunk * kEight + g;
   const bool linear = !kSecond && in.center == nullptr;
-  // The logit of a parent that does not exist.
+  // Logit of a parent that does not exist.
   const float none = in.rule == Rule::kLogit ? 0 : -INFINITY;
 
   const int begin = d.First(blockIdx.x), end = d.First(blockIdx.x + 1);
   for (int unit = begin; unit < end;) {
     const int group = unit / d.chunks, chunk0 = unit % d.chunks;
     const int chunk1 = min(d.chunks, chunk0 + (end - unit));
-    const int position = (group << d.windows_log2()) + seat.window;
+    const int position = (group << d.windows_log2()) + coord.window;
     const bool mine = parent_exists && position < d.positions;
-    const int64_t parent = mine ? int64_t{position} * d.outs + seat.parent : 0;
+    const int64_t parent = mine ? int64_t{position} * d.outs + coord.parent : 0;
     const Statistics<kGradient, kSecond, kLogit> statistics(
         std::false_type(), mine ? ParentAt(in, grad, parent) : ParentAt{},
         mine ? At(in.bias, parent) : 0, mine ? At(grad.mass, parent) : 0);
@@ -138,20 +139,20 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       for (int j = 0; linear && t == 0 && j < kChunk; ++j)
         my_dqs[j * kEight] = mass_grad;
     }
-    Source<kEqual> source(in, d, group, chunk0);
-    bool exist = true;  // all children that this thread brought
+    ChildIterator<kEqual> source(in, d, group, chunk0);
+    bool exist = true;  // whether all children that this thread staged exist
     for (int chunk = chunk0 - 1; chunk < chunk1; ++chunk) {
-      const int turn = (chunk - chunk0) & 1, k0 = chunk * kChunk;
-      const StageOf<Q> stage(d, memory + turn * StageSize<Q>(d));
-      if (chunk >= chunk0) AwaitStage<Q>(in, d, chunk, stage);
+      const int buffer = (chunk - chunk0) & 1, k0 = chunk * kChunk;
+      const StageView<Q> stage(d, memory + buffer * StageSize<Q>(d));
+      if (chunk >= chunk0) WaitForStage<Q>(in, d, chunk, stage);
       const bool whole = __syncthreads_and(exist);
       if (chunk + 1 < chunk1) {
-        const StageOf<Q> next(d, memory + (1 - turn) * StageSize<Q>(d));
+        const StageView<Q> next(d, memory + (1 - buffer) * StageSize<Q>(d));
         exist = FillStage<kEqual, Q>(in, d, chunk + 1, &source, next);
       }
       __pipeline_commit();
       if (chunk < chunk0) continue;
-      // The votes of two children at a time.
+      // Computes the votes of two children at once.
       const auto vote = [&](const float* poses, const float* weights,
                             float (&u)[2][kSize]) {
 #pragma unroll
@@ -185,17 +186,16 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           if (sums && chunk > chunk0)
             SumRows<false>(d, group, k0 - kChunk, rows, stage, nullptr, false, out);
         }
-        ShareChunk<kGradient>(in, d, group, k0, stage.facts, votes, out);
+        ShareChunk<kGradient>(in, d, group, k0, stage.state, votes, out);
         if (!sums) continue;
         __syncthreads();
       }
-      // Votes that are not there count for nothing, whatever they are: they may be
-      // infinite.
+      // Skips the votes of missing children, which may be infinite.
       const auto add = [&](auto all_exist) {
         const float* poses = stage.poses + pose_at;
         const float* weights = stage.weights + weights_at;
         [[maybe_unused]] const float* back = stage.weights + back_at;
-        const Facts* facts = stage.facts + seat.window;
+        const RowState* state = stage.state + coord.window;
         Terms* terms = votes + vote_at;
         float* to = my_rows;
 #pragma unroll 1
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const bool exists = all_exist || facts->scale != 0;
+            const bool exists = all_exist || state->scale != 0;
             [[maybe_unused]] float gradient[kSize] = {}, dq = 0;
             if (exists) {
               if constexpr (kGradient && kEqual) {
@@ -215,23 +215,23 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                 if (!linear) statistics.Sum(u[i], &none, &dq);
 #pragma unroll
                 for (int h = 0; h < kSize; ++h) {
-                  gradient[h] = statistics.OfMoments(h, u[i][h]);
+                  gradient[h] = statistics.MomentGradient(h, u[i][h]);
                 }
               } else if constexpr (kGradient) {
-                const float q = kLift * terms->z, dz = kLift * terms->dq;
+                const float q = kDebias * terms->z, dz = kDebias * terms->dq;
                 sum += dz;
 #pragma unroll
                 for (int h = 0; h < kSize; ++h) {
                   const float term = dz * u[i][h];
                   first[h] += term;
                   second[h] += term * u[i][h];
-                  float x = q * statistics.OfMoments(h, u[i][h]);
+                  float x = q * statistics.MomentGradient(h, u[i][h]);
                   x -= statistics.precision[h] * term;
                   if constexpr (kLogit > 1) x += statistics.linear[h] * dz;
                   gradient[h] = x;
                 }
               } else {
-                const float q = kEqual ? facts->activation * facts->scale : terms->z;
+                const float q = kEqual ? state->activation * state->scale : terms->z;
                 sum += q;
 #pragma unroll
                 for (int h = 0; h < kSize; ++h) {
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                               row_sums[i / kPair]);
               back += weights_step;
             }
-            terms += vote_step, facts += d.windows();
+            terms += vote_step, state += d.windows();
           }
 #pragma unroll
           for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
@@ -282,12 +282,12 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     __syncthreads();
     if constexpr (kGradient) {
       if (sums && !kEqual) {
-        const StageOf<Q> none(d, memory);
+        const StageView<Q> none(d, memory);
         SumRows<false>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr, false,
                        out);
       }
-      // The gradients of logits that were added up had this factor.
-      constexpr float kFactor = 1 / kLift;
+      // Removes kDebias from the sums of logit gradients.
+      constexpr float kFactor = 1 / kDebias;
       sum *= kFactor;
 #pragma unroll
       for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     unit += chunk1 - chunk0;
     if (!sums) continue;
     if constexpr (kGradient && kEqual) {
-      // Only `center` has a gradient, and no sums.
+      // Only `center` has a gradient, which needs no sums.
       if (mine && chunk0 == 0) {
         const float none[4] = {};
         for (int h = 0; h < kSize; h += 4)
@@ -323,18 +323,18 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   }
 }
 
-// Adds up the sums of each group that several blocks have. A block has four numbers of
-// the parents of a group, from 4 blockIdx.y on.
+// Adds the partial sums of each group that several blocks share. Block (x, y) does four
+// numbers, from 4 y on, of the votes of group x's parents.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const int group = blockIdx.x, h = blockIdx.y * 4;
   const int block0 = d.BlockOf(group * d.chunks);
   const int block1 = d.BlockOf((group + 1) * d.chunks - 1);
-  const Seat seat(d);
-  const int position = (group << d.windows_log2()) + seat.window;
-  if (block0 == block1 || position >= d.positions || seat.parent >= d.outs) return;
+  const ThreadCoord coord(d);
+  const int position = (group << d.windows_log2()) + coord.window;
+  if (block0 == block1 || position >= d.positions || coord.parent >= d.outs) return;
   float sum = 0, first[4] = {}, second[4] = {};
   for (int block = block0; block <= block1; ++block) {
     const float* const partial =
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kThreads)
       second[e] += partial[(1 + kSize + h + e) * kThreads];
     }
   }
-  Finish(in, grad, out, int64_t{position} * d.outs + seat.parent, h, sum, first,
+  Finish(in, grad, out, int64_t{position} * d.outs + coord.parent, h, sum, first,
          second);
 }
 

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The shares of a chunk's votes, from logits in shared memory, and the gradients of the
-// logits. A thread has eight parents of one row [position, k], so the threads of a row
-// are one, two or four neighbours.
+// Turns the logits of a chunk into shares, in shared memory, and computes the gradients
+// of the logits. A thread has eight parents of one row [position, k], so that one, two
+// or four neighbouring threads have a whole row.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_SHARES_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_SHARES_CUH_
 
@@ -13,7 +13,7 @@
 
 namespace capsops::capsule_moments::mma {
 
-// Combines the numbers of the threads of a row, of which there are 1, 2 or 4.
+// Reduces over the 1, 2 or 4 threads of a row.
 template <typename Combine>
 __device__ float OverRow(float number, int threads, const Combine& combine) {
   if (threads > 1) number = combine(number, __shfl_xor_sync(~0u, number, 1));
@@ -24,41 +24,40 @@ __device__ inline float SumOverRow(float sum, int threads) {
   return OverRow(sum, threads, [](float a, float b) { return a + b; });
 }
 
-// Makes eight logits `factor` times shares, which are 0 or not a number where there is
-// no child. For kSoftmax it sets the child's `most` and `scale`. The logits of parents
-// that do not exist give shares of 0.
+// Replaces eight logits with `factor` times their shares, which are 0 or NaN without a
+// child and 0 without a parent. For kSoftmax it sets the row's `maximum` and `scale`.
 __device__ inline void MakeShares(Rule rule, int threads, float factor,
-                                  float (&z)[kEight], Facts* child) {
+                                  float (&z)[kEight], RowState* child) {
   if (rule != Rule::kSoftmax) {
     if (rule == Rule::kGiven) {
       factor *= child->scale;
 #pragma unroll
-      for (float& x : z) x = ExpBelow(x, child->most);
+      for (float& x : z) x = ExpBelow(x, child->maximum);
     }
 #pragma unroll
     for (float& x : z) x *= factor;
     return;
   }
-  float most = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
-                     fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
-  most = OverRow(most, threads, [](float a, float b) { return fmaxf(a, b); });
+  float maximum = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
+                        fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
+  maximum = OverRow(maximum, threads, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-  for (float& x : z) x = ExpBelow(x, most);
+  for (float& x : z) x = ExpBelow(x, maximum);
   const float sum = ((z[0] + z[1]) + (z[2] + z[3])) + ((z[4] + z[5]) + (z[6] + z[7]));
   const float scale = Reciprocal(SumOverRow(sum, threads));
   const bool exists = child->scale != 0;
   child->scale = exists ? scale : 0;
-  child->most = exists ? most : 0;
+  child->maximum = exists ? maximum : 0;
   factor *= child->scale;
 #pragma unroll
   for (float& x : z) x *= factor;
 }
 
-// Replaces logits by activation * share, and the gradients of those by the gradients of
-// logits; writes what there is one of for each row.
+// Replaces logits with activation * share, and the gradients of the latter with those
+// of the logits. Writes the row's scalar results.
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
-                           const Facts* all_facts, TermsOf<kGradient>* votes,
+                           const RowState* all_states, VoteTerms<kGradient>* votes,
                            const Results& out) {
   const int threads = d.lanes() / kEight, row = threadIdx.x >> (d.lanes_log2 - 3);
   const int first = (threadIdx.x & (threads - 1)) * kEight;
@@ -67,7 +66,7 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
   constexpr int kNumbers = kGradient ? 2 : 1;
   float terms[kNumbers * kEight];
   LoadWords(my_votes, terms);
-  Facts facts = all_facts[row];
+  RowState state = all_states[row];
   const int k = k0 + (row >> d.windows_log2());
   const int position = (group << d.windows_log2()) + (row & (d.windows() - 1));
   const int64_t to = int64_t{position} * d.children + k;
@@ -81,7 +80,7 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
       if (first + e < d.outs) z[e] += in.prior[int64_t{k} * d.outs + first + e];
     }
   }
-  MakeShares(in.rule, threads, kGradient ? 1 : facts.activation, z, &facts);
+  MakeShares(in.rule, threads, kGradient ? 1 : state.activation, z, &state);
   if constexpr (kGradient) {
     float means[2] = {};
 #pragma unroll
@@ -89,30 +88,30 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     const float mean = SumOverRow(means[0] + means[1], threads);
     if (out.dots != nullptr) {
       if (writes) {
-        out.scales[to] = {facts.most, facts.scale};
-        out.dots[to] = facts.activation * mean;
+        out.scales[to] = {state.maximum, state.scale};
+        out.dots[to] = state.activation * mean;
       }
       return;
     }
-    if (in.dots == nullptr) facts.dot = facts.activation * mean;
+    if (in.dots == nullptr) state.dot = state.activation * mean;
     const bool logit = in.rule == Rule::kLogit;
-    const float dot = logit ? 0 : facts.dot;
+    const float dot = logit ? 0 : state.dot;
 #pragma unroll
     for (int e = 0; e < kEight; ++e) {
-      const float dr = facts.activation * terms[2 * e + 1] - dot;
+      const float dr = state.activation * terms[2 * e + 1] - dot;
       terms[2 * e + 1] = logit ? dr : z[e] * dr;
     }
     if (writes) {
-      out.facts[to] = facts;
+      out.state[to] = state;
       if (out.activations != nullptr) out.activations[to] = mean;
     }
   } else if (out.scales != nullptr) {
-    if (writes) out.scales[to] = {facts.most, facts.scale};
+    if (writes) out.scales[to] = {state.maximum, state.scale};
     return;
   }
 #pragma unroll
   for (int e = 0; e < kEight; ++e) {
-    terms[kNumbers * e] = kGradient ? z[e] * facts.activation : z[e];
+    terms[kNumbers * e] = kGradient ? z[e] * state.activation : z[e];
   }
   StoreWords(terms, my_votes);
 }

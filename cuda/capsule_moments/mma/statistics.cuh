@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a thread knows of its parent, and what it makes of a vote for it.
+// A parent's statistics in registers, and the logits and gradients of votes for it.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
 
@@ -12,59 +12,57 @@
 
 namespace capsops::capsule_moments::mma {
 
-// Where the numbers of one parent are; null what is absent.
+// Pointers to one parent's numbers; null where a tensor is absent.
 struct ParentAt {
   const float *center, *linear, *precision, *first_grad, *second_grad;
 
   ParentAt() = default;
   __device__ ParentAt(const Inputs& in, const Gradient& grad, int64_t parent)
-      : center(Of(in.center, parent)),
-        linear(Of(in.linear, parent)),
-        precision(Of(in.precision, parent)),
-        first_grad(Of(grad.first, parent)),
-        second_grad(Of(grad.second, parent)) {}
-  __device__ static const float* Of(const float* tensor, int64_t parent) {
+      : center(Get(in.center, parent)),
+        linear(Get(in.linear, parent)),
+        precision(Get(in.precision, parent)),
+        first_grad(Get(grad.first, parent)),
+        second_grad(Get(grad.second, parent)) {}
+  __device__ static const float* Get(const float* tensor, int64_t parent) {
     return tensor == nullptr ? nullptr : tensor + parent * kSize;
   }
 };
 
-// What makes a factor of an operand that is cut off to TF32 right on average, as
-// Prepare() does. The gradients of votes have it, so they need not be rounded.
-constexpr float kLift = 1 + 0.71f * 0x1p-11f;
+// Compensates on average for the tensor core's truncation of an operand to TF32, like
+// Prepare(). The vote gradients carry this factor, so that they need no rounding.
+constexpr float kDebias = 1 + 0.71f * 0x1p-11f;
 
-// The statistics of a thread's parent.
-//
-// kLogit is 0 where there are no logits, so that all shares of a child are equal; 1
-// where logits have no linear part; and 2 where they have all.
+// The statistics of a thread's parent. kLogit is 0 without logits, so that all shares
+// of a child are equal, 1 for logits without a linear part, and 2 for complete logits.
 template <bool kGradient, bool kSecond, int kLogit>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
-  // The latter twice, unless Differentiate() is what takes them.
+  // Holds second_grad doubled, except in Differentiate().
   float first_grad[kSize], second_grad[kSize];
   float bias, mass_grad;
 
-  template <bool kThere>
-  __device__ Statistics(std::bool_constant<kThere>, const ParentAt& at, float bias,
+  template <bool kPresent>
+  __device__ Statistics(std::bool_constant<kPresent>, const ParentAt& at, float bias,
                         float mass_grad)
       : bias(bias), mass_grad(mass_grad) {
-    LoadParent<kThere>(at.center, -1, minus_center);
-    if constexpr (kLogit > 0) LoadParent<kThere>(at.precision, 1, precision);
+    LoadParent<kPresent>(at.center, -1, minus_center);
+    if constexpr (kLogit > 0) LoadParent<kPresent>(at.precision, 1, precision);
     if constexpr (kLogit > 1) {
-      LoadParent<kThere>(at.linear, 1, linear);
+      LoadParent<kPresent>(at.linear, 1, linear);
       // <linear, vote> = <linear, u> + <linear, center>
 #pragma unroll
       for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
     }
-    // Shares that are equal come in only where the gradient has been contracted.
-    constexpr float kFactor = kLogit == 0 ? kLift : 1;
-    if constexpr (kGradient) LoadParent<kThere>(at.first_grad, kFactor, first_grad);
+    // With equal shares, the share is applied after the gradient has been contracted.
+    constexpr float kFactor = kLogit == 0 ? kDebias : 1;
+    if constexpr (kGradient) LoadParent<kPresent>(at.first_grad, kFactor, first_grad);
     if constexpr (kGradient && kSecond) {
-      constexpr bool kOnce = kThere && kLogit > 0;
-      LoadParent<kThere>(at.second_grad, (kOnce ? 1 : 2) * kFactor, second_grad);
+      constexpr bool kOnce = kPresent && kLogit > 0;
+      LoadParent<kPresent>(at.second_grad, (kOnce ? 1 : 2) * kFactor, second_grad);
     }
   }
 
-  // Makes the logit, without the prior, and the gradient of activation * share.
+  // Computes the logit, without the prior, and the gradient of activation * share.
   __device__ void Sum(const float (&u)[kSize], float* z, float* dq) const {
     float logits[2] = {}, grads[2] = {}, seconds[2] = {};
 #pragma unroll
@@ -82,29 +80,30 @@ struct Statistics {
       *z += lines[0] + lines[1];
     }
     if constexpr (kGradient) {
-      constexpr float kFactor = kLogit == 0 ? 1 / kLift : 1;
+      constexpr float kFactor = kLogit == 0 ? 1 / kDebias : 1;
       float sum = grads[0] + grads[1];
       if constexpr (kSecond) sum += 0.5f * (seconds[0] + seconds[1]);
       *dq = mass_grad + kFactor * sum;
     }
   }
 
-  // The gradient of number h of a vote, but for the share, from the moments alone.
-  __device__ float OfMoments(int h, float u) const {
+  // Gradient of number h of a vote through the moments, without the factor share.
+  __device__ float MomentGradient(int h, float u) const {
     if constexpr (kSecond) return first_grad[h] + second_grad[h] * u;
     return first_grad[h];
   }
 
-  // Makes the gradient of a vote whose child is known, and returns that of its logit.
-  __device__ float Differentiate(const float (&u)[kSize], Rule rule, const Facts& child,
-                                 float prior, float (&gradient)[kSize]) const {
+  // Returns the gradient of a vote's logit, and sets that of the vote.
+  __device__ float Differentiate(const float (&u)[kSize], Rule rule,
+                                 const RowState& child, float prior,
+                                 float (&gradient)[kSize]) const {
     float weighted[kSize], logits[2] = {}, lines[2] = {}, grads[2] = {};
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
       weighted[h] = precision[h] * u[h];
       logits[h % 2] += weighted[h] * u[h];
       if constexpr (kLogit > 1) lines[h % 2] += linear[h] * u[h];
-      // What makes the gradient of a share, of which that of the vote follows.
+      // First the gradient of the share's factor, from which that of the vote follows.
       gradient[h] = first_grad[h];
       if constexpr (kSecond) gradient[h] += second_grad[h] * u[h];
       grads[h % 2] += gradient[h] * u[h];
@@ -115,18 +114,18 @@ struct Statistics {
     const float dr = child.activation * (mass_grad + dq);
     float share = z, dz = dr;
     if (rule != Rule::kLogit) {
-      share = ExpBelow(z, child.most) * child.scale;
+      share = ExpBelow(z, child.maximum) * child.scale;
       dz = share * (dr - child.dot);
     }
-    // There may be no child.
+    // The child may be outside of the image.
     if (child.scale == 0) share = 0, dz = 0;
-    const float q = kLift * child.activation * share, lifted = kLift * dz;
+    const float q = kDebias * child.activation * share, debiased = kDebias * dz;
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
-      float rest = lifted * weighted[h];
+      float rest = debiased * weighted[h];
       if constexpr (kSecond) rest += q * first_grad[h];
       gradient[h] = (kSecond ? 2 * q : q) * gradient[h] - rest;
-      if constexpr (kLogit > 1) gradient[h] += lifted * linear[h];
+      if constexpr (kLogit > 1) gradient[h] += debiased * linear[h];
     }
     return dz;
   }

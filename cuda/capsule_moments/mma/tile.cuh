@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the kernels of 4 x Q poses and Q x 4 weights share. A warp has the votes of 32
-// pairs of a window and a parent, and each thread one of them, whole: four products of
-// 16 x Q by Q x 8 matrices, of which one operand's rows are the thread's group of four,
-// and the other's columns its number in the group. Everything is float in shared
-// memory; 16-bit elements are widened on their way there.
+// Shared parts of the mma kernels. A warp computes the votes of 32 pairs of a window
+// and a parent, one whole vote per thread, as four products of 16 x Q and Q x 8
+// matrices: the thread's group of four (g) selects rows of one operand, and its number
+// in the group (t) columns of the other. Everything in shared memory is float; 16-bit
+// elements are widened when they are copied there.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
 
@@ -20,9 +20,9 @@
 namespace capsops::capsule_moments::mma {
 
 constexpr int kWarps = kThreads / kLanes;
-constexpr int kEight = 8, kFour = 4;  // pairs of a warp: of these, by those
+constexpr int kEight = 8, kFour = 4;  // a warp's 32 pairs are 8 x 4
 
-// Calls visit(N{}) for the elements' type N.
+// Calls visit(N{}) with the elements' type N.
 template <typename Visit>
 __device__ void WithElements(Element element, const Visit& visit) {
   if (element == Element::kFloat) {
@@ -34,11 +34,11 @@ __device__ void WithElements(Element element, const Visit& visit) {
   }
 }
 
-// Numbers of a parent's tensor times `factor`, zeros where it is absent, which it is
-// not where kThere.
-template <bool kThere>
+// Loads 16 numbers of a parent's tensor times `factor`. Absent tensors load as zeros;
+// kPresent skips that check.
+template <bool kPresent>
 __device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) {
-  if (kThere || from != nullptr) {
+  if (kPresent || from != nullptr) {
     LoadWords(from, to);
 #pragma unroll
     for (float& x : to) x *= factor;
@@ -48,8 +48,8 @@ __device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) 
   }
 }
 
-// Begins to copy a row of elements to words of shared memory kStep apart. 16-bit
-// elements are there at once.
+// Starts the copy of kCount elements to words of shared memory kStep apart. 16-bit
+// elements are widened and stored at once.
 template <int kCount, int kStep>
 __device__ void Stage(const float* from, float* to) {
   constexpr int kWide = kCount % 4 == 0 && kStep == 1 ? 4 : 1;
@@ -64,14 +64,13 @@ __device__ void Stage(const N* from, float* to) {
   for (int n = 0; n < kCount; ++n) to[n * kStep] = Widen(from[n]);
 }
 
-// What the tensor cores see of a number.
-__device__ inline float CutOff(float x) {
+// Truncates to TF32, as tensor cores do.
+__device__ inline float TruncateToTf32(float x) {
   return __uint_as_float(__float_as_uint(x) & 0xffffe000);
 }
 
-// Calls visit(i) for i = 0 to 3 on groups of four of this thread's rows, of which each
-// is kThreads further on; a visit for rows that do not exist is left out. `next` goes
-// on to the next four.
+// Calls visit(i) for this thread's rows, which are kThreads apart, four at a time (i =
+// 0 to 3), and next() after each four. Rows that do not exist are skipped.
 template <typename Visit, typename Next>
 __device__ void ForRows(int rows, const Visit& visit, const Next& next) {
 #pragma unroll 1
@@ -83,7 +82,7 @@ __device__ void ForRows(int rows, const Visit& visit, const Next& next) {
   }
 }
 
-// Begins to copy rows of weights, this thread each kThreads-th.
+// Starts the copies of weight rows, strided over the threads.
 template <typename N>
 __device__ void StageWeights(const N* from, int rows, float* to) {
   constexpr int kStep = kThreads * kSide;
@@ -93,7 +92,7 @@ __device__ void StageWeights(const N* from, int rows, float* to) {
       [&] { from += 4 * kStep, to += 4 * kStep; });
 }
 
-// Makes rows zeros, from `first` on, this thread each kStep-th.
+// Clears rows [first, end), strided over the threads.
 template <int kStep, typename At>
 __device__ void ClearRows(int first, int end, const At& at) {
 #pragma unroll 1
@@ -111,7 +110,7 @@ __device__ inline void PrepareRow(float* row) {
   StoreWords(words, row);
 }
 
-// The same for rows that this thread has staged, once they are there.
+// Rounds the rows that this thread staged, after they have arrived.
 __device__ inline void PrepareWeights(int rows, float* weights) {
   constexpr int kStep = kThreads * kSide;
   weights += threadIdx.x * kSide;
@@ -120,8 +119,7 @@ __device__ inline void PrepareWeights(int rows, float* weights) {
       [&] { weights += 4 * kStep; });
 }
 
-// Stages row `row` of the pose of a child, which may not exist. In shared memory a pose
-// is transposed, Q x 4.
+// Stages row `row` of a child's pose, transposed to Q x 4, or zeros for capsule -1.
 template <int Q, typename N>
 __device__ void StagePoseRow(const N* poses, int capsule, int row, float* to) {
   if (capsule >= 0) {
@@ -139,7 +137,7 @@ __device__ void PreparePoseRow(int row, float* pose) {
   }
 }
 
-// sum = c + a b in TF32, which leaves c where it is.
+// sum = c + a b in TF32, with c unchanged.
 __device__ inline void MultiplyTo(const uint32_t (&a)[2], const uint32_t (&b)[1],
                                   const float (&c)[4], float (&sum)[4]) {
   asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "
@@ -156,17 +154,17 @@ __device__ inline void MultiplyTo(const uint32_t (&a)[4], const uint32_t (&b)[2]
         "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-// Where number (row, column) of a product's tiles is in a vote.
+// Index in a vote of element (row, column) of the products' tiles.
 template <bool kTransposed>
 constexpr int Place(int row, int column) {
   return kTransposed ? column * kSide + row : row * kSide + column;
 }
 
-// A thread's vote - center, from {-center}. Its operands are Q x 4 matrices in shared
-// memory, of which the left one's columns become rows of the vote, or columns where
-// kTransposed: `left` is at row `t` of the matrix of pair g, `right` at row t, column
-// 2 (g % 2), of that of pair g / 2, where g is the thread's group of four in its warp,
-// and t its number there. What the operands have beyond TF32 is cut off.
+// Computes a thread's vote - center, starting from {-center}. The operands, truncated
+// to TF32, are Q x 4 matrices in shared memory; columns of the left one become rows of
+// the vote, or columns if kTransposed. With g the thread's group of four in the warp
+// and t its number in the group, `left` points to row t of the matrix of pair g, and
+// `right` to row t, column 2 (g % 2), of the matrix of pair g / 2.
 template <bool kTransposed, int Q>
 __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {
@@ -202,11 +200,11 @@ __device__ void MakeVote(const float* left, const float* right,
   }
 }
 
-// sums += the gradient of votes, of which each thread has one, times Q x 4 matrices in
-// shared memory: the sum is over the four pairs of a group and the columns of the
-// gradient, or its rows where kTransposed. `right` is at row g of the matrix of pair t,
-// which counts `factor` times, or not at all.
-// sums[i] are {row 2i; column 2t, 2t + 1}, {row 2i + 1; the same}, for pair g.
+// Multiplies vote gradients, one per thread, by Q x 4 matrices in shared memory, and
+// adds to `sums`. The contraction is over the four pairs of a group and the columns of
+// the gradient, or its rows if kTransposed. `right` points to row g of the matrix of
+// pair t, which is scaled by `factor`, or counts as zero unless `counts`.
+// sums[i] are {row 2i; columns 2t, 2t + 1}, {row 2i + 1; the same columns}, for pair g.
 template <bool kTransposed>
 __device__ void Contract(const float (&gradient)[kSize], const float* right,
                          bool counts, float factor, float (&sums)[2][4]) {

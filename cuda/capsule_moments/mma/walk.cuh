@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Windows and children that a thread takes in steps, without divisions.
+// Iterators over windows and children that advance without divisions.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WALK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WALK_CUH_
 
@@ -9,7 +9,7 @@
 
 namespace capsops::capsule_moments::mma {
 
-// One axis of an image and its windows, in 32 bits.
+// One axis of an image and its windows, with 32-bit numbers.
 struct Axis {
   int in, out, kernel, stride, dilation, pad;
 
@@ -80,8 +80,8 @@ struct Child {
   }
 };
 
-// Where a window begins: the lines of the images before, and the pixel of its first
-// child, which may be outside of the image.
+// The first pixel of a window, which may be outside of the image. `lines` counts the
+// image rows of all samples before.
 struct Corner {
   int lines, y, x;
 
@@ -90,8 +90,7 @@ struct Corner {
         y(of.y * image.y.stride - image.y.pad),
         x(of.x * image.x.stride - image.x.pad) {}
 
-  // Returns the capsule that is this child, as an index of activations, or -1 where
-  // there is none.
+  // Returns the index of the capsule that is this child, or -1 outside of the image.
   __device__ int Capsule(const Image& image, const Child& child) const {
     const int line = y + child.kh * image.y.dilation;
     const int pixel = x + child.kw * image.x.dilation;

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of weights and prior. A warp has eight parents of four windows, a thread
-// one pair, for some children, whose gradients stay in registers while the warp walks
-// over the windows. So a parent's statistics are loaded once for several votes.
-// PassKernel has left the facts of each row [position, k], so that no softmax crosses
-// threads.
+// Gradients of weights and prior. A warp has eight parents and four windows, and a
+// thread one such pair for several children. The children's gradients stay in registers
+// while the warp loops over windows, and a parent's statistics are loaded once for
+// several votes. PassKernel has written the state of each row [position, k], so that
+// the softmax needs no reduction here.
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
 
@@ -15,30 +15,29 @@
 
 namespace capsops::capsule_moments::mma {
 
-// How WeightKernel divides its work, and what it has in shared memory: tiles of kFour
-// windows.
+// WeightKernel's work split and shared memory. A tile has kFour windows.
 template <bool kSecond, int kLogit, int Q, bool kSmall>
 struct Tile {
-  // Three warps to a scheduler, with 168 registers a thread, unless statistics alone
-  // take half of them; one where shared memory is small.
+  // Three warps per scheduler, with 168 registers a thread; two if the statistics alone
+  // take half of those, and one if shared memory is small.
   static constexpr int kWarps = kSmall ? 4 : kLogit == 2 ? 8 : 12;
   static constexpr int kThreads = kWarps * kLanes;
-  // Sums of eight columns are those of two children with four each.
+  // With Q = 4, one product of eight columns does two children of four columns each.
   static constexpr int kPair = Q == kFour ? 2 : 1;
-  static constexpr int kOwn = (kSmall ? 2 : 4) * kPair;  // children of a warp
-  // The tensors of a parent that are staged, and its numbers: theirs, the bias and the
-  // gradient of the mass. Neither from one parent to the next, nor from one window to
-  // the next, eight threads meet a bank twice.
+  static constexpr int kOwn = (kSmall ? 2 : 4) * kPair;  // children per warp
+  // Number of staged tensors of a parent, and the stride between parents, which also
+  // has the bias and the mass gradient. The strides between parents and between windows
+  // avoid bank conflicts among eight threads.
   static constexpr int kTensors = 2 + kSecond + kLogit;
   static constexpr int kParentStep = kTensors * kSize + 4;
-  // [kOwn][Q][4], and for the banks' sake half of all more or less.
+  // Stride of [kOwn][Q][4], padded to avoid bank conflicts.
   static constexpr int kWeightsStep = kOwn * Q * kSide + (kOwn * Q % 8 == 4 ? 0 : 16);
 
-  float* weights;  // [teams' children][outs][kWeightsStep], for the whole kernel
-  float* parents;  // [kFour][WindowStep], two of these
-  float* poses;    // [children][kFour][Q][4], two of these
-  Facts* facts;    // [children][kFour], two of these
-  Child* places;   // of the children, for the whole kernel
+  float* weights;   // [teams' children][outs][kWeightsStep], loaded once
+  float* parents;   // [2][kFour][WindowStep]
+  float* poses;     // [2][children][kFour][Q][4]
+  RowState* state;  // [2][children][kFour]
+  Child* places;    // [children], computed once
 
   __host__ __device__ static int Children(const Division& d) {
     return kOwn * kWarps * kEight >> d.lanes_log2;
@@ -55,45 +54,43 @@ struct Tile {
       : weights(from),
         parents(weights + Children(d) / kOwn * d.outs * kWeightsStep),
         poses(parents + 2 * kFour * WindowStep(d)),
-        facts(reinterpret_cast<Facts*>(poses + 2 * Children(d) * kFour * Q * kSide)),
-        places(reinterpret_cast<Child*>(facts + 2 * Children(d) * kFour)) {}
-  // Where row `q` of a child's and a parent's weights is.
+        state(reinterpret_cast<RowState*>(poses + 2 * Children(d) * kFour * Q * kSide)),
+        places(reinterpret_cast<Child*>(state + 2 * Children(d) * kFour)) {}
+  // Returns row `q` of the weights of a child and a parent.
   __device__ float* Weights(const Division& d, int slot, int parent, int q) const {
     return weights + (slot / kOwn * d.outs + parent) * kWeightsStep +
            (slot % kOwn * Q + q) * kSide;
   }
-  // The one of the two for these windows.
-  __device__ float* Parents(const Division& d, int turn) const {
-    return parents + turn * kFour * WindowStep(d);
+  // These three return one of the two buffers.
+  __device__ float* Parents(const Division& d, int buffer) const {
+    return parents + buffer * kFour * WindowStep(d);
   }
-  __device__ float* Poses(const Division& d, int turn) const {
-    return poses + turn * Children(d) * kFour * Q * kSide;
+  __device__ float* Poses(const Division& d, int buffer) const {
+    return poses + buffer * Children(d) * kFour * Q * kSide;
   }
-  __device__ Facts* FactsOf(const Division& d, int turn) const {
-    return facts + turn * Children(d) * kFour;
+  __device__ RowState* StateOf(const Division& d, int buffer) const {
+    return state + buffer * Children(d) * kFour;
   }
 };
 
-// What WeightKernel reads beside the inputs, and writes: of each part of the windows
-// the sums of the gradients of weights and prior. Where not `begins`, the sums go on
-// from what they are.
+// Further inputs of WeightKernel, and its outputs: partial sums over windows of the
+// gradients of weights and prior, to which it adds unless `overwrite`.
 struct WeightSums {
-  const Facts* facts;
+  const RowState* state;
   float *weights, *prior;
-  bool begins;
+  bool overwrite;
 };
 
-// Begins to bring the statistics of the windows from `first` on. What is absent is left
-// as it is. From `end` on no child exists, so any statistics will do: those of the last
-// window.
+// Starts the copies of the statistics of four windows, from `first` on. Skips absent
+// tensors. Windows from `end` on have no children: they read the last window's.
 template <typename TileOf, bool kSecond, int kLogit>
 __device__ void FillParents(const Inputs& in, const Division& d, const Gradient& grad,
                             int first, int end, float* parents) {
-  constexpr int kMost = (kFour * kLanes * kFour - 1) / TileOf::kThreads + 1;
-  const int words = d.outs * kFour;  // of a window, in 16 bytes
-  int from[kMost], to[kMost];
+  constexpr int kMax = (kFour * kLanes * kFour - 1) / TileOf::kThreads + 1;
+  const int words = d.outs * kFour;  // 16-byte words per window
+  int from[kMax], to[kMax];
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
+  for (int i = 0; i < kMax; ++i) {
     const int w = threadIdx.x + i * TileOf::kThreads;
     const int window = (w >= words) + (w >= 2 * words) + (w >= 3 * words);
     const int word = w - window * words;
@@ -102,24 +99,24 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
             word % kFour * 4;
     if (w >= kFour * words) to[i] = -1;
   }
-  const auto bring = [&](const float* tensor, int at) {
+  const auto start_copy = [&](const float* tensor, int at) {
     if (tensor == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kMax; ++i) {
       if (to[i] < 0) continue;
       __pipeline_memcpy_async(parents + to[i] + at * kSize, tensor + from[i], 16);
     }
   };
-  bring(in.center, 0);
-  bring(grad.first, 1);
-  if constexpr (kSecond) bring(grad.second, 2);
-  if constexpr (kLogit > 0) bring(in.precision, 2 + kSecond);
-  if constexpr (kLogit > 1) bring(in.linear, 3 + kSecond);
+  start_copy(in.center, 0);
+  start_copy(grad.first, 1);
+  if constexpr (kSecond) start_copy(grad.second, 2);
+  if constexpr (kLogit > 0) start_copy(in.precision, 2 + kSecond);
+  if constexpr (kLogit > 1) start_copy(in.linear, 3 + kSecond);
   if constexpr (kLogit == 0) return;
   const float* const one = threadIdx.x % kFour == 0 ? in.bias : grad.mass;
   if (threadIdx.x % kFour > 1 || one == nullptr) return;
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
+  for (int i = 0; i < kMax; ++i) {
     if (to[i] < 0) continue;
     const int word = threadIdx.x % kFour;
     __pipeline_memcpy_async(parents + to[i] - 3 * word + TileOf::kTensors * kSize,
@@ -127,12 +124,12 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   }
 }
 
-// Begins to bring the poses and the facts of the windows from `first` on. `pixel` is
-// that of window first + threadIdx.x / 4 % 4, and goes on to the next tile.
+// Starts the copies of the poses and row state of four windows, from `first` on.
+// `pixel` is that of window first + threadIdx.x / 4 % 4, and advances to the next tile.
 template <typename TileOf, int Q>
-__device__ void FillChildren(const Inputs& in, const Division& d, const Facts* from,
+__device__ void FillChildren(const Inputs& in, const Division& d, const RowState* from,
                              int first, int end, const Child* places, Pixel* pixel,
-                             float* poses, Facts* facts) {
+                             float* poses, RowState* state) {
   const int children = TileOf::Children(d);
   const Corner corner(d.image, *pixel);
   pixel->Advance(d.image, kFour);
@@ -145,10 +142,10 @@ __device__ void FillChildren(const Inputs& in, const Division& d, const Facts* f
       const int k = blockIdx.x * children + pair / kFour;
       const bool any = k < d.children && position < end;
       if (row == 0 && any) {
-        __pipeline_memcpy_async(facts + pair, from + int64_t{position} * d.children + k,
-                                sizeof(Facts));
+        __pipeline_memcpy_async(state + pair, from + int64_t{position} * d.children + k,
+                                sizeof(RowState));
       } else if (row == 0) {
-        facts[pair] = {0, 0, 0, 0};
+        state[pair] = {0, 0, 0, 0};
       }
       StagePoseRow<Q>(static_cast<const N*>(in.poses),
                       any ? corner.Capsule(d.image, places[pair / kFour]) : -1, row,
@@ -157,11 +154,11 @@ __device__ void FillChildren(const Inputs& in, const Division& d, const Facts* f
   });
 }
 
-// Waits for what this thread has brought, and prepares the poses.
+// Waits for this thread's copies, and rounds the poses to TF32.
 template <typename TileOf, int Q>
-__device__ void AwaitChildren(const Inputs& in, const Division& d, float* poses) {
+__device__ void WaitForChildren(const Inputs& in, const Division& d, float* poses) {
   __pipeline_wait_prior(0);
-  if (in.element != Element::kFloat) return;  // exact in TF32
+  if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
 #pragma unroll 1
   for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
        i += TileOf::kThreads) {
@@ -169,11 +166,13 @@ __device__ void AwaitChildren(const Inputs& in, const Division& d, float* poses)
   }
 }
 
+// Computes the gradients of weights and prior: block (x, y) does the children of x and
+// the windows of part y.
 template <bool kSecond, int kLogit, int Q, bool kSmall>
 __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 1)
     WeightKernel(Inputs in, Division d, Gradient grad, WeightSums out) {
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   extern __shared__ float4 shared[];
   using TileOf = Tile<kSecond, kLogit, Q, kSmall>;
   constexpr int kOwn = TileOf::kOwn, kPair = TileOf::kPair;
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   const int lane = threadIdx.x % kLanes, g = lane / kFour, t = lane % kFour;
   const int warp = threadIdx.x / kLanes, teams = d.lanes() / kEight;
   const int children = TileOf::Children(d);
-  const int slot0 = warp / teams * kOwn;  // of the block's children, this warp's first
+  const int slot0 = warp / teams * kOwn;  // this warp's first child in the block
   const int child0 = blockIdx.x * children + slot0;
   const int o = warp % teams * kEight + g, parent = min(o, d.outs - 1);
   const int begin = static_cast<int>(int64_t{blockIdx.y} * d.positions / gridDim.y);
@@ -217,7 +216,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   }
   __syncthreads();
 
-  // Calls each(where it is stored, sum) for each of this thread's sums.
+  // Calls each(address, sum) for each of this thread's sums.
   float sums[kOwn / kPair][2][4] = {}, priors[kPrior ? kOwn : 1] = {};
   const auto visit = [&](const auto& each) {
 #pragma unroll
@@ -241,31 +240,31 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
       }
     }
   };
-  if (!out.begins) visit([](const float* from, float& sum) { sum = *from; });
+  if (!out.overwrite) visit([](const float* from, float& sum) { sum = *from; });
 
-  // Of the columns of a product, this thread's: those of every kPair-th child.
+  // This thread's column in the products of every kPair-th child.
   const int column = min(g % (Q == kFour ? kFour : kEight), Q - 1);
   const float* const weights = tile.Weights(d, slot0, parent, t);
   const int right_at = ((slot0 * kFour + g / 2) * Q + t) * kSide + g % 2 * 2;
   const int back_at = ((slot0 * kFour + t) * Q + column) * kSide;
   const int parent_at = t * TileOf::WindowStep(d) + parent * TileOf::kParentStep;
   Pixel pixel(d.image, begin + static_cast<int>(threadIdx.x) / kSide % kFour);
-  int turn = 1;
-  for (int first = begin - kFour; first < end; first += kFour, turn = 1 - turn) {
-    const float* const poses = tile.Poses(d, turn);
-    if (first >= begin) AwaitChildren<TileOf, Q>(in, d, tile.Poses(d, turn));
+  int buffer = 1;
+  for (int first = begin - kFour; first < end; first += kFour, buffer = 1 - buffer) {
+    const float* const poses = tile.Poses(d, buffer);
+    if (first >= begin) WaitForChildren<TileOf, Q>(in, d, tile.Poses(d, buffer));
     __syncthreads();
     if (first + kFour < end) {
       FillParents<TileOf, kSecond, kLogit>(in, d, grad, first + kFour, end,
-                                           tile.Parents(d, 1 - turn));
-      FillChildren<TileOf, Q>(in, d, out.facts, first + kFour, end, tile.places, &pixel,
-                              tile.Poses(d, 1 - turn), tile.FactsOf(d, 1 - turn));
+                                           tile.Parents(d, 1 - buffer));
+      FillChildren<TileOf, Q>(in, d, out.state, first + kFour, end, tile.places, &pixel,
+                              tile.Poses(d, 1 - buffer), tile.StateOf(d, 1 - buffer));
     }
     __pipeline_commit();
     if (first < begin) continue;
-    // In the order in which FillParents has them.
+    // Uses the order of FillParents.
     ParentAt my_parent{};
-    my_parent.center = tile.Parents(d, turn) + parent_at;
+    my_parent.center = tile.Parents(d, buffer) + parent_at;
     my_parent.first_grad = my_parent.center + kSize;
     my_parent.second_grad = my_parent.first_grad + kSecond * kSize;
     my_parent.precision = my_parent.second_grad + kSize;
@@ -273,10 +272,10 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     const float* const one = my_parent.center + TileOf::kTensors * kSize;
     const Statistics<true, kSecond, kLogit> statistics(std::true_type(), my_parent,
                                                        one[0], one[1]);
-    const Facts* const all_facts = tile.FactsOf(d, turn) + slot0 * kFour + t;
+    const RowState* const all_states = tile.StateOf(d, buffer) + slot0 * kFour + t;
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
-      const Facts facts = all_facts[c * kFour];
+      const RowState state = all_states[c * kFour];
       float u[kSize], gradient[kSize], factor = 1;
       if constexpr (kLogit > 0 || kSecond) {
         MakeVote<true, Q>(weights + c * Q * kSide,
@@ -284,24 +283,25 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
                           statistics.minus_center, u);
       }
       if constexpr (kLogit == 0) {
-        // Poses of float have been prepared.
-        factor = facts.activation * facts.scale *
-                 (in.element == Element::kFloat ? 1 : kLift);
+        // Float poses are already rounded without bias.
+        factor = state.activation * state.scale *
+                 (in.element == Element::kFloat ? 1 : kDebias);
 #pragma unroll
-        for (int h = 0; h < kSize; ++h) gradient[h] = statistics.OfMoments(h, u[h]);
+        for (int h = 0; h < kSize; ++h)
+          gradient[h] = statistics.MomentGradient(h, u[h]);
       } else {
         float prior = 0;
         if (kPrior && in.prior != nullptr && child0 + c < d.children) {
           prior = in.prior[int64_t{child0 + c} * d.outs + parent];
         }
-        const float dz = statistics.Differentiate(u, in.rule, facts, prior, gradient);
+        const float dz = statistics.Differentiate(u, in.rule, state, prior, gradient);
         if constexpr (kPrior) priors[c] += dz;
       }
       Contract<true>(gradient, poses + c * kFour * Q * kSide + back_at,
                      kPair == 1 || g / kFour == c % 2, factor, sums[c / kPair]);
     }
   }
-  // The four windows of a tile have parts of the prior's.
+  // Adds the prior's gradients over the tile's four windows.
 #pragma unroll
   for (int c = 0; kPrior && c < kOwn; ++c) {
     priors[c] += __shfl_xor_sync(~0u, priors[c], 1);

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The backward kernel of capsule prediction; cuda/capsule_prediction/launch.cu.cc
-// describes the method.
+// Backward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
 #ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_
 
@@ -15,48 +14,48 @@
 
 namespace capsops::capsule_prediction {
 
-constexpr int kBackwardWarps = 4;     // of a block, if they are enough
-constexpr int kMaxBackwardWarps = 8;  // of a block, otherwise
-constexpr int kBackwardK = 8;         // elements of in_dim that a warp has
-constexpr int kTogether = 4;          // samples that a warp takes together
-constexpr int kRing = 2;              // sets of kTogether samples in shared memory
+constexpr int kBackwardWarps = 4;     // per block, if they suffice
+constexpr int kMaxBackwardWarps = 8;  // per block, otherwise
+constexpr int kBackwardK = 8;         // elements of in_dim per warp
+constexpr int kPerStep = 4;           // samples per warp and step
+constexpr int kRing = 2;              // stages of kPerStep samples in shared memory
 
-// How the backward kernel divides one input capsule among the warps of a block:
-// column_tiles x k_tiles warps side by side, and groups of those over the samples.
+// The warps of a block, which does one input capsule: column_tiles x k_tiles warps for
+// a sample, and `groups` of those for different samples.
 struct Division {
   int column_tiles, k_tiles, groups;
 };
 
-// Brings a warp's part of one sample after the other to shared memory: `width`
-// elements of grad, padded with zeros to kColumns, and `depth` of input, padded to
-// kBackwardK. Where both are made of 16-byte words (kWords) the copy runs in the
-// background; a lane has the same words of every sample, so each takes one addition.
+// Copies a warp's part of one sample after the other to shared memory: `width` elements
+// of grad, zero-padded to kColumns, and `depth` of input, zero-padded to kBackwardK. If
+// both consist of 16-byte words (kWords) the copies are asynchronous. A lane copies the
+// same words of every sample, so that a pointer costs one addition.
 template <typename S, int kColumns, bool kWords>
-class Stager {
+class SampleLoader {
  public:
   static constexpr int kRow = kColumns + kBackwardK;
 
-  // `grad` and `input` are those of the first sample, the steps lead to the next.
-  // Where samples need padding, all of the `ring` they will go to is made zero.
-  __device__ Stager(const S* grad, int64_t grad_step, int width, const S* input,
-                    int64_t input_step, int depth, S* ring) {
+  // `grad` and `input` point to the first sample, and the steps are strides between
+  // samples. Clears the whole `ring` if samples need padding.
+  __device__ SampleLoader(const S* grad, int64_t grad_step, int width, const S* input,
+                          int64_t input_step, int depth, S* ring) {
     const int lane = threadIdx.x % kLanes;
     if (width < kColumns || depth < kBackwardK) {
-      for (int e = lane; e < kRing * kTogether * kRow; e += kLanes) ring[e] = S(0.0f);
+      for (int e = lane; e < kRing * kPerStep * kRow; e += kLanes) ring[e] = S(0.0f);
       __syncwarp();
     }
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int e = (r * kLanes + lane) * kWord;
       const bool of_grad = e < width;
-      const int k = e - width;  // the lanes past the last column take input's words
+      const int k = e - width;  // lanes past the last column copy input
       to_[r] = of_grad ? e : k < depth ? kColumns + k : kNone;
       from_[r] = of_grad ? grad + e : input + k;
       step_[r] = of_grad ? grad_step : input_step;
     }
   }
 
-  // Brings the next sample, or zeros where `inside` is false.
+  // Starts the copy of the next sample, or stores zeros unless `inside`.
   __device__ void Next(bool inside, S* row) {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
@@ -85,19 +84,19 @@ class Stager {
   int64_t step_[kRounds];
 };
 
-// Warps work alone, each on its own samples, columns and part of in_dim, except where
-// several column tiles add up to grad_input.
+// Warps work independently, each on its own samples, columns and part of in_dim, except
+// that several column tiles reduce grad_input together.
 template <typename S, typename A, int V, bool kWords, int kWarps>
 __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 : 1)
     BackwardKernel(Sizes z, Division d, const S* __restrict__ grad,
                    const S* __restrict__ input, const S* __restrict__ weights,
                    S* __restrict__ grad_input, S* __restrict__ grad_weights) {
   constexpr int K = kBackwardK, kColumns = kLanes * V;
-  using Samples = Stager<S, kColumns, kWords>;
-  // Each warp's ring of samples; at the end, halves of grad_weights.
+  using Samples = SampleLoader<S, kColumns, kWords>;
+  // Each warp's ring of samples, reused at the end to reduce grad_weights.
   extern __shared__ __align__(16) char shared[];
-  // The contributions of each column tile to grad_input in kRing steps.
-  __shared__ A partial[kRing * kTogether * kWarps * K];
+  // Contributions of each column tile to grad_input in kRing steps.
+  __shared__ A partial[kRing * kPerStep * kWarps * K];
   const int64_t i = blockIdx.x;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int tile = warp % d.column_tiles;
@@ -108,19 +107,19 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   const int width = max(min(z.columns - n0, int64_t{kColumns}), int64_t{0});
   const int64_t stride = z.in_caps * z.in_dim;
   S* const ring =
-      reinterpret_cast<S*>(shared) + warp * (kRing * kTogether * Samples::kRow);
+      reinterpret_cast<S*>(shared) + warp * (kRing * kPerStep * Samples::kRow);
   const int64_t first_sample = group * z.in_caps + i;
   Samples samples(grad + first_sample * z.columns + n0,
                   d.groups * z.in_caps * z.columns, width,
                   input + first_sample * z.in_dim + k0, d.groups * stride, depth, ring);
   S* const my_grad_input = grad_input + i * z.in_dim;
-  const int step_samples = kTogether * d.groups;
+  const int step_samples = kPerStep * d.groups;
   const int steps = (z.batch + step_samples - 1) / step_samples;
   const auto issue = [&](int step) {
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int u = 0; u < kPerStep; ++u) {
       const int64_t b = int64_t{step} * step_samples + u * d.groups + group;
-      samples.Next(b < z.batch, ring + (step % kRing * kTogether + u) * Samples::kRow);
+      samples.Next(b < z.batch, ring + (step % kRing * kPerStep + u) * Samples::kRow);
     }
     __pipeline_commit();
   };
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   A w[V][K], sum[V][K] = {};
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    // Columns past the last one are zero: even an infinite weight must not count there.
+    // Clears padded columns, as even an infinite weight must not count there.
     const int64_t n = n0 + v * kLanes + lane;
     const bool inside = n < z.columns;
     LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, inside ? depth : 0,
@@ -140,10 +139,10 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     __pipeline_wait_prior(kRing - 2);
     __syncwarp();
     issue(step + kRing - 1);
-    A part[kTogether * K] = {};
+    A part[kPerStep * K] = {};
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const S* const row = ring + (step % kRing * kTogether + u) * Samples::kRow;
+    for (int u = 0; u < kPerStep; ++u) {
+      const S* const row = ring + (step % kRing * kPerStep + u) * Samples::kRow;
       A g[V], x[K];
 #pragma unroll
       for (int v = 0; v < V; ++v) g[v] = Widen(row[v * kLanes + lane]);
@@ -158,7 +157,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
       }
     }
     const A total = SumOverLanes(part);
-    static_assert(kTogether * K == kLanes);  // so each lane has a sum of its own
+    static_assert(kPerStep * K == kLanes);  // one sum per lane
     const int k = lane % K;
     const bool mine = k < depth;
     const int sample = lane / K * d.groups + group;
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     }
     __syncthreads();
   }
-  // Groups hold sums over different samples: fold the upper half onto the lower.
+  // Adds up the groups' sums over their samples, the upper half to the lower.
   __pipeline_wait_prior(0);
   const int tiles = d.column_tiles * d.k_tiles;
   for (int half = d.groups / 2; half > 0; half /= 2) {

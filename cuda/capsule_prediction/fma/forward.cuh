@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The forward kernel of capsule prediction; cuda/capsule_prediction/launch.cu.cc
-// describes the method.
+// Forward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
 #ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
 #define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
 
@@ -13,18 +12,16 @@
 namespace capsops::capsule_prediction {
 
 constexpr int kForwardWarps = 4;
-constexpr int kForwardSamples = 32;  // of a block
+constexpr int kForwardSamples = 32;  // per block
 
-// Sizes as the kernels use them, and whether rows of in_dim elements are whole
-// 16-byte words.
+// Sizes for the kernels. `vector`: rows of in_dim elements are whole 16-byte words.
 struct Sizes {
   int64_t batch, in_caps, columns;
   int in_dim;
   bool vector;
 };
 
-// Copies samples [b0, b0 + count) of one input capsule to shared memory, with zeros
-// past in_dim.
+// Copies samples [b0, b0 + count) of one input capsule to shared memory, zero-padded.
 template <typename S, typename A, int K>
 __device__ void StageSamples(const Sizes& z, const S* input, int64_t i, int64_t b0,
                              int count, A (*samples)[K]) {
@@ -40,7 +37,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
     ForwardKernel(Sizes z, int64_t column_tiles, const S* __restrict__ input,
                   const S* __restrict__ weights, S* __restrict__ output) {
   __shared__ __align__(16) A samples[kForwardSamples][K];
-  // in_caps varies fastest: blocks that run together write neighbouring memory.
+  // in_caps varies fastest, so that concurrent blocks write neighbouring memory.
   const int64_t i = blockIdx.x % z.in_caps;
   const int64_t n0 = blockIdx.x / z.in_caps % column_tiles * (kLanes * V);
   const int64_t b0 = blockIdx.x / z.in_caps / column_tiles * kForwardSamples;
@@ -49,7 +46,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   A w[V][K];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    // Any weights will do past the end, since their results are not stored.
+    // Repeats the last weights for padded columns, whose results are not stored.
     const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
     LoadRow(weights + (i * z.columns + n) * z.in_dim, z.in_dim, z.vector, w[v]);
   }

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches the kernels of fma/forward.cuh and fma/backward.cuh.
+// Plans and launches of the kernels of fma/forward.cuh and fma/backward.cuh.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -28,19 +28,17 @@ LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, int64_t blocks,
   return CheckLaunch(Forward::kName);
 }
 
-// Whether rows of `length` elements of T, from these pointers on, consist of 16-byte
-// words.
+// Whether rows of `length` elements from these pointers on are whole 16-byte words.
 template <typename T>
 bool Words(int64_t length, std::initializer_list<const T*> pointers) {
   return length * sizeof(T) % 16 == 0 &&
          std::all_of(pointers.begin(), pointers.end(), Aligned16);
 }
 
-// Divides an input capsule for V columns a lane. `groups` is 0 where one block has too
-// few warps.
+// Work split for V columns per lane; `groups` is 0 if a block has too few warps.
 Division Divide(const Problem& p, int v) {
   const auto tiles = [](int64_t count) {
-    // Powers of two divide the warps. More than kMaxBackwardWarps are too many.
+    // Powers of two divide the warps. Anything over kMaxBackwardWarps is refused.
     int64_t power = 1;
     while (power < count && power <= kMaxBackwardWarps) power *= 2;
     return static_cast<int>(power);
@@ -59,9 +57,9 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
                            T* grad_input, T* grad_weights) {
   using A = Accumulator<T>;
   constexpr int kRings =
-      kWarps * kRing * kTogether * (kLanes * V + kBackwardK) * sizeof(T);
+      kWarps * kRing * kPerStep * (kLanes * V + kBackwardK) * sizeof(T);
   constexpr int kFold = kWarps / 2 * V * kBackwardK * kLanes * sizeof(A);
-  constexpr int kPartial = kRing * kTogether * kWarps * kBackwardK * sizeof(A);
+  constexpr int kPartial = kRing * kPerStep * kWarps * kBackwardK * sizeof(A);
   constexpr int kShared = std::max(kRings, kFold);
   static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
   BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
@@ -71,8 +69,7 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   return CheckLaunch(Backward::kName);
 }
 
-// Returns the V of 1, 2, 4, 5 up to `max_v` that wastes the fewest lanes, and of equals
-// the largest.
+// Returns the largest V up to `max_v` among those that waste the fewest lanes.
 int ChooseV(int64_t columns, int max_v) {
   int best = 1;
   for (int v : {2, 4, 5}) {
@@ -82,7 +79,7 @@ int ChooseV(int64_t columns, int max_v) {
   return best;
 }
 
-// Calls launch(V) with V as a compile-time constant; kMax bounds what is compiled.
+// Calls launch(V) with a compile-time V; kMax limits what is compiled.
 template <int kMax, typename Launch>
 LaunchError WithV(int v, const Launch& launch) {
   if constexpr (kMax >= 5) {
@@ -97,7 +94,7 @@ LaunchError WithV(int v, const Launch& launch) {
   return launch(std::integral_constant<int, 1>{});
 }
 
-// A lane's V K weights may fill this much of its registers.
+// V such that a lane's V K weights fill at most this part of its registers.
 template <typename T>
 constexpr int kForwardMaxV(int k) {
   return 320 / sizeof(Accumulator<T>) / k;
@@ -126,7 +123,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
     const int best_v = ChooseV(z.columns, kMax);
     const int64_t blocks = z.in_caps * CeilDivide(z.columns, kLanes * best_v) *
                            CeilDivide(z.batch, kForwardSamples);
-    const std::string obstacle = GridObstacle(blocks);
+    const std::string obstacle = GridRefusal(blocks);
     if (!obstacle.empty()) return Plan::Refuse(obstacle);
     return Plan::Make(0,
                       [=](const GpuExec& exec, const T* input, const T* weights,
@@ -153,7 +150,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   const Division d = Divide(p, best_v);
   if (z.columns == 0) return Plan::Refuse("there are no output elements");
   if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
-  const std::string obstacle = GridObstacle(z.in_caps);
+  const std::string obstacle = GridRefusal(z.in_caps);
   if (!obstacle.empty()) return Plan::Refuse(obstacle);
   return Plan::Make(
       0,

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The last pass of capsule routing's gradient, on tensor cores: from V and ds of every
-// iteration to the gradients of input, weights and logits.
+// The last backward pass of capsule routing on tensor cores: computes the gradients of
+// input, weights and logits from V and ds of every iteration.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_
 
@@ -13,18 +13,16 @@
 
 namespace capsops::capsule_routing::mma {
 
-// For each tile of samples a team computes the predictions and all inner products of
-// them that the softmaxes need, then the softmaxes, a thread for each of their rows,
-// and then, element by element,
+// For each tile of samples a team computes the predictions and all their inner
+// products, then the softmaxes, one thread per row, and then, element by element,
 //   du_hat = sum_r (c_r ds_r + db_r V_r),
-// which at once becomes the left operand of two products: with weights, for the
-// gradient of input, and transposed with input, for that of weights. `vectors` are V
-// and ds of kIterations iterations, in turn, without the first V where not kMore: it is
-// zero. So c_1 is the same for all samples there, and the sum of db_1 over samples
-// follows from that of the inner products. Where kMore, the results are added to what
-// the gradients hold. The vectors and the input of a tile are staged in shared memory,
-// where there are two stages while the teams work on the tile before.
-template <typename S, int D, int K, Tf32 kTf32, bool kMore>
+// which is the left operand of two products: with weights, for the gradient of input,
+// and transposed with input, for that of weights. `vectors` are V and ds, alternating,
+// of kIterations iterations. With kAdd, the results are added to the gradients.
+// Without, the first V is zero and omitted: c_1 is the same for all samples, and the
+// sum of db_1 over samples follows from that of the inner products. The vectors and
+// input of a tile are staged in shared memory, double-buffered if `stages` is 2.
+template <typename S, int D, int K, Tf32 kTf32, bool kAdd>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     GradientsKernel(Sizes z, int teams, int stages, int iterations,
                     const S* __restrict__ input, const S* __restrict__ weights,
@@ -33,8 +31,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
                     S* __restrict__ grad_logits) {
   using Layout = GradientsShared<S, D, K>;
   constexpr int M = D / 2, KS = K / kStepK, R = kIterations, kCaps = Layout::kCaps;
-  constexpr int kFirst = kMore ? 0 : 1, kVectors = 2 * R - kFirst;
-  constexpr int kStep = M * kLanes;  // of staged vectors, [group][vector][m][lane]
+  constexpr int kFirst = kAdd ? 0 : 1, kVectors = 2 * R - kFirst;
+  constexpr int kStep = M * kLanes;  // staged vectors are [group][vector][m][lane]
   extern __shared__ float4 shared[];
   char* const memory = reinterpret_cast<char*>(shared);
   const Layout layout{z.groups, teams, kVectors};
@@ -43,31 +41,31 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   const int group = warp % z.groups, team = warp / z.groups;
   const int team_threads = z.groups * kLanes, thread = threadIdx.x % team_threads;
   char* const team_shared = memory + stages * layout.stage() + team * layout.team();
-  constexpr int kStepW = Layout::kWeights;  // between [capsule][KS]
+  constexpr int kStepW = Layout::kWeights;  // stride of [capsule][KS]
   float* const w =
       reinterpret_cast<float*>(team_shared) + group * (kCaps * KS * kStepW);
-  // What the team's warps tell each other: rows of inner products, parts of grad_input.
-  float4* const told = reinterpret_cast<float4*>(team_shared + layout.weights());
+  // Exchanged by the team's warps: rows of inner products, then partial grad_input.
+  float4* const exchange = reinterpret_cast<float4*>(team_shared + layout.weights());
   const Rows rows = layout.rows();
-  float* const my_c = rows.Of(told, place.g, group * kGroupCaps + place.t);
+  float* const my_c = rows.Get(exchange, place.g, group * kGroupCaps + place.t);
   float* const my_db =
-      rows.Of(told + rows.length(), place.g, group * kGroupCaps + place.t);
+      rows.Get(exchange + rows.length(), place.g, group * kGroupCaps + place.t);
   const int64_t block_i0 = int64_t{blockIdx.x} * teams * kCaps;
   const int64_t i0 = block_i0 + team * kCaps;
   const int caps = max(min(z.in_caps - i0, int64_t{kCaps}), int64_t{0});
   const int j = group * kGroupCaps + place.t;
   const bool real = j < z.out_caps;
-  const int64_t matrices = int64_t{z.out_caps} * (D * K);  // of an input capsule
+  const int64_t matrices = int64_t{z.out_caps} * (D * K);  // per input capsule
 
-  // Of a lane's weights of product 0: as operand with input, and with du_hat.
+  // Offsets of a lane's weights for product 0, as operand with input and with du_hat.
   const int by_column = WeightPlace(2 * place.t, place.g / 2, place.g % 2);
   const int by_row[2] = {WeightPlace(place.g, place.t, 0),
                          WeightPlace(place.g, place.t, 1)};
   const int64_t input_row = z.in_caps * K;
   S* const grad_row = grad_input + place.g * input_row + i0 * K + 2 * place.t;
-  constexpr int kWord = 16 / sizeof(S), kRowThreads = 16;  // that bring a row
+  constexpr int kWord = 16 / sizeof(S), kRowThreads = 16;  // copy a row
   const int row_words = min(int64_t{teams} * kCaps, z.in_caps - block_i0) * K / kWord;
-  const auto bring = [&](int64_t tile) {
+  const auto start_copy = [&](int64_t tile) {
     if (tile < z.tiles) {
       const int length = layout.vector_length();
       float4* const to =
@@ -99,7 +97,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   float bias[kCaps], sum_logits[kCaps] = {}, sum_weights[M / 2][kCaps][KS][4] = {};
 #pragma unroll
   for (int n = 0; n < kCaps; ++n) {
-    // Past the last capsule comes the last again.
+    // Repeats the last input capsule for padding.
     const int64_t i = min(i0 + n, z.in_caps - 1);
     bias[n] = real ? Widen(logits[i * z.out_caps + j]) : -INFINITY;
 #pragma unroll
@@ -114,7 +112,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           Prepare<kTf32>(Widen(four.at[2])), Prepare<kTf32>(Widen(four.at[3]))};
     }
   }
-  // Of the first iteration: c, and the sums over samples of <u_hat, ds>, later of db.
+  // For the first iteration: c, and sums over samples of <u_hat, ds>, later of db.
   float first_c[kCaps], first_db[kCaps] = {};
   const auto first_softmaxes = [&] {
 #pragma unroll
@@ -122,27 +120,27 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       my_c[rows.At(n, 0)] = my_c[rows.At(n, 1)] = bias[n];
       my_db[rows.At(n, 0)] = my_db[rows.At(n, 1)] = first_db[n];
     }
-    WaitFor(team + 1, team_threads);
-    rows.Softmaxes<true, true>(kCaps, thread, told);
-    WaitFor(team + 1, team_threads);
+    NamedBarrierSync(team + 1, team_threads);
+    rows.Softmaxes<true, true>(kCaps, thread, exchange);
+    NamedBarrierSync(team + 1, team_threads);
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) {
       first_c[n] = my_c[rows.At(n, 0)];
       first_db[n] = my_db[rows.At(n, 0)];
     }
   };
-  if constexpr (!kMore) first_softmaxes();
-  WaitForKernelBefore();
-  if (stages > 1) bring(0);
+  if constexpr (!kAdd) first_softmaxes();
+  GridDependencySynchronize();
+  if (stages > 1) start_copy(0);
 #pragma unroll 1
   for (int64_t tile = 0; tile < z.tiles; ++tile) {
     if (stages > 1) {
       __pipeline_wait_prior(0);
-      __syncthreads();  // and everyone is done with what comes to be overwritten
-      bring(tile + 1);
+      __syncthreads();  // also guards the buffer that is overwritten next
+      start_copy(tile + 1);
     } else {
       __syncthreads();
-      bring(tile);
+      start_copy(tile);
       __pipeline_wait_prior(0);
       __syncthreads();
     }
@@ -159,7 +157,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     const auto ds = [&](int r, int m) {
       return staged[(2 * r + 1 - kFirst) * kStep + m * kLanes];
     };
-    // Inner products <u_hat, V_r> with logits, later c_r; <u_hat, ds_r>, later db_r.
+    // Inner products <u_hat, V_r> + logits, later c_r, and <u_hat, ds_r>, later db_r.
     float c[R][kCaps][2], db[R][kCaps][2];
     const auto item = [&](int r, int n, int h) {
       return rows.At((r - kFirst) * kCaps + n, h);
@@ -221,16 +219,16 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           my_db[item(r, n, h)] = db[r][n][h];
         }
       }
-      if constexpr (!kMore) first_db[n] += db[0][n][0] + db[0][n][1];
+      if constexpr (!kAdd) first_db[n] += db[0][n][0] + db[0][n][1];
     }
-    WaitFor(team + 1, team_threads);
-    rows.Softmaxes<true, true>((R - kFirst) * kCaps, thread, told);
-    WaitFor(team + 1, team_threads);
+    NamedBarrierSync(team + 1, team_threads);
+    rows.Softmaxes<true, true>((R - kFirst) * kCaps, thread, exchange);
+    NamedBarrierSync(team + 1, team_threads);
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if constexpr (!kMore) c[0][n][h] = first_c[n];
+        if constexpr (!kAdd) c[0][n][h] = first_c[n];
 #pragma unroll
         for (int r = kFirst; r < R; ++r) {
           c[r][n][h] = my_c[item(r, n, h)];
@@ -238,8 +236,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    // What stands for no sample must not add to a sum over samples; nor may an
-    // iteration that is not there, whose vectors are zero but u_hat may be infinite.
+    // Clears the weights of padded samples and iterations. Their vectors are zero, but
+    // u_hat may be infinite.
     if (iterations < R || (tile + 1) * kTileSamples > z.batch) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -260,14 +258,14 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 #pragma unroll
         for (int r = 0; r < R; ++r) {
           if (r >= kFirst) sum_logits[n] += db[r][n][h];
-          // What the products below cut off.
+          // Compensates the truncation by the products below.
           c[r][n][h] = Prepare<kTf32>(c[r][n][h]);
           db[r][n][h] = Prepare<kTf32>(db[r][n][h]);
         }
       }
     }
-    WaitFor(team + 1, team_threads);  // or someone would overwrite what is not read yet
-    // Input as the right operand of the gradient of weights.
+    NamedBarrierSync(team + 1, team_threads);  // before exchange is overwritten
+    // Loads input as the right operand of the gradient of weights.
     Operand<2, kTf32> samples[kCaps][KS][2];
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) {
@@ -286,7 +284,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     float sum_input[kCaps][KS][4] = {};
 #pragma unroll
     for (int pair = 0; pair < M / 2; ++pair) {
-      // du_hat of both m of the pair, transposed: operands of two products.
+      // du_hat of the pair's two m, transposed: left operands of two products.
       Operand<4, kScaled<kTf32>> transposed[kCaps][2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -332,49 +330,49 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         for (int s = 0; s < KS; ++s) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            AddUp(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
+            Accumulate(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
           }
         }
       }
     }
-    // Every warp has added up its own output capsules.
+    // Exchanges the sums of each warp's output capsules.
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) {
 #pragma unroll
       for (int s = 0; s < KS; ++s) {
-        told[((group * kCaps + n) * KS + s) * kLanes + place.lane] =
+        exchange[((group * kCaps + n) * KS + s) * kLanes + place.lane] =
             *reinterpret_cast<float4*>(sum_input[n][s]);
       }
     }
-    WaitFor(team + 1, team_threads);
+    NamedBarrierSync(team + 1, team_threads);
     for (int e = group; e < caps * KS; e += z.groups) {
       float4 total{};
 #pragma unroll 4
       for (int g = 0; g < z.groups; ++g) {
-        Add(told[(g * (kCaps * KS) + e) * kLanes + place.lane], &total);
+        Add(exchange[(g * (kCaps * KS) + e) * kLanes + place.lane], &total);
       }
-      // Input capsules' elements, a product's after the other's.
+      // Elements of input capsules are ordered by product.
       S* const to = grad_row + tile * kTileSamples * input_row + e * kStepK;
-      if (tile * kTileSamples + place.g < z.batch) AddPair(total.x, total.y, kMore, to);
+      if (tile * kTileSamples + place.g < z.batch) AddPair(total.x, total.y, kAdd, to);
       if (tile * kTileSamples + place.g + 8 < z.batch) {
-        AddPair(total.z, total.w, kMore, to + 8 * input_row);
+        AddPair(total.z, total.w, kAdd, to + 8 * input_row);
       }
     }
   }
-  if constexpr (!kMore) {
+  if constexpr (!kAdd) {
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) first_db[n] = SumOverRows(first_db[n]);
-    WaitFor(team + 1, team_threads);  // grad_input is added up
+    NamedBarrierSync(team + 1, team_threads);  // grad_input has been reduced
     first_softmaxes();
   }
 #pragma unroll
   for (int n = 0; n < kCaps; ++n) {
     if (n >= caps) continue;
     float total = SumOverRows(sum_logits[n]);
-    if constexpr (!kMore) total += first_db[n];
+    if constexpr (!kAdd) total += first_db[n];
     if (place.g == 0 && real) {
       S* const to = grad_logits + (i0 + n) * z.out_caps + j;
-      Narrow(kMore ? total + Widen(*to) : total, to);
+      Narrow(kAdd ? total + Widen(*to) : total, to);
     }
     const int column_j = group * kGroupCaps + place.g / 2;
     if (column_j >= z.out_caps) continue;
@@ -385,7 +383,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 #pragma unroll
       for (int s = 0; s < KS; ++s) {
         const float (&sum)[4] = sum_weights[m / 2][n][s];
-        AddPair(sum[m % 2 * 2], sum[m % 2 * 2 + 1], kMore, to + 2 * m * K + s * kStepK);
+        AddPair(sum[m % 2 * 2], sum[m % 2 * 2 + 1], kAdd, to + 2 * m * K + s * kStepK);
       }
     }
   }

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a team of warps of the gradients' kernel has in shared memory, and what it does
-// with products.
+// Shared memory and fragment operations of a team of warps of GradientsKernel.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
 
@@ -10,52 +9,52 @@
 
 namespace capsops::capsule_routing::mma {
 
-constexpr int kIterations = 3;      // that one launch takes together
-constexpr int kGradientWarps = 16;  // of a block at most
-constexpr int kGradientTeams = 15;  // of a block at most: there are as many barriers
+constexpr int kIterations = 3;      // per launch
+constexpr int kGradientWarps = 16;  // maximum per block
+constexpr int kGradientTeams = 15;  // maximum per block: the number of named barriers
 
-// A team of a warp for each group of output capsules has kCaps input capsules. What a
-// block of such teams has in shared memory, in this order, sizes in bytes:
+// Shared memory of a block. A team has one warp per group of output capsules, and kCaps
+// input capsules. Sizes are in bytes, in the order of the functions.
 template <typename S, int D, int K>
 struct GradientsShared {
   static constexpr int M = D / 2, KS = K / kStepK;
   static constexpr int kCaps = 2 / KS;
-  static constexpr int kWeights = 4 * D * kStepK;  // of a product's operands
-  static constexpr int kPad = 32 / sizeof(S);      // keeps rows of samples off a bank
+  static constexpr int kWeights = 4 * D * kStepK;  // operands of a product
+  static constexpr int kPad = 32 / sizeof(S);      // avoids bank conflicts
 
   int groups, teams, vectors;  // output capsules / 4, teams, staged vectors
 
-  // Of one stage: `vectors` of the vectors of one tile of samples, and its input.
+  // One stage: `vectors` vectors of one tile of samples, and its input.
   __host__ __device__ int vector_length() const { return groups * M * kLanes; }
   __host__ __device__ int row() const { return teams * kCaps * K + kPad; }
   __host__ __device__ int stage() const {
     return vectors * vector_length() * static_cast<int>(sizeof(float4)) +
            kTileSamples * row() * static_cast<int>(sizeof(S));
   }
-  // Of one team: operands of weights [capsule][KS][group]; what its warps tell each
-  // other, Rows of c and of db [iteration with V][capsule] or parts of grad_input
+  // One team: operands of weights [capsule][KS][group], then the buffer that its warps
+  // exchange: Rows of c and of db [iteration with V][capsule], or partial grad_input
   // [group][capsule][KS][lane].
   __host__ __device__ int weights() const {
     return kCaps * KS * groups * kWeights * static_cast<int>(sizeof(float));
   }
   __host__ __device__ Rows rows() const { return Rows(groups, vectors / 2 * kCaps); }
-  __host__ __device__ int told() const {
+  __host__ __device__ int exchange() const {
     const int parts = kCaps * KS * kLanes * groups, both = 2 * rows().length();
     return both > parts ? both : parts;
   }
   __host__ __device__ int team() const {
-    return weights() + told() * static_cast<int>(sizeof(float4));
+    return weights() + exchange() * static_cast<int>(sizeof(float4));
   }
 };
 
-// Where the operand of weights for one product has element (k, output capsule j, d):
-// both the product with input, by (j, d), and that with du_hat, by (k, j), read it
-// without two lanes on one bank. Four k lie together.
+// Swizzled offset of weight (k, output capsule j, d) in the operand of one product.
+// Loads by (j, d), for products with input, and by (k, j), for products with du_hat,
+// have no bank conflicts. Four k are contiguous.
 __device__ inline int WeightPlace(int k, int j, int d) {
   return d * 32 + ((j * kStepK + k) ^ ((d & 1) * 16));
 }
 
-// Transposes the 8 x 8 floats of which each lane holds row g, columns 2t and 2t + 1.
+// Transposes 8 x 8 floats, of which a lane has row g, columns 2t and 2t + 1.
 __device__ inline float2 Transpose(float x, float y) {
   const auto move = [](uint32_t halves) {
     uint32_t moved;
@@ -69,7 +68,7 @@ __device__ inline float2 Transpose(float x, float y) {
           __uint_as_float(__byte_perm(low, high, 0x7632))};
 }
 
-// Returns the sum over the lanes that hold the same column.
+// Returns the sum over the lanes with the same column.
 __device__ inline float SumOverRows(float value) {
 #pragma unroll
   for (int offset = 4; offset < kLanes; offset *= 2) {
@@ -78,7 +77,7 @@ __device__ inline float SumOverRows(float value) {
   return value;
 }
 
-// sum += <x, y>, by rows.
+// sum += <x, y>, for each of two rows.
 __device__ inline void AddProducts(const float (&x)[4], const float4& y,
                                    float (&sum)[2]) {
   sum[0] += x[0] * y.x;
@@ -87,7 +86,7 @@ __device__ inline void AddProducts(const float (&x)[4], const float4& y,
   sum[1] += x[3] * y.w;
 }
 
-// sum += factors x, by rows.
+// sum += factors x, for each of two rows.
 __device__ inline void AddScaled(const float (&factors)[2], const float4& x,
                                  float (&sum)[4]) {
   sum[0] += factors[0] * x.x;

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans by the tensor-core kernels of capsule routing: how the work is cut, and the
-// launches.
+// Plans and launches of the tensor-core kernels of capsule routing.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -18,17 +17,17 @@
 
 namespace capsops::capsule_routing::mma {
 
-// How the passes cut a problem whose vectors have kD and kK elements.
+// Work split of the passes for vectors of kD and kK elements.
 template <typename T, int kD, int kK>
 struct Tiling {
   static constexpr int D = kD, K = kK;
   using S = CudaType<T>;
-  static constexpr int kPassVectors = 2;  // that a pass has at most
+  static constexpr int kPassVectors = 2;  // maximum of a pass
 
   Sizes z;
   Teams teams;          // of a block of a pass
-  int64_t tile_blocks;  // such blocks side by side,
-  int64_t chunks = 1;   // and how many share the input capsules
+  int64_t tile_blocks;  // blocks along the samples
+  int64_t chunks = 1;   // blocks along the input capsules
 
   Tiling(const GpuDevice& device, const Problem& p) {
     z.batch = p.batch;
@@ -50,29 +49,30 @@ struct Tiling {
   int64_t vector_length() const { return VectorFloats<D>(z) / 4; }
   int64_t vector_bytes() const { return vector_length() * sizeof(float4); }
 
-  // Bytes of shared memory of a pass that makes inner products with so many vectors.
+  // Bytes of shared memory of a pass with inner products with `vectors` vectors.
   int Shared(const Teams& of, int vectors) const {
-    using Belt = Conveyor<S, D, K, Tf32::kExact>;
+    using Pipe = Pipeline<S, D, K, Tf32::kExact>;
     constexpr int kFloat4 = sizeof(float4);
-    const int belt = of.parts * Belt::kStages *
-                     Belt::StageLength(z.out_caps, z.groups, of.tiles, of.stage) *
-                     static_cast<int>(sizeof(S));
+    const int pipeline = of.parts * Pipe::kStages *
+                         Pipe::StageLength(z.out_caps, z.groups, of.tiles, of.stage) *
+                         static_cast<int>(sizeof(S));
     const int rest = (of.parts - 1) * of.tiles * z.groups * (D / 2) * kLanes * kFloat4;
     const int rows = vectors * of.count() * Rows(z.groups, of.stage).length() * kFloat4;
-    return std::max(rows + belt, rest);
+    return std::max(rows + pipeline, rest);
   }
 
-  // Takes teams of so many tiles and parts, if blocks of them take fewer steps than
-  // `least`, one an input capsule and some to begin.
+  // Chooses teams of this many tiles and parts if their blocks take fewer steps than
+  // `least`. A step is one input capsule; kBegin steps account for a block's start.
   void Cut(const GpuDevice& device, const Problem& p, int tiles, int parts,
            int64_t* least) {
     constexpr int64_t kBegin = 4;
     Teams of{tiles, parts, 0, 0};
     const int64_t blocks = CeilDivide(z.tiles, tiles);
-    const int64_t most = std::min(std::max<int64_t>(2 * device.processors / blocks, 1),
-                                  CeilDivide(p.in_caps, parts));
+    const int64_t maximum =
+        std::min(std::max<int64_t>(2 * device.processors / blocks, 1),
+                 CeilDivide(p.in_caps, parts));
     int64_t best = INT64_MAX, best_chunks = 1;
-    for (int64_t c = 1; c <= most; ++c) {
+    for (int64_t c = 1; c <= maximum; ++c) {
       const int64_t steps = CeilDivide(c * blocks, device.processors) *
                             (CeilDivide(p.in_caps, c * parts) + kBegin);
       if (steps < best) {
@@ -82,9 +82,9 @@ struct Tiling {
     }
     if (best > *least) return;
     of.caps = CeilDivide(p.in_caps, best_chunks * parts);
-    // There is a thread for each row of a stage, and no more stages than needed.
+    // One thread per row of a stage, and no more input capsules than needed.
     const int stage = static_cast<int>(
-        std::min<int64_t>(std::clamp(2 * z.groups, 4, kMostStage), of.caps));
+        std::min<int64_t>(std::clamp(2 * z.groups, 4, kMaxStage), of.caps));
     for (of.stage = stage; of.stage > 1; --of.stage) {
       if (Shared(of, kPassVectors) <= device.shared) break;
     }
@@ -99,20 +99,20 @@ struct Tiling {
     chunks = best_chunks;
   }
 
-  // Why passes with that many vectors cannot be launched, or "".
+  // Returns why a pass with that many vectors cannot be launched, or "".
   std::string PassObstacle(const GpuDevice& device, int vectors) const {
     const int shared = Shared(teams, vectors);
     if (shared > device.shared) {
       return "a pass needs " + std::to_string(shared) +
              " bytes of shared memory and a block has " + std::to_string(device.shared);
     }
-    // There are more of these blocks than of a pass.
+    // The passes have fewer blocks than these kernels.
     return TooLarge({{"the blocks of a grid", vector_blocks()}});
   }
 };
 
-// How the blocks of the gradients' kernel are made; no teams where nothing fits.
-template <typename T, int D, int K, bool kMore>
+// Work split of GradientsKernel, without teams if nothing fits.
+template <typename T, int D, int K, bool kAdd>
 struct GradientsTiling {
   using Layout = GradientsShared<CudaType<T>, D, K>;
 
@@ -121,12 +121,12 @@ struct GradientsTiling {
   int64_t blocks = 0;
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
-      : layout{z.groups, 0, 2 * kIterations - (kMore ? 0 : 1)}, stages(0) {
-    // The fewest steps, a team one and a block some to begin; with one stage, more.
-    const int most = std::min(kGradientTeams, kGradientWarps / z.groups);
+      : layout{z.groups, 0, 2 * kIterations - (kAdd ? 0 : 1)}, stages(0) {
+    // Minimizes the steps: one per team, two per block, and half more for one stage.
+    const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
     GradientsTiling best = *this;
     int64_t least = INT64_MAX;
-    for (layout.teams = most; layout.teams > 0; --layout.teams) {
+    for (layout.teams = maximum; layout.teams > 0; --layout.teams) {
       blocks = CeilDivide(z.in_caps, layout.teams * Layout::kCaps);
       for (stages = 2; stages > 0; --stages) {
         const int64_t steps = CeilDivide(blocks, device.processors) *
@@ -141,7 +141,7 @@ struct GradientsTiling {
 
   int shared() const { return stages * layout.stage() + layout.teams * layout.team(); }
 
-  // Why this kernel cannot be launched, or "".
+  // Returns why this kernel cannot be launched, or "".
   std::string Obstacle(const GpuDevice& device) const {
     if (layout.teams > 0) return TooLarge({{"the blocks of a grid", blocks}});
     return "the vectors of " + std::to_string(kIterations) +
@@ -150,9 +150,9 @@ struct GradientsTiling {
   }
 };
 
-// Returns make(tiling) with the tiling that has p's dimensions, or a refusal. Before
-// the first iteration shares depend on logits alone, and predictions, which may be
-// infinite, must not be multiplied by zeros.
+// Returns make(tiling) with the tiling of p's dimensions, or a refusal. Refuses zero
+// iterations, for which the shares depend on logits alone: infinite predictions must
+// not be multiplied by zeros.
 template <typename Plan, typename T, typename Make>
 Plan WithTiling(const GpuExec& exec, const Problem& p, const Make& make) {
   if constexpr (std::is_same_v<T, double>) {
@@ -162,9 +162,9 @@ Plan WithTiling(const GpuExec& exec, const Problem& p, const Make& make) {
       return Plan::Refuse("a dimension is 0");
     }
     if (p.iterations == 0) return Plan::Refuse("iterations is 0");
-    constexpr int kMostCaps = kPassWarps * kGroupCaps;
-    if (p.out_caps > kMostCaps) {
-      return Plan::Refuse("out_caps is over " + std::to_string(kMostCaps));
+    constexpr int kMaxCaps = kPassWarps * kGroupCaps;
+    if (p.out_caps > kMaxCaps) {
+      return Plan::Refuse("out_caps is over " + std::to_string(kMaxCaps));
     }
     if (p.out_dim == 16 && p.in_dim == 8) return make(Tiling<T, 16, 8>(exec.device, p));
     if (p.out_dim == 16 && p.in_dim == 16) {
@@ -182,32 +182,32 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
   constexpr auto kernel = PassKernel<CudaType<T>, Tiling::D, Tiling::K, kTf32, kPass>;
   const int shared =
       tiling.Shared(tiling.teams, kPass == Pass::kGradient ? Tiling::kPassVectors : 1);
-  const LaunchError error = AllowShared<kernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, name);
   if (!error.empty()) return error;
-  return LaunchOverlapped(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
-                          shared, exec, tiling.z, tiling.teams, Native(input),
-                          Native(weights), Native(logits), v, ds, partial,
-                          Native(coefficients));
+  return LaunchDependent(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
+                         shared, exec, tiling.z, tiling.teams, Native(input),
+                         Native(weights), Native(logits), v, ds, partial,
+                         Native(coefficients));
 }
 
-template <Tf32 kTf32, typename T, int D, int K, bool kMore>
+template <Tf32 kTf32, typename T, int D, int K, bool kAdd>
 LaunchError RunGradients(const GpuExec& exec, const Sizes& z,
-                         const GradientsTiling<T, D, K, kMore>& tiling,
+                         const GradientsTiling<T, D, K, kAdd>& tiling,
                          int64_t iterations, const T* input, const T* weights,
                          const T* logits, const float4* vectors, T* grad_input,
                          T* grad_weights, T* grad_logits) {
-  constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kMore>;
-  const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+  constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kAdd>;
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
-  return LaunchOverlapped(
-      kBackwardName, kernel, tiling.blocks, tiling.layout.teams * z.groups * kLanes,
-      tiling.shared(), exec, z, tiling.layout.teams, tiling.stages,
-      static_cast<int>(std::min<int64_t>(iterations, kIterations)), Native(input),
-      Native(weights), Native(logits), vectors, Native(grad_input),
-      Native(grad_weights), Native(grad_logits));
+  return LaunchDependent(kBackwardName, kernel, tiling.blocks,
+                         tiling.layout.teams * z.groups * kLanes, tiling.shared(), exec,
+                         z, tiling.layout.teams, tiling.stages,
+                         static_cast<int>(std::min<int64_t>(iterations, kIterations)),
+                         Native(input), Native(weights), Native(logits), vectors,
+                         Native(grad_input), Native(grad_weights), Native(grad_logits));
 }
 
-// The workspace: V, then partial sums.
+// Workspace: V, then partial sums.
 template <typename T, typename Tiling>
 LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iterations,
                     const T* input, const T* weights, const T* logits, T* output,
@@ -218,12 +218,12 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
   float4* const partial = v + tiling.vector_length();
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
-    LaunchError error = AllowShared<first>(exec, kForwardName);
+    LaunchError error = AllowMaxSharedMemory<first>(exec, kForwardName);
     if (!error.empty()) return error;
     error =
-        LaunchOverlapped(kForwardName, first, tiling.pass_grid(), tiling.pass_threads(),
-                         tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
-                         Native(input), Native(weights), Native(logits), partial);
+        LaunchDependent(kForwardName, first, tiling.pass_grid(), tiling.pass_threads(),
+                        tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
+                        Native(input), Native(weights), Native(logits), partial);
     for (int64_t r = 0; r < iterations && error.empty(); ++r) {
       if (r > 0) {
         error = RunPass<tf32, Pass::kSums>(exec, kForwardName, tiling, input, weights,
@@ -231,7 +231,7 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
                                            static_cast<T*>(nullptr));
         if (!error.empty()) break;
       }
-      error = LaunchOverlapped(
+      error = LaunchDependent(
           kForwardName, FinishKernel<CudaType<T>, D>, tiling.vector_blocks(),
           kSlices * VectorThread<D>::kThreads, 0, exec, z, tiling.chunks, partial,
           r == 0, v, sums + r * z.batch * z.out_caps * D,
@@ -241,12 +241,12 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
   });
 }
 
-// Whether gradients of more than kIterations iterations are added up in T.
+// Whether gradients of more than kIterations iterations can be accumulated in T.
 template <typename T>
 constexpr bool kAddsGradients = sizeof(T) >= sizeof(float);
 
-// The workspace: V and ds of each iteration up to `padded`, of which V of the first,
-// which is zero and not read, has dv; then partial sums.
+// Workspace: V and ds of each iteration up to `padded`, then partial sums. dv takes the
+// place of the first V, which is zero and never read.
 template <typename T, int D, int K>
 LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
                      const GradientsTiling<T, D, K, false>& gradients,
@@ -258,9 +258,9 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
   const int64_t length = tiling.vector_length(), blocks = tiling.vector_blocks();
   float4* const vectors = static_cast<float4*>(workspace);
   float4* const partial = vectors + 2 * padded * length;
-  LaunchError error = LaunchOverlapped(kBackwardName, PrepareKernel<CudaType<T>, D>,
-                                       blocks, VectorThread<D>::kThreads, 0, exec, z,
-                                       iterations, padded, sums, Native(grad), vectors);
+  LaunchError error = LaunchDependent(kBackwardName, PrepareKernel<CudaType<T>, D>,
+                                      blocks, VectorThread<D>::kThreads, 0, exec, z,
+                                      iterations, padded, sums, Native(grad), vectors);
   if (!error.empty()) return error;
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     for (int64_t r = iterations - 1; r > 0; --r) {
@@ -268,11 +268,11 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
           exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
           vectors + (2 * r + 1) * length, partial, static_cast<T*>(nullptr));
       if (!error.empty()) return error;
-      error = LaunchOverlapped(kBackwardName, FinishBackwardKernel<D>, blocks,
-                               kSlices * VectorThread<D>::kThreads, 0, exec, z,
-                               tiling.chunks, partial,
-                               sums + (r - 1) * z.batch * z.out_caps * D, vectors,
-                               vectors + (2 * r - 1) * length);
+      error = LaunchDependent(kBackwardName, FinishBackwardKernel<D>, blocks,
+                              kSlices * VectorThread<D>::kThreads, 0, exec, z,
+                              tiling.chunks, partial,
+                              sums + (r - 1) * z.batch * z.out_caps * D, vectors,
+                              vectors + (2 * r - 1) * length);
       if (!error.empty()) return error;
     }
     error = RunGradients<tf32>(exec, z, gradients, iterations, input, weights, logits,

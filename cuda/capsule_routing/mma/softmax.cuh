@@ -1,9 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The softmax over output capsules that the warps of a team hold. They write its
-// numbers to shared memory, where threads work on whole rows: a shuffle for each number
-// would take longer.
+// Softmax over the output capsules of a team's warps. The warps write the logits to
+// shared memory, where threads reduce whole rows; a shuffle per number would be slower.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
 
@@ -11,20 +10,18 @@
 
 namespace capsops::capsule_routing::mma {
 
-// ExpBelow, and 0 where even the maximum is -infinity.
+// ExpBelow, but 0 if even the maximum is -infinity.
 __device__ inline float ExpBelowOrZero(float x, float maximum) {
   return ExpBelow(x, maximum == -INFINITY ? 0 : maximum);
 }
 
-// Where a team keeps what it has of a stage's inner products, in shared memory: a row
-// of output capsules, padded to groups, for each sample of an input capsule. Rows are
-// an odd number of float4 apart, so that neither lanes that write nor threads that read
-// different rows share banks.
+// A team's inner products of one stage in shared memory: one row of output capsules,
+// padded to groups, per input capsule and sample. The row stride is an odd number of
+// float4, so that neither storing lanes nor reducing threads have bank conflicts.
 struct Rows {
   int groups, pitch, stage, shift;
 
-  // For `of_stage` input capsules at a time. A row is worked on by 2^shift threads: as
-  // many as there are for it.
+  // For `of_stage` input capsules at a time. A row is reduced by 2^shift threads.
   __host__ __device__ Rows(int of_groups, int of_stage)
       : groups(of_groups), pitch(of_groups | 1), stage(of_stage), shift(0) {
     while (kHeld << shift < groups ||
@@ -35,18 +32,18 @@ struct Rows {
   }
 
   __host__ __device__ int length() const { return stage * kTileSamples * pitch; }
-  // Of the first input capsule.
-  __device__ float* Of(float4* team_rows, int row, int j) const {
+  // Address of output capsule `j` in row `row` of the first input capsule.
+  __device__ float* Get(float4* team_rows, int row, int j) const {
     return reinterpret_cast<float*>(team_rows + row * pitch) + j;
   }
-  // From there to the sample h * 8 rows on of input capsule n.
+  // Offset from there to input capsule n, 8 h samples further on.
   __device__ int At(int n, int h) const {
     return (n * kTileSamples + h * 8) * pitch * 4;
   }
 
-  // Logits become their softmax c where kShares, and where kGradient the dc that are
-  // `length()` on become c (dc - sum_j c dc), in the rows of `count` input capsules.
-  // All threads of the team call this.
+  // Replaces logits with their softmax c if kShares, and the dc that follow `length()`
+  // further on with c (dc - sum_j c dc) if kGradient, in the rows of `count` input
+  // capsules. All threads of the team must call this.
   template <bool kShares, bool kGradient>
   __device__ void Softmaxes(int count, int thread, float4* team_rows) const {
     const int all = count * kTileSamples << shift, sharing = 1 << shift;
@@ -57,7 +54,7 @@ struct Rows {
       float4 x[kHeld];
       [[maybe_unused]] float4 y[kHeld];
       float maximum = -INFINITY, sum = 0, mean = 0;
-      // Half a warp may have no row.
+      // The last half-warp may have no row.
       const int last = e < all ? groups - own : 0;
 #pragma unroll
       for (int w = 0; w < kHeld; ++w) {
@@ -103,7 +100,7 @@ struct Rows {
   }
 
  private:
-  static constexpr int kHeld = 3;  // groups that a thread has at most
+  static constexpr int kHeld = 3;  // maximum groups per thread
 };
 
 }  // namespace capsops::capsule_routing::mma

@@ -1,16 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the tensor-core kernels of capsule routing share: how a warp holds predictions.
+// The register layout of the tensor-core kernels of capsule routing.
 //
 // A warp holds the predictions of one input capsule for 16 samples and 4 output
 // capsules, as the accumulators of M = D / 2 products m16n8k8. Rows are samples. The 8
-// columns of product m are the elements 2m and 2m + 1 of the 4 output capsules, so that
-// the lane (g, t) = (lane / 4, lane % 4) has all of u_hat for samples g and g + 8 and
-// output capsule t: everything but the softmax happens within a lane. Its elements are
-// numbered m, then sample, then element of the pair: one float4 for each m. Vectors of
-// output capsules (V, ds, partial sums) lie in memory in the same order, as [tile of 16
-// samples][group of 4 output capsules][m][lane] float4, padded with zeros.
+// columns of product m are elements 2m and 2m + 1 of the 4 output capsules, so that
+// lane (g, t) = (lane / 4, lane % 4) has all of u_hat for samples g and g + 8 and
+// output capsule t, and only the softmax crosses lanes. A lane's elements are ordered
+// by m, then sample, then element of the pair: one float4 per m. Vectors of output
+// capsules (V, ds, partial sums) are stored in the same order, as [tile of 16
+// samples][group of 4 output capsules][m][lane] float4, zero-padded.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
 
@@ -24,7 +24,7 @@ namespace capsops::capsule_routing::mma {
 
 constexpr int kTileSamples = 16;
 constexpr int kGroupCaps = 4;
-constexpr int kStepK = 8;  // of in_dim in one product
+constexpr int kStepK = 8;  // in_dim per product
 
 struct Sizes {
   int64_t batch, in_caps, tiles;
@@ -32,13 +32,13 @@ struct Sizes {
   float epsilon;
 };
 
-// Place of a lane in a product's fragments.
+// A lane's position in the fragments of a product.
 struct Place {
   int lane = threadIdx.x % kLanes;
   int g = lane / 4, t = lane % 4;
 };
 
-// Index, in float4, of m = 0 of this lane in a vector of output capsules.
+// Index, in float4, of this lane's m = 0 in a vector of output capsules.
 template <int D>
 __device__ int64_t VectorIndex(const Sizes& z, int64_t tile, int group) {
   return (tile * z.groups + group) * (D / 2 * kLanes) + threadIdx.x % kLanes;
@@ -48,8 +48,8 @@ __host__ __device__ int64_t VectorFloats(const Sizes& z) {
   return z.tiles * z.groups * (D / 2 * kLanes * 4);
 }
 
-// The operands of one product, as they lie in memory. Contraction index t is k = 2t and
-// index t + 4 is 2t + 1, so that a lane reads pairs.
+// Operands of one product. Contraction index t is k = 2t and index t + 4 is k = 2t + 1,
+// so that a lane loads pairs.
 template <Tf32 kTf32, typename S>
 __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   Operand<4, kTf32> a;
@@ -59,11 +59,11 @@ __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   }
   return a;
 }
-// Of prepared weights times `factor`, which is 1 at most.
+// Rounded weights times `factor`, which is at most 1.
 template <Tf32 kTf32, typename S>
 __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
                                             float factor = 1) {
-  // 16 bits, and what is less, are rounded to nothing larger.
+  // A 16-bit number times a factor of at most 1 cannot overflow when rounded.
   constexpr Tf32 kOf = sizeof(S) < sizeof(float) ? Tf32::kExact : kTf32;
   Operand<2, kTf32> b;
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ void StorePair(float x, float y, S* to) {
   *reinterpret_cast<Pack<S, 2>*>(to) = pair;
 }
 
-// The same, added to what is there where `more`.
+// Stores a pair, added to the old one if `more`.
 template <typename S>
 __device__ void AddPair(float x, float y, bool more, S* to) {
   if (more) {
@@ -96,8 +96,7 @@ __device__ void AddPair(float x, float y, bool more, S* to) {
   StorePair(x, y, to);
 }
 
-// Where sample b of input [batch, in_caps, K] begins; past the last comes the last
-// again.
+// Returns the row of sample b, or of the last sample, of input [batch, in_caps, K].
 template <int K, typename S>
 __device__ const S* SampleRow(const Sizes& z, const S* input, int64_t b) {
   return input + min(b, z.batch - 1) * z.in_caps * K;

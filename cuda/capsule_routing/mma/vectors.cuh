@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Between the passes of capsule routing: adding up their partial sums, squash and its
-// gradient. A thread has one float4 of a vector of output capsules
-// (cuda/capsule_routing/mma/tile.cuh); kSlices threads share it where there are partial
-// sums. A block has the M float4 of kPart lanes.
+// Kernels between the passes of capsule routing: they add partial sums, and compute
+// squash and its gradient. A thread has one float4 of a vector of output capsules
+// (layout: mma/tile.cuh), or kSlices threads share one to add partial sums. A block has
+// the M float4 of each of kPart lanes.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
 
@@ -17,7 +17,7 @@ namespace capsops::capsule_routing::mma {
 constexpr int kSlices = 16;
 constexpr int kPart = 8;
 
-// Where a thread of such a block stands, and the sums that its block's threads make.
+// A thread's coordinates in the vector, and its block-wide reductions.
 template <int D>
 struct VectorThread {
   static constexpr int M = D / 2;
@@ -27,7 +27,7 @@ struct VectorThread {
   const int part = threadIdx.x % kPart, m = threadIdx.x / kPart % M;
   const int slice = threadIdx.x / kThreads;
   const int lane = blockIdx.x % (kLanes / kPart) * kPart + part;
-  const int64_t place = blockIdx.x / (kLanes / kPart);  // of tile and group
+  const int64_t place = blockIdx.x / (kLanes / kPart);  // tile and group
   const int64_t tile = place / z.groups;
   const int j = static_cast<int>(place % z.groups) * kGroupCaps + lane % 4;
   const int64_t index = (place * M + m) * kLanes + lane;
@@ -58,7 +58,7 @@ struct VectorThread {
     if (inside(1)) StorePair(x.z, x.w, to + at(1));
   }
 
-  // Sums over `chunks` partial vectors; only slice 0 has the result.
+  // Sums over `chunks` partial vectors. Only slice 0 gets the result.
   __device__ float4 SumPartials(const float4* partial, int64_t chunks) const {
     __shared__ float4 others[kSlices - 1][kThreads];
     float4 sum{};
@@ -72,12 +72,12 @@ struct VectorThread {
     if (slice == 0) {
       for (int s = 0; s < kSlices - 1; ++s) Add(others[s][thread], &sum);
     }
-    // Past the last output capsule comes nothing of meaning.
+    // Clears the padding after the last output capsule.
     return j < z.out_caps ? sum : float4{};
   }
 
-  // Inner products of a[n] and b[n] for each n, of the two rows' capsules. All threads
-  // of slice 0 and no others take part.
+  // Computes the inner products of a[n] and b[n] for each n and both rows. All threads
+  // of slice 0 must call this, and no others.
   template <int N>
   __device__ void Products(const float4 (&a)[N], const float4 (&b)[N],
                            float2 (&product)[N]) const {
@@ -87,7 +87,7 @@ struct VectorThread {
       parts[n][m][part] = {a[n].x * b[n].x + a[n].y * b[n].y,
                            a[n].z * b[n].z + a[n].w * b[n].w};
     }
-    WaitForSlice();
+    SliceSync();
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       product[n] = {};
@@ -97,21 +97,21 @@ struct VectorThread {
         product[n].y += parts[n][e][part].y;
       }
     }
-    WaitForSlice();
+    SliceSync();
   }
 
-  __device__ static void WaitForSlice() {
+  __device__ static void SliceSync() {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
   }
 };
 
-// x with rows 0 and 1 multiplied.
+// Multiplies the pairs of rows 0 and 1 by one factor each.
 __device__ inline float4 Scale(float4 x, float row0, float row1) {
   return {x.x * row0, x.y * row0, x.z * row1, x.w * row1};
 }
 
-// squash(s) and, where `dv` is not null, the gradient by s instead, of that by
-// squash(s).
+// Returns squash(s), or if `dv` is not null the gradient with respect to s, given that
+// with respect to squash(s).
 template <int D>
 __device__ float4 SquashRows(const VectorThread<D>& thread, float4 s,
                              const float4* dv) {
@@ -130,16 +130,16 @@ __device__ float4 SquashRows(const VectorThread<D>& thread, float4 s,
   return ds;
 }
 
-// Ends an iteration: sums = s, and either output = squash(s), or v, which is V of this
-// iteration and anything in the `first`, becomes that of the next, V + squash(s).
+// Ends an iteration. Writes sums = s, and either output = squash(s) or, for the next
+// iteration, V += squash(s), where V starts at zero in the `first`.
 template <typename S, int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
     FinishKernel(Sizes z, int64_t chunks, const float4* __restrict__ partial,
                  bool first, float4* __restrict__ v, float* __restrict__ sums,
                  S* __restrict__ output) {
   const VectorThread<D> thread{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const float4 s = thread.SumPartials(partial, chunks);
   if (thread.slice > 0) return;
   thread.Store(s, sums);
@@ -152,18 +152,17 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
   }
 }
 
-// V of iterations 1, 2, ... up to `iterations`, and ds of the last. The vectors of
-// iteration r (from 1) begin at vectors + 2 (r - 1) times the length of one: V, then
-// ds. Iterations from there up to `padded` get zeros. Without `grad`, only the V of
-// iteration `iterations` + 1 is made, at `vectors`.
+// Computes V of iterations 1 to `iterations`, and ds of the last. Iteration r (from 1)
+// has V and then ds at vectors + 2 (r - 1) vector lengths. Iterations beyond, up to
+// `padded`, get zeros. Without `grad`, writes only the V after all iterations.
 template <typename S, int D>
 __global__ void __launch_bounds__(VectorThread<D>::kThreads)
     PrepareKernel(Sizes z, int64_t iterations, int64_t padded,
                   const float* __restrict__ sums, const S* __restrict__ grad,
                   float4* __restrict__ vectors) {
   const VectorThread<D> thread{z};
-  WaitForKernelBefore();  // which may make sums, grad and what the kernel after reads
-  LetKernelAfterBegin();
+  GridDependencySynchronize();  // it may produce sums, grad and the next inputs
+  TriggerDependentLaunch();
   const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
   float4 v{}, s{}, next{};
   if (iterations > 0) next = thread.Load(sums);
@@ -184,16 +183,16 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
   }
 }
 
-// From an iteration's dV back to the iteration before: dv += dV, and ds from that dv
-// and the `sums` of that iteration.
+// Ends a backward iteration: dv += dV, then ds of the previous iteration, from dv and
+// that iteration's `sums`.
 template <int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
     FinishBackwardKernel(Sizes z, int64_t chunks, const float4* partial,
                          const float* __restrict__ sums, float4* __restrict__ dv,
                          float4* __restrict__ ds) {
   const VectorThread<D> thread{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   float4 total = thread.SumPartials(partial, chunks);
   if (thread.slice > 0) return;
   Add(dv[thread.index], &total);

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Phases A and B of capsule routing: the inner products of predictions with vectors,
-// and their softmax over the output capsules.
+// Phases A and B of capsule routing: inner products of predictions with vectors, and
+// their softmax over output capsules.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_
 
@@ -10,13 +10,13 @@
 
 namespace capsops::capsule_routing::phases {
 
-constexpr int kPassTiles = 2;  // of samples, of a block of a pass
+constexpr int kPassTiles = 2;  // tiles of samples per block of a pass
 
-// Where inner products and then weights of predictions lie: [vector][input capsule]
-// [output capsule][sample]. kPad keeps four input capsules off each other's banks.
+// Layout of inner products, later shares: [vector][input capsule][output capsule]
+// [sample]. kPad avoids bank conflicts between four input capsules.
 struct Shares {
   static constexpr int kPad = 8;
-  int samples, step, vector;  // step: from one input capsule to the next
+  int samples, step, vector;  // step: stride of an input capsule
 
   __host__ __device__ Shares(const Sizes& z, int tile_caps, int tiles)
       : samples(tiles * kTileSamples),
@@ -24,15 +24,15 @@ struct Shares {
         vector(tile_caps * step) {}
 };
 
-// A block's samples of input, made larger by Uncut: in shared memory as [input
-// capsule][sample] [pitch] or, where kSpills, read from where they are.
+// A block's samples of input times Debias, in shared memory as [input capsule][sample]
+// [pitch], or if kSpills read from global memory.
 template <typename S, typename A, bool kSpills, int kTiles>
 struct Samples {
   static constexpr int kRows = kTiles * kTileSamples;
   const Sizes& z;
   const S* input;  // of the block's first sample and input capsule
   A* staged;
-  int rows;  // samples that are there
+  int rows;  // samples that exist
 
   __device__ Samples(const Sizes& sizes, const S* from, int64_t tile, A* memory)
       : z(sizes),
@@ -41,8 +41,8 @@ struct Samples {
         rows(static_cast<int>(min(sizes.batch - tile * kTileSamples, int64_t{kRows}))) {
   }
 
-  // Brings `count` input capsules from i0 on, and those of `more` times as many
-  // samples, which lie `step` further on each time.
+  // Stages `count` input capsules from i0 on, for `more` times kRows samples; each
+  // further kRows samples are stored `step` further on.
   __device__ void Stage(int64_t i0, int count, int more = 1, int step = 0) const {
     if constexpr (!kSpills) {
       constexpr int kWord = 4;
@@ -67,23 +67,23 @@ struct Samples {
             }
           }
 #pragma unroll
-          for (int i = 0; i < kWord; ++i) word.at[i] *= Uncut<A>(kIsSplit<S>);
+          for (int i = 0; i < kWord; ++i) word.at[i] *= Debias<A>(kIsSplit<S>);
           *reinterpret_cast<Pack<A, kWord>*>(to + n * kRows * z.pitch + k) = word;
         }
       }
     }
   }
-  // Element k of sample b of input capsule n after i0.
+  // Element k of sample b of input capsule i0 + n.
   __device__ A At(int64_t i0, int n, int b, int k) const {
     if constexpr (kSpills) {
       if (b >= rows || k >= z.in_dim) return 0;
       return A{Widen(input[(b * z.in_caps + i0 + n) * z.in_dim + k])} *
-             Uncut<A>(kIsSplit<S>);
+             Debias<A>(kIsSplit<S>);
     } else {
       return staged[(n * kRows + b) * z.pitch + k];
     }
   }
-  // And element k + 1.
+  // Elements k and k + 1.
   __device__ Pack<A, 2> Pair(int64_t i0, int n, int b, int k) const {
     if constexpr (kSpills) {
       return {At(i0, n, b, k), At(i0, n, b, k + 1)};
@@ -92,7 +92,7 @@ struct Samples {
                                                   k);
     }
   }
-  // Multiplies what is staged of one.
+  // Multiplies one staged sample of an input capsule.
   __device__ void Scale(int n, int b, A factor) const {
     A* const row = staged + (n * kRows + b) * z.pitch;
     for (int k = 0; k < z.steps * kStepK; k += 4) {
@@ -104,10 +104,10 @@ struct Samples {
   }
 };
 
-// The left operand that is rows g and g + 8, columns 2t and 2t + 1 of the lanes.
+// Left operand with rows g and g + 8, columns 2t and 2t + 1 per lane.
 template <typename A>
-__device__ Numbers<4, A> ByRows(A x0, A y0, A x1, A y1) {
-  Numbers<4, A> a;
+__device__ Fragment<4, A> RowFragment(A x0, A y0, A x1, A y1) {
+  Fragment<4, A> a;
   a.Set(0, x0);
   a.Set(1, x1);
   a.Set(2, y0);
@@ -115,18 +115,18 @@ __device__ Numbers<4, A> ByRows(A x0, A y0, A x1, A y1) {
   return a;
 }
 
-// Weights of kBatch input capsules, of which a lane has four each: elements t, t + 4,
-// ... of a block of the output capsule, and g of a step of the input capsule.
+// A lane's four weights of each of kBatch input capsules: elements t, t + 4, ... of a
+// block of the output capsule, and element g of a step of the input capsule.
 template <typename S, typename A, int kK>
 struct WeightsBatch {
   S at[kBatch<A>][4];
 
-  // Of the output capsule whose matrix of the first input capsule is `matrix`.
+  // `matrix` is that of the output capsule and the first input capsule.
   __device__ static const S* Begin(const Sizes& z, const Place& place,
                                    const S* matrix) {
     return matrix + place.t * z.in_dim + place.g;
   }
-  // Of at most `count` input capsules, from what Begin() says on.
+  // Loads at most `count` input capsules, with `begin` from Begin().
   __device__ void Load(const Sizes& z, const Place& place, const S* begin, int count,
                        int block, int k0) {
     const int row = block * kBlockD + place.t;
@@ -143,17 +143,16 @@ struct WeightsBatch {
   }
 };
 
-// Adds the inner products of the predictions of `left` input capsules (at most kRun, of
-// those `x` has from n0 on, after i0) with vectors to `sum`, in which a lane has input
-// capsules t and t + 4: of kEach tiles from m0 on. Calls load() with a block of
-// elements, to set `v` to the vectors'. The lane's weights are at `begin`; where
-// `held`, `batch` has all of them already.
+// Adds to `sum` the inner products of vectors with the predictions of `left` <= kRun
+// input capsules (from i0 + n0 on), for kEach tiles of samples from m0 on. A lane gets
+// the sums of input capsules t and t + 4. load(block) sets `v` to a block of elements
+// of the vectors. `begin` is from WeightsBatch::Begin(); if `held`, `batch` is loaded.
 template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors,
           int kEach, typename Load>
 __device__ void InnerProducts(const Sizes& z, const Place& place,
                               const Samples<S, A, kSpills, kTiles>& x, int64_t i0,
                               int n0, int left, int m0, const Load& load,
-                              const Numbers<4, A> (&v)[kVectors][kEach][2],
+                              const Fragment<4, A> (&v)[kVectors][kEach][2],
                               const S* begin, bool held, WeightsBatch<S, A, kK>& batch,
                               A (&sum)[kVectors][kEach][4]) {
   for (int block = 0; block < z.blocks; ++block) {
@@ -165,15 +164,15 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
 #pragma unroll
         for (int s = 0; s < kBatch<A>; ++s) {
           if (s0 + s >= left) break;
-          Numbers<2, A> b[2];
+          Fragment<2, A> b[2];
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             b[e / 2].Set(e % 2, Rounded<S>(A{Widen(batch.at[s][e])}));
           }
-          // The first column of lane t is 2t.
+          // In the fragment, lane t's first column is 2t.
           const int column = s0 + s < 4 ? 2 * (s0 + s) : 2 * (s0 + s) - 7;
           const A one = place.g == column ? 1 : 0;
-          // Products depend on those before: all vectors take turns.
+          // Interleaves the vectors to hide the latency of dependent products.
           A p[kVectors][kEach][4];
           const auto each = [&](const auto& visit) {
 #pragma unroll
@@ -201,8 +200,8 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
           each([&](int q, int m) {
             const auto& [x0, x1] = inputs[m];
             const auto& of = p[q][m];
-            AddRows<S>(ByRows<A>(of[0] * x0.at[0], of[1] * x0.at[1], of[2] * x1.at[0],
-                                 of[3] * x1.at[1]),
+            AddRows<S>(RowFragment<A>(of[0] * x0.at[0], of[1] * x0.at[1],
+                                      of[2] * x1.at[0], of[3] * x1.at[1]),
                        one, sum[q][m]);
           });
         }
@@ -211,27 +210,26 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
   }
 }
 
-// Phase A. Writes to `shares` the inner products of the predictions of `count` input
-// capsules from i0 on with kVectors vectors, of the block's kTiles tiles from `tile`
-// on; with V, which is at `vectors` and the first, and has logits added, and with ds,
-// which comes after it. Warps share out output capsules and at most `most_groups`
-// groups of input capsules.
+// Phase A. Writes to `shares` the inner products of kVectors vectors (V plus logits,
+// then ds, stored from `vectors` on) with the predictions of `count` input capsules
+// from i0 on, for kTiles tiles of samples from `tile` on. Warps split output capsules
+// and at most `max_groups` groups of input capsules.
 template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors>
 __device__ void Agree(const Sizes& z, const Place& place,
                       const Samples<S, A, kSpills, kTiles>& x, const S* weights,
                       const S* logits, int64_t i0, int count, const A* vectors,
-                      int64_t tile, int most_groups, const Shares& layout, A* shares) {
-  // Tiles that share weights, as far as registers suffice.
+                      int64_t tile, int max_groups, const Shares& layout, A* shares) {
+  // Tiles that share a load of weights, as far as registers suffice.
   constexpr bool kLarge = sizeof(A) == 8 || kRight<S> == Tf32::kSplit;
   constexpr int kEach = kLarge && kVectors > 1 ? 1 : kTiles;
-  const int runs = (count + kRun - 1) / kRun, groups = min(runs, most_groups);
+  const int runs = (count + kRun - 1) / kRun, groups = min(runs, max_groups);
   constexpr int kParts = kTiles / kEach;
   for (Item item(place.warp, z.out_caps, groups, kParts); item.third == 0;
        item.Next(place.warps, z.out_caps, groups, kParts)) {
     const int j = item.j, m0 = item.second * kEach;
     const int first = item.first * runs / groups;
     const int end = (item.first + 1) * runs / groups;
-    Numbers<4, A> v[kVectors][kEach][2];
+    Fragment<4, A> v[kVectors][kEach][2];
 #pragma unroll 1
     for (int run = first; run < end; ++run) {
       const int n0 = run * kRun, left = min(count - n0, kRun);
@@ -242,7 +240,7 @@ __device__ void Agree(const Sizes& z, const Place& place,
         for (int q = 0; q < kVectors; ++q) {
 #pragma unroll
           for (int m = 0; m < kEach; ++m) {
-            // In place of a tile past the last, the last again.
+            // Tiles past the last repeat it.
             const int64_t at = min(tile + m0 + m, z.tiles - 1);
             LoadVector(
                 vectors + q * z.length + VectorIndex(z, at, j, block, 0, place.lane),
@@ -275,27 +273,27 @@ __device__ void Agree(const Sizes& z, const Place& place,
   }
 }
 
-// What a softmax is made of again, for one sample and input capsule:
-// c / kScale = exp(logit - maximum) factor, and mean = sum_j c dc.
+// Reproduces the softmax of one sample and input capsule: c / kScale = exp(logit -
+// maximum) factor, and mean = sum_j c dc.
 template <typename A>
 struct Moments {
   A maximum, factor, mean;
 };
 constexpr int kMomentNumbers = 3;
 
-// Phase B of one sample and input capsule, whose output capsules are kStep apart at c
-// and dc: c becomes exp(c) and with kGradient dc becomes exp(c) (dc - sum_j c dc), and
-// 1 / sum_j exp(c) is returned, by which both are to be multiplied, and with kWhole
-// are. With kGradient, `moments` is set.
+// Phase B of one sample and input capsule, whose output capsules are kStep apart in c
+// and dc. Replaces c with exp(c), and with kGradient dc with exp(c) (dc - sum_j c dc)
+// and sets `moments`. Both still lack the factor 1 / sum_j exp(c), which is returned,
+// unless kWhole applies it.
 template <bool kGradient, bool kWhole, int kStep, typename A>
 __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
-  constexpr int kTogether = sizeof(A) == 8 ? 2 : 4;  // all read before they are written
-  constexpr int kSums = 32;  // added up for themselves: rounding grows less
+  constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // loaded before they are stored
+  constexpr int kSums = 32;  // per partial sum, to bound the rounding error
   const auto each = [&](int begin, int end, const auto& visit) {
     int j = begin;
 #pragma unroll 1
-    for (; j + kTogether <= end; j += kTogether) {
-      visit(std::integral_constant<int, kTogether>(), c + j * kStep, dc + j * kStep);
+    for (; j + kPerStep <= end; j += kPerStep) {
+      visit(std::integral_constant<int, kPerStep>(), c + j * kStep, dc + j * kStep);
     }
 #pragma unroll 1
     for (; j < end; ++j) {
@@ -352,7 +350,7 @@ __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
   return inverse;
 }
 
-// c = factor softmax(logits) for an input capsule. A warp works on it.
+// Computes c = factor softmax(logits) of an input capsule, with one warp.
 template <typename S, typename A>
 __device__ void FirstShares(int out_caps, int lane, const S* logits, A factor, A* c) {
   A maximum = -INFINITY, sum = 0;

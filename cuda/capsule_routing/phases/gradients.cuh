@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The last pass of the gradient of capsule routing: from V and ds of every iteration
-// and the moments of its softmaxes to the gradients of input, weights and logits.
-// The c of the first iteration is the same for all samples, so that of its db only the
-// sum over samples is needed, which follows from that of its inner products.
+// The last backward pass of capsule routing: computes the gradients of input, weights
+// and logits from V, ds and softmax moments of every iteration. In the first iteration
+// c is the same for all samples; of its db only the sum over samples is needed, which
+// follows from that of its inner products.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_
 
@@ -14,15 +14,15 @@
 
 namespace capsops::capsule_routing::phases {
 
-constexpr int kGradientWarps = 12;  // of a block
+constexpr int kGradientWarps = 12;  // per block
 
-// Where a block of the gradients keeps what, in elements from the beginning of its
-// memory, for `tile_caps` input capsules and `tiles` tiles of samples.
+// A block's working set for `tile_caps` input capsules and `tiles` tiles of samples:
+// offsets in elements.
 struct GradientsLayout {
   int tile_caps, tiles, iterations;
   int parts;         // of input capsules; a warp always has the same one
-  int adders;        // warps that then add up gradients of input
-  int moments_step;  // from one input capsule to the next
+  int adders;        // warps per part, each with its sums of grad_input
+  int moments_step;  // stride of an input capsule
   int input_size;    // of a warp's sums of one tile
   int64_t moments, input_sums, logits_sums, first_sums, first_shares, size;
 
@@ -34,7 +34,7 @@ struct GradientsLayout {
         iterations(of_problem),
         parts(of_warps),
         adders(std::min(kGradientWarps / parts, z.out_caps)),
-        moments_step(together * (kMomentNumbers * kTileSamples) + 8) {  // other banks
+        moments_step(together * (kMomentNumbers * kTileSamples) + 8) {  // spreads banks
     const int64_t caps = int64_t{tile_caps} * z.out_caps;
     const int64_t input = int64_t{tile_caps} * z.steps * (4 * kLanes);
     input_size = static_cast<int>(input);
@@ -47,12 +47,12 @@ struct GradientsLayout {
   }
 };
 
-// A block has some of the input capsules `caps` at a time, all output capsules and all
-// samples, so that it alone adds up the gradients of its weights and logits. It keeps
-// what it works on in shared memory or, where kSpills, in its layout.size elements of
-// `scratch`. Where S cannot hold sums, those of the gradient of weights go to
-// `weights_scratch`. At `vectors` are V and ds of each iteration, of which the first is
-// zero and not read; at `moments` those of the second iteration, and so on.
+// A block has some of the input capsules `caps` at a time, with all output capsules and
+// samples, so that it alone accumulates the gradients of its weights and logits. Its
+// working set is in shared memory, or if kSpills in its layout.size elements of
+// `scratch`. If S cannot hold sums, those of the gradient of weights are in
+// `weights_scratch`. `vectors` are V and ds of each iteration, of which the first V is
+// not read, since it is zero; `moments` start with the second iteration.
 template <typename S, typename A, bool kSpills, int kK>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     GradientsKernel(Sizes z, GradientsLayout layout, Caps caps,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
                     const Moments<A>* __restrict__ moments, S* __restrict__ grad_input,
                     S* grad_weights, S* __restrict__ grad_logits, A* scratch,
                     A* weights_scratch) {
-  constexpr int kPairs = kTogether<A>, kVectors = 1 + 2 * kPairs;
+  constexpr int kPairs = kPerStep<A>, kVectors = 1 + 2 * kPairs;
   extern __shared__ float4 shared[];
   z.SetInDim<kK>();
   const Place place;
@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   A* const first_shares = memory + layout.first_shares;
   const int x_size = layout.tile_caps * kTileSamples * z.pitch;  // of one tile
   const int moments_size = layout.tile_caps * layout.moments_step;
-  // A warp that adds up does so for one part.
+  // Each warp adds for one part only.
   const int part = place.warp % layout.parts, adder = place.warp / layout.parts;
   A* const own_sums = input_sums + adder * layout.tiles * layout.input_size;
-  WaitForKernelBefore();
+  GridDependencySynchronize();
   for (int64_t i0 = caps.begin + int64_t{blockIdx.x} * layout.tile_caps;
        i0 < caps.end(); i0 += int64_t{gridDim.x} * layout.tile_caps) {
     const int count = static_cast<int>(min(int64_t{layout.tile_caps}, caps.end() - i0));
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
                       b];
         }
         __syncthreads();
-        // That of the iteration before r0, then V and ds of it and those after it.
+        // Starts with ds of the iteration before r0, followed by V and ds from r0 on.
         const A* const group = vectors + int64_t{2 * r0 - 1} * z.length;
         const int begin = part * count / layout.parts;
         const int end = (part + 1) * count / layout.parts;
@@ -152,14 +152,14 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           const S* const matrix = weights + (i0 + n0) * z.matrices + j * z.matrix;
           WeightsBatch<S, A, kK> batch;
           const S* const at = batch.Begin(z, place, matrix);
-          // The same for all tiles, if it is a single one.
+          // Keeps the weights for all tiles if they are a single batch.
           const bool single = left <= kBatch<A> && z.blocks * z.steps == 1;
           const A* of_vectors = group + VectorIndex(z, tile, j, 0, 0, place.lane);
 #pragma unroll 1
           for (int m = 0; m < tiles; ++m) {
             const Samples<S, A, kSpills, 1> of_tile(z, input, tile + m,
                                                     memory + m * x_size);
-            Numbers<4, A> v[kVectors][1][2];
+            Fragment<4, A> v[kVectors][1][2];
             const auto load = [&](int block) {
               const A* from = of_vectors + block * (8 * kLanes);
 #pragma unroll
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    // Everyone is done with the sums.
+    // Waits until the sums are complete.
     __syncthreads();
     for (int n = place.warp; n < count; n += place.warps) {
       const A* const c = first_shares + n * z.out_caps;

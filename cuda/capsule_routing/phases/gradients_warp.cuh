@@ -1,13 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What a warp of the last pass does with an output capsule and up to kRun input
+// A warp's part of the last backward pass, for one output capsule and up to kRun input
 // capsules:
 //   A: inner products of the predictions with all vectors, as in the other passes;
-//   B: c_r and db_r from those and the moments, to the warp's own memory;
-//   C: du_hat = sum_r (c_r ds_r + db_r V_r) in FMA, as a left operand of products with
-//      weights, which makes the gradient of input, and transposed, of products with
-//      input, which makes that of weights.
+//   B: c_r and db_r from those and the moments, to the warp's own shared memory;
+//   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA, the left operand of products with
+//      weights, for the gradient of input, and transposed with input, for that of
+//      weights.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
 
@@ -15,24 +15,23 @@
 
 namespace capsops::capsule_routing::phases {
 
-// From one element of an output capsule to the next where a warp transposes: neither
-// rows nor columns share banks.
+// Stride between elements of an output capsule in a warp's transpose, without bank
+// conflicts for rows or columns.
 constexpr int kTransposedPitch = 24;
-// Iterations after the first that are worked on together.
+// Iterations after the first that are processed together.
 template <typename A>
-constexpr int kTogether = sizeof(A) == 8 ? 1 : 2;
+constexpr int kPerStep = sizeof(A) == 8 ? 1 : 2;
 
 // A warp's own part of shared memory.
 template <typename A>
 struct WarpMemory {
-  static constexpr int kPairs = kTogether<A>;
+  static constexpr int kPairs = kPerStep<A>;
   A transposed[kBlockD * kTransposedPitch];
-  // Of an input capsule and rows g and g + 8: what V and ds of each iteration are
-  // multiplied by.
+  // Factors of V and ds of each iteration, per input capsule and rows g and g + 8.
   Pack<A, 4> factors[kRun][8][kPairs];
 };
 
-// A pair of elements of a row of weights' gradient, of which `count` are there.
+// Loads a pair of elements of a row of the weights' gradient, of which `count` exist.
 template <typename A>
 __device__ void LoadPair(const A* from, int count, bool aligned, A* x, A* y) {
   *x = *y = 0;
@@ -55,10 +54,10 @@ __device__ void StorePair(A x, A y, int count, bool aligned, A* to) {
   }
 }
 
-// Phase B of `left` input capsules from n0 on, and output capsule j: `memory` gets the
-// factors of `there` iterations' vectors, 1 / kScale times, from the inner products
-// `sum` and the `moments`. Adds up the gradients of the logits of a lane's samples of
-// input capsules t and t + 4.
+// Phase B of `left` input capsules from n0 on and one output capsule. Writes to
+// `memory` the factors of `there` iterations' vectors over kScale, from the inner
+// products `sum` and the `moments`, and adds up the gradients of the logits over a
+// lane's samples of input capsules t and t + 4.
 template <typename A, int kVectors>
 __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, int left,
                             int there, const A (&sum)[kVectors][1][4], const A* moments,
@@ -70,7 +69,7 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
     const int n = place.t + 4 * e;
     if (n < left) {
 #pragma unroll
-      for (int r = 0; r < kTogether<A>; ++r) {
+      for (int r = 0; r < kPerStep<A>; ++r) {
         Pack<A, 4> factors{};
         if (r < there) {
 #pragma unroll
@@ -93,7 +92,7 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
   }
 }
 
-// Adds up numbers of all g of a lane's t.
+// Sums over g, for each t.
 template <typename A, int N>
 __device__ void SumOverRows(A (&x)[N]) {
 #pragma unroll
@@ -104,17 +103,17 @@ __device__ void SumOverRows(A (&x)[N]) {
 }
 
 // Phase C of `left` input capsules from n0 on, an output capsule and a block of its
-// elements: adds to the warp's `input_sums` [input capsule][step][lane][4] and to what
-// is at `weights_sum`, or writes there where `fresh`. `v` are the vectors, and
-// `first_shares`, where not null, what the first of them is multiplied by. The matrix
-// of the first input capsule is at `matrix`.
+// elements. Adds to the warp's `input_sums` [input capsule][step][lane][4], and adds to
+// or, if `overwrite`, stores at `weights_sum`. `v` are the vectors; the first is
+// multiplied by `first_shares`, if not null. `matrix` points to the weights of the
+// first input capsule.
 template <typename S, typename A, bool kSpills, int kK, int kVectors>
 __device__ void AddGradients(const Sizes& z, const Place& place,
                              const Samples<S, A, kSpills, 1>& x, const S* matrix,
                              int64_t i0, int n0, int left, int block,
-                             const Numbers<4, A> (&v)[kVectors][1][2],
-                             const A* first_shares, bool fresh, WarpMemory<A>* memory,
-                             A* input_sums, A* weights_sum) {
+                             const Fragment<4, A> (&v)[kVectors][1][2],
+                             const A* first_shares, bool overwrite,
+                             WarpMemory<A>* memory, A* input_sums, A* weights_sum) {
   A* const transposed = memory->transposed;
   const int row = block * kBlockD;
   const bool has_first = first_shares != nullptr;
@@ -141,7 +140,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
         const int d = row + h * 8 + place.g;
         there_k[h] = kK > 0 ? 2 : d < z.out_dim ? z.in_dim - k2 : 0;
         sum[2 * h] = sum[2 * h + 1] = 0;
-        if (fresh) continue;
+        if (overwrite) continue;
         LoadPair(weights_sum + d * z.in_dim + k2, there_k[h], z.pairs, &sum[2 * h],
                  &sum[2 * h + 1]);
       }
@@ -155,7 +154,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       for (int e = 0; e < 8; ++e) du[e / 4][e % 4] = c * v[0][0][e / 4].at[e % 4];
     }
 #pragma unroll
-    for (int r = 0; r < kTogether<A>; ++r) {
+    for (int r = 0; r < kPerStep<A>; ++r) {
       const Pack<A, 4> factors = memory->factors[s][place.g][r];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -166,7 +165,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
         }
       }
     }
-    Numbers<4, A> by_sample[2], by_element[2];
+    Fragment<4, A> by_sample[2], by_element[2];
     __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -188,16 +187,16 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
     }
     for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
       if (k0 > 0) load(k0);
-      // Gradient of weights: rows are elements of the output capsule.
+      // Gradient of weights, whose rows are elements of the output capsule.
       const int k = k0 + place.g, k2 = k0 + 2 * place.t;
       A by_input[4];
       *reinterpret_cast<Pack<A, 4>*>(by_input) = *reinterpret_cast<Pack<A, 4>*>(to);
-      Numbers<2, A> weights[2];
+      Fragment<2, A> weights[2];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         weights[e / 2].Set(e % 2, Rounded<S>(A{Widen(w[e])}));
       }
-      // The next ones are on their way early.
+      // Prefetches the next weights.
       if (k0 + kStepK < z.steps * kStepK) {
         load_weights(k0 + kStepK);
       } else if (s + 1 < left) {
@@ -207,7 +206,7 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         MultiplyAddOf<kLeft<S>, kRight<S>>(by_sample[h], weights[h], by_input);
-        Numbers<2, A> b;
+        Fragment<2, A> b;
         b.Set(0, x.At(i0, n, h * 8 + 2 * place.t, k));
         b.Set(1, x.At(i0, n, h * 8 + 2 * place.t + 1, k));
         MultiplyAddOf<kLeft<S>, kRight<S>>(by_element[h], b, sum);

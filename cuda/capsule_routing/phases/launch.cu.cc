@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans by the kernels of capsule routing in phases, which do any sizes, also empty
-// ones, and the launches.
+// Plans and launches of the `phases` kernels of capsule routing, for any sizes,
+// including empty ones.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
   return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
 }
 
-// Calls run(S{}, in_dim) with the type that kernels have for elements, and with in_dim
-// as a constant where they are made for it.
+// Calls run(S{}, in_dim) with the kernels' element type, and with in_dim as a constant
+// if kernels are specialized for it, else 0.
 template <typename T, typename Run>
 LaunchError WithElements(const Sizes& z, bool spills, const Run& run) {
   const auto run_with = [&](auto element) {
@@ -55,21 +55,21 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
                       const T* logits, const A* vectors, A* partial, T* coefficients,
                       Moments<A>* moments, A* scratch) {
   constexpr auto kernel = PassKernel<S, A, kPass, kSpills, kK>;
-  const LaunchError error = AllowShared<kernel>(exec, name);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, name);
   if (!error.empty()) return error;
   const dim3 grid(tiling.groups, tiling.slices);
   constexpr int kThreads = kPassWarps * kLanes;
   if constexpr (kPass == Pass::kFirst) {
-    // Nothing of this call comes before.
+    // No kernel of this call comes before.
     kernel<<<grid, kThreads, tiling.shared(), exec.stream>>>(
         tiling.z, tiling.cut, As<S>(input), As<S>(weights), As<S>(logits), vectors,
         partial, As<S>(coefficients), moments, scratch, tiling.elements);
     return CheckLaunch(name);
   } else {
-    return LaunchOverlapped(name, kernel, grid, kThreads, tiling.shared(), exec,
-                            tiling.z, tiling.cut, As<S>(input), As<S>(weights),
-                            As<S>(logits), vectors, partial, As<S>(coefficients),
-                            moments, scratch, tiling.elements);
+    return LaunchDependent(name, kernel, grid, kThreads, tiling.shared(), exec,
+                           tiling.z, tiling.cut, As<S>(input), As<S>(weights),
+                           As<S>(logits), vectors, partial, As<S>(coefficients),
+                           moments, scratch, tiling.elements);
   }
 }
 
@@ -93,7 +93,7 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& 
   return WithElements<T>(tiling.z, tiling.spills, run);
 }
 
-// The workspace: V, partial sums, and what blocks work on.
+// Workspace: V, partial sums, and the blocks' scratch.
 template <typename T, typename A = Accumulator<T>>
 LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
                     int64_t iterations, const T* input, const T* weights,
@@ -112,10 +112,10 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
     error = r == 0 ? run(std::integral_constant<Pass, Pass::kFirst>())
                    : run(std::integral_constant<Pass, Pass::kSums>());
     if (!error.empty()) break;
-    error = LaunchOverlapped(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
-                             kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
-                             r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
-                             r + 1 == iterations ? Native(output) : nullptr);
+    error = LaunchDependent(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
+                            kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
+                            r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
+                            r + 1 == iterations ? Native(output) : nullptr);
   }
   return error;
 }
@@ -126,21 +126,21 @@ LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tilin
                          const A* vectors, const Moments<A>* moments, const Caps& caps,
                          T* grad_input, T* grad_weights, T* grad_logits, A* scratch) {
   constexpr auto kernel = GradientsKernel<S, A, kSpills, kK>;
-  const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
   if (!error.empty()) return error;
   const int64_t blocks =
       std::min(tiling.blocks, CeilDivide(caps.count, tiling.layout.tile_caps));
-  return LaunchOverlapped(
+  return LaunchDependent(
       kBackwardName, kernel, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
       tiling.layout, caps, As<S>(input), As<S>(weights), As<S>(logits), vectors,
       moments, As<S>(grad_input), As<S>(grad_weights), As<S>(grad_logits), scratch,
       scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
 }
 
-// The workspace: V and ds of each iteration, of which V of the first, which is zero and
-// not read, has dv; moments of the others' softmaxes; then partial sums and what blocks
-// work on, or what those of the gradients do. Where moments of all input capsules would
-// take too much of it, they are made again for some at a time.
+// Workspace: V and ds of each iteration, then moments of all softmaxes but the first,
+// then the partial sums and scratch of the passes or the scratch of GradientsKernel. dv
+// takes the place of the first V, which is zero and never read. If moments of all input
+// capsules take too much memory, they are recomputed for some at a time.
 template <typename T, typename A = Accumulator<T>>
 LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
                      const GradientsTiling<T, A>& last, const T* grad, const T* input,
@@ -167,10 +167,10 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
     error = pass(tiling, r, held);
     if (!error.empty()) break;
     error =
-        LaunchOverlapped(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
-                         kFinishWarps * kLanes, 0, exec, z, tiling.slices, rest,
-                         sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
-                         r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
+        LaunchDependent(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
+                        kFinishWarps * kLanes, 0, exec, z, tiling.slices, rest,
+                        sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
+                        r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
   }
   PassTiling<A> some = tiling;
   for (int64_t i = 0; i < z.in_caps && error.empty(); i += last.held) {
@@ -198,7 +198,7 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
   return error;
 }
 
-// The workspace: V and what blocks work on. Without `iterations`, V is zero.
+// Workspace: V and the blocks' scratch. Without `iterations`, V is zero.
 template <typename T, typename A = Accumulator<T>>
 LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
                          int64_t iterations, const T* input, const T* weights,
@@ -291,7 +291,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
     return Plan::Make(0, [](const GpuExec&, const T*, const T*, const T*, const A*, T*,
                             void*) { return LaunchError(); });
   }
-  // Without a prediction, V says nothing.
+  // Without predictions, V has no effect.
   const bool is_empty = p.out_dim == 0 || p.in_dim == 0;
   if (is_empty) p.out_dim = p.in_dim = 0;
   std::string obstacle = TooLarge(p);

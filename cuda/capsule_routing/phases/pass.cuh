@@ -1,14 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// One pass over the input capsules in three phases: the weighted sums of predictions
-// that an iteration of capsule routing, or its gradient, consists of. A block has some
-// input capsules and kPassTiles tiles of samples.
+// One pass over the input capsules. It computes the weighted sums of predictions of one
+// iteration of capsule routing, or of its gradient. A block has some input capsules and
+// kPassTiles tiles of samples, and works in three phases:
 //   A: inner products <u_hat, V> = sum_k x (sum_d V W), of V and weights on tensor
-//      cores, to memory that the block shares.
-//   B: the softmax, a thread for each sample of an input capsule.
-//   C: sum_i (c x) W, again on tensor cores, which also add up over input capsules
-//      unless operands are split.
+//      cores, to memory that the block shares;
+//   B: the softmax, one thread per sample and input capsule;
+//   C: sum_i (c x) W on tensor cores, which also accumulate over input capsules unless
+//      operands are split.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
 
@@ -17,24 +17,24 @@
 
 namespace capsops::capsule_routing::phases {
 
-// How a pass is cut into blocks: each takes `tile_caps` input capsules at a time. In
-// phase A a warp has an output capsule and one of `groups` of them; in phase C a block
-// of an output capsule for `each` tiles of samples, and one of `parts`. The pass is
-// over the input capsules `caps`.
+// Work split of a pass over the input capsules `caps`. A block takes `tile_caps` of
+// them at a time. A warp's item is an output capsule and one of `groups` of input
+// capsules in phase A, and a block of an output capsule, for `each` tiles of samples,
+// and one of `parts` of input capsules in phase C.
 struct Cut {
   int tile_caps, groups, each, parts;
   Caps caps;
 };
 
-// Phase C. Adds to `partial`, or writes where `fresh`, the sums of the predictions of
-// `count` input capsules times shares. Where kFirst, those are the same for all samples
-// and lie at `shares` as [input capsule][output capsule]. Where there are parts, their
-// sums go to `part_sums` [part][item][half][lane][4].
+// Phase C. Adds to `partial`, or stores there if `overwrite`, the predictions of
+// `count` input capsules times shares. With kFirst, shares are the same for all samples
+// and are stored as [input capsule][output capsule]. With several parts, their sums go
+// to `part_sums` [part][item][half][lane][4].
 template <typename S, typename A, bool kSpills, bool kFirst, int kK, int kEach>
 __device__ void Sum(const Sizes& z, const Place& place,
                     const Samples<S, A, kSpills, kPassTiles>& x, const S* weights,
                     int64_t i0, int count, int64_t tile, int parts,
-                    const Shares& layout, const A* shares, bool fresh, A* partial,
+                    const Shares& layout, const A* shares, bool overwrite, A* partial,
                     A* part_sums) {
   const int tiles = static_cast<int>(min(z.tiles - tile, int64_t{kPassTiles}));
   const int sets = kEach == kPassTiles ? 1 : tiles;
@@ -50,7 +50,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
     A sum[kEach][2][4] = {};
 #pragma unroll
     for (int m = 0; m < kEach; ++m) {
-      if (fresh || m0 + m >= tiles) continue;
+      if (overwrite || m0 + m >= tiles) continue;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         *reinterpret_cast<Pack<A, 4>*>(sum[m][h]) =
@@ -90,12 +90,12 @@ __device__ void Sum(const Sizes& z, const Place& place,
           const int n = n0 + s;
           if (n >= n_end) break;
           [[maybe_unused]] const A c = kFirst ? shares[n * z.out_caps + j] : A{1};
-          Numbers<2, A> b[2];
+          Fragment<2, A> b[2];
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             A number = Widen(w[s][e / 2][e % 2]);
             if constexpr (kFirst) number *= c;
-            // The product with c is no TF32, whatever S is.
+            // The product with c is not exact in TF32, whatever S is.
             using Cut = std::conditional_t<kFirst && !kIsSplit<S>, float, S>;
             b[e / 2].Set(e % 2, Rounded<Cut>(number));
           }
@@ -112,11 +112,11 @@ __device__ void Sum(const Sizes& z, const Place& place,
               c0 = share[m * kTileSamples];
               c1 = share[m * kTileSamples + 8];
             }
-            const auto a =
-                ByRows<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0], c1 * x1.at[1]);
+            const auto a = RowFragment<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0],
+                                          c1 * x1.at[1]);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              // In the first iteration c is multiplied into the right operand.
+              // In the first iteration, c is multiplied into the right operand.
               constexpr Tf32 kA = kFirst ? kRight<S> : kLeft<S>;
               constexpr Tf32 kB = kFirst ? kLeft<S> : kRight<S>;
               MultiplyAddOf<kA, kB>(a, b[h], sum[m][h]);
@@ -137,7 +137,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
   }
 }
 
-// Adds up the parts to `partial`.
+// Adds up the parts, and writes them to `partial`.
 template <typename A>
 __device__ void SumParts(const Sizes& z, int64_t tile, int parts, const A* part_sums,
                          A* partial) {
@@ -161,14 +161,13 @@ __device__ void SumParts(const Sizes& z, int64_t tile, int parts, const A* part_
 enum class Pass { kFirst, kSums, kGradient };
 
 // Writes sum_i w u_hat over slice blockIdx.y of the input capsules to
-// partial[blockIdx.y], for the kPassTiles tiles of samples blockIdx.x, with
+// partial[blockIdx.y], for the kPassTiles tiles of samples of blockIdx.x, with
 //   w = c                                            (kFirst, kSums)
 //   w = c (dc - sum_j c dc), dc = <u_hat, ds>        (kGradient)
-// where c is the softmax of logits + <u_hat, V>, or of logits (kFirst). At `vectors` is
-// V, and ds after it. Where `coefficients` is not null, c is written there instead.
-// With kGradient, `moments` [tile][input capsule][sample] is written, too, unless it is
-// null. The block works in shared memory or, where kSpills, in its `scratch_each`
-// elements of `scratch`.
+// where c is the softmax of logits + <u_hat, V>, or of logits (kFirst). `vectors` are
+// V, then ds. Unless `coefficients` is null, writes c there instead. With kGradient,
+// also writes `moments` [tile][input capsule][sample], unless null. The block works in
+// shared memory, or if kSpills in its `scratch_each` elements of `scratch`.
 template <typename S, typename A, Pass kPass, bool kSpills, int kK>
 __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     PassKernel(Sizes z, Cut cut, const S* __restrict__ input,
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
                     shares + n * z.out_caps);
       }
     }
-    if (!waited) WaitForKernelBefore();
+    if (!waited) GridDependencySynchronize();
     waited = true;
     __syncthreads();
     if constexpr (!kFirst) {
@@ -245,7 +244,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
       if (coefficients != nullptr) continue;
       __syncthreads();
     }
-    if (i0 + cut.tile_caps >= end) LetKernelAfterBegin();
+    if (i0 + cut.tile_caps >= end) TriggerDependentLaunch();
     const A* const c = shares + (kVectors - 1) * layout.vector;
     if (cut.each == 1) {
       Sum<S, A, kSpills, kFirst, kK, 1>(z, place, x, weights, i0, count, tile,

@@ -1,11 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the kernels of capsule routing in phases share: operands of products, sizes, and
-// where numbers lie.
+// Operands, sizes and memory layouts of the `phases` kernels.
 //
-// Products are m16n8k8 on tensor cores, whose rows are samples. Dimensions that are no
-// multiples of a product's are padded with zeros on both sides.
+// Products are m16n8k8 on tensor cores, with samples as rows. Dimensions are
+// zero-padded to multiples of a product's.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILE_CUH_
 
@@ -19,14 +18,14 @@
 namespace capsops::capsule_routing::phases {
 
 constexpr int kTileSamples = 16;  // rows of a product
-constexpr int kBlockD = 16;       // elements of an output capsule taken together
-constexpr int kStepK = 8;         // and of an input capsule
-constexpr int kRun = 8;           // input capsules whose inner products lie together
-constexpr int kPassWarps = 16;    // of a block of a pass
-constexpr int kFinishWarps = 16;  // of a block between passes
+constexpr int kBlockD = 16;       // elements of an output capsule per block
+constexpr int kStepK = 8;         // elements of an input capsule per step
+constexpr int kRun = 8;  // input capsules whose inner products are computed together
+constexpr int kPassWarps = 16;    // per block of a pass
+constexpr int kFinishWarps = 16;  // per block between passes
 
-// Marks an element S of tensors whose products have float's precision: operands are
-// split, but for 16-bit weights and input, which are exact in TF32.
+// Element type of tensors whose products need float's precision. Operands are split
+// into TF32 parts, except 16-bit weights and input, which are exact in TF32.
 template <typename S>
 struct Split {
   S number;
@@ -45,41 +44,41 @@ template <typename S>
 constexpr bool kIsSplit = false;
 template <typename S>
 constexpr bool kIsSplit<Split<S>> = true;
-// Whether tensors of S can hold sums of A.
+// Whether tensors of S can hold sums of type A.
 template <typename S, typename A>
 constexpr bool kHoldsSums = std::is_same_v<S, A> || std::is_same_v<S, Split<A>>;
 
-// What is cut off to TF32 loses this much on average: products with what was made
-// larger by as much are right on average.
+// Compensates on average for the truncation of an operand to TF32.
 template <typename A>
-__host__ __device__ constexpr A Uncut(bool split) {
+__host__ __device__ constexpr A Debias(bool split) {
   return split || std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
 }
 
-// Vectors are stored times kScale, for their products with weights would else overflow
-// where no prediction does.
+// Vectors are stored times kScale, so that their products with weights do not overflow
+// where predictions do not.
 template <typename A>
 constexpr A kScale = 0x1p-8f;
 
-// N numbers of an operand. Tensor cores cut floats off to TF32.
+// N numbers of an operand. Tensor cores truncate floats to TF32.
 template <int N, typename A>
-struct Numbers {
+struct Fragment {
   A at[N];
 
   __device__ void Set(int n, A x) { at[n] = x; }
 };
 
-// What was an S, as tensor cores are to cut it off: to the nearest on average.
+// Compensates a float for its truncation to TF32; 16-bit elements are exact.
 template <typename S, typename A>
 __device__ A Rounded(A x) {
-  return std::is_same_v<S, float> ? x * Uncut<A>(false) : x;
+  return std::is_same_v<S, float> ? x * Debias<A>(false) : x;
 }
 
-// c += a b, or c = a b where kSet. A lane (g, t) has of a (g, t), (g + 8, t), (g, t +
-// 4), (g + 8, t + 4); of b (t, g), (t + 4, g); of c (g, 2t), (g, 2t + 1), (g + 8, 2t),
-// (g + 8, 2t + 1).
+// c += a b, or c = a b if kSet. Lane (g, t) has these elements:
+//   a  (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
+//   b  (t, g), (t + 4, g)
+//   c  (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 template <bool kSet = false>
-__device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>& b,
+__device__ void MultiplyAdd(const Fragment<4, float>& a, const Fragment<2, float>& b,
                             float (&c)[4]) {
   const uint32_t a_bits[4] = {__float_as_uint(a.at[0]), __float_as_uint(a.at[1]),
                               __float_as_uint(a.at[2]), __float_as_uint(a.at[3])};
@@ -91,7 +90,7 @@ __device__ void MultiplyAdd(const Numbers<4, float>& a, const Numbers<2, float>&
   }
 }
 template <bool kSet = false>
-__device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double>& b,
+__device__ void MultiplyAdd(const Fragment<4, double>& a, const Fragment<2, double>& b,
                             double (&c)[4]) {
   if constexpr (kSet) c[0] = c[1] = c[2] = c[3] = 0;
 #if __CUDA_ARCH__ >= 800
@@ -108,24 +107,24 @@ __device__ void MultiplyAdd(const Numbers<4, double>& a, const Numbers<2, double
 #endif
 }
 
-// How the operands of a product are taken whose right one has elements of tensors of S.
+// Precision of the two operands if the right one has elements S.
 template <typename S>
 constexpr Tf32 kLeft = kIsSplit<S> ? Tf32::kSplit : Tf32::kExact;
 template <typename S>
 constexpr Tf32 kRight = std::is_same_v<S, Split<float>> ? Tf32::kSplit : Tf32::kExact;
 
 template <Tf32 kTf32, int N>
-__device__ Operand<N, kTf32> OperandOf(const Numbers<N, float>& numbers) {
+__device__ Operand<N, kTf32> OperandOf(const Fragment<N, float>& numbers) {
   Operand<N, kTf32> operand;
 #pragma unroll
   for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
   return operand;
 }
 
-// As MultiplyAdd. Tensor cores cut sums off instead of rounding them, which adds up;
-// products of split operands are therefore added to c in float.
+// MultiplyAdd for any precision. Tensor cores truncate sums, and that error
+// accumulates; products of split operands are therefore added to c in float.
 template <Tf32 kA, Tf32 kB, bool kSet = false, typename A>
-__device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
+__device__ void MultiplyAddOf(const Fragment<4, A>& a, const Fragment<2, A>& b,
                               A (&c)[4]) {
   if constexpr (kA == Tf32::kExact && kB == Tf32::kExact) {
     MultiplyAdd<kSet>(a, b, c);
@@ -137,35 +136,34 @@ __device__ void MultiplyAddOf(const Numbers<4, A>& a, const Numbers<2, A>& b,
   }
 }
 
-// Adds the sums of a's rows to those columns of c whose lanes have 1 and not 0 in
-// `one`.
+// Adds the row sums of a to those columns of c whose lanes have 1, and not 0, in `one`.
 template <typename S, typename A>
-__device__ void AddRows(const Numbers<4, A>& a, A one, A (&c)[4]) {
-  Numbers<2, A> b;
+__device__ void AddRows(const Fragment<4, A>& a, A one, A (&c)[4]) {
+  Fragment<2, A> b;
   b.Set(0, one);
   b.Set(1, one);
   MultiplyAddOf<kLeft<S>, Tf32::kExact>(a, b, c);
 }
 
-// Input capsules whose weights a lane loads together.
+// Input capsules whose weights a lane loads at once.
 template <typename A>
 constexpr int kBatch = sizeof(A) == 8 ? 2 : 4;
 
 struct Sizes {
   int64_t batch, in_caps, tiles;
   int out_caps, out_dim, in_dim;
-  int blocks, steps;  // of kBlockD and kStepK elements
-  int pitch;          // from one sample's input capsule to the next in shared memory
-  bool pairs, words;  // in_dim is even, and a multiple of 4
-  bool split;         // elements are Split
-  int finish_wide;    // of those, warps that have other elements of an output capsule
+  int blocks, steps;  // per kBlockD and kStepK elements
+  int pitch;          // stride of a sample of an input capsule in shared memory
+  bool pairs, words;  // in_dim is a multiple of 2, and of 4
+  bool split;         // whether elements are Split
+  int finish_wide;    // of kFinishWarps, warps with different elements of a capsule
   float epsilon;
-  int64_t matrix, matrices;  // elements of one, and of those of an input capsule
-  int64_t length;            // of a vector of output capsules
+  int64_t matrix, matrices;  // elements of one, and of all of an input capsule
+  int64_t length;            // elements of a vector of output capsules
 
   __host__ __device__ int items() const { return out_caps * blocks; }
-  // Lets the compiler know in_dim, unless kK is 0. Then out_dim is a multiple of
-  // kBlockD, and nothing of weights is padding.
+  // Makes in_dim a compile-time constant, unless kK is 0. Then out_dim must be a
+  // multiple of kBlockD, and weights have no padding.
   template <int kK>
   __device__ void SetInDim() {
     if constexpr (kK == 0) return;
@@ -176,7 +174,7 @@ struct Sizes {
   }
 };
 
-// Input capsules from `begin` on.
+// A range of input capsules.
 struct Caps {
   int64_t begin, count;
 
@@ -184,18 +182,17 @@ struct Caps {
 };
 
 struct Place {
-  // Of the first lane, so that the compiler knows that it is the same for all.
+  // A shuffle, so that the compiler knows that it is uniform in the warp.
   int warp = __shfl_sync(~0u, threadIdx.x / kLanes, 0), warps = blockDim.x / kLanes;
   int lane = threadIdx.x % kLanes;
   int g = lane / 4, t = lane % 4;
 };
 
-// What a warp of a block works on, one after the other: an output capsule and, counting
-// less often, three numbers more. Without a division.
+// A warp's work item: an output capsule and three slower digits. Needs no division.
 struct Item {
   int j, first, second, third;
 
-  // Number `number` of `out_caps` output capsules and as many of the others.
+  // Work item `number` of out_caps x of_first x of_second x ... items.
   __device__ Item(int number, int out_caps, int of_first, int of_second = 1 << 30)
       : j(number), first(0), second(0), third(0) {
     Wrap(out_caps, of_first, of_second);
@@ -218,24 +215,24 @@ struct Item {
   }
 };
 
-// Vectors of output capsules lie in memory as [tile][out_caps][block][half of a block]
-// [lane][4], V and ds in the order of a left operand's numbers, sums in that of a
-// result's; padded with zeros. The index of the first of a lane's four:
+// Vectors of output capsules are stored as [tile][out_caps][block][half of a block]
+// [lane][4], zero-padded; V and ds in the order of a left operand, sums in that of a
+// result. Returns the index of a lane's first number.
 __device__ inline int64_t VectorIndex(const Sizes& z, int64_t tile, int j, int block,
                                       int half, int lane) {
   return ((((tile * z.out_caps + j) * z.blocks + block) * 2 + half) * kLanes + lane) *
          4;
 }
-// Index of element d of sample row `b` of a tile, in the order of a left operand.
+// Index of element d of sample `b` of a tile, in the order of a left operand.
 __device__ inline int64_t OperandIndex(const Sizes& z, int64_t tile, int j, int b,
                                        int d) {
   const int lane = b % 8 * 4 + d % 4, number = b / 8 + d % 8 / 4 * 2;
   return VectorIndex(z, tile, j, d / kBlockD, d / 8 % 2, lane) + number;
 }
 
-// Sets a left operand, for each half of a block, from the vector there.
+// Loads the left operands of both halves of a block of a vector.
 template <typename A>
-__device__ void LoadVector(const A* from, Numbers<4, A> (&v)[2]) {
+__device__ void LoadVector(const A* from, Fragment<4, A> (&v)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto pack = *reinterpret_cast<const Pack<A, 4>*>(from + h * (4 * kLanes));

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the kernels of capsule routing in phases cut a problem.
+// Work splits of the `phases` kernels.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
 
@@ -17,24 +17,24 @@
 
 namespace capsops::capsule_routing::phases {
 
-// Workspace that is spent to have more blocks, in bytes.
+// Limit of the workspace for partial sums in bytes. More blocks need more of it.
 constexpr int64_t kBlocksBytes = int64_t{64} << 20;
-// And to add up the gradient of weights where S cannot hold sums, unless one input
-// capsule for each multiprocessor takes more.
+// Limit for sums of the gradient of weights if S cannot hold them, unless one input
+// capsule per multiprocessor needs more.
 constexpr int64_t kSumsBytes = int64_t{48} << 20;
-// And not to make moments of softmaxes twice.
+// Limit for moments of softmaxes. Without them, softmaxes are computed twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
 constexpr int64_t kFewIterations = 3;
-// Whether operands are split, because TF32 does not suffice: where it is not allowed,
-// and after many iterations, which make its errors show in 16-bit results.
+// Whether operands are split because TF32 does not suffice: if it is not allowed, or
+// after many iterations, which make its errors visible in 16-bit results.
 template <typename T>
 bool NeedsSplit(const GpuExec& exec, const Problem& p) {
   if (sizeof(T) == 2) return p.iterations > kFewIterations;
   return std::is_same_v<T, float> && !exec.tf32;
 }
 
-// Of dimensions that are not too large and not 0.
+// Requires every dimension to be positive and to fit in 32 bits.
 inline Sizes SizesOf(const Problem& p, bool split) {
   Sizes z{};
   z.batch = p.batch;
@@ -45,7 +45,7 @@ inline Sizes SizesOf(const Problem& p, bool split) {
   z.in_dim = static_cast<int>(p.in_dim);
   z.blocks = static_cast<int>(CeilDivide(p.out_dim, kBlockD));
   z.steps = static_cast<int>(CeilDivide(p.in_dim, kStepK));
-  z.pitch = (z.steps | 1) * kStepK;  // two rows of samples are on other banks
+  z.pitch = (z.steps | 1) * kStepK;  // avoids bank conflicts between two samples
   z.pairs = p.in_dim % 2 == 0;
   z.words = p.in_dim % 4 == 0;
   z.split = split;
@@ -59,13 +59,13 @@ inline Sizes SizesOf(const Problem& p, bool split) {
   return z;
 }
 
-// How much of the time warps have an item, of so many.
-inline double Busy(int64_t items, int warps) {
+// Utilization of warps that share `items` equal items.
+inline double Utilization(int64_t items, int warps) {
   return static_cast<double>(items) / RoundUp(items, warps);
 }
 
-// Into how many groups warps divide the runs of input capsules in phase A: such that
-// all are done soon, a run takes about twice as long as to begin.
+// Number of groups into which warps split the runs of input capsules in phase A. It
+// minimizes the time, in which starting a group costs half a run.
 inline int Groups(const Sizes& z, int tile_caps, int warps) {
   const int64_t runs = CeilDivide(tile_caps, kRun);
   int64_t best = INT64_MAX;
@@ -81,28 +81,28 @@ inline int Groups(const Sizes& z, int tile_caps, int warps) {
   return groups;
 }
 
-// How a pass is cut into blocks of kPassWarps warps, one on each multiprocessor.
+// Work split of a pass into blocks of kPassWarps warps, one per multiprocessor.
 template <typename A>
 struct PassTiling {
   static constexpr int kRows = kPassTiles * kTileSamples;
-  static constexpr int64_t kLeastCaps = 2;  // input capsules of a slice
+  static constexpr int64_t kMinCaps = 2;  // input capsules per slice
 
   Sizes z;
   Cut cut;
   int64_t groups, slices;
-  int64_t part_sums;  // numbers that the parts add up
-  int64_t elements;   // and that a block works on besides,
-  bool spills;        // which lie in the workspace
+  int64_t part_sums;  // numbers in the parts' sums
+  int64_t elements;   // other numbers of a block's working set
+  bool spills;        // whether those are in the workspace
 
   PassTiling(const GpuDevice& device, const Problem& p, bool gradient, bool split)
       : z(SizesOf(p, split)) {
     groups = CeilDivide(z.tiles, kPassTiles);
     slices = std::clamp<int64_t>(device.processors / groups, 1,
-                                 CeilDivide(z.in_caps, kLeastCaps));
+                                 CeilDivide(z.in_caps, kMinCaps));
     slices = std::clamp<int64_t>(
         kBlocksBytes / std::max<int64_t>(1, z.length * sizeof(A)), 1, slices);
     cut.caps = {0, z.in_caps};
-    cut.each = z.tiles > 1 && Busy(z.items(), kPassWarps) > 0.8 ? kPassTiles : 1;
+    cut.each = z.tiles > 1 && Utilization(z.items(), kPassWarps) > 0.8 ? kPassTiles : 1;
     cut.parts = 1;
     if (cut.each == 1) {
       const int64_t tiles = std::min<int64_t>(z.tiles, kPassTiles);
@@ -112,14 +112,14 @@ struct PassTiling {
         if (parts * PartSums() * static_cast<int64_t>(sizeof(A)) > device.shared / 2) {
           break;
         }
-        if (Busy(items * parts, kPassWarps) >
-            Busy(items * cut.parts, kPassWarps) + 0.05) {
+        if (Utilization(items * parts, kPassWarps) >
+            Utilization(items * cut.parts, kPassWarps) + 0.05) {
           cut.parts = parts;
         }
       }
     }
     part_sums = cut.parts > 1 ? cut.parts * PartSums() : 0;
-    // As few tiles of input capsules as possible.
+    // Minimizes the number of tiles of input capsules.
     const int64_t caps = CeilDivide(z.in_caps, slices);
     const int64_t shares =
         (gradient ? 2 : 1) * (int64_t{z.out_caps} * kRows + Shares::kPad);
@@ -143,21 +143,21 @@ struct PassTiling {
     }
   }
 
-  // Why the kernel cannot do this, or "".
+  // Returns why the kernel cannot do this, or "".
   std::string Obstacle() const {
     return TooLarge({{"what a block works on, in numbers,", elements},
                      {"the blocks of a grid", cells()}});
   }
-  int64_t cells() const { return z.tiles * z.out_caps; }  // blocks between passes
+  int64_t cells() const { return z.tiles * z.out_caps; }  // of FinishKernel
   int shared() const { return (part_sums + (spills ? 0 : elements)) * sizeof(A); }
   int64_t scratch() const { return spills ? slices * groups * elements : 0; }
 
  private:
-  // Numbers of the sums of one part.
+  // Numbers in the sums of one part.
   int64_t PartSums() const { return kPassTiles * int64_t{z.items()} * (8 * kLanes); }
 };
 
-// How the gradients' kernel is.
+// Work split of GradientsKernel.
 template <typename S, typename A>
 struct GradientsTiling {
   static constexpr int kThreads = kGradientWarps * kLanes;
@@ -167,13 +167,13 @@ struct GradientsTiling {
   GradientsLayout layout;
   bool spills;
   int64_t blocks;
-  int64_t held;  // input capsules whose moments are in the workspace at a time
+  int64_t held;  // input capsules whose moments fit in the workspace
 
   GradientsTiling(const GpuDevice& device, const Problem& p, bool split)
       : z(SizesOf(p, split)) {
     const auto with = [&](int64_t caps) {
-      // Parts such that all is done soon: what a run begins with takes as long as half
-      // an input capsule. Many, unless few are faster, for then few warps add up.
+      // Minimizes the time, in which starting a run costs half an input capsule. Takes
+      // fewer parts only if clearly faster, since then fewer warps add sums.
       double best = INFINITY;
       int parts = 1;
       for (const int of_warps : {12, 6, 4, 3, 2, 1}) {
@@ -185,10 +185,10 @@ struct GradientsTiling {
         best = time;
         parts = of_warps;
       }
-      // As many tiles as there is room for, evenly.
+      // Takes as many tiles at once as fit, evenly.
       const auto of = [&](int64_t tiles) {
         layout = GradientsLayout(z, static_cast<int>(caps), static_cast<int>(tiles),
-                                 p.iterations, parts, kTogether<A>);
+                                 p.iterations, parts, kPerStep<A>);
         return layout.size * static_cast<int64_t>(sizeof(A)) + kOwn <= device.shared;
       };
       for (int64_t groups = 1; groups < z.tiles; ++groups) {
@@ -196,41 +196,42 @@ struct GradientsTiling {
       }
       return of(1);
     };
-    // As many waves of blocks as it takes, of about the same size.
-    const int64_t most = CeilDivide(z.in_caps, device.processors);
+    // Uses the fewest waves of blocks that fit, of about equal size.
+    const int64_t maximum = CeilDivide(z.in_caps, device.processors);
     const int64_t sums = weights_scratch_each() * sizeof(A) * device.processors;
     const int64_t caps =
-        std::clamp<int64_t>(kSumsBytes / std::max<int64_t>(1, sums), 1, most);
+        std::clamp<int64_t>(kSumsBytes / std::max<int64_t>(1, sums), 1, maximum);
     spills = true;
-    for (int64_t waves = CeilDivide(most, caps); spills && waves <= most; ++waves) {
+    for (int64_t waves = CeilDivide(maximum, caps); spills && waves <= maximum;
+         ++waves) {
       if (with(CeilDivide(z.in_caps, device.processors * waves))) spills = false;
     }
-    if (spills) with(std::min<int64_t>(most, kRun));
+    if (spills) with(std::min<int64_t>(maximum, kRun));
     blocks = CeilDivide(z.in_caps, layout.tile_caps);
     if (block_scratch() > 0) {
       const int64_t affordable =
           kBlocksBytes / (block_scratch() * static_cast<int64_t>(sizeof(A)));
       blocks = std::min(blocks, std::clamp<int64_t>(affordable, 1, device.processors));
     }
-    // Those of J D input capsules take less memory than V and ds.
+    // The moments of J D input capsules take less memory than V and ds.
     const int64_t bytes = moments() * sizeof(Moments<A>);
     held = std::max(kMomentsBytes / std::max<int64_t>(1, bytes),
                     int64_t{z.items()} * kBlockD);
     held = bytes == 0 ? z.in_caps : std::min(held, z.in_caps);
   }
 
-  // Why the kernel cannot do this, or "".
+  // Returns why the kernel cannot do this, or "".
   std::string Obstacle() const {
     return TooLarge({{"what a block works on, in numbers,", layout.size},
                      {"the blocks of a grid", blocks}});
   }
-  // Of an input capsule, and of those of a block.
+  // Sums of the gradient of weights, per input capsule and per block.
   int64_t weights_scratch_each() const { return kHoldsSums<S, A> ? 0 : z.matrices; }
   int64_t weights_scratch() const { return layout.tile_caps * weights_scratch_each(); }
   int64_t block_scratch() const {
     return (spills ? layout.size : 0) + weights_scratch();
   }
-  // Of an input capsule's softmaxes, in all iterations after the first.
+  // Softmaxes of an input capsule in all iterations but the first.
   int64_t moments() const { return (layout.iterations - 1) * z.tiles * kTileSamples; }
   int shared() const { return kOwn + (spills ? 0 : layout.size * sizeof(A)); }
 };

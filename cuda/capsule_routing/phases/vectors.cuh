@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Between the passes: adding up their partial sums, squash and its gradient. A block
-// has one output capsule and one tile of samples.
+// Kernels between the passes: they add partial sums, and compute squash and its
+// gradient. A block has one output capsule and one tile of samples.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
 
@@ -12,10 +12,10 @@
 
 namespace capsops::capsule_routing::phases {
 
-// Where a thread of such a block stands. A warp has 8 elements at a time of the output
-// capsule, and a lane four numbers of those, in the order of a product's result: rows g
-// and g + 8, here called 0 and 1, elements 2t and 2t + 1. Warps that have the same
-// elements share out the partial sums; only those of slice 0 have what comes of them.
+// A thread's coordinates in the block, and its block-wide reductions. A warp has 8
+// elements of the output capsule at a time, and a lane four numbers of those in the
+// order of a product's result: elements 2t and 2t + 1 of rows 0 and 1 (samples g and g
+// + 8). Warps with the same elements split the partial sums; slice 0 gets the results.
 struct Cell {
   const Sizes& z;
   const int64_t tile = blockIdx.x / z.out_caps;
@@ -39,7 +39,7 @@ struct Cell {
     return OperandIndex(z, tile, j, row * 8 + lane / 4, d);
   }
 
-  // Calls visit(row, d) for each number of the thread, also of padding.
+  // Calls visit(row, d) for each number of the thread, including padding.
   template <typename Visit>
   __device__ void Each(const Visit& visit) const {
     if (slice > 0) return;
@@ -49,7 +49,7 @@ struct Cell {
     }
   }
 
-  // Calls visit(row, d, sum) for each, with the sums over `slices_of` partial vectors.
+  // Calls visit(row, d, sum) for each number, summed over `count` partial vectors.
   template <typename A, typename Visit>
   __device__ void EachSum(const A* partial, int64_t count, const Visit& visit) const {
     __shared__ Pack<A, 4> parts[kFinishWarps][kLanes];
@@ -81,7 +81,7 @@ struct Cell {
     }
   }
 
-  // Sums of x[n][row] over the elements of the output capsule.
+  // Sums x[n][row] over the elements of the output capsule.
   template <int N, typename A>
   __device__ void Sum(A (&x)[N][2]) const {
     __shared__ A parts[N][2][kFinishWarps][8];
@@ -102,17 +102,17 @@ struct Cell {
     }
   }
 
-  // Of the vector whose elements s(row, d) gives, for one row.
+  // The squash of one row's vector, given its `squares` from AddSquare().
   template <typename A>
   __device__ Squash<A> SquashOf(const A (&squares)[2][2], int row) const {
     return {squares[0][row], squares[1][row], A{z.epsilon}};
   }
 };
 
-// What vectors are stored times.
+// Factor of stored vectors.
 template <typename A>
-__device__ A Stored(const Sizes& z) {
-  return kScale<A> * Uncut<A>(z.split);
+__device__ A StoredScale(const Sizes& z) {
+  return kScale<A> * Debias<A>(z.split);
 }
 
 template <typename A>
@@ -122,8 +122,8 @@ __device__ void AddSquare(A s, int row, A (&squares)[2][2]) {
   squares[1][row] += small * small;
 }
 
-// ds from dv, read through dv(row, d), and s, whose squares are summed up, times
-// kScale and, as operands are, made larger. Padding gets zeros.
+// Computes ds from s(row, d), whose squares are summed already, and dv(row, d), and
+// stores it times StoredScale. Padding gets zeros.
 template <typename A, typename Read, typename ReadGrad>
 __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
                                const Read& s, const ReadGrad& dv, A* ds) {
@@ -137,20 +137,20 @@ __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
   cell.Each([&](int row, int d) {
     const A slope = rows[row].Slope(products[0][row], products[1][row]);
     const A gradient = rows[row].gain * dv(row, d) + slope * rows[row].Along(s(row, d));
-    ds[cell.in_vector(row, d)] = cell.has(row, d) ? gradient * Stored<A>(cell.z) : A{0};
+    ds[cell.in_vector(row, d)] =
+        cell.has(row, d) ? gradient * StoredScale<A>(cell.z) : A{0};
   });
 }
 
-// Ends an iteration: sums = s, and either output = squash(s), or v, which is V of this
-// iteration and anything in the `first`, becomes that of the next, V + squash(s), as V
-// is stored.
+// Ends an iteration. Writes sums = s, and either output = squash(s) or, for the next
+// iteration, the stored V += squash(s), where V starts at zero in the `first`.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishKernel(Sizes z, int64_t slices, const A* partial, bool first, A* v, A* sums,
                  S* __restrict__ output) {
   const Cell cell{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   A squares[2][2] = {};
   cell.EachSum(partial, slices, [&](int row, int d, A s) {
     if (!cell.has(row, d)) return;
@@ -165,22 +165,22 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
         has ? rows[row].Along(sums[cell.in_array(row, d)]) * rows[row].factor : A{0};
     if (output == nullptr) {
       A* const to = v + cell.in_vector(row, d);
-      *to = squashed * Stored<A>(z) + (first ? A{0} : *to);
+      *to = squashed * StoredScale<A>(z) + (first ? A{0} : *to);
     } else if (has) {
       Narrow(squashed, output + cell.in_array(row, d));
     }
   });
 }
 
-// V of iterations 2, 3, ... `iterations` and ds of the last. The vectors of iteration
-// r (from 1) begin at vectors + 2 (r - 1) times the length of one: V, then ds. Without
-// `grad`, only the V of iteration `iterations` + 1 is made, at `vectors`.
+// Computes V of iterations 2 to `iterations`, and ds of the last. Iteration r (from 1)
+// has V and then ds at vectors + 2 (r - 1) vector lengths. Without `grad`, writes only
+// the V after all iterations, at `vectors`.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     PrepareKernel(Sizes z, int64_t iterations, const A* __restrict__ sums,
                   const S* __restrict__ grad, A* vectors) {
   const Cell cell{z};
-  LetKernelAfterBegin();
+  TriggerDependentLaunch();
   const auto s = [&](int row, int d) {
     return cell.has(row, d) ? sums[cell.in_array(row, d)] : A{0};
   };
@@ -203,21 +203,21 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
     cell.Each([&](int row, int d) {
       const int64_t at = cell.in_vector(row, d);
       const A squashed = rows[row].factor * rows[row].Along(s(row, d));
-      next[at] = squashed * Stored<A>(z) + (r > 1 ? v[at] : A{0});
+      next[at] = squashed * StoredScale<A>(z) + (r > 1 ? v[at] : A{0});
     });
     sums += z.batch * z.out_caps * z.out_dim;
   }
 }
 
-// From an iteration's dV back to the iteration before: dv, zero before where `first`,
-// += dV, and ds from that dv and the `sums` of that iteration.
+// Ends a backward iteration: dv += dV, or dv = dV in the `first`, then ds of the
+// previous iteration, from dv and that iteration's `sums`.
 template <typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishBackwardKernel(Sizes z, int64_t slices, const A* partial,
                          const A* __restrict__ sums, bool first, A* dv, A* ds) {
   const Cell cell{z};
-  LetKernelAfterBegin();
-  WaitForKernelBefore();
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
   const auto s = [&](int row, int d) {
     return cell.has(row, d) ? sums[cell.in_array(row, d)] : A{0};
   };

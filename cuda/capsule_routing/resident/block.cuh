@@ -1,14 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule routing of few samples takes one kernel for a call. All its blocks are on the
-// GPU at once, and each keeps the predictions of its input capsules in its shared
-// memory from the first iteration to the last. The blocks send each other their sums.
-// This is what a block does.
+// Device code of one block of the `resident` kernels, which route few samples in one
+// kernel per call. All blocks are resident at once; each keeps the predictions of its
+// input capsules in shared memory through all iterations, and the blocks send each
+// other their sums.
 //
-// Most of this runs once, with one pass through each loop, so the time to fetch
-// instructions matters: loops whose length the compiler does not know are not unrolled,
-// except the two sums in AddUp().
+// Most of this code runs once, so that instruction fetch dominates: loops of unknown
+// length are not unrolled, except the two sums in Accumulate().
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
 
@@ -21,61 +20,60 @@
 namespace capsops::capsule_routing::resident {
 
 constexpr int kThreads = 512, kWarps = kThreads / kLanes;  // of a block
-// An output capsule is shared by a team of threads, in which each has quads, or by a
-// wide team, in which each has single elements.
+// A team of threads shares an output capsule and takes quads of its elements; a wide
+// team takes single elements.
 constexpr int kQuad = 4, kTeam = 4, kWide = 16;
 // A thread loads kChunk elements of kRows rows of weights at once.
 constexpr int kChunk = 8, kRows = 4;
-// A block receives up to kColumns sums at once, and a thread kMessages parts of one.
+// A block receives up to kColumns sums at once, and a thread kMessages parts of a sum.
 constexpr int kColumns = 128, kMessages = 8;
 
 struct Sizes {
   int batch, in_caps, out_caps, out_dim, in_dim, iterations;
   float epsilon;
-  int blocks, caps;  // of the grid; input capsules of a block
-  int sharing;       // lanes that share a row in the last pass over the weights
-  int parts;  // into which that pass divides an input capsule's rows, a warp each
+  int blocks, caps;  // blocks of the grid; input capsules per block
+  int sharing;       // lanes per row in the last pass over the weights
+  int parts;         // of an input capsule's rows in that pass, one warp each
 
   __host__ __device__ int columns() const { return out_caps * out_dim; }
   __host__ __device__ int padded() const {
     return (in_dim + kChunk - 1) / kChunk * kChunk;
   }
-  // In shared memory and messages an output capsule has up to three zeros at its end.
+  // In shared memory and messages an output capsule is padded with up to three zeros.
   __host__ __device__ int depth() const {
     return (out_dim + kQuad - 1) / kQuad * kQuad;
   }
   __host__ __device__ int width() const { return out_caps * depth(); }
   __host__ __device__ int vector() const { return batch * width(); }
-  // Pairs of a sample and an output capsule, of which a block has up to most_cells().
+  // Pairs of a sample and an output capsule. Each block owns up to max_cells().
   __host__ __device__ int cells() const { return batch * out_caps; }
-  __host__ __device__ int most_cells() const { return (cells() + blocks - 1) / blocks; }
+  __host__ __device__ int max_cells() const { return (cells() + blocks - 1) / blocks; }
 };
 
-// The arrays in shared memory; n is an input capsule of the block, and d goes up to
-// depth(). Forward there is one iteration's c and V at a time, backward there are those
-// of all iterations r.
+// Arrays in shared memory; n is an input capsule of the block, and d < depth(). The
+// forward kernel keeps c and V of one iteration, the backward kernel of all r.
 template <typename A>
 struct Arrays {
   A* x;        // [b][n][padded()], the input
-  A* u;        // [b][n][j][d], the predictions, at the end their gradients
+  A* u;        // [b][n][j][d], the predictions; at the end, their gradients
   A* logits;   // [n][j]
   A* c;        // [r][b][n][j], the coefficients
   A* g;        // [r][b][n][j], the gradients db; only backward
-  A* v;        // [r][b][j][d], V; backward has grad in the place of the first, zero
-  A* ds;       // [r][b][j][d], and s until ds is known; only backward
-  A* scratch;  // sums on their way: a number of each thread, or parts of grad_input
-  A* sums;     // [most_cells()][d], the sums over all blocks
-  A* dv;       // [most_cells()][d]; only backward
+  A* v;        // [r][b][j][d], V; backward, grad replaces the zero first V
+  A* ds;       // [r][b][j][d], s, later replaced by ds; only backward
+  A* scratch;  // partial sums: one per thread, or parts of grad_input
+  A* sums;     // [max_cells()][d], the sums over all blocks
+  A* dv;       // [max_cells()][d]; only backward
 };
 
-// The sum over each kSize consecutive lanes, for all of them.
+// The sum over each kSize consecutive lanes, in all of them.
 template <int kSize, typename A>
 __device__ A TeamSum(A x) {
   const A row[1] = {x};
   return SumOverLanes<kSize / 2>(row);
 }
 
-// kRun elements of an input capsule are taken together; it divides in_dim.
+// kRun divides in_dim: threads load that many elements of an input capsule at once.
 template <typename S, typename A, int kRun>
 struct Block {
   const Sizes& z;
@@ -85,25 +83,24 @@ struct Block {
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int first = blockIdx.x * z.caps;             // input capsule of the block
   const int count = min(z.caps, z.in_caps - first);  // of its input capsules
-  const int first_cell = min(blockIdx.x * z.most_cells(), z.cells());
-  const int own_cells = min(z.most_cells(), z.cells() - first_cell);
+  const int first_cell = min(blockIdx.x * z.max_cells(), z.cells());
+  const int own_cells = min(z.max_cells(), z.cells() - first_cell);
 
   __device__ int row(int b, int n) const { return b * z.caps + n; }
 
-  // EachWarp(), Predict(), Agree() and ReceiveResult() end with a barrier of the block;
-  // Each() and EachTeam() do not. AddUp()'s sums are ready for all threads when it
-  // returns.
+  // EachWarp(), Predict(), Agree() and ReceiveResult() end with a block barrier; Each()
+  // and EachTeam() do not. After Accumulate(), all threads can read its sums.
 
-  // Calls visit(i) for the numbers below n, a thread each.
+  // Calls visit(i) for all i < n, one thread each.
   template <typename Visit>
   __device__ void Each(int n, const Visit& visit) const {
 #pragma unroll 1
     for (int i = threadIdx.x; i < n; i += kThreads) visit(i);
   }
 
-  // Calls visit(i, member) for the numbers below n, a team of kSize threads each. All
-  // threads of a warp make the call together, because sums over teams need them; a
-  // thread beyond the last number gets depth() as its member, and so no elements.
+  // Calls visit(i, member) for all i < n, with a team of kSize threads each. All
+  // threads of a warp participate, since team sums need them; threads beyond the last i
+  // get the member depth(), and so no elements.
   template <int kSize, typename Visit>
   __device__ void EachTeam(int n, const Visit& visit) const {
 #pragma unroll 1
@@ -113,7 +110,7 @@ struct Block {
       visit(i, i < n ? static_cast<int>(threadIdx.x) % kSize : z.depth());
     }
   }
-  // Calls visit(d) for a member's elements of an output capsule, or quads of them.
+  // Call visit(d) for a member's elements of an output capsule, or its quads.
   template <typename Visit>
   __device__ void EachElement(int member, const Visit& visit) const {
 #pragma unroll 1
@@ -125,7 +122,7 @@ struct Block {
     for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
   }
 
-  // Calls visit(i) for the numbers below n, a warp each.
+  // Calls visit(i) for all i < n, one warp each.
   template <typename Visit>
   __device__ void EachWarp(int n, const Visit& visit) const {
 #pragma unroll 1
@@ -133,7 +130,7 @@ struct Block {
     __syncthreads();
   }
 
-  // Must be done in all blocks before anything is received.
+  // All blocks must have called this before any receives.
   __device__ void ClearMessages() const {
     const int vector = z.vector(), depth = z.depth();
     Each(vector,
@@ -159,7 +156,7 @@ struct Block {
       Each(z.batch * z.caps * z.width(), [&](int e) { at.u[e] = 0; });
     }
   }
-  // What else the backward kernel reads: grad, to at.v, and s, to at.ds.
+  // Loads what only the backward kernel needs: grad to at.v, and s to at.ds.
   __device__ void LoadVectors(const S* grad, const A* s) const {
     const int depth = z.depth(), vector = z.vector();
     Each((1 + z.iterations) * vector, [&](int e) {
@@ -171,7 +168,7 @@ struct Block {
     });
   }
 
-  // Loads kChunk elements; those from `left` on are zero.
+  // Loads kChunk elements, of which those from `left` on are zero.
   __device__ void LoadChunk(const S* from, int left, A (&chunk)[kChunk]) const {
 #pragma unroll
     for (int k = 0; k < kChunk; k += kRun) {
@@ -182,17 +179,17 @@ struct Block {
     }
   }
 
-  // Row i of the block's weights.
+  // Offset of row i of the block's weights.
   __device__ int64_t weights(int i) const {
     return (int64_t{first} * z.columns() + i) * z.in_dim;
   }
-  // Where the product of that row is in a sample's predictions.
+  // Offset of that row's product in a sample's predictions.
   __device__ int place(int i) const {
     const int zeros = z.depth() - z.out_dim;
     return zeros == 0 ? i : i + i / z.out_dim * zeros;
   }
 
-  // u. Calls prepare(), which sets x, while the first weights are on their way.
+  // Computes u. Calls prepare(), which sets x, while the first weights are loading.
   template <typename Prepare>
   __device__ void Predict(const S* from, const Prepare& prepare) const {
     const int columns = z.columns(), rows = count * columns, padded = z.padded();
@@ -252,7 +249,7 @@ struct Block {
     __syncthreads();
   }
 
-  // c = softmax of logits[n] + c, by a warp; of logits[n] alone in the first iteration.
+  // One warp computes c = softmax of logits[n] + c, or of only logits[n] if is_first.
   __device__ void Softmax(int n, bool is_first, A* c) const {
     const A* const logits = at.logits + n * z.out_caps;
     A maximum = -INFINITY, sum = 0;
@@ -275,10 +272,9 @@ struct Block {
     for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
   }
 
-  // Adds up factors[b][n][j] u[b][n][j] over the n of all blocks: sends the block's
-  // sums to the blocks that own the cells, and leaves those of its own cells in
-  // at.sums.
-  __device__ void AddUp(const A* factors, uint32_t tag) const {
+  // Sums factors[b][n][j] u[b][n][j] over the n of all blocks. Each block sends its
+  // sums to the cells' owners, and stores the totals of its own cells in at.sums.
+  __device__ void Accumulate(const A* factors, uint32_t tag) const {
     const int width = z.width(), depth = z.depth(), vector = z.vector();
     Each(vector, [&](int e) {
       const int b = e / width, column = e % width, j = column / depth;
@@ -337,7 +333,7 @@ struct Block {
     __syncthreads();
   }
 
-  // squash of the vector s, by a team of kWide.
+  // Squash of the vector s, by a team of kWide.
   __device__ Squash<A> SquashOf(const A* s, int member) const {
     A square = 0, small = 0;
     EachElement(member, [&](int d) {

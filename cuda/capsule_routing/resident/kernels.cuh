@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernels of capsule routing of few samples, and how their shared memory is
-// divided.
+// The `resident` kernels of capsule routing, and their shared memory.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_KERNELS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_KERNELS_CUH_
 
@@ -16,7 +15,7 @@
 
 namespace capsops::capsule_routing::resident {
 
-// Gives the arrays their places from `base` on, and returns how many numbers they have.
+// Assigns the arrays' addresses from `base` on, and returns their total length.
 template <typename A>
 __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
                                    Arrays<A>* arrays) {
@@ -27,7 +26,7 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
   };
   const int64_t rows = int64_t{z.batch} * z.caps, vector = z.vector();
   const int64_t iterations = backward ? z.iterations : 1;
-  const int64_t own = int64_t{z.most_cells()} * z.depth(), parts = z.parts;
+  const int64_t own = int64_t{z.max_cells()} * z.depth(), parts = z.parts;
   place(&arrays->x, rows * z.padded());
   place(&arrays->u, rows * z.width());
   place(&arrays->logits, int64_t{z.caps} * z.out_caps);
@@ -44,8 +43,8 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
   return used;
 }
 
-// grad_weights and, through at.scratch, grad_input, from du_hat. A warp has a part of
-// an input capsule's rows of weights, and z.sharing lanes share a row.
+// Computes grad_weights and, through at.scratch, grad_input from du_hat. A warp has a
+// part of an input capsule's rows of weights, and z.sharing lanes share a row.
 template <typename S, typename A, int kRun>
 __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
                           S* grad_input, S* grad_weights) {
@@ -145,7 +144,7 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
   }
 }
 
-// All iterations.
+// Runs all iterations.
 template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     ForwardKernel(Sizes z, const S* __restrict__ input, const S* __restrict__ weights,
@@ -173,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int b = i / block.count, n = i % block.count;
       block.Softmax(n, r == 0, at.c + block.row(b, n) * z.out_caps);
     });
-    block.AddUp(at.c, tag);
+    block.Accumulate(at.c, tag);
     block.template EachTeam<kWide>(block.own_cells, [&](int own, int member) {
       const A* const s = at.sums + own * depth;
       const int cell = block.first_cell + own;
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// From the last iteration to the first, then the gradients of all.
+// Goes from the last iteration to the first, and then computes the gradients.
 template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     BackwardKernel(Sizes z, const S* __restrict__ grad, const S* __restrict__ input,
@@ -206,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Block<S, A, kRun> block{z, at, messages};
   const auto grid = cooperative_groups::this_grid();
   const int vector = z.vector(), depth = z.depth(), last = z.iterations - 1;
-  const int rows = z.batch * z.caps * z.out_caps;  // of c and g of an iteration
+  const int rows = z.batch * z.caps * z.out_caps;  // c and g of one iteration
 
   decltype(grid.barrier_arrive()) cleared;
   block.Predict(weights, [&] {
@@ -254,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = block.lane; j < z.out_caps; j += kLanes) g[j] = c[j] * (g[j] - mean);
     });
     if (r == 0) break;
-    block.AddUp(at.g + r * rows, tag);
+    block.Accumulate(at.g + r * rows, tag);
     A* const ds = at.ds + (r - 1) * vector;  // still s
     block.template EachTeam<kWide>(block.own_cells, [&](int own, int member) {
       const int cell = block.first_cell + own;
@@ -266,11 +265,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         Send(x, tag, block.result + cell * depth + d);
       });
     });
-    __syncthreads();  // before results replace s
+    __syncthreads();  // ds overwrites s below
     block.ReceiveResult(tag, [&](int e, A x) { ds[e] = x; });
   }
 
-  // du_hat in the place of u_hat.
+  // Replaces u_hat with du_hat.
 #pragma unroll 1
   for (int b = 0; b < z.batch; ++b) {
     const int begin = block.row(b, 0) * z.out_caps;

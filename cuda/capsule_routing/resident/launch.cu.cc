@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans for the kernels of capsule routing of few samples.
+// Plans and launches of the `resident` kernels of capsule routing, for few samples.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -19,13 +19,13 @@ namespace capsops::capsule_routing::resident {
 using Quads = std::integral_constant<int, kQuad>;
 using Single = std::integral_constant<int, 1>;
 
-// The most input capsules of a block, over which a thread adds up one after the other:
-// longer sums would be less accurate.
-constexpr int64_t kMostCaps = 64;
+// Limit of a block's input capsules, which a thread adds up sequentially: longer sums
+// would be less accurate.
+constexpr int64_t kMaxCaps = 64;
 
-// In how many parts to divide an input capsule's rows of weights among warps in the
-// last pass, so that it ends soonest. A part costs a warp one step for each load, and
-// about two for its sums over lanes.
+// Number of parts into which the last pass splits an input capsule's rows of weights
+// among warps. It minimizes the time: a part costs one step per load, and about two for
+// its sums over lanes.
 inline int Parts(const Sizes& z) {
   const int loads = CeilDivide(z.columns(), kLanes / z.sharing);
   int best = 1, least = INT32_MAX;
@@ -40,13 +40,12 @@ inline int Parts(const Sizes& z) {
   return best;
 }
 
-// The sizes of a problem, and the bytes of shared memory of a block; or why there is no
-// such kernel.
+// The kernels' sizes and a block's bytes of shared memory, or why they refuse.
 template <typename A>
 struct Fit {
   std::string obstacle;
   Sizes z{};
-  bool quads = false;  // whether input capsules are taken by kQuad elements, or by one
+  bool quads = false;  // whether threads take kQuad elements of input capsules or one
   int shared = 0;
 
   Fit(const GpuDevice& device, const Problem& p, bool backward) {
@@ -57,13 +56,12 @@ struct Fit {
     obstacle = TooLarge(p);
     if (!obstacle.empty()) return;
     const int64_t caps = CeilDivide(p.in_caps, int64_t{device.processors});
-    if (caps > kMostCaps) {
-      obstacle =
-          "a processor has over " + std::to_string(kMostCaps) + " input capsules";
+    if (caps > kMaxCaps) {
+      obstacle = "a processor has over " + std::to_string(kMaxCaps) + " input capsules";
       return;
     }
     const int64_t blocks = CeilDivide(p.in_caps, caps);
-    // Each of these is a part of what is in shared memory; beyond it, int may overflow.
+    // Checks in double, since int may overflow for larger problems.
     const double predictions = 1.0 * p.batch * caps * p.out_caps * p.out_dim;
     if (predictions * sizeof(A) <= device.shared &&
         1.0 * p.batch * caps * p.in_dim * sizeof(A) <= device.shared) {
@@ -82,9 +80,9 @@ struct Fit {
       const int runs = z.in_dim / (quads ? kQuad : 1);
       while (z.sharing < kLanes && z.sharing < runs) z.sharing *= 2;
       if (backward) z.parts = Parts(z);
-      Arrays<A> arrays;  // on a host only their size matters
+      Arrays<A> arrays;  // the host needs only their size
       A base;
-      for (;; z.parts /= 2) {  // fewer parts take less
+      for (;; z.parts /= 2) {  // fewer parts need less memory
         const int64_t bytes =
             Divide(z, backward, &base, &arrays) * static_cast<int64_t>(sizeof(A));
         if (bytes <= device.shared) {
@@ -111,9 +109,9 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
                       const auto launch = [&](auto run) {
                         constexpr auto kernel = ForwardKernel<CudaType<T>, A, run>;
                         const LaunchError error =
-                            AllowShared<kernel>(exec, kForwardName);
+                            AllowMaxSharedMemory<kernel>(exec, kForwardName);
                         if (!error.empty()) return error;
-                        return LaunchTogether(
+                        return LaunchCooperative(
                             kForwardName, kernel, z.blocks, kThreads, shared, exec, z,
                             Native(input), Native(weights), Native(logits),
                             static_cast<Message<A>*>(workspace), Native(output), sums);
@@ -136,13 +134,13 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
           T* grad_logits, void* workspace) {
         const auto launch = [&](auto run) {
           constexpr auto kernel = BackwardKernel<CudaType<T>, A, run>;
-          const LaunchError error = AllowShared<kernel>(exec, kBackwardName);
+          const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
           if (!error.empty()) return error;
-          return LaunchTogether(kBackwardName, kernel, z.blocks, kThreads, shared, exec,
-                                z, Native(grad), Native(input), Native(weights),
-                                Native(logits), sums,
-                                static_cast<Message<A>*>(workspace), Native(grad_input),
-                                Native(grad_weights), Native(grad_logits));
+          return LaunchCooperative(
+              kBackwardName, kernel, z.blocks, kThreads, shared, exec, z, Native(grad),
+              Native(input), Native(weights), Native(logits), sums,
+              static_cast<Message<A>*>(workspace), Native(grad_input),
+              Native(grad_weights), Native(grad_logits));
         };
         return quads ? launch(Quads{}) : launch(Single{});
       });

@@ -1,16 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How the blocks of a grid send each other numbers without barriers. A number travels
-// in 64-bit words, one for a float and two for a double: 32 bits of the number and 32
-// of a tag. The receiver reads until every tag is the expected one. All data is in the
-// words themselves, so relaxed loads and stores suffice.
+// Sends numbers between the blocks of a grid without barriers. A number is sent in
+// 64-bit words, one for a float and two for a double: 32 bits of the number and a
+// 32-bit tag. The receiver polls until every tag is the expected one. The words carry
+// all data, so that relaxed loads and stores suffice.
 //
-// Words are reused: a sender may write tag t + 1 only when everyone who wants t has
-// read it. Here that holds because a block sends its next sums only after it has
-// received all results, and a result is sent only after all its parts were received.
-// Tags must differ from what memory held before: they start at 1, and ClearMessages()
-// writes 0.
+// Words are reused: a sender may write tag t + 1 only after everyone who wants t has
+// read it. This holds because a block sends its next sums only after it has received
+// all results, and a result is sent only after all its parts were received. Tags start
+// at 1, and ClearMessages() writes 0, so that no tag matches old memory.
 #ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
 
@@ -39,8 +38,7 @@ __device__ void Send(A number, uint32_t tag, Message<A>* to) {
   }
 }
 
-// Receives the messages from + i * step for the i below N with is_wanted(i); the other
-// numbers are 0.
+// Receives messages from + i * step for i < N with is_wanted(i). Other numbers are 0.
 template <int N, typename A, typename IsWanted>
 __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
                         const IsWanted& is_wanted, A (&numbers)[N]) {
