@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+_MOST_INT32 = 2**31 - 1
 _FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
@@ -152,6 +153,9 @@ def window_attributes(owner, strides, padding, dilations, axes=2):
     if not isinstance(padding, str) or padding.upper() not in ("VALID", "SAME"):
         raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {padding!r}")
     dilations = positive_ints(owner, "dilations", dilations, axes)
+    for name, values in (("strides", strides), ("dilations", dilations)):
+        if max(values) > _MOST_INT32:
+            raise ValueError(f"{owner}: {name} must fit in int32, got {values}")
     return {"strides": strides, "padding": padding.upper(), "dilations": dilations}
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions and moments over lines and volumes, and transposed convolutions."""
 
+import contextlib
 import functools
 
 import finite_differences
@@ -291,9 +292,12 @@ def _moments_drawn(image, kernel, strides, padding, dtype):
 @every_dtype
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("name", _MOMENTS)
-def test_moments(name, portable, dtype, device):
+@pytest.mark.parametrize("activations", [False, True])
+def test_moments(name, activations, portable, dtype, device):
     *window, normalize = _MOMENTS[name]
     children, statistics = _moments_drawn(*window, dtype)
+    if not activations:
+        children = children[0], tf.ones_like(children[1]), children[2]
     _, _, strides, padding = window
     given = {"strides": strides, "padding": padding, "normalize": normalize}
     named = dict(zip(statistics, exact(statistics.values()), strict=True))
@@ -301,8 +305,10 @@ def test_moments(name, portable, dtype, device):
 
     def compute(*tensors):
         named = dict(zip(statistics, tensors[3:], strict=True))
-        found = tf_capsops.capsule_moments(*tensors[:3], order=2, **named, **given)
-        shares = tf_capsops.moment_shares(*tensors[:3], **named, **given)
+        poses, active, weights = tensors[:3]
+        operands = poses, active if activations else None, weights
+        found = tf_capsops.capsule_moments(*operands, order=2, **named, **given)
+        shares = tf_capsops.moment_shares(*operands, **named, **given)
         return [*found, shares]
 
     operands = *children, *statistics.values()
@@ -344,3 +350,75 @@ def test_statistics_must_fit_the_windows(device):
         tf.errors.InvalidArgumentError, match=r"dim 1 \(out_depth\) must be 4"
     ):
         tf_capsops.capsule_moments(poses, None, weights, bias=tf.ones([1, 3, 2, 2, 4]))
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(
+    "inputs, weights, expected",
+    [
+        ((2, 0, 4, 2, 2, 3), (3, 3, 2, 3, 3, 4), (2, 2, 6, 3, 2, 4)),
+        ((2, 3, 3, 2, 0, 2, 3), (3, 3, 2, 3, 0, 3, 4), (2, 5, 5, 3, 0, 2, 4)),
+        ((2, 3, 3, 2, 2, 3), (3, 3, 2, 0, 3, 4), (2, 5, 5, 0, 2, 4)),
+        ((2, 3, 3, 0, 2, 3), (3, 3, 0, 3, 3, 4), (2, 5, 5, 3, 2, 4)),
+    ],
+)
+def test_transposed_convolutions_without_numbers(
+    inputs, weights, expected, portable, device
+):
+    operands = tf.ones(inputs), tf.ones(weights)
+    with contextlib.ExitStack() as stack:
+        if portable:
+            stack.enter_context(tf_capsops.portable())
+        tape = stack.enter_context(tf.GradientTape())
+        tape.watch(operands)
+        result = tf_capsops.capsule_conv2d_transpose(*operands)
+        gradients = tape.gradient(result, operands)
+    np.testing.assert_array_equal(result, np.zeros(expected))
+    for gradient, operand in zip(gradients, operands, strict=True):
+        np.testing.assert_array_equal(gradient, np.zeros(operand.shape))
+
+
+def test_a_volume_that_is_too_flat_when_it_runs(device):
+    @tf.function(autograph=False)
+    def compute(inputs):
+        return tf_capsops.capsule_conv3d(inputs, tf.ones([4, 1, 1, 2, 3, 2, 2]))
+
+    traced = compute.get_concrete_function(tf.TensorSpec([1, None, 2, 2, 2, 2, 2]))
+    assert traced(tf.ones([1, 5, 2, 2, 2, 2, 2])).shape[1] == 2
+    assert traced(tf.ones([1, 0, 2, 2, 2, 2, 2])).shape[1] == 0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most in_depth, got 4"):
+        traced(tf.ones([1, 2, 2, 2, 2, 2, 2]))
+
+
+@pytest.mark.parametrize("name", _MOMENTS)
+def test_moments_of_unknown_sizes(name, device):
+    *window, normalize = _MOMENTS[name]
+    (poses, active, weights), _ = _moments_drawn(*window, tf.float64)
+    _, _, strides, padding = window
+    given = {"strides": strides, "padding": padding, "normalize": normalize}
+    expected = tf_capsops.capsule_moments(poses, active, weights, **given)
+    axes = len(strides)
+    unknown = [weights.shape[0], *[None] * (axes - 1), *weights.shape[axes:]]
+
+    @tf.function(autograph=False)
+    def compute(*children):
+        poses, active, weights = (
+            tf.raw_ops.PlaceholderWithDefault(input=each, shape=tf.TensorShape(shape))
+            for each, shape in zip(children, (None, None, unknown), strict=True)
+        )
+        return tf_capsops.capsule_moments(poses, active, weights, **given)
+
+    for own, other in zip(compute(poses, active, weights), expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=0, atol=1e-14)
+
+
+def test_operands_that_are_missing(device):
+    line = tf.ones([1, 5, 1, 2, 2])
+    weights = tf.ones([3, 1, 4, 2, 2])
+    for operands in ((None, None, weights), (line, None, None)):
+        with pytest.raises(ValueError, match=r"capsule_moments: (poses|weights)"):
+            tf_capsops.capsule_moments(*operands)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"rank 3 \[batch, in_width"
+    ):
+        tf_capsops.capsule_moments(line, tf.ones([0]), weights)

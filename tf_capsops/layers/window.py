@@ -31,7 +31,7 @@ def set_window(layer, kernel_size, strides, padding, dilation_rate=1, axes=IMAGE
 
 
 def map_size(layer, input_shape, axes=IMAGE):
-    """Returns height and width of the output, as for `keras.layers.Conv2D`.
+    """Returns the sizes of the output, as for `keras.layers.Conv2D`.
 
     Args:
       layer: what `set_window` was given; it may also have a `data_format`.

@@ -12,7 +12,13 @@ import tensorflow as tf
 from tf_capsops import _library, _portable
 from tf_capsops.arguments import float_tensors, window_attributes
 from tf_capsops.ops.capsule_conv import bound, capsule_conv2d, folded, of_matrices
-from tf_capsops.ops.conv2d import IMAGE, largest, require_window, span_of
+from tf_capsops.ops.conv2d import (
+    IMAGE,
+    largest,
+    require_window,
+    span_of,
+    windows_of_axis,
+)
 from tf_capsops.shapes import ShapeRule, dimensions
 
 LINE, VOLUME = ("width",), ("depth", *IMAGE)
@@ -44,7 +50,8 @@ def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
     Raises:
       ValueError: As `capsule_conv2d`.
-      tf.errors.InvalidArgumentError: As `capsule_conv2d`.
+      tf.errors.InvalidArgumentError: As `capsule_conv2d`; one operand's rank must be
+        known.
       ImportError: The operator library is missing or of another TensorFlow version.
 
     Example:
@@ -78,7 +85,7 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
     with strides `sd`, `sh`, `sw` and dilations `dd`, `dh`, `dw`; `capsule_conv2d` with
     one axis more. A kernel that is deeper than 1 takes memory for a copy of the input,
-    `kernel_depth / sd` times as large.
+    `kernel_depth / sd` times as large, and for its gradient.
 
     Args:
       inputs: Capsules, `[batch, in_depth, in_height, in_width, in_channels, pose_rows,
@@ -100,7 +107,8 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
     Raises:
       ValueError: As `capsule_conv2d`.
-      tf.errors.InvalidArgumentError: As `capsule_conv2d`.
+      tf.errors.InvalidArgumentError: As `capsule_conv2d`; one operand's rank must be
+        known.
       ImportError: The operator library is missing or of another TensorFlow version.
 
     Example:
@@ -126,10 +134,10 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
 
 def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
-    """Convolves an image of capsules the other way, from small images to large ones.
+    """The transposed convolution of an image of capsules: the way up to larger images.
 
-    The transpose of `capsule_conv2d` in its input, which is that op's gradient, with
-    strides `sh`, `sw`; `above` and `left` are what "SAME" pads:
+    It is the gradient of `capsule_conv2d` in its input. With strides `sh`, `sw`, and
+    `above` rows and `left` columns that "SAME" cuts off (none for "VALID"):
 
         output[n, y * sh + kh - above, x * sw + kw - left, o] +=
             inputs[n, y, x, c] @ weights[kh, kw, c, o]
@@ -170,26 +178,28 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
     inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
     window = window_attributes(owner, strides, padding, 1)
     inputs, weights = _bound(owner, inputs, weights, IMAGE, window, transposed=True)
-    if _portable.is_on():
-        window.pop("dilations")
-        return _portable.compute(
-            _plain_transpose, inputs, weights, **window, name=name or owner
-        )
+    moved = {"strides": window["strides"], "padding": window["padding"]}
+    batch, *image = dimensions(inputs)[:3]
+    *kernel, _, out_channels = dimensions(weights)[:4]
+    image = _transposed_size(image, kernel, **moved)
+    poses = [*dimensions(inputs)[4:-1], dimensions(weights)[-1]]
+    shape = [batch, *image, out_channels, *poses]
     with tf.name_scope(name or owner):
+        if 0 in (*inputs.shape.as_list(), *weights.shape.as_list()):
+            nothing = 0 * (tf.reduce_sum(inputs) + tf.reduce_sum(weights))
+            return tf.broadcast_to(nothing, shape)
+        if _portable.is_on():
+            return _portable.widened(_plain_transpose)(inputs, weights, **moved)
         # A capsule convolution with these weights takes our output to our input.
         *poses, inner, columns = range(4, weights.shape.rank)
         weights = tf.transpose(weights, (0, 1, 3, 2, *poses, columns, inner))
-        batch, *image = dimensions(inputs)[:3]
-        *kernel, out_channels = dimensions(weights)[:3]
-        image = _transposed(image, kernel, window["strides"], window["padding"])
-        poses = [*dimensions(inputs)[4:-1], dimensions(weights)[-2]]
         return _library.load().capsule_conv_backprop_input(
-            [batch, *image, out_channels, *poses], weights, inputs, **window
+            shape, weights, inputs, **window
         )
 
 
 def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
-    """Convolves a volume of capsules the other way, from small volumes to large ones.
+    """The transposed convolution of a volume of capsules.
 
     `capsule_conv2d_transpose` with one axis more:
 
@@ -262,12 +272,17 @@ def _bound(owner, inputs, weights, axes, window, transposed=False):
     """Returns operands that fit each other, with ranks that are known."""
     rule = ShapeRule(owner)
     inputs, weights = bound(rule, inputs, weights, axes)
-    image = inputs.shape[1 : 1 + len(axes)]
     padding = "SAME" if transposed else window["padding"]
-    require_window(rule, "weights", weights, image, padding, window["dilations"], axes)
-    is_known = len(axes) < 3 or weights.shape[0] is not None
-    rule.require(is_known, "kernel_depth must be known")
+    require_kernel(rule, inputs, weights, axes, padding, window["dilations"])
     return inputs, weights
+
+
+def require_kernel(rule, inputs, weights, axes, padding, dilations):
+    """Checks that a kernel fits, and that its depth is known if it has one."""
+    image = inputs.shape[1 : 1 + len(axes)]
+    require_window(rule, "weights", weights, image, padding, dilations, axes)
+    is_known = axes != VOLUME or weights.shape[0] is not None
+    rule.require(is_known, "kernel_depth must be known")
 
 
 def windows_as_channels(inputs, taps, stride, dilation, padding):
@@ -292,12 +307,16 @@ def padded_depth(inputs, taps, stride, dilation, padding):
     Window z reads slices `z * stride + tap * dilation`. Arguments are those of
     `windows_as_channels`.
     """
-    size, span = dimensions(inputs)[1], (taps - 1) * dilation + 1
-    if padding == "VALID":
-        return inputs, -(-(size - span + 1) // stride)
-    count = -(-size // stride)
-    missing = largest((count - 1) * stride + span - size, 0)
-    return padded(inputs, missing // 2, missing - missing // 2), count
+    size = dimensions(inputs)[1]
+    count, missing = windows_of_axis(size, taps, stride, dilation, padding)
+    if padding == "SAME":
+        return padded(inputs, missing // 2, missing - missing // 2), count
+    if tf.is_tensor(size) and not _portable.is_on():
+        text = f"weights dim 0 (kernel_depth) must be at most in_depth, got {taps}"
+        fits = tf.debugging.Assert((count > 0) | (size == 0), [text, size])
+        with tf.control_dependencies([fits] if fits is not None else []):
+            inputs = tf.identity(inputs)
+    return inputs, count
 
 
 def padded(inputs, before, after, value=0):
@@ -308,9 +327,10 @@ def padded(inputs, before, after, value=0):
 
 
 def as_channels(inputs, begins, count, stride):
-    """Returns images whose channels are those of several slices of a volume.
+    """Returns patches of slices along the depth: `count` images for each volume.
 
-    Image z of `count` has the slices `begin + z * stride`, for each of `begins`.
+    The channels of image z are those of the slices `begin + z * stride`, for each of
+    `begins`.
     """
     slices = [inputs[:, span_of(begin, count, stride)] for begin in begins]
     joined = tf.concat(slices, axis=4)
@@ -331,8 +351,8 @@ def as_volume(images, batch, count):
     return tf.reshape(images, [batch, count, *dimensions(images)[1:]])
 
 
-def _transposed(image, kernel, strides, padding):
-    """Returns height and width of what a transposed convolution makes of an image."""
+def _transposed_size(image, kernel, strides, padding):
+    """Returns the sizes of what a transposed convolution makes of an image."""
     return [
         size * stride + (largest(window - stride, 0) if padding == "VALID" else 0)
         for size, window, stride in zip(image, kernel, strides, strict=True)
@@ -345,7 +365,7 @@ def _plain_transpose(inputs, weights, strides, padding):
     def convolve(images, filters, **window):
         batch, *image = dimensions(images)[:3]
         *kernel, _, out_channels = dimensions(filters)
-        size = _transposed(image, kernel, **window)
+        size = _transposed_size(image, kernel, **window)
         filters = tf.transpose(filters, (0, 1, 3, 2))
         shape = [batch, *size, out_channels]
         return tf.nn.conv2d_transpose(images, filters, shape, **window)
@@ -353,4 +373,7 @@ def _plain_transpose(inputs, weights, strides, padding):
     moved = {"strides": strides, "padding": padding}
     if inputs.shape.rank == 6:
         return folded(inputs, weights, convolve, moved)
-    return of_matrices(inputs.shape[4], folded, inputs, weights, convolve, moved)
+    depth = inputs.shape[4] or weights.shape[4]
+    rule = ShapeRule("capsule_conv2d_transpose")
+    rule.require(depth is not None, "pose_depth must be known under portable()")
+    return of_matrices(depth, folded, inputs, weights, convolve, moved)

@@ -13,6 +13,7 @@ from tf_capsops.arguments import (
     tensor_of,
     window_attributes,
 )
+from tf_capsops.ops.capsule_conv_nd import LINE, VOLUME
 from tf_capsops.ops.capsule_moments_nd import (
     existing_slices,
     over_each_tap,
@@ -20,11 +21,12 @@ from tf_capsops.ops.capsule_moments_nd import (
     over_volume,
 )
 from tf_capsops.ops.capsule_moments_plain import (
-    AXES,
     STATISTICS,
+    axes_of,
     plain,
     plain_shares,
 )
+from tf_capsops.ops.conv2d import IMAGE
 from tf_capsops.ops.undifferentiable import register as register_refusal
 from tf_capsops.shapes import ShapeRule, dimensions
 
@@ -123,7 +125,7 @@ def capsule_moments(
     order = int_between(owner, "order", order, 0, 2)
     statistics = (bias, linear, precision, center, prior)
     operands = _operands(owner, poses, activations, weights, statistics)
-    axes = _axes(operands[0])
+    axes = _axes(*operands[:3])
     window = window_attributes(owner, strides, padding, dilations, axes)
     of_votes = {"order": order, "normalize": _normalization(owner, normalize)}
     if axes == 2:
@@ -192,7 +194,7 @@ def moment_shares(
     int_between(owner, "order", order, 0, 2)
     statistics = (bias, linear, precision, center, prior)
     operands = _operands(owner, poses, activations, weights, statistics)
-    axes = _axes(operands[0])
+    axes = _axes(*operands[:3])
     window = window_attributes(owner, strides, padding, dilations, axes)
     normalize = _normalization(owner, normalize)
     if axes == 2:
@@ -227,9 +229,9 @@ def _shares(name, *operands, **attributes):
     return op(*_without_nones(operands), **attributes, name=name)
 
 
-def _axes(poses):
+def _axes(poses, _, weights):
     """Returns how many axes windows slide along; two where the op judges the rank."""
-    axes = (poses.shape.rank or 6) - 4
+    axes = (poses.shape.rank or weights.shape.rank or 6) - 4
     return axes if axes in (1, 3) else 2
 
 
@@ -244,7 +246,8 @@ def _normalization(owner, normalize):
 def _operands(owner, poses, activations, weights, statistics):
     """Returns the eight as tensors, None where not given."""
     given = {"poses": poses, "activations": activations, "weights": weights}
-    given = {name: each for name, each in given.items() if each is not None}
+    if activations is None:
+        given.pop("activations")
     tensors = dict(zip(given, float_tensors(owner, **given), strict=True))
     dtype = tensors["poses"].dtype
     dtype = tf.float64 if dtype == tf.float64 else tf.float32
@@ -254,7 +257,8 @@ def _operands(owner, poses, activations, weights, statistics):
     ]
     first = (tensors.get(name) for name in ("poses", "activations", "weights"))
     operands = (*first, *statistics)
-    for each, (name, axes) in zip(operands, AXES.items(), strict=True):
+    names = {1: LINE, 2: IMAGE, 3: VOLUME}[_axes(*operands[:3])]
+    for each, (name, axes) in zip(operands, axes_of(names).items(), strict=True):
         if each is not None and each.shape == [0]:  # which the op would take for None
             ShapeRule(owner).bind(name, each, axes)
     return operands

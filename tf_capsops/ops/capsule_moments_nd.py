@@ -13,11 +13,12 @@ from tf_capsops.ops.capsule_conv_nd import (
     as_volume,
     padded,
     padded_depth,
+    require_kernel,
     taps_as_channels,
     windows_as_channels,
 )
 from tf_capsops.ops.capsule_moments_plain import STATISTICS, axes_of
-from tf_capsops.ops.conv2d import largest, require_window, steps_of_axes
+from tf_capsops.ops.conv2d import largest, windows_of_axis
 from tf_capsops.shapes import ShapeRule, dimensions
 
 _NO_SHARE = -1e30  # a logit whose share is zero next to any other
@@ -64,9 +65,7 @@ def over_volume(owner, compute, operands, window):
     operands = _bound(owner, operands, window, VOLUME)
     poses, activations, weights, *of_parents, prior = operands
     along, across = _along_depth(window)
-    taps = weights.shape[0]
-    if activations is None and along["padding"] == "SAME":
-        activations = tf.ones(dimensions(poses)[:5], poses.dtype)
+    taps, activations = weights.shape[0], _activations(poses, activations, along)
     children, depth = windows_as_channels(poses, taps, **along)
     if activations is not None:
         activations, _ = windows_as_channels(activations, taps, **along)
@@ -102,11 +101,11 @@ def over_each_tap(owner, compute, operands, window, axis):
     stride, taps, parents = along["stride"], weights.shape[0], dimensions(weights)[4]
     batch, _, *image = dimensions(poses)[:4]
     slices, depth = padded_depth(poses, taps, **along)
+    activations = _activations(poses, activations, along)
     if activations is not None:
         activations, _ = padded_depth(activations, taps, **along)
     if bias is None:
-        map_size = steps_of_axes(image, dimensions(weights)[1:3], **across)
-        size = [batch, depth, *(out for out, _ in map_size), parents]
+        size = [batch, depth, *_sizes(image, dimensions(weights)[1:3], across), parents]
         bias = tf.zeros(size, tf.float64 if poses.dtype == tf.float64 else tf.float32)
     found = {}
     for phase in range(stride):  # slices that belong to the same taps
@@ -144,6 +143,20 @@ def over_each_tap(owner, compute, operands, window, axis):
                 padded(each, 0, more)[:, shift : shift + depth] for each in volumes
             ]
     return [found[tap] for tap in range(taps)]
+
+
+def _activations(poses, activations, along):
+    """Returns ones for None where slices are added, which are no children."""
+    if activations is None and along["padding"] == "SAME":
+        return tf.ones(dimensions(poses)[:5], poses.dtype)
+    return activations
+
+
+def _sizes(image, kernel, window):
+    """Returns how many windows each axis has."""
+    names = ("strides", "dilations")
+    axes = zip(image, kernel, *(window[name] for name in names), strict=True)
+    return [windows_of_axis(*each, window["padding"])[0] for each in axes]
 
 
 def _along_depth(window):
@@ -186,15 +199,11 @@ def _bound(owner, operands, window, axes):
     if activations is not None:
         activations = rule.bind("activations", activations, named["activations"])
     weights = rule.bind("weights", weights, named["weights"])
+    require_kernel(rule, poses, weights, axes, window["padding"], window["dilations"])
     image, kernel = poses.shape[1 : 1 + len(axes)], weights.shape[: len(axes)]
-    moved = window["padding"], window["dilations"]
-    require_window(rule, "weights", weights, image, *moved, axes)
-    is_known = axes != VOLUME or kernel[0] is not None
-    rule.require(is_known, "kernel_depth must be known")
     if image.is_fully_defined() and kernel.is_fully_defined():
-        found = steps_of_axes(image.as_list(), kernel.as_list(), **window)
-        for axis, (size, _) in zip(axes, found, strict=True):
-            rule.sizes[f"out_{axis}"] = size
+        sizes = _sizes(image.as_list(), kernel.as_list(), window)
+        rule.sizes |= {f"out_{axis}": size for axis, size in zip(axes, sizes)}
     bound = [
         None if each is None else rule.bind(name, each, named[name])
         for name, each in zip(STATISTICS, statistics, strict=True)

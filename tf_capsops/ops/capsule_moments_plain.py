@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments of votes in TensorFlow's own ops, which store the votes."""
 
+import functools
 import math
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from tf_capsops.shapes import ShapeRule, dimensions
 STATISTICS = ("bias", "linear", "precision", "center", "prior")
 
 
+@functools.cache
 def axes_of(axes=IMAGE):
     """Returns what the axes of each operand are called, by the operand's name.
 

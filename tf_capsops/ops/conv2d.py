@@ -79,14 +79,21 @@ def steps_of_axes(image, kernel, strides, padding, dilations):
     ]
 
 
-def _steps(size, kernel, stride, dilation, padding):
+def windows_of_axis(size, kernel, stride, dilation, padding):
+    """Returns how many windows an axis has, and how much "SAME" pads it with.
+
+    Arguments and results are ints, or scalar tensors where a size is one.
+    """
     span = (kernel - 1) * dilation + 1
-    if padding == "SAME":
-        out = -(-size // stride)
-        before = largest((out - 1) * stride + span - size, 0) // 2
-    else:
-        out, before = largest(-(-(size - span + 1) // stride), 0), 0
-    steps = []
+    if padding == "VALID":
+        return largest(-(-(size - span + 1) // stride), 0), 0
+    out = -(-size // stride)
+    return out, largest((out - 1) * stride + span - size, 0)
+
+
+def _steps(size, kernel, stride, dilation, padding):
+    out, missing = windows_of_axis(size, kernel, stride, dilation, padding)
+    before, steps = missing // 2, []
     for row in range(kernel):
         offset = row * dilation - before
         first = _least(out, largest(-(offset // stride), 0))
