@@ -86,6 +86,7 @@ def test_gradients_of_moments(name, activations, device):
     _, _, strides, padding = window
     given = {"strides": strides, "padding": padding, "normalize": normalize}
 
+    @tf.function(autograph=False)  # calls of the graph take less time
     def compute(poses, weights, *others):
         others = dict(zip(["activations", *statistics], others, strict=True))
         active = others.pop("activations")
@@ -106,6 +107,7 @@ def test_statistics_must_fit_the_windows(device):
         tf_capsops.capsule_moments(poses, None, weights, bias=tf.ones([1, 3, 2, 2, 4]))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", _MOMENTS)
 def test_moments_of_unknown_sizes(name, device):
     *window, normalize = _MOMENTS[name]
