@@ -22,8 +22,8 @@ constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of one piece of 
 constexpr int64_t kOutsideDivisor = 12;    // skip zeros if they fill 1 lane in 12
 constexpr int64_t kMinTasks = 16;          // fewest tasks with interleaved samples
 constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at least
-constexpr int64_t kFewTerms = 32;  // the same, if a tap of the gradient has few terms
-constexpr int64_t kTapTerms = 64;  // fewer terms than these are few
+constexpr int64_t kFewTerms = 32;  // as kTerms, for gradients with few terms per tap
+constexpr int64_t kTapTerms = 64;  // a tap with fewer terms than this has few
 
 // The division into tasks. A task computes rows of results from top to bottom, and
 // keeps the image rows that the current one reads as planes, in a ring buffer of

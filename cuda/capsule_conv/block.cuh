@@ -63,7 +63,7 @@ struct Product {
   Order order;
   int buffers;           // patch buffers in shared memory
   int stage_steps;       // steps per pipeline stage
-  Divisor by_row_tiles;  // by the tiles of 16 rows in a lattice row of a block
+  Divisor by_row_tiles;  // divides by the row tiles per lattice row of a block
   Scale scale;
 };
 

@@ -13,7 +13,7 @@
 
 namespace capsops::capsule_conv {
 
-constexpr int kReduceElements = 32;  // elements of a block
+constexpr int kReduceElements = 32;  // elements per block
 
 // Writes the sum of `parts` arrays of `elements` elements to `out`. S is CudaType<T>
 // and A is Accumulator<T> of some T.

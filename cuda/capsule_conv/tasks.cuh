@@ -220,8 +220,8 @@ struct TilePlan {
   int64_t tiles = 0;
   int shared = 0;
   double cost = 0;         // estimate in cycles
-  int columns = 0;         // per tile
-  int64_t step_words = 0;  // of a packed filter's step
+  int columns = 0;         // columns per tile
+  int64_t step_words = 0;  // words per step of the packed filter
   // Runs after the kernel that packs the filter.
   Launch<uint32_t> launch = nullptr;
   // Runs without a packed filter (mma/small.cuh); else nullptr.

@@ -31,10 +31,10 @@ struct Work {
 };
 
 struct Place {
-  int lane, quad, row;  // of the thread
-  int tile_x, x, y;     // first column of the tile and of the thread, and its row
-  int64_t image;        // rows of all previous images
-  bool inside;          // whether its first pixel is in the tile and the image
+  int lane, quad, row;  // coordinates of the thread in the block
+  int tile_x, x, y;     // first column of the tile; the thread's first pixel
+  int64_t image;        // image rows before this image
+  bool inside;          // whether the first pixel is in the tile and the image
 
   __device__ explicit Place(const Work& w) {
     unsigned block = blockIdx.x;

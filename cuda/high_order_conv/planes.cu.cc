@@ -17,11 +17,11 @@ namespace capsops::high_order_conv::planes {
 
 constexpr int kThreads = 256;
 constexpr int kPerStep = 8;      // channels computed at once in large groups
-constexpr int kBlockOfSum = 32;  // channels of a partial sum
+constexpr int kBlockOfSum = 32;  // channels per partial sum
 
 struct Work {
-  int height, width, blocks;  // of a plane
-  int of_group;               // channels of a group
+  int height, width, blocks;  // size of a plane, and blocks per plane
+  int of_group;               // channels per group
   int kernel_height, kernel_width, dilation_height, dilation_width;
 };
 

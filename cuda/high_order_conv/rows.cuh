@@ -41,8 +41,7 @@ struct Shape {
   static constexpr int kHalo = kBackward ? kUnit : 0;    // columns computed twice
   static constexpr int kRing = 2 * kRadius + kStages;    // rows of staged input
   static constexpr int kEdge = kBackward ? 2 * kRadius * C : 0;
-  static constexpr int kFromX =
-      ((kUnit - kRadius) * C) & ~1;  // of a window, whole pairs
+  static constexpr int kFromX = ((kUnit - kRadius) * C) & ~1;  // even start of window
   static constexpr int kPairsX = ((kUnit + kPixels + kRadius) * C - kFromX + 1) / 2;
   static_assert(kRadius <= kUnit);
   // Registers of a thread, for planning: a lane's sums in the backward pass, and the

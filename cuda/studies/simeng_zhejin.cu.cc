@@ -53,7 +53,7 @@ __global__ void BackwardKernel(Sizes s, const float* __restrict__ grad,
   for (int64_t b = 0; b < s.batch; b++) {
     for (int64_t c = 0; c < s.channels; c++) {
       const int64_t plane = (b * s.channels + c) * image;
-      int64_t filter = b * image;  // of this sample and kernel position
+      int64_t filter = b * image;  // offset into weights
       for (int64_t i = 0; i < s.kernel_height; i++) {
         for (int64_t j = 0; j < s.kernel_width; j++) {
           const int64_t down = i - s.kernel_height / 2, across = j - s.kernel_width / 2;

@@ -104,8 +104,8 @@ struct Product {
   int64_t right_outer, right_inner, out_outer;
   int64_t left_depth, right_depth, out_depth;  // strides of pose matrices
   int depth, height, width;                    // pose matrices; image in `left`
-  Phases vertical, horizontal;                 // for the input gradient; else count 0
-  int64_t elements;                            // of out, in total
+  Phases vertical, horizontal;  // only in the input gradient; elsewhere count is 0
+  int64_t elements;             // total elements of out
   int64_t row_tiles, column_tiles;
   int parts;  // split-K parts
 };

@@ -12,7 +12,7 @@
 namespace capsops::capsule_conv::fma {
 
 constexpr int kThreads = 128;
-constexpr int kEachRows = 8, kEachColumns = 4;  // of a thread's results
+constexpr int kEachRows = 8, kEachColumns = 4;  // results per thread
 constexpr int kLoaders = kThreads / kDepth;     // threads that load the same term
 // Resident blocks per multiprocessor, as the accumulators' registers allow.
 template <typename A>

@@ -23,8 +23,8 @@ namespace capsops::capsule_conv::mma {
 
 constexpr int kSmallWarps = 8;
 constexpr int kSmallTiles = 4;
-constexpr int kSmallRows = kSmallTiles * kTileRows;  // per warp
-constexpr int kMaxFilterBytes = 16 << 10;            // bytes
+constexpr int kSmallRows = kSmallTiles * kTileRows;  // rows per warp
+constexpr int kMaxFilterBytes = 16 << 10;
 
 // A plane of the input combined with a row of the filter: the offset of the row's first
 // tap in the patch (words), and of its quad in the filter (elements).

@@ -28,8 +28,8 @@ template <typename S>
 struct QuadFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
   static constexpr int kQuads = kFloat ? 4 : 8;
-  static constexpr int kElements = kFloat ? 2 : 4;  // per lane
-  static constexpr int kRows = kFloat ? 8 : 16;     // of the contraction, per step
+  static constexpr int kElements = kFloat ? 2 : 4;  // words per lane and half
+  static constexpr int kRows = kFloat ? 8 : 16;     // contraction rows per step
   static constexpr int kStep = 128;                 // bytes from one step to the next
   uint32_t words[2][kElements];
 

@@ -17,7 +17,7 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-constexpr int kWeightRows = 64;      // per consumer warpgroup
+constexpr int kWeightRows = 64;      // rows per consumer warpgroup
 constexpr int kWeightChannels = 16;  // input channels per unit
 // Maximal units of a consumer. Split floats need twice the registers for sums.
 template <int kParts>
@@ -29,7 +29,7 @@ constexpr int kTransposeWarps = 3;
 constexpr int kWeightRegisters = 168, kConsumerRegisters = 208, kProducerRegisters = 88;
 static_assert(kConsumerGroups * kConsumerRegisters + kProducerRegisters <=
               (kConsumerGroups + 1) * kWeightRegisters);
-constexpr int kMaxSlots = 16;  // of either pipeline
+constexpr int kMaxSlots = 16;  // maximum slots of each pipeline
 // Bytes per pixel in shared memory: 16 poses of the input, or 64 rows of `grad`.
 template <typename S>
 constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
@@ -110,7 +110,7 @@ struct WeightCoord {
 struct LineIterator {
   int left, height, strips;
   int y, strip, image;
-  bool first = true;  // of a strip, or of this block
+  bool first = true;  // whether this is the first line of a strip or of the block
 
   template <typename W>
   __device__ LineIterator(const W& w, int split) : height(w.height), strips(w.strips) {

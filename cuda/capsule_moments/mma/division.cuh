@@ -60,13 +60,13 @@ struct ThreadCoord {
 struct Results {
   bool gradients;
   float *mass, *first, *second;
-  float *bias, *linear, *precision, *center;  // if `gradients`
-  const float *given_mass, *given_first;      // the moments, for center
-  float2* scales;      // of each row [position, k], {max, scale} of its logits
-  float* dots;         // of each row, the sum of share dr; only with `scales`
-  RowState* state;     // of each row
-  float* activations;  // of each row, the sum of share dq
-  float* poses;        // of each row, the gradient of its pose
+  float *bias, *linear, *precision, *center;  // set if `gradients`
+  const float *given_mass, *given_first;      // moments that `center` reads
+  float2* scales;      // {max, scale} of the logits of each row [position, k]
+  float* dots;         // sum of share dr over each row; only with `scales`
+  RowState* state;     // state per row
+  float* activations;  // sum of share dq over each row
+  float* poses;        // pose gradient per row
   float* partial;
 };
 
@@ -177,7 +177,7 @@ struct ChildIterator {
   Corner corner;
   Child child;
   bool any;
-  int capsule;  // of the child, or -1 outside of the image
+  int capsule;  // index of the child, or -1 outside the image
   float equal;  // share of the child, if kEqual
 
   __device__ ChildIterator(const Inputs& in, const Division& d, int group, int chunk)

@@ -22,10 +22,10 @@ template <typename T, int kD, int kK>
 struct Tiling {
   static constexpr int D = kD, K = kK;
   using S = CudaType<T>;
-  static constexpr int kPassVectors = 2;  // maximum of a pass
+  static constexpr int kPassVectors = 2;  // most vectors per pass
 
   Sizes z;
-  Teams teams;          // of a block of a pass
+  Teams teams;          // split of a block's work in a pass
   int64_t tile_blocks;  // blocks along the samples
   int64_t chunks = 1;   // blocks along the input capsules
 

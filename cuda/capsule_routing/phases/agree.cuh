@@ -30,9 +30,9 @@ template <typename S, typename A, bool kSpills, int kTiles>
 struct Samples {
   static constexpr int kRows = kTiles * kTileSamples;
   const Sizes& z;
-  const S* input;  // of the block's first sample and input capsule
+  const S* input;  // starts at the block's first sample
   A* staged;
-  int rows;  // samples that exist
+  int rows;  // samples in the batch; the others are padding
 
   __device__ Samples(const Sizes& sizes, const S* from, int64_t tile, A* memory)
       : z(sizes),

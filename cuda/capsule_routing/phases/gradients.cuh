@@ -14,16 +14,16 @@
 
 namespace capsops::capsule_routing::phases {
 
-constexpr int kGradientWarps = 12;  // per block
+constexpr int kGradientWarps = 12;  // warps per block
 
 // A block's working set for `tile_caps` input capsules and `tiles` tiles of samples:
 // offsets in elements.
 struct GradientsLayout {
   int tile_caps, tiles, iterations;
-  int parts;         // of input capsules; a warp always has the same one
-  int adders;        // warps per part, each with its sums of grad_input
-  int moments_step;  // stride of an input capsule
-  int input_size;    // of a warp's sums of one tile
+  int parts;         // parts of the input capsules; each warp adds for one of them
+  int adders;        // warps per part, each with its own sums of grad_input
+  int moments_step;  // elements from one input capsule to the next
+  int input_size;    // elements of a warp's sums of one tile
   int64_t moments, input_sums, logits_sums, first_sums, first_shares, size;
 
   GradientsLayout() = default;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   A* const logits_sums = memory + layout.logits_sums;
   A* const first_sums = memory + layout.first_sums;
   A* const first_shares = memory + layout.first_shares;
-  const int x_size = layout.tile_caps * kTileSamples * z.pitch;  // of one tile
+  const int x_size = layout.tile_caps * kTileSamples * z.pitch;  // per tile
   const int moments_size = layout.tile_caps * layout.moments_step;
   // Each warp adds for one part only.
   const int part = place.warp % layout.parts, adder = place.warp / layout.parts;

@@ -21,8 +21,8 @@ constexpr int kTileSamples = 16;  // rows of a product
 constexpr int kBlockD = 16;       // elements of an output capsule per block
 constexpr int kStepK = 8;         // elements of an input capsule per step
 constexpr int kRun = 8;  // input capsules whose inner products are computed together
-constexpr int kPassWarps = 16;    // per block of a pass
-constexpr int kFinishWarps = 16;  // per block between passes
+constexpr int kPassWarps = 16;    // warps per block of a pass
+constexpr int kFinishWarps = 16;  // warps per block between passes
 
 // Element type of tensors whose products need float's precision. Operands are split
 // into TF32 parts, except 16-bit weights and input, which are exact in TF32.
@@ -152,13 +152,13 @@ constexpr int kBatch = sizeof(A) == 8 ? 2 : 4;
 struct Sizes {
   int64_t batch, in_caps, tiles;
   int out_caps, out_dim, in_dim;
-  int blocks, steps;  // per kBlockD and kStepK elements
+  int blocks, steps;  // blocks of kBlockD and steps of kStepK elements
   int pitch;          // stride of a sample of an input capsule in shared memory
-  bool pairs, words;  // in_dim is a multiple of 2, and of 4
+  bool pairs, words;  // whether in_dim is a multiple of 2, and of 4
   bool split;         // whether elements are Split
-  int finish_wide;    // of kFinishWarps, warps with different elements of a capsule
+  int finish_wide;    // warps that split a capsule's elements; divides kFinishWarps
   float epsilon;
-  int64_t matrix, matrices;  // elements of one, and of all of an input capsule
+  int64_t matrix, matrices;  // weights of a capsule pair, and of an input capsule
   int64_t length;            // elements of a vector of output capsules
 
   __host__ __device__ int items() const { return out_caps * blocks; }

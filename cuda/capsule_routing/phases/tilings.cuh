@@ -90,9 +90,9 @@ struct PassTiling {
   Sizes z;
   Cut cut;
   int64_t groups, slices;
-  int64_t part_sums;  // numbers in the parts' sums
-  int64_t elements;   // other numbers of a block's working set
-  bool spills;        // whether those are in the workspace
+  int64_t part_sums;  // elements of the sums of all parts
+  int64_t elements;   // elements of the rest of a block's working set
+  bool spills;        // whether `elements` are in the workspace
 
   PassTiling(const GpuDevice& device, const Problem& p, bool gradient, bool split)
       : z(SizesOf(p, split)) {
@@ -148,7 +148,7 @@ struct PassTiling {
     return TooLarge({{"what a block works on, in numbers,", elements},
                      {"the blocks of a grid", cells()}});
   }
-  int64_t cells() const { return z.tiles * z.out_caps; }  // of FinishKernel
+  int64_t cells() const { return z.tiles * z.out_caps; }  // blocks between passes
   int shared() const { return (part_sums + (spills ? 0 : elements)) * sizeof(A); }
   int64_t scratch() const { return spills ? slices * groups * elements : 0; }
 

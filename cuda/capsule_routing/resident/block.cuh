@@ -19,7 +19,7 @@
 
 namespace capsops::capsule_routing::resident {
 
-constexpr int kThreads = 512, kWarps = kThreads / kLanes;  // of a block
+constexpr int kThreads = 512, kWarps = kThreads / kLanes;  // per block
 // A team of threads shares an output capsule and takes quads of its elements; a wide
 // team takes single elements.
 constexpr int kQuad = 4, kTeam = 4, kWide = 16;
@@ -33,7 +33,7 @@ struct Sizes {
   float epsilon;
   int blocks, caps;  // blocks of the grid; input capsules per block
   int sharing;       // lanes per row in the last pass over the weights
-  int parts;         // of an input capsule's rows in that pass, one warp each
+  int parts;         // parts of an input capsule's rows in that pass, one per warp
 
   __host__ __device__ int columns() const { return out_caps * out_dim; }
   __host__ __device__ int padded() const {
@@ -81,8 +81,8 @@ struct Block {
   Message<A>* const partial;  // [block][b][j][d]
   Message<A>* const result = partial + int64_t{z.blocks} * z.vector();  // [b][j][d]
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
-  const int first = blockIdx.x * z.caps;             // input capsule of the block
-  const int count = min(z.caps, z.in_caps - first);  // of its input capsules
+  const int first = blockIdx.x * z.caps;             // first input capsule of the block
+  const int count = min(z.caps, z.in_caps - first);  // input capsules of the block
   const int first_cell = min(blockIdx.x * z.max_cells(), z.cells());
   const int own_cells = min(z.max_cells(), z.cells() - first_cell);
 

@@ -48,7 +48,7 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
 template <typename S, typename A, int kRun>
 __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
                           S* grad_input, S* grad_weights) {
-  constexpr int kSamples = 4;  // at once
+  constexpr int kSamples = 4;  // samples per step
   const Sizes& z = block.z;
   const Arrays<A>& at = block.at;
   const int columns = z.columns(), part = (columns + z.parts - 1) / z.parts;
