@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The faults of cc/launch/faults.h, on GPUs.
+// Implements cc/launch/faults.h for GPUs.
 #include "cc/launch/faults.h"
 
 #include <cstdint>

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// A function that only the library which counts lines has (`make coverage`).
+// Only the library built by `make coverage` has this function.
 
-// Writes down which lines ran, once in a process. It belongs to GCC's runtime.
+// Writes which lines ran, once per process. Part of GCC's runtime.
 extern "C" void __gcov_dump();
-// For tests, because a process that is killed in the end writes nothing.
+// Tests call this because a process that is killed at its end writes nothing.
 extern "C" __attribute__((visibility("default"))) void WriteCoverage() {
   __gcov_dump();
 }

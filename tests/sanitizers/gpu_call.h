@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// An op on a problem: a plan for the GPU with operands, and what its results must be by
-// the CPU kernels of double, which share no code with those of the GPU.
+// An op on a problem: a GPU plan with its operands, and the expected results. These
+// come from the double-precision CPU kernels, which share no code with the GPU kernels.
 #ifndef CAPSOPS_TESTS_SANITIZERS_GPU_CALL_H_
 #define CAPSOPS_TESTS_SANITIZERS_GPU_CALL_H_
 
@@ -22,7 +22,7 @@
 
 namespace capsops {
 
-// Of a type: the largest number, and the smallest of full precision.
+// A type's largest number, and its smallest one with full precision.
 struct Range {
   double most, least;
 };
@@ -53,11 +53,11 @@ void DrawAll(Source& draw, void* data, int64_t count) {
 // A tensor of a call.
 struct Tensor {
   bool operand;
-  int64_t count, element;  // elements, bytes of one
+  int64_t count, element;  // number of elements, and bytes per element
   double (*widen)(const void* data, int64_t i);
   void (*draw)(Source& draw, void* data, int64_t count);
   Range range;
-  Bytes numbers;  // of an operand
+  Bytes numbers;  // contents of an operand
 
   int64_t bytes() const { return count * element; }
   void Draw(Source& source) {
@@ -66,22 +66,22 @@ struct Tensor {
   }
 };
 
-using Values = std::vector<std::vector<double>>;  // of the results, in order
+using Values = std::vector<std::vector<double>>;  // one vector per result
 
 struct Call {
   std::vector<int64_t> problem;
   int64_t workspace = 0;  // bytes
   std::vector<Tensor> tensors;
   int32_t top_exponent = kTopExponent;
-  // Runs the plan on pointers to the tensors of a call.
+  // Runs the plan on pointers to the call's tensors.
   std::function<LaunchError(const Call&, const GpuExec&, const std::vector<void*>&,
                             void* workspace)>
       run;
-  // The results of the CPU; those of the operands' magnitudes where so asked.
+  // Returns the CPU's results, or its results for the operands' magnitudes.
   std::function<Values(const Call&, bool magnitudes)> reference;
 };
 
-// Finds the arguments of a plan for the GPU, for RunPlan.
+// Supplies RunPlan with the arguments of a GPU plan.
 struct OnGpu {
   template <typename P>
   P Next() {
@@ -100,13 +100,13 @@ struct OnGpu {
   size_t next = 0;
 };
 
-// The magnitude of an operand, or of the weight that a code stands for.
+// Returns the magnitude of an operand, or the code of a weight's magnitude.
 inline double Magnitude(double x) { return std::abs(x); }
 inline uint8_t Magnitude(uint8_t code) {
   return code == 0 ? 0 : (code - 1) / 2 * 2 + 1;
 }
 
-// The same for a plan of double for the CPU.
+// Supplies RunPlan with the arguments of a CPU plan in double precision.
 struct OnCpu {
   template <typename P>
   P Next() {
@@ -155,7 +155,7 @@ Values Reference(const typename Op::Problem& problem, const Call& call,
   return values;
 }
 
-// Plans an op on a problem, without operands. Fails where the plan does.
+// Plans an op on a problem, without operands. Returns the plan's error, if any.
 template <typename Op, typename T>
 LaunchError MakeCall(const GpuExec& exec, const typename Op::Problem& problem,
                      const Counts& counts, Call* call) {

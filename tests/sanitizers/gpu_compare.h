@@ -10,7 +10,7 @@
 
 namespace capsops {
 
-// Adds to *different, on the GPU, how many of the bytes at a and b differ.
+// Adds the number of bytes that differ between a and b to *different, on the GPU.
 void CompareBytes(const void* a, const void* b, int64_t bytes,
                   unsigned long long* different, cudaStream_t stream);
 

@@ -1,10 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Which of the CUDA kernels in a program were launched. The linker's --wrap leads here
-// what nvcc has a program call: to register each kernel before main, to look a kernel
-// up when it is launched by <<<>>> for the first time, and to launch one by
-// cudaLaunchKernelExC.
+// Records which CUDA kernels a program launches. The linker's --wrap redirects here the
+// runtime calls that register each kernel before main, look a kernel up at its first
+// <<<>>> launch, and launch it by cudaLaunchKernelExC.
 #include "tests/sanitizers/gpu_coverage.h"
 
 #include <cuda_runtime.h>
@@ -38,7 +37,7 @@ std::map<std::string, bool> LaunchedKernels() {
   const std::lock_guard<std::mutex> lock(All().mutex);
   std::map<std::string, bool> kernels;
   for (const auto& [kernel, mangled] : All().names) {
-    if (mangled.find("CompareKernel") != std::string::npos) continue;  // gpu_compare's
+    if (mangled.find("CompareKernel") != std::string::npos) continue;  // in gpu_compare
     int status = 0;
     char* const name = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status);
     kernels[name == nullptr ? mangled : name] |= All().launched.count(kernel) > 0;

@@ -10,7 +10,7 @@
 
 namespace capsops {
 
-// The names of all CUDA kernels of the library, and whether they were launched.
+// Returns the names of all CUDA kernels of the library, and whether each was launched.
 std::map<std::string, bool> LaunchedKernels();
 
 }  // namespace capsops

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Seeks results that vary. Chains of calls run on one stream as a framework runs them:
-// one after the other without a wait, sharing a workspace, a call's result being the
-// next one's operand where it can be. All that a chain writes is overwritten before.
+// Looks for results that vary. A chain of calls runs on one stream as in a framework:
+// calls do not wait, they share a workspace, and each result is the next call's operand
+// if it fits. Results and workspace are overwritten before each run.
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -15,9 +15,9 @@
 namespace capsops {
 namespace {
 
-constexpr int kCalls = 3;  // of a chain
-constexpr int kAlone = 60, kCrowded = 240;
-constexpr int kDraws = 30;  // of a problem that a path can do
+constexpr int kCalls = 3;                   // calls per chain
+constexpr int kAlone = 60, kCrowded = 240;  // runs of a chain, alone and with others
+constexpr int kDraws = 30;  // attempts at drawing a problem that a path accepts
 
 class Chain {
  public:
@@ -77,7 +77,7 @@ class Chain {
     return call;
   }
 
-  // Compares values with the CPU's, of each call by itself.
+  // Runs each call alone, and compares its results with the CPU's.
   void Check() {
     for (const LoadedCall& call : calls_) {
       call.FillResults(0xff, stream_);
@@ -91,7 +91,7 @@ class Chain {
     }
   }
 
-  // Makes the first result of a call the first operand of the next where it fits.
+  // Makes the first result of a call the first operand of the next one if it fits.
   void Link() {
     for (size_t c = 0; c < calls_.size(); ++c) {
       on_.push_back(calls_[c].pointers);
@@ -108,7 +108,7 @@ class Chain {
     }
   }
 
-  // Each call by itself, or all without a wait.
+  // Runs all calls, waiting for each one if `apart`.
   void Run(bool apart) {
     for (const LoadedCall& call : calls_) call.FillResults(0xff, stream_);
     workspace_->Fill(0xff, stream_);
@@ -136,9 +136,9 @@ class Chain {
   Source draw_;
   Stream stream_;
   std::vector<LoadedCall> calls_;
-  std::vector<std::vector<void*>> on_;  // the pointers of each call
+  std::vector<std::vector<void*>> on_;  // tensors of each call, after linking
   std::unique_ptr<Memory> workspace_;
-  std::vector<Memory> first_;  // results
+  std::vector<Memory> first_;  // results of the first run
   Memory different_;
 };
 
@@ -158,10 +158,10 @@ void Hunt(const HuntOptions& options, const std::vector<Path*>& paths) {
         .count();
   };
   Source draw(options.seed);
-  std::vector<Path*> turn;  // each path once, in an order that changes
+  std::vector<Path*> turn;  // paths still to run in this pass over all, shuffled
   int rounds = 0;
   for (; seconds() < options.seconds; ++rounds) {
-    // A path is in one chain of a round at most, so its counts need no lock.
+    // A path is in at most one chain per round, so its counts need no lock.
     if (turn.size() < static_cast<size_t>(kCalls * options.threads)) {
       turn = paths;
       std::mt19937 order(options.seed + rounds);

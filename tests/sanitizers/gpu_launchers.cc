@@ -1,18 +1,18 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Runs every kernel path of every op on the GPU in every type, each forced by name,
-// without a framework; gpu_checks.py runs this under compute-sanitizer's tools.
-//   gpu_launchers plan                 which problems each path accepts; needs no GPU
-//                                      where TF_CAPSOPS_DEVICE describes one
-//   gpu_launchers check [bare]         each path on the edges of all tiles. Unless
-//                                      `bare`: twice on memory that was overwritten
-//                                      before, and compared with the CPU in double
-//   gpu_launchers hunt SECONDS THREADS gpu_hunt.cc
-// Then come NAME=NUMBER: seed (1), work (multiply-adds of a problem at most), problems
-// (of a path at most, spread over all), shard and shards; and op=PREFIX, which leaves
-// out ops whose names do not begin with PREFIX. Fails where a result is wrong, and
-// where a path accepts no problem although nothing but sizes stands against it.
+// Runs every kernel path of every op and type on the GPU, each forced by name, without
+// a framework. gpu_checks.py runs this under compute-sanitizer's tools.
+//   gpu_launchers plan                 plans each path's problems; needs no GPU if
+//                                      TF_CAPSOPS_DEVICE describes one
+//   gpu_launchers check [bare]         runs each path at the edges of all tiles. Unless
+//                                      `bare`, runs it twice on overwritten memory, and
+//                                      compares it with the CPU in double precision
+//   gpu_launchers hunt SECONDS THREADS runs gpu_hunt.cc
+// Options follow as NAME=VALUE: seed (1), work (most multiply-adds of a problem),
+// problems (most problems of a path, spread over all), shard and shards, and op (a
+// prefix of the ops to run). Fails if a result is wrong, or if a path rejects every
+// problem only for its sizes.
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -30,10 +30,11 @@ struct Item {
   size_t problem;
 };
 
-// Shares of about the same time, of neighbours: a tool takes long over each new kernel.
+// Returns one of `shards` runs of consecutive items that take about equally long. Items
+// of a path stay together because tools take long over each new kernel.
 std::vector<Item> Share(std::vector<Path>& paths, size_t most, int64_t shard,
                         int64_t shards) {
-  // Routing launches many kernels, which take several times as long under the tools.
+  // Routing launches many kernels, so it takes several times as long under the tools.
   const auto cost = [](const Item& item) {
     return (item.path->linear() ? 1 : 5) * (1 + item.path->work(item.problem) * 1e-6);
   };
@@ -53,7 +54,7 @@ std::vector<Item> Share(std::vector<Path>& paths, size_t most, int64_t shard,
   return share;
 }
 
-// Whether each path accepts problems, or can do none of its type.
+// Prints and counts the paths that reject every problem, and only for its sizes.
 int PathsWithoutProblems(const std::vector<Path>& paths) {
   int missing = 0;
   for (const Path& path : paths) {
@@ -69,7 +70,8 @@ int PathsWithoutProblems(const std::vector<Path>& paths) {
 
 void Check(const GpuExec& exec, const Item& item, bool bare, cudaStream_t stream) {
   Call planned;
-  if (!item.path->plan(exec, item.problem, &planned).empty()) std::abort();  // it did
+  if (!item.path->plan(exec, item.problem, &planned).empty())
+    std::abort();  // it succeeded in AllPaths()
   Source draw(item.problem);
   const LoadedCall call(item.path, std::move(planned), draw, stream);
   const Memory workspace(call.call.workspace);
@@ -95,7 +97,7 @@ void Check(const GpuExec& exec, const Item& item, bool bare, cudaStream_t stream
   if (!wrong.empty()) call.Fault(wrong);
 }
 
-// Lines that gpu_checks.py reads and adds up.
+// Prints lines that gpu_checks.py reads and adds up.
 int64_t Report(const std::vector<Path>& paths) {
   int64_t faults = 0;
   for (const Path& path : paths) {
@@ -150,7 +152,8 @@ int Main(const std::vector<std::string>& words, const std::string& op,
     }
   }
   const int64_t faults = Report(paths);
-  if (mode != "plan") Need(cudaDeviceReset(), "the end");  // memcheck looks for leaks
+  if (mode != "plan")
+    Need(cudaDeviceReset(), "the end");  // lets memcheck look for leaks
   return faults > 0 || missing > 0;
 }
 

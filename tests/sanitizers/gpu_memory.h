@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Device memory of calls. A failure of CUDA ends the program: nothing runs after it.
+// Device memory for calls. A CUDA error ends the program, since nothing runs after it.
 #ifndef CAPSOPS_TESTS_SANITIZERS_GPU_MEMORY_H_
 #define CAPSOPS_TESTS_SANITIZERS_GPU_MEMORY_H_
 
@@ -26,8 +26,8 @@ inline void Need(cudaError_t error, const std::string& where) {
   std::_Exit(2);  // other threads go on until here
 }
 
-// Memory of exactly that many bytes, which end where an allocation ends. They begin
-// where it begins, or `shift` bytes behind.
+// Device memory of exactly `bytes` bytes up to the end of an allocation, which begins
+// `shift` bytes earlier.
 class Memory {
  public:
   explicit Memory(int64_t bytes, int64_t shift = 0) : bytes_(bytes) {
@@ -43,7 +43,7 @@ class Memory {
 
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // All on `stream`, ordered with the kernels there.
+  // These run on `stream`, in order with its kernels.
   void Fill(int byte, cudaStream_t stream) const {
     if (bytes_ > 0) Need(cudaMemsetAsync(data_, byte, bytes_, stream), "memset");
   }
@@ -91,7 +91,7 @@ struct LoadedCall {
   LoadedCall(Path* of, Call planned, Source& draw, cudaStream_t stream)
       : path(of), call(std::move(planned)) {
     const bool shifted = !path->aligned() && draw.Below(2) == 1;
-    // Beyond what kernels multiply by at once, and what the type holds.
+    // Some exponents exceed what kernels multiply by at once, or what the type holds.
     call.top_exponent = draw.Pick({3, 3, 3, 70, -70, 1000, -1000});
     for (Tensor& tensor : call.tensors) {
       tensors.emplace_back(tensor.bytes(), shifted ? tensor.element : 0);
@@ -124,7 +124,7 @@ struct LoadedCall {
     std::fprintf(stderr, "%s: %s\n", text().c_str(), error.text().c_str());
     std::_Exit(2);  // other threads go on until here
   }
-  // The results, once all on the stream is done.
+  // Waits for the stream, and returns the results.
   std::vector<Bytes> Results(cudaStream_t stream) const {
     std::vector<Bytes> results;
     for (size_t t = 0; t < tensors.size(); ++t) {
@@ -139,14 +139,14 @@ struct LoadedCall {
     }
     return true;
   }
-  // Whether a value is so large, or infinite, because the exact one may be larger than
-  // its type's largest number.
+  // Whether a value is large or infinite because the exact one may exceed the type's
+  // largest number.
   static bool Beyond(double value, double exact, double may, double most) {
     return (value > most / 2 && exact + may > most) ||
            (value < -most / 2 && exact - may < -most);
   }
-  // The largest error of the results, in parts of the path's tolerance. Sets `text` to
-  // what is wrong, if anything is.
+  // Returns the largest error of the results as a multiple of the path's tolerance.
+  // Sets `text` to a description if that is over 1.
   double Error(const std::vector<Bytes>& results, std::string* text) const {
     const Values wanted = call.reference(call, false);
     const Values terms = path->linear() ? call.reference(call, true) : Values();
@@ -164,7 +164,7 @@ struct LoadedCall {
         const double error = Beyond(value, exact, may, tensor.range.most)
                                  ? 0
                                  : std::abs(value - exact) / may;
-        if (error <= worst) continue;  // and not where it is no number
+        if (error <= worst) continue;  // a NaN goes on
         worst = error == error ? error : std::numeric_limits<double>::infinity();
         if (worst > 1) {
           *text = "element " + std::to_string(i) + " of tensor " + std::to_string(t) +
@@ -178,8 +178,8 @@ struct LoadedCall {
   }
 };
 
-// Runs every path on problems drawn for each, thousands of times, alone and while other
-// threads launch others, for so many seconds; gpu_hunt.cc.
+// Runs every path on random problems thousands of times, alone and while other threads
+// launch kernels, for `seconds`; see gpu_hunt.cc.
 struct HuntOptions {
   GpuExec exec;
   double seconds;

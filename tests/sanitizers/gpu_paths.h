@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Every kernel path of every op in every type, by the names that the library gives.
+// Lists every kernel path of every op and type, as the library names them.
 #ifndef CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_
 #define CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_
 
@@ -23,17 +23,17 @@ namespace capsops {
 struct Path {
   std::string op, type, kernel;
   bool tf32;
-  double tolerance;  // of what is added up; docs at Tolerance()
-  size_t problems;   // of the list
-  // Plans the problem of that number, and one drawn of at most that much work.
+  double tolerance;  // relative error allowed; see Tolerance()
+  size_t problems;   // number of problems that were tried
+  // `plan` plans a problem by its index; `draw` draws one of at most `most_work`.
   std::function<LaunchError(const GpuExec&, size_t problem, Call*)> plan;
   std::function<LaunchError(const GpuExec&, Source&, int64_t most_work, Call*)> draw;
   std::function<int64_t(size_t problem)> work;
 
-  std::vector<size_t> accepted;    // problems
-  std::set<std::string> refusals;  // why others are not
+  std::vector<size_t> accepted;    // indices of problems
+  std::set<std::string> refusals;  // reasons for rejecting the others
   int64_t runs = 0, repeats = 0, faults = 0;
-  double worst = 0;  // error, in tolerances
+  double worst = 0;  // largest error, as a multiple of the tolerance
 
   std::string name() const {
     return op + "\t" + type + (tf32 ? " tf32" : "") + "\t" + kernel;
@@ -42,8 +42,8 @@ struct Path {
     return op.find("Routing") == std::string::npos &&
            op.find("Moment") == std::string::npos;
   }
-  // Whether it writes the workspace by asynchronous bulk stores, which initcheck does
-  // not see.
+  // Whether the path writes the workspace with asynchronous bulk stores, which
+  // initcheck does not see.
   bool stores_bulks() const {
     return op == "CapsuleConvBackpropWeights" && kernel == "wgmma";
   }
@@ -56,9 +56,9 @@ inline const char* TypeName(const double*) { return "float64"; }
 inline const char* TypeName(const Float16*) { return "float16"; }
 inline const char* TypeName(const BFloat16*) { return "bfloat16"; }
 
-// How far a result may be from that of double: for what is linear in each operand, in
-// parts of the sum of the terms' magnitudes; for routing and moments, of the largest
-// result.
+// The allowed difference from the result in double precision. It is relative to the sum
+// of the terms' magnitudes for ops that are linear in each operand, and to the largest
+// result for routing and moments.
 inline double Tolerance(const Path& path) {
   const bool rounded = path.tf32 && path.kernel != "fma";
   if (!path.linear()) {
@@ -73,7 +73,7 @@ inline double Tolerance(const Path& path) {
   return roundings * (path.type == "float16" ? 6e-4 : 4.5e-3);
 }
 
-// Plans with a kernel forced. The choice is the process's, so threads take turns.
+// Plans with a kernel forced. The choice is global, so a lock serializes the threads.
 inline LaunchError PlanForced(const std::string& op, const std::string& kernel,
                               const std::function<LaunchError()>& plan) {
   static std::mutex mutex;
@@ -160,8 +160,8 @@ void AddPathsOf(const GpuExec& any, Source& draw, int64_t most_work,
   });
 }
 
-// Whether a refusal speaks of the type, of TF32 or of the device, and not of sizes:
-// then a path need not have any problem.
+// Whether a path rejects the type, TF32 or the device rather than sizes. Such a path
+// may accept no problem at all.
 inline bool RefusesAll(const std::string& why) {
   for (const char* const text :
        {"it has no products of double", "T is double", "T is float64",
@@ -172,7 +172,7 @@ inline bool RefusesAll(const std::string& why) {
   return false;
 }
 
-// All paths of ops whose names begin with `op`, with the problems that they accept.
+// Returns all paths of ops whose names begin with `op`, with the problems they accept.
 inline std::vector<Path> AllPaths(const GpuExec& exec, const std::string& op,
                                   uint32_t seed, int64_t most_work) {
   Source draw(seed);

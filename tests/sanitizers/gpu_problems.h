@@ -14,15 +14,15 @@
 
 namespace capsops {
 
-// A problem that some kernels do well, and for each of its dimensions the sizes below,
-// at and above their tiles.
+// A problem that suits some kernels, and for each of its dimensions sizes below, at and
+// above their tiles.
 template <typename P>
 struct Family {
   P base;
   std::vector<std::pair<int64_t P::*, std::vector<int64_t>>> dimensions;
 };
 
-// A family of each base.
+// Returns one family per base.
 template <typename P>
 std::vector<Family<P>> Families(const std::vector<P>& bases,
                                 const decltype(Family<P>::dimensions)& dimensions) {
@@ -43,7 +43,7 @@ inline std::vector<Family<capsule_prediction::Problem>> FamiliesOf(
       {{5, 7, 10, 16, 8}, {3, 4, 4, 16, 16}, {4, 3, 64, 16, 5}},
       {{&P::batch, {0, 1, 2, 3, 4, 31, 32, 33, 63, 64, 65, 129}},
        {&P::in_caps, {0, 1, 2, 63, 64, 65}},
-       // Some whose columns are tiles of 1, 2, 4 or 5 to a lane, and many of them.
+       // Some need tiles of 1, 2, 4 or 5 columns per lane, and many tiles.
        {&P::out_caps, {0, 1, 2, 8, 9, 14, 28, 33, 40, 50, 64, 80, 81}},
        {&P::out_dim, {0, 1, 3, 4, 5, 15, 17, 32, 33, 64, 65}},
        {&P::in_dim, {0, 1, 3, 7, 9, 15, 16, 17, 24, 31, 32, 33, 65, 130}}});
@@ -62,13 +62,13 @@ inline std::vector<Family<capsule_routing::Problem>> FamiliesOf(
       {{&P::batch, {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 65}},
        {&P::in_caps, {0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 129, 300}},
        {&P::out_caps,
-        // Of the last, inner products do not fit into shared memory.
+        // With 2000, inner products do not fit in shared memory.
         {1, 2, 3, 5, 7, 8, 9, 11, 12, 13, 16, 17, 24, 32, 33, 47, 48, 49, 64, 2000}},
        {&P::out_dim, {1, 3, 4, 7, 15, 17, 31, 32, 33, 64}},
-       // Nor does input.
+       // With 2000, the input does not fit in shared memory.
        {&P::in_dim, {1, 3, 4, 7, 9, 15, 17, 33, 2000}},
        {&P::iterations, {0, 1, 3, 4, 5, 7}}});
-  // The moments of so many input capsules do not fit into a workspace.
+  // The moments of so many input capsules do not fit in a workspace.
   families.push_back({base(1, 1), {{&P::in_caps, {200003}}}});
   return families;
 }
@@ -89,7 +89,7 @@ decltype(Family<P>::dimensions) WindowDimensions() {
           {&P::pad_left, {0, 2, 9}}};
 }
 
-// Poses of four sizes, in the middle of an image.
+// A small padded convolution; `sizes` are channels and pose sizes.
 inline capsule_conv::Problem Convolution(const std::vector<int64_t>& sizes) {
   capsule_conv::Problem p;
   p.batch = 2;
@@ -109,7 +109,7 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
   using P = capsule_conv::Problem;
   const std::vector<int64_t> channels = {0,  1,  2,  3,  4,  5,  7,  8, 9,
                                          15, 16, 17, 31, 32, 33, 64, 65};
-  // Matrices; for wgmma; for tensor maps; gathered; and plain convolutions.
+  // Pose matrices, wgmma, gathered patches, tensor maps, and plain convolutions.
   auto families = Families<P>({Convolution({4, 8, 1, 4, 4, 4})}, WindowDimensions<P>());
   Append(&families,
          Families<P>({Convolution({4, 8, 1, 4, 4, 4}), Convolution({8, 16, 1, 4, 4, 4}),
@@ -120,7 +120,7 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
                       {&P::pose_rows, {0, 1, 2, 3, 5, 7, 9, 16, 17}},
                       {&P::pose_inner, {0, 1, 2, 3, 5, 7, 9, 17}},
                       {&P::pose_columns, {0, 1, 2, 3, 5, 6, 7, 9, 16, 32, 33, 64}}}));
-  // For tiles of 256 rows.
+  // Enough rows for tiles of 256.
   P matrices = Convolution({8, 32, 1, 4, 4, 4}),
     rows = Convolution({1, 16, 1, 1, 8, 8});
   matrices.batch = rows.batch = rows.kernel_height = rows.kernel_width = 1;
@@ -130,7 +130,7 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
   Append(&families, Families<P>({matrices, rows}, {{&P::in_width, {16, 27, 41}},
                                                    {&P::in_channels, {2, 7}},
                                                    {&P::out_channels, {15, 31, 32}}}));
-  // For few columns, whose taps are added up.
+  // Few columns, so that taps are unfolded into columns.
   auto few = WindowDimensions<P>();
   few.push_back({&P::in_channels, {1, 2, 3, 4}});
   few.push_back({&P::out_channels, {1, 2, 3, 4}});
@@ -194,7 +194,8 @@ inline std::vector<Family<high_order_conv::Problem>> FamiliesOf(
 inline std::vector<Family<capsule_moments::Problem>> FamiliesOf(
     const capsule_moments::Problem*) {
   using P = capsule_moments::Problem;
-  // Everything, over parents; what EM has, over all; shares that are equal.
+  // All options with shares over parents; those of EM with shares over all; equal
+  // shares.
   P all;
   static_cast<capsule_conv::WindowProblem&>(all) = Convolution({3, 5});
   all.pose_rows = all.pose_inner = all.pose_columns = 4;
@@ -233,7 +234,7 @@ inline std::vector<Family<inq_conv::Problem>> FamiliesOf(const inq_conv::Problem
   return Families<P>({P{window, 5}}, dimensions);
 }
 
-// What follows from other dimensions. Families count the channels of a group.
+// Sets the dimensions that follow from others. Families give channels per group.
 inline void Complete(capsule_prediction::Problem*) {}
 inline void Complete(capsule_routing::Problem*) {}
 inline void Complete(high_order_conv::Problem* p) { p->channels *= p->groups; }
@@ -245,7 +246,7 @@ inline void Complete(inq_conv::Problem* p) {
   SetOutputs(p->pad_top, p->pad_left, p);
 }
 
-// Of a family, draws sizes that are the base's, at an edge, or any up to the largest.
+// Draws each size of a family: the base's, one at an edge, or any up to the largest.
 template <typename P>
 P DrawFrom(const Family<P>& family, Source& draw) {
   P p = family.base;
@@ -259,7 +260,7 @@ P DrawFrom(const Family<P>& family, Source& draw) {
                                *std::max_element(sizes.begin(), sizes.end()), 1, 70));
     }
   }
-  // The kernels of high-order convolutions are odd.
+  // High-order convolution requires odd kernel sizes.
   if constexpr (std::is_same_v<P, high_order_conv::Problem>) {
     p.kernel_height |= 1;
     p.kernel_width |= 1;
@@ -268,7 +269,7 @@ P DrawFrom(const Family<P>& family, Source& draw) {
   return p;
 }
 
-// Draws a problem of any family, or a small one, of at most that much work.
+// Draws a problem of any family, or a small one, of at most `most_work` multiply-adds.
 template <typename P>
 P DrawAny(Source& draw, int64_t most_work) {
   static const auto families = FamiliesOf(static_cast<const P*>(nullptr));
@@ -280,8 +281,8 @@ P DrawAny(Source& draw, int64_t most_work) {
   }
 }
 
-// All families with each size of each dimension, of at most six times that much work,
-// and as many again drawn at random, of at most that much.
+// Returns each family with each size of each dimension, up to 6 x `most_work`, and as
+// many random problems of at most `most_work`.
 template <typename P>
 std::vector<P> Edges(Source& draw, int64_t most_work) {
   std::vector<P> problems;

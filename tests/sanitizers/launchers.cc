@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs every op on the CPU in every type, without a framework, for `make test
-// SANITIZE=...`: drawn problems, each first alone and then from 8 threads at once,
-// pairs of which run the same problem at the same time. All share the plans that are
-// kept and divide their work among threads of their own. Results must have the bits of
-// the run alone, also after calls for which there was no memory. Tensors have exactly
-// their size and no more than their type's alignment.
+// SANITIZE=...`. Each random problem runs first alone and then from 8 threads, pairs of
+// which run the same problem at the same time. They share cached plans, and each splits
+// its work among threads of its own. Results must equal those of the first run bit by
+// bit, even after calls that ran out of memory. Tensors are allocated with exactly
+// their size, and aligned only as their type requires.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -27,15 +27,16 @@
 namespace capsops {
 namespace {
 
-constexpr int kProblems = 40;       // of each op
-constexpr int64_t kMostWork = 3e5;  // multiply-adds of one problem
+constexpr int kProblems = 40;       // problems per op
+constexpr int64_t kMostWork = 3e5;  // most multiply-adds per problem
 constexpr int kThreads = 8;
 
-// Whether plans run without memory for what their threads need.
+// With `starve`, allocations fail once a plan has its workspace. `starving` tells that
+// they now fail.
 std::atomic<bool> starve = false;
 std::atomic<bool> starving = false;
 
-// Finds a plan's arguments, for RunPlan: operands are the same each time.
+// Supplies RunPlan with a plan's arguments. Operands are the same each time.
 class Arguments {
  public:
   explicit Arguments(const Counts& counts) : counts_(counts) {}
@@ -70,7 +71,7 @@ class Arguments {
   std::optional<Scratch> workspace_;
 };
 
-// An op on a problem. Sets the tensors where the call returns no error.
+// An op on a problem. `call` sets the tensors unless it returns an error.
 struct Run {
   std::string op;
   std::function<LaunchError(const CpuExec&, std::vector<Bytes>* tensors)> call;
@@ -84,7 +85,7 @@ void Fail(const Run& run, const std::string& why) {
   ++failures;
 }
 
-// `counts` are the elements of the plan's tensors.
+// Adds a run; `counts` are the elements of the plan's tensors.
 template <typename Op, typename T>
 void Add(const typename Op::Problem& problem, const Counts& counts) {
   static PlanCache<Op, T, CpuExec> plans;
@@ -118,7 +119,7 @@ void Compare(const Run& run, const CpuExec& exec, const std::vector<Bytes>& alon
   if (tensors != alone) Fail(run, "other results than alone");
 }
 
-// Returns whether the run fails for want of memory, as an error that names the op.
+// Returns whether the run fails without memory, and checks that the error names the op.
 bool Starves(const Run& run, const CpuExec& exec) {
   std::vector<Bytes> tensors;
   starve = true;
@@ -131,7 +132,7 @@ bool Starves(const Run& run, const CpuExec& exec) {
   return true;
 }
 
-// Three threads, the caller's among them, share the items.
+// Splits the items among three threads, one of which is the caller's.
 void ThreeThreads(int64_t count, int64_t, const CpuExec::Body& body) {
   const int64_t first = count / 3, second = count - count / 4;
   std::thread one([&] { body(0, first); });
@@ -170,7 +171,7 @@ int Main() {
 
   std::atomic<bool> done = false;
   std::thread settings([&] {
-    while (!done) {  // old plans become stale, and what runs is recorded
+    while (!done) {  // invalidates cached plans and records kernels
       tf_capsops_force_kernels("");
       tf_capsops_record_kernels(1);
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -200,7 +201,7 @@ int Main() {
 }  // namespace
 }  // namespace capsops
 
-// What Scratch allocates with.
+// Scratch allocates with these.
 void* operator new(size_t bytes, std::align_val_t alignment,
                    const std::nothrow_t&) noexcept {
   void* data = nullptr;

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What the programs of this folder share: numbers and small problems drawn at random,
-// and for each problem its ops, their tensors and their work.
+// Shared by the programs of this folder: random numbers and small problems, and each
+// problem's ops, their tensors and their work.
 #ifndef CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
 #define CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
 
@@ -21,11 +21,12 @@
 namespace capsops {
 
 using Bytes = std::vector<unsigned char>;
-using Counts = std::vector<int64_t>;  // the elements of a plan's tensors
+using Counts = std::vector<int64_t>;  // elements of each tensor of a plan
 
-constexpr int32_t kTopExponent = 3;  // of the weights of codes
+constexpr int32_t kTopExponent = 3;  // exponent of the largest weight of INQ codes
 
-// Draws numbers between 0.5 and 1 in magnitude, and codes that every book has.
+// Draws numbers between 0.5 and 1 in magnitude, and codes that are valid for any
+// `bits`.
 class Source {
  public:
   Source() = default;
@@ -59,7 +60,7 @@ inline int64_t Pairs(const capsule_conv::WindowProblem& p) {
   return p.kernel_height * p.kernel_width * p.in_channels * p.out_channels;
 }
 
-// The multiply-adds of one pass.
+// Returns the multiply-adds of one pass.
 inline int64_t Work(const capsule_prediction::Problem& p) {
   return p.batch * p.in_caps * p.out_caps * p.out_dim * p.in_dim;
 }
@@ -165,8 +166,8 @@ void ForEachOp(const capsule_moments::Problem& p, const Visit& visit) {
   call(Shares(), {}, {NumWindows(p) * Pairs(p)});
 }
 
-// How many pixels of the output an axis has, whose image ends `after` pixels of padding
-// below or to the right.
+// Returns the output size along an axis with `pad` pixels of padding before the image
+// and `after` pixels behind it.
 inline int64_t Outputs(int64_t in, int64_t kernel, int64_t stride, int64_t dilation,
                        int64_t pad, int64_t after) {
   const int64_t beyond = in + pad + after - (kernel - 1) * dilation;
@@ -261,7 +262,7 @@ inline void Draw(Source& draw, capsule_moments::Problem* p) {
   }
 }
 
-// Draws a problem of at most that much work.
+// Draws a problem of at most `most_work` multiply-adds.
 template <typename Problem>
 Problem DrawProblem(Source& draw, int64_t most_work) {
   Problem p;
