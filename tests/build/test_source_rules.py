@@ -61,12 +61,21 @@ def _private_keras(path, text):
     return re.findall(private, text, re.MULTILINE)
 
 
+_OPENING = r"(?:Of|What|Where|How|By|The same)\b"
+
+
 def _fragment(path, text):
     """The first line of a comment must name a thing or an action."""
-    kernels = path.startswith(("cc/", "cuda/")) and path.endswith(CPP)
-    opening = r"(?:Of|What|Where|How|By|The same)\b"
-    first = rf"^(?![ \t]*//).*\n[ \t]*(// {opening}.*)"
-    return re.findall(first, text, re.MULTILINE) if kernels else []
+    ours = path.startswith(("cc/", "cuda/", "tests/")) and path.endswith(CPP)
+    first = rf"^(?![ \t]*//).*\n[ \t]*(// {_OPENING}.*)"
+    return re.findall(first, text, re.MULTILINE) if ours else []
+
+
+def _fragment_after_code(path, text):
+    """A comment must name a thing or an action also where it begins in lower case."""
+    ours = path.startswith(("cc/", "cuda/", "tests/")) and path.endswith(CPP)
+    after = rf"^[ \t]*(?!//)\S.*[ \t](// (?i:{_OPENING}).*)"
+    return re.findall(after, text, re.MULTILINE) if ours else []
 
 
 RULES = {
@@ -77,6 +86,7 @@ RULES = {
     _unchecked_launch: ("cuda/a.cu.cc", "Kernel<<<1, 32>>>(x);\n}"),
     _templates_of_the_standard_library: ("cc/cpu/a.cc", "std::vector<float> row;"),
     _fragment: ("cuda/a.cuh", "int i;\n  // Of a tile, the rows.\nint rows;\n"),
+    _fragment_after_code: ("tests/a.h", "  int rows;  // of a tile\n"),
     _private_keras: ("tests/test_a.py", "model._flatten_layers()\n"),
 }
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__[1:])

@@ -70,8 +70,7 @@ int PathsWithoutProblems(const std::vector<Path>& paths) {
 
 void Check(const GpuExec& exec, const Item& item, bool bare, cudaStream_t stream) {
   Call planned;
-  if (!item.path->plan(exec, item.problem, &planned).empty())
-    std::abort();  // it succeeded in AllPaths()
+  if (!item.path->plan(exec, item.problem, &planned).empty()) std::abort();  // a bug
   Source draw(item.problem);
   const LoadedCall call(item.path, std::move(planned), draw, stream);
   const Memory workspace(call.call.workspace);
@@ -152,8 +151,7 @@ int Main(const std::vector<std::string>& words, const std::string& op,
     }
   }
   const int64_t faults = Report(paths);
-  if (mode != "plan")
-    Need(cudaDeviceReset(), "the end");  // lets memcheck look for leaks
+  if (mode != "plan") Need(cudaDeviceReset(), "the end");  // memcheck looks for leaks
   return faults > 0 || missing > 0;
 }
 

@@ -194,8 +194,7 @@ inline std::vector<Family<high_order_conv::Problem>> FamiliesOf(
 inline std::vector<Family<capsule_moments::Problem>> FamiliesOf(
     const capsule_moments::Problem*) {
   using P = capsule_moments::Problem;
-  // All options with shares over parents; those of EM with shares over all; equal
-  // shares.
+  // All options with shares over parents; EM's, with shares over all; equal shares.
   P all;
   static_cast<capsule_conv::WindowProblem&>(all) = Convolution({3, 5});
   all.pose_rows = all.pose_inner = all.pose_columns = 4;

@@ -31,8 +31,7 @@ constexpr int kProblems = 40;       // problems per op
 constexpr int64_t kMostWork = 3e5;  // most multiply-adds per problem
 constexpr int kThreads = 8;
 
-// With `starve`, allocations fail once a plan has its workspace. `starving` tells that
-// they now fail.
+// With `starve`, `starving` is set once a plan has its workspace: then new fails.
 std::atomic<bool> starve = false;
 std::atomic<bool> starving = false;
 

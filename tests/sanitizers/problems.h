@@ -25,8 +25,7 @@ using Counts = std::vector<int64_t>;  // elements of each tensor of a plan
 
 constexpr int32_t kTopExponent = 3;  // exponent of the largest weight of INQ codes
 
-// Draws numbers between 0.5 and 1 in magnitude, and codes that are valid for any
-// `bits`.
+// Draws numbers between 0.5 and 1 in magnitude, and codes that any `bits` allow.
 class Source {
  public:
   Source() = default;
