@@ -45,7 +45,7 @@ struct Runs {
     return runs;
   }
 
-  int64_t taps;            // per run
+  int64_t taps;            // taps per run
   int64_t count;           // number of runs
   int64_t length;          // terms per run
   int64_t part, together;  // terms and runs per partial sum
@@ -120,8 +120,8 @@ struct ColumnsPlan {
 template <typename A>
 struct TaskScratch {
   A* sums;           // [pixel of the task's block][vector][lane]
-  int64_t* offsets;  // from the pixels of a partial sum's first run to those of run r
-  int64_t* at;       // from the weights of its first run to those of run r, in rows
+  int64_t* offsets;  // offset of run r's pixels from those of a partial sum's first run
+  int64_t* at;       // offset of run r's weights from those of that run, in rows
   const A** rows;    // pointers to the rows of a tile
   A* wide;           // copies of these rows, converted to A
   int64_t bytes;

@@ -106,7 +106,7 @@ struct Read {
 template <typename A>
 struct OuterScratch {
   A* grad;          // [two vectors][pixel of a block][pose row][lane]
-  const A** left;   // per pair of pixels and pose row: left factors
+  const A** left;   // left factors, one per pair of pixels and pose row
   const A** right;  // right factors, in the first panel of `grad`
   A* patch;         // copy of the elements that a block reads
   int64_t bytes;

@@ -131,7 +131,7 @@ struct Grads {
   Strip<A> strip;
   const A* planes;
   int64_t column_tile;  // first column tile of the sums for these planes
-  bool finite;          // or no tap reads outside the image
+  bool finite;          // whether grad is finite, or no tap reads outside the image
   A* copy;              // space for the planes of one column tile
 };
 

@@ -28,9 +28,9 @@ void ReorderTma(const Problem& p, int64_t read, bool phases,
   const auto first = candidates->begin();
   const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
   if (HasFewProducts(p) && quads && !phases) {
-    std::rotate(first, first + 1, candidates->end() - 1);  // before "fma"
+    std::rotate(first, first + 1, candidates->end() - 1);  // moves it before "fma"
   } else if (HasFewProducts(p) || read < 32) {
-    std::iter_swap(first, first + 1);  // behind "gather"
+    std::iter_swap(first, first + 1);  // moves it behind "gather"
   }
 }
 

@@ -218,7 +218,7 @@ class PlaneLoader {
     const int plane = threadIdx.x / image.rows;
     row_ = threadIdx.x - plane * image.rows;
     first_ = plane / planes_at_once_;
-    plane_ = first_ < step_ ? plane - first_ * planes_at_once_ : planes;  // or idle
+    plane_ = first_ < step_ ? plane - first_ * planes_at_once_ : planes;  // idle
   }
 
   // Copies the patch from pixel (y, x) of the image at `from` up to, at most, pixel

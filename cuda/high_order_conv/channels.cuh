@@ -19,7 +19,7 @@
 namespace capsops::high_order_conv::channels {
 
 constexpr int kMaxThreads = 256;
-constexpr int kPixels = 4;  // per thread, which also has 4 channels
+constexpr int kPixels = 4;  // pixels per thread, which has 4 channels of each
 constexpr int kVector = 4;
 
 // Work split. A block has a tile of `rows` rows of `quads` x 4 pixels, with `lanes`

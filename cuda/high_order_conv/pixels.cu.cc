@@ -20,20 +20,20 @@ namespace capsops::high_order_conv::pixels {
 constexpr int kThreads = 256;
 constexpr int kPerStep = 4;        // channels computed at once
 constexpr int kShared = 48 << 10;  // limit of a block's filters, in bytes
-constexpr int kMinPixels = 32;     // per block
+constexpr int kMinPixels = 32;     // pixels per block
 
 // Work split. A block has `pixels` pixels, a power of two, and `kThreads / pixels`
 // threads per pixel that split its channels.
 struct Work {
-  int pixels, chunks, of_group, per_pixel;  // `chunks` of channels per group
+  int pixels, chunks, of_group, per_pixel;  // `chunks` of kPerStep channels per group
 };
 
 // A thread's pixel, counted through all images, and its coordinates.
 struct Place {
-  int64_t first, pixel;  // first pixel of the block, and the thread's
+  int64_t first, pixel;  // first pixel of the block, and pixel of the thread
   int64_t y, x;
   int count;     // pixels of the block
-  int of_block;  // the thread's pixel, within the block
+  int of_block;  // index of the thread's pixel in the block
   int part, parts;
   bool inside;
 

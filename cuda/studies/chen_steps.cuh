@@ -14,9 +14,9 @@ namespace capsops::studies::capsule_conv {
 
 // Lengths of lists, in matrices, for one sample.
 struct Lengths {
-  int64_t position;   // per out pixel: kernel positions x in channels x depth
-  int64_t flattened;  // for all out pixels
-  int64_t products;   // for all out pixels and out channels
+  int64_t position;   // one out pixel: kernel positions x in channels x depth
+  int64_t flattened;  // all out pixels
+  int64_t products;   // all out pixels and out channels
 
   explicit Lengths(const Problem& p)
       : position(p.kernel_height * p.kernel_width * p.in_channels * p.pose_depth),

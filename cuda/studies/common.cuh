@@ -12,7 +12,7 @@
 
 namespace capsops::studies {
 
-constexpr int64_t kMaxThreads = 1024;  // per block
+constexpr int64_t kMaxThreads = 1024;  // threads per block
 
 // Zeroes a tensor that kernels add to.
 inline LaunchError Zero(const GpuExec& exec, const char* name, float* data,

@@ -147,7 +147,7 @@ class Convolution {
     if (!Decode(exec, codes, static_cast<int>(top), workspace)) {
       return BadCode(kOp, whole_, codes);
     }
-    if (To(whole_) == 0) return {};  // even if there are no samples
+    if (To(whole_) == 0) return {};  // codes are checked even then
     if constexpr (kWidened) {
       char* const images = static_cast<char*>(workspace) + WeightsBytes();
       A* const wide = reinterpret_cast<A*>(images);

@@ -131,8 +131,8 @@ struct Stride {
     int64_t left, other;
     int y, x;
   };
-  Move all;       // without carries
-  Move carry[4];  // added by a carry out of a digit; none out of the first
+  Move all;       // move without carries
+  Move carry[4];  // added on a carry out of a digit; unused for the first
   int count[4], by[4];
 
   __device__ void Set(const Axis& axis) {

@@ -19,7 +19,7 @@
 namespace capsops::capsule_conv::gather {
 
 constexpr int kMaxTerms = 256;
-constexpr int kMaxPoints = 1024, kFewPoints = 16;  // per tile
+constexpr int kMaxPoints = 1024, kFewPoints = 16;  // pixels per tile
 
 // Why this path cannot do the problem; else empty.
 inline std::string Refusal(const Problem& p) {

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
       const Point* const at = points_of(step);
       const int upper = at[t].from, lower = at[4 + t].from;
       __pipeline_wait_prior(kStages - 2);
-      __syncwarp();  // and until all lanes have read the slot that is filled next
+      __syncwarp();  // all lanes have read the slot that is filled next
       const int prefetch = step + kStages - 1;
       if (prefetch < steps) {
         LoadPixels(points_of(prefetch), wanted, from, ring + prefetch_slot * kStage<S>);

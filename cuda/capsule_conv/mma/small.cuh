@@ -51,7 +51,7 @@ struct FilterLine {
 template <typename S, int kProducts>
 struct RawFilterFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
-  static constexpr int kElements = kFloat ? 2 : 4;  // per quad
+  static constexpr int kElements = kFloat ? 2 : 4;  // elements per quad
   S at[kProducts][kElements];
 
   // Loads from the quad at `from`, or zeros, at the offsets `columns` of the lane.

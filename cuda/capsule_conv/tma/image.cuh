@@ -16,7 +16,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kMaxPhases = 8;  // per axis
+constexpr int kMaxPhases = 8;  // phases per axis
 constexpr int kMaxAxisTiles = 512;
 
 // One phase of an axis. Point t is target pixel t * target_stride + target_offset; with
@@ -87,7 +87,7 @@ struct ImageWork {
   int tiles;
   bool empty;  // whether some tiles have no steps
   TileAxis vertical, horizontal;
-  int batch, images;   // in total, and per tile
+  int batch, images;   // images in total, and images per tile
   int y_bits, x_bits;  // log2 of a tile's points
   int chunks, column_blocks, kernel_width;
   int target_height, target_width, target_pixel;

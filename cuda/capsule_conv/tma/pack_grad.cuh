@@ -13,7 +13,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kStepPixels = 32;  // per step
+constexpr int kStepPixels = 32;  // pixels per step
 constexpr int kGradColumns = 128;
 
 // Parameters of PackGradKernel.

@@ -260,11 +260,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto place = work.Find(tables, step);
       const int first = step, last = min(end, place.steps.MultiplyEnd());
       step = place.steps.End();
-      if (first >= last) continue;  // only the steps of storing are left
+      if (first >= last) continue;  // only steps that store are left
       float sums[Shape::kProducts][4];
       ForEach(sums, [](float& sum) {
         sum = 0;
-        asm volatile("" : "+f"(sum));  // before products begin
+        asm volatile("" : "+f"(sum));  // keeps this before the products
       });
       int before = -1;
       for (int n = first; n < last; ++n, at.Next()) {

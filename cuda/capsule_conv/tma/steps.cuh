@@ -15,7 +15,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-constexpr int kRows = 128;  // per tile
+constexpr int kRows = 128;  // rows per tile
 constexpr int kGroups = 2;  // consumer warpgroups, 64 rows each
 constexpr int kConsumerWarps = 4 * kGroups;
 // One more warpgroup has the producer thread.

@@ -43,7 +43,7 @@ template <typename S>
 ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                                                 const Problem& p, PackedGrad* packed) {
   using Work = WeightWork<S>;
-  constexpr uint32_t kPixels = kSwizzleBytes / sizeof(S);  // per step
+  constexpr uint32_t kPixels = kSwizzleBytes / sizeof(S);  // pixels per step
   static_assert(!Work::kPacked || kPixels == kStepPixels);
   ProductPlan<S, Work> plan;
   const int out = static_cast<int>(p.out_channels * p.pose_columns);

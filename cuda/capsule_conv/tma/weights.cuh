@@ -44,7 +44,7 @@ struct WeightWork {
   static constexpr int tiles = 0;       // unused, as no tile is empty
 
   StreamKRanges ranges;
-  int steps;  // that multiply, per tile
+  int steps;  // multiplying steps per tile
   PixelBoxes boxes;
   int channels;  // input channels times pose inner
   int channel_blocks;

@@ -56,7 +56,7 @@ struct KernelTraits {
   // Registers per consumer thread and per producer thread, set by setmaxnreg.
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
-  static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // at least
+  static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // fewest stages
   static constexpr int kStageWords = (kFilterParts == 1 ? 4096 : 6144) / kBlocks;
   static constexpr int kStepWords = kFilterParts * UnitStepWords(kColumns);
   static constexpr int kSteps = kStageWords / kStepWords;  // steps per stage
@@ -77,11 +77,11 @@ using PosesRight = KernelTraits<O, kParts, kParts, false, kRows, 1, kColumns, 1>
 struct WarpgroupParams {
   Product product;
   SortedPatch sorted;
-  int tiles;     // in total; blocks take them with stride gridDim.x
-  bool rows_2d;  // row tiles are 2-D: 8 pose rows wide; else contiguous rows of a plane
-  int row;       // rows of a plane from a lattice row to the next
-  int ring;      // stages of the filter in shared memory
-  Divisor by_across;  // 2-D row tiles in a lattice row; otherwise `row`
+  int tiles;          // number of tiles; a block takes every gridDim.x-th one
+  bool rows_2d;       // whether row tiles are 2-D (8 pose rows wide) or contiguous
+  int row;            // rows of a plane from a lattice row to the next
+  int ring;           // stages of the filter in shared memory
+  Divisor by_across;  // row tiles per lattice row if rows_2d; else `row`
 };
 
 // Maps the row tiles of a block's tile, kRows rows each, to rows of a plane.
@@ -278,7 +278,7 @@ struct Sums {
   __device__ void Clear() {
     ForEach([&](float& sum, float* all_before) {
       sum = 0;
-      asm volatile("" : "+f"(sum));  // before products begin
+      asm volatile("" : "+f"(sum));  // keeps this before the products
       if constexpr (kPromotes) *all_before = 0;
     });
   }

@@ -85,7 +85,7 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   // shared-memory traffic, with input rows at least three times; one per 28 bytes from
   // L2.
   constexpr int kPixels = kProductPixels<S>, kParts = W::kParts;
-  const double pixels = 1.0 * w.width / w.strips;  // per line
+  const double pixels = 1.0 * w.width / w.strips;  // pixels per line
   const double products =
       (pixels + kPixels - 1) / kPixels * w.Units() * w.Halves() * (kParts > 1 ? 3 : 1);
   const double bytes = products * 2048 + pixels * 4 * kPixelBytes<S> + w.GradBytes() +

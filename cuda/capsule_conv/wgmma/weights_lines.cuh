@@ -87,7 +87,7 @@ static_assert(sizeof(WeightBarriers) <= 1024);
 // A block's tile.
 struct WeightCoord {
   int split, y_tap, x_tap, block;
-  int rows;  // in units of 64 rows
+  int rows;  // first row, in units of 64
 
   template <typename W>
   __device__ explicit WeightCoord(const W& w) {
@@ -239,7 +239,7 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
        n += kTransposeWarps * 32) {
     const int pair = n / 2;
     char* const at = slot + pair * kPairBytes + 8 + n % 2 * 16;
-    const int first = pair / 2 % 2 * 24;  // against bank conflicts
+    const int first = pair / 2 % 2 * 24;  // avoids bank conflicts
     uint2& one = *reinterpret_cast<uint2*>(at + first);
     uint2& other = *reinterpret_cast<uint2*>(at + 24 - first);
     const uint2 value = one;

@@ -34,7 +34,7 @@ constexpr int kChunk = 8;
 // Work split: windows and children are divided into units (group, chunk).
 struct Division {
   int lanes;    // threads per window
-  int windows;  // per group
+  int windows;  // windows per group
   int positions;
   int children;
   int outs;

@@ -15,7 +15,7 @@
 
 namespace capsops::capsule_moments::general {
 
-constexpr int kSlices = 16;  // per sum, one warp each
+constexpr int kSlices = 16;  // slices per sum, one per warp
 
 // Calls store(i, sum) for each of `count` numbers with the sum of slice(i, s) over s <
 // kSlices. Blocks have kLanes * kSlices threads.

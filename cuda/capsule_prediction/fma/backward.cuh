@@ -14,8 +14,8 @@
 
 namespace capsops::capsule_prediction {
 
-constexpr int kBackwardWarps = 4;     // per block, if they suffice
-constexpr int kMaxBackwardWarps = 8;  // per block, otherwise
+constexpr int kBackwardWarps = 4;     // warps per block, if they suffice
+constexpr int kMaxBackwardWarps = 8;  // warps per block, otherwise
 constexpr int kBackwardK = 8;         // elements of in_dim per warp
 constexpr int kPerStep = 4;           // samples per warp and step
 constexpr int kRing = 2;              // stages of kPerStep samples in shared memory

@@ -12,7 +12,7 @@
 namespace capsops::capsule_prediction {
 
 constexpr int kForwardWarps = 4;
-constexpr int kForwardSamples = 32;  // per block
+constexpr int kForwardSamples = 32;  // samples per block
 
 // Sizes for the kernels. `vector`: rows of in_dim elements are whole 16-byte words.
 struct Sizes {

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   const int caps = max(min(z.in_caps - i0, int64_t{kCaps}), int64_t{0});
   const int j = group * kGroupCaps + place.t;
   const bool real = j < z.out_caps;
-  const int64_t matrices = int64_t{z.out_caps} * (D * K);  // per input capsule
+  const int64_t matrices = int64_t{z.out_caps} * (D * K);  // weights per input capsule
 
   // Offsets of a lane's weights for product 0, as operand with input and with du_hat.
   const int by_column = WeightPlace(2 * place.t, place.g / 2, place.g % 2);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    NamedBarrierSync(team + 1, team_threads);  // before exchange is overwritten
+    NamedBarrierSync(team + 1, team_threads);  // `exchange` is overwritten next
     // Loads input as the right operand of the gradient of weights.
     Operand<2, kTf32> samples[kCaps][KS][2];
 #pragma unroll

@@ -9,9 +9,9 @@
 
 namespace capsops::capsule_routing::mma {
 
-constexpr int kIterations = 3;      // per launch
-constexpr int kGradientWarps = 16;  // maximum per block
-constexpr int kGradientTeams = 15;  // maximum per block: the number of named barriers
+constexpr int kIterations = 3;      // iterations per launch
+constexpr int kGradientWarps = 16;  // most warps per block
+constexpr int kGradientTeams = 15;  // most teams per block, as named barriers allow
 
 // Shared memory of a block. A team has one warp per group of output capsules, and kCaps
 // input capsules. Sizes are in bytes, in the order of the functions.
@@ -19,10 +19,10 @@ template <typename S, int D, int K>
 struct GradientsShared {
   static constexpr int M = D / 2, KS = K / kStepK;
   static constexpr int kCaps = 2 / KS;
-  static constexpr int kWeights = 4 * D * kStepK;  // operands of a product
+  static constexpr int kWeights = 4 * D * kStepK;  // weights per product
   static constexpr int kPad = 32 / sizeof(S);      // avoids bank conflicts
 
-  int groups, teams, vectors;  // output capsules / 4, teams, staged vectors
+  int groups, teams, vectors;  // groups of 4 output capsules, teams, staged vectors
 
   // One stage: `vectors` vectors of one tile of samples, and its input.
   __host__ __device__ int vector_length() const { return groups * M * kLanes; }

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   extern __shared__ float4 shared[];
   const Place place;
   const WarpTask task(z, teams);
-  GridDependencySynchronize();  // it may produce the inputs
+  GridDependencySynchronize();  // the previous kernel may write the inputs
   // Weights are not rounded: c, which scales them, is prepared instead.
   Pipeline<S, D, K, Tf32::kExact> pipeline(z, teams, task, input, weights,
                                            reinterpret_cast<S*>(shared));

@@ -11,8 +11,8 @@
 
 namespace capsops::capsule_routing::mma {
 
-constexpr int kPassWarps = 12;  // maximum per block
-constexpr int kMaxStage = 8;    // maximum input capsules per stage
+constexpr int kPassWarps = 12;  // most warps per block
+constexpr int kMaxStage = 8;    // most input capsules per stage
 
 // A block's work split. A team has one warp per group of output capsules and one tile
 // of samples. The block's input capsules are split into `parts` of `caps` each (the
@@ -27,9 +27,9 @@ struct Teams {
 
 // The work of one warp of a pass.
 struct WarpTask {
-  int warp, group, team, part, thread, threads;  // thread of the part's `threads`
+  int warp, group, team, part, thread, threads;  // `thread` of the part's `threads`
   int64_t tile, begin, end;                      // [begin, end) of its input capsules
-  bool idle;  // pads the grid: its tile is past the last
+  bool idle;  // whether the tile is past the last one (grid padding)
 
   __device__ WarpTask(const Sizes& z, const Teams& teams)
       : warp(threadIdx.x / kLanes),

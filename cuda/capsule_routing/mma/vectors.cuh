@@ -21,7 +21,7 @@ constexpr int kPart = 8;
 template <int D>
 struct VectorThread {
   static constexpr int M = D / 2;
-  static constexpr int kThreads = M * kPart;  // without slices
+  static constexpr int kThreads = M * kPart;  // threads per slice
 
   const Sizes& z;
   const int part = threadIdx.x % kPart, m = threadIdx.x / kPart % M;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
                   const float* __restrict__ sums, const S* __restrict__ grad,
                   float4* __restrict__ vectors) {
   const VectorThread<D> thread{z};
-  GridDependencySynchronize();  // it may produce sums, grad and the next inputs
+  GridDependencySynchronize();  // the previous kernel may write what this reads
   TriggerDependentLaunch();
   const int64_t length = VectorFloats<D>(z) / 4, step = z.batch * z.out_caps * D;
   float4 v{}, s{}, next{};

@@ -287,8 +287,8 @@ constexpr int kMomentNumbers = 3;
 // unless kWhole applies it.
 template <bool kGradient, bool kWhole, int kStep, typename A>
 __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
-  constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // loaded before they are stored
-  constexpr int kSums = 32;  // per partial sum, to bound the rounding error
+  constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // numbers loaded at once
+  constexpr int kSums = 32;  // terms per partial sum, to bound rounding errors
   const auto each = [&](int begin, int end, const auto& visit) {
     int j = begin;
 #pragma unroll 1
