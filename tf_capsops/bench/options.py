@@ -19,9 +19,12 @@ NETWORKS = (
     *("matrix_capsnet", "denoiser"),
 )
 LAYERS = (
-    *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "CapsuleConv2D"),
-    *("PoseCaps", "ConvCaps2D", "ClassCaps", "DenseCaps", "HighOrderConv2D"),
-    *("HighOrderConv1D", "InqConv2D", "InqDepthwiseConv2D", "InqDense"),
+    *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask"),
+    *("CapsuleConv1D", "CapsuleConv2D", "CapsuleConv3D"),
+    *("CapsuleConv2DTranspose", "CapsuleConv3DTranspose"),
+    *("PoseCaps", "ConvCaps2D", "ConvCaps1D", "ConvCaps3D", "ClassCaps", "DenseCaps"),
+    *("HighOrderConv2D", "HighOrderConv1D"),
+    *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),
 )
 
 
