@@ -140,3 +140,12 @@ def test_operands_that_are_missing(device):
         tf.errors.InvalidArgumentError, match=r"rank 3 \[batch, in_width"
     ):
         tf_capsops.capsule_moments(line, tf.ones([0]), weights)
+
+
+def test_strides_that_are_far_beyond_the_volume(device):
+    """Only phases that taps have are computed."""
+    poses, weights = tf.ones([1, 3, 2, 2, 1, 2, 2]), tf.ones([2, 2, 2, 1, 4, 2, 2])
+    (mass,) = tf_capsops.capsule_moments(
+        poses, None, weights, strides=2**31 - 1, normalize="all", order=0
+    )
+    np.testing.assert_allclose(mass, np.full([1, 1, 1, 1, 4], 2.0), rtol=1e-6)

@@ -108,12 +108,9 @@ def over_each_tap(owner, compute, operands, window, axis):
         size = [batch, depth, *_sizes(image, dimensions(weights)[1:3], across), parents]
         bias = tf.zeros(size, tf.float64 if poses.dtype == tf.float64 else tf.float32)
     found = {}
-    for phase in range(stride):  # slices that belong to the same taps
-        of_phase = [
-            tap for tap in range(taps) if tap * along["dilation"] % stride == phase
-        ]
-        if not of_phase:
-            continue
+    phases = [tap * along["dilation"] % stride for tap in range(taps)]
+    for phase in sorted({*phases}):  # slices that belong to the same taps
+        of_phase = [tap for tap in range(taps) if phases[tap] == phase]
         shifts = [(tap * along["dilation"] - phase) // stride for tap in of_phase]
         step = stride // math.gcd(stride, along["dilation"])
         own = slice(of_phase[0], None, step)
