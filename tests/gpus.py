@@ -5,15 +5,7 @@
 import tensorflow as tf
 
 from tf_capsops import _library, kernels
-
-# By compute capability, as `kernels.pretend_device` takes them.
-GPUS = {
-    80: {"processors": 108, "shared": 166912, "processor_shared": 167936},
-    86: {"processors": 84, "shared": 101376, "processor_shared": 102400},
-    90: {"processors": 132, "shared": 232448, "processor_shared": 233472},
-    100: {"processors": 148, "shared": 232448, "processor_shared": 233472},
-    120: {"processors": 170, "shared": 101376, "processor_shared": 102400},
-}
+from tf_capsops.kernels import GPUS
 
 
 def has_wgmma(capability):

@@ -14,9 +14,19 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tf_capsops import _library
+
+# Arguments of `pretend_device` for a GPU of each compute capability: A100, RTX A6000,
+# H100, B200 and RTX 5090.
+GPUS = {
+    80: {"processors": 108, "shared": 166912, "processor_shared": 167936},
+    86: {"processors": 84, "shared": 101376, "processor_shared": 102400},
+    90: {"processors": 132, "shared": 232448, "processor_shared": 233472},
+    100: {"processors": 148, "shared": 232448, "processor_shared": 233472},
+    120: {"processors": 170, "shared": 101376, "processor_shared": 102400},
+}
 
 # The texts in force of each variable, the innermost block's last.
 _HISTORY: dict[str, list[str]] = {}
@@ -79,13 +89,40 @@ def recorded() -> Iterator[list[tuple[str, str, int]]]:
         `pretend_device`, an op on a CPU also records what that GPU would run, as op
         "CapsuleConv@GPU".
     """
-    calls = []
-    _interface().tf_capsops_record_kernels(1)
+    with _record(1) as lines:
+        calls = []
+        try:
+            yield calls
+        finally:
+            calls += ((*line[:2], int(line[2])) for line in lines())
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[list[tuple[str, str, str]]]:
+    """Says of ops that run within a `with` block which GPU kernels could run them.
+
+    Yields:
+        A list that is filled when the block ends: op, kernel, and why it cannot do the
+        problem, or "", for each kernel in order of preference. The first kernel of
+        an op without a refusal is the one that runs. An op on a CPU is in the list within
+        `pretend_device`.
+    """
+    with _record(2) as lines:
+        candidates = []
+        try:
+            yield candidates
+        finally:
+            candidates += (tuple(line) for line in lines() if not line[2].isdigit())
+
+
+@contextlib.contextmanager
+def _record(what: int) -> Iterator[Callable[[], list[list[str]]]]:
+    def lines():
+        text = _interface().tf_capsops_recorded_kernels().decode()
+        return [line.split("\t") for line in text.splitlines()]
+
+    _interface().tf_capsops_record_kernels(what)
     try:
-        yield calls
+        yield lines
     finally:
-        lines = _interface().tf_capsops_recorded_kernels().decode().splitlines()
         _interface().tf_capsops_record_kernels(0)
-        for line in lines:
-            op, kernel, workspace = line.rsplit(" ", 2)
-            calls.append((op, kernel, int(workspace)))

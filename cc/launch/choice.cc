@@ -30,7 +30,7 @@ Settings& TheSettings() {
   return *settings;
 }
 std::atomic<uint64_t> generation = 1;
-std::atomic<bool> records = false;
+std::atomic<int> records = 0;
 
 void Set(std::string Settings::* setting, const char* text) {
   Settings& settings = TheSettings();
@@ -82,6 +82,14 @@ LaunchError Unreadable(const char* op, const std::string& variable,
       Fault::kInvalidArgument};
 }
 
+void Record(const std::string& op, const std::string& kernel, const std::string& what) {
+  const std::string line = op + "\t" + kernel + "\t" + what;
+  Settings& settings = TheSettings();
+  const std::lock_guard<std::mutex> lock(settings.mutex);
+  std::vector<std::string>& all = settings.recorded;
+  if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+}
+
 }  // namespace
 
 LaunchError ForcedKernel(const char* op, std::string* kernel) {
@@ -129,14 +137,17 @@ LaunchError PretendDevice(GpuDevice* device, bool* pretended) {
 
 uint64_t ChoiceGeneration() { return generation; }
 
-bool RecordsKernels() { return records; }
+bool RecordsKernels() { return records > 0; }
 
 void RecordKernel(const std::string& op, const std::string& kernel, int64_t workspace) {
-  const std::string line = op + " " + kernel + " " + std::to_string(workspace);
-  Settings& settings = TheSettings();
-  const std::lock_guard<std::mutex> lock(settings.mutex);
-  std::vector<std::string>& all = settings.recorded;
-  if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+  Record(op, kernel, std::to_string(workspace));
+}
+
+bool RecordsCandidates() { return records > 1; }
+
+void RecordCandidate(const std::string& op, const std::string& kernel,
+                     const std::string& refusal) {
+  Record(op, kernel, refusal);
 }
 
 }  // namespace capsops
@@ -149,11 +160,12 @@ void tf_capsops_pretend_device(const char* text) {
   capsops::Set(&capsops::Settings::device, text);
 }
 
-void tf_capsops_record_kernels(int on) {
+void tf_capsops_record_kernels(int what) {
   capsops::Settings& settings = capsops::TheSettings();
   const std::lock_guard<std::mutex> lock(settings.mutex);
   settings.recorded.clear();
-  capsops::records = on != 0;
+  capsops::records = what;
+  if (what > 1) ++capsops::generation;  // so that plans are made again
 }
 
 const char* tf_capsops_recorded_kernels() {

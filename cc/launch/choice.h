@@ -34,9 +34,13 @@ inline LaunchError DescribeDevice(GpuDevice* device) {
 // Grows with every change of the settings. Plans of an earlier generation are stale.
 uint64_t ChoiceGeneration();
 
-// Recording the names of kernels that run.
+// Recording the names of kernels that run, and of those that were candidates, with the
+// reason why each cannot do the problem, or "".
 bool RecordsKernels();
 void RecordKernel(const std::string& op, const std::string& kernel, int64_t workspace);
+bool RecordsCandidates();
+void RecordCandidate(const std::string& op, const std::string& kernel,
+                     const std::string& refusal);
 
 }  // namespace capsops
 
@@ -45,10 +49,12 @@ void RecordKernel(const std::string& op, const std::string& kernel, int64_t work
 // The C interface. An empty string removes a setting.
 CAPSOPS_EXPORT void tf_capsops_force_kernels(const char* text);
 CAPSOPS_EXPORT void tf_capsops_pretend_device(const char* text);
-// Starts (1) or stops (0) recording, and clears the record.
-CAPSOPS_EXPORT void tf_capsops_record_kernels(int on);
-// Returns one line "op kernel workspace" for each distinct call, in order. The string
-// is valid until the same thread calls this function again.
+// Clears the record and records the kernels that run (1), also the candidates of all
+// plans made from now on (2), or nothing more (0).
+CAPSOPS_EXPORT void tf_capsops_record_kernels(int what);
+// Returns one line "op kernel workspace" for each distinct call and one line "op kernel
+// refusal" for each candidate, in order, with tabs between these. The string is valid
+// until the same thread calls this function again.
 CAPSOPS_EXPORT const char* tf_capsops_recorded_kernels();
 
 #endif  // CAPSOPS_CC_LAUNCH_CHOICE_H_

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,45 +44,69 @@ struct Plan {
   }
 };
 
-// A kernel path: its name, and its planner, which may refuse.
+// A kernel path: its name, its planner, which may refuse, and whether the path is
+// preferred to those that follow. A path may have several rows in a table of candidates:
+// the first ones with a condition, and the last one without.
 template <typename Plan>
 struct Candidate {
   const char* kernel;
   std::function<Plan()> plan;
+  bool preferred = true;
 };
 
-// Returns the plan of the first candidate that supports the problem, or of the
-// candidate that the user forces (choice.h).
+// Returns the kernels' names, each once.
+template <typename Plan>
+std::string Names(const std::vector<Candidate<Plan>>& candidates) {
+  std::set<std::string> named;
+  std::string names;
+  for (const Candidate<Plan>& candidate : candidates) {
+    if (!named.insert(candidate.kernel).second) continue;
+    names += (names.empty() ? "" : ", ") + std::string(candidate.kernel);
+  }
+  return names;
+}
+
+// Returns the plan of the first preferred candidate that supports the problem, or of
+// the candidate that the user forces (choice.h). Where candidates are recorded, it plans
+// all of them.
 template <typename Plan>
 Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
   std::string forced;
-  Plan plan;
-  plan.error = ForcedKernel(op, &forced);
-  if (!plan.error.empty()) return plan;
-  std::string refusals, names;
+  Plan chosen;
+  chosen.error = ForcedKernel(op, &forced);
+  if (!chosen.error.empty()) return chosen;
+  std::set<std::string> planned;
+  std::string refusals;
   for (const Candidate<Plan>& candidate : candidates) {
-    names += (names.empty() ? "" : ", ") + std::string(candidate.kernel);
-    if (!forced.empty() && forced != candidate.kernel) continue;
-    plan = candidate.plan();
-    plan.kernel = candidate.kernel;
-    if (plan.run) return plan;
-    refusals += (refusals.empty() ? "" : "; ") + plan.kernel +
-                (forced.empty() ? "" : ", which") + " cannot do this because " +
-                plan.error.text();
+    const std::string kernel = candidate.kernel;
+    const bool wanted = forced.empty() ? candidate.preferred : forced == kernel;
+    if (!wanted || !planned.insert(kernel).second) continue;
+    Plan plan = candidate.plan();
+    plan.kernel = kernel;
+    if (RecordsCandidates()) RecordCandidate(op, kernel, plan.error.text());
+    if (!plan.run) {
+      refusals += (refusals.empty() ? "" : "; ") + kernel +
+                  (forced.empty() ? "" : ", which") + " cannot do this because " +
+                  plan.error.text();
+    } else if (!chosen.run) {
+      chosen = std::move(plan);
+      if (!RecordsCandidates()) break;
+    }
   }
+  if (chosen.run) return chosen;
   if (forced.empty()) {
-    plan.error = {std::string(op) + ": no CUDA kernel can do this: " + refusals,
-                  Fault::kUnimplemented};
+    chosen.error = {std::string(op) + ": no CUDA kernel can do this: " + refusals,
+                    Fault::kUnimplemented};
   } else if (refusals.empty()) {
-    plan.error = {std::string(op) + ": TF_CAPSOPS_KERNEL asks for the kernel " +
-                      forced + ", but the kernels are " + names,
-                  Fault::kInvalidArgument};
+    chosen.error = {std::string(op) + ": TF_CAPSOPS_KERNEL asks for the kernel " +
+                        forced + ", but the kernels are " + Names(candidates),
+                    Fault::kInvalidArgument};
   } else {
-    plan.error = {
+    chosen.error = {
         std::string(op) + ": TF_CAPSOPS_KERNEL asks for the kernel " + refusals,
         Fault::kInvalidArgument};
   }
-  return plan;
+  return chosen;
 }
 
 }  // namespace capsops

@@ -5,10 +5,7 @@
 // GEMM on the tensors' own layout: rows are output pixels and pose rows, the
 // contraction runs over taps, channels and the poses' inner dimension, columns are
 // output channels and pose columns.
-#include <algorithm>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "cc/launch/capsule_conv.h"
 #include "cuda/capsule_conv/paths.h"
@@ -17,22 +14,21 @@
 namespace capsops::capsule_conv {
 namespace {
 
-// Moves "tma", the first candidate, behind others that are faster:
-// - In a small problem its two launches take longer than other paths with whole quads,
-//   unless these launch once per phase (`phases`), and longer than "gather", which does
-//   not pack the filter.
-// - If a source pixel has few numbers (`read`), most of a step is padding.
-template <typename Plan>
-void ReorderTma(const Problem& p, int64_t read, bool phases,
-                std::vector<Candidate<Plan>>* candidates) {
-  const auto first = candidates->begin();
-  const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
-  if (HasFewProducts(p) && quads && !phases) {
-    std::rotate(first, first + 1, candidates->end() - 1);  // moves it before "fma"
-  } else if (HasFewProducts(p) || read < 32) {
-    std::iter_swap(first, first + 1);  // moves it behind "gather"
+// Conditions of the rows of "tma" in the tables below. It is the fastest path, except
+// that
+// - in a small problem its two launches take longer than "gather", which does not pack
+//   the filter, and longer than other paths with whole quads, unless these launch once
+//   per phase (`phases`);
+// - if a source pixel has few numbers (`read`), most of a step is padding.
+struct TmaIsFaster {
+  bool than_all, than_quads;
+
+  TmaIsFaster(const Problem& p, int64_t read, bool phases) {
+    const bool quads = p.pose_inner % kQuad == 0 && p.pose_columns % kQuad == 0;
+    than_all = !HasFewProducts(p) && read >= 32;
+    than_quads = !HasFewProducts(p) || !quads || phases;
   }
-}
+};
 
 // Plans the forward convolution or the input gradient, as a ConvPlan or BiasReluPlan.
 template <typename T, typename Plan = ConvPlan<GpuExec, T>>
@@ -44,19 +40,21 @@ Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradi
       return AddBiasRelu<T>(op, p, conv);
     }
   };
-  std::vector<Candidate<Plan>> candidates = {
-      {"tma", [&] { return finished(tma::PlanImage<T>(op, exec, p, gradient)); }},
-      {"gather", [&] { return gather::PlanImage<Plan, T>(op, exec, p, gradient); }},
-      {"wgmma", [&] { return finished(wgmma::PlanImage<T>(op, exec, p, gradient)); }},
-      {"mma", [&] { return finished(mma::PlanImage<T>(op, exec, p, gradient)); }},
-      {"fma", [&] { return finished(fma::PlanImage<T>(op, exec, p, gradient)); }}};
-  if (!std::is_same_v<T, double>) {
-    const int64_t read =
-        gradient ? p.out_channels * p.pose_columns : p.in_channels * p.pose_inner;
-    const bool phases = gradient && InputGradientTasks(p).tasks.size() > 1;
-    ReorderTma(p, read, phases, &candidates);
-  }
-  return Choose<Plan>(op, candidates);
+  const auto by_tma = [&] {
+    return finished(tma::PlanImage<T>(op, exec, p, gradient));
+  };
+  const int64_t read =
+      gradient ? p.out_channels * p.pose_columns : p.in_channels * p.pose_inner;
+  const bool phases = gradient && InputGradientTasks(p).tasks.size() > 1;
+  const TmaIsFaster tma(p, read, phases);
+  return Choose<Plan>(
+      op, {{"tma", by_tma, tma.than_all},
+           {"gather", [&] { return gather::PlanImage<Plan, T>(op, exec, p, gradient); }},
+           {"tma", by_tma, tma.than_quads},
+           {"wgmma", [&] { return finished(wgmma::PlanImage<T>(op, exec, p, gradient)); }},
+           {"mma", [&] { return finished(mma::PlanImage<T>(op, exec, p, gradient)); }},
+           {"tma", by_tma},
+           {"fma", [&] { return finished(fma::PlanImage<T>(op, exec, p, gradient)); }}});
 }
 
 }  // namespace
@@ -78,15 +76,19 @@ ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& p) {
 
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) {
-  std::vector<Candidate<ConvPlan<GpuExec, T>>> candidates = {
-      {"tma", [&] { return tma::PlanWeights<T>(exec, p); }},
-      {"gather", [&] { return gather::PlanWeights<T>(exec, p); }},
-      {"wgmma", [&] { return wgmma::PlanWeights<T>(exec, p); }},
-      {"mma", [&] { return mma::PlanWeights<T>(exec, p); }},
-      {"fma", [&] { return fma::PlanWeights<T>(exec, p); }}};
-  if (!wgmma::FillsBlocks(p)) std::swap(candidates[2], candidates[3]);
-  ReorderTma(p, p.in_channels * p.pose_inner, false, &candidates);
-  return Choose(BackpropWeights::kName, candidates);
+  const auto by_tma = [&] { return tma::PlanWeights<T>(exec, p); };
+  const auto by_wgmma = [&] { return wgmma::PlanWeights<T>(exec, p); };
+  const TmaIsFaster tma(p, p.in_channels * p.pose_inner, false);
+  return Choose<ConvPlan<GpuExec, T>>(
+      BackpropWeights::kName,
+      {{"tma", by_tma, tma.than_all},
+       {"gather", [&] { return gather::PlanWeights<T>(exec, p); }},
+       {"tma", by_tma, tma.than_quads},
+       {"wgmma", by_wgmma, wgmma::FillsBlocks(p)},
+       {"mma", [&] { return mma::PlanWeights<T>(exec, p); }},
+       {"wgmma", by_wgmma},
+       {"tma", by_tma},
+       {"fma", [&] { return fma::PlanWeights<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ConvPlan, GpuExec)

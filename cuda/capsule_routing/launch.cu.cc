@@ -7,10 +7,7 @@
 // the usual capsules of 8 and 16 elements; `phases` exchanges them through shared
 // memory, for all other sizes and for double. `resident` is one kernel for batches so
 // small that all predictions fit into the whole GPU's shared memory.
-#include <algorithm>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/round.h"
@@ -36,35 +33,32 @@ static bool ResidentIsFaster(const GpuExec& exec, const Problem& p, int64_t maxi
   return weights <= 1 << 18;
 }
 
-// Moves the last candidate to the front.
-template <typename Candidates>
-static void PreferLast(Candidates& candidates) {
-  std::rotate(candidates.begin(), candidates.end() - 1, candidates.end());
-}
-
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
-  std::vector<Candidate<ForwardPlan<GpuExec, T>>> candidates = {
-      {"mma", [&] { return mma::PlanForward<T>(exec, p); }},
-      {"phases", [&] { return phases::PlanForward<T>(exec, p); }},
-      {"resident", [&] { return resident::PlanForward<T>(exec, p); }}};
-  if (PhasesAreFaster(p)) std::swap(candidates[0], candidates[1]);
-  if (ResidentIsFaster(exec, p, 6)) PreferLast(candidates);
-  return Choose(kForwardName, candidates);
+  const auto by_mma = [&] { return mma::PlanForward<T>(exec, p); };
+  const auto by_phases = [&] { return phases::PlanForward<T>(exec, p); };
+  const auto by_resident = [&] { return resident::PlanForward<T>(exec, p); };
+  return Choose<ForwardPlan<GpuExec, T>>(
+      kForwardName, {{"resident", by_resident, ResidentIsFaster(exec, p, 6)},
+                     {"phases", by_phases, PhasesAreFaster(p)},
+                     {"mma", by_mma},
+                     {"phases", by_phases},
+                     {"resident", by_resident}});
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
-  std::vector<Candidate<BackwardPlan<GpuExec, T>>> candidates = {
-      {"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
-      {"phases", [&] { return phases::PlanBackward<T>(exec, p); }},
-      {"resident", [&] { return resident::PlanBackward<T>(exec, p); }}};
+  const auto by_mma = [&] { return mma::PlanBackward<T>(exec, p); };
+  const auto by_phases = [&] { return phases::PlanBackward<T>(exec, p); };
+  const auto by_resident = [&] { return resident::PlanBackward<T>(exec, p); };
   const bool exact = std::is_same_v<T, float> && !exec.tf32;
-  if (PhasesAreFaster(p) && p.in_dim == 8 && !exact) {
-    std::swap(candidates[0], candidates[1]);
-  }
-  if (ResidentIsFaster(exec, p, 3)) PreferLast(candidates);
-  return Choose(kBackwardName, candidates);
+  const bool phases_are_faster = PhasesAreFaster(p) && p.in_dim == 8 && !exact;
+  return Choose<BackwardPlan<GpuExec, T>>(
+      kBackwardName, {{"resident", by_resident, ResidentIsFaster(exec, p, 3)},
+                      {"phases", by_phases, phases_are_faster},
+                      {"mma", by_mma},
+                      {"phases", by_phases},
+                      {"resident", by_resident}});
 }
 
 template <typename T>

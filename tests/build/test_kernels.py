@@ -73,3 +73,33 @@ def test_blocks_nest():
     cuda = bool(_library.build_info()["cuda"])
     for calls, kernel in ((inner, "fma"), (outer, "gemm")):
         assert [k for op, k, _ in calls if op.endswith("@GPU")] == [kernel] * cuda
+
+
+@pytest.mark.parametrize("capability", kernels.GPUS)
+def test_explained_names_every_kernel_and_its_obstacle(capability):
+    device = kernels.pretend_device(capability=capability, **kernels.GPUS[capability])
+    with device, kernels.explained() as candidates:
+        _predict(48)
+        _predict(48)
+    if _library.build_info()["cuda"]:
+        (op, fma, refusal), *others = candidates
+        assert (op, fma) == ("CapsulePrediction", "fma") and "in_dim" in refusal
+        assert others == [("CapsulePrediction", "gemm", "")]
+    else:
+        assert candidates == []
+
+
+def test_a_kernel_with_several_rows_is_explained_once():
+    """The order of preference is that of the problem."""
+    found = {}
+    for batch in (1, 128):
+        device = kernels.pretend_device(capability=90, **kernels.GPUS[90])
+        inputs, weights = tf.zeros([batch, 72, 8]), tf.zeros([72, 10, 16, 8])
+        with tf.device("CPU:0"), device, kernels.explained() as candidates:
+            tf_capsops.capsule_routing(inputs, weights)
+        found[batch] = [kernel for _, kernel, _ in candidates]
+    if _library.build_info()["cuda"]:
+        assert found == {
+            1: ["resident", "mma", "phases"],
+            128: ["mma", "phases", "resident"],
+        }

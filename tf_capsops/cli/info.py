@@ -1,21 +1,29 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints versions, the operator library and the devices TensorFlow sees."""
+"""Prints versions, the library and the devices, or which kernels can run an op."""
 
 import platform
 import sys
 
+from tf_capsops.cli import candidates
+
 
 def add_arguments(parser):
-    """`tf-capsops info` has no options."""
+    """Adds the options that describe a call of an op."""
+    candidates.add_arguments(parser)
 
 
 def check(args):
-    """There is nothing to check: without options, there are no mistakes."""
+    """Raises a CommandError if the options do not describe a call of an op."""
+    candidates.check(args)
 
 
 def run(args):
-    """Prints versions and devices. Returns 1 if the library cannot be used, else 0."""
+    """Prints what was asked for. Returns 1 if the library cannot be used, else 0."""
+    return candidates.run(args) if args.op else _run()
+
+
+def _run():
     import keras
     import tensorflow as tf
 
