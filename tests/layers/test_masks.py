@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from routed_layers import assert_equal, drawn, every_layer
 
+import tf_capsops
 from tf_capsops.layers import ConvCaps1D, DenseCaps, DigitCaps
 from tf_capsops.routing import EM, VB, Dynamic, InvertedAttention, Rule, SelfAttention
 
@@ -192,10 +193,16 @@ def test_shared_weights_are_those_of_every_child(rule, tmp_path, device):
             variable.assign(value)
         assert_equal(own(inputs), found, 1e-6)
         assert layer.shares(inputs).shape == (2, children, 4)
+        graph = tf.function(
+            layer, [[tf.TensorSpec([None] * e.ndim) for e in inputs]], autograph=False
+        )
+        with tf_capsops.portable():
+            assert_equal(
+                graph([each.astype(np.float32) for each in inputs]), found, 1e-4
+            )
 
 
-@pytest.mark.parametrize("children", [1, 4, 9])
-def test_shared_digit_capsules(children, tmp_path, device):
+def test_shared_digit_capsules(tmp_path, device):
     keras.utils.set_random_seed(5)
     layer = DigitCaps(4, 3, share_weights=True, logits_initializer="random_normal")
     given = keras.Input([None, 6])
@@ -204,16 +211,21 @@ def test_shared_digit_capsules(children, tmp_path, device):
     assert (layer.kernel.shape, layer.logits.shape) == ((4, 3, 6), (4,))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    capsules = np.random.default_rng(7).normal(size=[2, children, 6])
-    own = DigitCaps(4, 3)
-    own.build(capsules.shape)
-    own.set_weights(
-        [np.broadcast_to(e, (children, *e.shape)) for e in layer.get_weights()]
-    )
-    for compute in (layer, model, loaded):
-        np.testing.assert_allclose(compute(capsules), own(capsules), atol=1e-6)
-    shares = layer.coefficients(capsules)
-    np.testing.assert_allclose(shares, own.coefficients(capsules), atol=1e-6)
+    with tf_capsops.portable():
+        model.export(tmp_path / "saved", verbose=False)
+    saved = tf.saved_model.load(tmp_path / "saved")
+    for children in (1, 4, 9):
+        capsules = np.random.default_rng(7).normal(size=[2, children, 6])
+        capsules = capsules.astype(np.float32)
+        own = DigitCaps(4, 3)
+        own.build(capsules.shape)
+        own.set_weights(
+            [np.broadcast_to(e, (children, *e.shape)) for e in layer.get_weights()]
+        )
+        for compute in (layer, model, loaded, saved.serve):
+            np.testing.assert_allclose(compute(capsules), own(capsules), atol=1e-6)
+        shares = layer.coefficients(capsules)
+        np.testing.assert_allclose(shares, own.coefficients(capsules), atol=1e-6)
 
 
 @pytest.mark.parametrize("children", [None, 64])
