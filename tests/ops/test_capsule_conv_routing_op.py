@@ -172,7 +172,7 @@ def test_a_transposed_image_that_is_too_large(device):
             strides=[2, 1],
             transposed=True,
         )
-    text = f"in_height x stride must be at most {2**61 - 1}, got {2**62} x 2"
+    text = f"in_height x strides must be at most {2**61 - 1}, got {2**62} x 2"
     assert f"{FORWARD}: {text}" in str(caught.value)
 
 
