@@ -33,6 +33,7 @@ class Dataset:
 
     generated = False  # whether samples are random, those of training in every epoch
     objects = 1  # classes that an image shows
+    has_masks = False  # whether a target is a mask of classes
 
     @property
     def num_classes(self):

@@ -60,6 +60,7 @@ class Pictures:
 
     generated = False
     objects = 1
+    has_masks = False
 
     @property
     def num_classes(self):

@@ -51,7 +51,8 @@ class Samples(abc.ABC):
           draws: the rows of `draws(epoch)` with these numbers, `[B, K]`.
 
         Returns:
-          Images `[B, H, W, C]` and their targets, as a data set's class says.
+          Images `[B, H, W, C]` or volumes `[B, D, H, W, C]`, and their targets, as a
+          data set's class says.
         """
 
     def take(self, indices, epoch=0):

@@ -9,9 +9,13 @@ import keras
 from tf_capsops.data import dataset, files, pictures
 from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.multimnist import MultiMnist
+from tf_capsops.data.segmented_mnist import MovingMnist, SegmentedMnist
 
 _DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")  # modules in keras.datasets
-_GENERATED = {kind.name: kind for kind in (MultiMnist, AffineMnist, ShiftedMnist)}
+_GENERATED = {
+    kind.name: kind
+    for kind in (MultiMnist, AffineMnist, ShiftedMnist, SegmentedMnist, MovingMnist)
+}
 _NAMES = ("digits", *_DOWNLOADED, *_GENERATED)
 # Options that only folders of pictures take.
 _OF_PICTURES = ("image_size", "color_mode", "test_share", "skip_broken")
@@ -35,8 +39,9 @@ def load(source, seed=0, **options):
           are needed;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
-        * `"multimnist"`, `"affine_mnist"` or `"shifted_mnist"`, made from MNIST, or
-          from any of the above with `"multimnist:FILE.npz"`.
+        * `"multimnist"`, `"affine_mnist"`, `"shifted_mnist"`, `"segmented_mnist"` or
+          `"moving_mnist"`, made from MNIST, or from any of the above with
+          `"multimnist:FILE.npz"`.
       seed: an int, from which follow generated samples, and which pictures are for
         testing.
       **options: for folders of pictures alone:
@@ -54,7 +59,8 @@ def load(source, seed=0, **options):
           there is no other `test` and no `test_share`.
 
     Returns:
-      A `Dataset`, `Pictures`, `MultiMnist`, `AffineMnist` or `ShiftedMnist`.
+      A `Dataset`, `Pictures`, `MultiMnist`, `AffineMnist`, `ShiftedMnist`,
+      `SegmentedMnist` or `MovingMnist`.
 
     Raises:
       ValueError: if a file does not hold such arrays, a download fails, or a folder of
