@@ -24,6 +24,7 @@ from tf_capsops.ops.capsule_conv_nd import (
     capsule_conv3d,
     capsule_conv3d_transpose,
 )
+from tf_capsops.ops.capsule_conv_routing import capsule_conv_routing
 from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
 from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
@@ -39,6 +40,7 @@ __all__ = [
     "capsule_conv2d_transpose",
     "capsule_conv3d",
     "capsule_conv3d_transpose",
+    "capsule_conv_routing",
     "capsule_moments",
     "capsule_prediction",
     "capsule_routing",

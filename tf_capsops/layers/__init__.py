@@ -24,6 +24,13 @@ from tf_capsops.layers.length import Length
 from tf_capsops.layers.mask import Mask
 from tf_capsops.layers.pose_caps import PoseCaps
 from tf_capsops.layers.primary_caps import PrimaryCaps
+from tf_capsops.layers.slim_caps import (
+    SlimCaps1D,
+    SlimCaps2D,
+    SlimCaps2DTranspose,
+    SlimCaps3D,
+    SlimCaps3DTranspose,
+)
 
 __all__ = [
     "CapsuleConv1D",
@@ -49,5 +56,10 @@ __all__ = [
     "PoseCaps",
     "PrimaryCaps",
     "RoutedNormal",
+    "SlimCaps1D",
+    "SlimCaps2D",
+    "SlimCaps2DTranspose",
+    "SlimCaps3D",
+    "SlimCaps3DTranspose",
     "digit_caps",
 ]

@@ -6,7 +6,17 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
-from tf_capsops.layers.window import IMAGE, LINE, VOLUME, map_size, set_window
+from tf_capsops.layers.initializers import unlike_each_other
+from tf_capsops.layers.window import (
+    IMAGE,
+    LINE,
+    VOLUME,
+    map_size,
+    require_known,
+    require_no_dilation,
+    set_window,
+    transposed_map_size,
+)
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_conv_nd import (
     capsule_conv1d,
@@ -61,10 +71,8 @@ class CapsuleConv(keras.layers.Layer):
             positive_int(owner, "pose_shape", size) for size in pose_shape
         )
         set_window(self, kernel_size, strides, padding, dilation_rate, self.axes)
-        if self.is_transposed and {*self.dilation_rate} != {1}:
-            raise ValueError(
-                f"{owner}: dilation_rate must be 1, got {self.dilation_rate}"
-            )
+        if self.is_transposed:
+            require_no_dilation(self)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -126,12 +134,7 @@ class CapsuleConv(keras.layers.Layer):
                 f"{axes}, got shape {shape}"
             )
         first = 1 + len(self.axes)
-        if None in shape[first:]:
-            *others, last = ("batch", *self.axes)
-            raise ValueError(
-                f"{owner}: only {', '.join(others)} and {last} of {axes} may be "
-                f"unknown, got shape {shape}"
-            )
+        require_known(self, shape, names)
         if shape[first + 1 : -1] != self.pose_shape[:-1]:
             pose_shape = (*shape[first + 1 : -1], self.pose_shape[-1])
             raise ValueError(
@@ -277,12 +280,7 @@ class CapsuleConvTranspose(CapsuleConv):
         return {"strides": self.strides, "padding": self.padding}
 
     def map_size(self, shape):
-        sizes = zip(shape[1:], self.kernel_size, self.strides)
-        overlaps = self.padding == "valid"
-        return [
-            size and size * stride + max(window - stride, 0) * overlaps
-            for size, window, stride in sizes
-        ]
+        return transposed_map_size(self, shape)
 
 
 @registered
@@ -343,7 +341,7 @@ def _of_a_convolution(initializer, axes):
     def initialize(shape, dtype=None):
         window = shape[:axes]
         channels, filters, *depth, inner, columns = shape[axes:]
-        draw = _unlike_each_other(initializer) if depth else initializer
+        draw = unlike_each_other(initializer) if depth else initializer
         plain = (*window, channels * inner, filters * columns)
         split = (*window, channels, inner, filters, columns)
         matrices = []
@@ -354,12 +352,3 @@ def _of_a_convolution(initializer, axes):
         return keras.ops.stack(matrices, axis=-3) if depth else matrices[0]
 
     return initialize
-
-
-def _unlike_each_other(initializer):
-    """Makes an initializer draw new values at every call, the same ones for a seed."""
-    config = getattr(initializer, "get_config", dict)()
-    if not isinstance(config.get("seed", "none"), int | None):
-        return initializer
-    config["seed"] = keras.random.SeedGenerator(config["seed"])
-    return type(initializer).from_config(config)

@@ -98,3 +98,12 @@ class CenterTap(keras.initializers.Initializer):
 
     def get_config(self):
         return {"value": self.value}
+
+
+def unlike_each_other(initializer):
+    """Makes an initializer draw new values at every call, the same ones for a seed."""
+    config = getattr(initializer, "get_config", dict)()
+    if not isinstance(config.get("seed", "none"), int | None):
+        return initializer
+    config["seed"] = keras.random.SeedGenerator(config["seed"])
+    return type(initializer).from_config(config)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first capsule layer, a convolution whose channels are read as capsules."""
 
+import math
+
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, known_shape, positive_int
@@ -9,11 +11,13 @@ from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
     checked_data_format,
+    checked_images,
     with_channels_last,
 )
 from tf_capsops.layers.window import map_size
 from tf_capsops.ops.squash import squash
 from tf_capsops.registered import registered
+from tf_capsops.shapes import dimensions
 
 
 @registered
@@ -26,7 +30,9 @@ class PrimaryCaps(Convolving):
 
     Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`. Output
     shape: `[B, H' * W' * channels, capsule_dim]`, with the capsules of one position
-    next to each other, in the same order for both data formats.
+    next to each other, in the same order for both data formats. Without `flatten`, `[B,
+    H', W', channels, capsule_dim]`, as `SlimCaps2D` takes it, and height and width may
+    be unknown.
 
     Args:
       channels: how many capsules each position has.
@@ -39,6 +45,7 @@ class PrimaryCaps(Convolving):
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
+      flatten: whether the positions become one axis with the channels.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -65,6 +72,7 @@ class PrimaryCaps(Convolving):
         kernel_constraint=None,
         bias_constraint=None,
         data_format=None,
+        flatten=True,
         **kwargs,
     ):
         channels = positive_int("PrimaryCaps", "channels", channels)
@@ -86,6 +94,7 @@ class PrimaryCaps(Convolving):
         self.channels = channels
         self.capsule_dim = capsule_dim
         self.data_format = checked_data_format("PrimaryCaps", data_format)
+        self.flatten = bool(flatten)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -96,13 +105,23 @@ class PrimaryCaps(Convolving):
     def call(self, images):
         (images,) = float_tensors("PrimaryCaps", images=images)
         features = self.conv(with_channels_last(images, self.data_format))
-        capsules = features.shape[1] * features.shape[2] * self.channels
-        return squash(tf.reshape(features, [-1, capsules, self.capsule_dim]))
+        batch, height, width, _ = dimensions(features)
+        capsules = [height, width, self.channels]
+        if self.flatten:
+            batch, capsules = -1, [math.prod(capsules)]
+        return squash(tf.reshape(features, [batch, *capsules, self.capsule_dim]))
 
     def compute_output_shape(self, input_shape):
-        known_shape("PrimaryCaps", input_shape, IMAGE_AXES[self.data_format])
-        height, width = map_size(self, tuple(input_shape))
-        return (input_shape[0], height * width * self.channels, self.capsule_dim)
+        shape = tuple(input_shape)
+        if self.flatten:
+            known_shape("PrimaryCaps", shape, IMAGE_AXES[self.data_format])
+        else:
+            checked_images(self, shape, self.data_format)
+        height, width = map_size(self, shape)
+        capsules = (height, width, self.channels)
+        if self.flatten:
+            capsules = (math.prod(capsules),)
+        return (shape[0], *capsules, self.capsule_dim)
 
     def get_config(self):
         return {
@@ -110,6 +129,7 @@ class PrimaryCaps(Convolving):
             "channels": self.channels,
             "capsule_dim": self.capsule_dim,
             "data_format": self.data_format,
+            "flatten": self.flatten,
         }
 
     @classmethod

@@ -60,3 +60,44 @@ def map_size(layer, input_shape, axes=IMAGE):
             size = -(-size // layer.strides[axis])
         sizes.append(size)
     return sizes
+
+
+def transposed_map_size(layer, input_shape):
+    """Returns the sizes of a transposed convolution's output, as Keras' have them.
+
+    Args:
+      layer: what `set_window` was given.
+      input_shape: `[batch, spatial..., ...]`; None is unknown.
+    """
+    overlaps = layer.padding == "valid"
+    sizes = zip(input_shape[1:], layer.kernel_size, layer.strides)
+    return [
+        size and size * stride + max(window - stride, 0) * overlaps
+        for size, window, stride in sizes
+    ]
+
+
+def require_known(layer, input_shape, names):
+    """Raises a ValueError if a dimension is unknown that is not batch or spatial.
+
+    Args:
+      layer: has `axes`, what the spatial axes are called.
+      input_shape: `[batch, spatial..., ...]`; None is unknown.
+      names: what all axes are called.
+    """
+    first = 1 + len(layer.axes)
+    if None in input_shape[first:]:
+        *others, last = names[:first]
+        raise ValueError(
+            f"{type(layer).__name__}: only {', '.join(others)} and {last} of "
+            f"[{', '.join(names)}] may be unknown, got shape {input_shape}"
+        )
+
+
+def require_no_dilation(layer):
+    """Raises a ValueError if a layer's window has gaps."""
+    if {*layer.dilation_rate} != {1}:
+        raise ValueError(
+            f"{type(layer).__name__}: dilation_rate must be 1, got "
+            f"{layer.dilation_rate}"
+        )

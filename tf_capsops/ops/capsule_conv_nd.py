@@ -14,9 +14,10 @@ from tf_capsops.arguments import float_tensors, window_attributes
 from tf_capsops.ops.capsule_conv import bound, capsule_conv2d, folded, of_matrices
 from tf_capsops.ops.conv2d import (
     IMAGE,
-    largest,
+    conv_transpose,
     require_window,
     span_of,
+    transposed_sizes,
     windows_of_axis,
 )
 from tf_capsops.shapes import ShapeRule, dimensions
@@ -181,7 +182,7 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
     moved = {"strides": window["strides"], "padding": window["padding"]}
     batch, *image = dimensions(inputs)[:3]
     *kernel, _, out_channels = dimensions(weights)[:4]
-    image = _transposed_size(image, kernel, **moved)
+    image = transposed_sizes(image, kernel, **moved)
     poses = [*dimensions(inputs)[4:-1], dimensions(weights)[-1]]
     shape = [batch, *image, out_channels, *poses]
     with tf.name_scope(name or owner):
@@ -351,29 +352,13 @@ def as_volume(images, batch, count):
     return tf.reshape(images, [batch, count, *dimensions(images)[1:]])
 
 
-def _transposed_size(image, kernel, strides, padding):
-    """Returns the sizes of what a transposed convolution makes of an image."""
-    return [
-        size * stride + (largest(window - stride, 0) if padding == "VALID" else 0)
-        for size, window, stride in zip(image, kernel, strides, strict=True)
-    ]
-
-
 def _plain_transpose(inputs, weights, strides, padding):
     """The definition of `capsule_conv2d_transpose` in TensorFlow's own ops."""
 
-    def convolve(images, filters, **window):
-        batch, *image = dimensions(images)[:3]
-        *kernel, _, out_channels = dimensions(filters)
-        size = _transposed_size(image, kernel, **window)
-        filters = tf.transpose(filters, (0, 1, 3, 2))
-        shape = [batch, *size, out_channels]
-        return tf.nn.conv2d_transpose(images, filters, shape, **window)
-
     moved = {"strides": strides, "padding": padding}
     if inputs.shape.rank == 6:
-        return folded(inputs, weights, convolve, moved)
+        return folded(inputs, weights, conv_transpose, moved)
     depth = inputs.shape[4] or weights.shape[4]
     rule = ShapeRule("capsule_conv2d_transpose")
     rule.require(depth is not None, "pose_depth must be known under portable()")
-    return of_matrices(depth, folded, inputs, weights, convolve, moved)
+    return of_matrices(depth, folded, inputs, weights, conv_transpose, moved)

@@ -164,13 +164,35 @@ def _routed(inputs, weights, logits, iterations, epsilon):
     batch = dimensions(inputs)[0]
     predictions = tf.reshape(predictions, [in_caps, out_caps, out_dim, batch])
     predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
-    epsilon = float(np.float32(epsilon))  # as the op's attribute holds it
     logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
+    return plain_agreement(predictions, logits, iterations, epsilon)
+
+
+def plain_agreement(votes, logits, iterations, epsilon, bias=None, leaky=False):
+    """Routes votes `[B, J, I, D]`; the rest of `capsule_routing`'s definition.
+
+    Args:
+      votes: B times, of I children for J parents.
+      logits: `[1, J, 1, I]`.
+      iterations, epsilon: As for `capsule_routing`.
+      bias: `[J, 1, D]`, added to the sums of votes, or None.
+      leaky: Whether one more parent, of a logit of 0, takes a share.
+
+    Returns:
+      Outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`, with a B of 1 in
+      the first iteration.
+    """
+    epsilon = float(np.float32(epsilon))  # as the op's attribute holds it
     for iteration in range(iterations):
-        coefficients = tf.nn.softmax(logits, axis=1)
-        outputs = plain_squash(tf.matmul(coefficients, predictions), epsilon)
+        if leaky:
+            also = tf.concat([logits, tf.zeros_like(logits[:, :1])], axis=1)
+            coefficients = tf.nn.softmax(also, axis=1)[:, :-1]
+        else:
+            coefficients = tf.nn.softmax(logits, axis=1)
+        sums = tf.matmul(coefficients, votes)
+        outputs = plain_squash(sums if bias is None else sums + bias, epsilon)
         if iteration + 1 < iterations:
-            logits += tf.matmul(outputs, predictions, transpose_b=True)
+            logits += tf.matmul(outputs, votes, transpose_b=True)
     return outputs, coefficients
 
 

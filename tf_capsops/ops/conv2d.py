@@ -35,6 +35,38 @@ def conv2d(images, filters, strides, padding, dilations):
     return tf.reshape(outputs, [batch, *size, dimensions(filters)[3]])
 
 
+def conv_transpose(images, filters, strides, padding):
+    """The transposed convolution of images or volumes, also of those without elements.
+
+    Args:
+      images: `[batch, spatial..., channels]`, of two or three spatial axes.
+      filters: `[kernel..., channels, out_channels]`.
+      strides, padding: As `window_attributes` returns them.
+    """
+    axes = len(strides)
+    batch, *image, _ = dimensions(images)
+    *kernel, _, out_channels = dimensions(filters)
+    size = transposed_sizes(image, kernel, strides, padding)
+    shape = [batch, *size, out_channels]
+    if 0 in (*images.shape.as_list(), *filters.shape.as_list()):
+        nothing = 0 * (tf.reduce_sum(images) + tf.reduce_sum(filters))
+        return tf.broadcast_to(nothing, shape)
+    filters = tf.transpose(filters, (*range(axes), axes + 1, axes))
+    transposed = {2: tf.nn.conv2d_transpose, 3: tf.nn.conv3d_transpose}[axes]
+    return transposed(images, filters, shape, strides, padding)
+
+
+def transposed_sizes(image, kernel, strides, padding):
+    """Returns the sizes of what a transposed convolution makes of an image.
+
+    Sizes are ints, or scalar tensors and then so are the results.
+    """
+    return [
+        size * stride + (largest(window - stride, 0) if padding == "VALID" else 0)
+        for size, window, stride in zip(image, kernel, strides, strict=True)
+    ]
+
+
 def product_of_patches(images, filters, strides, padding, dilations):
     """Convolves by one product of matrices, of what each output pixel reads."""
     *kernel, channels, out_channels = dimensions(filters)

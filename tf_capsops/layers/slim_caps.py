@@ -1,0 +1,325 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Slim capsules: convolutions whose types of children are routed at each pixel."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.arguments import float_tensors, int_between, positive_int
+from tf_capsops.layers.initializers import unlike_each_other
+from tf_capsops.layers.masks import without_masked
+from tf_capsops.layers.window import (
+    IMAGE,
+    LINE,
+    VOLUME,
+    map_size,
+    require_known,
+    require_no_dilation,
+    set_window,
+    transposed_map_size,
+)
+from tf_capsops.ops.capsule_conv_routing import capsule_conv_routing
+from tf_capsops.ops.capsule_routing import MOST_ITERATIONS
+from tf_capsops.registered import registered
+
+_GAIN = 1.5  # the length of the first sums of votes, next to a child's
+
+
+class SlimCaps(keras.layers.Layer):
+    """The base of slim capsules along any axes.
+
+    A subclass has `axes`, what the axes are called that its window slides along.
+    """
+
+    axes = None
+    is_transposed = False
+
+    def __init__(
+        self,
+        filters,
+        capsule_dim,
+        kernel_size,
+        strides=1,
+        padding="valid",
+        dilation_rate=1,
+        routing_iterations=3,
+        leaky=False,
+        share_weights=True,
+        use_bias=True,
+        kernel_initializer=None,
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        owner = type(self).__name__
+        self.filters = positive_int(owner, "filters", filters)
+        self.capsule_dim = positive_int(owner, "capsule_dim", capsule_dim)
+        set_window(self, kernel_size, strides, padding, dilation_rate, self.axes)
+        if self.is_transposed:
+            require_no_dilation(self)
+        self.routing_iterations = int_between(
+            owner, "routing_iterations", routing_iterations, 1, MOST_ITERATIONS
+        )
+        self.leaky = bool(leaky)
+        self.share_weights = bool(share_weights)
+        self.use_bias = bool(use_bias)
+        if kernel_initializer is not None:
+            kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = kernel_initializer
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    def build(self, input_shape):
+        self.compute_output_shape(input_shape)
+        *_, types, in_dim = input_shape
+        own = () if self.share_weights else (types,)
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(*self.kernel_size, *own, in_dim, self.filters, self.capsule_dim),
+            initializer=self._initializer(types, in_dim),
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(self.filters, self.capsule_dim),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        rank = len(input_shape)
+        self.input_spec = keras.layers.InputSpec(
+            ndim=rank, axes={rank - 2: types, rank - 1: in_dim}
+        )
+
+    def _initializer(self, types, in_dim):
+        """Returns an initializer of kernels, which are drawn as plain convolutions'."""
+        initializer = self.kernel_initializer or self._scaled(types, in_dim)
+        plain = (*self.kernel_size, in_dim, self.filters * self.capsule_dim)
+        split = (*self.kernel_size, in_dim, self.filters, self.capsule_dim)
+
+        def kernel_of(draw, dtype):
+            drawn = keras.ops.convert_to_tensor(draw(plain, dtype=dtype), dtype)
+            return keras.ops.reshape(drawn, split)
+
+        def initialize(shape, dtype=None):
+            if self.share_weights:
+                return kernel_of(initializer, dtype)
+            draw = unlike_each_other(initializer)
+            kernels = [kernel_of(draw, dtype) for _ in range(types)]
+            return keras.ops.stack(kernels, axis=-4)
+
+        return initialize
+
+    def _scaled(self, types, in_dim):
+        """Returns an initializer for sums of votes as long as children, about.
+
+        At first, a parent is the sum of a vote of each type, over how many parents
+        there are, as for `RoutedNormal`.
+        """
+        scale = in_dim * (_GAIN * self.filters) ** 2 / (types * self.capsule_dim)
+        if self.is_transposed:  # a pixel sees one tap in so many
+            scale *= math.prod(map(min, self.kernel_size, self.strides))
+        return keras.initializers.VarianceScaling(scale, "fan_in", "truncated_normal")
+
+    def call(self, capsules, mask=None):
+        (capsules,) = float_tensors(type(self).__name__, capsules=capsules)
+        return capsule_conv_routing(
+            without_masked(capsules, mask),
+            tf.convert_to_tensor(self.kernel),
+            None if self.bias is None else tf.convert_to_tensor(self.bias),
+            iterations=self.routing_iterations,
+            strides=self.strides,
+            padding=self.padding,
+            dilations=self.dilation_rate,
+            transposed=self.is_transposed,
+            leaky=self.leaky,
+        )
+
+    def compute_mask(self, inputs, previous_mask):
+        return None
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        names = ("batch", *self.axes, "types", "capsule dim")
+        if len(shape) != len(names):
+            raise ValueError(
+                f"{type(self).__name__}: the input must be [{', '.join(names)}], got "
+                f"shape {shape}"
+            )
+        require_known(self, shape, names)
+        if self.is_transposed:
+            map_shape = transposed_map_size(self, shape)
+        else:
+            map_shape = map_size(self, shape, self.axes)
+        return (shape[0], *map_shape, self.filters, self.capsule_dim)
+
+    def get_config(self):
+        initializer = self.kernel_initializer
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "capsule_dim": self.capsule_dim,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation_rate": self.dilation_rate,
+            "routing_iterations": self.routing_iterations,
+            "leaky": self.leaky,
+            "share_weights": self.share_weights,
+            "use_bias": self.use_bias,
+            "kernel_initializer": initializer
+            and keras.initializers.serialize(initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        }
+
+
+@registered
+class SlimCaps2D(SlimCaps):
+    """Slim capsules: a convolution whose types of children are routed at each pixel.
+
+    The layers of SegCaps (LaLonde and Bagci, "Capsules for Object Segmentation", 2018),
+    by `tf_capsops.capsule_conv_routing`. Each type of child capsule has one vote for
+    each parent at a pixel, which a convolution makes of all children of that type in
+    the window, and routing by agreement divides the types among the parents. So there
+    are `types * filters` votes a pixel, however large the window, and as many weights
+    as a `keras.layers.Conv2D` has from K features to `filters * capsule_dim`.
+
+    Input shape: `[B, H, W, I, K]`: I types of capsules of K numbers. Output shape: `[B,
+    H', W', filters, capsule_dim]`, capsules of length below one. Batch, height and
+    width may be unknown, and may differ from call to call.
+
+    Weights: `kernel` `[KH, KW, K, filters, capsule_dim]`, or `[KH, KW, I, K, filters,
+    capsule_dim]` without `share_weights`; `bias` `[filters, capsule_dim]`.
+
+    A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. Half precision:
+    everything is computed in float32 and the output rounded once.
+
+    Args:
+      filters: how many types of parents.
+      capsule_dim: how long a parent's vector is.
+      kernel_size: one or two ints.
+      strides: one or two ints.
+      padding: `"valid"` or `"same"`, as for `keras.layers.Conv2D`.
+      dilation_rate: one or two ints.
+      routing_iterations: how often the parents are computed, 1 to 2^31 - 1.
+      leaky: whether one more parent, of a logit of 0, takes a share that is dropped. A
+        layer of one parent needs it for its routing to have an effect.
+      share_weights: whether all types of children have the same kernel.
+      use_bias: whether there is a bias, which is added before squashing.
+      kernel_initializer: called for the kernel of the plain convolution, `[KH, KW, K,
+        filters * capsule_dim]`, without `share_weights` once for each type. By default
+        normal values, scaled so that parents start about as long as children.
+      bias_initializer: as for `keras.layers.Conv2D`; SegCaps has constants of 0.1.
+      kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
+      kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+
+    Raises:
+      ValueError: if an argument or the input's shape is not as above.
+
+    >>> layer = tf_capsops.layers.SlimCaps2D(
+    ...     8, capsule_dim=32, kernel_size=5, strides=2, padding="same")
+    >>> layer.compute_output_shape((None, 128, None, 4, 16))
+    (None, 64, None, 8, 32)
+    """
+
+    axes = IMAGE
+
+
+@registered
+class SlimCaps1D(SlimCaps):
+    """Slim capsules along a line; `SlimCaps2D` with one axis less.
+
+    Input shape: `[B, W, I, K]`. Output shape: `[B, W', filters, capsule_dim]`. Batch
+    and width may be unknown. A mask is `[B, W]` or `[B, W, I]`.
+
+    Weights: `kernel` `[KW, K, filters, capsule_dim]`, or `[KW, I, K, filters,
+    capsule_dim]`; `bias` as in `SlimCaps2D`.
+
+    Args and errors are those of `SlimCaps2D`, with one int for each of `kernel_size`,
+    `strides` and `dilation_rate`.
+
+    >>> layer = tf_capsops.layers.SlimCaps1D(8, capsule_dim=16, kernel_size=3)
+    >>> layer.compute_output_shape((None, 20, 4, 8))
+    (None, 18, 8, 16)
+    """
+
+    axes = LINE
+
+
+@registered
+class SlimCaps3D(SlimCaps):
+    """Slim capsules in a volume; `SlimCaps2D` with one axis more.
+
+    The layers of 3D-UCaps (Nguyen, Hua and Le, 2021), as for the slices of a scan.
+
+    Input shape: `[B, D, H, W, I, K]`. Output shape: `[B, D', H', W', filters,
+    capsule_dim]`. Batch, depth, height and width may be unknown. A mask is `[B, D, H,
+    W]`, or has I after these.
+
+    Weights: `kernel` `[KD, KH, KW, K, filters, capsule_dim]`, or with I before K;
+    `bias` as in `SlimCaps2D`.
+
+    Args and errors are those of `SlimCaps2D`, with one or three ints for each of
+    `kernel_size`, `strides` and `dilation_rate`.
+
+    >>> layer = tf_capsops.layers.SlimCaps3D(8, capsule_dim=16, kernel_size=5)
+    >>> layer.compute_output_shape((None, 9, 32, 32, 4, 8))
+    (None, 5, 28, 28, 8, 16)
+    """
+
+    axes = VOLUME
+
+
+@registered
+class SlimCaps2DTranspose(SlimCaps):
+    """Slim capsules whose votes are of a transposed convolution: the way up.
+
+    The deconvolutional capsules of SegCaps, from small maps to large ones.
+
+    Input shape: that of `SlimCaps2D`. Output shape: that of `SlimCaps2D`, with `H' = H
+    * stride` for `"same"`, and `H * stride + max(kernel - stride, 0)` for `"valid"`; W'
+    likewise.
+
+    Weights, args and errors are those of `SlimCaps2D`, but `dilation_rate` must be 1.
+
+    >>> layer = tf_capsops.layers.SlimCaps2DTranspose(
+    ...     8, capsule_dim=32, kernel_size=4, strides=2, padding="same")
+    >>> layer.compute_output_shape((None, 64, None, 8, 32))
+    (None, 128, None, 8, 32)
+    """
+
+    axes, is_transposed = IMAGE, True
+
+
+@registered
+class SlimCaps3DTranspose(SlimCaps):
+    """Slim capsules of volumes by a transposed convolution.
+
+    `SlimCaps2DTranspose` with one axis more. Input and output shapes are those of
+    `SlimCaps3D`, with the sizes of `SlimCaps2DTranspose` along all three axes.
+
+    Weights, args and errors are those of `SlimCaps3D`, but `dilation_rate` must be 1.
+
+    >>> layer = tf_capsops.layers.SlimCaps3DTranspose(
+    ...     8, capsule_dim=16, kernel_size=2, strides=2)
+    >>> layer.compute_output_shape((None, 4, 16, 16, 8, 16))
+    (None, 8, 32, 32, 8, 16)
+    """
+
+    axes, is_transposed = VOLUME, True

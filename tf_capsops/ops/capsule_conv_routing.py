@@ -1,0 +1,289 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution of capsules that are routed at each pixel."""
+
+import math
+
+import tensorflow as tf
+
+from tf_capsops import _library, _portable
+from tf_capsops.arguments import (
+    float_tensors,
+    int_between,
+    positive_float32,
+    window_attributes,
+)
+from tf_capsops.ops.capsule_conv_nd import (
+    LINE,
+    VOLUME,
+    as_volume,
+    require_kernel,
+    taps_as_channels,
+    windows_as_channels,
+)
+from tf_capsops.ops.capsule_routing import MOST_ITERATIONS, plain_agreement
+from tf_capsops.ops.conv2d import IMAGE, conv2d, conv_transpose
+from tf_capsops.ops.undifferentiable import register as register_refusal
+from tf_capsops.shapes import ShapeRule, dimensions, joined, shape_text, sizes
+
+_AXES = {1: LINE, 2: IMAGE, 3: VOLUME}
+_ATTRIBUTES = (
+    *("iterations", "epsilon", "strides", "dilations", "padding"),
+    *("transposed", "leaky"),
+)
+
+
+def capsule_conv_routing(
+    inputs,
+    weights,
+    bias=None,
+    logits=None,
+    *,
+    iterations=3,
+    strides=1,
+    padding="VALID",
+    dilations=1,
+    transposed=False,
+    leaky=False,
+    epsilon=1e-7,
+    name=None,
+):
+    """Convolves capsules, and routes the types of children by agreement at each pixel.
+
+    A slim capsule layer: the locally constrained dynamic routing of LaLonde and Bagci,
+    "Capsules for Object Segmentation" (2018), their algorithm 1. Each type of child has
+    one vote for each parent at a pixel, the sum of a convolution; routing by agreement
+    (Sabour, Frosst and Hinton, 2017) divides the types, not the pixels, among the
+    parents there:
+
+        votes[n, p, i, j] = sum over taps t of
+            inputs[n, p * strides + t * dilations - before, i] @ weights[t(, i)][:, j]
+        b = logits, at every pixel
+        repeat `iterations` times:
+            c = softmax of b[i] over the parents j
+            s[j] = sum over i of c[i, j] votes[i, j] + bias[j]
+            v = s |s|^2 / (1 + |s|^2) / sqrt(|s|^2 + epsilon)
+            b = b + <votes, v>
+        output = v
+
+    Pixels outside of the image are zeros. Votes are stored for a few rows of pixels at
+    a time: memory besides inputs, outputs and gradients is 64 MiB, or the votes of one
+    row if they are more. Differentiable once, in everything given and through every
+    iteration; a second derivative is a `LookupError` that names the op. Half types are
+    computed in float32.
+
+    Args:
+      inputs: Capsules, `[batch, spatial..., types, in_dim]`, of type float32, float64,
+        float16 or bfloat16. There are one, two or three spatial axes: width; height and
+        width; depth, height and width. Where the rank is unknown there are two, or as
+        many as `strides` or `dilations` are given for.
+      weights: One kernel for all types of children, `[kernel..., in_dim, parents,
+        out_dim]`, or one for each, `[kernel..., types, in_dim, parents, out_dim]`; of
+        the same type.
+      bias: `[parents, out_dim]`, of the same type; zeros by default.
+      logits: The logits that routing starts from, `[types, parents]`, of the same type;
+        zeros by default.
+      iterations: How often the parents are computed, 1 to 2^31 - 1.
+      strides: Pixels from one window to the next, or for a transposed convolution of
+        the output: a positive integer, or one for each axis.
+      padding: "VALID" or "SAME", as for `tf.nn.convolution`.
+      dilations: Pixels from one tap of the kernel to the next: a positive integer, or
+        one for each axis; 1 for a transposed convolution.
+      transposed: Whether the votes are those of a transposed convolution, as in
+        `tf.nn.conv_transpose`. An axis then has `size * stride` pixels for "SAME" and
+        `size * stride + max(kernel - stride, 0)` for "VALID".
+      leaky: Whether the softmax is over the parents and one more, whose logit is 0 and
+        whose share is dropped (Sabour et al., 2017, in their code). A single parent
+        then need not take everything.
+      epsilon: A positive number (a normal float32), which keeps values and gradients
+        finite where `s` is zero.
+      name: Name of the operation in a graph.
+
+    Returns:
+      Parents, `[batch, spatial..., parents, out_dim]`, of length below one.
+
+    Raises:
+      ValueError: An attribute is not as above, or an operand is of another type, ragged
+        or sparse.
+      tf.errors.InvalidArgumentError: A rank or a dimension does not fit, or the kernel
+        is larger than the image under "VALID" (a `ValueError` while a graph is built).
+      ImportError: The operator library is missing or of another TensorFlow version.
+
+    Example:
+
+    >>> image = tf.ones([1, 9, 9, 4, 8])    # four types of capsules of eight numbers
+    >>> kernel = tf.ones([5, 5, 8, 2, 16])  # to two of sixteen
+    >>> tf_capsops.capsule_conv_routing(image, kernel, strides=2, padding="SAME").shape
+    TensorShape([1, 5, 5, 2, 16])
+    """
+    owner = "capsule_conv_routing"
+    operands = _operands(owner, inputs, weights, bias, logits)
+    axes = _axes_of(operands[0], strides, dilations)
+    attributes = {
+        "iterations": int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
+        "epsilon": positive_float32(owner, "epsilon", epsilon),
+        "transposed": bool(transposed),
+        "leaky": bool(leaky),
+        **window_attributes(owner, strides, padding, dilations, axes),
+    }
+    if transposed and {*attributes["dilations"]} != {1}:
+        raise ValueError(
+            f"{owner}: dilations must be 1 where transposed, got {dilations!r}"
+        )
+    if _portable.is_on():
+        return _portable.compute(plain, *operands, **attributes, name=name or owner)
+    return _library.load().capsule_conv_routing(*operands, **attributes, name=name)
+
+
+def plain(
+    inputs,
+    weights,
+    bias,
+    logits,
+    iterations,
+    strides,
+    padding,
+    dilations,
+    transposed=False,
+    leaky=False,
+    epsilon=1e-7,
+):
+    """The definition of `capsule_conv_routing` in TensorFlow's own ops: stores votes.
+
+    Args:
+      inputs, weights, bias, logits: As for `capsule_conv_routing`, tensors; the ranks
+        of the first two must be known.
+      iterations, transposed, leaky, epsilon: As for `capsule_conv_routing`.
+      strides, padding, dilations: As `window_attributes` returns them.
+    """
+    window = {"strides": strides, "padding": padding, "dilations": dilations}
+    operands = _bound((inputs, weights, bias, logits), window, transposed)
+    inputs, weights, bias, logits = operands
+    votes, size = _votes(inputs, weights, window, transposed)
+    outputs, _ = plain_agreement(
+        votes,
+        tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :],
+        iterations,
+        epsilon,
+        bias=tf.expand_dims(bias, 1),
+        leaky=leaky,
+    )
+    return tf.reshape(outputs, [dimensions(inputs)[0], *size, *dimensions(bias)])
+
+
+def _votes(inputs, weights, window, transposed):
+    """Returns votes, `[pixels, parents, types, out_dim]`, and the image's new size."""
+    batch, *image, types, in_dim = dimensions(inputs)
+    *kernel, _, parents, out_dim = dimensions(weights)
+    own = len(kernel) > len(image)  # weights of each type
+    if own and tf.is_tensor(types):
+        types = kernel[-1]
+    if own and types == 0:  # TensorFlow stacks no empty list
+        return _votes(inputs, tf.reduce_sum(weights, -4), window, transposed)
+    images = tf.reshape(inputs, [batch, math.prod(image), types, in_dim])
+    images = tf.transpose(images, (2, 0, 1, 3))
+    if own:
+        *kernel, _ = kernel
+        numbers = [math.prod(kernel), types, in_dim, parents * out_dim]
+        filters = tf.transpose(tf.reshape(weights, numbers), (1, 0, 2, 3))
+        pairs = zip(tf.unstack(images, types), tf.unstack(filters, types), strict=True)
+    else:
+        pairs = [(images, weights)]
+    count = batch if own else types * batch
+    votes = [
+        _convolution(
+            tf.reshape(each, [count, *image, in_dim]),
+            tf.reshape(filters, [*kernel, in_dim, parents * out_dim]),
+            window,
+            transposed,
+        )
+        for each, filters in pairs
+    ]
+    size = dimensions(votes[0])[1:-1]
+    shape = [types, batch * math.prod(size), parents, out_dim]
+    return tf.transpose(tf.reshape(tf.concat(votes, 0), shape), (1, 2, 0, 3)), size
+
+
+def _convolution(images, filters, window, transposed):
+    """Convolves lines, images or volumes of numbers."""
+    strides, padding, dilations = window.values()
+    batch = dimensions(images)[0]
+    if len(strides) == 1:
+        moved = {"strides": (1, *strides), "dilations": (1, *dilations)}
+        images, filters = tf.expand_dims(images, 1), tf.expand_dims(filters, 0)
+        return tf.squeeze(
+            _convolution(images, filters, {**window, **moved}, transposed), 1
+        )
+    if transposed:
+        return conv_transpose(images, filters, strides, padding)
+    if len(strides) == 2:
+        return conv2d(images, filters, strides, padding, dilations)
+    # TensorFlow has no dilated convolution of volumes on a CPU.
+    images, depth = windows_as_channels(
+        images, filters.shape[0], strides[0], dilations[0], padding
+    )
+    filters = taps_as_channels(filters)
+    outputs = conv2d(images, filters, strides[1:], padding, dilations[1:])
+    return as_volume(outputs, batch, depth)
+
+
+def _axes_of(inputs, *attributes):
+    """Returns how many axes the image has; two where the op judges the rank."""
+    if inputs.shape.rank in (4, 5, 6):
+        return inputs.shape.rank - 3
+    given = (len(each) for each in attributes if isinstance(each, (list, tuple)))
+    return next((count for count in given if count in _AXES), 2)
+
+
+def _operands(owner, inputs, weights, bias, logits):
+    """Returns the four as tensors of one type."""
+    given = {"inputs": inputs, "weights": weights, "bias": bias, "logits": logits}
+    for name in ("bias", "logits"):
+        if given[name] is None:
+            del given[name]
+    tensors = dict(zip(given, float_tensors(owner, **given), strict=True))
+    inputs, weights = tensors["inputs"], tensors["weights"]
+    zeros = {
+        "bias": sizes(weights)[-2:],
+        "logits": joined(sizes(inputs)[-2:-1], sizes(weights)[-2:-1]),
+    }
+    for name, shape in zeros.items():
+        if name not in tensors:
+            tensors[name] = tf.zeros(shape, inputs.dtype)
+    return [tensors[name] for name in ("inputs", "weights", "bias", "logits")]
+
+
+def _bound(operands, window, transposed):
+    """Returns operands that fit each other, with ranks that are known."""
+    inputs, weights, bias, logits = operands
+    rule, count = ShapeRule("CapsuleConvRouting"), len(window["strides"])
+    axes = _AXES[count]
+    kernel = tuple(f"kernel_{axis}" for axis in axes)
+    inputs = rule.bind(
+        "input", inputs, ("batch", *(f"in_{axis}" for axis in axes), "types", "in_dim")
+    )
+    own = ("types",) if weights.shape.rank == count + 4 else ()
+    of_weights = (*kernel, *own, "in_dim", "parents", "out_dim")
+    rule.require(
+        weights.shape.rank in (count + 3, count + 4),
+        f"weights must have rank {count + 3} [{', '.join(of_weights)}] or {count + 4}, "
+        f"with types before in_dim, got {shape_text(weights.shape)}",
+    )
+    weights = rule.bind("weights", weights, of_weights)
+    rule.require(
+        not own or rule.sizes["types"] is not None,
+        "types must be known under portable() where each has weights",
+    )
+    padding = "SAME" if transposed else window["padding"]
+    require_kernel(rule, inputs, weights, axes, padding, window["dilations"])
+    bias = rule.bind("bias", bias, ("parents", "out_dim"))
+    return inputs, weights, bias, rule.bind("logits", logits, ("types", "parents"))
+
+
+@tf.RegisterGradient("CapsuleConvRouting")
+def _capsule_conv_routing_grad(op, grad):
+    attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
+    return _library.load().capsule_conv_routing_grad(grad, *op.inputs, **attributes)
+
+
+register_refusal("CapsuleConvRoutingGrad", "CapsuleConvRouting")
