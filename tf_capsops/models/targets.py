@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import image_range
 from tf_capsops.losses import one_hot_labels
-from tf_capsops.models.images import ImageModel, is_list_of_arrays
+from tf_capsops.models.images import ImageModel, images_and, is_list_of_arrays
 
 _OUTPUTS = "lengths", "reconstruction"
 _ROUNDING = 1e-3  # that is still white or black
@@ -64,29 +64,8 @@ class Reconstructing(ImageModel):
 
 
 def images_and_labels(inputs):
-    """Returns the images of a call, and the labels, or None.
-
-    Args:
-      inputs: images; or a dict of `"images"` and, if there are any, `"labels"`; or a
-        list of these, in this order.
-
-    Raises:
-      ValueError: if it is another dict or list.
-    """
-    if isinstance(inputs, dict):
-        if "images" in inputs and inputs.keys() <= {"images", "labels"}:
-            return inputs["images"], inputs.get("labels")
-        got = f"a dict of {sorted(inputs)}"
-    elif is_list_of_arrays(inputs):
-        if len(inputs) in (1, 2):
-            return (*inputs, None)[:2]
-        got = f"a list of {len(inputs)} arrays"
-    else:
-        return inputs, None
-    raise ValueError(
-        "CapsNet: inputs must be images, or a dict or list of 'images' and 'labels', "
-        f"got {got}"
-    )
+    """Returns the images of a call, and the labels, or None; see `images_and`."""
+    return images_and("CapsNet", "labels", inputs)
 
 
 def targets_of(x, y, objects):
