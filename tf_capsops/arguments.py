@@ -159,22 +159,24 @@ def window_attributes(owner, strides, padding, dilations, axes=2):
     return {"strides": strides, "padding": padding.upper(), "dilations": dilations}
 
 
-def known_shape(owner, shape, axes):
-    """Checks the rank of an input shape and that all but its batch size are known.
+def known_shape(owner, shape, axes, may_be_unknown=("the batch size",)):
+    """Checks the rank of an input shape and that all but its first axes are known.
 
     Args:
       owner: the name to begin the message with.
       shape: a tuple of ints and Nones.
       axes: what the axes are, as in `"[batch, in_caps, in_dim]"`.
+      may_be_unknown: what the first axes are called, which may be None.
 
     Raises:
-      ValueError: if the rank differs, or a dimension after the first is None.
+      ValueError: if the rank differs, or a later dimension is None.
     """
     if len(shape) != axes.count(",") + 1:
         raise ValueError(f"{owner}: the input must be {axes}, got shape {shape}")
-    if None in shape[1:]:
+    if None in shape[len(may_be_unknown) :]:
         raise ValueError(
-            f"{owner}: only the batch size of {axes} may be unknown, got shape {shape}"
+            f"{owner}: only {' and '.join(may_be_unknown)} of {axes} may be unknown, "
+            f"got shape {shape}"
         )
 
 

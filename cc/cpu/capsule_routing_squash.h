@@ -142,22 +142,28 @@ void Advance(const Problem& p, const Division&, Range range, const A* sums,
   }
 }
 
+// Replaces s by its gradient, given the gradient `dv` of squash(s). Both are arrays of
+// vectors [out_dim].
+template <typename A>
+void SquashGrad(int64_t out_dim, A epsilon, const A* dv, A* s) {
+  const Squash<A> squash(out_dim, s, epsilon);
+  Vector<A> along = {};
+  for (int64_t n = 0; n < out_dim * kLanes<A>; n += kLanes<A>) {
+    along += squash.Along(Load(s + n)) * Load(dv + n);
+  }
+  along *= squash.slope;
+  for (int64_t n = 0; n < out_dim * kLanes<A>; n += kLanes<A>) {
+    Store(s + n, squash.gain * Load(dv + n) + along * squash.Along(Load(s + n)));
+  }
+}
+
 // Computes the gradient of s, which is in `sums`, from the gradient of squash(s).
 template <typename A>
 void SquashGrad(const Problem& p, const CapsuleGroup<A>& at, const A* sums,
                 const A* output_grads, A* sum_grads) {
-  const A* const dv = output_grads + at.tile;
   A* const s = sum_grads + at.tile;
   ToLanes(sums + at.row, Columns(p), at.samples, p.out_dim, s);
-  const Squash<A> squash(p.out_dim, s, p.epsilon());
-  Vector<A> along = {};
-  for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
-    along += squash.Along(Load(s + n)) * Load(dv + n);
-  }
-  along *= squash.slope;
-  for (int64_t n = 0; n < p.out_dim * kLanes<A>; n += kLanes<A>) {
-    Store(s + n, squash.gain * Load(dv + n) + along * squash.Along(Load(s + n)));
-  }
+  SquashGrad<A>(p.out_dim, p.epsilon(), output_grads + at.tile, s);
 }
 
 // Implements CpuKernels::start_grad.

@@ -194,22 +194,24 @@ CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   return sum + rest;
 }
 
-// Sets b to softmax(logits + b) over the output capsules.
+// Sets b to softmax(logits + b) over the output capsules and, if `leaky`, one more that
+// is not stored and whose logit is 0.
 template <typename T, typename A>
-inline void Softmax(int64_t out_caps, const T* logits, A* b) {
+inline void Softmax(int64_t out_caps, const T* logits, A* b, bool leaky = false) {
   if (out_caps == 0) return;
-  Vector<A> max = Widen(logits[0]) + Load(b);
+  Vector<A> max = leaky ? Vector<A>{} : Widen(logits[0]) + Load(b);
   for (int64_t j = 0; j < out_caps; ++j) {
     const Vector<A> bj = Widen(logits[j]) + Load(b + j * kLanes<A>);
     max = bj > max ? bj : max;
     Store(b + j * kLanes<A>, bj);
   }
-  const Vector<A> sum =
+  Vector<A> sum =
       SumInBlocks<A>(out_caps, [&](int64_t j) __attribute__((always_inline)) {
         const Vector<A> e = Exp<A>(Load(b + j * kLanes<A>) - max);
         Store(b + j * kLanes<A>, e);
         return e;
       });
+  if (leaky) sum += Exp<A>(-max);
   const Vector<A> scale = A{1} / sum;
   for (int64_t j = 0; j < out_caps; ++j) {
     Store(b + j * kLanes<A>, scale * Load(b + j * kLanes<A>));

@@ -3,6 +3,9 @@
 
 #include "cc/framework/shape_rule.h"
 
+#include <cmath>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
@@ -43,6 +46,20 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
 
 void ShapeRule::Fail(absl::string_view text) {
   status_ = absl::InvalidArgumentError(absl::StrCat(op_, ": ", text));
+}
+
+void CheckEpsilon(ShapeRule& rule, float epsilon) {
+  rule.Require(epsilon > 0, [&] {
+    return absl::StrCat("epsilon must be positive, got ", epsilon, " in float32");
+  });
+  // Kernels run with subnormals flushed to zero, shape functions do not.
+  rule.Require(epsilon >= std::numeric_limits<float>::min(), [&] {
+    return absl::StrCat("epsilon must be at least 2^-126, got ", epsilon,
+                        " in float32");
+  });
+  rule.Require(std::isfinite(epsilon), [&] {
+    return absl::StrCat("epsilon must be finite, got ", epsilon, " in float32");
+  });
 }
 
 PartialTensorShape InputShape(InferenceContext* ctx, int index) {

@@ -63,6 +63,9 @@ class ShapeRule {
   absl::Status status_;
 };
 
+// Requires that squash can add `epsilon` to a squared length.
+void CheckEpsilon(ShapeRule& rule, float epsilon);
+
 // Returns the shape of input `index` as far as the shape function knows it.
 tensorflow::PartialTensorShape InputShape(
     tensorflow::shape_inference::InferenceContext* ctx, int index);

@@ -18,31 +18,54 @@ using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-void SetPair(ShapeRule& rule, const char* name, const std::vector<int32_t>& values,
-             int64_t* height, int64_t* width) {
-  const bool good = values.size() == 2 && values[0] > 0 && values[1] > 0;
+// Sets the member `to` of all axes to the values of an attribute.
+void SetEach(ShapeRule& rule, const char* name, const std::vector<int32_t>& values,
+             absl::Span<const WindowAxis> axes, int64_t* WindowAxis::* to) {
+  constexpr const char* kCounts[] = {"one positive integer", "two positive integers",
+                                     "three positive integers"};
+  const bool good = values.size() == axes.size() &&
+                    std::all_of(values.begin(), values.end(),
+                                [](int32_t value) { return value > 0; });
   rule.Require(good, [&] {
-    return absl::StrCat(name, " must be two positive integers, got [",
+    return absl::StrCat(name, " must be ", kCounts[axes.size() - 1], ", got [",
                         absl::StrJoin(values, ","), "]");
   });
-  if (!good) return;
-  *height = values[0];
-  *width = values[1];
+  for (size_t i = 0; good && i < axes.size(); ++i) *(axes[i].*to) = values[i];
 }
 
-// Computes output size and padding along an axis; `index` is that axis of the weights.
+// Sets strides and dilations, and returns whether the padding is SAME.
+bool ReadAttributes(ShapeRule& rule, const WindowAttributes& attributes,
+                    absl::Span<const WindowAxis> axes) {
+  SetEach(rule, "strides", attributes.strides, axes, &WindowAxis::stride);
+  SetEach(rule, "dilations", attributes.dilations, axes, &WindowAxis::dilation);
+  return attributes.padding == "SAME";
+}
+
+// Texts about the kernel's size along an axis, which is axis `index` of the weights.
+struct KernelTexts {
+  const char* weights_name;
+  const PartialTensorShape& weights;
+  const char* axis;
+  size_t index;
+
+  template <typename... Requirement>
+  std::string MustBe(const Requirement&... requirement) const {
+    return absl::StrCat(weights_name, " dim ", index, " (", axis, ") must be ",
+                        requirement..., ", got ", weights.DebugString());
+  }
+  void CheckRange(ShapeRule& rule, int64_t kernel) const {
+    const int64_t largest = std::numeric_limits<int32_t>::max();
+    rule.Require(kernel != 0, [&] { return MustBe("at least 1"); });
+    rule.Require(kernel <= largest, [&] { return MustBe("at most ", largest); });
+  }
+};
+
+// Computes output size and padding along an axis.
 void ResolveWindowAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
-                       const char* weights_name, const PartialTensorShape& weights,
-                       int index) {
+                       const KernelTexts& texts) {
   const int64_t kernel = *axis.kernel.dim, in = *axis.in.dim;
   const int64_t stride = *axis.stride, dilation = *axis.dilation;
-  const auto kernel_must_be = [&](auto... requirement) {
-    return absl::StrCat(weights_name, " dim ", index, " (", axis.kernel.name,
-                        ") must be ", requirement..., ", got ", weights.DebugString());
-  };
-  const int64_t largest = std::numeric_limits<int32_t>::max();
-  rule.Require(kernel != 0, [&] { return kernel_must_be("at least 1"); });
-  rule.Require(kernel <= largest, [&] { return kernel_must_be("at most ", largest); });
+  texts.CheckRange(rule, kernel);
   if (in < 0 || !rule.status().ok()) return;
   if (in == 0) {
     *axis.out = 0;
@@ -55,10 +78,37 @@ void ResolveWindowAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
     if (kernel > 0) *axis.pad = std::max<int64_t>(0, padding) / 2;
   } else if (kernel > 0) {
     rule.Require(reach < in, [&] {
-      return kernel_must_be("at most ", (in - 1) / dilation + 1, " (", axis.in.name,
-                            " ", in, ", dilation ", dilation, ", padding VALID)");
+      return texts.MustBe("at most ", (in - 1) / dilation + 1, " (", axis.in.name, " ",
+                          in, ", dilation ", dilation, ", padding VALID)");
     });
     *axis.out = (in - 1 - reach) / stride + 1;
+  }
+}
+
+// Likewise for a transposed convolution.
+void ResolveTransposedAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
+                           const KernelTexts& texts) {
+  const int64_t kernel = *axis.kernel.dim, in = *axis.in.dim, stride = *axis.stride;
+  texts.CheckRange(rule, kernel);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 4;
+  rule.Require(in <= kMost / stride, [&] {
+    return absl::StrCat(axis.in.name, " x stride must be at most ", kMost, ", got ", in,
+                        " x ", stride);
+  });
+  if (!rule.status().ok()) return;
+  const int64_t beyond = std::max<int64_t>(kernel - stride, 0);
+  if (kernel > 0 && same) *axis.pad = beyond / 2;
+  if (in >= 0 && (same || kernel > 0)) *axis.out = in * stride + (same ? 0 : beyond);
+}
+
+template <typename Resolve>
+void ResolveAxes(ShapeRule& rule, const WindowAttributes& attributes,
+                 const char* weights_name, const PartialTensorShape& weights,
+                 absl::Span<const WindowAxis> axes, const Resolve& resolve) {
+  const bool same = ReadAttributes(rule, attributes, axes);
+  for (size_t i = 0; i < axes.size(); ++i) {
+    resolve(rule, axes[i], same,
+            KernelTexts{weights_name, weights, axes[i].kernel.name, i});
   }
 }
 
@@ -66,12 +116,15 @@ void ResolveWindowAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
 
 void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
                    const char* weights_name, const PartialTensorShape& weights,
-                   const WindowAxis& down, const WindowAxis& across) {
-  SetPair(rule, "strides", attributes.strides, down.stride, across.stride);
-  SetPair(rule, "dilations", attributes.dilations, down.dilation, across.dilation);
-  const bool same = attributes.padding == "SAME";
-  ResolveWindowAxis(rule, down, same, weights_name, weights, 0);
-  ResolveWindowAxis(rule, across, same, weights_name, weights, 1);
+                   absl::Span<const WindowAxis> axes) {
+  ResolveAxes(rule, attributes, weights_name, weights, axes, ResolveWindowAxis);
+}
+
+void ResolveTransposedWindow(ShapeRule& rule, const WindowAttributes& attributes,
+                             const char* weights_name,
+                             const PartialTensorShape& weights,
+                             absl::Span<const WindowAxis> axes) {
+  ResolveAxes(rule, attributes, weights_name, weights, axes, ResolveTransposedAxis);
 }
 
 absl::StatusOr<PartialTensorShape> ShapeInSizes(const char* op, const char* name,

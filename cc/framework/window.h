@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -21,7 +22,7 @@
 namespace capsops {
 
 struct WindowAttributes {
-  std::vector<int32_t> strides;  // height, width
+  std::vector<int32_t> strides;  // one for each spatial axis: height, width
   std::vector<int32_t> dilations;
   std::string padding;  // VALID or SAME; the op's registration checks it
 };
@@ -45,30 +46,45 @@ struct WindowAxis {
 
 // Computes output sizes and padding from the attributes, the image and the kernel, like
 // tf.nn.conv2d, except that an empty image gives an empty output for any kernel. The
-// first two axes of `weights`, whose name is `weights_name`, are those of the kernel.
+// first axes of `weights`, whose name is `weights_name`, are those of the kernel.
 void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
                    const char* weights_name,
                    const tensorflow::PartialTensorShape& weights,
-                   const WindowAxis& down, const WindowAxis& across);
+                   absl::Span<const WindowAxis> axes);
 
-// Overload for any Problem with these dimensions.
+// Computes the same of a transposed convolution, like tf.nn.conv_transpose: the output
+// is the image of which a convolution makes the input.
+void ResolveTransposedWindow(ShapeRule& rule, const WindowAttributes& attributes,
+                             const char* weights_name,
+                             const tensorflow::PartialTensorShape& weights,
+                             absl::Span<const WindowAxis> axes);
+
+// Returns the axes of any Problem with these dimensions.
+template <typename Problem>
+WindowAxis DownAxis(Problem& p) {
+  return {{"in_height", &p.in_height},
+          {"kernel_height", &p.kernel_height},
+          &p.out_height,
+          &p.pad_top,
+          &p.stride_height,
+          &p.dilation_height};
+}
+template <typename Problem>
+WindowAxis AcrossAxis(Problem& p) {
+  return {{"in_width", &p.in_width},
+          {"kernel_width", &p.kernel_width},
+          &p.out_width,
+          &p.pad_left,
+          &p.stride_width,
+          &p.dilation_width};
+}
+
+// Overload for images of height and width.
 template <typename Problem>
 void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
                    const char* weights_name,
                    const tensorflow::PartialTensorShape& weights, Problem& p) {
-  ResolveWindow(rule, attributes, weights_name, weights,
-                {{"in_height", &p.in_height},
-                 {"kernel_height", &p.kernel_height},
-                 &p.out_height,
-                 &p.pad_top,
-                 &p.stride_height,
-                 &p.dilation_height},
-                {{"in_width", &p.in_width},
-                 {"kernel_width", &p.kernel_width},
-                 &p.out_width,
-                 &p.pad_left,
-                 &p.stride_width,
-                 &p.dilation_width});
+  ResolveWindow(rule, attributes, weights_name, weights, {DownAxis(p), AcrossAxis(p)});
 }
 
 // Returns the shape that a vector of int32 holds; `op` and `name` are for messages.

@@ -4,8 +4,6 @@
 #include "cc/shapes/capsule_routing.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/errors.h"
@@ -59,17 +57,7 @@ void CheckSums(ShapeRule& rule, const Problem& p,
 }
 
 void SetEpsilon(ShapeRule& rule, Problem& p, float epsilon) {
-  rule.Require(epsilon > 0, [&] {
-    return absl::StrCat("epsilon must be positive, got ", epsilon, " in float32");
-  });
-  // Kernels run with subnormals flushed to zero, shape functions do not.
-  rule.Require(epsilon >= std::numeric_limits<float>::min(), [&] {
-    return absl::StrCat("epsilon must be at least 2^-126, got ", epsilon,
-                        " in float32");
-  });
-  rule.Require(std::isfinite(epsilon), [&] {
-    return absl::StrCat("epsilon must be finite, got ", epsilon, " in float32");
-  });
+  CheckEpsilon(rule, epsilon);
   p.set_epsilon(epsilon);
 }
 

@@ -6,6 +6,7 @@
 #define CAPSOPS_CC_SHAPES_EVERY_OP_H_
 
 #include "cc/shapes/capsule_conv.h"
+#include "cc/shapes/capsule_conv_routing.h"
 #include "cc/shapes/capsule_moments.h"
 #include "cc/shapes/capsule_prediction.h"
 #include "cc/shapes/capsule_routing.h"
@@ -20,6 +21,7 @@ struct OpList {};
 using EveryOp =
     OpList<capsule_conv::ForwardOp, capsule_conv::ForwardBiasReluOp,
            capsule_conv::BackpropInputOp, capsule_conv::BackpropWeightsOp,
+           capsule_conv_routing::ForwardOp, capsule_conv_routing::BackwardOp,
            capsule_moments::ForwardOp, capsule_moments::BackwardOp,
            capsule_moments::SharesOp, capsule_prediction::ForwardOp,
            capsule_prediction::BackwardOp, capsule_routing::ForwardOp,

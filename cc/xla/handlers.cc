@@ -261,7 +261,8 @@ bool RegisterAll() {
 
 [[maybe_unused]] const bool kRegistered = RegisterAll<
     capsule_conv::Forward, capsule_conv::ForwardBiasRelu, capsule_conv::BackpropInput,
-    capsule_conv::BackpropWeights, capsule_moments::Forward, capsule_moments::Backward,
+    capsule_conv::BackpropWeights, capsule_conv_routing::Forward,
+    capsule_conv_routing::Backward, capsule_moments::Forward, capsule_moments::Backward,
     capsule_moments::Shares, capsule_prediction::Forward, capsule_prediction::Backward,
     capsule_routing::Forward, capsule_routing::Backward, capsule_routing::Coefficients,
     high_order_conv::Forward, high_order_conv::Backward, inq_conv::Forward,

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_conv_routing.h"
 #include "cc/launch/capsule_moments.h"
 #include "cc/launch/capsule_prediction.h"
 #include "cc/launch/capsule_routing.h"

@@ -82,6 +82,20 @@ _NETWORKS = {
         layers.InqDepthwiseConv2D(3),
         layers.InqDense(5),
     ),
+    "slim_capsules": lambda: _of_layers(
+        (8, 6, 3),
+        layers.PrimaryCaps(2, 4, 3, padding="same", flatten=False),
+        layers.SlimCaps2D(3, 5, 3, strides=2, padding="same", share_weights=False),
+        layers.SlimCaps2DTranspose(2, 4, 4, strides=2, padding="same", leaky=True),
+    ),
+    "slim_capsules_of_lines": lambda: _of_layers(
+        (9, 2, 3), layers.SlimCaps1D(3, 4, 3, dilation_rate=2)
+    ),
+    "slim_capsules_of_volumes": lambda: _of_layers(
+        (4, 6, 5, 2, 3),
+        layers.SlimCaps3D(3, 4, 3, strides=2, padding="same"),
+        layers.SlimCaps3DTranspose(2, 3, 2, strides=2),
+    ),
     "em": lambda: _convolution(routing.EM(iterations=2)),
     "vb": lambda: _convolution(routing.VB(iterations=2)),
     "dynamic": lambda: _convolution(routing.Dynamic(iterations=2)),

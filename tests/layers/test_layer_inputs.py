@@ -17,6 +17,7 @@ _LAYERS = {
         "capsules",
         (1, 3, 3, 2, 4, 4),
     ),
+    "SlimCaps2D": (lambda: layers.SlimCaps2D(3, 4, 2), "capsules", (1, 3, 3, 2, 4)),
     "HighOrderConv2D": (lambda: layers.HighOrderConv2D(3), "inputs", (1, 4, 4, 2)),
     "HighOrderConv1D": (lambda: layers.HighOrderConv1D(3), "inputs", (1, 4, 2)),
     "InqConv2D": (lambda: layers.InqConv2D(3, 2), "images", (1, 4, 4, 2)),

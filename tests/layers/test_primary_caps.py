@@ -81,6 +81,31 @@ def test_channels_first_makes_the_same_capsules(device, by_default):
     np.testing.assert_array_equal(first(moved), expected)
 
 
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_positions_that_are_not_flattened(data_format, device):
+    images = tf.random.stateless_normal([2, 9, 7, 3], [1, 2])
+    arguments = {"strides": (1, 2), "data_format": data_format}
+    flat = PrimaryCaps(4, 5, (3, 2), **arguments)
+    grid = PrimaryCaps(4, 5, (3, 2), **arguments, flatten=False)
+    if data_format == "channels_first":
+        images = tf.transpose(images, [0, 3, 1, 2])
+    expected = flat(images)
+    any_size = [None if size > 3 else size for size in images.shape[1:]]
+    inputs = keras.Input(any_size)
+    model = keras.Model(inputs, grid(inputs))
+    assert model.output_shape == (None, None, None, 4, 5)
+    grid.set_weights(flat.get_weights())
+    assert grid.compute_output_shape(images.shape) == (2, 7, 3, 4, 5)
+    found = model(images)
+    assert found.shape == (2, 7, 3, 4, 5)
+    np.testing.assert_array_equal(tf.reshape(found, expected.shape), expected)
+    assert model.predict(images[:, :, :6], verbose=0).ndim == 5
+    assert not PrimaryCaps.from_config(grid.get_config()).flatten
+    config = flat.get_config()
+    del config["flatten"]  # as in files of earlier releases
+    assert PrimaryCaps.from_config(config).flatten
+
+
 def test_data_format_is_saved_and_was_channels_last_before():
     config = PrimaryCaps(4, 5, 3, data_format="channels_first").get_config()
     assert PrimaryCaps.from_config(config).data_format == "channels_first"
@@ -140,3 +165,9 @@ def test_bad_arguments_are_named(changes, text):
 def test_bad_shapes_are_named(data_format, shape, text):
     with pytest.raises(ValueError, match=text):
         PrimaryCaps(2, 4, 3, data_format=data_format).build(shape)
+
+
+def test_channels_must_be_known():
+    layer = PrimaryCaps(2, 4, 3, flatten=False)
+    with pytest.raises(ValueError, match=r"channels\] with known channels, got shape"):
+        layer.build((None, None, 8, None))

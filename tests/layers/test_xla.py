@@ -22,6 +22,7 @@ from tf_capsops.layers import (
     InqDepthwiseConv2D,
     Length,
     PrimaryCaps,
+    SlimCaps2D,
 )
 
 LAYERS = {
@@ -34,6 +35,7 @@ LAYERS = {
     "InqDense": (lambda: InqDense(3), (5,)),
     "InqDepthwiseConv2D": (lambda: InqDepthwiseConv2D(3), (6, 5, 2)),
     "PrimaryCaps": (lambda: PrimaryCaps(2, 4, 3), (6, 5, 2)),
+    "SlimCaps2D": (lambda: SlimCaps2D(3, 4, 2, leaky=True), (6, 5, 2, 3)),
     "Length": (Length, (6, 5)),
 }
 EPOCHS, SAMPLES, BATCH = 3, 7, 4  # the last batch of an epoch is smaller

@@ -29,6 +29,15 @@ _FUNCTIONS = {
         tf_capsops.capsule_conv2d,
         {"inputs": (1, 3, 3, 2, 4, 4), "weights": (2, 2, 2, 3, 4, 4)},
     ),
+    "capsule_conv_routing": (
+        tf_capsops.capsule_conv_routing,
+        {
+            "inputs": (1, 3, 3, 2, 4),
+            "weights": (2, 2, 4, 3, 5),
+            "bias": (3, 5),
+            "logits": (2, 3),
+        },
+    ),
     "high_order_conv2d": (
         functools.partial(tf_capsops.high_order_conv2d, kernel_size=3),
         {"inputs": (1, 4, 4, 2), "filters": (1, 4, 4, 9)},
@@ -45,6 +54,7 @@ _OPS = {
     "capsule_routing": "CapsuleRoutingWithSums",
     "routing_coefficients": "CapsuleRoutingCoefficients",
     "capsule_conv2d": "CapsuleConv",
+    "capsule_conv_routing": "CapsuleConvRouting",
     "high_order_conv2d": "HighOrderConv",
     "inq_conv2d": "InqConv",
 }

@@ -46,12 +46,20 @@ OPS = {
     "squash": (tf_capsops.squash, (2, 3, 4)),
 }
 _SENTENCE = (  # and no other
-    r"^CapsuleMoments has no second derivative [^.\n]+; within "
+    r"^{} has no second derivative [^.\n]+; within "
     r"tf_capsops\.portable\(\) both exist\.$"
 )
 MOMENTS = (1, 2, 3, 2, 2, 2), (1, 2, 3, 2), (1, 2, 2, 2, 2, 2)
+_ONCE = {  # ops that are differentiable once
+    "CapsuleMoments": (tf_capsops.capsule_moments, *MOMENTS),
+    "CapsuleConvRouting": (
+        tf_capsops.capsule_conv_routing,
+        *((1, 2, 3, 2, 3), (2, 1, 3, 2, 2), (2, 2), (2, 2)),
+    ),
+}
 
 every_op = pytest.mark.parametrize("op", OPS)
+once = pytest.mark.parametrize("op", _ONCE)
 
 
 def _draw(shapes):
@@ -210,30 +218,34 @@ def test_the_number_of_iterations_may_be_unknown(device):
         _batch_jacobian,
     ],
 )
-def test_moments_say_that_there_is_none(derivative, way, device):
-    drawn = _draw(MOMENTS)
-    refused = way(lambda *drawn: derivative(tf_capsops.capsule_moments, *drawn))
-    with pytest.raises(LookupError, match=_SENTENCE):
-        refused(*drawn)
+@once
+def test_some_say_that_there_is_none(op, derivative, way, device):
+    compute, *shapes = _ONCE[op]
+    refused = way(lambda *drawn: derivative(compute, *drawn))
+    with pytest.raises(LookupError, match=_SENTENCE.format(op)):
+        refused(*_draw(shapes))
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_autograph_keeps_the_refusal_as_it_is(jit_compile, device):
-    drawn = _draw(MOMENTS)
+@once
+def test_autograph_keeps_the_refusal_as_it_is(op, jit_compile, device):
+    compute, *shapes = _ONCE[op]
 
     @tf.function(jit_compile=jit_compile)
     def refused(*drawn):
-        return _tape_over_tape(tf_capsops.capsule_moments, *drawn)
+        return _tape_over_tape(compute, *drawn)
 
-    with pytest.raises(LookupError, match=_SENTENCE):
-        refused(*drawn)
+    with pytest.raises(LookupError, match=_SENTENCE.format(op)):
+        refused(*_draw(shapes))
 
 
-def test_portable_moments_have_one(device):
-    drawn = _draw(MOMENTS)
+@once
+def test_portable_ones_have_one(op, device):
+    compute, *shapes = _ONCE[op]
+    drawn = _draw(shapes)
     with tf_capsops.portable():
-        found = _accumulator_over_tape(tf_capsops.capsule_moments, *drawn)
-    _assert_right(found, tf_capsops.capsule_moments, *drawn)
+        found = _accumulator_over_tape(compute, *drawn)
+    _assert_right(found, compute, *drawn)
 
 
 _IN_A_GRAPH_OF_TENSORFLOW_1 = """

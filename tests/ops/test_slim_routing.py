@@ -281,3 +281,97 @@ def test_a_single_pixel_is_capsule_routing(device):
     kernel = np.transpose(weights, (0, 3, 1, 2))[np.newaxis]
     found = capsule_conv_routing(inputs[:, np.newaxis], kernel, None, logits)
     np.testing.assert_allclose(found[:, 0], expected, rtol=0, atol=1e-14)
+
+
+_SHAPES = {
+    "inputs": (1, 4, 5, 3, 2),
+    "weights": (2, 2, 2, 4, 6),
+    "bias": (4, 6),
+    "logits": (3, 4),
+}
+
+
+@both
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        (
+            {"inputs": (4, 5, 3)},
+            "input must have rank 5 [batch, in_height, in_width, types, in_dim], got "
+            "[4,5,3]",
+        ),
+        (
+            {"weights": (2, 2, 4, 6)},
+            "weights must have rank 5 [kernel_height, kernel_width, in_dim, parents, "
+            "out_dim] or 6 [kernel_height, kernel_width, types, in_dim, parents, "
+            "out_dim], got [2,2,4,6]",
+        ),
+        (
+            {"weights": (2, 2, 3, 4, 6)},
+            "weights dim 2 (in_dim) must be 2, got [2,2,3,4,6]",
+        ),
+        (
+            {"weights": (2, 2, 5, 2, 4, 6)},
+            "weights dim 2 (types) must be 3, got [2,2,5,2,4,6]",
+        ),
+        ({"bias": (4, 7)}, "bias dim 1 (out_dim) must be 6, got [4,7]"),
+        ({"bias": (4, 6, 1)}, "bias must have rank 2 [parents, out_dim], got [4,6,1]"),
+        ({"logits": (4, 3)}, "logits dim 0 (types) must be 3, got [4,3]"),
+        (
+            {"weights": (5, 2, 2, 4, 6)},
+            "weights dim 0 (kernel_height) must be at most 4 (in_height 4, dilation 1, "
+            "padding VALID), got [5,2,2,4,6]",
+        ),
+        (
+            {"weights": (2, 0, 2, 4, 6)},
+            "weights dim 1 (kernel_width) must be at least 1, got [2,0,2,4,6]",
+        ),
+    ],
+)
+def test_what_does_not_fit(changes, text, portable, device):
+    operands = {name: tf.ones(shape) for name, shape in {**_SHAPES, **changes}.items()}
+    for compute in (capsule_conv_routing, tf.function(capsule_conv_routing)):
+        error = tf.errors.InvalidArgumentError
+        error = error if compute is capsule_conv_routing else ValueError
+        with _way(portable), pytest.raises(error) as caught:
+            compute(**operands)
+        assert f"CapsuleConvRouting: {text}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"iterations": 0}, "iterations must be an integer from 1 to 2147483647, got"),
+        ({"epsilon": 0.0}, "epsilon must be a positive number, got 0.0"),
+        ({"strides": (1, 2, 1)}, "strides must be one or two integers, got (1, 2, 1)"),
+        ({"strides": 0}, "strides must be an integer >= 1, got 0"),
+        ({"padding": "FULL"}, "padding must be 'VALID' or 'SAME', got 'FULL'"),
+        (
+            {"transposed": True, "dilations": (1, 2)},
+            "dilations must be 1 where transposed, got (1, 2)",
+        ),
+        (
+            {"bias": tf.ones([4, 6], tf.float64)},
+            "bias must have the type of inputs, float32, got float64",
+        ),
+        ({"weights": None}, "weights must be a tensor"),
+    ],
+)
+def test_bad_arguments_are_named(changes, text):
+    operands = {name: tf.ones(shape) for name, shape in _SHAPES.items()}
+    with pytest.raises(ValueError) as caught:
+        capsule_conv_routing(**{**operands, **changes})
+    assert f"capsule_conv_routing: {text}" in str(caught.value)
+
+
+def test_weights_of_each_type_need_a_number_of_types():
+    """Where TensorFlow's ops are to be listed for each."""
+
+    @tf.function(autograph=False)
+    def compute(inputs, weights):
+        with tf_capsops.portable():
+            return capsule_conv_routing(inputs, weights)
+
+    given = tf.TensorSpec([1, 3, 3, None, 2]), tf.TensorSpec([2, 2, None, 2, 4, 5])
+    with pytest.raises(ValueError, match=r"types must be known under portable\(\)"):
+        compute.get_concrete_function(*given)

@@ -9,6 +9,7 @@ stored, and every operation is differentiated by itself.
 """
 
 import itertools
+import math
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def forward(inputs, weights, bias, logits, *, iterations, **attributes):
     """Returns the parents after `iterations` computations of them."""
     epsilon, leaky, window = _split(attributes)
     cast = votes(inputs, weights, **window)
-    steps = _route(_pixels(cast), bias, logits, iterations, epsilon, leaky)
+    steps = _route(_flat(cast, 3), bias, logits, iterations, epsilon, leaky)
     return steps[-1][2].reshape(*cast.shape[:-3], *cast.shape[-2:])
 
 
@@ -63,8 +64,8 @@ def votes_backward(
         by_inputs[source] += np.einsum("...ijd,ikjd->...ik", grad[target], whole[tap])
         by_weights[tap] = np.einsum(
             "nik,nijd->ikjd",
-            inputs[source].reshape(-1, *inputs.shape[-2:]),
-            _pixels(grad[target]),
+            _flat(inputs[source], 2),
+            _flat(grad[target], 3),
         )
     shared = weights.ndim < whole.ndim
     return by_inputs, by_weights.sum(axis=-4) if shared else by_weights
@@ -127,8 +128,10 @@ def _split(attributes):
     return window.pop("epsilon", EPSILON), window.pop("leaky", False), window
 
 
-def _pixels(cast):
-    return cast.reshape(-1, *cast.shape[-3:])
+def _flat(array, kept):
+    """Makes one axis of all but the last `kept` axes; -1 cannot count empty ones."""
+    shape = array.shape[-kept:]
+    return array.reshape(math.prod(array.shape[:-kept]), *shape)
 
 
 def _route(cast, bias, logits, iterations, epsilon, leaky):
@@ -147,10 +150,10 @@ def _route(cast, bias, logits, iterations, epsilon, leaky):
 def _backward(grad, inputs, weights, bias, logits, iterations, attributes, magnitude):
     epsilon, leaky, window = _split(attributes)
     shape = votes(inputs, weights, **window).shape
-    cast = _pixels(votes(inputs, weights, **window))
+    cast = _flat(votes(inputs, weights, **window), 3)
     steps = _route(cast, bias, logits, iterations, epsilon, leaky)
     by_cast, by_bias, by_logits = 0, 0, 0
-    by_outputs = np.asarray(grad, np.float64).reshape(-1, *grad.shape[-2:])
+    by_outputs = _flat(np.asarray(grad, np.float64), 2)
     by_later_logits = np.zeros(cast.shape[:3])
     for iteration in reversed(range(iterations)):
         shares, sums, _ = steps[iteration]

@@ -68,6 +68,15 @@ def _cases() -> Iterator[Case]:
     ):
         window = {**up, "kernel_size": kernel}
         yield from case(large, layer, (*size, 32, 4, 4), filters=32, **window)
+    slim = {"filters": 8, "capsule_dim": 32, "strides": 2, "padding": "same"}
+    for layer, size, kernel in (
+        ("SlimCaps1D", (256,), 5),
+        ("SlimCaps2D", (32, 32), 5),
+        ("SlimCaps3D", (8, 16, 16), 3),
+        ("SlimCaps2DTranspose", (16, 16), 4),
+        ("SlimCaps3DTranspose", (4, 8, 8), 2),
+    ):
+        yield from case(large, layer, (*size, 4, 16), kernel_size=kernel, **slim)
     yield from case(large, "PoseCaps", (12, 12, 32), capsules=32)
     pair = (12, 12, 32, 4, 4), (12, 12, 32)
     for rule in ("EM", "VB"):
@@ -103,6 +112,15 @@ def _cases() -> Iterator[Case]:
         ("CapsuleConv3DTranspose", (2, 1, 2)),
     ):
         yield from case(tiny, layer, (*size, 2, 2, 2), filters=3, **poses)
+    slim = {"filters": 3, "capsule_dim": 2, "kernel_size": 2}
+    for layer, size in (
+        ("SlimCaps1D", (4,)),
+        ("SlimCaps2D", (4, 3)),
+        ("SlimCaps3D", (2, 3, 2)),
+        ("SlimCaps2DTranspose", (2, 3)),
+        ("SlimCaps3DTranspose", (2, 1, 2)),
+    ):
+        yield from case(tiny, layer, (*size, 2, 2), **slim)
     yield from case(tiny, "PoseCaps", (4, 3, 2), capsules=2)
     for layer, size in (("ConvCaps1D", (4,)), ("ConvCaps3D", (2, 3, 2))):
         pair = (*size, 2, 2, 2), (*size, 2)

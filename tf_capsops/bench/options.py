@@ -22,6 +22,8 @@ LAYERS = (
     *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask"),
     *("CapsuleConv1D", "CapsuleConv2D", "CapsuleConv3D"),
     *("CapsuleConv2DTranspose", "CapsuleConv3DTranspose"),
+    *("SlimCaps1D", "SlimCaps2D", "SlimCaps3D"),
+    *("SlimCaps2DTranspose", "SlimCaps3DTranspose"),
     *("PoseCaps", "ConvCaps2D", "ConvCaps1D", "ConvCaps3D", "ClassCaps", "DenseCaps"),
     *("HighOrderConv2D", "HighOrderConv1D"),
     *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),

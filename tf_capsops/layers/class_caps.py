@@ -24,7 +24,7 @@ class ClassCaps(Routed):
 
     Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`, of which
     only the batch may be unknown. Output: poses `[B, num_classes, P, R]` and
-    activations `[B, num_classes]`.
+    activations `[B, num_classes]`. Activations of 0 and masks are as for `ConvCaps2D`.
 
     Weights: `kernel` `[C, num_classes, Q, R]`, and those of the rule.
 
@@ -78,8 +78,8 @@ class ClassCaps(Routed):
         shape = (height, width, channels, self.num_classes, inner, columns)
         self.build_routing(shape, (parents[0], 1, 1, *parents[1:]))
 
-    def children(self, inputs):
-        poses, activations = pair_of_tensors(self, inputs)
+    def children(self, inputs, mask=None):
+        poses, activations = pair_of_tensors(self, inputs, mask)
         weights = tf.cast(self.kernel, poses.dtype)
         if self.coordinates:
             poses, weights = _with_coordinates(poses, weights)

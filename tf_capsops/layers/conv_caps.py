@@ -50,8 +50,8 @@ class ConvCaps(Routed):
         self.add_kernel(shape)
         self.build_routing(shape, parents)
 
-    def children(self, inputs):
-        poses, activations = pair_of_tensors(self, inputs)
+    def children(self, inputs, mask=None):
+        poses, activations = pair_of_tensors(self, inputs, mask)
         weights = tf.cast(self.kernel, poses.dtype)
         return (poses, activations, weights), {
             "strides": self.strides,
@@ -88,7 +88,9 @@ class ConvCaps2D(ConvCaps):
 
     Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`. Output:
     poses `[B, H', W', filters, P, R]` and activations `[B, H', W', filters]`. Batch,
-    height and width may be unknown.
+    height and width may be unknown. A child of an activation of 0, or that a Keras mask
+    `[B, H, W]` or `[B, H, W, C]` leaves out, has no share in anything, whatever the
+    rule.
 
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, and those of the rule.
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
 from tf_capsops.registered import registered
+from tf_capsops.shapes import dimensions
 
 
 @registered
@@ -17,14 +18,21 @@ class DenseCaps(Routed):
 
     Input: a list of poses `[B, I, P, Q]` and activations `[B, I]`, of which only the
     batch may be unknown. Output: poses `[B, num_capsules, P, R]` and activations
-    `[B, num_capsules]`.
+    `[B, num_capsules]`. A child of an activation of 0, or that a Keras mask `[B, I]`
+    leaves out, has no share in anything, whatever the rule.
 
-    Weights: `kernel` `[I, num_capsules, Q, R]`, and those of the rule.
+    With `share_weights`, a matrix for each parent is that of all children, which are
+    then a set: their order has no effect, and how many there are may be unknown and
+    vary from call to call.
+
+    Weights: `kernel` `[I, num_capsules, Q, R]`, or `[num_capsules, Q, R]` with
+    `share_weights`; and those of the rule.
 
     Args:
       num_capsules: how many parents.
       pose_shape: (P, R) of the parents' poses; P is the children's.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
+      share_weights: whether all children have the same matrices and priors.
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
 
     Raises:
@@ -44,6 +52,7 @@ class DenseCaps(Routed):
         kernel_initializer="lecun_normal",
         kernel_regularizer=None,
         kernel_constraint=None,
+        share_weights=False,
         **kwargs,
     ):
         super().__init__(
@@ -55,17 +64,22 @@ class DenseCaps(Routed):
             **kwargs,
         )
         self.num_capsules = positive_int("DenseCaps", "num_capsules", num_capsules)
+        self.share_weights = bool(share_weights)
 
     def build(self, input_shape):
         parents, _ = self.compute_output_shape(input_shape)
         (_, in_caps, _, inner), _ = input_shape
-        shape = (in_caps, self.num_capsules, inner, self.pose_shape[1])
-        self.add_kernel(shape)
-        self.build_routing((1, 1, *shape), (parents[0], 1, 1, *parents[1:]))
+        shape = (self.num_capsules, inner, self.pose_shape[1])
+        self.add_kernel(shape if self.share_weights else (in_caps, *shape))
+        of_pairs = (1, 1, 1 if self.share_weights else in_caps, *shape)
+        self.build_routing(of_pairs, (parents[0], 1, 1, *parents[1:]))
 
-    def children(self, inputs):
-        poses, activations = pair_of_tensors(self, inputs)
+    def children(self, inputs, mask=None):
+        poses, activations = pair_of_tensors(self, inputs, mask)
         weights = tf.cast(self.kernel, poses.dtype)
+        if self.share_weights:
+            in_caps = dimensions(poses)[1]
+            weights = tf.broadcast_to(weights, [in_caps, *weights.shape])
         # A window of one pixel at one position.
         return (
             poses[:, tf.newaxis, tf.newaxis],
@@ -76,13 +90,19 @@ class DenseCaps(Routed):
     def of_parents(self, values):
         return tf.squeeze(values, [1, 2])
 
-    def shares(self, inputs):
-        return tf.squeeze(super().shares(inputs), [1, 2])
+    def shares(self, inputs, mask=None):
+        return tf.squeeze(super().shares(inputs, mask), [1, 2])
 
     def compute_output_shape(self, input_shape):
-        poses, _ = pair_of_shapes(self, input_shape, ("batch", "capsules"))
+        axes = ("batch", "capsules")
+        unknown = 2 if self.share_weights else 1
+        poses, _ = pair_of_shapes(self, input_shape, axes, may_be_unknown=unknown)
         capsules = (poses[0], self.num_capsules)
         return (*capsules, *self.pose_shape), capsules
 
     def get_config(self):
-        return {**super().get_config(), "num_capsules": self.num_capsules}
+        return {
+            **super().get_config(),
+            "num_capsules": self.num_capsules,
+            "share_weights": self.share_weights,
+        }

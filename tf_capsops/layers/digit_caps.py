@@ -16,6 +16,7 @@ from tf_capsops.arguments import (
     positive_int,
 )
 from tf_capsops.layers.initializers import RoutedNormal
+from tf_capsops.layers.masks import without_masked
 from tf_capsops.layers.weights import require_built, weights_by_name
 from tf_capsops.ops.capsule_routing import (
     MOST_ITERATIONS,
@@ -23,6 +24,7 @@ from tf_capsops.ops.capsule_routing import (
     routing_coefficients,
 )
 from tf_capsops.registered import registered
+from tf_capsops.shapes import dimensions
 
 
 @registered
@@ -32,10 +34,15 @@ class DigitCaps(keras.layers.Layer):
     Section 2 and procedure 1 of Sabour et al. (2017), by the op
     `tf_capsops.capsule_routing`. Gradients flow through every iteration.
 
-    Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`.
+    Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`. A capsule
+    that a Keras mask `[B, I]` leaves out has no share in anything.
+
+    With `share_weights`, a matrix for each output capsule is that of all inputs, which
+    are then a set: their order has no effect, and how many there are may be unknown and
+    vary from call to call.
 
     Weights: `kernel` `[I, num_capsules, capsule_dim, K]` and `logits`
-    `[I, num_capsules]`, from which routing starts.
+    `[I, num_capsules]`, from which routing starts; both without I with `share_weights`.
 
     Half precision: everything is computed in float32 and the output rounded once.
 
@@ -44,10 +51,13 @@ class DigitCaps(keras.layers.Layer):
       capsule_dim: how long an output capsule's vector is.
       routing_iterations: how often the output capsules are computed, 1 to 2^31 - 1.
       logits_trainable: whether the initial logits are learned.
-      kernel_initializer: `RoutedNormal` by default, which says why.
+      kernel_initializer: `RoutedNormal` by default, which says why. Also with
+        `share_weights` it is called for `[I, num_capsules, capsule_dim, K]`, with an I
+        of 1 where that is unknown, and the first values are used.
       logits_initializer: zeros by default.
       kernel_regularizer, logits_regularizer, kernel_constraint, logits_constraint:
         as Keras layers take them.
+      share_weights: whether all input capsules have the same matrices and logits.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -71,6 +81,7 @@ class DigitCaps(keras.layers.Layer):
         logits_regularizer=None,
         kernel_constraint=None,
         logits_constraint=None,
+        share_weights=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -88,41 +99,59 @@ class DigitCaps(keras.layers.Layer):
         self.logits_regularizer = keras.regularizers.get(logits_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.logits_constraint = keras.constraints.get(logits_constraint)
+        self.share_weights = bool(share_weights)
 
     def build(self, input_shape):
-        known_shape("DigitCaps", input_shape, "[batch, in_caps, in_dim]")
+        self.compute_output_shape(input_shape)
         _, in_caps, in_dim = input_shape
+        own = () if self.share_weights else (in_caps,)
         self.kernel = self.add_weight(
             name="kernel",
-            shape=(in_caps, self.num_capsules, self.capsule_dim, in_dim),
-            initializer=self.kernel_initializer,
+            shape=(*own, self.num_capsules, self.capsule_dim, in_dim),
+            initializer=self._first_of(in_caps or 1, self.kernel_initializer),
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
         self.logits = self.add_weight(
             name="logits",
-            shape=(in_caps, self.num_capsules),
+            shape=(*own, self.num_capsules),
             initializer=self.logits_initializer,
             regularizer=self.logits_regularizer,
             constraint=self.logits_constraint,
             trainable=self.logits_trainable,
             autocast=False,
         )
-        self.input_spec = keras.layers.InputSpec(ndim=3, axes={1: in_caps, 2: in_dim})
+        axes = {2: in_dim} if self.share_weights else {1: in_caps, 2: in_dim}
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes=axes)
 
-    def call(self, capsules):
+    def _first_of(self, in_caps, initializer):
+        """Returns an initializer of the weights of one of so many input capsules."""
+        if not self.share_weights:
+            return initializer
+        return lambda shape, dtype: initializer((in_caps, *shape), dtype=dtype)[0]
+
+    def call(self, capsules, mask=None):
+        return capsule_routing(*self._operands(capsules, mask), self.routing_iterations)
+
+    def compute_mask(self, inputs, previous_mask):
+        return None
+
+    def _operands(self, capsules, mask):
+        """Returns capsules, weights and logits, as the op takes them."""
         (capsules,) = float_tensors("DigitCaps", capsules=capsules)
-        return capsule_routing(
-            capsules,
-            tf.convert_to_tensor(self.kernel),
-            tf.cast(self.logits, capsules.dtype),
-            self.routing_iterations,
-        )
+        capsules = without_masked(capsules, mask)
+        kernel = tf.cast(self.kernel, capsules.dtype)
+        logits = tf.cast(self.logits, capsules.dtype)
+        if self.share_weights:
+            in_caps = dimensions(capsules)[1]
+            kernel = tf.broadcast_to(kernel, [in_caps, *kernel.shape])
+            logits = tf.broadcast_to(logits, [in_caps, *logits.shape])
+        return capsules, kernel, logits
 
     def set_weights(self, weights):
         super().set_weights(list(weights_by_name(self, weights).values()))
 
-    def coefficients(self, capsules):
+    def coefficients(self, capsules, mask=None):
         """Returns the coefficients of the last routing iteration.
 
         The c of equation 3 of Sabour et al. (2017), by the op
@@ -130,24 +159,23 @@ class DigitCaps(keras.layers.Layer):
 
         Args:
           capsules: the layer's input, `[B, I, K]`.
+          mask: its Keras mask, `[B, I]`, or None.
 
         Returns:
-          `[B, I, num_capsules]`: nonnegative, adding up to 1 over the last axis.
+          `[B, I, num_capsules]`: nonnegative, adding up to 1 over the last axis; zeros
+          of capsules that the mask leaves out.
 
         Raises:
           ValueError: The layer has not been built.
         """
         require_built(self)
-        (capsules,) = float_tensors("DigitCaps", capsules=capsules)
-        return routing_coefficients(
-            capsules,
-            tf.cast(self.kernel, capsules.dtype),
-            tf.cast(self.logits, capsules.dtype),
-            self.routing_iterations,
-        )
+        operands = self._operands(capsules, mask)
+        found = routing_coefficients(*operands, self.routing_iterations)
+        return without_masked(found, mask)
 
     def compute_output_shape(self, input_shape):
-        known_shape("DigitCaps", input_shape, "[batch, in_caps, in_dim]")
+        unknown = ("batch", "in_caps") if self.share_weights else ("the batch size",)
+        known_shape("DigitCaps", input_shape, "[batch, in_caps, in_dim]", unknown)
         return (input_shape[0], self.num_capsules, self.capsule_dim)
 
     def get_config(self):
@@ -163,6 +191,7 @@ class DigitCaps(keras.layers.Layer):
             "logits_regularizer": keras.regularizers.serialize(self.logits_regularizer),
             "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
             "logits_constraint": keras.constraints.serialize(self.logits_constraint),
+            "share_weights": self.share_weights,
         }
 
 

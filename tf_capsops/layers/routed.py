@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.masks import without_masked
 from tf_capsops.layers.weights import require_built
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_conv_nd import capsule_conv1d, capsule_conv3d
@@ -21,9 +22,14 @@ class Routed(keras.layers.Layer):
     """A layer of pose matrices and a rule; the base of `ConvCaps2D` and its like.
 
     A subclass has `children`, which makes the first three arguments of
-    `capsule_moments`, and its window's attributes, of the layer's inputs; and
-    `of_parents`, where what it returns is not of the op's shapes.
+    `capsule_moments`, and its window's attributes, of the layer's inputs and their
+    Keras mask; and `of_parents`, where what it returns is not of the op's shapes.
+
+    A child whose activation is 0, or that a mask leaves out, does not exist for any
+    rule. Where all children share the weights, they also share a rule's priors.
     """
+
+    share_weights = False
 
     def __init__(
         self,
@@ -67,12 +73,15 @@ class Routed(keras.layers.Layer):
         if hasattr(self.routing, "build"):
             self.routing.build(self, weights_shape, output_shape)
 
-    def call(self, inputs, training=None):
-        (poses, *others), window = self.children(inputs)
+    def call(self, inputs, training=None, mask=None):
+        (poses, *others), window = self.children(inputs, mask)
         results, _ = self._routed((poses, *others), window, training)
         return tuple(self.of_parents(tf.cast(each, poses.dtype)) for each in results)
 
-    def shares(self, inputs):
+    def compute_mask(self, inputs, previous_mask):
+        return None
+
+    def shares(self, inputs, mask=None):
         """Returns how the rule divides the children among the parents at last.
 
         The shares of the last pass over the votes that divides children, by
@@ -81,20 +90,23 @@ class Routed(keras.layers.Layer):
 
         Args:
           inputs: the layer's input, `[poses, activations]`.
+          mask: the Keras mask of its children, or a list of two, or None.
 
         Returns:
-          Of `ConvCaps2D` `[B, H', W', KH, KW, C, filters]`, for each parent the
-          children in its window; of `ClassCaps` `[B, H, W, C, num_classes]`; of
-          `DenseCaps` `[B, I, num_capsules]`.
+          Shares, zero for children that do not exist: of `ConvCaps2D` `[B, H', W', KH,
+          KW, C, filters]`, for each parent the children in its window; of `ClassCaps`
+          `[B, H, W, C, num_classes]`; of `DenseCaps` `[B, I, num_capsules]`.
 
         Raises:
           ValueError: The layer has not been built.
         """
         require_built(self)
-        children, window = self.children(inputs)
+        children, window = self.children(inputs, mask)
         _, passes = self._routed(children, window, training=False)
         divide = [each for each in passes if each["normalize"] != "none"]
         found = moment_shares(*children, **(divide or passes)[-1], **window)
+        _, activations, weights = children
+        found *= tf.cast(_seen(activations, weights, found, window), found.dtype)
         return tf.stop_gradient(self.of_parents(found))
 
     def of_parents(self, values):
@@ -109,6 +121,7 @@ class Routed(keras.layers.Layer):
             # them exactly; without it, float32 has slower kernels than they have.
             children = [tf.cast(each, dtype) for each in children]
         poses, activations, weights = children
+        exist = _existing(activations)
         pairs, passes = weights.shape[:-2], []
 
         def moments(
@@ -118,14 +131,17 @@ class Routed(keras.layers.Layer):
                 name: None if each is None else tf.cast(each, dtype)
                 for name, each in statistics.items()
             }
+            if self.share_weights and statistics.get("prior") is not None:
+                shape = dimensions(weights)[:-2]
+                statistics["prior"] = tf.broadcast_to(statistics["prior"], shape)
             passes.append({"normalize": normalize, **statistics})
             is_sum = (normalize, order, use_activations, *statistics) == _WEIGHTED_SUM
             # A prior of any other shape, or None, is for the op to judge.
             if is_sum and getattr(statistics["prior"], "shape", None) == pairs:
-                return _weighted_sums(poses, weights, **statistics, **window)
+                return _weighted_sums(poses, exist, weights, **statistics, **window)
             return capsule_moments(
                 poses,
-                activations if use_activations else None,
+                activations if use_activations else exist,
                 weights,
                 order=order,
                 **passes[-1],
@@ -150,7 +166,28 @@ class Routed(keras.layers.Layer):
 _WEIGHTED_SUM = ("none", 1, False, "prior")
 
 
-def _weighted_sums(poses, weights, prior, **window):
+def _existing(activations):
+    """Returns 1 for each child that exists, whose activation is not 0, and else 0."""
+    return tf.cast(tf.not_equal(activations, 0), activations.dtype)
+
+
+def _seen(activations, weights, shares, window):
+    """Returns 1 for each child in a window that exists, to multiply shares by."""
+    axes = activations.shape.rank - 2
+    kernel = [*dimensions(weights)[: axes + 1], 1, 1, 1]
+    windows = [*dimensions(shares)[: axes + 1], 1, 1, 1]
+    # Shares that are not normalized are the votes themselves, here the children.
+    return moment_shares(
+        _existing(activations)[..., tf.newaxis, tf.newaxis],
+        None,
+        tf.ones(kernel, activations.dtype),
+        linear=tf.ones(windows, shares.dtype),
+        normalize="none",
+        **window,
+    )
+
+
+def _weighted_sums(poses, exist, weights, prior, **window):
     """Returns what `capsule_moments` does, as convolutions, which are faster."""
 
     axes = poses.shape.rank - 4
@@ -160,11 +197,10 @@ def _weighted_sums(poses, weights, prior, **window):
         inputs = tf.cast(inputs, prior.dtype)
         return convolve(inputs, weights * prior[..., None, None], **window)
 
-    first = convolved(poses, tf.cast(weights, prior.dtype))
+    exist = exist[..., tf.newaxis, tf.newaxis]
+    first = convolved(poses * exist, tf.cast(weights, prior.dtype))
     # Where a window reaches beyond the image, children are missing in its mass, too.
-    ones = tf.ones([1, *dimensions(poses)[1:-2], 1, 1], prior.dtype)
-    mass = convolved(ones, tf.ones([1, 1], prior.dtype))[..., 0, 0]
-    return tf.broadcast_to(mass, dimensions(first)[:-2]), first
+    return convolved(exist, tf.ones([1, 1], prior.dtype))[..., 0, 0], first
 
 
 def _checked_parents(rule, parents, poses, weights):
@@ -212,10 +248,22 @@ def checked_pose_shape(layer, shape):
     return tuple(positive_int(owner, "pose_shape", size) for size in shape)
 
 
-def pair_of_tensors(layer, inputs):
-    """Returns poses and activations as tensors of one type."""
+def pair_of_tensors(layer, inputs, mask=None):
+    """Returns poses and activations as tensors of one type.
+
+    Args:
+      layer: named in messages.
+      inputs: both.
+      mask: the Keras mask of the children, or a list of those of poses and activations.
+        Both are zeros for a child that one leaves out.
+    """
     pair = _pair(layer, inputs)
-    return float_tensors(_name(layer), **dict(zip(("poses", "activations"), pair)))
+    named = dict(zip(("poses", "activations"), pair))
+    poses, activations = float_tensors(_name(layer), **named)
+    for each in mask if isinstance(mask, (list, tuple)) else [mask]:
+        poses = without_masked(poses, each, last=2)
+        activations = without_masked(activations, each, last=0)
+    return poses, activations
 
 
 def pair_of_shapes(layer, shapes, axes, may_be_unknown=1):

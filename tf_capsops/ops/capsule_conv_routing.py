@@ -262,16 +262,17 @@ def _bound(operands, window, transposed):
     inputs = rule.bind(
         "input", inputs, ("batch", *(f"in_{axis}" for axis in axes), "types", "in_dim")
     )
-    own = ("types",) if weights.shape.rank == count + 4 else ()
-    of_weights = (*kernel, *own, "in_dim", "parents", "out_dim")
+    shared = (*kernel, "in_dim", "parents", "out_dim")
+    own = (*kernel, "types", *shared[-3:])
+    ranks = " or ".join(f"{len(each)} [{', '.join(each)}]" for each in (shared, own))
+    by_rank = {len(each): each for each in (shared, own)}
+    of_weights = by_rank.get(weights.shape.rank)
     rule.require(
-        weights.shape.rank in (count + 3, count + 4),
-        f"weights must have rank {count + 3} [{', '.join(of_weights)}] or {count + 4}, "
-        f"with types before in_dim, got {shape_text(weights.shape)}",
+        of_weights, f"weights must have rank {ranks}, got {shape_text(weights.shape)}"
     )
     weights = rule.bind("weights", weights, of_weights)
     rule.require(
-        not own or rule.sizes["types"] is not None,
+        of_weights == shared or rule.sizes["types"] is not None,
         "types must be known under portable() where each has weights",
     )
     padding = "SAME" if transposed else window["padding"]

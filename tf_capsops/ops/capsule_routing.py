@@ -14,7 +14,7 @@ MOST_ITERATIONS = 2**31 - 1
 
 
 def capsule_routing(
-    inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None
+    inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None, *, leaky=False
 ):
     """Routes input capsules to output capsules by agreement.
 
@@ -42,6 +42,9 @@ def capsule_routing(
     higher derivatives are computed by TensorFlow's own ops over blocks of input
     capsules, and do not store `u_hat` either. Half types are computed in float32.
 
+    With `leaky` this is a `capsule_conv_routing` of one pixel, which is differentiable
+    once, and stores `u_hat` for up to 64 MiB of samples at a time.
+
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
         or bfloat16.
@@ -53,6 +56,8 @@ def capsule_routing(
       epsilon: A positive number (a normal float32), which keeps values and gradients
         finite where `s` is zero.
       name: Name of the operation in a graph.
+      leaky: Whether the softmax is over the output capsules and one more, whose logit
+        is 0 and whose share is dropped.
 
     Returns:
       Output capsules, `[batch, out_caps, out_dim]`, of length below one. Zeros where
@@ -76,7 +81,10 @@ def capsule_routing(
     attributes = _attributes(owner, iterations, epsilon)
     operands = _operands(owner, inputs, weights, logits)
     if _portable.is_on():
+        attributes["leaky"] = bool(leaky)
         return _portable.compute(plain, *operands, name=name or owner, **attributes)
+    if leaky:
+        return _leaky(*operands, **attributes, name=name)
     return _with_sums(*operands, **attributes, name=name).output
 
 
@@ -131,12 +139,12 @@ def routing_coefficients(
     )
 
 
-def plain(inputs, weights, logits, iterations, epsilon=1e-7):
+def plain(inputs, weights, logits, iterations, epsilon=1e-7, leaky=False):
     """The definition of `capsule_routing` in TensorFlow's own ops.
 
     It stores `u_hat`, transposed once so that both sums are products of matrices.
     """
-    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon)
+    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon, leaky)
     return tf.squeeze(outputs, axis=2)
 
 
@@ -148,16 +156,12 @@ def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7):
     return tf.broadcast_to(coefficients, [batch, *dimensions(coefficients)[1:]])
 
 
-def _routed(inputs, weights, logits, iterations, epsilon):
+def _routed(inputs, weights, logits, iterations, epsilon, leaky=False):
     """Returns outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`.
 
     The coefficients of the first iteration are those of every sample, `[1, J, 1, I]`.
     """
-    rule = ShapeRule("CapsuleRouting")
-    inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
-    axes = ("in_caps", "out_caps", "out_dim", "in_dim")
-    weights = rule.bind("weights", weights, axes)
-    logits = rule.bind("logits", logits, ("in_caps", "out_caps"))
+    inputs, weights, logits = _bound(inputs, weights, logits)
     in_caps, out_caps, out_dim, in_dim = dimensions(weights)
     flat = tf.reshape(weights, [in_caps, out_caps * out_dim, in_dim])
     predictions = tf.matmul(flat, tf.transpose(inputs, (1, 2, 0)))
@@ -165,7 +169,7 @@ def _routed(inputs, weights, logits, iterations, epsilon):
     predictions = tf.reshape(predictions, [in_caps, out_caps, out_dim, batch])
     predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
     logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
-    return plain_agreement(predictions, logits, iterations, epsilon)
+    return plain_agreement(predictions, logits, iterations, epsilon, leaky=leaky)
 
 
 def plain_agreement(votes, logits, iterations, epsilon, bias=None, leaky=False):
@@ -215,6 +219,34 @@ def _operands(owner, inputs, weights, logits):
         return float_tensors(owner, inputs=inputs, weights=weights, logits=logits)
     inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
     return inputs, weights, tf.zeros(sizes(weights)[:2], weights.dtype)
+
+
+def _bound(inputs, weights, logits):
+    """Returns operands that fit each other, with ranks that are known."""
+    rule = ShapeRule("CapsuleRouting")
+    inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
+    axes = ("in_caps", "out_caps", "out_dim", "in_dim")
+    weights = rule.bind("weights", weights, axes)
+    return inputs, weights, rule.bind("logits", logits, ("in_caps", "out_caps"))
+
+
+def _leaky(inputs, weights, logits, iterations, epsilon, name):
+    """Routes as types of children at one pixel of a line, with weights of their own."""
+    inputs, weights, logits = _bound(inputs, weights, logits)
+    outputs = _library.load().capsule_conv_routing(
+        tf.expand_dims(inputs, 1),
+        tf.expand_dims(tf.transpose(weights, (0, 3, 1, 2)), 0),
+        tf.zeros(sizes(weights)[1:3], weights.dtype),
+        logits,
+        iterations=iterations,
+        epsilon=epsilon,
+        strides=[1],
+        dilations=[1],
+        padding="VALID",
+        leaky=True,
+        name=name,
+    )
+    return tf.squeeze(outputs, 1)
 
 
 def _sum_type(inputs):

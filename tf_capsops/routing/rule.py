@@ -30,7 +30,8 @@ class Rule:
         Args:
           layer: The Keras layer that will call `route`.
           weights_shape: `[KH, KW, C, O, Q, R]`, ints; of a line without KH, and of a
-            volume with KD before it.
+            volume with KD before it. C is 1 in a layer that shares its weights, whose
+            children also share the rule's priors.
           output_shape: Of the poses that `route` returns, `[N, H', W', O, P, R]`, or
             those of a line or a volume; None is unknown.
         """
@@ -42,7 +43,8 @@ class Rule:
           moments: `tf_capsops.capsule_moments` of the layer's children and weights, to
             be called with any of `bias`, `linear`, `precision`, `center`, `prior`,
             `order` and `normalize`, and with `use_activations=False` for children that
-            all count as one. It casts what it is given to the type of the moments.
+            all count as one, but for those of an activation of 0, which never count. It
+            casts what it is given to the type of the moments.
           training: As for every Keras layer.
 
         Returns:

@@ -1,0 +1,115 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Copies the operands of a slab's convolution, and adds the gradients of the copies.
+#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_COPIES_H_
+#define CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_COPIES_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/cpu/capsule_conv_routing.h"
+#include "cc/cpu/convert.h"
+#include "cc/cpu/simd.h"
+
+namespace capsops::capsule_conv_routing::CAPSOPS_ISA {
+
+using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
+
+// Calls visit(weight, copied) with the offsets of each element of one matrix.
+template <typename Visit>
+inline void ForMatrix(const Relay& relay, int64_t matrix, const Visit& visit) {
+  const int64_t size = relay.rows * relay.columns;
+  const int64_t group = matrix % relay.groups, place = matrix / relay.groups;
+  const int64_t depth = relay.tap + place % relay.channels * relay.tap_step;
+  const int64_t tap = place / relay.channels;
+  const int64_t weight = ((depth * relay.taps + tap) * relay.groups + group) * size;
+  const int64_t copy = matrix * size;
+  if (relay.transposed) {
+    for (int64_t column = 0; column < relay.columns; ++column) {
+      for (int64_t row = 0; row < relay.rows; ++row) {
+        visit(weight + row * relay.columns + column, copy + column * relay.rows + row);
+      }
+    }
+  } else {
+    for (int64_t i = 0; i < size; ++i) visit(weight + i, copy + i);
+  }
+}
+
+// Implements CpuKernels::relay.
+template <typename T>
+void CopyMatrix(const Relay& relay, int64_t matrix, const T* weights, T* copy) {
+  ForMatrix(relay, matrix,
+            [=](int64_t weight, int64_t copied) { copy[copied] = weights[weight]; });
+}
+
+// Implements CpuKernels::add_relaid.
+template <typename T>
+void AddMatrix(const Relay& relay, int64_t matrix, const T* copy,
+               Accumulator<T>* sums) {
+  ForMatrix(relay, matrix, [=](int64_t weight, int64_t copied) {
+    sums[weight] += Widen(copy[copied]);
+  });
+}
+
+// Implements CpuKernels::narrow.
+template <typename T>
+void NarrowAll(int64_t count, const Accumulator<T>* sums, T* to) {
+  for (int64_t i = 0; i < count; ++i) Narrow(sums[i], to + i);
+}
+
+// Implements CpuKernels::copy.
+template <typename T>
+void CopyRow(const Patch& patch, int64_t row, const T* input, T* copy) {
+  const int64_t frame = patch.first + row / patch.rows;
+  const int64_t image = frame / patch.per_image, place = frame % patch.per_image;
+  const int64_t y = patch.row + row % patch.rows;
+  const int64_t step = patch.channels * patch.pixel;
+  copy += row * patch.width * step;
+  for (int64_t c = 0; c < patch.channels; ++c, copy += patch.pixel) {
+    const int64_t depth = place * patch.read_step + c * patch.read_tap + patch.read;
+    const bool inside = depth >= 0 && depth < patch.depth;
+    const int64_t from =
+        ((image * patch.depth + depth) * patch.height + y) * patch.width * patch.pixel;
+    for (int64_t x = 0; x < patch.width; ++x) {
+      if (inside) {
+        std::memcpy(copy + x * step, input + from + x * patch.pixel,
+                    patch.pixel * sizeof(T));
+      } else {
+        std::memset(copy + x * step, 0, patch.pixel * sizeof(T));
+      }
+    }
+  }
+}
+
+// Implements CpuKernels::add_copy. Rows are those of the frames from begin_frame() to
+// end_frame().
+template <typename T>
+void AddRow(const Patch& patch, int64_t row, const T* copy, T* grad_input) {
+  const int64_t frame = patch.begin_frame() + row / patch.rows;
+  const int64_t image = frame / patch.depth, depth = frame % patch.depth;
+  const int64_t y = row % patch.rows, line = patch.width * patch.pixel;
+  T* const to = grad_input + (frame * patch.height + patch.row + y) * line;
+  for (int64_t c = 0; c < patch.channels; ++c) {
+    const int64_t place = depth - c * patch.read_tap - patch.read;
+    if (place < 0 || place % patch.read_step != 0 ||
+        place / patch.read_step >= patch.per_image) {
+      continue;
+    }
+    const int64_t slice =
+        image * patch.per_image + place / patch.read_step - patch.first;
+    if (slice < 0 || slice >= patch.frames) continue;
+    const T* const from = copy + (slice * patch.rows + y) * line * patch.channels;
+    for (int64_t x = 0; x < patch.width; ++x) {
+      const T* const added = from + (x * patch.channels + c) * patch.pixel;
+      T* const sum = to + x * patch.pixel;
+      for (int64_t i = 0; i < patch.pixel; ++i) {
+        Narrow(Widen(sum[i]) + Widen(added[i]), sum + i);
+      }
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv_routing::CAPSOPS_ISA
+
+#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_COPIES_H_

@@ -1,0 +1,171 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs the steps of convolution with routing and divides each among threads. The number
+// of threads never changes a result: no sum crosses a task, and the partial sums of the
+// gradients of bias and logits are added in a fixed order.
+#include "cc/cpu/capsule_conv_routing.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cc/cpu/dispatch/isa.h"
+#include "cc/cpu/dispatch/tasks.h"
+#include "cc/launch/capsule_conv_slabs_plan.h"
+
+namespace capsops::capsule_conv_routing {
+namespace {
+
+CAPSOPS_SELECTED_KERNELS
+
+// Calls run(n) for n < count, with about `size` elements read and written each time.
+template <typename Run>
+LaunchError ForEach(const CpuExec& exec, int64_t count, int64_t size, const Run& run) {
+  exec.parallel_for(count, std::max<int64_t>(size, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) run(n);
+  });
+  return {};
+}
+
+// Returns the approximate cycles of routing pixels.
+int64_t Cost(const Problem& p, int64_t pixels) {
+  const int64_t votes = p.types * Columns(p) + p.types * p.parents * 8;
+  return std::max<int64_t>(pixels * votes * (2 * p.iterations + 2) / 8, 1);
+}
+
+// Implements a device of capsule_conv_slabs_plan.h.
+struct CpuSteps {
+  using Exec = CpuExec;
+  static constexpr int64_t kSlabBytes = 2 << 20;
+
+  static LaunchError Zero(const CpuExec&, const char*, void* data, int64_t bytes) {
+    if (bytes > 0) std::memset(data, 0, bytes);
+    return {};
+  }
+
+  template <typename T>
+  static LaunchError CopyWeights(const CpuExec& exec, const char*, const Relay& relay,
+                                 const T* weights, T* copy) {
+    if (relay.elements() == 0) return {};
+    return ForEach(exec, relay.matrices(), relay.rows * relay.columns,
+                   [&](int64_t n) { Selected<T>().relay(relay, n, weights, copy); });
+  }
+  template <typename T>
+  static LaunchError AddWeights(const CpuExec& exec, const char*, const Relay& relay,
+                                const T* copy, Accumulator<T>* sums) {
+    if (relay.elements() == 0) return {};
+    return ForEach(exec, relay.matrices(), relay.rows * relay.columns,
+                   [&](int64_t n) { Selected<T>().add_relaid(relay, n, copy, sums); });
+  }
+  template <typename T>
+  static LaunchError Narrow(const CpuExec& exec, const char*, int64_t count,
+                            const Accumulator<T>* sums, T* to) {
+    exec.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+      Selected<T>().narrow(end - begin, sums + begin, to + begin);
+    });
+    return {};
+  }
+
+  template <typename T>
+  static LaunchError CopyImage(const CpuExec& exec, const char*, const Patch& patch,
+                               const T* input, T* copy) {
+    return ForEach(exec, patch.frames * patch.rows,
+                   patch.channels * patch.width * patch.pixel,
+                   [&](int64_t row) { Selected<T>().copy(patch, row, input, copy); });
+  }
+  template <typename T>
+  static LaunchError AddImage(const CpuExec& exec, const char*, const Patch& patch,
+                              const T* copy, T* grad_input) {
+    const int64_t frames = patch.end_frame() - patch.begin_frame();
+    return ForEach(
+        exec, frames * patch.rows, patch.channels * patch.width * patch.pixel,
+        [&](int64_t row) { Selected<T>().add_copy(patch, row, copy, grad_input); });
+  }
+
+  // Routing works on the scratch of its tasks.
+  template <typename T>
+  static int64_t Space(const CpuExec&, const Problem&, bool) {
+    return 0;
+  }
+
+  template <typename T>
+  static LaunchError Route(const CpuExec& exec, const char* op, const Problem& p,
+                           int64_t pixels, const T* votes, const T* bias,
+                           const T* logits, T* output, Accumulator<T>*) {
+    const CpuKernels<T>& kernels = Selected<T>();
+    const int64_t tiles = CeilDivide(pixels, kernels.lanes);
+    return ForRanges(exec, op, tiles, Cost(p, kernels.lanes), kernels.scratch(p, false),
+                     [&](int64_t begin, int64_t end, void* scratch) {
+                       kernels.route(p, Pixels(kernels.lanes, begin, end, pixels),
+                                     votes, bias, logits, output, scratch);
+                     });
+  }
+
+  template <typename T>
+  static LaunchError RouteBackward(const CpuExec& exec, const char* op,
+                                   const Problem& p, int64_t pixels, const T* grad,
+                                   const T* bias, const T* logits, T* votes,
+                                   Accumulator<T>* parts, Accumulator<T>*) {
+    const CpuKernels<T>& kernels = Selected<T>();
+    const int64_t tiles = CeilDivide(pixels, kernels.lanes), count = CountParts<T>(p);
+    return ForTasks(exec, op, count, 4 * Cost(p, CeilDivide(pixels, count)),
+                    kernels.scratch(p, true), [&](int64_t part, void* scratch) {
+                      const Range range = Pixels(kernels.lanes, tiles * part / count,
+                                                 tiles * (part + 1) / count, pixels);
+                      kernels.route_backward(p, range, grad, bias, logits, votes,
+                                             parts + part * PartSize(p), scratch);
+                    });
+  }
+
+  template <typename T>
+  static int64_t Parts(const CpuExec&, const Problem& p) {
+    return CountParts<T>(p) * PartSize(p);
+  }
+  template <typename T>
+  static LaunchError AddParts(const CpuExec&, const char*, const Problem& p,
+                              const Accumulator<T>* parts, T* grad_bias,
+                              T* grad_logits) {
+    Selected<T>().add_parts(p, CountParts<T>(p), parts, grad_bias, grad_logits);
+    return {};
+  }
+
+ private:
+  // A part holds the gradients of bias and logits.
+  static int64_t PartSize(const Problem& p) { return Columns(p) + p.types * p.parents; }
+  // The number of tasks of the gradient, each of which has a part.
+  template <typename T>
+  static int64_t CountParts(const Problem& p) {
+    constexpr int64_t kMostParts = 32, kMostBytes = 4 << 20;
+    const int64_t bytes = PartSize(p) * static_cast<int64_t>(sizeof(Accumulator<T>));
+    return std::clamp<int64_t>(kMostBytes / bytes, 1, kMostParts);
+  }
+
+  // The pixels of tiles [begin, end), the last of which may not be full.
+  static Range Pixels(int64_t lanes, int64_t begin, int64_t end, int64_t pixels) {
+    return {begin * lanes, std::min(end * lanes, pixels)};
+  }
+};
+
+// Names the instruction set in a plan.
+template <typename Plan>
+Plan Named(Plan plan) {
+  plan.kernel = CpuKernelName();
+  return plan;
+}
+
+}  // namespace
+
+template <typename T>
+ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& p) {
+  return Named(PlanForwardBySlabs<CpuSteps, T>(exec, p));
+}
+
+template <typename T>
+BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& p) {
+  return Named(PlanBackwardBySlabs<CpuSteps, T>(exec, p));
+}
+
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
+
+}  // namespace capsops::capsule_conv_routing

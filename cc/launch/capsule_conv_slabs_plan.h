@@ -1,0 +1,368 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs CapsuleConvRouting and its gradient slab by slab. The gradient makes the votes
+// again. All sums over slabs are in the order of the slabs.
+//
+// A device is described by a struct `Steps`, with its Exec, kSlabBytes, the most bytes
+// of a slab's votes unless a row has more, and static functions for an element type T.
+// Those that return errors begin these with the op's name:
+//   Zero           zeros memory
+//   CopyWeights    copies the weights of a phase
+//   AddWeights     adds the gradient of this copy to the gradient of weights
+//   Narrow         converts sums to T
+//   CopyImage      copies a slab's channels
+//   AddImage       adds the gradient of this copy to the gradient of the input
+//   Space          returns how many sums Route or RouteBackward work on
+//   Route          routes votes
+//   Parts          returns how many sums the gradients of bias and logits have in parts
+//   RouteBackward  replaces votes by their gradient, and adds to these parts
+//   AddParts       adds the parts up
+#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_PLAN_H_
+#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_PLAN_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_conv_routing.h"
+#include "cc/launch/capsule_conv_slabs.h"
+#include "cc/launch/round.h"
+
+namespace capsops::capsule_conv_routing {
+
+// Consecutive arrays of a workspace. Without a base it only counts their bytes.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <typename T>
+  T* Take(int64_t count) {
+    char* const at = base_ + bytes_;
+    bytes_ += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(at);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  int64_t bytes_ = 0;
+};
+
+// The plans for all slabs of a problem.
+template <typename Steps, typename T>
+class Slabs {
+ public:
+  using Exec = typename Steps::Exec;
+  using A = Accumulator<T>;
+
+  // Slabs become smaller until the workspace has at most kMostBytes bytes or they
+  // cannot.
+  Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
+      : op_(op), p_(p), gradient_(gradient), division_(p, sizeof(T), 0) {
+    constexpr int64_t kMostBytes = int64_t{64} << 20;
+    for (int64_t bytes = Steps::kSlabBytes;; bytes /= 2) {
+      division_ = Division(p, sizeof(T), bytes);
+      PlanConvs(exec);
+      if (!error_.empty() || division_.smallest() || workspace() <= kMostBytes) return;
+    }
+  }
+
+  const LaunchError& error() const { return error_; }
+  int64_t workspace() const {
+    Arena arena(nullptr);
+    return Arrays(*this, arena).bytes;
+  }
+
+  LaunchError Forward(const Exec& exec, const T* input, const T* weights, const T* bias,
+                      const T* logits, T* output, void* workspace) const {
+    Arena arena(workspace);
+    const Arrays a(*this, arena);
+    return ForEachPhaseSlab(exec, weights, a, [&](const Slab& slab, const T* filter) {
+      LaunchError error = MakeVotes(exec, slab, input, filter, a, nullptr);
+      return ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
+        if (!error.empty()) return error;
+        return Steps::Route(exec, op_, p_, pixels, a.votes + votes, bias, logits,
+                            output + out, a.space);
+      });
+    });
+  }
+
+  LaunchError Backward(const Exec& exec, const T* grad, const T* input,
+                       const T* weights, const T* bias, const T* logits, T* grad_input,
+                       T* grad_weights, T* grad_bias, T* grad_logits,
+                       void* workspace) const {
+    Arena arena(workspace);
+    const Arrays a(*this, arena);
+    A* const sums = SumsAreResult() ? reinterpret_cast<A*>(grad_weights) : a.sums;
+    LaunchError error;
+    const auto then = [&error](const auto& step) {
+      if (error.empty()) error = step();
+    };
+    const auto zero = [&](void* data, int64_t bytes) {
+      then([&] { return Steps::Zero(exec, op_, data, bytes); });
+    };
+    if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
+    if (!writes_weights_) zero(sums, WeightsSize(p_) * sizeof(A));
+    zero(a.parts, parts_ * sizeof(A));
+    then([&] {
+      return ForEachPhaseSlab(exec, weights, a, [&](const Slab& slab, const T* filter) {
+        const Convs& convs = Find(slab);
+        const T* image = nullptr;
+        LaunchError error = MakeVotes(exec, slab, input, filter, a, &image);
+        if (error.empty()) {
+          error = ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
+            return Steps::RouteBackward(exec, op_, p_, pixels, grad + out, bias, logits,
+                                        a.votes + votes, a.parts, a.space);
+          });
+        }
+        T* const part = writes_weights_ ? grad_weights : a.weights_part;
+        if (error.empty()) {
+          error = p_.transposed
+                      ? Run(exec, convs.by_weights, a.votes, image, part, a.conv)
+                      : Run(exec, convs.by_weights, image, a.votes, part, a.conv);
+        }
+        if (error.empty() && !writes_weights_) {
+          error = Steps::AddWeights(exec, op_, Relay(p_, slab.phase), part, sums);
+        }
+        T* const by_image =
+            writes_input_ ? grad_input + InputOffset(slab) : a.image_part;
+        if (error.empty()) {
+          error = Run(exec, convs.by_image, a.votes, filter, by_image, a.conv);
+        }
+        if (error.empty() && !writes_input_) {
+          error = Steps::AddImage(exec, op_, Patch(p_, slab), by_image, grad_input);
+        }
+        return error;
+      });
+    });
+    if (!writes_weights_ && !SumsAreResult()) {
+      then([&] {
+        return Steps::Narrow(exec, op_, WeightsSize(p_), sums, grad_weights);
+      });
+    }
+    then([&] {
+      return Steps::AddParts(exec, op_, p_, a.parts, grad_bias, grad_logits);
+    });
+    return error;
+  }
+
+ private:
+  using ConvPlan = capsule_conv::ConvPlan<Exec, T>;
+
+  // The plans of slabs of one shape: their votes, and the gradients of their channels
+  // and weights.
+  struct Convs {
+    capsule_conv::Problem problem;
+    ConvPlan votes, by_image, by_weights;
+  };
+
+  // The arrays of the workspace. Arrays that are not used have no elements.
+  struct Arrays {
+    T *weights, *image, *votes, *image_part, *weights_part;
+    A *sums, *parts, *space;
+    char* conv;
+    int64_t bytes;
+
+    Arrays(const Slabs& s, Arena& arena) {
+      const auto take = [&](bool used, auto element, int64_t count) {
+        return arena.template Take<decltype(element)>(used ? count : 0);
+      };
+      const bool gradient = s.gradient_;
+      weights = take(s.relays_, T(), s.most_weights_);
+      image = take(s.copies_, T(), s.most_image_);
+      votes = take(true, T(), s.most_votes_);
+      image_part = take(gradient && !s.writes_input_, T(), s.most_image_);
+      weights_part = take(gradient && !s.writes_weights_, T(), s.most_weights_);
+      sums = take(gradient && !s.writes_weights_ && !SumsAreResult(), A(),
+                  WeightsSize(s.p_));
+      parts = take(gradient, A(), s.parts_);
+      space = take(true, A(), s.space_);
+      conv = take(true, char(), s.most_conv_);
+      bytes = arena.bytes();
+    }
+  };
+
+  static constexpr bool SumsAreResult() { return std::is_same_v<T, A>; }
+
+  // The offset of the first row that a slab reads, if it reads no copy.
+  int64_t InputOffset(const Slab& slab) const {
+    return (slab.first * p_.in_height + slab.band.read) * InRow(p_);
+  }
+
+  // Decides what is copied, and plans the convolutions of every shape of slabs.
+  void PlanConvs(const Exec& exec) {
+    convs_.clear();
+    most_votes_ = most_image_ = most_weights_ = most_conv_ = 0;
+    int64_t slabs = 0;
+    error_ = ForEachSlab(p_, division_, [&](const Slab& slab) {
+      ++slabs;
+      most_votes_ = std::max(most_votes_, slab.Votes(p_));
+      most_image_ = std::max(most_image_, slab.Image(p_));
+      most_weights_ = std::max(most_weights_, Relay(p_, slab.phase).elements());
+      const capsule_conv::Problem conv = ConvOf(p_, slab);
+      return Search(conv) != nullptr ? LaunchError() : PlanConv(exec, conv);
+    });
+    const bool volume = p_.kernel_depth > 1 || p_.stride_depth > 1;
+    const bool aligned = InRow(p_) * sizeof(T) % 16 == 0;
+    copies_ = volume || (slabs > 1 && !aligned);
+    relays_ = p_.transposed || p_.kernel_depth > 1;
+    writes_input_ = !copies_ && division_.rows == p_.out_height;
+    writes_weights_ = !relays_ && slabs == 1;
+    space_ = Steps::template Space<T>(exec, p_, gradient_);
+    parts_ = gradient_ ? Steps::template Parts<T>(exec, p_) : 0;
+  }
+
+  LaunchError PlanConv(const Exec& exec, const capsule_conv::Problem& problem) {
+    using namespace capsule_conv;  // NOLINT: its planners
+    LaunchError error;
+    const auto kept = [&](const ConvPlan& plan) {
+      if (error.empty() && !plan.run) error = Named(plan.error);
+      most_conv_ = std::max(most_conv_, plan.workspace);
+      return plan;
+    };
+    const auto along = [&](bool back) {
+      return kept(back ? PlanBackpropInput<T>(exec, problem)
+                       : PlanForward<T>(exec, problem));
+    };
+    Convs convs{problem, along(p_.transposed), {}, {}};
+    if (gradient_) {
+      convs.by_image = along(!p_.transposed);
+      convs.by_weights = kept(PlanBackpropWeights<T>(exec, problem));
+    }
+    convs_.push_back(convs);
+    return error;
+  }
+
+  const Convs* Search(const capsule_conv::Problem& problem) const {
+    for (const Convs& convs : convs_) {
+      if (std::memcmp(&convs.problem, &problem, sizeof(problem)) == 0) return &convs;
+    }
+    return nullptr;
+  }
+  const Convs& Find(const Slab& slab) const { return *Search(ConvOf(p_, slab)); }
+
+  // Puts the name of this op before that of its convolution.
+  LaunchError Named(const LaunchError& error) const {
+    if (error.empty()) return error;
+    return {std::string(op_) + ": " + error.text(), error.fault()};
+  }
+  LaunchError Run(const Exec& exec, const ConvPlan& plan, const T* left, const T* right,
+                  T* to, void* workspace) const {
+    return Named(plan.run(exec, left, right, to, workspace));
+  }
+
+  // Calls visit(slab, filter) for each slab, with the weights of its convolution.
+  template <typename Visit>
+  LaunchError ForEachPhaseSlab(const Exec& exec, const T* weights, const Arrays& a,
+                               const Visit& visit) const {
+    int64_t relaid = -1;  // the first frame of the phase whose weights are copied
+    return ForEachSlab(p_, division_, [&](const Slab& slab) {
+      LaunchError error;
+      if (relays_ && slab.phase.first != relaid) {
+        relaid = slab.phase.first;
+        error =
+            Steps::CopyWeights(exec, op_, Relay(p_, slab.phase), weights, a.weights);
+      }
+      return error.empty() ? visit(slab, relays_ ? a.weights : weights) : error;
+    });
+  }
+
+  // Makes the votes of a slab, and sets `image`, unless it is null, to their channels.
+  LaunchError MakeVotes(const Exec& exec, const Slab& slab, const T* input,
+                        const T* filter, const Arrays& a, const T** image) const {
+    const T* from = copies_ ? a.image : input + InputOffset(slab);
+    if (image != nullptr) *image = from;
+    LaunchError error;
+    if (copies_) error = Steps::CopyImage(exec, op_, Patch(p_, slab), input, a.image);
+    if (!error.empty()) return error;
+    return Run(exec, Find(slab).votes, from, filter, a.votes, a.conv);
+  }
+
+  // Calls visit(votes, out, pixels) for the parts of a slab whose output is contiguous:
+  // the offsets of their votes and their output, and how many pixels they have.
+  template <typename Visit>
+  LaunchError ForEachRun(const Slab& slab, const Visit& visit) const {
+    const int64_t runs = slab.phase.step == 1 ? 1 : slab.frames;
+    const int64_t pixels = slab.Pixels(p_) / runs;
+    LaunchError error;
+    for (int64_t run = 0; run < runs && error.empty(); ++run) {
+      const int64_t row = slab.OutFrame(p_, run) * p_.out_height + slab.band.begin;
+      error = visit(run * pixels * p_.types * Columns(p_),
+                    row * p_.out_width * Columns(p_), pixels);
+    }
+    return error;
+  }
+
+  const char* op_;
+  Problem p_;
+  bool gradient_;
+  Division division_;
+  std::vector<Convs> convs_;
+  LaunchError error_;
+  // Whether channels and weights are copied, and whether the gradients of slabs are
+  // parts of the results, so that they need not be added.
+  bool copies_, relays_, writes_input_, writes_weights_;
+  int64_t most_votes_, most_image_, most_weights_, most_conv_, space_, parts_;
+};
+
+// Plans for any problem. Without output there is nothing to route.
+template <typename Plan, typename Slabs, typename Run>
+Plan PlanSlabs(const std::shared_ptr<const Slabs>& slabs, const Run& run) {
+  if (!slabs->error().empty()) {
+    Plan plan;
+    plan.error = slabs->error();
+    return plan;
+  }
+  return Plan::Make(slabs->workspace(), run);
+}
+
+template <typename Steps, typename T>
+ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
+    const typename Steps::Exec& exec, const Problem& p) {
+  using Exec = typename Steps::Exec;
+  using Plan = ForwardPlan<Exec, T>;
+  if (IsEmpty(p)) {
+    return Plan::Make(0, [](auto...) { return LaunchError(); });
+  }
+  const auto slabs =
+      std::make_shared<const Slabs<Steps, T>>(exec, kForwardName, p, false);
+  return PlanSlabs<Plan>(
+      slabs, [slabs](auto... arguments) { return slabs->Forward(arguments...); });
+}
+
+template <typename Steps, typename T>
+BackwardPlan<typename Steps::Exec, T> PlanBackwardBySlabs(
+    const typename Steps::Exec& exec, const Problem& p) {
+  using Exec = typename Steps::Exec;
+  using Plan = BackwardPlan<Exec, T>;
+  if (IsEmpty(p)) {
+    return Plan::Make(
+        0, [p](const Exec& exec, const T*, const T*, const T*, const T*, const T*,
+               T* grad_input, T* grad_weights, T* grad_bias, T* grad_logits, void*) {
+          LaunchError error;
+          const auto zero = [&](T* data, int64_t count) {
+            if (!error.empty() || count == 0) return;
+            error = Steps::Zero(exec, kBackwardName, data, count * sizeof(T));
+          };
+          zero(grad_input, InputSize(p));
+          zero(grad_weights, WeightsSize(p));
+          zero(grad_bias, Columns(p));
+          zero(grad_logits, p.types * p.parents);
+          return error;
+        });
+  }
+  const auto slabs =
+      std::make_shared<const Slabs<Steps, T>>(exec, kBackwardName, p, true);
+  return PlanSlabs<Plan>(
+      slabs, [slabs](auto... arguments) { return slabs->Backward(arguments...); });
+}
+
+}  // namespace capsops::capsule_conv_routing
+
+#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_PLAN_H_
