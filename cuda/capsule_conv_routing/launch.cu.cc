@@ -12,4 +12,4 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem&) {
 }
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
-}
+}  // namespace capsops::capsule_conv_routing
