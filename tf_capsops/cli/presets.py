@@ -262,6 +262,21 @@ PRESETS = {
     },
 }
 
+# Networks for segmentation, which read masks of classes.
+SEGMENTERS = ("segcaps", "ucaps3d", "unet")
+
+# Their masks do not move with the images, so images stay where they are, too.
+for _name in SEGMENTERS:
+    _still = {"distortion": Distortion(), "learning_rate": 0.002}
+    _small = Preset(network={"size": "small"}, epochs=60, batch_size=32, **_still)
+    PRESETS[_name] = {
+        "small": _small,
+        "compact": dataclasses.replace(_small, epochs=30),
+        "large": dataclasses.replace(_small, epochs=30, batch_size=8),
+        # The networks of the papers.
+        "paper": Preset(network={}, epochs=30, batch_size=4, **_still),
+    }
+
 # The rules of routing that matrix_capsnet has, the default one first.
 RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
 
@@ -272,8 +287,8 @@ LAST_MARGINS = {("compact", "em"): 0.3}
 
 
 def fitting(image_shape):
-    """The name of the preset for images `(height, width, channels)`."""
-    smallest = min(image_shape[:2])
+    """The name of the preset for images or volumes `(..., height, width, channels)`."""
+    smallest = min(image_shape[-3:-1])
     if smallest < 16:
         return "small"
     return "compact" if smallest < 48 else "large"

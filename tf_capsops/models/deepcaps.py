@@ -68,8 +68,8 @@ class GlobalSlimCaps2D(SlimCaps2D):
     Input and output shapes, weights, args and errors are those of `SlimCaps2D`, with
     `share_weights` and without `leaky`. Height and width must be known.
 
-    >>> layer = tf_capsops.models.deepcaps.GlobalSlimCaps2D(
-    ...     8, capsule_dim=4, kernel_size=3, padding="same")
+    >>> from tf_capsops.models.deepcaps import GlobalSlimCaps2D
+    >>> layer = GlobalSlimCaps2D(8, capsule_dim=4, kernel_size=3, padding="same")
     >>> layer(np.ones([2, 5, 5, 8, 4], "float32")).shape.as_list()
     [2, 5, 5, 8, 4]
     """
@@ -126,8 +126,8 @@ def deepcaps(
 
     "DeepCaps: Going Deeper with Capsule Networks": a convolution; four cells of
     convolutional capsules, each of which halves the height and width and has a way
-    around two of its layers; in the last cell that way is routed (`GlobalSlimCaps2D`
-    of `models.deepcaps`); class capsules of the last two cells, routed as in
+    around two of its layers; in the last cell that way is routed, over all pixels
+    together; class capsules of the last two cells, routed as in
     `DigitCaps`; and a decoder of transposed convolutions that sees the capsule of one
     class, and not which class that is.
 

@@ -6,14 +6,12 @@ import keras
 
 from tf_capsops.arguments import scaled_images
 from tf_capsops.models.images import ImageModel
-from tf_capsops.registered import registered
 
 
-@registered
 class FunctionalModel(ImageModel, keras.Model):
     """A functional model that refuses unscaled images, and keeps its dtype policy.
 
-    `unet` returns one. Keras scales the loss if the policy is mixed_float16.
+    Keras scales the loss if the policy is mixed_float16.
     """
 
     def __init__(self, inputs, outputs, name=None, *, dtype=None, **kwargs):

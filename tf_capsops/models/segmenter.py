@@ -40,7 +40,15 @@ class Segmenter(ImageModel, keras.Model):
     @property
     def image_shape(self):
         """The shape of an image or volume, with None for sizes that are open."""
-        return self.network.input_shape[1:]
+        return tuple(self.network.input.shape[1:])
+
+    @property
+    def input_shape(self):
+        return (None, *self.image_shape)
+
+    @property
+    def output_shape(self):
+        return tuple(self.network.output["scores"].shape)
 
     @property
     def num_classes(self):

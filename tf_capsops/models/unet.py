@@ -6,6 +6,7 @@ import keras
 
 from tf_capsops.models.functional import FunctionalModel
 from tf_capsops.models.segmentation import checked_sizes, probabilities, sizes_of
+from tf_capsops.registered import registered
 
 # Features of each level.
 _SIZES = {"paper": (64, 128, 256, 512, 1024), "small": (8, 16, 32, 64)}
@@ -80,7 +81,12 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
         features = convolved(features, levels[number - 1], f"up_{number}")
     scores = probabilities(features, num_classes)
     policy = keras.dtype_policies.get(dtype)
-    return FunctionalModel(images, scores, name=name, dtype=policy)
+    return UNet(images, scores, name=name, dtype=policy)
+
+
+@registered
+class UNet(FunctionalModel):
+    """The functional model of `unet`, from images to probabilities."""
 
 
 def _cropped(features, like, number, last):
