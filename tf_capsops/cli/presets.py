@@ -262,20 +262,32 @@ PRESETS = {
     },
 }
 
-# Networks for segmentation, which read masks of classes.
-SEGMENTERS = ("segcaps", "ucaps3d", "unet")
+# Networks for segmentation, which read masks of classes, and their learning rates.
+_RATES = {"segcaps": 0.005, "ucaps3d": 0.003, "unet": 0.003}
+SEGMENTERS = tuple(_RATES)
 
-# Their masks do not move with the images, so images stay where they are, too.
-for _name in SEGMENTERS:
-    _still = {"distortion": Distortion(), "learning_rate": 0.002}
-    _small = Preset(network={"size": "small"}, epochs=60, batch_size=32, **_still)
-    PRESETS[_name] = {
-        "small": _small,
-        "compact": dataclasses.replace(_small, epochs=30),
-        "large": dataclasses.replace(_small, epochs=30, batch_size=8),
+
+def _for_masks(rate):
+    """Returns presets whose images stay where they are, for their masks do, too."""
+    small = Preset(
+        network={"size": "small"},
+        epochs=60,
+        batch_size=32,
+        learning_rate=rate,
+        distortion=Distortion(),
+    )
+    return {
+        "small": small,
+        "compact": small,
+        "large": dataclasses.replace(small, epochs=30, batch_size=8),
         # The networks of the papers.
-        "paper": Preset(network={}, epochs=30, batch_size=4, **_still),
+        "paper": dataclasses.replace(
+            small, network={}, epochs=30, batch_size=4, learning_rate=0.001
+        ),
     }
+
+
+PRESETS |= {name: _for_masks(rate) for name, rate in _RATES.items()}
 
 # The rules of routing that matrix_capsnet has, the default one first.
 RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
