@@ -236,6 +236,57 @@ class ReconstructionLoss(keras.losses.Loss):
         return tf.reduce_sum(squares, axis=list(range(1, y_pred.shape.rank)))
 
 
+@keras.saving.register_keras_serializable("tf_capsops")
+class WeightedBinaryCrossentropy(keras.losses.Loss):
+    """A cross-entropy of every class by itself, in which its positives weigh more.
+
+    `-(positive_weight y log p + (1 - y) log(1 - p))`, averaged over the classes: the
+    segmentation loss of LaLonde and Bagci, "Capsules for Object Segmentation" (2018),
+    who weight pixels of the object by the share of the others. With a weight of 1 it is
+    `keras.losses.BinaryCrossentropy`. Batches are averaged, unless `reduction` says
+    otherwise.
+
+    Call arguments: `y_pred`, probabilities or lengths `[..., classes]` from 0 to 1;
+    `y_true` as for `MarginLoss`.
+
+    Args:
+      positive_weight: the weight of the class where it is there, above 0.
+      reduction, name, dtype: as for every Keras loss.
+
+    Raises:
+      ValueError: if the weight is not a positive number, or the labels have none of
+        these shapes.
+
+    >>> loss = tf_capsops.losses.WeightedBinaryCrossentropy(positive_weight=3)
+    >>> round(float(loss([[1.0], [0.0]], [[0.5], [0.5]])), 4)    # (3 + 1) / 2 * log 2
+    1.3863
+    """
+
+    def __init__(
+        self,
+        positive_weight,
+        reduction="sum_over_batch_size",
+        name="weighted_binary_crossentropy",
+        dtype=None,
+    ):
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        self.positive_weight = arguments.positive_number(
+            "WeightedBinaryCrossentropy", "positive_weight", positive_weight
+        )
+
+    def call(self, y_true, y_pred):
+        scores = tf.convert_to_tensor(y_pred)
+        labels = one_hot_labels(y_true, scores)
+        epsilon = keras.config.epsilon()
+        scores = tf.clip_by_value(scores, epsilon, 1.0 - epsilon)
+        present = self.positive_weight * labels * tf.math.log(scores)
+        absent = (1.0 - labels) * tf.math.log1p(-scores)
+        return -tf.reduce_mean(present + absent, axis=-1)
+
+    def get_config(self):
+        return {**super().get_config(), "positive_weight": self.positive_weight}
+
+
 def one_hot_labels(labels, lengths):
     """Returns labels in the form of `lengths`: one entry a class, of its dtype.
 

@@ -48,3 +48,86 @@ class ExactMatch(keras.metrics.Mean):
 
     def get_config(self):
         return {**super().get_config(), "objects": self.objects}
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class Dice(keras.metrics.Metric):
+    """The Dice coefficient of a class, or its mean over the classes.
+
+    `2 TP / (2 TP + FP + FN)`, of the pixels of all samples together: the share of the
+    class in what was read as it or is it, counted twice where it is both. Keras has
+    `keras.metrics.OneHotIoU`, from which it follows for a class: `2 IoU / (1 + IoU)`.
+
+    `update_state` takes `y_pred`, scores `[..., classes]`, and `y_true`, one-hot of the
+    same shape or integers `[..., 1]`. The class of the highest score is read; with one
+    class, a score of 0.5 or more. `sample_weight` is `[B]`, or one for each pixel.
+
+    Args:
+      num_classes: how many, the background included.
+      class_id: the class whose coefficient it is; None for the mean over those classes
+        that were there or read.
+      name, dtype: as for every Keras metric.
+
+    Raises:
+      ValueError: if an argument is not as above, or the labels have none of these
+        shapes.
+
+    >>> metric = tf_capsops.metrics.Dice(num_classes=2, class_id=1)
+    >>> scores = [[[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]]
+    >>> metric.update_state([[[0], [1], [0]]], scores)
+    >>> round(float(metric.result()), 4)    # one pixel is right, of one and two
+    0.6667
+    """
+
+    def __init__(self, num_classes, class_id=None, name="dice", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.num_classes = arguments.positive_int("Dice", "num_classes", num_classes)
+        self.class_id = class_id
+        if class_id is not None:
+            arguments.int_between("Dice", "class_id", class_id, 0, num_classes - 1)
+        self.right, self.shown, self.read = (
+            self.add_variable([self.num_classes], "zeros", name=each)
+            for each in ("right", "shown", "read")
+        )
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        scores = tf.convert_to_tensor(y_pred)
+        if scores.shape[-1] != self.num_classes:
+            raise ValueError(
+                f"Dice: y_pred must be scores of {self.num_classes} classes, got shape "
+                f"{scores.shape}"
+            )
+        if self.num_classes == 1:
+            read = tf.cast(scores >= 0.5, self.dtype)
+        else:
+            read = tf.one_hot(
+                tf.argmax(scores, axis=-1), self.num_classes, dtype=self.dtype
+            )
+        shown = tf.cast(one_hot_labels(y_true, scores), self.dtype)
+        weights = tf.ones([1], self.dtype)
+        if sample_weight is not None:
+            weights = tf.cast(sample_weight, self.dtype)
+            while weights.shape.rank < scores.shape.rank:
+                weights = weights[..., tf.newaxis]
+        axes = list(range(scores.shape.rank - 1))
+        for total, each in (
+            (self.right, shown * read),
+            (self.shown, shown),
+            (self.read, read),
+        ):
+            total.assign_add(tf.reduce_sum(each * weights, axis=axes))
+
+    def result(self):
+        right, pixels = 2 * self.right.value, self.shown.value + self.read.value
+        coefficients = tf.math.divide_no_nan(right, pixels)
+        if self.class_id is not None:
+            return coefficients[self.class_id]
+        seen = tf.reduce_sum(tf.cast(pixels > 0, self.dtype))
+        return tf.math.divide_no_nan(tf.reduce_sum(coefficients), seen)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "class_id": self.class_id,
+        }

@@ -68,9 +68,9 @@ share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
 
 DATA = (
     "digits, mnist, fashion_mnist, cifar10, an .npz file, a folder of pictures with a "
-    "folder for each class, or one of idx files; or "
-    "multimnist, affine_mnist or shifted_mnist, made from mnist, or with :FILE.npz "
-    "from that"
+    "folder for each class, or with images/ and masks/, or one of idx files; or "
+    "multimnist, affine_mnist, shifted_mnist, segmented_mnist or moving_mnist, made "
+    "from mnist, or with :FILE.npz from that"
 )
 
 

@@ -24,6 +24,8 @@ _LABELS = {
     "val_lengths_accuracy": "test_accuracy",
     "accuracy": "train_accuracy",
     "val_accuracy": "test_accuracy",
+    "dice": "train_dice",
+    "val_dice": "test_dice",
     "psnr": "train_psnr",
     "loss": "loss",
 }
@@ -151,7 +153,8 @@ def write_result(directory, model, clock, accuracy):
       directory: the run's.
       model: as it was trained.
       clock: the `Clock` that saw it.
-      accuracy: a dict of "part", "images" and "wrong".
+      accuracy: a dict of "part", "images" and "wrong"; or for masks of "part",
+        "images", "pixel_accuracy" and "dice".
     """
     peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if tf.config.list_physical_devices("GPU"):

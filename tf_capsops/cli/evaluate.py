@@ -17,8 +17,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--batch-size",
         type=options.positive_int,
-        default=256,
-        help="images that are classified at a time (default: %(default)s)",
+        help="images that are read at a time (default: 256, or 8 with masks)",
     )
     parser.add_argument(
         "--output",
@@ -39,9 +38,13 @@ def run(args):
     from tf_capsops.cli import evaluation, networks, plots
 
     model, dataset, directory = networks.open_model(
-        args.model, args.data, skip_broken=args.skip_broken
+        args.model, args.data, skip_broken=args.skip_broken, takes_masks=True
     )
-    scores, shown, rmse = evaluation.measure(model, dataset.test, args.batch_size)
+    if dataset.has_masks:
+        return _segmentation(args, model, dataset, directory)
+    scores, shown, rmse = evaluation.measure(
+        model, dataset.test, args.batch_size or 256
+    )
     if dataset.objects > 1:
         found = shown * evaluation.multi_hot(scores, dataset.objects)
         wrong = int((found.sum(axis=1) < dataset.objects).sum())
@@ -69,18 +72,81 @@ def run(args):
         result.update(evaluation.precision_and_recall(matrix))
     print(json.dumps(result) if args.json else _text(result, names), flush=True)
     if dataset.objects == 1:
-        output = pathlib.Path(args.output) if args.output else directory
-        make_directory(output)
-        if args.output or os.access(output, os.W_OK):
-            with reported(OSError):
-                runs.write_json(output / "confusion.json", result)
-                plots.confusion(matrix, names, output / "confusion.png")
-            said = f"wrote {output}: confusion.json, confusion.png"
-        else:
-            said = f"{output} may not be written to: no confusion.json, confusion.png"
-        if not args.json:
-            print(said)
+        _write(
+            args,
+            directory,
+            {
+                "confusion.json": lambda path: runs.write_json(path, result),
+                "confusion.png": lambda path: plots.confusion(matrix, names, path),
+            },
+        )
     return 0
+
+
+def _write(args, directory, files):
+    """Writes files, by functions that take their paths, where the output goes."""
+    output = pathlib.Path(args.output) if args.output else directory
+    make_directory(output)
+    names = ", ".join(files)
+    if args.output or os.access(output, os.W_OK):
+        with reported(OSError):
+            for name, write in files.items():
+                write(output / name)
+        said = f"wrote {output}: {names}"
+    else:
+        said = f"{output} may not be written to: no {names}"
+    if not args.json:
+        print(said)
+
+
+def _segmentation(args, model, dataset, directory):
+    """Evaluates a network that segments. Returns the exit status."""
+    from tf_capsops.cli import evaluation
+
+    matrix = evaluation.count_pixels(model, dataset.test, args.batch_size or 8)
+    overlaps = evaluation.overlaps(matrix)
+    result = {
+        "data": dataset.name,
+        "images": len(dataset.test),
+        "pixel_accuracy": float(matrix.trace() / matrix.sum()),
+        **{f"mean_{name}": _mean(each) for name, each in overlaps.items()},
+        "class_names": evaluation.names(dataset, directory, len(matrix)),
+        **overlaps,
+        "pixels": matrix.sum(axis=1).tolist(),
+        "confusion": matrix.tolist(),
+    }
+    print(json.dumps(result) if args.json else _text_of_masks(result), flush=True)
+    _write(
+        args,
+        directory,
+        {"segmentation.json": lambda path: runs.write_json(path, result)},
+    )
+    return 0
+
+
+def _mean(values):
+    known = [each for each in values if each is not None]
+    return sum(known) / len(known)
+
+
+def _text_of_masks(result):
+    """Returns what is printed of masks."""
+    names = result["class_names"]
+    wide = max(5, *map(len, names))
+    lines = [
+        f"{result['data']}: {result['images']} test images",
+        f"pixels right {result['pixel_accuracy']:.2%}",
+        f"Dice {result['mean_dice']:.4f}, IoU {result['mean_iou']:.4f}, means of "
+        "classes",
+        f"{'class':{wide}}      pixels    Dice     IoU",
+    ]
+    for name, pixels, *shares in zip(
+        names, result["pixels"], result["dice"], result["iou"]
+    ):
+        shown = ("-" if share is None else f"{share:.4f}" for share in shares)
+        dice, iou = (f"{each:>8}" for each in shown)
+        lines.append(f"{name:{wide}}{pixels:12}{dice}{iou}")
+    return "\n".join(lines)
 
 
 def _text(result, names):

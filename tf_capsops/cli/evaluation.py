@@ -46,6 +46,38 @@ def measure(model, samples, batch_size=256):
     return np.concatenate(scores), np.concatenate(labels), rmse
 
 
+def count_pixels(model, samples, batch_size):
+    """Counts what a network that segments takes for what, a batch at a time.
+
+    Args:
+      model: a Keras model from images to scores `[B, ..., classes]`.
+      samples: a `data.Samples` with masks.
+      batch_size: images a batch.
+
+    Returns:
+      Pixels `[classes, classes]`: rows are those of masks, columns predictions.
+    """
+    classes = model.output_shape[-1]
+    total = np.zeros([classes, classes], np.int64)
+    for images, masks in samples.batches(batch_size):
+        found = model.predict_on_batch(images).argmax(axis=-1)
+        total += confusion_matrix(masks.numpy().ravel(), found.ravel(), classes)
+    return total
+
+
+def overlaps(matrix):
+    """Returns Dice and IoU of each class, as lists by name; None where it is not there.
+
+    Args:
+      matrix: as `count_pixels` returns it.
+    """
+    right, both = np.diag(matrix), matrix.sum(axis=0) + matrix.sum(axis=1)
+    return {
+        "dice": [float(2 * r / n) if n else None for r, n in zip(right, both)],
+        "iou": [float(r / (n - r)) if n else None for r, n in zip(right, both)],
+    }
+
+
 def multi_hot(scores, objects):
     """Returns a 1 for each of so many highest scores of a row, and 0 for the others."""
     highest = np.argsort(-scores, axis=1, kind="stable")[:, :objects]
@@ -66,7 +98,8 @@ def names(dataset, directory, classes):
       directory: the network's, whose `config.json` may name them, too.
       classes: how many it knows.
     """
-    if isinstance(dataset, Pictures) and dataset.num_classes == classes:
+    named = dataset.has_masks or isinstance(dataset, Pictures)
+    if named and dataset.num_classes == classes:
         return dataset.class_names
     return runs.class_names(directory, classes)
 

@@ -8,11 +8,13 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tf_capsops import _library, data, losses, models, routing
+from tf_capsops import _library, data, losses, metrics, models, routing
 from tf_capsops._version import __version__
 from tf_capsops.cli import runs
 from tf_capsops.errors import CommandError, reported, require
 from tf_capsops.models import CapsNet
+from tf_capsops.models.segmenter import Segmenter
+from tf_capsops.models.unet import UNet
 
 # With the paper's inverse temperature, 0.01, the activations of a network of few
 # capsules are so close to each other that the spread loss never falls. With this one,
@@ -79,9 +81,10 @@ def compile_for(model, trained, steps):
       steps: of all epochs.
     """
     rate = schedule(trained["learning_rate"], steps)
-    model.compile(
-        keras.optimizers.Adam(rate), loss=loss(trained, steps), metrics=["accuracy"]
-    )
+    own = ["accuracy"]
+    if segments(model):
+        own.append(metrics.Dice(model.output_shape[-1]))
+    model.compile(keras.optimizers.Adam(rate), loss=loss(trained, steps), metrics=own)
 
 
 def loss(trained, steps):
@@ -89,7 +92,10 @@ def loss(trained, steps):
     if trained["routing"] in ("em", "vb"):
         margin = trained.get("margin", 0.9)
         return losses.SpreadLoss(max(1, steps // 2), end=margin)
-    if trained["model"] == "convnet" or trained["routing"] == "inverted-attention":
+    if (
+        trained["model"] in ("convnet", "ucaps3d", "unet")
+        or trained["routing"] == "inverted-attention"
+    ):
         return keras.losses.SparseCategoricalCrossentropy()
     return losses.MarginLoss()
 
@@ -156,7 +162,7 @@ def seed_everything(seed, deterministic=None):
 
 
 def load(path):
-    """Loads a network: a `CapsNet`, or any Keras model that classifies images.
+    """Loads a network: a `CapsNet`, one that segments, or any that classifies images.
 
     Returns:
       The model; the `(height, width, channels)` of its images, with None for what it
@@ -175,6 +181,11 @@ def load(path):
     return model, *_sizes(model, path)
 
 
+def segments(model):
+    """Whether a network gives scores for each pixel."""
+    return isinstance(model, (Segmenter, UNet))
+
+
 def _sizes(model, path):
     """Returns a model's `(height, width, channels)` and its number of classes.
 
@@ -182,6 +193,8 @@ def _sizes(model, path):
     """
     if isinstance(model, CapsNet):
         return tuple(model.image_shape), model.num_classes
+    if segments(model):
+        return tuple(model.input_shape[1:]), model.output_shape[-1]
     try:
         scores = model.output_shape
         outputs = getattr(model, "output", None)
@@ -229,7 +242,9 @@ def described(dataset):
     return {"classes": dataset.class_names, "pictures": pictures}
 
 
-def open_model(target, source=None, training=False, skip_broken=False):
+def open_model(
+    target, source=None, training=False, skip_broken=False, takes_masks=False
+):
     """Loads the model of a run and the data to use it on.
 
     A `CapsNet`, or any Keras model from images `[B, H, W, C]` to scores `[B, classes]`.
@@ -239,6 +254,7 @@ def open_model(target, source=None, training=False, skip_broken=False):
       source: what `--data` gave; None for the data the run was trained on.
       training: whether the training images are needed, too.
       skip_broken: whether to leave out files that are no pictures.
+      takes_masks: whether it may be a network that segments.
 
     Returns:
       The model, the data set, and the directory of the model.
@@ -251,11 +267,19 @@ def open_model(target, source=None, training=False, skip_broken=False):
     directory = path.parent
     source = source or runs.remembered_data(directory)
     model, shape, classes = load(path)
+    if segments(model) and not takes_masks:
+        raise CommandError(
+            f"{path} holds a network that segments, which train, evaluate and predict "
+            "take"
+        )
     options = {"skip_broken": True} if skip_broken else {}
     if data.is_pictures(source):
         options = {**_options(directory, source, shape, classes), **options}
         options["training"] = training
     dataset = open_data(source, **options)
+    if dataset.has_masks != segments(model):
+        reads = "masks" if segments(model) else "a class for each image"
+        raise CommandError(f"the model reads {reads}, which {dataset.name} has not")
     require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(
@@ -282,9 +306,9 @@ def _options(directory, source, shape, classes):
     Of the data that a run was trained on, the same are for testing as then.
     """
     config, kept = runs.read_config(directory), runs.read_pictures(directory)
-    options = {"color_mode": {1: "grayscale", 3: "rgb"}.get(shape[2])}
-    if None not in shape[:2]:
-        options["image_size"] = shape[:2]
+    options = {"color_mode": {1: "grayscale", 3: "rgb"}.get(shape[-1])}
+    if None not in shape[:-1]:
+        options["image_size"] = shape[:-1]
     elif kept.get("image_size"):
         options["image_size"] = kept["image_size"]
     if config.get("data") == data.absolute(source):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Says what is on pictures: a class and its score for each."""
+"""Says what is on pictures: a class and its score for each, or writes masks."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import sys
 
 from tf_capsops import options
 from tf_capsops.cli import runs
-from tf_capsops.errors import CommandError
+from tf_capsops.errors import CommandError, make_directory, reported
 
 _BATCH = 64  # pictures that are classified at a time
 
@@ -37,6 +37,12 @@ def add_arguments(parser):
         action="store_true",
         help="print a JSON list, with one object for each picture",
     )
+    parser.add_argument(
+        "--output",
+        metavar="DIRECTORY",
+        help="where a network that segments puts its masks, PNG files of the pictures' "
+        "names and sizes (default: masks next to the model)",
+    )
 
 
 def check(args):
@@ -45,28 +51,41 @@ def check(args):
 
 
 def run(args):
-    """Classifies and prints. Returns the exit status, 2 if a picture is at fault."""
+    """Reads pictures and prints. Returns the exit status, 2 if one is at fault."""
     from tf_capsops.cli import networks
 
     path = runs.find(args.model)
     model, shape, classes = networks.load(path)
-    if shape[2] not in (1, 3):
-        raise CommandError(
-            f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
-        )
+    if len(shape) != 3 or shape[2] not in (1, 3):
+        took = "volumes" if len(shape) > 3 else f"images of {shape[2]} channels"
+        raise CommandError(f"{path} takes {took}, and pictures have 1 or 3 channels")
     names = runs.class_names(path.parent, classes)
-    count = min(args.top or getattr(model, "objects", 1), classes)
+    if networks.segments(model):
+        if args.top:
+            raise CommandError(f"{path} reads a class for each pixel: no --top")
+        output = pathlib.Path(args.output or path.parent / "masks")
+        make_directory(output)
+
+        def answers_of(files, images):
+            return _masks(model, files, images, names, output)
+    else:
+        if args.output:
+            raise CommandError(f"{path} writes no masks: no --output")
+        count = min(args.top or getattr(model, "objects", 1), classes)
+
+        def answers_of(files, images):
+            return _classes(model, files, images, names, count)
+
     answers, failed = [], False
     for files, images, faults in _batches(args.pictures, shape):
         for fault in faults:
             failed = True
             print(f"tf-capsops predict: error: {fault}", file=sys.stderr, flush=True)
-        for file, best in zip(files, _best(model, images, names, count)):
+        for answer, said in answers_of(files, images):
             if args.json:
-                answers.append({"file": file, **best[0], "top": best})
+                answers.append(answer)
             else:
-                shown = (f"{each['class']} {each['score']:.4f}" for each in best)
-                print(f"{file}: {', '.join(shown)}", flush=True)
+                print(said, flush=True)
     if args.json:
         print(json.dumps(answers, indent=2))
     return 2 if failed else 0
@@ -115,6 +134,34 @@ def _within(folder):
         elif folders.is_picture(path):
             found.append(path)
     return found
+
+
+def _classes(model, files, images, names, count):
+    """Yields what is printed of each picture, for JSON and as text."""
+    for file, best in zip(files, _best(model, images, names, count)):
+        shown = (f"{each['class']} {each['score']:.4f}" for each in best)
+        yield {"file": file, **best[0], "top": best}, f"{file}: {', '.join(shown)}"
+
+
+def _masks(model, files, images, names, output):
+    """Writes masks, and yields what is printed of each picture, for JSON and as text.
+
+    A mask has its picture's size, and the greys that masks for training have.
+    """
+    import numpy as np
+
+    from tf_capsops.data import masks
+
+    greys = np.array(masks.greys_of(names), np.uint8)
+    for file, image in zip(files, images):
+        found = model.predict_on_batch(image[np.newaxis])[0].argmax(axis=-1)
+        path = output / f"{pathlib.Path(file).stem}.png"
+        with reported(OSError):
+            masks.write(path, greys[found], like=file)
+        shares = np.bincount(found.ravel(), minlength=len(names)) / found.size
+        shown = {name: float(share) for name, share in zip(names, shares) if share}
+        text = ", ".join(f"{name} {share:.2%}" for name, share in shown.items())
+        yield {"file": file, "mask": str(path), "classes": shown}, f"{path}: {text}"
 
 
 def _best(model, images, names, count):

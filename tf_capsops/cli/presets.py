@@ -262,6 +262,33 @@ PRESETS = {
     },
 }
 
+# Networks for segmentation, which read masks of classes, and their learning rates.
+_RATES = {"segcaps": 0.005, "ucaps3d": 0.003, "unet": 0.003}
+SEGMENTERS = tuple(_RATES)
+
+
+def _for_masks(rate):
+    """Returns presets whose images stay where they are, for their masks do, too."""
+    small = Preset(
+        network={"size": "small"},
+        epochs=60,
+        batch_size=32,
+        learning_rate=rate,
+        distortion=Distortion(),
+    )
+    return {
+        "small": small,
+        "compact": small,
+        "large": dataclasses.replace(small, epochs=30, batch_size=8),
+        # The networks of the papers.
+        "paper": dataclasses.replace(
+            small, network={}, epochs=30, batch_size=4, learning_rate=0.001
+        ),
+    }
+
+
+PRESETS |= {name: _for_masks(rate) for name, rate in _RATES.items()}
+
 # The rules of routing that matrix_capsnet has, the default one first.
 RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
 
@@ -272,8 +299,8 @@ LAST_MARGINS = {("compact", "em"): 0.3}
 
 
 def fitting(image_shape):
-    """The name of the preset for images `(height, width, channels)`."""
-    smallest = min(image_shape[:2])
+    """The name of the preset for images or volumes `(..., height, width, channels)`."""
+    smallest = min(image_shape[-3:-1])
     if smallest < 16:
         return "small"
     return "compact" if smallest < 48 else "large"

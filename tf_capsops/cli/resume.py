@@ -28,7 +28,7 @@ def run(args):
     networks.require_library()
     strategy = distribution.strategy(config["distribute"])
     with strategy.scope():
-        model, dataset, _ = networks.open_model(path, training=True)
+        model, dataset, _ = networks.open_model(path, training=True, takes_masks=True)
     if not model.compiled:
         raise CommandError(f"{path} was saved without its loss")
     dataset = pipeline.held_out(dataset, config["validation"])

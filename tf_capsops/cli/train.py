@@ -82,7 +82,9 @@ def _add_network(group):
         choices=list(presets.PRESETS),
         help="capsnet, with routing and a decoder; p_capsnet, of capsule convolutions "
         "only; matrix_capsnet, with any --routing; efficient_capsnet, with "
-        "self-attention routing; or convnet, without capsules (default: capsnet)",
+        "self-attention routing; or convnet, without capsules; for masks of classes "
+        "segcaps, ucaps3d for volumes, or unet, without capsules (default: capsnet, or "
+        "for masks segcaps or ucaps3d)",
     )
     group.add_argument(
         "--routing",
@@ -93,7 +95,8 @@ def _add_network(group):
         "--preset",
         choices=sorted({name for each in presets.PRESETS.values() for name in each}),
         help="sizes and schedule; sabour for capsnet and convnet, chen and tiny for "
-        "p_capsnet (default: small, compact or large, by the images' size)",
+        "p_capsnet, paper for networks for masks (default: small, compact or large, by "
+        "the images' size)",
     )
     group.add_argument(
         "--routing-iterations",
@@ -111,9 +114,9 @@ def _add_network(group):
         "--reconstruction-weight",
         type=options.positive_float,
         help="what the squared error of a reconstruction, summed over an image, counts "
-        "beside the margin loss, for capsnet; more for images of few pixels or of "
-        "colours, which stay grey (default: as the preset has it, such as 0.0005 for "
-        "compact)",
+        "beside the margin loss, for capsnet and segcaps; more for images of few "
+        "pixels or of colours, which stay grey (default: as the preset has it, such as "
+        "0.0005 for compact)",
     )
 
 
@@ -205,6 +208,7 @@ def check(args):
     """Checks what can be checked without data and TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
     usual = {"image_shape": (28, 28, 1), "generated": False, "objects": 1}
+    usual["has_masks"] = args.model in presets.SEGMENTERS
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
     data(args)
 
@@ -250,6 +254,7 @@ def settings(args, dataset=None):
     given = collections.defaultdict(lambda: None, vars(args))
     model, name, preset, routing = _preset(args, dataset)
     _refuse_options_of_others(given, model)
+    _check_targets(given, model, dataset)
     network = dict(preset.network)
     if model == "capsnet":
         network["routing_iterations"] = given["routing_iterations"] or 3
@@ -319,6 +324,11 @@ def _distortion(given, preset, dataset):
     """Returns the preset's `Distortion`, with what options change in it."""
     known = ("distortion", "flip", "brightness", "contrast", "erase")
     changing = [option for option in known if given[option]]
+    if changing and dataset is not None and dataset.has_masks:
+        raise CommandError(
+            f"{dataset.name} has masks, which would stay as they are: no "
+            f"--{changing[0]}"
+        )
     if changing and dataset is not None and dataset.generated:
         raise CommandError(f"{dataset.name} distorts its images: no --{changing[0]}")
     distortion = preset.distortion
@@ -340,7 +350,10 @@ def _preset(args, dataset):
                 )
         recipe = recipes.find(args.recipe)
         return recipe.model, recipe.preset, recipe.settings(), recipe.routing
-    model = args.model or "capsnet"
+    usual = "capsnet"
+    if dataset.has_masks:
+        usual = "ucaps3d" if len(dataset.image_shape) == 4 else "segcaps"
+    model = args.model or usual
     name = args.preset or presets.fitting(dataset.image_shape)
     if name not in presets.PRESETS[model]:
         known = ", ".join(sorted(presets.PRESETS[model]))
@@ -352,14 +365,33 @@ def _preset(args, dataset):
     return model, name, preset, None
 
 
+def _check_targets(given, model, dataset):
+    """Raises a CommandError if a network does not read what a data set has."""
+    segments = model in presets.SEGMENTERS
+    if dataset is None or dataset.has_masks == segments:
+        if segments and given["class_weight"]:
+            raise CommandError(
+                f"{model} reads a class for each pixel: no --class-weight"
+            )
+        return
+    if segments:
+        raise CommandError(
+            f"{model} reads masks, and {dataset.name} has a class for each image"
+        )
+    raise CommandError(
+        f"{model} reads one class from an image, and {dataset.name} has masks: give "
+        f"--model {', '.join(presets.SEGMENTERS)}"
+    )
+
+
 def _refuse_options_of_others(given, model):
     """Raises a CommandError for options that a network of this name does not have."""
-    iterates = ("capsnet", "matrix_capsnet")
+    iterates, drawing = ("capsnet", "matrix_capsnet"), ("capsnet", "segcaps", "ucaps3d")
     for option, networks, without in (
         ("routing", iterates[1:], "choice of routing"),
         ("routing_iterations", iterates, "routing that iterates"),
         ("routing_gradient", iterates[1:], "em routing"),
-        ("reconstruction_weight", iterates[:1], "reconstructions"),
+        ("reconstruction_weight", drawing, "reconstructions"),
     ):
         if model not in networks and given[option]:
             raise CommandError(

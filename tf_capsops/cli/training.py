@@ -113,9 +113,10 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
         *(dataset.train, batch_size, distortion),
         *(config["seed"], config["class_weight"], epoch),
     )
-    tests = dataset.test.batches(
-        distribution.test_batch_size(strategy, len(dataset.test))
-    )
+    tests_at_once = distribution.test_batch_size(strategy, len(dataset.test))
+    if dataset.has_masks:  # which take as much memory as images
+        tests_at_once = min(tests_at_once, batch_size)
+    tests = dataset.test.batches(tests_at_once)
     if config["distribute"]:
         batches, tests = map(distribution.by_samples, (batches, tests))
     clock = callbacks.Clock()
@@ -169,13 +170,20 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
             said[0] += f"; `tf-capsops train --resume {directory}` goes on"
     if history:
         accuracy = callbacks.accuracies(history)[1][-1]
-        wrong = round((1 - accuracy) * len(dataset.test))
-        said.append(
-            f"{judged} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
-            f"({wrong} of {len(dataset.test)} wrong)"
-        )
+        of = {"part": judged, "images": len(dataset.test)}
+        if dataset.has_masks:
+            of |= {"pixel_accuracy": accuracy, "dice": history["val_dice"][-1]}
+            said.append(
+                f"{judged} pixels right {accuracy:.2%}, Dice {of['dice']:.4f}, the "
+                "mean of the classes"
+            )
+        else:
+            of["wrong"] = wrong = round((1 - accuracy) * len(dataset.test))
+            said.append(
+                f"{judged} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
+                f"({wrong} of {len(dataset.test)} wrong)"
+            )
         if not stopped:
-            of = {"part": judged, "images": len(dataset.test), "wrong": wrong}
             callbacks.write_result(directory, model, clock, of)
             runs.remove_checkpoints(directory)
             written.append(runs.RESULT)

@@ -7,14 +7,17 @@ from tf_capsops.data.dataset import Dataset
 from tf_capsops.data.multimnist import MultiMnist
 from tf_capsops.data.pictures import Pictures, read_pictures
 from tf_capsops.data.samples import Samples
+from tf_capsops.data.segmented_mnist import MovingMnist, SegmentedMnist
 from tf_capsops.data.sources import absolute, is_pictures, load
 
 __all__ = [
     "AffineMnist",
     "Dataset",
+    "MovingMnist",
     "MultiMnist",
     "Pictures",
     "Samples",
+    "SegmentedMnist",
     "ShiftedMnist",
     "absolute",
     "is_pictures",

@@ -39,7 +39,6 @@ class AffineMnist(Generated):
     """
 
     name = "affine_mnist"
-    objects = 1
     margin = MARGIN
 
     def _samples(self, images, labels, testing):

@@ -15,8 +15,9 @@ from tf_capsops.data.samples import ArraySamples
 class Dataset:
     """Images `[N, H, W, C]`, float32 in [0, 1], and labels `[N]`, int32 from 0 on.
 
-    `train` and `test` are the same as `Samples`, as every data set has them; a target
-    is the label.
+    Or masks of classes, int32 `[N, H, W, 1]`, for images `[N, H, W, C]` or, with an
+    axis more in both, for volumes. `train` and `test` are the same as `Samples`, as
+    every data set has them; a target is the label or the mask.
 
     >>> from tf_capsops import data
     >>> images, labels = np.zeros([2, 8, 8, 1], np.float32), np.arange(2, dtype="int32")
@@ -33,6 +34,11 @@ class Dataset:
 
     generated = False  # whether samples are random, those of training in every epoch
     objects = 1  # classes that an image shows
+
+    @property
+    def has_masks(self):
+        """Whether a target is a mask of classes."""
+        return self.y_train.ndim > 1
 
     @property
     def num_classes(self):
@@ -69,24 +75,29 @@ class Dataset:
 def checked(name, x_train, y_train, x_test, y_test):
     """Checks arrays, and returns the `Dataset` of them.
 
-    Warns of numbers below the highest label that no training image has.
+    Labels of three axes or more are masks. Warns of numbers below the highest label
+    that no training image has.
 
     Raises:
       ValueError: if they are not images and labels, or do not fit each other.
     """
-    x_train, x_test = _images("x_train", x_train), _images("x_test", x_test)
-    y_train = _labels("y_train", y_train, len(x_train))
-    y_test = _labels("y_test", y_test, len(x_test))
+    has_masks = y_train.ndim > 2
+    x_train = _images("x_train", x_train, y_train.shape if has_masks else None)
+    x_test = _images("x_test", x_test, y_test.shape if has_masks else None)
+    targets = _masks if has_masks else _labels
+    y_train = targets("y_train", y_train, x_train.shape[:-1])
+    y_test = targets("y_test", y_test, x_test.shape[:-1])
     if x_train.shape[1:] != x_test.shape[1:]:
         raise ValueError(
             "x_train and x_test must have images of one shape, got "
             f"{x_train.shape[1:]} and {x_test.shape[1:]}"
         )
-    unseen = sorted(set(y_test.tolist()) - set(y_train.tolist()))
+    known = {*np.unique(y_train).tolist()}
+    unseen = sorted({*np.unique(y_test).tolist()} - known)
     if unseen:
         raise ValueError(f"y_test has labels that y_train has not: {unseen[:10]}")
     dataset = Dataset(name, x_train, y_train, x_test, y_test)
-    missing = sorted(set(range(dataset.num_classes)) - set(y_train.tolist()))
+    missing = sorted({*range(dataset.num_classes)} - known)
     if missing:
         some = ", ".join(map(str, missing[:10]))
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
@@ -99,14 +110,30 @@ def checked(name, x_train, y_train, x_test, y_test):
     return dataset
 
 
-def _images(name, images):
-    if images.ndim == 3:
+def _images(name, images, mask_shape=None):
+    """Returns images as a `Dataset` has them.
+
+    Args:
+      name: of the array.
+      images: the array.
+      mask_shape: that of the masks, which says whether these are volumes; None where
+        there are labels.
+    """
+    axes = 4
+    if mask_shape:
+        axes = len(mask_shape) + (mask_shape[-1] != 1)
+    if images.ndim == axes - 1:
         images = images[..., np.newaxis]
-    if images.ndim != 4 or 0 in images.shape:
+    if mask_shape and (images.ndim != axes or axes > 5 or 0 in images.shape):
+        raise ValueError(
+            f"{name} must be images [N, H, W, C] or volumes [N, D, H, W, C] of the "
+            f"masks {mask_shape}, got shape {images.shape}"
+        )
+    if images.ndim != axes or 0 in images.shape:
         raise ValueError(
             f"{name} must be images [N, H, W] or [N, H, W, C], got shape {images.shape}"
         )
-    if images.shape[1] <= 4 < min(images.shape[2:]):
+    if axes == 4 and images.shape[1] <= 4 < min(images.shape[2:]):
         raise ValueError(
             f"{name} must be images [N, H, W] or [N, H, W, C], got shape "
             f"{images.shape}, whose channels seem to come first: save "
@@ -136,13 +163,29 @@ def _remedy(top, low, high):
     return ": scale them to floating-point numbers from 0 to 1"
 
 
-def _labels(name, labels, count):
+def _masks(name, masks, shape):
+    if masks.shape != (*shape, 1):
+        masks = masks[..., np.newaxis]
+    if masks.shape != (*shape, 1):
+        raise ValueError(
+            f"{name} must be masks of the size of their images, {shape}, got shape "
+            f"{masks.shape[:-1]}"
+        )
+    return _classes(name, masks)
+
+
+def _labels(name, labels, shape):
+    count, *_ = shape
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.shape != (count,):
         raise ValueError(
             f"{name} must have one label an image, [{count}], got shape {labels.shape}"
         )
+    return _classes(name, labels)
+
+
+def _classes(name, labels):
     if labels.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integers, got {labels.dtype}")
     if labels.min() < 0 or labels.max() > 65535:

@@ -67,7 +67,7 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
         trained, tested = {}, everything
         if training or test_share is not None:
             test_share = TEST_SHARE if test_share is None else test_share
-            trained, tested = _divided(folder, everything, test_share, seed)
+            trained, tested = divided(folder, everything, test_share, seed)
         if not training:
             trained = {}
     names = list(class_names or trained or tested)
@@ -152,7 +152,7 @@ def _pictures(folder, skipped):
     return pictures
 
 
-def _divided(folder, classes, share, seed):
+def divided(folder, classes, share, seed):
     """Returns the pictures for training, and a share of each class for testing.
 
     Whether a picture is for testing follows from the seed and from a checksum of its

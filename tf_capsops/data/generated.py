@@ -22,6 +22,8 @@ class Generated(abc.ABC):
     seed: int = 0
 
     generated = True
+    objects = 1  # classes that a target names for an image
+    has_masks = False  # whether a target is a mask of classes
     margin = 0  # pixels
 
     @abc.abstractmethod

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MultiMNIST: pairs of overlapping digits, made as they are asked for."""
 
+import abc
 import dataclasses
 
 import numpy as np
@@ -13,8 +14,25 @@ from tf_capsops.data.samples import Samples, on_processor, place, uniform
 SHIFT = 4  # pixels, up, down, left and right
 
 
+class Paired(Generated):
+    """Samples of two digits of different classes, for which a part needs two classes.
+
+    Args:
+      base: the `Dataset` of single digits.
+      seed: an int, from which all pairs follow.
+    """
+
+    def __post_init__(self):
+        for labels in (self.base.y_train, self.base.y_test):
+            if len(np.unique(labels)) < 2:
+                raise ValueError(
+                    f"{self.name} pairs digits of different classes: {self.base.name} "
+                    "must have two or more, for training and for testing"
+                )
+
+
 @dataclasses.dataclass(frozen=True)
-class MultiMnist(Generated):
+class MultiMnist(Paired):
     """MultiMNIST of Sabour et al. (2017), section 6, generated from digits.
 
     An image is the sum of two digits of different classes, clipped to 1. Each digit is
@@ -48,25 +66,23 @@ class MultiMnist(Generated):
     objects = 2
     margin = SHIFT
 
-    def __post_init__(self):
-        for labels in (self.base.y_train, self.base.y_test):
-            if len(np.unique(labels)) < 2:
-                raise ValueError(
-                    f"{self.name} pairs digits of different classes: {self.base.name} "
-                    "must have two or more, for training and for testing"
-                )
-
     def _samples(self, images, labels, testing):
-        return _Pairs(self, images, labels, testing)
+        return _Sums(self, images, labels, testing)
 
 
-class _Pairs(Samples):
-    """The pairs of one part; `labels` are the classes of their first digits."""
+class Pairs(Samples):
+    """The pairs of one part; `labels` are the classes of their first digits.
+
+    Attributes:
+      random_numbers: how many a sample is made with; the first one chooses the pair.
+    """
+
+    random_numbers = None
 
     def __init__(self, dataset, images, labels, part):
         super().__init__(labels)
         self._seed, self._part = dataset.seed, part
-        self._size, self._classes = dataset.image_shape[:2], dataset.num_classes
+        self._classes = dataset.base.num_classes
         counts = np.bincount(labels, minlength=self._classes)
         self._images, self._labels, self._by_class, self._counts, self._starts = (
             on_processor(
@@ -76,7 +92,8 @@ class _Pairs(Samples):
         )
 
     def draws(self, epoch):
-        return uniform([len(self), 5], self._seed, self._part, epoch)
+        shape = [len(self), self.random_numbers]
+        return uniform(shape, self._seed, self._part, epoch)
 
     def make(self, indices, draws):
         both = tf.stack([tf.cast(indices, tf.int64), self._partners(indices, draws)], 1)
@@ -84,13 +101,18 @@ class _Pairs(Samples):
         # The digit of the lower class comes first.
         order = tf.argsort(labels, axis=1)
         both, labels = (tf.gather(x, order, batch_dims=1) for x in (both, labels))
-        corners = tf.floor(tf.reshape(draws[:, 1:], [-1, 2]) * (2 * SHIFT + 1))
         digits = tf.gather(self._images, tf.reshape(both, [-1]))
-        digits = place(digits, corners, self._size)
-        digits = tf.reshape(digits, [-1, 2, *digits.shape[1:]])
-        lengths = tf.reduce_sum(tf.one_hot(labels, self._classes), axis=1)
-        images = tf.minimum(tf.reduce_sum(digits, axis=1), 1.0)
-        return images, {"lengths": lengths, "reconstruction": digits}
+        return self._composed(digits, labels, draws[:, 1:])
+
+    @abc.abstractmethod
+    def _composed(self, digits, labels, draws):
+        """Returns images and targets.
+
+        Args:
+          digits: two for each sample, the lower class first, `[B * 2, H, W, C]`.
+          labels: their classes, `[B, 2]`.
+          draws: numbers from 0 to less than 1, `[B, random_numbers - 1]`.
+        """
 
     def _partners(self, indices, draws):
         """Returns for each digit the number of one of another class, any as likely."""
@@ -101,3 +123,21 @@ class _Pairs(Samples):
         rank = tf.cast(tf.cast(draws[:, 0], tf.float64) * others, tf.int64)
         rank += tf.where(rank >= start, same, 0)
         return tf.gather(self._by_class, rank)
+
+
+class _Sums(Pairs):
+    """Images that are the sum of both digits."""
+
+    random_numbers = 5
+
+    def __init__(self, dataset, images, labels, part):
+        super().__init__(dataset, images, labels, part)
+        self._size = dataset.image_shape[:2]
+
+    def _composed(self, digits, labels, draws):
+        corners = tf.floor(tf.reshape(draws, [-1, 2]) * (2 * SHIFT + 1))
+        digits = place(digits, corners, self._size)
+        digits = tf.reshape(digits, [-1, 2, *digits.shape[1:]])
+        lengths = tf.reduce_sum(tf.one_hot(labels, self._classes), axis=1)
+        images = tf.minimum(tf.reduce_sum(digits, axis=1), 1.0)
+        return images, {"lengths": lengths, "reconstruction": digits}

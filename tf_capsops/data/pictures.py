@@ -60,6 +60,7 @@ class Pictures:
 
     generated = False
     objects = 1
+    has_masks = False
 
     @property
     def num_classes(self):
@@ -137,9 +138,9 @@ def load(
     paths = np.array(trained.paths + tested.paths, np.object_)
     labels = np.array(trained.labels + tested.labels, np.int32)
     is_training = np.arange(len(paths)) < len(trained.paths)
-    shapes = _shapes(paths)
+    shapes = shapes_of(paths)
     good = shapes[:, 0] > 0
-    _check_broken(paths[~good], skip_broken)
+    check_broken(paths[~good], skip_broken)
     _check_classes(paths, labels, is_training, good)
     skipped += paths[~good].tolist()
     if skipped:
@@ -147,7 +148,7 @@ def load(
         if len(skipped) == 1:
             what = "file that is no picture,"
         warnings.warn(f"skipped {len(skipped)} {what} {skipped[0]}", stacklevel=2)
-    shape = _image_shape(paths[good], shapes[good], image_size, color_mode)
+    shape = image_shape(paths[good], shapes[good], image_size, color_mode)
     train, test = (
         PictureSamples(paths[part], labels[part], shape)
         for part in (good & is_training, good & ~is_training)
@@ -243,7 +244,7 @@ def _with_channels(picture, channels):
     )
 
 
-def _shapes(paths):
+def shapes_of(paths):
     """Returns height, width and channels of each picture, zeros where it is broken."""
 
     def shape(number, path):
@@ -259,7 +260,7 @@ def _shapes(paths):
     return shapes
 
 
-def _check_broken(broken, skip_broken):
+def check_broken(broken, skip_broken):
     """Raises a ValueError if there are broken files that may not be skipped."""
     if len(broken) and not skip_broken:
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -281,7 +282,7 @@ def _check_classes(paths, labels, is_training, good):
                 )
 
 
-def _image_shape(paths, shapes, size, color_mode):
+def image_shape(paths, shapes, size, color_mode):
     """Returns the (height, width, channels) that all pictures are converted to."""
     if size is None:
         size = _same(paths, shapes[:, :2], "--image-size PIXELS", _pixels)

@@ -16,7 +16,7 @@ class Samples(abc.ABC):
     taken before; nothing that was generated is kept.
 
     Attributes:
-      labels: int32 `[N]`, a class that each image shows.
+      labels: int32 `[N]`, a class that each image shows; the highest of a mask.
 
     >>> from tf_capsops import data
     >>> tests = data.load("digits").test
@@ -51,7 +51,8 @@ class Samples(abc.ABC):
           draws: the rows of `draws(epoch)` with these numbers, `[B, K]`.
 
         Returns:
-          Images `[B, H, W, C]` and their targets, as a data set's class says.
+          Images `[B, H, W, C]` or volumes `[B, D, H, W, C]`, and their targets, as a
+          data set's class says.
         """
 
     def take(self, indices, epoch=0):
@@ -74,10 +75,10 @@ class Samples(abc.ABC):
 
 
 class ArraySamples(Samples):
-    """Samples of arrays; a target is the label."""
+    """Samples of arrays; a target is the label or the mask."""
 
     def __init__(self, images, labels):
-        super().__init__(labels)
+        super().__init__(labels.reshape(len(labels), -1).max(axis=1))
         self._images, self._labels = on_processor(images, labels)
 
     def draws(self, epoch):

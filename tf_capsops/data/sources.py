@@ -6,12 +6,16 @@ import os
 
 import keras
 
-from tf_capsops.data import dataset, files, pictures
+from tf_capsops.data import dataset, files, masks, pictures
 from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.multimnist import MultiMnist
+from tf_capsops.data.segmented_mnist import MovingMnist, SegmentedMnist
 
 _DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")  # modules in keras.datasets
-_GENERATED = {kind.name: kind for kind in (MultiMnist, AffineMnist, ShiftedMnist)}
+_GENERATED = {
+    kind.name: kind
+    for kind in (MultiMnist, AffineMnist, ShiftedMnist, SegmentedMnist, MovingMnist)
+}
 _NAMES = ("digits", *_DOWNLOADED, *_GENERATED)
 # Options that only folders of pictures take.
 _OF_PICTURES = ("image_size", "color_mode", "test_share", "skip_broken")
@@ -29,14 +33,17 @@ def load(source, seed=0, **options):
         * the path of a `.npz` file with the arrays x_train, y_train, x_test and y_test.
           Images are `[N, H, W]` or `[N, H, W, C]`, of 0 to 255 where they are integers
           and 0 to 1 where they are not; labels are integers from 0 on, `[N]` or
-          `[N, 1]`, and a warning names those in between that no image has;
+          `[N, 1]`, and a warning names those in between that no image has. Or they are
+          masks of classes, of the size of the images or of volumes `[N, D, H, W, C]`;
         * the path of a folder of PNG and JPEG pictures, which has one folder for each
-          class, or `train` and `test` with these in each. Pictures are decoded as they
-          are needed;
+          class, or `train` and `test` with these in each; or pictures in `images` and
+          grey masks of the same names in `masks`, in which each grey is a class.
+          Pictures are decoded as they are needed;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
-        * `"multimnist"`, `"affine_mnist"` or `"shifted_mnist"`, made from MNIST, or
-          from any of the above with `"multimnist:FILE.npz"`.
+        * `"multimnist"`, `"affine_mnist"`, `"shifted_mnist"`, `"segmented_mnist"` or
+          `"moving_mnist"`, made from MNIST, or from any of the above with
+          `"multimnist:FILE.npz"`.
       seed: an int, from which follow generated samples, and which pictures are for
         testing.
       **options: for folders of pictures alone:
@@ -54,7 +61,8 @@ def load(source, seed=0, **options):
           there is no other `test` and no `test_share`.
 
     Returns:
-      A `Dataset`, `Pictures`, `MultiMnist`, `AffineMnist` or `ShiftedMnist`.
+      A `Dataset`, `Pictures`, `MultiMnist`, `AffineMnist`, `ShiftedMnist`,
+      `SegmentedMnist` or `MovingMnist`.
 
     Raises:
       ValueError: if a file does not hold such arrays, a download fails, or a folder of
@@ -128,6 +136,8 @@ def _plain(source, seed, options, before=""):
             f"no data at {source!r}: data must be {names}, an .npz file or a folder of "
             "pictures or idx files"
         )
+    if masks.is_in(source):
+        return masks.load(source, seed, **options)
     if is_pictures(source):
         return pictures.load(source, seed, **options)
     return files.read(source)

@@ -6,11 +6,11 @@ import warnings
 
 import keras
 
-from tf_capsops import models
 from tf_capsops.codes import checked_bits
 from tf_capsops.inq.reporting import LayerReport, Report
 from tf_capsops.inq.twins import twin
 from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.p_capsnet import PCapsNet
 
 
@@ -123,7 +123,7 @@ def _checked(owner, model, bits):
     bits = None if bits is None else checked_bits(owner, bits)
     if not getattr(model, "built", True):
         raise ValueError(f"{owner}: {model.name} has no weights yet: build it first")
-    if isinstance(model, models.CapsNet):
+    if isinstance(model, Autoencoder):
         model = model.inference_model()
     if not _is_taken_apart(model):
         raise ValueError(

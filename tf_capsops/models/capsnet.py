@@ -4,30 +4,17 @@
 
 import inspect
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import (
-    image_range,
-    positive_int,
-    positive_pair,
-    scaled_images,
-)
-from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
-from tf_capsops.models import targets
-from tf_capsops.models.images import ImageModel
-from tf_capsops.models.outputs import (
-    metrics_by_output,
-    one_by_output,
-    with_integers,
-)
-from tf_capsops.models.parts import new_parts, parts_config, saved_parts
+from tf_capsops.arguments import image_range, positive_int, positive_pair
+from tf_capsops.models.autoencoder import Autoencoder
+from tf_capsops.models.parts import new_parts
 from tf_capsops.registered import registered
 
 
 @registered
-class CapsNet(targets.Reconstructing, keras.Model):
+class CapsNet(Autoencoder):
     """A capsule network that classifies images and reconstructs them; see `capsnet`.
 
     Call arguments: images `[B, H, W, C]`, or a dict or list of `"images"` and
@@ -57,6 +44,8 @@ class CapsNet(targets.Reconstructing, keras.Model):
     [2, 2, 2, 32, 10]
     """
 
+    owner = "CapsNet"
+
     def __init__(
         self,
         input_shape,
@@ -74,8 +63,6 @@ class CapsNet(targets.Reconstructing, keras.Model):
         objects=1,
         **kwargs,
     ):
-        layers = kwargs.pop("layers", None)  # of a config; older files have none
-        super().__init__(**kwargs)
         if len(input_shape) != 3:
             raise ValueError(
                 f"CapsNet: input_shape must be (height, width, channels), got "
@@ -96,13 +83,13 @@ class CapsNet(targets.Reconstructing, keras.Model):
                 f"{reconstruction_weight!r}"
             )
         num_classes = positive_int("CapsNet", "num_classes", num_classes)
-        self.objects = positive_int("CapsNet", "objects", objects)
-        if self.objects > num_classes:
+        objects = positive_int("CapsNet", "objects", objects)
+        if objects > num_classes:
             raise ValueError(
                 f"CapsNet: objects must be at most num_classes {num_classes}, got "
                 f"{objects}"
             )
-        self._arguments = {
+        arguments = {
             "input_shape": image_shape,
             "num_classes": num_classes,
             "filters": positive_int("CapsNet", "filters", filters),
@@ -115,51 +102,12 @@ class CapsNet(targets.Reconstructing, keras.Model):
             "routing_iterations": routing_iterations,
             "decoder_units": tuple(decoder_units),
             "reconstruction_weight": reconstruction_weight,
-            "objects": self.objects,
+            "objects": objects,
         }
-        made_of = self._arguments, self.dtype_policy
-        layers = saved_parts(layers, *made_of) if layers else None
-        layers = layers or new_parts(*made_of)
-        self.encoder, self.decoder = layers["encoder"], layers["decoder"]
-        self.length, self.mask = layers["length"], layers["mask"]
-        # Makes the weights, and tells Keras what to export.
-        self(keras.KerasTensor((None, *image_shape)))
+        super().__init__(arguments, **kwargs)
 
-    @property
-    def num_classes(self):
-        return self._arguments["num_classes"]
-
-    @property
-    def image_shape(self):
-        return self._arguments["input_shape"]
-
-    def call(self, inputs, training=None):
-        images, labels = targets.images_and_labels(inputs)
-        capsules = self.encoder(self._checked(images), training=training)
-        lengths = self.length(capsules)
-        shown = None if labels is None else one_hot_labels(labels, lengths)
-        if self.objects > 1:
-            scores = lengths if shown is None else shown
-            reconstruction = self._decode_each(capsules, scores, training)
-        else:
-            reconstruction = self.decode(capsules, shown, training=training)
-        return {"lengths": lengths, "reconstruction": reconstruction}
-
-    def _decode_each(self, capsules, scores, training):
-        """Returns an image for each of the classes of the highest scores, in order."""
-        # Of equal scores, as those of labels, top_k takes the lower classes first.
-        chosen = tf.sort(tf.math.top_k(scores, self.objects).indices, axis=-1)
-        one_hot = tf.one_hot(tf.reshape(chosen, [-1]), self.num_classes)
-        each = tf.repeat(capsules, self.objects, axis=0)
-        images = self.decode(each, one_hot, training=training)
-        return tf.reshape(images, [-1, self.objects, *self.image_shape])
-
-    def encode(self, images):
-        """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
-        return self.encoder(self._checked(image_range("CapsNet", images)))
-
-    def _checked(self, images):
-        return scaled_images("CapsNet", images, self.image_shape)
+    def new_parts(self):
+        return new_parts(self._arguments, self.dtype_policy)
 
     def routing_coefficients(self, images):
         """Returns how routing divides the primary capsules among the classes.
@@ -200,108 +148,6 @@ class CapsNet(targets.Reconstructing, keras.Model):
                 self.image_shape, last, primary.strides, strict=False
             )
         )
-
-    def decode(self, capsules, one_hot=None, training=None):
-        """Returns images `[B, H, W, C]` of capsules `[B, num_classes, capsule_dim]`.
-
-        Args:
-          capsules: `[B, num_classes, capsule_dim]`.
-          one_hot: which capsule to decode, `[B, num_classes]`; None for the longest.
-          training: as for every Keras layer.
-        """
-        masked = self.mask(capsules if one_hot is None else [capsules, one_hot])
-        return self.decoder(masked, training=training)
-
-    def inference_model(self):
-        """Returns a functional model of the same layers, with the same weights.
-
-        From images `[B, H, W, C]`, which may not be integers, to the dict that `call`
-        returns without labels.
-
-        Raises:
-          ValueError: if the model has several `objects`.
-        """
-        if self.objects > 1:
-            raise ValueError(
-                "CapsNet: a functional model decodes one capsule, and this model "
-                f"decodes {self.objects}"
-            )
-        images = keras.Input(self.image_shape, name="images")
-        capsules = self.encoder(images)
-        outputs = {
-            "lengths": self.length(capsules),
-            "reconstruction": self.decoder(self.mask(capsules)),
-        }
-        return CapsNetInference(images, outputs, name=self.name)
-
-    def compile(
-        self,
-        optimizer="adam",
-        loss=None,
-        metrics=("accuracy",),
-        loss_weights=None,
-        weighted_metrics=None,
-        **kwargs,
-    ):
-        """Compiles the model.
-
-        Args:
-          optimizer: as for every Keras model.
-          loss: the loss on the lengths, or a dict of `"lengths"` and
-            `"reconstruction"`; by default `MarginLoss()` and `ReconstructionLoss()`.
-          metrics: a metric of the lengths or a list of them, or a dict of these for
-            `"lengths"` and `"reconstruction"`. With several `objects`, "accuracy" is
-            `tf_capsops.metrics.ExactMatch`. Losses and metrics of the lengths get
-            one-hot labels, those whose names begin with "sparse" integers.
-          loss_weights: the weight of the loss on the lengths, or a dict of `"lengths"`
-            and `"reconstruction"`; by default 1 and the model's
-            `reconstruction_weight`.
-          weighted_metrics: as `metrics`, weighted by `sample_weight`.
-          **kwargs: passed on to `keras.Model.compile`.
-
-        Raises:
-          ValueError: if a loss, metric or weight is not as above.
-        """
-        losses = {"lengths": MarginLoss(), "reconstruction": ReconstructionLoss()}
-        weight = self._arguments["reconstruction_weight"]
-        weights = {"lengths": 1.0, "reconstruction": weight}
-        if isinstance(loss_weights, (list, tuple)) and len(loss_weights) == 2:
-            loss_weights = dict(zip(weights, loss_weights))  # as Keras takes them
-        arguments = {
-            "optimizer": keras.optimizers.get(optimizer),
-            "loss": one_by_output("loss", loss, losses),
-            "loss_weights": one_by_output("loss_weights", loss_weights, weights),
-            "metrics": metrics_by_output("metrics", metrics, self.objects),
-            "weighted_metrics": metrics_by_output(
-                "weighted_metrics", weighted_metrics, self.objects
-            ),
-            **kwargs,
-        }
-        self._compile_arguments = keras.saving.serialize_keras_object(arguments)
-        super().compile(**with_integers(arguments, self.objects))
-
-    def get_config(self):
-        layers = {"layers": parts_config(self, self._arguments)}
-        return {**super().get_config(), **self._arguments, **layers}
-
-    def get_compile_config(self):
-        return self._compile_arguments if self.compiled else None
-
-    def compile_from_config(self, config):
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
-
-@registered
-class CapsNetInference(ImageModel, keras.Model):
-    """The functional model of `inference_model`, which refuses unscaled images."""
-
-    owner = "CapsNet"
-
-    def call(self, inputs, training=None, mask=None):
-        images = self.images_of(inputs)
-        scaled_images("CapsNet", images, self.input_shape[1:])
-        return super().call(images, training=training, mask=mask)
 
 
 def capsnet(*args, **kwargs):

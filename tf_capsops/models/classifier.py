@@ -9,18 +9,17 @@ import tensorflow as tf
 from tf_capsops.arguments import (
     image_range,
     positive_int,
-    scaled_images,
     window_attributes,
 )
 from tf_capsops.layers.routed import Routed
 from tf_capsops.losses import SpreadLoss
-from tf_capsops.models.images import ImageModel
+from tf_capsops.models.functional import FunctionalModel
 from tf_capsops.ops.conv2d import patches
 from tf_capsops.registered import registered
 
 
 @registered
-class CapsuleClassifier(ImageModel, keras.Model):
+class CapsuleClassifier(FunctionalModel):
     """The functional model of `matrix_capsnet`, `efficient_capsnet` and `convnet`.
 
     From images `[B, H, W, C]` to scores `[B, classes]`. It refuses unscaled images,
@@ -31,17 +30,6 @@ class CapsuleClassifier(ImageModel, keras.Model):
     >>> isinstance(model, tf_capsops.models.CapsuleClassifier)
     True
     """
-
-    def __init__(self, inputs, outputs, name=None, *, dtype=None, **kwargs):
-        super().__init__(inputs, outputs, name=name, **kwargs)
-        if dtype is None:  # `keras.models.clone_model` does not pass it on
-            policies = [layer.dtype_policy for layer in self.layers[1:]]
-            dtype = next((p for p in policies if p.quantization_mode is None), None)
-        self.dtype_policy = keras.dtype_policies.get(dtype)
-
-    def call(self, inputs, training=None, mask=None):
-        images = scaled_images(self.name, self.images_of(inputs))
-        return super().call(images, training=training, mask=mask)
 
     def routing_coefficients(self, images):
         """Returns how routing divides the primary capsules among the classes.
@@ -112,15 +100,6 @@ class CapsuleClassifier(ImageModel, keras.Model):
         for loss in keras.tree.flatten(self.loss):
             if isinstance(loss, SpreadLoss):
                 loss.follow(self.optimizer)
-
-    def compile_from_config(self, config):
-        # Keras leaves this to models with a `compile` of their own.
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
-    def get_config(self):
-        dtype = keras.dtype_policies.serialize(self.dtype_policy)
-        return {**super().get_config(), "dtype": dtype}
 
 
 def _flow_before(layer, children, flow):

@@ -51,3 +51,31 @@ def is_list_of_arrays(inputs):
     """Returns whether inputs are several arrays, and not numbers in nested lists."""
     is_list = isinstance(inputs, (list, tuple))
     return is_list and all(hasattr(each, "dtype") for each in inputs)
+
+
+def images_and(owner, name, inputs):
+    """Returns the images of a call, and what else is among its inputs, or None.
+
+    Args:
+      owner: the name that messages begin with.
+      name: what else there may be, such as `"labels"`.
+      inputs: images; or a dict of `"images"` and, if there is any, `name`; or a list of
+        these, in this order.
+
+    Raises:
+      ValueError: if it is another dict or list.
+    """
+    if isinstance(inputs, dict):
+        if "images" in inputs and inputs.keys() <= {"images", name}:
+            return inputs["images"], inputs.get(name)
+        got = f"a dict of {sorted(inputs)}"
+    elif is_list_of_arrays(inputs):
+        if len(inputs) in (1, 2):
+            return (*inputs, None)[:2]
+        got = f"a list of {len(inputs)} arrays"
+    else:
+        return inputs, None
+    raise ValueError(
+        f"{owner}: inputs must be images, or a dict or list of 'images' and '{name}', "
+        f"got {got}"
+    )

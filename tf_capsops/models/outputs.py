@@ -7,10 +7,11 @@ import keras
 from tf_capsops.metrics import ExactMatch
 
 
-def lists_by_output(argument, value, most=None):
+def lists_by_output(owner, argument, value, most=None):
     """Returns an argument of `compile` as a dict of lists, by output.
 
     Args:
+      owner: the name that messages begin with.
       argument: its name.
       value: an entry for the lengths or a list of entries, or a dict of these by
         output; None for no entry.
@@ -32,16 +33,17 @@ def lists_by_output(argument, value, most=None):
         or (most and any(len(each) > most for each in lists.values()))
     ):
         raise ValueError(
-            f"CapsNet: {argument} must be for the lengths, or a dict of 'lengths' and "
+            f"{owner}: {argument} must be for the lengths, or a dict of 'lengths' and "
             f"'reconstruction'{', with one entry each' if most else ''}, got {value!r}"
         )
     return lists
 
 
-def one_by_output(argument, value, defaults):
+def one_by_output(owner, argument, value, defaults):
     """Returns an argument of `compile` as a dict of one entry for each output.
 
     Args:
+      owner: the name that messages begin with.
       argument: its name.
       value: as for `lists_by_output`, with at most one entry for an output.
       defaults: a dict of the entries of outputs that have none.
@@ -49,22 +51,23 @@ def one_by_output(argument, value, defaults):
     Raises:
       ValueError: if it is something else; the message names argument and value.
     """
-    lists = lists_by_output(argument, value, most=1)
+    lists = lists_by_output(owner, argument, value, most=1)
     return {**defaults, **{name: each[0] for name, each in lists.items() if each}}
 
 
-def metrics_by_output(argument, value, objects):
+def metrics_by_output(owner, argument, value, objects):
     """Returns metrics as `lists_by_output` does.
 
     An accuracy is that of all classes that a sample shows; Keras knows one of a single
     class only.
 
     Args:
+      owner: the name that messages begin with.
       argument: the name of the argument.
       value: as for `lists_by_output`.
       objects: how many classes a sample shows.
     """
-    metrics = lists_by_output(argument, value)
+    metrics = lists_by_output(owner, argument, value)
     if objects == 1:
         return metrics
     return {
@@ -76,12 +79,13 @@ def metrics_by_output(argument, value, objects):
     }
 
 
-def with_integers(arguments, objects):
+def with_integers(owner, arguments, objects):
     """Returns arguments of `compile` with wrapped sparse losses and metrics.
 
     The model gives all of them one-hot labels. Wrapped, these get integers.
 
     Args:
+      owner: the name that messages begin with.
       arguments: a dict of `"loss"`, `"metrics"` and `"weighted_metrics"`, each by
         output, and others.
       objects: how many classes a sample shows.
@@ -95,7 +99,7 @@ def with_integers(arguments, objects):
             return entry
         if objects > 1:
             raise ValueError(
-                f"CapsNet: {entry!r} is of one class a sample, but this model has "
+                f"{owner}: {entry!r} is of one class a sample, but this model has "
                 f"{objects} objects"
             )
         return wrapper(entry)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a `CapsNet` trains on: labels as an input too, and images as a target."""
+"""What an `Autoencoder` trains on: labels as an input too, and images as a target."""
 
 import warnings
 
@@ -10,28 +10,26 @@ import tensorflow as tf
 
 from tf_capsops.arguments import image_range
 from tf_capsops.losses import one_hot_labels
-from tf_capsops.models.images import ImageModel, is_list_of_arrays
+from tf_capsops.models.images import ImageModel, images_and, is_list_of_arrays
 
 _OUTPUTS = "lengths", "reconstruction"
 _ROUNDING = 1e-3  # that is still white or black
 
 
 class Reconstructing(ImageModel):
-    """Mixed into `CapsNet`, trains it by labels and images.
+    """Mixed into `Autoencoder`, trains it by labels and images.
 
     Keras trains models whose targets come with the data. Here the labels are an input
     as well, for the mask, and the images a target as well. Everything else about
     training is Keras' own.
     """
 
-    owner = "CapsNet"
-
     def images_of(self, inputs):
-        return images_and_labels(inputs)[0]
+        return images_and(self.owner, "labels", inputs)[0]
 
     def check_targets(self, x, y):
         """Warns, once, of images that the decoder cannot draw."""
-        _, drawn = targets_of(x, y, self.objects)
+        _, drawn = targets_of(self.owner, x, y, self.objects)
         image_range(self.owner, drawn)
         drawn = np.asarray(drawn)
         if not drawn.size or getattr(self, "_warned_of_targets", False):
@@ -40,60 +38,39 @@ class Reconstructing(ImageModel):
         if lowest < -_ROUNDING or highest > 1 + _ROUNDING:
             self._warned_of_targets = True
             warnings.warn(
-                "CapsNet: the decoder draws values from 0 to 1, and its targets lie "
-                f"outside of that, from {lowest:.3g} to {highest:.3g}. Scale images to "
-                "0 to 1, or give targets of that range as 'reconstruction'",
+                f"{self.owner}: the decoder draws values from 0 to 1, and its targets "
+                f"lie outside of that, from {lowest:.3g} to {highest:.3g}. Scale "
+                "images to 0 to 1, or give targets of that range as 'reconstruction'",
                 stacklevel=2,
             )
 
     def train_step(self, data):
-        return super().train_step(labels_as_input(data, self.objects))
+        return super().train_step(labels_as_input(self.owner, data, self.objects))
 
     def test_step(self, data):
-        return super().test_step(labels_as_input(data, self.objects))
+        return super().test_step(labels_as_input(self.owner, data, self.objects))
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
     ):
-        y, sample_weight = by_output(x, y, y_pred, sample_weight, self.objects)
+        y, sample_weight = by_output(
+            self.owner, x, y, y_pred, sample_weight, self.objects
+        )
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        y, sample_weight = by_output(x, y, y_pred, sample_weight, self.objects)
+        y, sample_weight = by_output(
+            self.owner, x, y, y_pred, sample_weight, self.objects
+        )
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-def images_and_labels(inputs):
-    """Returns the images of a call, and the labels, or None.
-
-    Args:
-      inputs: images; or a dict of `"images"` and, if there are any, `"labels"`; or a
-        list of these, in this order.
-
-    Raises:
-      ValueError: if it is another dict or list.
-    """
-    if isinstance(inputs, dict):
-        if "images" in inputs and inputs.keys() <= {"images", "labels"}:
-            return inputs["images"], inputs.get("labels")
-        got = f"a dict of {sorted(inputs)}"
-    elif is_list_of_arrays(inputs):
-        if len(inputs) in (1, 2):
-            return (*inputs, None)[:2]
-        got = f"a list of {len(inputs)} arrays"
-    else:
-        return inputs, None
-    raise ValueError(
-        "CapsNet: inputs must be images, or a dict or list of 'images' and 'labels', "
-        f"got {got}"
-    )
-
-
-def targets_of(x, y, objects):
+def targets_of(owner, x, y, objects):
     """Returns the labels and the images to draw, which come in several forms.
 
     Args:
-      x: the inputs, as for `images_and_labels`.
+      owner: the name that messages begin with.
+      x: the inputs, as for `images_and` with `"labels"`.
       y: labels, or None if they are among the inputs; or a dict of `"lengths"`, which
         are labels, and `"reconstruction"`; or a list of these, in this order.
       objects: how many classes an image shows.
@@ -101,49 +78,49 @@ def targets_of(x, y, objects):
     Raises:
       ValueError: if the labels are missing, or targets that they need.
     """
-    images, labels = images_and_labels(x)
+    images, labels = images_and(owner, "labels", x)
     if isinstance(y, dict):
         if y.keys() != {*_OUTPUTS}:
             raise ValueError(
-                "CapsNet: a dict of targets must have 'lengths' and 'reconstruction', "
+                f"{owner}: a dict of targets must have 'lengths' and 'reconstruction', "
                 f"got {sorted(y)}"
             )
         return y["lengths"], y["reconstruction"]
     if is_list_of_arrays(y):
         if len(y) != 2:
             raise ValueError(
-                "CapsNet: a list of targets must be of labels and images to draw, got "
+                f"{owner}: a list of targets must be of labels and images to draw, got "
                 f"{len(y)} arrays"
             )
         return tuple(y)
     if y is None and labels is None:
-        raise ValueError("CapsNet: fit and evaluate need labels beside the images")
+        raise ValueError(f"{owner}: fit and evaluate need labels beside the images")
     if objects > 1:
         raise ValueError(
-            f"CapsNet: with {objects} objects, fit and evaluate need a dict of "
+            f"{owner}: with {objects} objects, fit and evaluate need a dict of "
             "'lengths' and 'reconstruction' beside the images"
         )
     return labels if y is None else y, images
 
 
-def labels_as_input(data, objects):
+def labels_as_input(owner, data, objects):
     """Returns Keras' (x, y, sample_weight) of a batch, with the labels in x too.
 
     Raises:
       ValueError: as `targets_of`.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    images, labels = images_and_labels(x)
-    lengths, drawn = targets_of(x, y, objects)
+    images, labels = images_and(owner, "labels", x)
+    lengths, drawn = targets_of(owner, x, y, objects)
     x = {"images": images, "labels": lengths if labels is None else labels}
     return x, {"lengths": lengths, "reconstruction": drawn}, sample_weight
 
 
-def by_output(x, y, y_pred, sample_weight, objects):
+def by_output(owner, x, y, y_pred, sample_weight, objects):
     """Returns the target of each output, and the weights of the samples for each.
 
     Args:
-      x, y, objects: as for `targets_of`.
+      owner, x, y, objects: as for `targets_of`.
       y_pred: what the model returns.
       sample_weight: `[B]` for both outputs, or None; or a dict of these by output, or a
         list in the order of the outputs.
@@ -151,15 +128,15 @@ def by_output(x, y, y_pred, sample_weight, objects):
     Raises:
       ValueError: as `targets_of`, and if weights are of no output.
     """
-    labels, drawn = targets_of(x, y, objects)
+    labels, drawn = targets_of(owner, x, y, objects)
     targets = {
         "lengths": one_hot_labels(labels, y_pred["lengths"]),
         "reconstruction": tf.convert_to_tensor(drawn),
     }
-    return targets, _weights_by_output(sample_weight)
+    return targets, _weights_by_output(owner, sample_weight)
 
 
-def _weights_by_output(weights):
+def _weights_by_output(owner, weights):
     if weights is None:
         return None
     if isinstance(weights, (list, tuple)) and len(weights) == 2:
@@ -170,6 +147,6 @@ def _weights_by_output(weights):
         return {name: weights.get(name) for name in _OUTPUTS}
     got = sorted(weights) if isinstance(weights, dict) else f"{len(weights)} of them"
     raise ValueError(
-        "CapsNet: sample_weight must be one array for all outputs, or a dict or list "
+        f"{owner}: sample_weight must be one array for all outputs, or a dict or list "
         f"of those of 'lengths' and 'reconstruction', got {got}"
     )

@@ -1,0 +1,314 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of classes, from files and folders, and the commands that read them."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_capsops import data
+from tf_capsops.__main__ import main
+from tf_capsops.cli import evaluation
+
+_RANDOM = np.random.default_rng(5)
+
+
+def _arrays(shape=(6, 8, 16), classes=3):
+    """Images whose brightness is their class, as the arrays of a file."""
+    drawn = {}
+    for part in ("train", "test"):
+        masks = np.resize(np.arange(classes, dtype=np.uint8), shape)
+        for mask in masks:
+            _RANDOM.shuffle(mask.reshape(-1))
+        drawn |= {f"x_{part}": masks * 80 + 5, f"y_{part}": masks}
+    return drawn
+
+
+def _saved(folder, **arrays):
+    np.savez(folder / "blobs.npz", **arrays)
+    return folder / "blobs.npz"
+
+
+def _pictures(folder, count=6, greys=(0, 255), size=(8, 16)):
+    """Pictures and masks of the same names, in `images` and `masks`."""
+    for number in range(count):
+        mask = np.resize(np.uint8(greys), size)
+        _RANDOM.shuffle(mask.reshape(-1))
+        for name, picture in (("images", mask // 2 + 20), ("masks", mask)):
+            path = folder / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            png = tf.io.encode_png(picture[..., None])
+            path.write_bytes(png.numpy())
+    return folder
+
+
+def test_a_file_may_have_masks_or_volumes(tmp_path):
+    for shape in ((6, 8, 16), (6, 8, 8, 16)):
+        arrays = _arrays(shape)
+        expected = arrays["x_test"][..., None] / np.float32(255)
+        forms = [
+            arrays,
+            {n: x[..., None] if n[0] == "y" else x for n, x in arrays.items()},
+            {n: x[..., None] if n[0] == "x" else x for n, x in arrays.items()},
+            {n: x[..., None] for n, x in arrays.items()},
+        ]
+        for form in forms:
+            loaded = data.load(_saved(tmp_path, **form))
+            assert loaded.has_masks and loaded.num_classes == 3
+            assert loaded.image_shape == (*shape[1:], 1)
+            images, masks = loaded.test.take([4, 1])
+            np.testing.assert_array_equal(images, expected[[4, 1]])
+            assert masks.dtype == tf.int32
+            np.testing.assert_array_equal(masks[..., 0], arrays["y_test"][[4, 1]])
+    held = loaded.held_out(np.arange(4), np.arange(4, 6))
+    np.testing.assert_array_equal(held.y_test[..., 0], arrays["y_train"][4:])
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"y_test": np.zeros([6, 8, 15], int)}, "y_test must be masks of the size of"),
+        ({"y_train": np.zeros([6, 8, 16])}, "y_train must be integers, got float64"),
+        ({"y_train": np.full([6, 8, 16], -1)}, "y_train must be class numbers from 0"),
+        ({"y_test": np.full([6, 8, 16], 4)}, "labels that y_train has not: [4]"),
+        (
+            {"x_test": np.zeros([6, 2, 8, 16, 1])},
+            "volumes [N, D, H, W, C] of the masks",
+        ),
+        ({"y_test": np.zeros([5, 8, 16], int)}, "y_test must be masks of the size of"),
+    ],
+)
+def test_bad_masks_are_named(tmp_path, changes, text):
+    with pytest.raises(ValueError) as error:
+        data.load(_saved(tmp_path, **{**_arrays(), **changes}))
+    assert text in str(error.value)
+
+
+def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):
+    folder = _pictures(tmp_path / "cells", 10, greys=(0, 100, 255))
+    loaded = data.load(folder)
+    assert loaded.has_masks and loaded.class_names == ["0", "100", "255"]
+    assert loaded.image_shape == (8, 16, 1)
+    assert (len(loaded.train), len(loaded.test)) == (8, 2)
+    images, masks = loaded.train.take(range(8))
+    greys = np.array([0, 100, 255])[masks.numpy()]
+    np.testing.assert_allclose(images, (greys // 2 + 20) / 255, atol=1e-6)
+    held = loaded.held_out(np.arange(6), np.arange(6, 8))
+    for ours, theirs in zip(held.test.take([0, 1]), (images, masks)):
+        np.testing.assert_array_equal(ours, theirs[6:])
+    again = data.load(folder, **loaded.options)
+    np.testing.assert_array_equal(again.train.take(range(8))[1], masks)
+    everything = data.load(folder, training=False)
+    assert (len(everything.train), len(everything.test)) == (0, 10)
+    # Masks keep their classes when pictures are resized.
+    resized = data.load(folder, image_size=(16, 8), color_mode="rgb")
+    images, masks = resized.test.take([0])
+    assert images.shape == (1, 16, 8, 3) and masks.shape == (1, 16, 8, 1)
+    assert set(np.unique(masks)) <= {0, 1, 2}
+    # Numbers of classes are those of the network.
+    ordered = data.load(folder, class_names=["255", "0", "100"])
+    assert np.all(ordered.train.take(range(8))[1].numpy() == (masks_of(loaded) + 1) % 3)
+
+
+def masks_of(loaded):
+    return loaded.train.take(range(len(loaded.train)))[1].numpy()
+
+
+def test_a_folder_may_be_divided(tmp_path):
+    for part, count in (("train", 5), ("test", 3)):
+        _pictures(tmp_path / part, count)
+    loaded = data.load(tmp_path)
+    assert (len(loaded.train), len(loaded.test)) == (5, 3)
+    with pytest.raises(ValueError, match="has train/ and test/: no --test-share"):
+        data.load(tmp_path, test_share=0.5)
+
+
+def _alone(folder):
+    (folder / "masks/1.png").unlink()
+
+
+def _other_size(folder):
+    _pictures(folder / "other", 1, size=(8, 8))
+    (folder / "other/masks/0.png").rename(folder / "masks/1.png")
+
+
+def _broken(folder):
+    (folder / "masks/1.png").write_bytes(b"no picture")
+
+
+def _one_class(folder):
+    for path in (folder / "masks").iterdir():
+        path.write_bytes(tf.io.encode_png(np.zeros([8, 16, 1], np.uint8)).numpy())
+
+
+def _twice(folder):
+    (folder / "images/1.jpg").write_bytes(b"")
+
+
+def _no_picture(folder):
+    (folder / "images/notes.txt").write_text("")
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (_alone, "images/1.png has no mask of the same name"),
+        (_other_size, "differ in size: give --image-size PIXELS"),
+        (_broken, "masks/1.png cannot be read as a picture"),
+        (_one_class, "have one grey, 0: there must be two or more"),
+        (_twice, "1.png and .*1.jpg have the same name"),
+        (_no_picture, "notes.txt is no PNG or JPEG picture: take it out"),
+    ],
+)
+def test_bad_folders_are_named(tmp_path, change, text):
+    folder = _pictures(tmp_path / "cells")
+    change(folder)
+    with pytest.raises(ValueError, match=text):
+        data.load(folder)
+
+
+def test_a_grey_that_the_network_does_not_know_is_named(tmp_path):
+    folder = _pictures(tmp_path / "cells", greys=(0, 7))
+    with pytest.raises(ValueError, match="has a grey of 7, and the network knows 0, 5"):
+        data.load(folder, class_names=["0", "5"])
+
+
+def test_broken_masks_are_skipped(tmp_path):
+    folder = _pictures(tmp_path / "cells")
+    _broken(folder)
+    loaded = data.load(folder, skip_broken=True)
+    assert len(loaded.train) + len(loaded.test) == 5
+    assert loaded.skipped == [str(folder / "masks/1.png")]
+
+
+def test_overlaps_are_those_of_pixels():
+    matrix = np.array([[50, 10, 0], [5, 35, 0], [0, 0, 0]])
+    found = evaluation.overlaps(matrix)
+    assert found["dice"] == [100 / 115, 70 / 85, None]
+    assert found["iou"] == [50 / 65, 35 / 50, None]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a folder of pictures, whose greys a few weights tell apart."""
+    folder = tmp_path_factory.mktemp("segmentation")
+    cells = _pictures(folder / "cells", 10)
+    options = ["--epochs", "40", "--batch-size", "2", "--validation", "0.25"]
+    output = ["--model", "unet", "--output", str(folder / "run")]
+    assert main(["train", "--data", str(cells), *options, *output]) == 0
+    return folder
+
+
+def test_a_run_is_evaluated(trained, capsys):
+    run = trained / "run"
+    result = json.loads((run / "result.json").read_text())
+    history = json.loads((run / "history.json").read_text())
+    assert result["dice"] == history["val_dice"][-1]
+    assert result["pixel_accuracy"] == history["val_accuracy"][-1]
+    assert main(["evaluate", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((run / "segmentation.json").read_text())
+    assert found["class_names"] == ["0", "255"]
+    assert np.sum(found["confusion"]) == found["images"] * 8 * 16
+    assert found["mean_dice"] > 0.9  # two greys
+    assert main(["evaluate", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "class      pixels    Dice     IoU" in said and "segmentation.json" in said
+
+
+def test_masks_are_predicted_as_those_for_training(trained, tmp_path, capsys):
+    pictures = sorted((trained / "cells/images").iterdir())[:2]
+    output = tmp_path / "found"
+    given = [str(trained / "run"), *map(str, pictures)]
+    assert main(["predict", *given, "--json", "--output", str(output)]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [each["file"] for each in answers] == [str(path) for path in pictures]
+    for answer, picture in zip(answers, pictures):
+        assert answer["mask"] == str(output / picture.name)
+        mask = tf.io.decode_png(tf.io.read_file(answer["mask"])).numpy()
+        wanted = trained / "cells/masks" / picture.name
+        wanted = tf.io.decode_png(tf.io.read_file(str(wanted))).numpy()
+        assert mask.shape == wanted.shape and set(np.unique(mask)) <= {0, 255}
+        assert np.mean(mask == wanted) > 0.9
+        assert answer["classes"]["255"] == np.mean(mask == 255)
+    # A mask has its picture's size, whatever the network's.
+    larger = tmp_path / "larger.png"
+    larger.write_bytes(tf.io.encode_png(np.zeros([20, 30, 3], np.uint8)).numpy())
+    assert main(["predict", str(trained / "run"), str(larger)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{trained / 'run/masks/larger.png'}: ")
+    mask = tf.io.read_file(str(trained / "run/masks/larger.png"))
+    assert tf.io.decode_png(mask).shape == (20, 30, 1)
+
+
+@pytest.mark.parametrize(
+    "data_name, model, shape",
+    [
+        ("segmented_mnist:digits", "segcaps", (16, 16, 1)),
+        pytest.param(
+            "moving_mnist:digits", "ucaps3d", (16, 16, 16, 1), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_generated_masks_train_and_resume(data_name, model, shape, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    options = ["--epochs", "1", "--batch-size", "250", "--validation", "0.5"]
+    assert main(["train", "--data", data_name, *options, "--output", run]) == 0
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert (config["model"], config["preset"]) == (model, "compact")
+    network = keras.saving.load_model(tmp_path / "run/model.keras")
+    assert network.image_shape == shape and network.num_classes == 11
+    (tmp_path / "run/model.keras").rename(tmp_path / "run/checkpoint-1.keras")
+    config["epochs"] = 2
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    assert main(["train", "--resume", run]) == 0
+    history = json.loads((tmp_path / "run/history.json").read_text())
+    assert len(history["dice"]) == 2 and len(history["loss"]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["train", "--model", "capsnet"], "blobs has masks: give --model segcaps"),
+        (
+            ["train", "--flip"],
+            "blobs has masks, which would stay as they are: no --flip",
+        ),
+        (["train", "--class-weight", "balanced"], "a class for each pixel: no --class"),
+        (
+            ["train", "--model", "segcaps", "--preset", "chen"],
+            "large, paper, small, not",
+        ),
+        (
+            ["train", "--model", "ucaps3d"],
+            "ucaps3d: input_shape must be (depth, height",
+        ),
+        (
+            ["train", "--model", "unet", "--reconstruction-weight", "1"],
+            "no reconstruct",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path, arguments, text, capsys):
+    file = _saved(tmp_path, **_arrays())
+    assert main([*arguments, "--data", str(file)]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_other_data_and_commands_are_refused(trained, tmp_path, capsys):
+    run = str(trained / "run")
+    for arguments, text in (
+        (
+            ["train", "--data", "digits", "--model", "unet"],
+            "digits has a class for each",
+        ),
+        (["evaluate", run, "--data", "digits"], "reads masks, which digits has not"),
+        (["quantize", run], "a network that segments, which train, evaluate and"),
+        (["reconstruct", run], "a network that segments, which train, evaluate and"),
+        (["predict", run, str(tmp_path), "--top", "2"], "for each pixel: no --top"),
+    ):
+        assert main(arguments) == 2
+        assert text in capsys.readouterr().err

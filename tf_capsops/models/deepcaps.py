@@ -1,0 +1,354 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The DeepCaps of Rajasegaran et al., with its class-independent decoder."""
+
+import dataclasses
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps, SlimCaps2D
+from tf_capsops.models.autoencoder import Autoencoder
+from tf_capsops.models.classifier import checked_sizes
+from tf_capsops.models.segmentation import sizes_of
+from tf_capsops.ops.squash import at_least_float32, squash
+from tf_capsops.registered import registered
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Layers of the encoder and the decoder.
+
+    Args:
+      filters: features of the first convolution.
+      cells: the types at a pixel and their dimension in each cell; the last two have
+        the same dimension.
+      capsule_dim: the dimension of a class capsule.
+      seed: features of the decoder's smallest map.
+      drawn: features of its transposed convolutions: of one that keeps the size, and of
+        one for each that may double it.
+    """
+
+    filters: int
+    cells: tuple
+    capsule_dim: int
+    seed: int
+    drawn: tuple
+
+
+_SIZES = {
+    "paper": _Sizes(
+        filters=128,
+        cells=((32, 4), (32, 8), (32, 8), (32, 8)),
+        capsule_dim=32,
+        seed=16,
+        drawn=(64, 32, 16, 8),
+    ),
+    "small": _Sizes(
+        filters=32,
+        cells=((8, 4), (8, 4), (8, 4)),
+        capsule_dim=16,
+        seed=8,
+        drawn=(16, 16, 8, 8),
+    ),
+}
+_SMALLEST = 8  # pixels of a side, at most, where the decoder begins
+
+
+@registered
+class GlobalSlimCaps2D(SlimCaps2D):
+    """Slim capsules that are routed over all pixels together.
+
+    Equations 3 to 5 of Rajasegaran et al. (2019), as in their code: votes are those of
+    `SlimCaps2D`, and a type of child divides its share among the types of parents at
+    all pixels, not among those of each pixel. The squash is of a type's vectors at all
+    pixels, read as one. Votes are stored: it is a layer for small maps.
+
+    Input and output shapes, weights, args and errors are those of `SlimCaps2D`, with
+    `share_weights` and without `leaky`. Height and width must be known.
+
+    >>> from tf_capsops.models.deepcaps import GlobalSlimCaps2D
+    >>> layer = GlobalSlimCaps2D(8, capsule_dim=4, kernel_size=3, padding="same")
+    >>> layer(np.ones([2, 5, 5, 8, 4], "float32")).shape.as_list()
+    [2, 5, 5, 8, 4]
+    """
+
+    def call(self, capsules):
+        _, height, width, types, in_dim = capsules.shape
+        each = tf.transpose(capsules, [0, 3, 1, 2, 4])
+        each = tf.reshape(each, [-1, height, width, in_dim])
+        parents = self.filters, self.capsule_dim
+        kernel = tf.reshape(
+            self.kernel, [*self.kernel_size, in_dim, math.prod(parents)]
+        )
+        votes = tf.nn.conv2d(
+            each,
+            kernel,
+            self.strides,
+            self.padding.upper(),
+            dilations=self.dilation_rate,
+        )
+        _, *size, _ = votes.shape
+        votes = at_least_float32(votes)
+        votes = tf.reshape(votes, [-1, types, math.prod(size), *parents])
+        logits = tf.zeros_like(votes[..., 0])
+        for iteration in range(self.routing_iterations):
+            flat = tf.reshape(logits, [-1, types, math.prod(size) * self.filters])
+            shares = tf.reshape(tf.nn.softmax(flat), tf.shape(logits))
+            sums = tf.reduce_sum(shares[..., tf.newaxis] * votes, axis=1)
+            if self.use_bias:
+                sums += tf.cast(self.bias, sums.dtype)
+            outputs = _squashed_over_pixels(sums)
+            if iteration + 1 < self.routing_iterations:
+                logits += tf.reduce_sum(outputs[:, tf.newaxis] * votes, axis=-1)
+        return tf.cast(tf.reshape(outputs, [-1, *size, *parents]), capsules.dtype)
+
+
+def _squashed_over_pixels(sums):
+    """Squashes `[B, pixels, types, dim]`, the vectors of a type together."""
+    _, pixels, types, dim = sums.shape
+    by_type = tf.reshape(tf.transpose(sums, [0, 2, 1, 3]), [-1, types, pixels * dim])
+    squashed = tf.reshape(squash(by_type), [-1, types, pixels, dim])
+    return tf.transpose(squashed, [0, 2, 1, 3])
+
+
+def deepcaps(
+    input_shape,
+    num_classes,
+    size="paper",
+    routing_iterations=3,
+    reconstruction_weight=None,
+    name="deepcaps",
+    dtype=None,
+):
+    """Many layers of capsules: Rajasegaran et al. (2019).
+
+    "DeepCaps: Going Deeper with Capsule Networks": a convolution; four cells of
+    convolutional capsules, each of which halves the height and width and has a way
+    around two of its layers; in the last cell that way is routed, over all pixels
+    together; class capsules of the last two cells, routed as in
+    `DigitCaps`; and a decoder of transposed convolutions that sees the capsule of one
+    class, and not which class that is.
+
+    The paper's size has 8,506,705 parameters for grey images of 28 x 28 pixels and ten
+    classes, 6,400 of them initial logits, which are zero and not trained; and
+    13,452,563, with 25,600 such logits, for colour images of 64 x 64, to which the
+    authors enlarged those of CIFAR-10. This follows their published code, with these
+    differences:
+
+    * Their class capsules have biases, 320 parameters, and no variables for logits.
+    * The decoder ends in a sigmoid, where theirs ends in relu.
+    * It begins with the image's size, halved up to three times until a side has 8
+      pixels or fewer: as theirs for these images, which are the only ones that theirs
+      draw.
+    * The squash of routed capsules has an epsilon, and so a gradient at zero.
+
+    Args:
+      input_shape: (height, width, channels) of the images, whose values are
+        floating-point numbers from 0 to 1. Standardized ones train, too, but the
+        decoder cannot draw them. Integers are a `ValueError` in a call, and numbers
+        above 10 in `fit`, `evaluate` and `predict`.
+      num_classes: how many classes.
+      size: `"paper"`; or `"small"`, three cells of 8 types.
+      routing_iterations: how often routing computes the class capsules, and those of
+        the last cell.
+      reconstruction_weight: the weight of the reconstruction's summed squared error;
+        None for 0.4 of the mean over the pixels, as theirs.
+      name: the model's name.
+      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
+        scale the loss.
+
+    Returns:
+      A `DeepCaps`, built and not compiled. `compile()` needs no arguments,
+      `fit(images, labels)` takes integer or one-hot labels, `predict(images)` gives a
+      dict of `"lengths"` and `"reconstruction"`, all as for `CapsNet`.
+
+    Raises:
+      ValueError: if an argument is not as above.
+
+    >>> model = tf_capsops.models.deepcaps((28, 28, 1), 10)
+    >>> model.count_params()
+    8506705
+    """
+    return DeepCaps(
+        input_shape,
+        num_classes,
+        size,
+        routing_iterations,
+        reconstruction_weight,
+        name=name,
+        dtype=dtype,
+    )
+
+
+@registered
+class DeepCaps(Autoencoder):
+    """A deep capsule network that classifies images and draws them; see `deepcaps`.
+
+    Call arguments, outputs, targets and `compile` are those of `CapsNet`. The
+    sub-models are `encoder` (images to class capsules) and `decoder` (masked, flattened
+    capsules to images); `encode` and `decode` call them. The decoder adds up the masked
+    capsules, of which one is not zero.
+
+    Args:
+      input_shape, num_classes, size, routing_iterations, reconstruction_weight: as for
+        `deepcaps`.
+      **kwargs: `name` and `dtype`, as for every Keras model.
+
+    >>> model = tf_capsops.models.DeepCaps((16, 16, 1), 3, size="small")
+    >>> outputs = model(np.zeros([2, 16, 16, 1], "float32"))
+    >>> outputs["lengths"].shape.as_list(), outputs["reconstruction"].shape.as_list()
+    ([2, 3], [2, 16, 16, 1])
+    """
+
+    owner = "DeepCaps"
+
+    def __init__(
+        self,
+        input_shape,
+        num_classes,
+        size="paper",
+        routing_iterations=3,
+        reconstruction_weight=None,
+        **kwargs,
+    ):
+        image_shape, num_classes = checked_sizes("deepcaps", input_shape, num_classes)
+        sizes_of("deepcaps", _SIZES, size)
+        if reconstruction_weight is None:
+            reconstruction_weight = 0.4 / math.prod(image_shape)
+        arguments = {
+            "input_shape": image_shape,
+            "num_classes": num_classes,
+            "size": size,
+            "routing_iterations": routing_iterations,
+            "reconstruction_weight": reconstruction_weight,
+        }
+        super().__init__(arguments, **kwargs)
+
+    def new_parts(self):
+        sizes = _SIZES[self._arguments["size"]]
+        return {
+            "encoder": _encoder(sizes, self._arguments, self.dtype_policy),
+            "decoder": _decoder(sizes, self._arguments, self.dtype_policy),
+            "length": Length(dtype="float32", name="length"),
+            "mask": Mask(dtype=self.dtype_policy, name="mask"),
+        }
+
+
+def _encoder(sizes, arguments, dtype):
+    images = features = keras.Input(arguments["input_shape"], name="images")
+    features = Conv2D(
+        sizes.filters,
+        3,
+        padding="same",
+        activation="relu",
+        data_format="channels_last",
+        dtype=dtype,
+        name="conv",
+    )(features)
+    capsules = keras.layers.BatchNormalization(dtype=dtype, name="normalization")(
+        features
+    )
+    cells = []
+    for number, (types, dim) in enumerate(sizes.cells, start=1):
+        routed = arguments["routing_iterations"] if number == len(sizes.cells) else None
+        capsules = _cell(capsules, types, dim, f"cell_{number}", routed, dtype)
+        cells.append(
+            keras.layers.Reshape((-1, dim), dtype=dtype, name=f"flat_{number}")(
+                capsules
+            )
+            if number > len(sizes.cells) - 2
+            else capsules
+        )
+    children = keras.layers.Concatenate(axis=1, dtype=dtype, name="children")(
+        cells[:-3:-1]
+    )
+    classes = DigitCaps(
+        arguments["num_classes"],
+        sizes.capsule_dim,
+        routing_iterations=arguments["routing_iterations"],
+        dtype=dtype,
+        name="digit_caps",
+    )(children)
+    return keras.Model(images, classes, name="encoder")
+
+
+def _cell(capsules, types, dim, name, routed, dtype):
+    """Returns capsules at half the height and width.
+
+    Args:
+      capsules: features `[B, H, W, C]`, or capsules `[B, H, W, types, dim]`.
+      types, dim: what each layer has at a pixel.
+      name: what the layers' names begin with.
+      routed: the iterations of the way around two layers, or None for a convolution.
+      dtype: a dtype policy.
+    """
+
+    def convolved(capsules, name, strides=1):
+        if len(capsules.shape) == 5:
+            _, height, width, *sizes = capsules.shape
+            capsules = keras.layers.Reshape(
+                (height, width, math.prod(sizes)), dtype=dtype, name=f"{name}_features"
+            )(capsules)
+        return PrimaryCaps(
+            types,
+            dim,
+            3,
+            strides=strides,
+            padding="same",
+            use_bias=False,
+            data_format="channels_last",
+            flatten=False,
+            dtype=dtype,
+            name=name,
+        )(capsules)
+
+    first = convolved(capsules, f"{name}_first", strides=2)
+    if routed:
+        around = GlobalSlimCaps2D(
+            types,
+            dim,
+            3,
+            padding="same",
+            routing_iterations=routed,
+            kernel_initializer="he_normal",
+            bias_initializer=keras.initializers.Constant(0.1),
+            dtype=dtype,
+            name=f"{name}_around",
+        )(first)
+    else:
+        around = convolved(first, f"{name}_around")
+    through = convolved(convolved(first, f"{name}_second"), f"{name}_third")
+    return keras.layers.Add(dtype=dtype, name=name)([through, around])
+
+
+def _decoder(sizes, arguments, dtype):
+    height, width, channels = arguments["input_shape"]
+    classes, most = arguments["num_classes"], len(sizes.drawn) - 1
+    doublings = math.ceil(math.log2(max(1, min(height, width) / _SMALLEST)))
+    doublings = min(doublings, most)
+    seed = [math.ceil(side / 2**doublings) for side in (height, width)]
+    last = {"padding": "same", "data_format": "channels_last"}
+    masked = keras.Input([classes * sizes.capsule_dim], name="masked_capsules")
+    each = keras.layers.Reshape((classes, sizes.capsule_dim), dtype=dtype)(masked)
+    features = keras.ops.sum(each, axis=1)
+    features = keras.layers.Dense(
+        math.prod(seed) * sizes.seed, activation="relu", dtype=dtype, name="seed"
+    )(features)
+    features = keras.layers.Reshape((*seed, sizes.seed), dtype=dtype)(features)
+    features = keras.layers.BatchNormalization(momentum=0.8, dtype=dtype)(features)
+    for number, filters in enumerate(sizes.drawn[: doublings + 1]):
+        features = keras.layers.Conv2DTranspose(
+            filters, 3, strides=min(2, number + 1), dtype=dtype, **last
+        )(features)
+    # Losses are summed over a whole image: keep them out of half precision.
+    drawn = keras.layers.Conv2DTranspose(
+        channels, 3, activation="sigmoid", dtype="float32", **last
+    )(features)
+    beyond = [made - side for made, side in zip(drawn.shape[1:3], (height, width))]
+    if any(beyond):
+        drawn = keras.layers.Cropping2D(
+            tuple((0, each) for each in beyond), "channels_last", dtype="float32"
+        )(drawn)
+    return keras.Model(masked, drawn, name="decoder")

@@ -1,0 +1,35 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Functional models that take images."""
+
+import keras
+
+from tf_capsops.arguments import scaled_images
+from tf_capsops.models.images import ImageModel
+
+
+class FunctionalModel(ImageModel, keras.Model):
+    """A functional model that refuses unscaled images, and keeps its dtype policy.
+
+    Keras scales the loss if the policy is mixed_float16.
+    """
+
+    def __init__(self, inputs, outputs, name=None, *, dtype=None, **kwargs):
+        super().__init__(inputs, outputs, name=name, **kwargs)
+        if dtype is None:  # `keras.models.clone_model` does not pass it on
+            policies = [layer.dtype_policy for layer in self.layers[1:]]
+            dtype = next((p for p in policies if p.quantization_mode is None), None)
+        self.dtype_policy = keras.dtype_policies.get(dtype)
+
+    def call(self, inputs, training=None, mask=None):
+        images = scaled_images(self.name, self.images_of(inputs))
+        return super().call(images, training=training, mask=mask)
+
+    def compile_from_config(self, config):
+        # Keras leaves this to models with a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def get_config(self):
+        dtype = keras.dtype_policies.serialize(self.dtype_policy)
+        return {**super().get_config(), "dtype": dtype}

@@ -1,0 +1,101 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A U-Net, to compare capsules with."""
+
+import keras
+
+from tf_capsops.models.functional import FunctionalModel
+from tf_capsops.models.segmentation import checked_sizes, probabilities, sizes_of
+from tf_capsops.registered import registered
+
+# Features of each level.
+_SIZES = {"paper": (64, 128, 256, 512, 1024), "small": (8, 16, 32, 64)}
+
+
+def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
+    """A U-Net without capsules: the baseline of LaLonde and Bagci (2018).
+
+    Levels of two 3 x 3 convolutions with relu, max poolings between them, and as many
+    transposed convolutions of 2 x 2 on the way up, each next to the features of its
+    level: Ronneberger, Fischer and Brox, "U-Net" (2015), with images that keep their
+    size. The paper's size has 31,030,593 parameters for grey images and one class, as
+    the code that LaLonde and Bagci published, which this follows.
+
+    Args:
+      input_shape: (height, width, channels) of the images, whose values are
+        floating-point numbers from 0 to 1, or standardized. A height or width of None
+        is any multiple of 16. Integers are a `ValueError` in a call, and numbers above
+        10 in `fit`, `evaluate` and `predict`.
+      num_classes: how many, the background included; or 1 for an object in front of
+        a background.
+      size: `"paper"`; or `"small"`, four levels of 8 to 64 features.
+      name: the model's name.
+      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
+        scale the loss.
+
+    Returns:
+      A functional model, built and not compiled, from images `[B, H, W, C]` to
+      probabilities `[B, H, W, num_classes]` in float32, for a cross-entropy or
+      `keras.losses.Dice`.
+
+    Raises:
+      ValueError: if an argument is not as above.
+
+    >>> model = tf_capsops.models.unet((64, 64, 1), 1)
+    >>> model.count_params(), model.output_shape
+    (31030593, (None, 64, 64, 1))
+    """
+    image_shape, num_classes = checked_sizes("unet", input_shape, num_classes)
+    *levels, deepest = sizes_of("unet", _SIZES, size)
+    last = {"data_format": "channels_last", "dtype": dtype}
+    images = features = keras.Input(image_shape, name="images")
+
+    def convolved(features, channels, name):
+        for number in (1, 2):
+            features = keras.layers.Conv2D(
+                channels,
+                3,
+                padding="same",
+                activation="relu",
+                kernel_initializer="he_normal",
+                name=f"{name}_conv_{number}",
+                **last,
+            )(features)
+        return features
+
+    passed = []
+    for number, channels in enumerate(levels, start=1):
+        features = convolved(features, channels, f"down_{number}")
+        passed.append(features)
+        features = keras.layers.MaxPooling2D(
+            2, padding="same", name=f"pooling_{number}", **last
+        )(features)
+    features = convolved(features, deepest, "middle")
+    for number in range(len(levels), 0, -1):
+        features = keras.layers.Conv2DTranspose(
+            levels[number - 1], 2, strides=2, name=f"up_{number}", **last
+        )(features)
+        features = keras.layers.Concatenate(dtype=dtype, name=f"skip_{number}")(
+            [_cropped(features, passed[number - 1], number, last), passed[number - 1]]
+        )
+        features = convolved(features, levels[number - 1], f"up_{number}")
+    scores = probabilities(features, num_classes)
+    policy = keras.dtype_policies.get(dtype)
+    return UNet(images, scores, name=name, dtype=policy)
+
+
+@registered
+class UNet(FunctionalModel):
+    """The functional model of `unet`, from images to probabilities."""
+
+
+def _cropped(features, like, number, last):
+    """Returns features without the last row and column where pooling rounded up."""
+    beyond = [
+        0 if None in sizes else sizes[0] - sizes[1]
+        for sizes in zip(features.shape[1:3], like.shape[1:3])
+    ]
+    if not any(beyond):
+        return features
+    crops = tuple((0, each) for each in beyond)
+    return keras.layers.Cropping2D(crops, name=f"crop_{number}", **last)(features)
