@@ -31,10 +31,7 @@ struct Problem {
 template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/, T* /*output*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "CapsulePrediction", ForwardPlan)
 
 // grad is shaped like output, grad_input like input, grad_weights like weights:
 //   grad_input[b,i]     = sum_j weights[i,j]^T @ grad[b,i,j]
@@ -43,27 +40,7 @@ template <typename Exec, typename T>
 using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
                           const T* /*weights*/, T* /*grad_input*/, T* /*grad_weights*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsulePrediction";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsulePredictionGrad";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Backward, "CapsulePredictionGrad", BackwardPlan)
 
 }  // namespace capsops::capsule_prediction
 

@@ -82,6 +82,18 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
 // The element types of every op.
 #define CAPSOPS_FOR_EACH_TYPE(DO) DO(float) DO(double) DO(Float16) DO(BFloat16)
 
+// Declares an op's planner, which returns PlanOf<Exec, T>.
+#define CAPSOPS_DECLARE_PLANNER(Planner, PlanOf, Exec) \
+  template <typename T>                                \
+  PlanOf<Exec, T> Planner(const Exec& exec, const Problem& problem);
+
+// Declares a kernel path's planners of an op and of its gradient.
+#define CAPSOPS_DECLARE_PATH(path)                             \
+  namespace path {                                             \
+  CAPSOPS_DECLARE_PLANNER(PlanForward, ForwardPlan, GpuExec)   \
+  CAPSOPS_DECLARE_PLANNER(PlanBackward, BackwardPlan, GpuExec) \
+  }
+
 // Instantiates an op's planner, which returns PlanOf<Exec, T>, for every type.
 #define CAPSOPS_INSTANTIATE_PLANNER(Planner, PlanOf, Exec)                      \
   template PlanOf<Exec, float> Planner<float>(const Exec&, const Problem&);     \

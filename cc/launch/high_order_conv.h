@@ -45,10 +45,7 @@ struct Problem {
 template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*filters*/, T* /*output*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "HighOrderConv", ForwardPlan)
 
 // grad is shaped like output; grad_input and grad_filters are shaped like the inputs.
 // With (i, j) the offset of (kh, kw) from the center of the window:
@@ -61,27 +58,7 @@ template <typename Exec, typename T>
 using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
                           const T* /*filters*/, T* /*grad_input*/, T* /*grad_filters*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "HighOrderConv";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = "HighOrderConvGrad";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Backward, "HighOrderConvGrad", BackwardPlan)
 
 }  // namespace capsops::high_order_conv
 

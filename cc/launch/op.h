@@ -33,6 +33,18 @@ struct OpBase {
   using Problem = ProblemOf;
 };
 
+// Declares both planners of an op, Plan##Op, and the op itself (above).
+#define CAPSOPS_OP(Op, name, PlanOf)                                 \
+  CAPSOPS_DECLARE_PLANNER(Plan##Op, PlanOf, CpuExec)                 \
+  CAPSOPS_DECLARE_PLANNER(Plan##Op, PlanOf, GpuExec)                 \
+  struct Op : OpBase<Problem> {                                      \
+    static constexpr const char* kName = name;                       \
+    template <typename T, typename Exec>                             \
+    static auto MakePlan(const Exec& exec, const Problem& problem) { \
+      return Plan##Op<T>(exec, problem);                             \
+    }                                                                \
+  };
+
 template <typename Op, typename T, typename Exec>
 using PlanOf = decltype(Op::template MakePlan<T>(std::declval<const Exec&>(),
                                                  std::declval<typename Op::Problem>()));

@@ -12,49 +12,31 @@ namespace capsops::capsule_conv {
 
 // PlanImage plans the forward convolution, or the input gradient if `gradient`. `op` is
 // the name used in error messages.
-
-namespace tma {
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,
-                               const Problem& problem, bool gradient);
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
-}  // namespace tma
+#define CAPSOPS_DECLARE_CONV_PATH(path)                                  \
+  namespace path {                                                       \
+  template <typename T>                                                  \
+  ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,    \
+                                 const Problem& problem, bool gradient); \
+  CAPSOPS_DECLARE_PLANNER(PlanWeights, ConvPlan, GpuExec)                \
+  }
+CAPSOPS_DECLARE_CONV_PATH(tma)
+CAPSOPS_DECLARE_CONV_PATH(wgmma)
+CAPSOPS_DECLARE_CONV_PATH(mma)
+CAPSOPS_DECLARE_CONV_PATH(fma)
+#undef CAPSOPS_DECLARE_CONV_PATH
 
 namespace gather {
 // `Plan` is a ConvPlan or a BiasReluPlan.
 template <typename Plan, typename T>
 Plan PlanImage(const char* op, const GpuExec& exec, const Problem& problem,
                bool gradient);
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanWeights, ConvPlan, GpuExec)
 }  // namespace gather
 
 namespace wgmma {
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,
-                               const Problem& problem, bool gradient);
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
 // Whether the tiles of the weight gradient are full and numerous enough to beat `mma`.
 bool FillsBlocks(const Problem& problem);
 }  // namespace wgmma
-
-namespace mma {
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,
-                               const Problem& problem, bool gradient);
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
-}  // namespace mma
-
-namespace fma {
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,
-                               const Problem& problem, bool gradient);
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& problem);
-}  // namespace fma
 
 // Adds bias and ReLU to a convolution in a separate pass.
 template <typename T>

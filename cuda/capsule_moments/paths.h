@@ -10,27 +10,11 @@
 
 namespace capsops::capsule_moments {
 
-namespace mma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace mma
-
-namespace fma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace fma
-
+CAPSOPS_DECLARE_PATH(mma)
+CAPSOPS_DECLARE_PATH(fma)
+CAPSOPS_DECLARE_PATH(general)
 namespace general {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanShares, SharesPlan, GpuExec)
 }  // namespace general
 
 }  // namespace capsops::capsule_moments

@@ -10,19 +10,8 @@
 
 namespace capsops::capsule_prediction {
 
-namespace fma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace fma
-
-namespace gemm {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace gemm
+CAPSOPS_DECLARE_PATH(fma)
+CAPSOPS_DECLARE_PATH(gemm)
 
 }  // namespace capsops::capsule_prediction
 

@@ -10,32 +10,17 @@
 
 namespace capsops::capsule_routing {
 
+CAPSOPS_DECLARE_PATH(mma)
 namespace mma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
-                                              const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 }  // namespace mma
 
+CAPSOPS_DECLARE_PATH(phases)
 namespace phases {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
-                                              const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 }  // namespace phases
 
-namespace resident {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace resident
+CAPSOPS_DECLARE_PATH(resident)
 
 }  // namespace capsops::capsule_routing
 
