@@ -7,7 +7,6 @@
 #define CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
 
 #include <cstdint>
-#include <cstring>
 
 #include "cc/cpu/capsule_conv_axis.h"
 #include "cc/cpu/lanes.h"

@@ -6,8 +6,6 @@
 #define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_COMMON_H_
 
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "cc/cpu/capsule_moments.h"
 #include "cc/cpu/capsule_moments_tile.h"

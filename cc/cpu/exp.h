@@ -6,7 +6,6 @@
 #define CAPSOPS_CC_CPU_EXP_H_
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cc/cpu/simd.h"
 

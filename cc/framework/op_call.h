@@ -23,6 +23,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+#include "cc/launch/exec.h"
 
 namespace capsops {
 
@@ -71,6 +74,14 @@ struct OpWith : OpDefaults {
   }
   Attributes attributes;
 };
+
+// TensorFlow's DataType of each element type of the launchers.
+template <typename T>
+inline constexpr tensorflow::DataType kDataType = tensorflow::DataTypeToEnum<T>::value;
+template <>
+inline constexpr tensorflow::DataType kDataType<Float16> = tensorflow::DT_HALF;
+template <>
+inline constexpr tensorflow::DataType kDataType<BFloat16> = tensorflow::DT_BFLOAT16;
 
 }  // namespace capsops
 

@@ -19,7 +19,6 @@
 
 #include "cc/framework/device.h"
 #include "cc/framework/op_call.h"
-#include "cc/framework/types.h"
 #include "cc/framework/window.h"
 #include "cc/launch/choice.h"
 #include "cc/launch/op.h"

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <string>
 #include <type_traits>
 
 #include "absl/status/status.h"

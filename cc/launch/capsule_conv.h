@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 

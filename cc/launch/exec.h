@@ -35,6 +35,10 @@ class LaunchError {
   Fault fault_ = Fault::kInternal;
 };
 
+// Returns the LaunchError that an expression gives, unless it is empty.
+#define CAPSOPS_RETURN_IF_ERROR(...) \
+  if (const LaunchError error = (__VA_ARGS__); !error.empty()) return error
+
 // A pool of CPU threads. Kernels divide their work such that the result does not depend
 // on how the pool splits the range.
 struct CpuExec {

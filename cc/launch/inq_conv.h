@@ -23,7 +23,6 @@
 #include <cstdint>
 
 #include "cc/launch/capsule_conv.h"
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 

@@ -16,7 +16,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>

@@ -74,17 +74,12 @@ struct BlockCoord {
   int depth, column_block;
 
   __device__ explicit BlockCoord(const Product& p, int index = blockIdx.x) {
-    int rest = index;
-    const auto next = [&](int size) {
-      const int quotient = rest / size, at = rest - quotient * size;
-      rest = quotient;
-      return at;
-    };
-    column_block = next(p.order.column_blocks);
-    depth = next(p.source.depth);
-    x = next(p.horizontal.tiles) * p.horizontal.tile;
-    y = next(p.vertical.tiles) * p.vertical.tile;
-    image = rest;
+    Digits<int> digits(index);
+    column_block = digits.Next(p.order.column_blocks);
+    depth = digits.Next(p.source.depth);
+    x = digits.Next(p.horizontal.tiles) * p.horizontal.tile;
+    y = digits.Next(p.vertical.tiles) * p.vertical.tile;
+    image = digits.rest;
   }
 };
 

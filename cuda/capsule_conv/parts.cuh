@@ -31,9 +31,8 @@ ConvPlan<GpuExec, T> PlanSplitK(const char* op, const PartialPlan& plan,
       [=](const GpuExec& exec, const T* input, const T* grad, T* grad_weights,
           void* workspace) {
         float* const sums = static_cast<float*>(workspace);
-        const LaunchError error =
-            plan.launch(exec, op, plan, Native(input), Native(grad), sums);
-        if (!error.empty()) return error;
+        CAPSOPS_RETURN_IF_ERROR(
+            plan.launch(exec, op, plan, Native(input), Native(grad), sums));
         return ReduceSplits(exec, op, weights, parts, sums, Native(grad_weights));
       });
 }

@@ -72,37 +72,36 @@ class PlannedTasks {
   LaunchError Run(const GpuExec& exec, const char* op, const S* source,
                   const Weights& weights, S* target, void* workspace,
                   const Scale& scale = {}) const {
-    LaunchError error;
     if (zeros_ > 0) {
-      error =
-          CheckLaunch(op, cudaMemsetAsync(target, 0, zeros_ * sizeof(S), exec.stream));
+      CAPSOPS_RETURN_IF_ERROR(
+          CheckLaunch(op, cudaMemsetAsync(target, 0, zeros_ * sizeof(S), exec.stream)));
     }
     uint32_t* const packed = static_cast<uint32_t*>(workspace);
     for (const Step& step : steps_) {
-      if (!error.empty()) return error;
       TilePlan<S> plan = step.plan;
       plan.product.scale = scale;
       if constexpr (kPlain) {
         if (plan.launch_small != nullptr) {
-          error = plan.launch_small(exec, op, plan, source, weights, target);
+          CAPSOPS_RETURN_IF_ERROR(
+              plan.launch_small(exec, op, plan, source, weights, target));
           continue;
         }
       }
-      error = Path::template Pack<S, kTf32>(exec, op, step.task.filter, plan, weights,
-                                            packed);
-      if (!error.empty()) return error;
+      CAPSOPS_RETURN_IF_ERROR(Path::template Pack<S, kTf32>(exec, op, step.task.filter,
+                                                            plan, weights, packed));
       if constexpr (kUnfolds) {
         if (unfolded_) {
           float* const products = reinterpret_cast<float*>(packed + packed_words_);
-          error = plan.launch(exec, op, plan, source, packed, products);
-          if (!error.empty()) return error;
-          error = TapColumns::Add(exec, op, step.whole, products, target);
+          CAPSOPS_RETURN_IF_ERROR(
+              plan.launch(exec, op, plan, source, packed, products));
+          CAPSOPS_RETURN_IF_ERROR(
+              TapColumns::Add(exec, op, step.whole, products, target));
           continue;
         }
       }
-      error = plan.launch(exec, op, plan, source, packed, target);
+      CAPSOPS_RETURN_IF_ERROR(plan.launch(exec, op, plan, source, packed, target));
     }
-    return error;
+    return {};
   }
 
  private:

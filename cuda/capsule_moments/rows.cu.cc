@@ -3,12 +3,11 @@
 
 // Kernels that reduce rows [position, k] to capsules, and that add up the partial
 // gradients of weights and prior.
-#include "cuda/capsule_moments/rows.cuh"
-
 #include <algorithm>
 #include <cstdint>
 
 #include "cuda/capsule_moments/inputs.cuh"
+#include "cuda/capsule_moments/plans.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_moments {

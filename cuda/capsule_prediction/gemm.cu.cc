@@ -41,10 +41,9 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
       [i, n, batch = p.batch, k = p.in_dim](
           const GpuExec& exec, const T* grad, const T* input, const T* weights,
           T* grad_input, T* grad_weights, void*) -> LaunchError {
-        const LaunchError error = BatchedGemm<T>(
+        CAPSOPS_RETURN_IF_ERROR(BatchedGemm<T>(
             exec, Backward::kName, i, batch, k, n, {Native(grad), n, i * n, 1},
-            {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1});
-        if (!error.empty()) return error;
+            {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1}));
         return BatchedGemm<T>(exec, Backward::kName, i, n, k, batch,
                               {Native(grad), n, 1, i * n}, {Native(input), k, i * k, 1},
                               {Native(grad_weights), n * k, k, 1});

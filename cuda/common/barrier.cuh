@@ -76,6 +76,18 @@ class Barrier {
   uint64_t state_;
 };
 
+// A place in a circular buffer, and the parity of the barrier phase to wait for.
+struct PipelineState {
+  int at = 0, parity = 0;
+
+  __device__ void Next(int places) {
+    if (++at == places) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // Waits until at most the kGroups newest cp.async groups of this thread are in flight.
 template <int kGroups>
 __device__ void WaitForAsyncCopies() {

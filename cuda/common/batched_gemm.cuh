@@ -108,9 +108,8 @@ LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
   const int64_t column_tiles = CeilDivide(columns, gemm::kTile);
   const int64_t blocks = GemmBlocks(count, rows, columns);
   if (blocks == 0) return {};
-  gemm::Kernel<CudaType<T>, Accumulator<T>><<<blocks, gemm::kThreads, 0, exec.stream>>>(
-      rows, columns, depth, row_tiles, column_tiles, a, b, c);
-  return CheckLaunch(name);
+  return Launch(name, gemm::Kernel<CudaType<T>, Accumulator<T>>, blocks, gemm::kThreads,
+                0, exec, rows, columns, depth, row_tiles, column_tiles, a, b, c);
 }
 
 }  // namespace capsops

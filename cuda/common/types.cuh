@@ -8,8 +8,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cstdint>
-
 #include "cc/launch/exec.h"
 
 namespace capsops {

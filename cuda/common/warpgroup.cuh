@@ -31,9 +31,8 @@ LaunchError CheckRegisters(const char* op, int wanted) {
   int registers = known;
   if (registers == 0) {
     cudaFuncAttributes attributes{};
-    const LaunchError error =
-        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel));
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(
+        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel)));
     known = registers = attributes.numRegs;
   }
   if (registers >= wanted) return {};

@@ -11,10 +11,9 @@
 #include <cuda_pipeline.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/common/types.cuh"
-#include "cuda/high_order_conv/segment.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::channels {
 

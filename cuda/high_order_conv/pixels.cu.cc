@@ -12,8 +12,6 @@
 #include "cuda/common/types.cuh"
 #include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
-#include "cuda/high_order_conv/reach.cuh"
-#include "cuda/high_order_conv/segment.cuh"
 
 namespace capsops::high_order_conv::pixels {
 
@@ -201,13 +199,12 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   if (const char* const why = Divide(p, sizeof(T), &w, &blocks)) {
     return Plan::Refuse(why);
   }
-  return Plan::Make(
-      0, [=](const GpuExec& exec, const T* input, const T* filters, T* output, void*) {
-        GatherKernel<CudaType<T>, Accumulator<T>, false>
-            <<<blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
-               exec.stream>>>(p, w, Native(input), Native(filters), Native(output));
-        return CheckLaunch(kForwardName);
-      });
+  return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
+                           T* output, void*) {
+    return Launch(Forward::kName, GatherKernel<CudaType<T>, Accumulator<T>, false>,
+                  blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
+                  exec, p, w, input, filters, output);
+  });
 }
 
 template <typename T>
@@ -222,14 +219,11 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   }
   return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
                            const T* filters, T* grad_input, T* grad_filters, void*) {
-    GatherKernel<S, A, true><<<blocks, kThreads, 0, exec.stream>>>(
-        p, w, Native(grad), Native(filters), Native(grad_input));
-    const LaunchError error = CheckLaunch(kBackwardName);
-    if (!error.empty()) return error;
-    FiltersKernel<S, A>
-        <<<blocks, kThreads, w.pixels * w.per_pixel * sizeof(A), exec.stream>>>(
-            p, w, Native(grad), Native(input), Native(grad_filters));
-    return CheckLaunch(kBackwardName);
+    CAPSOPS_RETURN_IF_ERROR(Launch(Backward::kName, GatherKernel<S, A, true>, blocks,
+                                   kThreads, 0, exec, p, w, grad, filters, grad_input));
+    return Launch(Backward::kName, FiltersKernel<S, A>, blocks, kThreads,
+                  w.pixels * w.per_pixel * sizeof(A), exec, p, w, grad, input,
+                  grad_filters);
   });
 }
 

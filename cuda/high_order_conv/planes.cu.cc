@@ -304,7 +304,7 @@ inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks
 // thread, kernel_width or 0 for any, and the channels of a group computed at once.
 template <typename Plan, typename T, typename Make>
 Plan WithSizes(const Problem& p, const Make& make) {
-  const auto with_width = [&](auto width) {
+  return WithSize(p.kernel_width, [&](auto width) {
     constexpr bool kFours = width > 0 && !std::is_same_v<T, double>;
     const auto with_pixels = [&](auto pixels) {
       Work w;
@@ -322,32 +322,23 @@ Plan WithSizes(const Problem& p, const Make& make) {
       }
     }
     return with_pixels(std::integral_constant<int, 1>{});
-  };
-  switch (p.kernel_width) {
-    case 3:
-      return with_width(std::integral_constant<int, 3>{});
-    case 5:
-      return with_width(std::integral_constant<int, 5>{});
-    case 7:
-      return with_width(std::integral_constant<int, 7>{});
-  }
-  return with_width(std::integral_constant<int, 0>{});
+  });
 }
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
-  return WithSizes<Plan, T>(
-      p, [](auto pixels, auto width, auto channels, Work w, int64_t blocks) {
-        return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
-                                 T* output, void*) {
+  return WithSizes<Plan, T>(p, [](auto pixels, auto width, auto channels, Work w,
+                                  int64_t blocks) {
+    return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
+                             T* output, void*) {
+      return Launch(
+          Forward::kName,
           GatherKernel<CudaType<T>, Accumulator<T>, decltype(pixels)::value,
-                       decltype(width)::value, decltype(channels)::value, false, false>
-              <<<blocks, kThreads, 0, exec.stream>>>(w, Native(input), Native(filters),
-                                                     Native(output), nullptr, nullptr);
-          return CheckLaunch(kForwardName);
-        });
-      });
+                       decltype(width)::value, decltype(channels)::value, false, false>,
+          blocks, kThreads, 0, exec, w, input, filters, output, nullptr, nullptr);
+    });
+  });
 }
 
 template <typename T>
@@ -363,16 +354,13 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
       constexpr int kWidth = decltype(width)::value;
       constexpr int kChannels = decltype(channels)::value;
       constexpr bool kBoth = kChannels < kPerStep;
-      GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>
-          <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
-                                                 Native(grad_input), Native(input),
-                                                 Native(grad_filters));
-      LaunchError error = CheckLaunch(kBackwardName);
+      LaunchError error = Launch(
+          Backward::kName, GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>,
+          blocks, kThreads, 0, exec, w, grad, filters, grad_input, input, grad_filters);
       if constexpr (!kBoth) {
         if (!error.empty()) return error;
-        FiltersKernel<S, A, kPixels, kWidth><<<blocks, kThreads, 0, exec.stream>>>(
-            w, Native(grad), Native(input), Native(grad_filters));
-        error = CheckLaunch(kBackwardName);
+        error = Launch(Backward::kName, FiltersKernel<S, A, kPixels, kWidth>, blocks,
+                       kThreads, 0, exec, w, grad, input, grad_filters);
       }
       return error;
     });

@@ -10,7 +10,6 @@
 
 #include <cuda_pipeline.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cuda/common/types.cuh"

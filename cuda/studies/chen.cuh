@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/common/divisor.cuh"
 #include "cuda/studies/capsule_conv.h"
 #include "cuda/studies/common.cuh"
 
@@ -62,16 +63,6 @@ inline int64_t OutputMatrices(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels * p.pose_depth;
 }
 
-// Decodes a mixed-radix index, innermost axis first.
-struct Axes {
-  int64_t rest;
-  __host__ __device__ int64_t Take(int64_t size) {
-    const int64_t digit = rest % size;
-    rest /= size;
-    return digit;
-  }
-};
-
 // Calls body(i) for all i < `count`, one thread each.
 template <typename Body>
 __global__ void ForEachKernel(int64_t count, Body body) {
@@ -84,8 +75,7 @@ LaunchError ForEach(const GpuExec& exec, const char* name, int64_t count,
   constexpr int kThreads = 256;
   if (count == 0) return {};
   const int64_t blocks = CeilDivide(count, kThreads);
-  const LaunchError error = CheckGrid(name, blocks);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(name, blocks));
   ForEachKernel<<<blocks, kThreads, 0, exec.stream>>>(count, body);
   return CheckLaunch(name);
 }
@@ -96,9 +86,8 @@ inline LaunchError ZeroOutput(const GpuExec& exec, const Problem& p, float* outp
 inline LaunchError ZeroGradients(const GpuExec& exec, const Problem& p,
                                  float* grad_input, float* grad_weights) {
   const Elements size(p);
-  const LaunchError error =
-      Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(
+      Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input));
   return Zero(exec, kBackward, grad_weights, WeightsMatrices(p) * size.weights);
 }
 

@@ -11,16 +11,16 @@ namespace {
 
 // Decodes an index in the order of the loops of Algorithm 2.
 __device__ Place PlaceOf(const Problem& p, int64_t index) {
-  Axes axes{index};
+  Digits<int64_t> d(index);
   Place at;
-  at.g = axes.Take(p.pose_depth);
-  at.kw = axes.Take(p.kernel_width);
-  at.kh = axes.Take(p.kernel_height);
-  at.c = axes.Take(p.in_channels);
-  at.x = axes.Take(p.out_width);
-  at.y = axes.Take(p.out_height);
-  at.o = axes.Take(p.out_channels);
-  at.n = axes.rest;
+  at.g = d.Next(p.pose_depth);
+  at.kw = d.Next(p.kernel_width);
+  at.kh = d.Next(p.kernel_height);
+  at.c = d.Next(p.in_channels);
+  at.x = d.Next(p.out_width);
+  at.y = d.Next(p.out_height);
+  at.o = d.Next(p.out_channels);
+  at.n = d.rest;
   return at;
 }
 
@@ -109,18 +109,16 @@ LaunchError AddProducts(const GpuExec& exec, const char* name, const Problem& p,
 
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output, void*) {
-  const LaunchError error = ZeroOutput(exec, p, output);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(ZeroOutput(exec, p, output));
   return AddProducts<Multiply>(exec, kForward, p, input, weights, output);
 }
 
 LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      const float* input, const float* weights, float* grad_input,
                      float* grad_weights, void*) {
-  LaunchError error = ZeroGradients(exec, p, grad_input, grad_weights);
-  if (!error.empty()) return error;
-  error = AddProducts<BackpropWeights>(exec, kBackward, p, input, grad_weights, grad);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(ZeroGradients(exec, p, grad_input, grad_weights));
+  CAPSOPS_RETURN_IF_ERROR(
+      AddProducts<BackpropWeights>(exec, kBackward, p, input, grad_weights, grad));
   return AddProducts<BackpropInput>(exec, kBackward, p, grad_input, weights, grad);
 }
 

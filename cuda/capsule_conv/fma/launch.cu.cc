@@ -180,11 +180,9 @@ template <typename T, int kColumns>
 LaunchError LaunchProduct(const GpuExec& exec, const char* op, const Product& z,
                           int64_t blocks, const T* left, const T* right, T* out,
                           void* partial) {
-  ProductKernel<CudaType<T>, Accumulator<T>, kColumns>
-      <<<blocks, kThreads, 0, exec.stream>>>(z, Native(left), Native(right),
-                                             Native(out),
-                                             static_cast<Accumulator<T>*>(partial));
-  return CheckLaunch(op);
+  return Launch(op, ProductKernel<CudaType<T>, Accumulator<T>, kColumns>, blocks,
+                kThreads, 0, exec, z, left, right, out,
+                static_cast<Accumulator<T>*>(partial));
 }
 
 // Plans product z. If there is nothing to sum, the result is only cleared.

@@ -134,11 +134,8 @@ using WeightPlan =
 template <auto kKernel, int kThreads, typename Plan, typename... Pointers>
 LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
                    Pointers... pointers) {
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling,
-                                                               pointers...);
-  return CheckLaunch(op);
+  return Launch<kKernel>(op, plan.blocks, kThreads, plan.shared, exec, plan.tiling,
+                         pointers...);
 }
 
 // Cycles of a multiprocessor per product of 16x8x8.

@@ -48,15 +48,10 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= words) return;
   const int t = index % 4;
-  int64_t rest = index / 4;
-  const auto next = [&](int size) {
-    const int at = static_cast<int>(rest % size);
-    rest /= size;
-    return at;
-  };
-  const int column = next(columns), which = next(2), step = next(order.steps);
-  const int chunk = next(order.chunks), column_block = next(order.column_blocks);
-  const int depth = static_cast<int>(rest);
+  Digits<int64_t> d(index / 4);
+  const int column = d.Next(columns), which = d.Next(2), step = d.Next(order.steps);
+  const int chunk = d.Next(order.chunks), column_block = d.Next(order.column_blocks);
+  const int depth = static_cast<int>(d.rest);
 
   constexpr bool kFloat = std::is_same_v<S, float>;
   const int quad = step * kStepQuads<S> + (kFloat ? t / 2 : t);
@@ -104,10 +99,9 @@ LaunchError PackFilter(const GpuExec& exec, const char* op, const Filter& filter
   constexpr int kThreads = 256;
   const int64_t words = PackedSteps(filter, p.order) * 2 * columns * 4;
   const int64_t blocks = CeilDivide(words, kThreads);
-  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
-  PackKernel<S, kTf32><<<blocks, kThreads, 0, exec.stream>>>(
-      filter, p.order, p.vertical, p.horizontal, columns, words, weights, packed);
-  return CheckLaunch(op);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+  return Launch(op, PackKernel<S, kTf32, Weights>, blocks, kThreads, 0, exec, filter,
+                p.order, p.vertical, p.horizontal, columns, words, weights, packed);
 }
 
 }  // namespace capsops::capsule_conv::mma

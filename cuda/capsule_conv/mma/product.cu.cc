@@ -62,21 +62,17 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                    const S* source, const uint32_t* packed, S* target) {
   constexpr auto kKernel =
       ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.tiles), C::kThreads, plan.shared, exec,
-                         plan.product, source, packed, target);
+  return LaunchDependent<kKernel>(op, dim3(plan.tiles), C::kThreads, plan.shared, exec,
+                                  plan.product, source, packed, target);
 }
 
 template <typename S, Tf32 kTf32, typename C>
 LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                         const S* source, const S* weights, S* target) {
   constexpr auto kKernel = SmallKernel<S, kTf32, C::kColumns>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.tiles), kSmallWarps * kLanes,
-                         plan.shared, exec, plan.product, plan.filter, source, weights,
-                         target);
+  return LaunchDependent<kKernel>(op, dim3(plan.tiles), kSmallWarps * kLanes,
+                                  plan.shared, exec, plan.product, plan.filter, source,
+                                  weights, target);
 }
 
 // Completes a plan, if it fits: blocks of `shared` bytes and `tiles` row tiles.

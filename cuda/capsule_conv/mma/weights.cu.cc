@@ -43,10 +43,8 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           const WeightPlan<S>& plan, const S* input, const S* grad,
                           float* parts) {
   constexpr auto kKernel = WeightsKernel<S, kTf32, C::kTiles, C::kProducts, kEvenRows>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightWarps * kLanes,
-                         plan.shared, exec, plan.product, input, grad, parts);
+  return LaunchDependent<kKernel>(op, dim3(plan.blocks), kWeightWarps * kLanes,
+                                  plan.shared, exec, plan.product, input, grad, parts);
 }
 
 // Divides the rows into blocks of `quads` quads and sizes the patch for them.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tma/pack.cuh"
@@ -164,12 +163,10 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
     const PartialTiles parts = plan.PartialsIn(workspace);
     const int64_t blocks = int64_t{packed.term_blocks} * packed.column_blocks *
                            static_cast<int64_t>(plan.columns.size[2]);
-    LaunchError error = CheckGrid(op, blocks);
-    if (!error.empty()) return error;
-    PackFilterKernel<S><<<blocks, kPackThreads, 0, exec.stream>>>(
-        packed, Native(weights), right, {parts.there, plan.work.ranges.blocks});
-    error = CheckLaunch(op);
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+    CAPSOPS_RETURN_IF_ERROR(Launch(op, PackFilterKernel<S>, blocks, kPackThreads, 0,
+                                   exec, packed, weights, right,
+                                   FlagsToClear{parts.there, plan.work.ranges.blocks}));
     return plan.launch(exec, op, plan, Native(source), right, parts, Native(target));
   });
 }

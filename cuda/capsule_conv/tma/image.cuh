@@ -8,7 +8,6 @@
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cuda/capsule_conv/tma/steps.cuh"
@@ -132,15 +131,11 @@ struct ImageWork {
   // The tile with this number.
   __device__ Place At(const Tables& tables, int tile) const {
     Place place;
-    const auto next = [&](int count) {
-      const int rest = tile / count, at = tile - rest * count;
-      tile = rest;
-      return at;
-    };
-    place.column_block = next(column_blocks);
-    place.horizontal = next(horizontal.tiles);
-    place.vertical = next(vertical.tiles);
-    place.image = tile;
+    Digits<int> digits(tile);
+    place.column_block = digits.Next(column_blocks);
+    place.horizontal = digits.Next(horizontal.tiles);
+    place.vertical = digits.Next(vertical.tiles);
+    place.image = digits.rest;
     place.steps.count = tables.vertical.counts[place.vertical] *
                         tables.horizontal.counts[place.horizontal] * chunks;
     return place;

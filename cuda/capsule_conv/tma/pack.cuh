@@ -46,15 +46,10 @@ __global__ void __launch_bounds__(kPackThreads)
   TriggerDependentLaunch();
   parts.Clear();
   __shared__ S tile[kPackSide][kPackSide + 1];
-  int rest = blockIdx.x;
-  const auto next = [&](int size) {
-    const int quotient = rest / size, at = rest - quotient * size;
-    rest = quotient;
-    return at;
-  };
-  const int term = next(p.term_blocks) * kPackSide;
-  const int column = next(p.column_blocks) * kPackSide;
-  const int64_t tap = rest;
+  Digits<int> digits(blockIdx.x);
+  const int term = digits.Next(p.term_blocks) * kPackSide;
+  const int column = digits.Next(p.column_blocks) * kPackSide;
+  const int64_t tap = digits.rest;
   const Filter& filter = p.filter;
   const S* const from = weights + tap * filter.tap;
   const int fast = threadIdx.x % kPackSide, slow = threadIdx.x / kPackSide;

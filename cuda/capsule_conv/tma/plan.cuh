@@ -53,15 +53,13 @@ LaunchError Launch(const GpuExec& exec, const char* op,
                    const ProductPlan<S, Work>& plan, const S* source, const S* right,
                    const PartialTiles& parts, S* target) {
   CUtensorMap rows, columns;
-  LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
-  if (error.empty()) error = MakeTensorMap(op, right, plan.columns, &columns);
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, source, plan.rows, &rows));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, right, plan.columns, &columns));
   constexpr auto kKernel = ProductKernel<Work, S, Shape>;
-  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.work.ranges.blocks), kThreads,
-                         kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
-                         parts, target);
+  CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kRegisters));
+  return LaunchDependent<kKernel>(op, dim3(plan.work.ranges.blocks), kThreads,
+                                  kSharedBytes<Work, Shape>, exec, rows, columns,
+                                  plan.work, parts, target);
 }
 
 // Limit on steps and tiles, with room for what is computed from them.

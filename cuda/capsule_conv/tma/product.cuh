@@ -8,9 +8,7 @@
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
 
-#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/capsule_conv/tma/image.cuh"
 #include "cuda/capsule_conv/tma/weights.cuh"
@@ -29,19 +27,6 @@ struct Shape {
   static constexpr int kStageBytes = kRowBytes + kColumns * kSwizzleBytes;
   static constexpr int kStages = (192 << 10) / kStageBytes;
   static constexpr int kProducts = kColumns / 8;
-};
-
-// A position in a circular buffer, and the parity of the barrier phase to wait for.
-template <int kPlaces>
-struct PipelineState {
-  int at = 0, parity = 0;
-
-  __device__ void Next() {
-    if (++at == kPlaces) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 // Stores 2 columns of a row. Not inlined, as few pose shapes need it.
@@ -234,14 +219,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == kGroups) {
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
-      PipelineState<Shape::kStages> at;
+      PipelineState at;
       at.parity = 1;  // empty stages count as released
       while (step < end) {
         const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.MultiplyEnd());
         typename Work::template Loader<Shape> loader(work, place,
                                                      step - place.steps.first);
-        for (; step < last; ++step, at.Next()) {
+        for (; step < last; ++step, at.Next(Shape::kStages)) {
           shared.empty[at.at].Wait(at.parity);
           shared.full[at.at].ArriveAndExpectBytes(Shape::kStageBytes);
           loader.Load(rows, columns, shared.full[at.at], shared.stages[at.at]);
@@ -251,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     SetMaxRegisters<kMany, true>();
-    PipelineState<Shape::kStages> at;
+    PipelineState at;
     const auto release = [&](int stage) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
@@ -267,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         asm volatile("" : "+f"(sum));  // keeps this before the products
       });
       int before = -1;
-      for (int n = first; n < last; ++n, at.Next()) {
+      for (int n = first; n < last; ++n, at.Next(Shape::kStages)) {
         const char* const stage = shared.stages[at.at];
         shared.full[at.at].Wait(at.parity);
         const uint32_t right = DescriptorAddress(stage + Shape::kRowBytes);

@@ -140,22 +140,19 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                                          void* workspace) {
     const S* right = Native(grad);
     const PartialTiles parts = plan.PartialsIn(workspace);
-    LaunchError error;
     if constexpr (Work::kPacked) {
       const int64_t blocks =
           int64_t{packed.column_blocks} * static_cast<int64_t>(plan.columns.size[2]);
-      error = CheckGrid(op, blocks);
-      if (!error.empty()) return error;
+      CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
       S* const to = static_cast<S*>(workspace);
-      PackGradKernel<<<blocks, kPackThreads, 0, exec.stream>>>(
-          packed, right, to, {parts.there, plan.work.ranges.blocks});
-      error = CheckLaunch(op);
+      CAPSOPS_RETURN_IF_ERROR(
+          Launch(op, PackGradKernel, blocks, kPackThreads, 0, exec, packed, right, to,
+                 FlagsToClear{parts.there, plan.work.ranges.blocks}));
       right = to;
     } else {
-      error = CheckLaunch(
-          op, cudaMemsetAsync(parts.there, 0, plan.FlagBytes(), exec.stream));
+      CAPSOPS_RETURN_IF_ERROR(CheckLaunch(
+          op, cudaMemsetAsync(parts.there, 0, plan.FlagBytes(), exec.stream)));
     }
-    if (!error.empty()) return error;
     return plan.launch(exec, op, plan, Native(input), right, parts,
                        Native(grad_weights));
   });

@@ -48,14 +48,13 @@ LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& tas
                             const float* products, float* target) {
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
-  if (auto error = CheckGrid(op, rows); !error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, rows));
   const auto launch = [&](auto pack) {
     using Packs = Pack<float, pack.value>;
-    AddTapsKernel<pack.value><<<rows, kAddThreads, 0, exec.stream>>>(
-        task.source, task.target, task.vertical, task.horizontal, task.placement,
-        pixel / pack.value, reinterpret_cast<const Packs*>(products),
-        reinterpret_cast<Packs*>(target));
-    return CheckLaunch(op);
+    return Launch(
+        op, AddTapsKernel<pack.value>, rows, kAddThreads, 0, exec, task.source,
+        task.target, task.vertical, task.horizontal, task.placement, pixel / pack.value,
+        reinterpret_cast<const Packs*>(products), reinterpret_cast<Packs*>(target));
   };
   return pixel % 4 == 0 ? launch(std::integral_constant<int, 4>())
                         : launch(std::integral_constant<int, 1>());

@@ -23,14 +23,9 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
                                 const Weights weights, uint4* packed) {
   TriggerDependentLaunch();
   const int which = threadIdx.x / columns, column = threadIdx.x - which * columns;
-  int rest = blockIdx.x;
-  const auto next = [&](int size) {
-    const int quotient = rest / size, at = rest - quotient * size;
-    rest = quotient;
-    return at;
-  };
-  const int step = next(p.order.steps), chunk = next(p.order.chunks);
-  const int column_block = next(p.order.column_blocks), depth = rest;
+  Digits<int> digits(blockIdx.x);
+  const int step = digits.Next(p.order.steps), chunk = digits.Next(p.order.chunks);
+  const int column_block = digits.Next(p.order.column_blocks), depth = digits.rest;
 
   const int taps = p.vertical.taps * p.horizontal.taps;
   const int i = UnitStep(p, sorted, step).numbers[which];
@@ -90,11 +85,10 @@ LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
                       const Product& product, int columns, const Weights& weights,
                       uint32_t* packed) {
   const int64_t blocks = PackedSteps(filter, product.order);
-  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
-  PackUnitsKernel<O, kParts><<<blocks, 2 * columns, 0, exec.stream>>>(
-      filter, product, SortedPatch(product), columns, weights,
-      reinterpret_cast<uint4*>(packed));
-  return CheckLaunch(op);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+  return Launch(op, PackUnitsKernel<O, kParts, Weights>, blocks, 2 * columns, 0, exec,
+                filter, product, SortedPatch(product), columns, weights,
+                reinterpret_cast<uint4*>(packed));
 }
 
 }  // namespace capsops::capsule_conv::wgmma

@@ -8,8 +8,6 @@
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
 
-#include <cstdint>
-
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv/block.cuh"
 

@@ -68,18 +68,16 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                                    plan.ring,
                                    plan.by_across};
   constexpr auto kKernel = WarpgroupKernel<S, C>;
-  LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
+  CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, C::kRegisters));
   PatchSource<S, C> from;
   if constexpr (C::kBoxes) {
-    if (error.empty()) error = MakeTensorMap(op, source, MapPatches(p), &from);
+    CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, source, MapPatches(p), &from));
   } else {
     from = source;
   }
-  if (!error.empty()) return error;
   const int64_t most = int64_t{exec.device.processors} * C::kBlocks;
-  return LaunchDependent(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
-                         plan.shared, exec, warpgroups, from, packed, target);
+  return LaunchDependent<kKernel>(op, dim3(std::min(plan.tiles, most)), C::kThreads,
+                                  plan.shared, exec, warpgroups, from, packed, target);
 }
 
 // Coefficients of the cost model, fitted to six thousand plans measured on an H200:

@@ -40,18 +40,6 @@ struct Barriers {
   Barrier patch_full[kMaxBuffers], patch_empty[kMaxBuffers];
 };
 
-// A position in a circular buffer, and the parity of the barrier phase to wait for.
-struct PipelineState {
-  int at, parity;
-
-  __device__ void Next(int places) {
-    if (++at == places) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // The layout of a block's shared memory.
 template <typename C>
 struct SharedLayout {
@@ -238,7 +226,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
   const int column = group % C::kColumnGroups * kWgmmaRows;
   const uint32_t apart = s.rows_2d ? s.row : kGroupRows;
   Sums<C::kPromotes, C::kTiles, C::kOctets> sums;
-  PipelineState slot{0, 0}, buffer{0, 0};
+  PipelineState slot, buffer;
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
     const BlockCoord place(p, tile);
     const ProductRows<C::kRows> rows(s, place);

@@ -41,14 +41,12 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           float* parts) {
   constexpr auto kKernel = WeightKernel<W, kUnits>;
   CUtensorMap input_map, grad_map;
-  LaunchError error = CheckGrid(op, plan.blocks);
-  if (error.empty()) error = MakeTensorMap(op, input, plan.input, &input_map);
-  if (error.empty()) error = MakeTensorMap(op, grad, plan.grad, &grad_map);
-  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (error.empty()) error = CheckRegisters<kKernel>(op, kWeightRegisters);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightThreads, plan.shared,
-                         exec, input_map, grad_map, plan.sums, parts);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, plan.blocks));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, input, plan.input, &input_map));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, grad, plan.grad, &grad_map));
+  CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kWeightRegisters));
+  return LaunchDependent<kKernel>(op, dim3(plan.blocks), kWeightThreads, plan.shared,
+                                  exec, input_map, grad_map, plan.sums, parts);
 }
 
 // Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays

@@ -174,7 +174,7 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
   const UnitStrides steps(w);
   const uint32_t slots_at = DescriptorAddress(row_slots);
   const uint32_t slot_units = w.RowBytes() / 16;
-  WeightPipelineState newest, other;
+  PipelineState newest, other;
   int oldest = 0;
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     for (int n = line.first ? 0 : w.y_taps - 1; n < w.y_taps; ++n) {

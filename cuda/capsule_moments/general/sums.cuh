@@ -7,7 +7,6 @@
 #ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cuda/capsule_moments/general/shares.cuh"

@@ -6,7 +6,6 @@
 #define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/capsule_moments/mma/tile.cuh"
 

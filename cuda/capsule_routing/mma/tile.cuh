@@ -96,12 +96,6 @@ __device__ void AddPair(float x, float y, bool more, S* to) {
   StorePair(x, y, to);
 }
 
-// Returns the row of sample b, or of the last sample, of input [batch, in_caps, K].
-template <int K, typename S>
-__device__ const S* SampleRow(const Sizes& z, const S* input, int64_t b) {
-  return input + min(b, z.batch - 1) * z.in_caps * K;
-}
-
 __device__ inline void Add(const float4& x, float4* to) {
   to->x += x.x;
   to->y += x.y;
