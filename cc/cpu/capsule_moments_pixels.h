@@ -3,8 +3,7 @@
 
 // Sums over the windows that see a child: the normalizers of kAll, and the gradients of
 // poses, activations, weights and prior.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -322,5 +321,3 @@ void ChildrenTask(const Problem& p, const Division& d, int64_t task,
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Small matrix products in register tiles whose lanes are parents.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -81,5 +80,3 @@ CAPSOPS_INLINE void AddProduct(int64_t depth, const Matrix<A>& x, const Matrix<A
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_

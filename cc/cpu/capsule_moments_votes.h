@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Votes of a group of children, their logits and shares, and sums over the group.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_VOTES_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_VOTES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -255,5 +254,3 @@ void Differentiate(const Problem& p, const Sizes<A>& s, const Operands<T>& in,
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_VOTES_H_

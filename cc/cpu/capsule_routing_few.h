@@ -3,8 +3,7 @@
 
 // Capsule routing for small batches. With samples in lanes, most lanes would be idle,
 // so lanes hold weights and then output dimensions instead.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -386,5 +385,3 @@ class SmallBatchWork {
 };
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_

@@ -3,8 +3,7 @@
 
 // Matrix products in register tiles whose lanes are columns. A tile has a pointer to
 // each row of the left operand, so rows may be anywhere in memory and are not copied.
-#ifndef CAPSOPS_CC_CPU_COLUMN_TILE_H_
-#define CAPSOPS_CC_CPU_COLUMN_TILE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -127,5 +126,3 @@ AddOuterFunction<A> AddOuterOf(int64_t rows) {
 }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_COLUMN_TILE_H_

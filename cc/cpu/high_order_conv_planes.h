@@ -3,8 +3,7 @@
 
 // Copies a row of pixels of a tensor, of any layout and type, to planes and back. Each
 // channel (or tap) has a plane, in which neighboring pixels are contiguous.
-#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
-#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -190,5 +189,3 @@ void ZeroPixels(const PixelRow<T>& row, int64_t columns, int64_t pixels) {
 }
 
 }  // namespace capsops::high_order_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_

@@ -3,8 +3,7 @@
 
 // The three sums of a high-order convolution over planes, in register tiles of a few
 // channels and a few vectors of neighboring pixels.
-#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
-#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -214,5 +213,3 @@ void ForChannels(int64_t channels, const Run& run) {
 }
 
 }  // namespace capsops::high_order_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_

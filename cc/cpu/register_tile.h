@@ -4,8 +4,7 @@
 // Matrix products over planes in register tiles. A plane holds, side by side in lanes,
 // all elements of an operand or result with the same contraction or column index. Lanes
 // are rows of the product, so that neither few rows nor few columns leave lanes idle.
-#ifndef CAPSOPS_CC_CPU_REGISTER_TILE_H_
-#define CAPSOPS_CC_CPU_REGISTER_TILE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -190,5 +189,3 @@ void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t
 }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_REGISTER_TILE_H_

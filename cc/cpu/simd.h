@@ -5,8 +5,7 @@
 // extensions of GCC and Clang. Everything is in the instruction set's own namespace:
 // the linker would merge copies of an inline function with the same name, and an older
 // processor could run the wrong one.
-#ifndef CAPSOPS_CC_CPU_SIMD_H_
-#define CAPSOPS_CC_CPU_SIMD_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -92,5 +91,3 @@ inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_SIMD_H_

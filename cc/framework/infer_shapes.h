@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The shape function of an op that op_call.h describes.
-#ifndef CAPSOPS_CC_FRAMEWORK_INFER_SHAPES_H_
-#define CAPSOPS_CC_FRAMEWORK_INFER_SHAPES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -64,5 +63,3 @@ absl::Status InferShapes(tensorflow::shape_inference::InferenceContext* ctx) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_INFER_SHAPES_H_

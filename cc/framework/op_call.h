@@ -11,8 +11,7 @@
 //   Read(ctx)        reads the attributes
 //   Resolve(inputs)  checks shapes, and returns the Call
 // Shape functions, OpKernels and XLA kernels are generated from these classes.
-#ifndef CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
-#define CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -84,5 +83,3 @@ template <>
 inline constexpr tensorflow::DataType kDataType<BFloat16> = tensorflow::DT_BFLOAT16;
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_OP_CALL_H_

@@ -13,8 +13,7 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -93,5 +92,3 @@ CAPSOPS_OP(BackpropInput, "CapsuleConvBackpropInput", ConvPlan)
 CAPSOPS_OP(BackpropWeights, "CapsuleConvBackpropWeights", ConvPlan)
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_

@@ -21,8 +21,7 @@
 // T is float, double, Float16 or BFloat16; kernels compute in Statistic<T>. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -126,5 +125,3 @@ using SharesPlan =
 CAPSOPS_OP(Shares, "CapsuleMomentShares", SharesPlan)
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_

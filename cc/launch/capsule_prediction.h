@@ -6,8 +6,7 @@
 // and its gradients. T is float, double, Float16 or BFloat16; the 16-bit types
 // accumulate in float. Every output element is written, even when a contraction is
 // empty.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -42,5 +41,3 @@ using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
 CAPSOPS_OP(Backward, "CapsulePredictionGrad", BackwardPlan)
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_

@@ -14,8 +14,7 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
 // Every output element is written, even when a sum is empty. On a GPU all tensors are
 // aligned to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -89,5 +88,3 @@ using CoefficientsPlan =
 CAPSOPS_OP(Coefficients, kCoefficientsName, CoefficientsPlan)
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_

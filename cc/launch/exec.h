@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The execution context of a launcher, in plain C++, so that kernels know no framework.
-#ifndef CAPSOPS_CC_LAUNCH_EXEC_H_
-#define CAPSOPS_CC_LAUNCH_EXEC_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -106,5 +105,3 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
   template PlanOf<Exec, BFloat16> Planner<BFloat16>(const Exec&, const Problem&);
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_EXEC_H_

@@ -13,8 +13,7 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
-#define CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
+#pragma once
 
 #include <cstdint>
 
@@ -60,5 +59,3 @@ using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
 CAPSOPS_OP(Backward, "HighOrderConvGrad", BackwardPlan)
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_

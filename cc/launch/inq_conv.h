@@ -17,8 +17,7 @@
 // accuracy of a float convolution. Scaling by 2^n1 is exact if the result is a normal
 // number. Every output element is written, even when a sum is empty. On a GPU input,
 // output and grad are aligned to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_INQ_CONV_H_
-#define CAPSOPS_CC_LAUNCH_INQ_CONV_H_
+#pragma once
 
 #include <cstdint>
 
@@ -59,5 +58,3 @@ CAPSOPS_OP(Forward, "InqConv", InqPlan)
 CAPSOPS_OP(BackpropInput, "InqConvBackpropInput", InqPlan)
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_INQ_CONV_H_

@@ -9,8 +9,7 @@
 //   MakePlan   <T>(exec, problem) -> Plan<Exec, pointers of T...>
 // In a plan, pointers to operands are const and pointers to results are mutable. That
 // is all that TensorFlow's and XLA's adapters need to find and fill in the arguments.
-#ifndef CAPSOPS_CC_LAUNCH_OP_H_
-#define CAPSOPS_CC_LAUNCH_OP_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -132,5 +131,3 @@ class PlanCache {
 };
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_OP_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Shared by the studies' ops, which are classes as in cc/framework/op_call.h.
-#ifndef CAPSOPS_CC_STUDIES_STUDY_H_
-#define CAPSOPS_CC_STUDIES_STUDY_H_
+#pragma once
 
 #include <string>
 
@@ -32,5 +31,3 @@ absl::StatusOr<Resolved> ErrorIf(const std::string& reason, const char* op,
 }
 
 }  // namespace capsops::studies
-
-#endif  // CAPSOPS_CC_STUDIES_STUDY_H_

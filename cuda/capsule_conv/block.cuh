@@ -3,8 +3,7 @@
 
 // Shared by all tensor-core kernels of capsule convolution: the kernel parameters, a
 // block's coordinates in the product, and the epilogue that stores rows of results.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -161,5 +160,3 @@ __device__ void StoreRow(const Image& target, const Scale& scale, int column,
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Split-K: blocks write partial sums, which a second kernel adds in a fixed order.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -38,5 +37,3 @@ ConvPlan<GpuExec, T> PlanSplitK(const char* op, const PartialPlan& plan,
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_

@@ -9,8 +9,7 @@
 // tap is a constant offset. One patch thus serves all taps, and no im2col buffer is
 // needed. For strided convolutions the columns of a patch are sorted by their remainder
 // modulo the stride, so that the pixels one tap reads are adjacent.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -302,5 +301,3 @@ __device__ void CopyWordsAsync(const uint32_t* from, int count, uint32_t* to) {
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_

@@ -3,8 +3,7 @@
 
 // The planners of the kernel paths. Each path has one or two translation units, and
 // this header includes no kernels, so editing a path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_conv.h"
 
@@ -49,5 +48,3 @@ BiasReluPlan<GpuExec, T> AddBiasRelu(const char* op, const Problem& problem,
 #define CAPSOPS_INSTANTIATE_PLAN_IMAGE(T)                                 \
   template ConvPlan<GpuExec, T> PlanImage<T>(const char*, const GpuExec&, \
                                              const Problem&, bool);
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_PATHS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The matrix products (tasks) of a convolution or its input gradient, and their plans.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -272,5 +271,3 @@ inline void SetOffsets(const Task& task, Product* p) {
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_

@@ -8,8 +8,7 @@
 //   Pack        packs the filter for a plan
 //   TapColumns  how horizontal taps become columns if there are few columns
 //               (wgmma/across.cuh), or void
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -147,5 +146,3 @@ ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_

@@ -3,8 +3,7 @@
 
 // Inputs and helpers of the mma and fma kernels, which do 4 x Q poses with Q x 4
 // weights and keep all of a parent's statistics and sums in one thread's registers.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -132,5 +131,3 @@ __device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
 }
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_

@@ -3,8 +3,7 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_moments.h"
 
@@ -18,5 +17,3 @@ CAPSOPS_DECLARE_PLANNER(PlanShares, SharesPlan, GpuExec)
 }  // namespace general
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_

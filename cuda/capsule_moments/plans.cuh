@@ -13,8 +13,7 @@
 //                  softmax, and then {max, scale} of the row as well
 //   Sum            writes the moments
 //   Differentiate  writes the statistics' gradients, and Rows
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -270,5 +269,3 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
 }
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Operands of capsule moments, and the mapping of windows and children to capsules.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -145,5 +144,3 @@ __device__ void VisitWindows(const Problem& p, Int capsule, const Visit& visit) 
 }
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_

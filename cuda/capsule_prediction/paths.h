@@ -3,8 +3,7 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_prediction.h"
 
@@ -14,5 +13,3 @@ CAPSOPS_DECLARE_PATH(fma)
 CAPSOPS_DECLARE_PATH(gemm)
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_

@@ -3,8 +3,7 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_routing.h"
 
@@ -23,5 +22,3 @@ CAPSOPS_DECLARE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 CAPSOPS_DECLARE_PATH(resident)
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_

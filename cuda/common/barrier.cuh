@@ -3,8 +3,7 @@
 
 // Barriers in shared memory (mbarrier), bulk copies that complete on them, and named
 // barriers. All but cp.async and named barriers need compute capability 9.0.
-#ifndef CAPSOPS_CUDA_COMMON_BARRIER_CUH_
-#define CAPSOPS_CUDA_COMMON_BARRIER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -117,5 +116,3 @@ __device__ void SyncNamedBarrier() {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_BARRIER_CUH_

@@ -3,8 +3,7 @@
 
 // Batched matrix product c[i] = a[i] b[i] in FMA over shared-memory tiles, for any
 // layout and size. It serves the sizes that no specialized kernel takes.
-#ifndef CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_
-#define CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_
+#pragma once
 
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
@@ -113,5 +112,3 @@ LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_

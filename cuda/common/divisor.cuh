@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Division by divisors known only at run time.
-#ifndef CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
-#define CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -41,5 +40,3 @@ struct Digits {
 };
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_DIVISOR_CUH_

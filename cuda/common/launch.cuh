@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Host-side launch helpers, and programmatic dependent launch.
-#ifndef CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
-#define CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -179,5 +178,3 @@ inline bool Aligned16(const void* pointer) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_LAUNCH_CUH_

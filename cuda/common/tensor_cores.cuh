@@ -3,8 +3,7 @@
 
 // Warp-level products (mma.sync) with float accumulators, in the fragment layouts of
 // the PTX manual: m16n8k4 and m16n8k8 in TF32, m16n8k16 in 16-bit types.
-#ifndef CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
-#define CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -174,5 +173,3 @@ __device__ void Accumulate(const Operand<4, kA>& a, const Operand<2, kB>& b,
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // CUDA's own types for the launchers' element types.
-#ifndef CAPSOPS_CUDA_COMMON_TYPES_CUH_
-#define CAPSOPS_CUDA_COMMON_TYPES_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -59,5 +58,3 @@ struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
 };
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_TYPES_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Operations on short rows in registers, by a lane or a warp.
-#ifndef CAPSOPS_CUDA_COMMON_WARP_CUH_
-#define CAPSOPS_CUDA_COMMON_WARP_CUH_
+#pragma once
 
 #include "cuda/common/types.cuh"
 
@@ -94,5 +93,3 @@ __device__ A SumOverLanes(const A (&row)[K]) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_WARP_CUH_

@@ -5,8 +5,7 @@
 // thread has 4 neighbouring pixels of a row and 4 channels, and holds in registers the
 // 4 + K - 1 vectors of the image that a row of taps reads. The threads of a group share
 // filters, which are staged in shared memory.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -299,5 +298,3 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 }  // namespace capsops::high_order_conv::channels
-
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_

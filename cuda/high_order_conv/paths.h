@@ -3,8 +3,7 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PATHS_H_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PATHS_H_
+#pragma once
 
 #include "cc/launch/high_order_conv.h"
 
@@ -17,5 +16,3 @@ CAPSOPS_DECLARE_PATH(pixels)
 CAPSOPS_DECLARE_PATH(general)
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PATHS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Functions shared by the kernel paths and their planners.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -104,5 +103,3 @@ __device__ int ForSegment(int64_t start, int count, const Word& word,
 }
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PLAN_CUH_

@@ -5,8 +5,7 @@
 // called lanes, move down the rows of a strip of the image, while the next rows'
 // filters are copied to shared memory. Each filter is read once, except in halos. Its
 // gradient replaces it in shared memory and is stored from there in whole words.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -358,5 +357,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace capsops::high_order_conv::rows
-
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_ROWS_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Decodes weights that are powers of two.
-#ifndef CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
-#define CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -88,5 +87,3 @@ LaunchError ForEach(const GpuExec& exec, const char* op, int64_t count,
 }
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CUDA_INQ_CONV_CODES_CUH_

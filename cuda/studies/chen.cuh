@@ -4,8 +4,7 @@
 // Shared parts of the schemes of Chen et al., "How to Accelerate Capsule Convolutions
 // in Capsule Networks". A capsule convolution is a list of products of small matrices,
 // and each scheme computes all of them.
-#ifndef CAPSOPS_CUDA_STUDIES_CHEN_CUH_
-#define CAPSOPS_CUDA_STUDIES_CHEN_CUH_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -96,5 +95,3 @@ inline std::string Any(const Problem&) { return {}; }
 inline int64_t NoWorkspace(const Problem&) { return 0; }
 
 }  // namespace capsops::studies::capsule_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_CHEN_CUH_

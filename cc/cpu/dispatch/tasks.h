@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the tasks of a CPU kernel in a pool of threads.
-#ifndef CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
-#define CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -62,5 +61,3 @@ LaunchError ForTasks(const CpuExec& exec, const char* op, int64_t count, int64_t
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_CPU_DISPATCH_TASKS_H_

@@ -16,8 +16,7 @@
 // An input pixel gets gradient only from taps that a strided output pixel reads it
 // with. So the input gradient is computed in phases: pixels that are equal modulo the
 // strides have the same taps, and their sum is an unstrided convolution.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -196,5 +195,3 @@ struct TermIterator {
 };
 
 }  // namespace capsops::capsule_conv::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_

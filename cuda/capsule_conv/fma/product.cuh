@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The FMA kernel of capsule convolution: computes the product of fma/axes.cuh.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_
+#pragma once
 
 #include "cuda/capsule_conv/fma/axes.cuh"
 #include "cuda/common/launch.cuh"
@@ -243,5 +242,3 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
 }
 
 }  // namespace capsops::capsule_conv::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_PRODUCT_CUH_

@@ -3,8 +3,7 @@
 
 // The forward convolution: row = output pixel, contraction = term. Each block packs its
 // columns of the filter in shared memory once, and then loops over tiles.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -169,5 +168,3 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
 }
 
 }  // namespace capsops::capsule_conv::gather
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_FORWARD_CUH_

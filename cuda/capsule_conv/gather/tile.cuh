@@ -7,8 +7,7 @@
 // and a term is then the word at
 //   (offset of the pixel's first tap) + (offset of the term from there).
 // The second offset is the same for all pixels, so lanes gather operands word by word.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -137,5 +136,3 @@ __device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>&
 }
 
 }  // namespace capsops::capsule_conv::gather
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_

@@ -6,8 +6,7 @@
 // and multiplies them with all of the block's terms. Split-K: blocks share the tiles,
 // and warps of a block share the pixels if there are few columns. Their partial sums
 // are reduced by a second kernel.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -190,5 +189,3 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_conv::gather
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_

@@ -9,8 +9,7 @@
 //   float: element 2 (t % 2) + r of quad t / 2,
 //   16-bit types: elements 2 r and 2 r + 1 of quad t.
 // The A fragments use the same order.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -105,5 +104,3 @@ LaunchError PackFilter(const GpuExec& exec, const char* op, const Filter& filter
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_

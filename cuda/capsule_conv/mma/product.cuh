@@ -6,8 +6,7 @@
 // (output channel, pose column). The rows are read from the block's patch, without
 // im2col. The packed filter passes through a multistage cp.async pipeline, and the
 // patch of the next chunk is copied while this chunk is multiplied.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -262,5 +261,3 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_

@@ -6,8 +6,7 @@
 // starts m pixels after the first, and pixels within a tile are kSmallTiles apart. So
 // the tile before it reads the same rows one horizontal tap later, and a warp loads
 // only one tile's rows per tap.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -197,5 +196,3 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_SMALL_CUH_

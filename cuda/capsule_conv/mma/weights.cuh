@@ -7,8 +7,7 @@
 // and of `grad` with a pixel per lattice point. Split-K: each block takes a tile of the
 // result and a share of the lattice, loops over that share tile by tile, copying the
 // next patches while it multiplies these, and writes a partial sum.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -275,5 +274,3 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_

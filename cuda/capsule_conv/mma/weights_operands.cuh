@@ -9,8 +9,7 @@
 //   16-bit types (m16n8k16, groups of 8 quads): all 4 elements of quad g.
 // As rows, two elements are rows g and g + 8 of a tile. As columns, each element is
 // column g of a separate product.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -246,5 +245,3 @@ __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_

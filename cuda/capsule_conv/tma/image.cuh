@@ -5,8 +5,7 @@
 // tile are a box of images and target pixels; for each tap, their source pixels are a
 // box as well. Taps that read only padding in a tile are skipped. The input gradient
 // has one phase for each remainder of pixels modulo the strides.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -248,5 +247,3 @@ struct ImageWork {
 };
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_

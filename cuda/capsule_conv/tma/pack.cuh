@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Packs the filter into the right operand of tma/product.cuh: [tap][column][term].
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -86,5 +85,3 @@ __global__ void __launch_bounds__(kPackThreads)
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_

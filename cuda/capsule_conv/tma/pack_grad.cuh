@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Packs a float gradient as right operand of tma/product.cuh: [step][column][pixel].
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -69,5 +68,3 @@ __global__ void __launch_bounds__(kPackThreads)
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_

@@ -3,8 +3,7 @@
 
 // Planning common to all products of tma/product.cuh. They require poses of one row, so
 // that a pixel is one row of a matrix.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -144,5 +143,3 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_

@@ -5,8 +5,7 @@
 // 7 are two consumer warpgroups, which issue wgmma and store results; one thread of the
 // third warpgroup is the producer, which loads boxes of both operands by TMA into a
 // pipeline of stages. Blocks share the work by stream-K (tma/steps.cuh).
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -315,5 +314,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_

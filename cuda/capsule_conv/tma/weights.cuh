@@ -5,8 +5,7 @@
 // channels of one tap, and a step contracts a box of images and output pixels. 16-bit
 // types are used as they are, as MN-major operands. TF32 operands must be K-major, so
 // there the rows go through registers and `grad` is packed.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -165,5 +164,3 @@ __device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) 
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_

@@ -4,8 +4,7 @@
 // Packs the filter into the operands of wgmma/product.cuh, in the order in which blocks
 // read them:
 //   [depth][column block][chunk][step][part][unit][column] of 16 bytes.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -92,5 +91,3 @@ LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_

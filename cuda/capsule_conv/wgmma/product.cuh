@@ -11,8 +11,7 @@
 // core matrix, so a filter tap is only another address. The poses may be either
 // operand: A with 64 rows, or B with up to 256. As B, next to 64 filter columns as A,
 // they need the least shared-memory reads per product.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -363,5 +362,3 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_

@@ -3,8 +3,7 @@
 
 // Kernel traits of wgmma/product.cuh, the map between rows of its products and pixels,
 // its accumulators, and the epilogue.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -314,5 +313,3 @@ struct Sums {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_

@@ -4,8 +4,7 @@
 // Copies poses to shared memory as wgmma operands. A unit is 16 bytes of a pose row, a
 // quad of TF32 or two quads of a 16-bit type, and each unit has a plane of the patch.
 // After the copy, floats are rounded to TF32 or split into parts of bfloat16 in place.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -137,5 +136,3 @@ class UnitLoader {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_

@@ -16,8 +16,7 @@
 // them. The rows are loaded to registers, in which any layout will do. Exact float32 is
 // split into two parts of TF32; their three products are added in float, as tensor
 // cores truncate.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -315,5 +314,3 @@ __global__ void __launch_bounds__(kWeightThreads, 1)
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_CUH_

@@ -3,8 +3,7 @@
 
 // Parameters and producers of wgmma/weights.cuh: how the gradient is divided into tiles
 // and lines, the TMA producer, and the warps that transpose.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -250,5 +249,3 @@ __device__ void TransposeRows(const W& w, const WeightCoord& place,
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_

@@ -9,8 +9,7 @@
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
 // the workspace, and FinishKernel adds them in order.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -294,5 +293,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace capsops::capsule_moments::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_

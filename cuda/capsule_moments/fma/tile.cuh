@@ -4,8 +4,7 @@
 // Shared parts of the fma kernels. A thread has one parent of one window, and `lanes`
 // threads of a warp are the parents of that window. All arithmetic is in float; 16-bit
 // elements are widened when they are copied to shared memory.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -166,5 +165,3 @@ __device__ inline float ShareOf(Rule rule, int lanes, float z, bool parent,
 }
 
 }  // namespace capsops::capsule_moments::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_

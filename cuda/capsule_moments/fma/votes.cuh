@@ -5,8 +5,7 @@
 // their weights and weight gradient in registers, and loops over windows, whose
 // statistics are shared by all children of its block. PassKernel has written the
 // state of each row [position, k], so that the softmax needs no reduction here.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -244,5 +243,3 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 }  // namespace capsops::capsule_moments::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_VOTES_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // PassKernel's work split, outputs and stages in shared memory.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_DIVISION_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_DIVISION_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -256,5 +255,3 @@ __device__ void WaitForStage(const Inputs& in, const Division& d, int chunk,
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_DIVISION_CUH_

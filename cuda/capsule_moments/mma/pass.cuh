@@ -12,8 +12,7 @@
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
 // the workspace, and FinishKernel adds them in order.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -351,5 +350,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_

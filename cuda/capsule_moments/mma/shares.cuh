@@ -4,8 +4,7 @@
 // Turns the logits of a chunk into shares, in shared memory, and computes the gradients
 // of the logits. A thread has eight parents of one row [position, k], so that one, two
 // or four neighbouring threads have a whole row.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_SHARES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_SHARES_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -117,5 +116,3 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_SHARES_CUH_

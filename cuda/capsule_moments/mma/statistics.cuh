@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A parent's statistics in registers, and the logits and gradients of votes for it.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -131,5 +130,3 @@ struct Statistics {
 };
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_

@@ -6,8 +6,7 @@
 // matrices: the thread's group of four (g) selects rows of one operand, and its number
 // in the group (t) columns of the other. Everything in shared memory is float; 16-bit
 // elements are widened when they are copied there.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -230,5 +229,3 @@ __device__ void Contract(const float (&gradient)[kSize], const float* right,
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_TILE_CUH_

@@ -6,8 +6,7 @@
 // while the warp loops over windows, and a parent's statistics are loaded once for
 // several votes. PassKernel has written the state of each row [position, k], so that
 // the softmax needs no reduction here.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -311,5 +310,3 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_

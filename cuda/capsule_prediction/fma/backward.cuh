@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Backward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
-#ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_
-#define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -210,5 +209,3 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
 }
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_BACKWARD_CUH_

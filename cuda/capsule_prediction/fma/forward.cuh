@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Forward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
-#ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
-#define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -68,5 +67,3 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
 }
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_

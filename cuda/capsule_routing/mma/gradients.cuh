@@ -3,8 +3,7 @@
 
 // The last backward pass of capsule routing on tensor cores: computes the gradients of
 // input, weights and logits from V and ds of every iteration.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -390,5 +389,3 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Shared memory and fragment operations of a team of warps of GradientsKernel.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/pass.cuh"
 
@@ -96,5 +95,3 @@ __device__ inline void AddScaled(const float (&factors)[2], const float4& x,
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_

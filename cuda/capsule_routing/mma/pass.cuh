@@ -3,8 +3,7 @@
 
 // One pass over the input capsules on tensor cores. It computes the weighted sums of
 // predictions of one iteration of capsule routing, or of its gradient.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PASS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PASS_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/pipeline.cuh"
 #include "cuda/capsule_routing/mma/softmax.cuh"
@@ -248,5 +247,3 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PASS_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The work split of a pass, and the pipeline that loads weights and input.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PIPELINE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PIPELINE_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -192,5 +191,3 @@ class Pipeline {
 };
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PIPELINE_CUH_

@@ -3,8 +3,7 @@
 
 // Softmax over the output capsules of a team's warps. The warps write the logits to
 // shared memory, where threads reduce whole rows; a shuffle per number would be slower.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/tile.cuh"
 
@@ -104,5 +103,3 @@ struct Rows {
 };
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_

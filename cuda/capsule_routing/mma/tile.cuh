@@ -11,8 +11,7 @@
 // by m, then sample, then element of the pair: one float4 per m. Vectors of output
 // capsules (V, ds, partial sums) are stored in the same order, as [tile of 16
 // samples][group of 4 output capsules][m][lane] float4, zero-padded.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -113,5 +112,3 @@ __device__ inline void AddProducts(const float (&x)[4], const float4& y,
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_

@@ -5,8 +5,7 @@
 // squash and its gradient. A thread has one float4 of a vector of output capsules
 // (layout: mma/tile.cuh), or kSlices threads share one to add partial sums. A block has
 // the M float4 of each of kPart lanes.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/tile.cuh"
 #include "cuda/capsule_routing/squash.cuh"
@@ -201,5 +200,3 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_

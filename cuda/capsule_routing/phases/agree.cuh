@@ -3,8 +3,7 @@
 
 // Phases A and B of capsule routing: inner products of predictions with vectors, and
 // their softmax over output capsules.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/phases/tile.cuh"
 
@@ -373,5 +372,3 @@ __device__ void FirstShares(int out_caps, int lane, const S* logits, A factor, A
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_AGREE_CUH_

@@ -5,8 +5,7 @@
 // and logits from V, ds and softmax moments of every iteration. In the first iteration
 // c is the same for all samples; of its db only the sum over samples is needed, which
 // follows from that of its inner products.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -247,5 +246,3 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_

@@ -8,8 +8,7 @@
 //   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA, the left operand of products with
 //      weights, for the gradient of input, and transposed with input, for that of
 //      weights.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/phases/pass.cuh"
 
@@ -223,5 +222,3 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_WARP_CUH_

@@ -9,8 +9,7 @@
 //   B: the softmax, one thread per sample and input capsule;
 //   C: sum_i (c x) W on tensor cores, which also accumulate over input capsules unless
 //      operands are split.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/phases/agree.cuh"
 #include "cuda/common/launch.cuh"
@@ -263,5 +262,3 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_PASS_CUH_

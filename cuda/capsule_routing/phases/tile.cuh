@@ -5,8 +5,7 @@
 //
 // Products are m16n8k8 on tensor cores, with samples as rows. Dimensions are
 // zero-padded to multiples of a product's.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -242,5 +241,3 @@ __device__ void LoadVector(const A* from, Fragment<4, A> (&v)[2]) {
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILE_CUH_

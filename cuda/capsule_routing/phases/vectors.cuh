@@ -3,8 +3,7 @@
 
 // Kernels between the passes: they add partial sums, and compute squash and its
 // gradient. A block has one output capsule and one tile of samples.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/phases/tile.cuh"
 #include "cuda/capsule_routing/squash.cuh"
@@ -233,5 +232,3 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_

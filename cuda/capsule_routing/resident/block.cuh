@@ -8,8 +8,7 @@
 //
 // Most of this code runs once, so that instruction fetch dominates: loops of unknown
 // length are not unrolled, except the two sums in Accumulate().
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -362,5 +361,3 @@ struct Block {
 };
 
 }  // namespace capsops::capsule_routing::resident
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_

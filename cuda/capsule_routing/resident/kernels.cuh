@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The `resident` kernels of capsule routing, and their shared memory.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_KERNELS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_KERNELS_CUH_
+#pragma once
 
 #include <cooperative_groups.h>
 
@@ -311,5 +310,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace capsops::capsule_routing::resident
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_KERNELS_CUH_

@@ -10,8 +10,7 @@
 // read it. This holds because a block sends its next sums only after it has received
 // all results, and a result is sent only after all its parts were received. Tags start
 // at 1, and ClearMessages() writes 0, so that no tag matches old memory.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
+#pragma once
 
 #include <cuda/atomic>
 
@@ -66,5 +65,3 @@ __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
 }
 
 }  // namespace capsops::capsule_routing::resident
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
