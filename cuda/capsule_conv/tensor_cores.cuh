@@ -136,7 +136,7 @@ ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
   using Plan = ConvPlan<GpuExec, T>;
   const PlannedTasks<Path, CudaType<T>, kTf32> products(
       gradient ? InputGradientTasks(p) : ForwardTasks(p), device);
-  if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
+  CAPSOPS_REFUSE_IF(products.refusal());
   return Plan::Make(products.workspace(),
                     [op, products](const GpuExec& exec, const T* source,
                                    const T* weights, T* target, void* workspace) {
@@ -146,3 +146,21 @@ ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
 }
 
 }  // namespace capsops::capsule_conv
+
+// Defines PlanImage by a namespace's Path, and instantiates its PlanTask for inq_conv,
+// which plans tasks with filters that it packs itself.
+#define CAPSOPS_INSTANTIATE_PLAN_TASK(S, kTf32) \
+  template TilePlan<S> PlanTask<S, Tf32::kTf32>(const Task&, const GpuDevice&);
+#define CAPSOPS_DEFINE_PLAN_IMAGE                                                  \
+  template <typename T>                                                            \
+  ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,              \
+                                 const Problem& p, bool gradient) {                \
+    return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {  \
+      return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient); \
+    });                                                                            \
+  }                                                                                \
+  CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)                            \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(float, kRounded)                                   \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(float, kSplitLeft)                                 \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(__half, kExact)                                    \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(__nv_bfloat16, kExact)

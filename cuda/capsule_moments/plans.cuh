@@ -171,9 +171,8 @@ template <typename Path, typename T>
 ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   using S = Statistic<T>;
-  std::string obstacle = Obstacle<T>(p);
-  if (obstacle.empty()) obstacle = Path::template Obstacle<T>(p, exec);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(Obstacle<T>(p));
+  CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, false);
     return Plan::Make(
@@ -229,9 +228,8 @@ template <typename Path, typename T>
 BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   using S = Statistic<T>;
-  std::string obstacle = Obstacle<T>(p);
-  if (obstacle.empty()) obstacle = Path::template Obstacle<T>(p, exec);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(Obstacle<T>(p));
+  CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, true);
     return Plan::Make(

@@ -18,8 +18,7 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  const std::string obstacle = GridRefusal(GemmBlocks(i, p.batch, n));
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(GemmBlocks(i, p.batch, n)));
   return Plan::Make(
       0, [i, n, batch = p.batch, k = p.in_dim](const GpuExec& exec, const T* input,
                                                const T* weights, T* output, void*) {
@@ -33,9 +32,8 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  const std::string obstacle = GridRefusal(
-      std::max(GemmBlocks(i, p.batch, p.in_dim), GemmBlocks(i, n, p.in_dim)));
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(
+      std::max(GemmBlocks(i, p.batch, p.in_dim), GemmBlocks(i, n, p.in_dim))));
   return Plan::Make(
       0,
       [i, n, batch = p.batch, k = p.in_dim](

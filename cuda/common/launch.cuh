@@ -29,6 +29,12 @@ inline LaunchError CheckLaunch(const char* kernel,
           error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
 }
 
+// Refuses to plan if the expression gives a reason, a string; `Plan` is the plan's
+// type.
+#define CAPSOPS_REFUSE_IF(...)                                   \
+  if (const std::string reason = (__VA_ARGS__); !reason.empty()) \
+  return Plan::Refuse(reason)
+
 // Completes a plan's refusal if a grid of this many blocks is too large; else "".
 inline std::string GridRefusal(int64_t blocks) {
   if (blocks <= INT32_MAX) return {};

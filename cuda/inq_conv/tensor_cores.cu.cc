@@ -26,7 +26,7 @@ InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv
     using S = CudaType<T>;
     const capsule_conv::PlannedTasks<Path, S, precision.value, CodedWeights<S>>
         products(conv.tasks, exec.device);
-    if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
+    CAPSOPS_REFUSE_IF(products.refusal());
     return Plan::Make(
         products.workspace(),
         [op = conv.op, levels = conv.levels, products](

@@ -231,8 +231,7 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                                kMaxSplitBytes / int64_t{sizeof(A)} / z.elements}));
   const int64_t blocks = tiles * z.parts;
   const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kReduceElements) : 0;
-  const std::string obstacle = GridRefusal(std::max(blocks, sum_blocks));
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(std::max(blocks, sum_blocks)));
   return Plan::Make(
       z.parts > 1 ? z.parts * z.elements * int64_t{sizeof(A)} : 0,
       [=](const GpuExec& exec, const T* left, const T* right, T* out, void* partial) {

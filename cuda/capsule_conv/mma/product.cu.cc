@@ -214,22 +214,6 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   return FindTile<S, kTf32, Wide>(task, device);
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
-                               bool gradient) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient);
-  });
-}
-
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
-
-// inq_conv plans these tasks with filters that it packs itself.
-template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
-template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
-                                                           const GpuDevice&);
-template TilePlan<__half> PlanTask<__half, Tf32::kExact>(const Task&, const GpuDevice&);
-template TilePlan<__nv_bfloat16> PlanTask<__nv_bfloat16, Tf32::kExact>(
-    const Task&, const GpuDevice&);
+CAPSOPS_DEFINE_PLAN_IMAGE
 
 }  // namespace capsops::capsule_conv::mma

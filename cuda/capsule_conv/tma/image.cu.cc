@@ -143,13 +143,11 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
   using S = CudaType<T>;
   const int64_t in = p.in_channels * p.pose_inner;
   const int64_t out = p.out_channels * p.pose_columns;
-  std::string refusal =
-      Refusal<ImageWork, S, kTf32>(p, gradient ? out : in, gradient ? in : out, device);
-  if (refusal.empty() && gradient &&
-      std::max(p.stride_height, p.stride_width) > kMaxPhases) {
-    refusal = "a stride is over " + std::to_string(kMaxPhases);
+  CAPSOPS_REFUSE_IF(Refusal<ImageWork, S, kTf32>(p, gradient ? out : in,
+                                                 gradient ? in : out, device));
+  if (gradient && std::max(p.stride_height, p.stride_width) > kMaxPhases) {
+    return Plan::Refuse("a stride is over " + std::to_string(kMaxPhases));
   }
-  if (!refusal.empty()) return Plan::Refuse(refusal);
   PackedFilter packed;
   const auto plan = PlanImageProduct<S>(device, p, gradient, &packed);
   if (plan.launch == nullptr) {

@@ -255,21 +255,13 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
-  const std::string refusal = RefuseWeights<S>(p, device);
-  if (!refusal.empty()) return Plan::Refuse(refusal);
+  CAPSOPS_REFUSE_IF(RefuseWeights<S>(p, device));
   using Sums = WeightParams<S, kTf32 == Tf32::kSplit ? 2 : 1>;
   const WeightPlan<Sums> plan = FindWeightPlan<Sums>(device, p);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   return PlanSplitK<T>(op, plan, plan.sums.weights, plan.sums.splits);
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
-  });
-}
-
-CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_DEFINE_PLAN_WEIGHTS
 
 }  // namespace capsops::capsule_conv::wgmma

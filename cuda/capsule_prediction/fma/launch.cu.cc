@@ -120,8 +120,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
     const int best_v = ChooseV(z.columns, kMax);
     const int64_t blocks = z.in_caps * CeilDivide(z.columns, kLanes * best_v) *
                            CeilDivide(z.batch, kForwardSamples);
-    const std::string obstacle = GridRefusal(blocks);
-    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    CAPSOPS_REFUSE_IF(GridRefusal(blocks));
     return Plan::Make(0,
                       [=](const GpuExec& exec, const T* input, const T* weights,
                           T* output, void*) -> LaunchError {
@@ -147,8 +146,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   const Division d = Divide(p, best_v);
   if (z.columns == 0) return Plan::Refuse("there are no output elements");
   if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
-  const std::string obstacle = GridRefusal(z.in_caps);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(z.in_caps));
   return Plan::Make(
       0,
       [p, z, d, best_v](const GpuExec& exec, const T* grad, const T* input,

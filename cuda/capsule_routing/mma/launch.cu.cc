@@ -297,8 +297,7 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   return WithTiling<Plan, T>(exec, p, [&](const auto& tiling) {
-    const std::string obstacle = tiling.PassObstacle(exec.device, 1);
-    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    CAPSOPS_REFUSE_IF(tiling.PassObstacle(exec.device, 1));
     return Plan::Make(
         (tiling.chunks + 1) * tiling.vector_bytes(),
         [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
@@ -313,17 +312,15 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p,
   using Plan = BackwardPlan<GpuExec, T>;
   const GradientsTiling<T, D, K, false> gradients(exec.device, tiling.z);
   const GradientsTiling<T, D, K, true> more(exec.device, tiling.z);
-  std::string obstacle = gradients.Obstacle(exec.device);
-  if (obstacle.empty() && p.iterations > kIterations) {
-    obstacle = kAddsGradients<T>
-                   ? more.Obstacle(exec.device)
-                   : "iterations is over " + std::to_string(kIterations) +
-                         ", and 16 bits are too little to add up the gradients in";
+  CAPSOPS_REFUSE_IF(gradients.Obstacle(exec.device));
+  if (p.iterations > kIterations) {
+    CAPSOPS_REFUSE_IF(
+        kAddsGradients<T>
+            ? more.Obstacle(exec.device)
+            : "iterations is over " + std::to_string(kIterations) +
+                  ", and 16 bits are too little to add up the gradients in");
   }
-  if (obstacle.empty()) {
-    obstacle = tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors);
-  }
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors));
   const int64_t padded = RoundUp(p.iterations, kIterations);
   return Plan::Make((2 * padded + tiling.chunks) * tiling.vector_bytes(),
                     [tiling, gradients, more, iterations = p.iterations, padded](
@@ -343,8 +340,7 @@ template <typename T>
 CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
   using Plan = CoefficientsPlan<GpuExec, T>;
   return WithTiling<Plan, T>(exec, p, [&](const auto& tiling) {
-    const std::string obstacle = tiling.PassObstacle(exec.device, 1);
-    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    CAPSOPS_REFUSE_IF(tiling.PassObstacle(exec.device, 1));
     return Plan::Make(
         tiling.vector_bytes(),
         [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {

@@ -229,11 +229,9 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
                                : error;
         });
   }
-  std::string obstacle = TooLarge(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(TooLarge(p));
   const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
-  obstacle = tiling.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.Obstacle());
   return Plan::Make(
       ((tiling.slices + 1) * tiling.z.length + tiling.scratch()) * sizeof(A),
       [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
@@ -258,13 +256,11 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
           return error;
         });
   }
-  std::string obstacle = TooLarge(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(TooLarge(p));
   const PassTiling<A> tiling(exec.device, p, true, NeedsSplit<T>(exec, p));
   const GradientsTiling<T, A> last(exec.device, p, tiling.z.split);
-  obstacle = tiling.Obstacle();
-  if (obstacle.empty()) obstacle = last.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.Obstacle());
+  CAPSOPS_REFUSE_IF(last.Obstacle());
   const int64_t pass = tiling.slices * tiling.z.length + tiling.scratch();
   const int64_t moments = kMomentNumbers * last.held * last.moments();
   return Plan::Make((2 * p.iterations * tiling.z.length + moments +
@@ -288,11 +284,9 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
   // Without predictions, V has no effect.
   const bool is_empty = p.out_dim == 0 || p.in_dim == 0;
   if (is_empty) p.out_dim = p.in_dim = 0;
-  std::string obstacle = TooLarge(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(TooLarge(p));
   const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
-  obstacle = tiling.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.Obstacle());
   const int64_t iterations = is_empty ? 0 : p.iterations;
   return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
                     [tiling, iterations](const GpuExec& exec, auto... pointers) {

@@ -101,7 +101,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   using A = Accumulator<T>;
   const Fit<A> fit(exec.device, p, false);
-  if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
+  CAPSOPS_REFUSE_IF(fit.obstacle);
   return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
                     [z = fit.z, quads = fit.quads, shared = fit.shared](
                         const GpuExec& exec, const T* input, const T* weights,
@@ -122,7 +122,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   using A = Accumulator<T>;
   const Fit<A> fit(exec.device, p, true);
-  if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
+  CAPSOPS_REFUSE_IF(fit.obstacle);
   return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
                     [z = fit.z, quads = fit.quads, shared = fit.shared](
                         const GpuExec& exec, const T* grad, const T* input,
