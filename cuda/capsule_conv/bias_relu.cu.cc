@@ -27,8 +27,7 @@ __global__ void BiasReluKernel(int64_t packs, int64_t pixel,
   const int64_t advance = threads % pixel;
   for (; i < packs; i += threads) {
     Pack<S, kPack> pack = image[i];
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) {
+    UNROLL for (int e = 0; e < kPack; ++e) {
       Narrow(BiasRelu(Widen(pack.at[e]), bias[at].at[e]), &pack.at[e]);
     }
     image[i] = pack;

@@ -165,8 +165,7 @@ __device__ void Accumulate(const Operand<4, kA>& a, const Operand<2, kB>& b,
   if constexpr (kA == Tf32::kSplit) {
     float product[4] = {};
     Multiply(a, b, product);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) c[e] += product[e];
+    UNROLL for (int e = 0; e < 4; ++e) c[e] += product[e];
   } else {
     Multiply(a, b, c);
   }

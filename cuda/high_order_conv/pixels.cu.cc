@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(kThreads)
     const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
     int offset[kPerStep];
-#pragma unroll
-    for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
+    UNROLL for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
     A sum[kPerStep] = {};
     for (int64_t kh = rows.begin; kh < rows.end; ++kh) {
       const int i = static_cast<int>(kh);
@@ -97,15 +96,12 @@ __global__ void __launch_bounds__(kThreads)
         const A f =
             Widen(kReverse ? filters[source * w.per_pixel + tap + j] : mine[tap + j]);
         const S* const from = first + source * p.channels;
-#pragma unroll
-        for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
+        UNROLL for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
       }
-#pragma unroll
-      for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
+      UNROLL for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
     }
     S* const to = result + at.pixel * p.channels + group * w.of_group + c0;
-#pragma unroll
-    for (int c = 0; c < kPerStep; ++c) {
+    UNROLL for (int c = 0; c < kPerStep; ++c) {
       if (c0 + c < w.of_group) Narrow(sum[c], to + c);
     }
   }
@@ -126,8 +122,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t channel = group * w.of_group + c0;
     A own[kPerStep];
     int offset[kPerStep];
-#pragma unroll
-    for (int c = 0; c < kPerStep; ++c) {
+    UNROLL for (int c = 0; c < kPerStep; ++c) {
       const bool has = c0 + c < w.of_group;
       offset[c] = has ? c : 0;
       const A g = Widen(grad[at.pixel * p.channels + channel + offset[c]]);
@@ -144,8 +139,7 @@ __global__ void __launch_bounds__(kThreads)
           at.pixel + (inside ? (y - at.y) * p.width + (x - at.x) : 0);
       const S* const from = input + source * p.channels + channel;
       A sum = 0;
-#pragma unroll
-      for (int c = 0; c < kPerStep; ++c) {
+      UNROLL for (int c = 0; c < kPerStep; ++c) {
         // Ignores channels of the next group, which might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }

@@ -69,8 +69,7 @@ __device__ inline float2 Transpose(float x, float y) {
 
 // Returns the sum over the lanes with the same column.
 __device__ inline float SumOverRows(float value) {
-#pragma unroll
-  for (int offset = 4; offset < kLanes; offset *= 2) {
+  UNROLL for (int offset = 4; offset < kLanes; offset *= 2) {
     value += __shfl_xor_sync(~0u, value, offset);
   }
   return value;
