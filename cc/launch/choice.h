@@ -7,7 +7,8 @@
 //   TF_CAPSOPS_DEVICE=capability=86,shared=101376  plans as for another device
 // The functions of the C interface change them later; Python calls those through
 // tf_capsops/kernels.py.
-#pragma once
+#ifndef CAPSOPS_CC_LAUNCH_CHOICE_H_
+#define CAPSOPS_CC_LAUNCH_CHOICE_H_
 
 #include <cstdint>
 #include <string>
@@ -49,3 +50,5 @@ CAPSOPS_EXPORT void tf_capsops_record_kernels(int on);
 // Returns one line "op kernel workspace" for each distinct call, in order. The string
 // is valid until the same thread calls this function again.
 CAPSOPS_EXPORT const char* tf_capsops_recorded_kernels();
+
+#endif  // CAPSOPS_CC_LAUNCH_CHOICE_H_

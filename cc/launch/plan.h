@@ -4,7 +4,8 @@
 // A plan says how to run an op on a problem: the kernel's name, the size of the
 // workspace, and a closure that holds the tile sizes and launches the kernel. Plans are
 // values: one plan may run many times, in several threads, on any stream of its device.
-#pragma once
+#ifndef CAPSOPS_CC_LAUNCH_PLAN_H_
+#define CAPSOPS_CC_LAUNCH_PLAN_H_
 
 #include <cstdint>
 #include <functional>
@@ -84,3 +85,5 @@ Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
 }
 
 }  // namespace capsops
+
+#endif  // CAPSOPS_CC_LAUNCH_PLAN_H_
