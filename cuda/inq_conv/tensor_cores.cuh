@@ -1,15 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolves with cuda/capsule_conv/mma or wgmma, and a filter packed from codes.
-#include "cuda/capsule_conv/tensor_cores.cuh"
+// Convolution with coded weights by a path of cuda/capsule_conv/tensor_cores.cuh.
+#pragma once
 
 #include <string>
 #include <type_traits>
 
 #include "cc/launch/inq_conv.h"
-#include "cuda/capsule_conv/mma/path.cuh"
-#include "cuda/capsule_conv/wgmma/path.cuh"
+#include "cuda/capsule_conv/tensor_cores.cuh"
 #include "cuda/inq_conv/codes.cuh"
 #include "cuda/inq_conv/paths.h"
 
@@ -39,23 +38,5 @@ InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv
         });
   });
 }
-
-#define CAPSOPS_PATH(path)                                             \
-  template <typename T>                                                \
-  InqPlan<GpuExec, T> path::PlanConvolution(const GpuExec& exec,       \
-                                            const Convolution& conv) { \
-    return PlanTensorCores<capsule_conv::path::Path, T>(exec, conv);   \
-  }
-CAPSOPS_PATH(mma)
-CAPSOPS_PATH(wgmma)
-#undef CAPSOPS_PATH
-
-#define CAPSOPS_INSTANTIATE(T)                                              \
-  template InqPlan<GpuExec, T> mma::PlanConvolution<T>(const GpuExec&,      \
-                                                       const Convolution&); \
-  template InqPlan<GpuExec, T> wgmma::PlanConvolution<T>(const GpuExec&,    \
-                                                         const Convolution&);
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
-#undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::inq_conv
