@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/common/divisor.cuh"
 #include "cuda/studies/capsule_conv.h"
 #include "cuda/studies/common.cuh"
 
@@ -61,6 +60,16 @@ inline int64_t WeightsMatrices(const Problem& p) {
 inline int64_t OutputMatrices(const Problem& p) {
   return p.batch * p.out_height * p.out_width * p.out_channels * p.pose_depth;
 }
+
+// Decodes a mixed-radix index, innermost axis first.
+struct Axes {
+  int64_t rest;
+  __host__ __device__ int64_t Take(int64_t size) {
+    const int64_t digit = rest % size;
+    rest /= size;
+    return digit;
+  }
+};
 
 // Calls body(i) for all i < `count`, one thread each.
 template <typename Body>

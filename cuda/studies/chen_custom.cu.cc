@@ -11,16 +11,16 @@ namespace {
 
 // Decodes an index in the order of the loops of Algorithm 2.
 __device__ Place PlaceOf(const Problem& p, int64_t index) {
-  Digits<int64_t> d(index);
+  Axes axes{index};
   Place at;
-  at.g = d.Next(p.pose_depth);
-  at.kw = d.Next(p.kernel_width);
-  at.kh = d.Next(p.kernel_height);
-  at.c = d.Next(p.in_channels);
-  at.x = d.Next(p.out_width);
-  at.y = d.Next(p.out_height);
-  at.o = d.Next(p.out_channels);
-  at.n = d.rest;
+  at.g = axes.Take(p.pose_depth);
+  at.kw = axes.Take(p.kernel_width);
+  at.kh = axes.Take(p.kernel_height);
+  at.c = axes.Take(p.in_channels);
+  at.x = axes.Take(p.out_width);
+  at.y = axes.Take(p.out_height);
+  at.o = axes.Take(p.out_channels);
+  at.n = axes.rest;
   return at;
 }
 

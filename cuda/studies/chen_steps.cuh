@@ -30,17 +30,17 @@ struct CapsuleIm2col {  // Figure 4
 
   __device__ void operator()(int64_t i) const {
     const int64_t size = Elements(p).input;
-    Digits<int64_t> d(i);
-    const int64_t element = d.Next(size);
+    Axes axes{i};
+    const int64_t element = axes.Take(size);
     Place at;
     at.o = 0;
-    at.g = d.Next(p.pose_depth);
-    at.c = d.Next(p.in_channels);
-    at.kw = d.Next(p.kernel_width);
-    at.kh = d.Next(p.kernel_height);
-    at.x = d.Next(p.out_width);
-    at.y = d.Next(p.out_height);
-    at.n = d.rest;
+    at.g = axes.Take(p.pose_depth);
+    at.c = axes.Take(p.in_channels);
+    at.kw = axes.Take(p.kernel_width);
+    at.kh = axes.Take(p.kernel_height);
+    at.x = axes.Take(p.out_width);
+    at.y = axes.Take(p.out_height);
+    at.n = axes.rest;
     const int64_t matrix = InputIndex(p, at);
     flattened[i] = matrix < 0 ? 0 : input[matrix * size + element];
   }
@@ -62,11 +62,11 @@ struct KernelExtend {  // Figure 6: repeats for each out pixel, here of every sa
 
   __device__ void operator()(int64_t i) const {
     const int64_t size = Elements(p).weights;
-    Digits<int64_t> d(i);
-    const int64_t element = d.Next(size);
-    const int64_t g = d.Next(p.pose_depth);
-    const int64_t row = d.Next(position / p.pose_depth);
-    const int64_t o = d.rest / (p.batch * p.out_height * p.out_width);
+    Axes axes{i};
+    const int64_t element = axes.Take(size);
+    const int64_t g = axes.Take(p.pose_depth);
+    const int64_t row = axes.Take(position / p.pose_depth);
+    const int64_t o = axes.rest / (p.batch * p.out_height * p.out_width);
     const int64_t matrix = (row * p.out_channels + o) * p.pose_depth + g;
     extended[i] = weights[matrix * size + element];
   }
@@ -81,10 +81,10 @@ struct OutputReduce {  // Figure 7
   __device__ void operator()(int64_t i) const {
     const int64_t size = Elements(p).output;
     const int64_t step = p.pose_depth * size;
-    Digits<int64_t> d(i);
-    const int64_t element = d.Next(step);
-    const int64_t o = d.Next(p.out_channels);
-    const int64_t pixel = o * p.batch * p.out_height * p.out_width + d.rest;
+    Axes axes{i};
+    const int64_t element = axes.Take(step);
+    const int64_t o = axes.Take(p.out_channels);
+    const int64_t pixel = o * p.batch * p.out_height * p.out_width + axes.rest;
     const float* first = products + pixel * position * size + element;
     float sum = 0;
     for (int64_t row = 0; row < position / p.pose_depth; ++row)
@@ -101,11 +101,11 @@ struct OutputExtend {  // the gradient of OutputReduce
 
   __device__ void operator()(int64_t i) const {
     const int64_t size = p.pose_depth * Elements(p).output;
-    Digits<int64_t> d(i);
-    const int64_t element = d.Next(size);
-    d.Next(position / p.pose_depth);
-    const int64_t pixel = d.Next(p.batch * p.out_height * p.out_width);
-    extended[i] = grad[(pixel * p.out_channels + d.rest) * size + element];
+    Axes axes{i};
+    const int64_t element = axes.Take(size);
+    axes.Take(position / p.pose_depth);
+    const int64_t pixel = axes.Take(p.batch * p.out_height * p.out_width);
+    extended[i] = grad[(pixel * p.out_channels + axes.rest) * size + element];
   }
 };
 
@@ -137,9 +137,9 @@ struct CapsuleCol2im {
 
   __device__ void operator()(int64_t i) const {
     const int64_t size = p.in_channels * p.pose_depth * Elements(p).input;
-    Digits<int64_t> d(i);
-    const int64_t element = d.Next(size);
-    const int64_t column = d.Next(p.in_width), row = d.Next(p.in_height);
+    Axes axes{i};
+    const int64_t element = axes.Take(size);
+    const int64_t column = axes.Take(p.in_width), row = axes.Take(p.in_height);
     float sum = 0;
     for (int64_t kh = 0; kh < p.kernel_height; ++kh) {
       const int64_t y =
@@ -148,7 +148,7 @@ struct CapsuleCol2im {
         const int64_t x = Reader(column, kw, p.stride_width, p.dilation_width,
                                  p.pad_left, p.out_width);
         if (x < 0) continue;
-        const int64_t pixel = (d.rest * p.out_height + y) * p.out_width + x;
+        const int64_t pixel = (axes.rest * p.out_height + y) * p.out_width + x;
         const int64_t place = (pixel * p.kernel_height + kh) * p.kernel_width + kw;
         sum += flattened[place * size + element];
       }
@@ -170,10 +170,10 @@ struct KernelTranspose {  // [out channel, position, ...] to the layout of weigh
 
   __device__ void operator()(int64_t i) const {
     const int64_t size = p.pose_depth * Elements(p).weights;
-    Digits<int64_t> d(i);
-    const int64_t element = d.Next(size), o = d.Next(p.out_channels);
+    Axes axes{i};
+    const int64_t element = axes.Take(size), o = axes.Take(p.out_channels);
     const int64_t rows = position / p.pose_depth;
-    grad_weights[i] = sums[(o * rows + d.rest) * size + element];
+    grad_weights[i] = sums[(o * rows + axes.rest) * size + element];
   }
 };
 

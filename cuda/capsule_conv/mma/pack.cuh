@@ -47,10 +47,15 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= words) return;
   const int t = index % 4;
-  Digits<int64_t> d(index / 4);
-  const int column = d.Next(columns), which = d.Next(2), step = d.Next(order.steps);
-  const int chunk = d.Next(order.chunks), column_block = d.Next(order.column_blocks);
-  const int depth = static_cast<int>(d.rest);
+  int64_t rest = index / 4;
+  const auto next = [&](int size) {
+    const int at = static_cast<int>(rest % size);
+    rest /= size;
+    return at;
+  };
+  const int column = next(columns), which = next(2), step = next(order.steps);
+  const int chunk = next(order.chunks), column_block = next(order.column_blocks);
+  const int depth = static_cast<int>(rest);
 
   constexpr bool kFloat = std::is_same_v<S, float>;
   const int quad = step * kStepQuads<S> + (kFloat ? t / 2 : t);

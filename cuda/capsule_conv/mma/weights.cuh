@@ -69,12 +69,17 @@ struct WeightCoord {
   int first_tap_y, first_tap_x;  // first tap that its patch serves
 
   __device__ explicit WeightCoord(const WeightProduct& p) {
-    Digits<int> digits(blockIdx.x);
-    column_block = digits.Next(p.column_blocks);
-    row_block = digits.Next(p.row_blocks);
-    chunk = digits.Next(p.chunks);
-    depth = digits.Next(p.input.depth);
-    split = digits.rest;
+    int rest = blockIdx.x;
+    const auto next = [&](int size) {
+      const int at = rest % size;
+      rest /= size;
+      return at;
+    };
+    column_block = next(p.column_blocks);
+    row_block = next(p.row_blocks);
+    chunk = next(p.chunks);
+    depth = next(p.input.depth);
+    split = rest;
     const int first = row_block * p.quads / p.chunk_planes;
     const int last = min((row_block + 1) * p.quads - 1, p.chunk_planes * p.taps() - 1) /
                      p.chunk_planes;
