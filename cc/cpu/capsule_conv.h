@@ -12,8 +12,7 @@
 //
 // `columns`: lanes are columns of the product. This needs enough columns and poses of
 // one row, whose images are the left operand as they are and are read in place.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_H_
+#pragma once
 
 #include <cstdint>
 
@@ -74,5 +73,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_H_

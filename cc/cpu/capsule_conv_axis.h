@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The axes of a convolution and of its gradients, and packing of weights.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_AXIS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_AXIS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -148,5 +147,3 @@ inline int64_t SamplesOfTask(const Problem& p, int64_t pixels, int64_t lanes,
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_AXIS_H_

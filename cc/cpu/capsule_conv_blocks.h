@@ -3,8 +3,7 @@
 
 // Pixels of convolutions over poses of one row: the pairs of pixels that each tap
 // connects, and the division of images into blocks.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -169,5 +168,3 @@ inline int64_t TermsOfPart(int64_t all) {
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_BLOCKS_H_

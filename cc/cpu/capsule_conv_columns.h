@@ -5,8 +5,7 @@
 // image are the rows of the matrix product, so lanes are columns of the product, and
 // rows are read in place. Each tap multiplies the pixels that it reads inside the
 // image, and adds the products to the pixels that they contribute to.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_COLUMNS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_COLUMNS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -319,5 +318,3 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_COLUMNS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Copies the pixels of a block such that the elements of each pose row are contiguous.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -103,5 +102,3 @@ void CopyPixels(const Problem& p, const Image& image, const Block& block, int64_
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_COPY_H_

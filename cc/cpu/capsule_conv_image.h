@@ -5,8 +5,7 @@
 // convolution of grad with transposed weights for each phase of the input, because each
 // phase uses other taps. `place` is the index of such a phase; `phase` means a phase of
 // the image that is read (capsule_conv_strip.h).
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -314,5 +313,3 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_IMAGE_H_

@@ -5,8 +5,7 @@
 // rows of outer products of the elements that a tap reads with those of grad. A task
 // computes some rows and columns of the result for one chunk of the pixels. The sums of
 // all chunks are added last, in a fixed order.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -380,5 +379,3 @@ void ReduceOuter(const Problem& p, int64_t task, const void* workspace,
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_OUTER_H_

@@ -5,8 +5,7 @@
 // fill the lanes. Lanes are the columns of all taps: a matrix product computes the
 // contribution of each pixel of grad to every element that its window reads, and these
 // products are added to the image. A row of taps reads contiguous elements.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -268,5 +267,3 @@ void RunSpread(const Problem& p, int64_t task, const T* grad, const void* worksp
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_SPREAD_H_

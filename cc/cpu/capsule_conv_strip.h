@@ -3,11 +3,9 @@
 
 // Copies images, in which the elements of a capsule are contiguous, to planes, in which
 // the pose rows of neighboring pixels and samples are contiguous, and back.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_
+#pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "cc/cpu/capsule_conv_axis.h"
 #include "cc/cpu/lanes.h"
@@ -318,5 +316,3 @@ void WriteLanes(const Problem& p, const Image& image, const Target& target, int6
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_STRIP_H_

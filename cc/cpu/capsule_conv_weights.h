@@ -5,8 +5,7 @@
 // grad, over the lanes of all pixels. Pixels are divided into chunks, and chunks into
 // blocks. The blocks of a chunk add to its array of sums in turn; the arrays of all
 // chunks are added last, in a fixed order.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -310,5 +309,3 @@ void ReduceWeights(const Problem& p, int64_t task, const void* workspace,
 }
 
 }  // namespace capsops::capsule_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_WEIGHTS_H_

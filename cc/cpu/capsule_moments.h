@@ -7,8 +7,7 @@
 // Lanes are parents: the data of parents is packed as [vector][...][lane], and the
 // padding lanes of the last vector have no effect. A task of a sum over children has a
 // few windows, and a task of a sum over windows has a few pixels.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -114,5 +113,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_H_

@@ -2,12 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Sizes of packed data, packing, and iteration over windows and their children.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_COMMON_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_COMMON_H_
+#pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "cc/cpu/capsule_moments.h"
 #include "cc/cpu/capsule_moments_tile.h"
@@ -233,5 +230,3 @@ CAPSOPS_INLINE void ForGroups(const Sizes<A>& s, const Run<A>& run,
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_COMMON_H_

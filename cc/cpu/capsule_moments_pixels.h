@@ -3,8 +3,7 @@
 
 // Sums over the windows that see a child: the normalizers of kAll, and the gradients of
 // poses, activations, weights and prior.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -167,19 +166,15 @@ void AddWeightsGradient(const Problem& p, const Sizes<A>& s, const A* pose,
                constexpr int M = decltype(rows)::value, N = decltype(cols)::value;
                A* const place = matrix + row * columns + column * L;
                Vector<A> tile[M][N];
-#pragma GCC unroll 8
-               for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-                 for (int n = 0; n < N; ++n) {
+               UNROLL for (int m = 0; m < M; ++m) {
+                 UNROLL for (int n = 0; n < N; ++n) {
                    tile[m][n] = Load(place + m * columns + n * L);
                  }
                }
                AddProduct<false>(p.pose_rows, Matrix<A>{pose + row, 1, p.pose_inner},
                                  Matrix<A>{from + column * L, columns, L}, tile);
-#pragma GCC unroll 8
-               for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-                 for (int n = 0; n < N; ++n) {
+               UNROLL for (int m = 0; m < M; ++m) {
+                 UNROLL for (int n = 0; n < N; ++n) {
                    Store(place + m * columns + n * L, tile[m][n]);
                  }
                }
@@ -206,10 +201,8 @@ void AddPoseGradient(const Problem& p, const Sizes<A>& s, const A* grad,
                    Matrix<A>{grad + v * s.vote * L + row * columns, columns, L},
                    Matrix<A>{matrix + column * columns, L, columns}, tile);
              }
-#pragma GCC unroll 8
-             for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-               for (int n = 0; n < N; ++n) {
+             UNROLL for (int m = 0; m < M; ++m) {
+               UNROLL for (int n = 0; n < N; ++n) {
                  Store(lanes + ((row + m) * p.pose_inner + column + n) * L, tile[m][n]);
                }
              }
@@ -322,5 +315,3 @@ void ChildrenTask(const Problem& p, const Division& d, int64_t task,
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_PIXELS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Small matrix products in register tiles whose lanes are parents.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -64,22 +63,17 @@ CAPSOPS_INLINE void AddProduct(int64_t depth, const Matrix<A>& x, const Matrix<A
   const A* right = y.first;
   for (int64_t k = 0; k < depth; ++k, left += x.column, right += y.row) {
     Vector<A> columns[N];
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) columns[n] = Load(right + n * y.column);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
+    UNROLL for (int n = 0; n < N; ++n) columns[n] = Load(right + n * y.column);
+    UNROLL for (int m = 0; m < M; ++m) {
       Vector<A> factor;
       if constexpr (kVectors) {
         factor = Load(left + m * x.row);
       } else {
         factor = Vector<A>{} + left[m * x.row];
       }
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) tile[m][n] += factor * columns[n];
+      UNROLL for (int n = 0; n < N; ++n) tile[m][n] += factor * columns[n];
     }
   }
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_TILE_H_

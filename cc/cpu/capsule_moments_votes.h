@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Votes of a group of children, their logits and shares, and sums over the group.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_VOTES_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_VOTES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -36,8 +35,7 @@ struct TileSums {
 
   CAPSOPS_INLINE Vector<A> Total() const {
     Vector<A> total = of[0];
-#pragma GCC unroll 8
-    for (int n = 1; n < N; ++n) total += of[n];
+    UNROLL for (int n = 1; n < N; ++n) total += of[n];
     return total;
   }
 };
@@ -68,38 +66,30 @@ void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& windo
               const auto at = [&](int m, int n) { return first + m * columns + n * L; };
               TileSums<N, A> sums, grads;
               if (window.linear != nullptr) {
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-                  for (int n = 0; n < N; ++n) {
+                UNROLL for (int m = 0; m < M; ++m) {
+                  UNROLL for (int n = 0; n < N; ++n) {
                     sums.of[n] += Load(window.linear + at(m, n)) * tile[m][n];
                   }
                 }
               }
               if (window.center != nullptr) {
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-                  for (int n = 0; n < N; ++n) {
+                UNROLL for (int m = 0; m < M; ++m) {
+                  UNROLL for (int n = 0; n < N; ++n) {
                     tile[m][n] -= Load(window.center + at(m, n));
                   }
                 }
               }
               if (window.halved != nullptr) {
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-                  for (int n = 0; n < N; ++n) {
+                UNROLL for (int m = 0; m < M; ++m) {
+                  UNROLL for (int n = 0; n < N; ++n) {
                     sums.of[n] +=
                         Load(window.halved + at(m, n)) * (tile[m][n] * tile[m][n]);
                   }
                 }
               }
               logit += sums.Total();
-#pragma GCC unroll 8
-              for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) {
+              UNROLL for (int m = 0; m < M; ++m) {
+                UNROLL for (int n = 0; n < N; ++n) {
                   Store(u + at(m, n), tile[m][n]);
                   if (window.grad_first == nullptr) continue;
                   Vector<A> slope = Load(window.grad_first + at(m, n));
@@ -187,8 +177,7 @@ template <int kChildren, typename A>
 void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>& to) {
   for (int64_t v = 0; v < s.vectors; ++v) {
     Vector<A> factor[kChildren], mass = {};
-#pragma GCC unroll 4
-    for (int g = 0; g < kChildren; ++g) {
+    UNROLL for (int g = 0; g < kChildren; ++g) {
       factor[g] = Load(factors + g * s.parents + v * kLanes<A>);
       mass += factor[g];
     }
@@ -197,8 +186,7 @@ void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>&
     const int64_t begin = v * s.vote * kLanes<A>, end = begin + s.vote * kLanes<A>;
     for (int64_t at = begin; at < end; at += kLanes<A>) {
       Vector<A> first = {}, second = {};
-#pragma GCC unroll 4
-      for (int g = 0; g < kChildren; ++g) {
+      UNROLL for (int g = 0; g < kChildren; ++g) {
         const Vector<A> centered = Load(u + g * s.votes + at);
         const Vector<A> term = factor[g] * centered;
         first += term;
@@ -255,5 +243,3 @@ void Differentiate(const Problem& p, const Sizes<A>& s, const Operands<T>& in,
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_VOTES_H_

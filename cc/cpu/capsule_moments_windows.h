@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Sums over the children of windows: moments, shares, and gradients of statistics.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_MOMENTS_WINDOWS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_MOMENTS_WINDOWS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -231,5 +230,3 @@ void StatisticsTask(const Problem& p, const Division& d, int64_t task,
 }
 
 }  // namespace capsops::capsule_moments::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_MOMENTS_WINDOWS_H_

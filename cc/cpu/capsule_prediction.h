@@ -5,8 +5,7 @@
 // on one thread; cc/cpu/dispatch/ chooses the instruction set and divides the work.
 // Kernels use no standard library templates, because the linker would merge their
 // copies across instruction sets.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_
-#define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -40,5 +39,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_PREDICTION_H_

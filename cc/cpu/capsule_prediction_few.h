@@ -3,8 +3,7 @@
 
 // Gradients of capsule prediction for small batches, with both weights in the tensors'
 // own layout, because transposing them would take longer than the products.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
-#define CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_
+#pragma once
 
 #include "cc/cpu/capsule_prediction.h"
 #include "cc/cpu/convert.h"
@@ -79,5 +78,3 @@ BackwardSmallBatchFunction<T> BackwardSmallBatchOf(const Problem& p) {
 }
 
 }  // namespace capsops::capsule_prediction::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_PREDICTION_FEW_H_

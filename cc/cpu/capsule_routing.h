@@ -9,8 +9,7 @@
 // so the work on a sample, including its softmax, needs no other lane. The padding
 // lanes of the last group are zero where results depend on them, and otherwise
 // undefined.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Sizes and functions that several steps of capsule routing share.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -63,5 +62,3 @@ void FirstCoefficients(const Problem& p, const T* logits, A* c) {
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_COMMON_H_

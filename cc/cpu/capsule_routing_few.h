@@ -3,8 +3,7 @@
 
 // Capsule routing for small batches. With samples in lanes, most lanes would be idle,
 // so lanes hold weights and then output dimensions instead.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -332,8 +331,7 @@ class SmallBatchWork {
       const A* const factors = tile(m, s);
       for (int64_t j0 = 0; j0 < p_.out_caps; j0 += kL) {
         Vector<A> sums[kL] = {};
-#pragma GCC unroll 16
-        for (int n = 0; n < kL; ++n) {
+        UNROLL for (int n = 0; n < kL; ++n) {
           if (j0 + n == p_.out_caps) break;
           const A *const a = terms + (j0 + n) * each, *const b =
                                                           factors + (j0 + n) * each;
@@ -386,5 +384,3 @@ class SmallBatchWork {
 };
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_H_

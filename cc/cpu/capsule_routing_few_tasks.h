@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Tasks of capsule routing for small batches.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -83,5 +82,3 @@ void SmallBatchGradTask(const Problem& p, const Division& d, int64_t task,
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_FEW_TASKS_H_

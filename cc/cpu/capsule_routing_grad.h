@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The last step of the gradient, which computes du_hat and contracts it immediately.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -231,5 +230,3 @@ void GradTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_GRAD_H_

@@ -3,8 +3,7 @@
 
 // Computes output capsules from sums over input capsules, and the gradients of the sums
 // from the gradients of the output capsules.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -195,5 +194,3 @@ void StepGrad(const Problem& p, const Division& d, Range range, bool last_but_on
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_SQUASH_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Sums over input capsules, and their coefficients.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -169,5 +168,3 @@ void CoefficientsTask(Depth in_dim, const Problem& p, const Division& d, int64_t
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_SUMS_H_

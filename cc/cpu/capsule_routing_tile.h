@@ -4,8 +4,7 @@
 // The inner loops of capsule routing, for one input capsule and one group of samples.
 // Every value is a vector with one sample per lane, except weights, which all samples
 // share: they are broadcast from memory and keep their layout.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
-#define CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -237,5 +236,3 @@ inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
 }
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_ROUTING_TILE_H_

@@ -3,8 +3,7 @@
 
 // Matrix products in register tiles whose lanes are columns. A tile has a pointer to
 // each row of the left operand, so rows may be anywhere in memory and are not copied.
-#ifndef CAPSOPS_CC_CPU_COLUMN_TILE_H_
-#define CAPSOPS_CC_CPU_COLUMN_TILE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -51,20 +50,15 @@ void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t s
       __builtin_prefetch(ahead);
       ahead += step;
       Vector<A> numbers[V];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) numbers[v] = Load(w + v * kLanes<A>);
-#pragma GCC unroll 16
-      for (int n = 0; n < P; ++n) {
+      UNROLL for (int v = 0; v < V; ++v) numbers[v] = Load(w + v * kLanes<A>);
+      UNROLL for (int n = 0; n < P; ++n) {
         const A x = from[n][k];
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sum[n][v] += x * numbers[v];
+        UNROLL for (int v = 0; v < V; ++v) sum[n][v] += x * numbers[v];
       }
     }
   }
-#pragma GCC unroll 16
-  for (int n = 0; n < P; ++n) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
+  UNROLL for (int n = 0; n < P; ++n) {
+    UNROLL for (int v = 0; v < V; ++v) {
       A* const place = to[n] + column + v * kLanes<A>;
       Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }
@@ -85,18 +79,13 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
     const A* const y = right[i] + first_right;
     __builtin_prefetch(x + 2 * P - 1);
     Vector<A> column[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
-#pragma GCC unroll 16
-    for (int n = 0; n < P; ++n) {
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) sum[n][v] += x[n] * column[v];
+    UNROLL for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
+    UNROLL for (int n = 0; n < P; ++n) {
+      UNROLL for (int v = 0; v < V; ++v) sum[n][v] += x[n] * column[v];
     }
   }
-#pragma GCC unroll 16
-  for (int n = 0; n < P; ++n, to += stride) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
+  UNROLL for (int n = 0; n < P; ++n, to += stride) {
+    UNROLL for (int v = 0; v < V; ++v) {
       A* const place = to + v * kLanes<A>;
       Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }
@@ -127,5 +116,3 @@ AddOuterFunction<A> AddOuterOf(int64_t rows) {
 }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_COLUMN_TILE_H_

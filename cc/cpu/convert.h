@@ -4,8 +4,7 @@
 // Conversions between storage types and compute types, in loops that compilers
 // vectorize. They round to nearest even and preserve subnormals, infinities and NaN,
 // even if the thread flushes float32 subnormals to zero.
-#ifndef CAPSOPS_CC_CPU_CONVERT_H_
-#define CAPSOPS_CC_CPU_CONVERT_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -81,5 +80,3 @@ const A* Widened(const T* from, int64_t count, A* copy) {
 }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CONVERT_H_

@@ -2,11 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The exponential of a vector, to about one unit in the last place.
-#ifndef CAPSOPS_CC_CPU_EXP_H_
-#define CAPSOPS_CC_CPU_EXP_H_
+#pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cc/cpu/simd.h"
 
@@ -66,5 +64,3 @@ CAPSOPS_INLINE Vector<A> Exp(Vector<A> x) {
 }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_EXP_H_

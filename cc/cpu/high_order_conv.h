@@ -3,8 +3,7 @@
 
 // CPU kernels of high-order convolution, compiled once per instruction set. A call runs
 // one task on one thread, as in cc/cpu/capsule_prediction.h.
-#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
-#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_
+#pragma once
 
 #include <cstdint>
 
@@ -32,5 +31,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_H_

@@ -4,8 +4,7 @@
 // The layout of the planes of a high-order convolution in a task's scratch, and the
 // division of the work into tasks. Rows that a dilated window reads together form a
 // phase, in which they are consecutive. Taps that no pixel uses are left out.
-#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
-#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -319,5 +318,3 @@ void AdvanceWindow(const Plan<A>& plan, const Task& task, int64_t before, int64_
 }
 
 }  // namespace capsops::high_order_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLAN_H_

@@ -3,8 +3,7 @@
 
 // Copies a row of pixels of a tensor, of any layout and type, to planes and back. Each
 // channel (or tap) has a plane, in which neighboring pixels are contiguous.
-#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
-#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -46,13 +45,11 @@ template <typename A, int kMost, bool kWhole>
 CAPSOPS_INLINE void TileToPlanes(const A* from, int64_t stride, int64_t rows,
                                  int64_t keep, A* to, int64_t plane) {
   Vector<A> tile[kLanes<A>];
-#pragma GCC unroll 16
-  for (int n = 0; n < kLanes<A>; ++n) {
+  UNROLL for (int n = 0; n < kLanes<A>; ++n) {
     tile[n] = kWhole || n < rows ? Load(from + n * stride) : Vector<A>{};
   }
   Transpose<A>(tile);
-#pragma GCC unroll 16
-  for (int n = 0; n < kMost; ++n) {
+  UNROLL for (int n = 0; n < kMost; ++n) {
     if (n < keep) Store(to + n * plane, tile[n]);
   }
 }
@@ -88,13 +85,12 @@ template <typename A>
 void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   for (int64_t column = 0;;) {
     Vector<A> tile[kLanes<A>];
-#pragma GCC unroll 16
-    for (int n = 0; n < kLanes<A>; ++n) {
+    UNROLL for (int n = 0; n < kLanes<A>; ++n) {
       tile[n] = column + n < columns ? Load(from + (column + n) * plane) : Vector<A>{};
     }
     Transpose<A>(tile);
-#pragma GCC unroll 16
-    for (int n = 0; n < kLanes<A>; ++n) Store(to + n * columns + column, tile[n]);
+    UNROLL for (int n = 0; n < kLanes<A>; ++n)
+        Store(to + n * columns + column, tile[n]);
     if (column + kLanes<A> >= columns) return;
     column = Min(column + kLanes<A>, columns - kLanes<A>);
   }
@@ -190,5 +186,3 @@ void ZeroPixels(const PixelRow<T>& row, int64_t columns, int64_t pixels) {
 }
 
 }  // namespace capsops::high_order_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_PLANES_H_

@@ -3,8 +3,7 @@
 
 // The three sums of a high-order convolution over planes, in register tiles of a few
 // channels and a few vectors of neighboring pixels.
-#ifndef CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
-#define CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -87,12 +86,9 @@ template <typename A, int C, int V>
 CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
                            Vector<A> (&sum)[C][V]) {
   Vector<A> weights[V];
-#pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) weights[v] = Load(filters + v * kLanes<A>);
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
+  UNROLL for (int v = 0; v < V; ++v) weights[v] = Load(filters + v * kLanes<A>);
+  UNROLL for (int c = 0; c < C; ++c) {
+    UNROLL for (int v = 0; v < V; ++v) {
       sum[c][v] += weights[v] * Load(x + c * stride + v * kLanes<A>);
     }
   }
@@ -118,16 +114,13 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
         f += filters.stride;
         x += kernel.spacing;
       }
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sum[c][v] += part[c][v];
+      UNROLL for (int c = 0; c < C; ++c) {
+        UNROLL for (int v = 0; v < V; ++v) sum[c][v] += part[c][v];
       }
     }
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) Store(output[c] + n + v * kLanes<A>, sum[c][v]);
+    UNROLL for (int c = 0; c < C; ++c) {
+      UNROLL for (int v = 0; v < V; ++v)
+          Store(output[c] + n + v * kLanes<A>, sum[c][v]);
     }
   }
 }
@@ -150,10 +143,8 @@ void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
       f += filters.stride - kernel.spacing;
       g -= kernel.spacing;
     }
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
+    UNROLL for (int c = 0; c < C; ++c) {
+      UNROLL for (int v = 0; v < V; ++v) {
         A* const to = grad_input[c] + n + v * kLanes<A>;
         Store(to, Load(to) + sum[c][v]);
       }
@@ -168,15 +159,13 @@ void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad
                int64_t count, bool add, Planes<A> grad_filters) {
   for (int64_t n = 0; n < count; n += kLanes<A>) {
     Vector<A> g[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) g[c] = Load(grad[c] + n);
+    UNROLL for (int c = 0; c < C; ++c) g[c] = Load(grad[c] + n);
     A* to = grad_filters.first + n;
     for (int64_t kh = 0; kh < kernel.rows; ++kh) {
       const A* x = input.first + n + kh * kernel.pitch;
       for (int64_t kw = 0; kw < kernel.columns; ++kw) {
         Vector<A> sum = g[0] * Load(x);
-#pragma GCC unroll 8
-        for (int c = 1; c < C; ++c) sum += g[c] * Load(x + c * input.stride);
+        UNROLL for (int c = 1; c < C; ++c) sum += g[c] * Load(x + c * input.stride);
         if (add) sum += Load(to);
         Store(to, sum);
         to += grad_filters.stride;
@@ -214,5 +203,3 @@ void ForChannels(int64_t channels, const Run& run) {
 }
 
 }  // namespace capsops::high_order_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_HIGH_ORDER_CONV_TILES_H_

@@ -5,8 +5,7 @@
 // task on one thread, as in cc/cpu/capsule_prediction.h. If the channels of the written
 // image fill at least half of the lanes, cc/cpu/inq_conv_tiles.h computes the
 // convolution; otherwise cc/cpu/capsule_conv.h does, whose lanes are pixels.
-#ifndef CAPSOPS_CC_CPU_INQ_CONV_H_
-#define CAPSOPS_CC_CPU_INQ_CONV_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -57,5 +56,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CC_CPU_INQ_CONV_H_

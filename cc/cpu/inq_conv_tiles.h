@@ -5,8 +5,7 @@
 // and two vectors of channels, and its sums stay in registers. For each tap, a tile has
 // pointers to the pixels that it reads; for a pixel outside the image it points to
 // zeros. So no image is copied, for any padding, strides and dilations.
-#ifndef CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
-#define CAPSOPS_CC_CPU_INQ_CONV_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -326,5 +325,3 @@ void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A
 }
 
 }  // namespace capsops::inq_conv::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_INQ_CONV_TILES_H_

@@ -3,8 +3,7 @@
 
 // Declares Kernels<T>(), through which the dispatch of an op gets the op's functions
 // for each instruction set. An op must define its struct CpuKernels<T> before.
-#ifndef CAPSOPS_CC_CPU_KERNELS_H_
-#define CAPSOPS_CC_CPU_KERNELS_H_
+#pragma once
 
 #include "cc/launch/exec.h"
 
@@ -22,5 +21,3 @@
 // Goes after the definition of Kernels<T>() in the source of an op.
 #define CAPSOPS_INSTANTIATE_KERNEL(T) template CpuKernels<T> Kernels();
 #define CAPSOPS_INSTANTIATE_KERNELS CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_KERNEL)
-
-#endif  // CAPSOPS_CC_CPU_KERNELS_H_

@@ -3,8 +3,7 @@
 
 // Transposes rows in memory to vectors whose lanes are rows, and back: one row of
 // elements per sample becomes one vector per element, with one sample per lane.
-#ifndef CAPSOPS_CC_CPU_LANES_H_
-#define CAPSOPS_CC_CPU_LANES_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -293,5 +292,3 @@ inline void FromLanes(const A* from, int64_t columns, int64_t rows, int64_t stri
 }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_LANES_H_

@@ -5,8 +5,7 @@
 // extensions of GCC and Clang. Everything is in the instruction set's own namespace:
 // the linker would merge copies of an inline function with the same name, and an older
 // processor could run the wrong one.
-#ifndef CAPSOPS_CC_CPU_SIMD_H_
-#define CAPSOPS_CC_CPU_SIMD_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -33,6 +32,9 @@ constexpr int kRows = 2;
 // Forces inlining of functions on register tiles, which are arrays of vectors.
 // Otherwise tiles would go through memory.
 #define CAPSOPS_INLINE inline __attribute__((always_inline))
+
+// Unrolls the loop that follows, which has at most 16 iterations.
+#define UNROLL _Pragma("GCC unroll 16")
 
 template <typename A>
 struct VectorOf {
@@ -92,5 +94,3 @@ inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 }  // namespace capsops::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_SIMD_H_

@@ -3,8 +3,7 @@
 
 // Converts TensorFlow's OpKernelContext to what launchers take. Only this file knows
 // where TensorFlow keeps its threads and its CUDA stream.
-#ifndef CAPSOPS_CC_FRAMEWORK_DEVICE_H_
-#define CAPSOPS_CC_FRAMEWORK_DEVICE_H_
+#pragma once
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -121,5 +120,3 @@ inline absl::Status AllocateOutput(tensorflow::OpKernelContext* ctx, int index,
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_DEVICE_H_

@@ -2,16 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The shape function of an op that op_call.h describes.
-#ifndef CAPSOPS_CC_FRAMEWORK_INFER_SHAPES_H_
-#define CAPSOPS_CC_FRAMEWORK_INFER_SHAPES_H_
+#pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/statusor.h"
 
 #include "cc/framework/op_call.h"
 #include "cc/framework/shape_rule.h"
@@ -40,8 +39,7 @@ template <typename Op>
 absl::Status InferShapes(tensorflow::shape_inference::InferenceContext* ctx) {
   Op op;
   TF_RETURN_IF_ERROR(op.Read(ctx));
-  const auto call = op.Resolve(InferenceInputs(ctx));
-  if (!call.ok()) return call.status();
+  TF_ASSIGN_OR_RETURN(const auto call, op.Resolve(InferenceInputs(ctx)));
   if constexpr (Op::kSumType != nullptr) {
     using tensorflow::DataTypeString;
     tensorflow::DataType type, sum_type;
@@ -59,11 +57,9 @@ absl::Status InferShapes(tensorflow::shape_inference::InferenceContext* ctx) {
     TF_RETURN_IF_ERROR(rule.status());
   }
   for (int i = 0; i < ctx->num_outputs(); ++i) {
-    TF_RETURN_IF_ERROR(SetOutputShape(ctx, i, call->results[i]));
+    TF_RETURN_IF_ERROR(SetOutputShape(ctx, i, call.results[i]));
   }
   return absl::OkStatus();
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_INFER_SHAPES_H_

@@ -11,8 +11,7 @@
 //   Read(ctx)        reads the attributes
 //   Resolve(inputs)  checks shapes, and returns the Call
 // Shape functions, OpKernels and XLA kernels are generated from these classes.
-#ifndef CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
-#define CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -23,6 +22,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+#include "cc/launch/exec.h"
 
 namespace capsops {
 
@@ -72,6 +74,12 @@ struct OpWith : OpDefaults {
   Attributes attributes;
 };
 
-}  // namespace capsops
+// TensorFlow's DataType of each element type of the launchers.
+template <typename T>
+inline constexpr tensorflow::DataType kDataType = tensorflow::DataTypeToEnum<T>::value;
+template <>
+inline constexpr tensorflow::DataType kDataType<Float16> = tensorflow::DT_HALF;
+template <>
+inline constexpr tensorflow::DataType kDataType<BFloat16> = tensorflow::DT_BFLOAT16;
 
-#endif  // CAPSOPS_CC_FRAMEWORK_OP_CALL_H_
+}  // namespace capsops

@@ -3,8 +3,7 @@
 
 // The OpKernel of an op that op_call.h describes. It looks up the cached plan for these
 // shapes or makes one, allocates the results and the workspace, and runs the plan.
-#ifndef CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
-#define CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -19,7 +18,6 @@
 
 #include "cc/framework/device.h"
 #include "cc/framework/op_call.h"
-#include "cc/framework/types.h"
 #include "cc/framework/window.h"
 #include "cc/launch/choice.h"
 #include "cc/launch/op.h"
@@ -161,5 +159,3 @@ class PlannedOp : public tensorflow::OpKernel {
 };
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_PLANNED_OP_H_

@@ -4,12 +4,10 @@
 // Binds tensor shapes to the named dimensions of a Problem. The same rule serves the
 // shape function (unknown dimensions are -1) and the kernel (all are known). Binding a
 // dimension twice checks that both sizes are equal.
-#ifndef CAPSOPS_CC_FRAMEWORK_SHAPE_RULE_H_
-#define CAPSOPS_CC_FRAMEWORK_SHAPE_RULE_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
-#include <string>
 #include <type_traits>
 
 #include "absl/status/status.h"
@@ -77,5 +75,3 @@ absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,
                             int index, const tensorflow::PartialTensorShape& shape);
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_SHAPE_RULE_H_

@@ -3,8 +3,7 @@
 
 // Shared by all strided convolutions: their attributes, the size of their output, and
 // shapes that are given as tensors of sizes.
-#ifndef CAPSOPS_CC_FRAMEWORK_WINDOW_H_
-#define CAPSOPS_CC_FRAMEWORK_WINDOW_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -97,5 +96,3 @@ absl::StatusOr<tensorflow::PartialTensorShape> ShapeInSizes(
     tensorflow::shape_inference::InferenceContext* ctx, int index);
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_FRAMEWORK_WINDOW_H_

@@ -13,13 +13,11 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
 
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
@@ -75,10 +73,7 @@ using ConvPlan = Plan<Exec, const T* /*left*/, const T* /*right*/, T* /*out*/>;
 // and weights [kernel_height, kernel_width, in_channels, out_channels, pose_depth,
 // pose_inner, pose_columns] -> output [batch, out_height, out_width, out_channels,
 // pose_depth, pose_rows, pose_columns].
-template <typename T>
-ConvPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ConvPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "CapsuleConv", ConvPlan)
 
 template <typename Exec, typename T>
 using BiasReluPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
@@ -86,60 +81,14 @@ using BiasReluPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
 
 // PlanForward with bias [out_channels, pose_depth, pose_rows, pose_columns] and ReLU:
 // output = max(0, convolution + bias).
-template <typename T>
-BiasReluPlan<CpuExec, T> PlanForwardBiasRelu(const CpuExec& exec,
-                                             const Problem& problem);
-template <typename T>
-BiasReluPlan<GpuExec, T> PlanForwardBiasRelu(const GpuExec& exec,
-                                             const Problem& problem);
+CAPSOPS_OP(ForwardBiasRelu, "CapsuleConvBiasRelu", BiasReluPlan)
 
 // grad, shaped like output, and weights -> grad_input, shaped like input: the sum of
 // grad @ transpose(weights) over kh, kw, o and the output pixels that read the element.
-template <typename T>
-ConvPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(BackpropInput, "CapsuleConvBackpropInput", ConvPlan)
 
 // input and grad -> grad_weights, shaped like weights: the sum over n, y, x of
 // transpose(input) @ grad.
-template <typename T>
-ConvPlan<CpuExec, T> PlanBackpropWeights(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleConv";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct ForwardBiasRelu : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleConvBiasRelu";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForwardBiasRelu<T>(exec, problem);
-  }
-};
-
-struct BackpropInput : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleConvBackpropInput";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackpropInput<T>(exec, problem);
-  }
-};
-
-struct BackpropWeights : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleConvBackpropWeights";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackpropWeights<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(BackpropWeights, "CapsuleConvBackpropWeights", ConvPlan)
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_H_

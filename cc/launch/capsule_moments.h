@@ -21,8 +21,7 @@
 // T is float, double, Float16 or BFloat16; kernels compute in Statistic<T>. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -81,10 +80,7 @@ using ForwardPlan =
          const Statistic<T>* /*prior*/, Statistic<T>* /*mass*/, Statistic<T>* /*first*/,
          Statistic<T>* /*second*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "CapsuleMoments", ForwardPlan)
 
 // The gradients of the moments up to `order`, the inputs of the forward plan, and its
 // results mass and (if order >= 1) first -> the gradients of all inputs that are
@@ -114,10 +110,7 @@ using BackwardPlan =
          Statistic<T>* /*grad_linear*/, Statistic<T>* /*grad_precision*/,
          Statistic<T>* /*grad_center*/, Statistic<T>* /*grad_prior*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Backward, "CapsuleMomentsGrad", BackwardPlan)
 
 // The inputs of the forward plan, for any order -> shares [batch, out_height,
 // out_width, kernel_height, kernel_width, in_channels, out_channels], which are 0 for
@@ -129,36 +122,6 @@ using SharesPlan =
          const Statistic<T>* /*precision*/, const Statistic<T>* /*center*/,
          const Statistic<T>* /*prior*/, Statistic<T>* /*shares*/>;
 
-template <typename T>
-SharesPlan<CpuExec, T> PlanShares(const CpuExec& exec, const Problem& problem);
-template <typename T>
-SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleMoments";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleMomentsGrad";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
-
-struct Shares : OpBase<Problem> {
-  static constexpr const char* kName = "CapsuleMomentShares";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanShares<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Shares, "CapsuleMomentShares", SharesPlan)
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_MOMENTS_H_

@@ -6,12 +6,10 @@
 // and its gradients. T is float, double, Float16 or BFloat16; the 16-bit types
 // accumulate in float. Every output element is written, even when a contraction is
 // empty.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_
+#pragma once
 
 #include <cstdint>
 
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
@@ -31,10 +29,7 @@ struct Problem {
 template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/, T* /*output*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "CapsulePrediction", ForwardPlan)
 
 // grad is shaped like output, grad_input like input, grad_weights like weights:
 //   grad_input[b,i]     = sum_j weights[i,j]^T @ grad[b,i,j]
@@ -43,28 +38,6 @@ template <typename Exec, typename T>
 using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
                           const T* /*weights*/, T* /*grad_input*/, T* /*grad_weights*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsulePrediction";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = "CapsulePredictionGrad";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Backward, "CapsulePredictionGrad", BackwardPlan)
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_PREDICTION_H_

@@ -14,8 +14,7 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
 // Every output element is written, even when a sum is empty. On a GPU all tensors are
 // aligned to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -60,10 +59,7 @@ template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
                          const T* /*logits*/, T* /*output*/, Sum<T>* /*sums*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, kForwardName, ForwardPlan)
 
 // grad is shaped like output, and sums are those of the forward plan; grad_input,
 // grad_weights and grad_logits are shaped like the inputs:
@@ -80,10 +76,7 @@ using BackwardPlan =
          const T* /*logits*/, const Sum<T>* /*sums*/, T* /*grad_input*/,
          T* /*grad_weights*/, T* /*grad_logits*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Backward, kBackwardName, BackwardPlan)
 
 // Computes coefficients [batch, in_caps, out_caps] = c of the iteration that follows
 // the `iterations` iterations (here possibly 0) whose sums are given.
@@ -92,38 +85,6 @@ using CoefficientsPlan =
     Plan<Exec, const T* /*input*/, const T* /*weights*/, const T* /*logits*/,
          const Sum<T>* /*sums*/, T* /*coefficients*/>;
 
-template <typename T>
-CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec& exec,
-                                              const Problem& problem);
-template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
-                                              const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = kForwardName;
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = kBackwardName;
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
-
-struct Coefficients : OpBase<Problem> {
-  static constexpr const char* kName = kCoefficientsName;
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanCoefficients<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Coefficients, kCoefficientsName, CoefficientsPlan)
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_ROUTING_H_

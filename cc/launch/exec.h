@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The execution context of a launcher, in plain C++, so that kernels know no framework.
-#ifndef CAPSOPS_CC_LAUNCH_EXEC_H_
-#define CAPSOPS_CC_LAUNCH_EXEC_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -34,6 +33,10 @@ class LaunchError {
   std::string text_;
   Fault fault_ = Fault::kInternal;
 };
+
+// Returns the LaunchError that an expression gives, unless it is empty.
+#define CAPSOPS_RETURN_IF_ERROR(...) \
+  if (const LaunchError error = (__VA_ARGS__); !error.empty()) return error
 
 // A pool of CPU threads. Kernels divide their work such that the result does not depend
 // on how the pool splits the range.
@@ -82,6 +85,18 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
 // The element types of every op.
 #define CAPSOPS_FOR_EACH_TYPE(DO) DO(float) DO(double) DO(Float16) DO(BFloat16)
 
+// Declares an op's planner, which returns PlanOf<Exec, T>.
+#define CAPSOPS_DECLARE_PLANNER(Planner, PlanOf, Exec) \
+  template <typename T>                                \
+  PlanOf<Exec, T> Planner(const Exec& exec, const Problem& problem);
+
+// Declares a kernel path's planners of an op and of its gradient.
+#define CAPSOPS_DECLARE_PATH(path)                             \
+  namespace path {                                             \
+  CAPSOPS_DECLARE_PLANNER(PlanForward, ForwardPlan, GpuExec)   \
+  CAPSOPS_DECLARE_PLANNER(PlanBackward, BackwardPlan, GpuExec) \
+  }
+
 // Instantiates an op's planner, which returns PlanOf<Exec, T>, for every type.
 #define CAPSOPS_INSTANTIATE_PLANNER(Planner, PlanOf, Exec)                      \
   template PlanOf<Exec, float> Planner<float>(const Exec&, const Problem&);     \
@@ -90,5 +105,3 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
   template PlanOf<Exec, BFloat16> Planner<BFloat16>(const Exec&, const Problem&);
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_EXEC_H_

@@ -8,8 +8,7 @@
 //   rule CapsuleConv input rank     this rule of cc/shapes is skipped
 // With TF_CAPSOPS_FAULT=>FILE nothing fails, and the names of all faults that calls
 // could have hit are written to FILE.
-#ifndef CAPSOPS_CC_LAUNCH_FAULTS_H_
-#define CAPSOPS_CC_LAUNCH_FAULTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -102,5 +101,3 @@ constexpr bool RuleDropped(const Unused&...) {
 #endif
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_FAULTS_H_

@@ -13,12 +13,10 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types accumulate in float. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
-#define CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_
+#pragma once
 
 #include <cstdint>
 
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
@@ -45,10 +43,7 @@ struct Problem {
 template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*filters*/, T* /*output*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "HighOrderConv", ForwardPlan)
 
 // grad is shaped like output; grad_input and grad_filters are shaped like the inputs.
 // With (i, j) the offset of (kh, kw) from the center of the window:
@@ -61,28 +56,6 @@ template <typename Exec, typename T>
 using BackwardPlan = Plan<Exec, const T* /*grad*/, const T* /*input*/,
                           const T* /*filters*/, T* /*grad_input*/, T* /*grad_filters*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "HighOrderConv";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = "HighOrderConvGrad";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Backward, "HighOrderConvGrad", BackwardPlan)
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_HIGH_ORDER_CONV_H_

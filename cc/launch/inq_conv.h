@@ -17,13 +17,11 @@
 // accuracy of a float convolution. Scaling by 2^n1 is exact if the result is a normal
 // number. Every output element is written, even when a sum is empty. On a GPU input,
 // output and grad are aligned to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_INQ_CONV_H_
-#define CAPSOPS_CC_LAUNCH_INQ_CONV_H_
+#pragma once
 
 #include <cstdint>
 
 #include "cc/launch/capsule_conv.h"
-#include "cc/launch/exec.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
 
@@ -53,35 +51,10 @@ using InqPlan = Plan<Exec, const T* /*source*/, const uint8_t* /*codes*/,
 // input [batch, in_height, in_width, in_channels] and codes [kernel_height,
 // kernel_width, in_channels, out_channels] -> output [batch, out_height, out_width,
 // out_channels].
-template <typename T>
-InqPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-InqPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "InqConv", InqPlan)
 
 // grad, shaped like output, and codes -> grad_input, shaped like input: the sum of grad
 // * weight(codes) over kh, kw, o and the output pixels that read the element.
-template <typename T>
-InqPlan<CpuExec, T> PlanBackpropInput(const CpuExec& exec, const Problem& problem);
-template <typename T>
-InqPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = "InqConv";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct BackpropInput : OpBase<Problem> {
-  static constexpr const char* kName = "InqConvBackpropInput";
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackpropInput<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(BackpropInput, "InqConvBackpropInput", InqPlan)
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_INQ_CONV_H_

@@ -9,14 +9,12 @@
 //   MakePlan   <T>(exec, problem) -> Plan<Exec, pointers of T...>
 // In a plan, pointers to operands are const and pointers to results are mutable. That
 // is all that TensorFlow's and XLA's adapters need to find and fill in the arguments.
-#ifndef CAPSOPS_CC_LAUNCH_OP_H_
-#define CAPSOPS_CC_LAUNCH_OP_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -32,6 +30,18 @@ template <typename ProblemOf>
 struct OpBase {
   using Problem = ProblemOf;
 };
+
+// Declares both planners of an op, Plan##Op, and the op itself (above).
+#define CAPSOPS_OP(Op, name, PlanOf)                                 \
+  CAPSOPS_DECLARE_PLANNER(Plan##Op, PlanOf, CpuExec)                 \
+  CAPSOPS_DECLARE_PLANNER(Plan##Op, PlanOf, GpuExec)                 \
+  struct Op : OpBase<Problem> {                                      \
+    static constexpr const char* kName = name;                       \
+    template <typename T, typename Exec>                             \
+    static auto MakePlan(const Exec& exec, const Problem& problem) { \
+      return Plan##Op<T>(exec, problem);                             \
+    }                                                                \
+  };
 
 template <typename Op, typename T, typename Exec>
 using PlanOf = decltype(Op::template MakePlan<T>(std::declval<const Exec&>(),
@@ -121,5 +131,3 @@ class PlanCache {
 };
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_OP_H_

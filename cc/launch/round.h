@@ -3,8 +3,7 @@
 
 // Integer division and rounding. These functions are static because cc/cpu compiles
 // them once per instruction set, and the linker must not merge the copies.
-#ifndef CAPSOPS_CC_LAUNCH_ROUND_H_
-#define CAPSOPS_CC_LAUNCH_ROUND_H_
+#pragma once
 
 #include <cstdint>
 
@@ -27,5 +26,3 @@ static inline int64_t Gcd(int64_t a, int64_t b) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_ROUND_H_

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-#ifndef CAPSOPS_CC_LAUNCH_TAPS_H_
-#define CAPSOPS_CC_LAUNCH_TAPS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -62,5 +61,3 @@ static inline PhaseTaps TapsOfPhase(const AxisProblem& p, int64_t phase) {
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CC_LAUNCH_TAPS_H_

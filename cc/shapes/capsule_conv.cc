@@ -142,36 +142,35 @@ absl::StatusOr<Convolution> ResolveBackpropInput(const PartialTensorShape& input
 }
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
-  const auto conv = capsule_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes);
-  if (!conv.ok()) return conv.status();
-  return Call<Problem>{conv->problem, {0, 1}, {conv->output}};
+  TF_ASSIGN_OR_RETURN(
+      const auto conv,
+      capsule_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes));
+  return Call<Problem>{conv.problem, {0, 1}, {conv.output}};
 }
 
 absl::StatusOr<Call<Problem>> ForwardBiasReluOp::Resolve(const OpInputs& inputs) const {
   const PartialTensorShape bias = inputs.shape(2);
-  const auto conv =
+  TF_ASSIGN_OR_RETURN(
+      const auto conv,
       ResolveAll(kName, "input", inputs.shape(0), "weights", inputs.shape(1),
-                 PartialTensorShape(), attributes, &bias);
-  if (!conv.ok()) return conv.status();
-  return Call<Problem>{conv->problem, {0, 1, 2}, {conv->output}};
+                 PartialTensorShape(), attributes, &bias));
+  return Call<Problem>{conv.problem, {0, 1, 2}, {conv.output}};
 }
 
 absl::StatusOr<Call<Problem>> BackpropInputOp::Resolve(const OpInputs& inputs) const {
-  const auto input = inputs.ShapeIn(0, kName, "input_sizes");
-  if (!input.ok()) return input.status();
-  const auto conv =
-      ResolveBackpropInput(*input, inputs.shape(1), inputs.shape(2), attributes);
-  if (!conv.ok()) return conv.status();
-  return Call<Problem>{conv->problem, {2, 1}, {conv->input}};
+  TF_ASSIGN_OR_RETURN(const auto input, inputs.ShapeIn(0, kName, "input_sizes"));
+  TF_ASSIGN_OR_RETURN(
+      const auto conv,
+      ResolveBackpropInput(input, inputs.shape(1), inputs.shape(2), attributes));
+  return Call<Problem>{conv.problem, {2, 1}, {conv.input}};
 }
 
 absl::StatusOr<Call<Problem>> BackpropWeightsOp::Resolve(const OpInputs& inputs) const {
-  const auto weights = inputs.ShapeIn(1, kName, "weight_sizes");
-  if (!weights.ok()) return weights.status();
-  const auto conv = ResolveAll(kName, "input", inputs.shape(0), "weight_sizes",
-                               *weights, inputs.shape(2), attributes);
-  if (!conv.ok()) return conv.status();
-  return Call<Problem>{conv->problem, {0, 2}, {conv->weights}};
+  TF_ASSIGN_OR_RETURN(const auto weights, inputs.ShapeIn(1, kName, "weight_sizes"));
+  TF_ASSIGN_OR_RETURN(const auto conv,
+                      ResolveAll(kName, "input", inputs.shape(0), "weight_sizes",
+                                 weights, inputs.shape(2), attributes));
+  return Call<Problem>{conv.problem, {0, 2}, {conv.weights}};
 }
 
 }  // namespace capsops::capsule_conv

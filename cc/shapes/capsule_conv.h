@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The only place where the shapes and attributes of capsule convolution are checked.
-#ifndef CAPSOPS_CC_SHAPES_CAPSULE_CONV_H_
-#define CAPSOPS_CC_SHAPES_CAPSULE_CONV_H_
+#pragma once
 
 #include <array>
 
@@ -59,5 +58,3 @@ struct BackpropWeightsOp : BackpropWeights, OpWith<Attributes> {
 };
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CC_SHAPES_CAPSULE_CONV_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The only place where the shapes and attributes of the moments of votes are checked.
-#ifndef CAPSOPS_CC_SHAPES_CAPSULE_MOMENTS_H_
-#define CAPSOPS_CC_SHAPES_CAPSULE_MOMENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -58,5 +57,3 @@ struct SharesOp : Shares, WithStatistics {
 };
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CC_SHAPES_CAPSULE_MOMENTS_H_

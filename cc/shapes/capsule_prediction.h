@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The only place where the shapes of capsule prediction are checked.
-#ifndef CAPSOPS_CC_SHAPES_CAPSULE_PREDICTION_H_
-#define CAPSOPS_CC_SHAPES_CAPSULE_PREDICTION_H_
+#pragma once
 
 #include "absl/status/statusor.h"
 
@@ -23,5 +22,3 @@ struct BackwardOp : Backward, OpDefaults {
 };
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CC_SHAPES_CAPSULE_PREDICTION_H_

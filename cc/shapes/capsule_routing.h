@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The only place where the shapes and attributes of routing by agreement are checked.
-#ifndef CAPSOPS_CC_SHAPES_CAPSULE_ROUTING_H_
-#define CAPSOPS_CC_SHAPES_CAPSULE_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -54,5 +53,3 @@ struct CoefficientsOp : Coefficients, WithEpsilon {
 };
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CC_SHAPES_CAPSULE_ROUTING_H_

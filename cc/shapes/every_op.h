@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The list of all ops. It registers OpKernels (cc/kernels) and XLA kernels (cc/xla).
-#ifndef CAPSOPS_CC_SHAPES_EVERY_OP_H_
-#define CAPSOPS_CC_SHAPES_EVERY_OP_H_
+#pragma once
 
 #include "cc/shapes/capsule_conv.h"
 #include "cc/shapes/capsule_conv_routing.h"
@@ -30,5 +29,3 @@ using EveryOp =
            high_order_conv::BackwardOp, inq_conv::ForwardOp, inq_conv::BackpropInputOp>;
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_SHAPES_EVERY_OP_H_

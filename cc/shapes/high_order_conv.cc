@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/statusor.h"
 
 #include "cc/framework/shape_rule.h"
 
@@ -119,20 +120,19 @@ absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
 }
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
-  const auto p = high_order_conv::Resolve(inputs.shape(0), inputs.shape(1), attributes);
-  if (!p.ok()) return p.status();
-  Call<Problem> call{*p, {0, 1}};
-  TF_RETURN_IF_ERROR(AddResult(p->channels, &call));
+  TF_ASSIGN_OR_RETURN(const auto p, high_order_conv::Resolve(
+                                        inputs.shape(0), inputs.shape(1), attributes));
+  Call<Problem> call{p, {0, 1}};
+  TF_RETURN_IF_ERROR(AddResult(p.channels, &call));
   return call;
 }
 
 absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
-  const auto p =
-      ResolveGrad(inputs.shape(0), inputs.shape(1), inputs.shape(2), attributes);
-  if (!p.ok()) return p.status();
-  Call<Problem> call{*p, {0, 1, 2}};
-  TF_RETURN_IF_ERROR(AddResult(p->channels, &call));
-  TF_RETURN_IF_ERROR(AddResult(Depth(*p), &call));
+  TF_ASSIGN_OR_RETURN(const auto p, ResolveGrad(inputs.shape(0), inputs.shape(1),
+                                                inputs.shape(2), attributes));
+  Call<Problem> call{p, {0, 1, 2}};
+  TF_RETURN_IF_ERROR(AddResult(p.channels, &call));
+  TF_RETURN_IF_ERROR(AddResult(Depth(p), &call));
   return call;
 }
 

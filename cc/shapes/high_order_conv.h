@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The only place where the shapes and attributes of high-order convolution are checked.
-#ifndef CAPSOPS_CC_SHAPES_HIGH_ORDER_CONV_H_
-#define CAPSOPS_CC_SHAPES_HIGH_ORDER_CONV_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -56,5 +55,3 @@ struct BackwardOp : Backward, OpWith<Attributes> {
 };
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CC_SHAPES_HIGH_ORDER_CONV_H_

@@ -64,23 +64,20 @@ absl::StatusOr<Convolution> Resolve(const PartialTensorShape& input,
 }
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
-  const auto conv =
-      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), inputs.shape(2), attributes);
-  if (!conv.ok()) return conv.status();
-  const auto top_exponent = inputs.Value(2);
-  if (!top_exponent.ok()) return top_exponent.status();
-  return Call<Problem>{conv->problem, {0, 1}, {conv->output}, {*top_exponent}};
+  TF_ASSIGN_OR_RETURN(
+      const auto conv,
+      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), inputs.shape(2), attributes));
+  TF_ASSIGN_OR_RETURN(const auto top_exponent, inputs.Value(2));
+  return Call<Problem>{conv.problem, {0, 1}, {conv.output}, {top_exponent}};
 }
 
 absl::StatusOr<Call<Problem>> BackpropInputOp::Resolve(const OpInputs& inputs) const {
-  const auto input = inputs.ShapeIn(0, kName, "input_sizes");
-  if (!input.ok()) return input.status();
-  const auto conv = ResolveAll(kName, "input_sizes", *input, inputs.shape(1),
-                               inputs.shape(2), inputs.shape(3), attributes);
-  if (!conv.ok()) return conv.status();
-  const auto top_exponent = inputs.Value(2);
-  if (!top_exponent.ok()) return top_exponent.status();
-  return Call<Problem>{conv->problem, {3, 1}, {conv->input}, {*top_exponent}};
+  TF_ASSIGN_OR_RETURN(const auto input, inputs.ShapeIn(0, kName, "input_sizes"));
+  TF_ASSIGN_OR_RETURN(const auto conv,
+                      ResolveAll(kName, "input_sizes", input, inputs.shape(1),
+                                 inputs.shape(2), inputs.shape(3), attributes));
+  TF_ASSIGN_OR_RETURN(const auto top_exponent, inputs.Value(2));
+  return Call<Problem>{conv.problem, {3, 1}, {conv.input}, {top_exponent}};
 }
 
 }  // namespace capsops::inq_conv

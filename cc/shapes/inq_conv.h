@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The only place where the shapes and attributes of INQ convolution are checked.
-#ifndef CAPSOPS_CC_SHAPES_INQ_CONV_H_
-#define CAPSOPS_CC_SHAPES_INQ_CONV_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -55,5 +54,3 @@ struct BackpropInputOp : BackpropInput, OpWith<Attributes> {
 };
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CC_SHAPES_INQ_CONV_H_

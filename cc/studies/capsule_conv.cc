@@ -14,58 +14,86 @@
 namespace capsops::studies::capsule_conv {
 namespace {
 
-using capsops::capsule_conv::Attributes;
 using capsops::capsule_conv::Convolution;
 
-constexpr const char* kForward = "CapsuleConvStudy";
-constexpr const char* kBackward = "CapsuleConvStudyGrad";
+struct SchemeProblem : Problem {
+  const Scheme* scheme;
+};
 
-// Reads the scheme and the attributes of CapsuleConv.
-template <typename Context>
-absl::Status GetScheme(Context* ctx, const Scheme** scheme, Attributes* attributes) {
-  std::string name;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("kernel", &name));
-  *scheme = nullptr;
-  for (const Scheme* known :
-       {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3, &kLayoutPcrk, &kLayoutPrkc,
-        &kLayoutCrkp, &kLayoutRpck, &kLayoutRckp, &kChenGemms, &kChenOfficial,
-        &kChenCustom}) {
-    if (name == known->name) *scheme = known;
+// Base class of both ops.
+struct StudyOp : OpBase<SchemeProblem>, OpDefaults {
+  // Reads the scheme and the attributes of CapsuleConv.
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    std::string name;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("kernel", &name));
+    for (const Scheme* known :
+         {&kVaidyaB, &kVaidyaI1, &kVaidyaI2, &kVaidyaI3, &kLayoutPcrk, &kLayoutPrkc,
+          &kLayoutCrkp, &kLayoutRpck, &kLayoutRckp, &kChenGemms, &kChenOfficial,
+          &kChenCustom}) {
+      if (name == known->name) scheme = known;
+    }
+    if (scheme == nullptr) {
+      return absl::InternalError(absl::StrCat("kernel ", name, " is not implemented"));
+    }
+    return GetAttributes(ctx, &attributes);
   }
-  if (*scheme == nullptr) {
-    return absl::InternalError(absl::StrCat("kernel ", name, " is not implemented"));
+
+  // Refuses a problem that the scheme does not support, once all dimensions are known.
+  absl::StatusOr<Convolution> CheckSupported(const char* op,
+                                             absl::StatusOr<Convolution> conv) const {
+    if (!conv.ok() || !conv->input.IsFullyDefined() ||
+        !conv->weights.IsFullyDefined()) {
+      return conv;
+    }
+    const std::string reason = scheme->unsupported(conv->problem);
+    return ErrorIf(
+        reason.empty() ? "" : absl::StrCat("kernel ", scheme->name, ": ", reason), op,
+        std::move(conv));
   }
-  return GetAttributes(ctx, attributes);
-}
 
-// Refuses a problem that the scheme does not support, once all dimensions are known.
-absl::StatusOr<Convolution> CheckSupported(const char* op, const Scheme& scheme,
-                                           absl::StatusOr<Convolution> conv) {
-  if (!conv.ok() || !conv->input.IsFullyDefined() || !conv->weights.IsFullyDefined()) {
-    return conv;
+  const Scheme* scheme = nullptr;
+  WindowAttributes attributes;
+};
+
+struct ForwardOp : StudyOp {
+  static constexpr const char *kName = "CapsuleConvStudy", *kOp = kName;
+
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
+    TF_ASSIGN_OR_RETURN(
+        const auto conv,
+        CheckSupported(kName, capsops::capsule_conv::Resolve(
+                                  inputs.shape(0), inputs.shape(1), attributes)));
+    return Call<Problem>{{conv.problem, scheme}, {0, 1}, {conv.output}};
   }
-  const std::string reason = scheme.unsupported(conv->problem);
-  return ErrorIf(
-      reason.empty() ? "" : absl::StrCat("kernel ", scheme.name, ": ", reason), op,
-      std::move(conv));
-}
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec&, const Problem& p) {
+    return Plan<Exec, const T*, const T*, T*>::Make(
+        p.scheme->forward_workspace(p), [p](const Exec& exec, auto... pointers) {
+          return p.scheme->forward(exec, p, pointers...);
+        });
+  }
+};
 
-absl::StatusOr<Convolution> Resolve(const Scheme& scheme, const Attributes& attributes,
-                                    const PartialTensorShape& input,
-                                    const PartialTensorShape& weights) {
-  return CheckSupported(kForward, scheme,
-                        capsops::capsule_conv::Resolve(input, weights, attributes));
-}
+struct BackwardOp : StudyOp {
+  static constexpr const char *kName = "CapsuleConvStudyGrad", *kOp = kName;
 
-absl::StatusOr<Convolution> ResolveGrad(const Scheme& scheme,
-                                        const Attributes& attributes,
-                                        const PartialTensorShape& grad,
-                                        const PartialTensorShape& input,
-                                        const PartialTensorShape& weights) {
-  return CheckSupported(
-      kBackward, scheme,
-      capsops::capsule_conv::ResolveBackpropInput(input, weights, grad, attributes));
-}
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
+    TF_ASSIGN_OR_RETURN(
+        const auto conv,
+        CheckSupported(
+            kName, capsops::capsule_conv::ResolveBackpropInput(
+                       inputs.shape(1), inputs.shape(2), inputs.shape(0), attributes)));
+    return Call<Problem>{{conv.problem, scheme}, {0, 1, 2}, {conv.input, conv.weights}};
+  }
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec&, const Problem& p) {
+    return Plan<Exec, const T*, const T*, const T*, T*, T*>::Make(
+        p.scheme->backward_workspace(p), [p](const Exec& exec, auto... pointers) {
+          return p.scheme->backward(exec, p, pointers...);
+        });
+  }
+};
 
 REGISTER_OP("CapsuleConvStudy")
     .Input("input: float")
@@ -77,15 +105,7 @@ REGISTER_OP("CapsuleConvStudy")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      const Scheme* scheme;
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetScheme(ctx, &scheme, &attributes));
-      const auto conv =
-          Resolve(*scheme, attributes, InputShape(ctx, 0), InputShape(ctx, 1));
-      if (!conv.ok()) return conv.status();
-      return SetOutputShape(ctx, 0, conv->output);
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 CapsuleConv as other papers compute it, on a GPU.
 
@@ -105,16 +125,7 @@ REGISTER_OP("CapsuleConvStudyGrad")
     .Attr("strides: list(int) = [1, 1]")
     .Attr("padding: {'VALID', 'SAME'} = 'VALID'")
     .Attr("dilations: list(int) = [1, 1]")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      const Scheme* scheme;
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetScheme(ctx, &scheme, &attributes));
-      const auto conv = ResolveGrad(*scheme, attributes, InputShape(ctx, 0),
-                                    InputShape(ctx, 1), InputShape(ctx, 2));
-      if (!conv.ok()) return conv.status();
-      TF_RETURN_IF_ERROR(SetOutputShape(ctx, 0, conv->input));
-      return SetOutputShape(ctx, 1, conv->weights);
-    })
+    .SetShapeFn(InferShapes<BackwardOp>)
     .Doc(R"doc(
 Both gradients of CapsuleConv as Chen et al. compute them, on a GPU.
 
@@ -126,74 +137,10 @@ grad_weights: Shaped like weights.
 kernel: As CapsuleConvStudy's.
 )doc");
 
-// Base class of both ops, which reads their attributes.
-class StudyOp : public OpKernel {
- public:
-  explicit StudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetScheme(ctx, &scheme_, &attributes_));
-  }
-
- protected:
-  const Scheme& scheme() const { return *scheme_; }
-  const Attributes& attributes() const { return attributes_; }
-
- private:
-  const Scheme* scheme_;
-  Attributes attributes_;
-};
-
-class CapsuleConvStudyOp : public StudyOp {
- public:
-  using StudyOp::StudyOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& input = ctx->input(0);
-    const Tensor& weights = ctx->input(1);
-    const auto conv = Resolve(scheme(), attributes(), input.shape(), weights.shape());
-    OP_REQUIRES_OK(ctx, conv.status());
-    Tensor* output;
-    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, conv->output, &output));
-    GpuExec exec;
-    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
-    Tensor workspace;
-    OP_REQUIRES_OK(
-        ctx,
-        AllocateWorkspace(ctx, scheme().forward_workspace(conv->problem), &workspace));
-    OP_REQUIRES_OK(ctx,
-                   ToStatus(scheme().forward(exec, conv->problem, Data<float>(input),
-                                             Data<float>(weights), Data<float>(output),
-                                             workspace.data())));
-  }
-};
-
-class CapsuleConvStudyGradOp : public StudyOp {
- public:
-  using StudyOp::StudyOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    Gradients of(ctx);
-    const auto conv = ResolveGrad(scheme(), attributes(), of.grad.shape(),
-                                  of.input.shape(), of.weights.shape());
-    OP_REQUIRES_OK(ctx, conv.status());
-    OP_REQUIRES_OK(ctx, of.Allocate(ctx));
-    GpuExec exec;
-    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
-    Tensor workspace;
-    OP_REQUIRES_OK(
-        ctx,
-        AllocateWorkspace(ctx, scheme().backward_workspace(conv->problem), &workspace));
-    OP_REQUIRES_OK(ctx,
-                   ToStatus(scheme().backward(
-                       exec, conv->problem, Data<float>(of.grad), Data<float>(of.input),
-                       Data<float>(of.weights), Data<float>(of.grad_input),
-                       Data<float>(of.grad_weights), workspace.data())));
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name(kForward).Device(tensorflow::DEVICE_GPU),
-                        CapsuleConvStudyOp);
-REGISTER_KERNEL_BUILDER(Name(kBackward).Device(tensorflow::DEVICE_GPU),
-                        CapsuleConvStudyGradOp);
+REGISTER_KERNEL_BUILDER(Name(ForwardOp::kOp).Device(tensorflow::DEVICE_GPU),
+                        PlannedOp<ForwardOp, GpuExec, float>);
+REGISTER_KERNEL_BUILDER(Name(BackwardOp::kOp).Device(tensorflow::DEVICE_GPU),
+                        PlannedOp<BackwardOp, GpuExec, float>);
 
 }  // namespace
 }  // namespace capsops::studies::capsule_conv

@@ -5,25 +5,38 @@
 // are checked by CapsulePrediction's own rule.
 #include "cuda/studies/capsule_prediction.h"
 
-#include <type_traits>
-#include <vector>
-
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-
-#include "cc/framework/device.h"
-#include "cc/framework/infer_shapes.h"
-#include "cc/framework/planned_op.h"
 #include "cc/shapes/capsule_prediction.h"
+#include "cc/studies/study.h"
 
 namespace capsops::studies::capsule_prediction {
 namespace {
 
-using capsops::capsule_prediction::BackwardOp;
-using capsops::capsule_prediction::ForwardOp;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
+// CapsulePrediction's ops with the paper's kernels.
+struct ForwardOp : capsops::capsule_prediction::ForwardOp {
+  static constexpr const char* kOp = "CapsulePredictionStudy";
+
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec&, const Problem& p) {
+    return Plan<Exec, const T*, const T*, T*>::Make(
+        0, [p](const Exec& exec, const T* input, const T* weights, T* output, void*) {
+          return capsule_prediction::Forward(exec, p, input, weights, output);
+        });
+  }
+};
+
+struct BackwardOp : capsops::capsule_prediction::BackwardOp {
+  static constexpr const char* kOp = "CapsulePredictionStudyGrad";
+
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec&, const Problem& p) {
+    return Plan<Exec, const T*, const T*, const T*, T*, T*>::Make(
+        0, [p](const Exec& exec, const T* grad, const T* input, const T* weights,
+               T* grad_input, T* grad_weights, void*) {
+          return capsule_prediction::Backward(exec, p, grad, input, weights, grad_input,
+                                              grad_weights);
+        });
+  }
+};
 
 REGISTER_OP("CapsulePredictionStudy")
     .Input("input: float")
@@ -55,42 +68,11 @@ grad_input: Shaped like input.
 grad_weights: Shaped like weights.
 )doc");
 
-// Resolves the shapes of `Op`, allocates its results and calls Launch.
-template <typename Op>
-class StudyOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const auto call = Op().Resolve(KernelInputs(ctx));
-    OP_REQUIRES_OK(ctx, call.status());
-    std::vector<Tensor*> results(call->results.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, call->results[i], &results[i]));
-    }
-    GpuExec exec;
-    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
-    OP_REQUIRES_OK(ctx, ToStatus(Launch(exec, call->problem, ctx, results)));
-  }
-
- private:
-  static LaunchError Launch(const GpuExec& exec, const Problem& problem,
-                            OpKernelContext* ctx, const std::vector<Tensor*>& results) {
-    const auto in = [ctx](int index) { return Data<float>(ctx->input(index)); };
-    if constexpr (std::is_same_v<Op, ForwardOp>) {
-      return Forward(exec, problem, in(0), in(1), Data<float>(results[0]));
-    } else {
-      return Backward(exec, problem, in(0), in(1), in(2), Data<float>(results[0]),
-                      Data<float>(results[1]));
-    }
-  }
-};
-
 REGISTER_KERNEL_BUILDER(Name("CapsulePredictionStudy").Device(tensorflow::DEVICE_GPU),
-                        StudyOp<ForwardOp>);
+                        PlannedOp<ForwardOp, GpuExec, float>);
 REGISTER_KERNEL_BUILDER(
     Name("CapsulePredictionStudyGrad").Device(tensorflow::DEVICE_GPU),
-    StudyOp<BackwardOp>);
+    PlannedOp<BackwardOp, GpuExec, float>);
 
 }  // namespace
 }  // namespace capsops::studies::capsule_prediction

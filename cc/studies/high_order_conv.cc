@@ -17,19 +17,6 @@
 namespace capsops::studies::high_order_conv {
 namespace {
 
-using capsops::high_order_conv::Attributes;
-
-constexpr const char* kForward = "HighOrderConvStudy";
-constexpr const char* kBackward = "HighOrderConvStudyGrad";
-
-// Sets HighOrderConv's attributes; these ops have only kernel_size.
-template <typename Context>
-absl::Status GetKernelSize(Context* ctx, Attributes* attributes) {
-  attributes->dilations = {1, 1};
-  attributes->data_format = "NCHW";
-  return ctx->GetAttr("kernel_size", &attributes->kernel_size);
-}
-
 // Returns the filters' shape; weights [positions, batch, 1, height, width] are
 // transposed.
 absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
@@ -51,49 +38,79 @@ absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
   return filters;
 }
 
-// Refuses a problem that the scheme does not support. Unknown dimensions (-1) pass.
-absl::StatusOr<Problem> CheckSupported(const char* op,
-                                       absl::StatusOr<Problem> problem) {
-  if (!problem.ok()) return problem;
-  const std::string reason = Unsupported(*problem);
-  return ErrorIf(reason, op, std::move(problem));
-}
+// Base class of both ops.
+struct StudyOp : OpBase<Problem>, OpDefaults {
+  // Sets HighOrderConv's attributes; these ops have only kernel_size.
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    attributes.dilations = {1, 1};
+    attributes.data_format = "NCHW";
+    return ctx->GetAttr("kernel_size", &attributes.kernel_size);
+  }
 
-absl::StatusOr<Problem> Resolve(const Attributes& attributes,
-                                const PartialTensorShape& input,
-                                const PartialTensorShape& weights) {
-  const auto filters = FiltersOf(kForward, weights);
-  if (!filters.ok()) return filters.status();
-  return CheckSupported(kForward,
-                        capsops::high_order_conv::Resolve(input, *filters, attributes));
-}
+  // Refuses a problem that the scheme does not support. Unknown dimensions (-1) pass.
+  static absl::StatusOr<Problem> CheckSupported(const char* op,
+                                                absl::StatusOr<Problem> problem) {
+    if (!problem.ok()) return problem;
+    const std::string reason = Unsupported(*problem);
+    return ErrorIf(reason, op, std::move(problem));
+  }
 
-absl::StatusOr<Problem> ResolveGrad(const Attributes& attributes,
-                                    const PartialTensorShape& grad,
-                                    const PartialTensorShape& input,
-                                    const PartialTensorShape& weights) {
-  const auto filters = FiltersOf(kBackward, weights);
-  if (!filters.ok()) return filters.status();
-  return CheckSupported(kBackward, capsops::high_order_conv::ResolveGrad(
-                                       grad, input, *filters, attributes));
-}
+  capsops::high_order_conv::Attributes attributes;
+};
 
-absl::Status SetImageShape(InferenceContext* ctx, const Problem& p) {
-  return SetOutputShape(ctx, 0, {p.batch, p.channels, p.height, p.width});
-}
+struct ForwardOp : StudyOp {
+  static constexpr const char *kName = "HighOrderConvStudy", *kOp = kName;
+
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
+    TF_ASSIGN_OR_RETURN(const auto filters, FiltersOf(kName, inputs.shape(1)));
+    TF_ASSIGN_OR_RETURN(
+        const auto p, CheckSupported(kName, capsops::high_order_conv::Resolve(
+                                                inputs.shape(0), filters, attributes)));
+    Call<Problem> call{p, {0, 1}};
+    TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.channels, p.height, p.width}));
+    return call;
+  }
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec&, const Problem& p) {
+    return Plan<Exec, const T*, const T*, T*>::Make(
+        0, [p](const Exec& exec, const T* input, const T* weights, T* output, void*) {
+          return Forward(exec, p, input, weights, output);
+        });
+  }
+};
+
+struct BackwardOp : StudyOp {
+  static constexpr const char *kName = "HighOrderConvStudyGrad", *kOp = kName;
+
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
+    TF_ASSIGN_OR_RETURN(const auto filters, FiltersOf(kName, inputs.shape(2)));
+    TF_ASSIGN_OR_RETURN(const auto p,
+                        CheckSupported(kName, capsops::high_order_conv::ResolveGrad(
+                                                  inputs.shape(0), inputs.shape(1),
+                                                  filters, attributes)));
+    Call<Problem> call{p, {0, 1, 2}};
+    TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.channels, p.height, p.width}));
+    TF_RETURN_IF_ERROR(call.AddResult(
+        {p.kernel_height * p.kernel_width, p.batch, 1, p.height, p.width}));
+    return call;
+  }
+  template <typename T, typename Exec>
+  static auto MakePlan(const Exec&, const Problem& p) {
+    return Plan<Exec, const T*, const T*, const T*, T*, T*>::Make(
+        0, [p](const Exec& exec, const T* grad, const T* input, const T* weights,
+               T* grad_input, T* grad_weights, void*) {
+          return Backward(exec, p, grad, input, weights, grad_input, grad_weights);
+        });
+  }
+};
 
 REGISTER_OP("HighOrderConvStudy")
     .Input("input: float")
     .Input("weights: float")
     .Output("output: float")
     .Attr("kernel_size: list(int)")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetKernelSize(ctx, &attributes));
-      const auto p = Resolve(attributes, InputShape(ctx, 0), InputShape(ctx, 1));
-      if (!p.ok()) return p.status();
-      return SetImageShape(ctx, *p);
-    })
+    .SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 HighOrderConv as Simeng and Zhejin, "PyTorch Extension", compute it in CUDA, on a GPU.
 
@@ -110,17 +127,7 @@ REGISTER_OP("HighOrderConvStudyGrad")
     .Output("grad_input: float")
     .Output("grad_weights: float")
     .Attr("kernel_size: list(int)")
-    .SetShapeFn([](InferenceContext* ctx) -> absl::Status {
-      Attributes attributes;
-      TF_RETURN_IF_ERROR(GetKernelSize(ctx, &attributes));
-      const auto p = ResolveGrad(attributes, InputShape(ctx, 0), InputShape(ctx, 1),
-                                 InputShape(ctx, 2));
-      if (!p.ok()) return p.status();
-      TF_RETURN_IF_ERROR(SetImageShape(ctx, *p));
-      return SetOutputShape(
-          ctx, 1,
-          {p->kernel_height * p->kernel_width, p->batch, 1, p->height, p->width});
-    })
+    .SetShapeFn(InferShapes<BackwardOp>)
     .Doc(R"doc(
 Both gradients of HighOrderConvStudy, in one kernel as there.
 
@@ -132,58 +139,10 @@ grad_weights: Shaped like weights.
 kernel_size: As given to HighOrderConvStudy.
 )doc");
 
-// Base class of both ops, which reads their attribute.
-class StudyOp : public OpKernel {
- public:
-  explicit StudyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetKernelSize(ctx, &attributes_));
-  }
-
- protected:
-  Attributes attributes_;
-};
-
-class HighOrderConvStudyOp : public StudyOp {
- public:
-  using StudyOp::StudyOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& input = ctx->input(0);
-    const Tensor& weights = ctx->input(1);
-    const auto problem = Resolve(attributes_, input.shape(), weights.shape());
-    OP_REQUIRES_OK(ctx, problem.status());
-    Tensor* output;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, input.shape(), &output));
-    GpuExec exec;
-    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
-    OP_REQUIRES_OK(ctx, ToStatus(Forward(exec, *problem, Data<float>(input),
-                                         Data<float>(weights), Data<float>(output))));
-  }
-};
-
-class HighOrderConvStudyGradOp : public StudyOp {
- public:
-  using StudyOp::StudyOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    Gradients of(ctx);
-    const auto problem =
-        ResolveGrad(attributes_, of.grad.shape(), of.input.shape(), of.weights.shape());
-    OP_REQUIRES_OK(ctx, problem.status());
-    OP_REQUIRES_OK(ctx, of.Allocate(ctx));
-    GpuExec exec;
-    OP_REQUIRES_OK(ctx, MakeExec(ctx, &exec));
-    OP_REQUIRES_OK(ctx, ToStatus(Backward(
-                            exec, *problem, Data<float>(of.grad), Data<float>(of.input),
-                            Data<float>(of.weights), Data<float>(of.grad_input),
-                            Data<float>(of.grad_weights))));
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name(kForward).Device(tensorflow::DEVICE_GPU),
-                        HighOrderConvStudyOp);
-REGISTER_KERNEL_BUILDER(Name(kBackward).Device(tensorflow::DEVICE_GPU),
-                        HighOrderConvStudyGradOp);
+REGISTER_KERNEL_BUILDER(Name(ForwardOp::kOp).Device(tensorflow::DEVICE_GPU),
+                        PlannedOp<ForwardOp, GpuExec, float>);
+REGISTER_KERNEL_BUILDER(Name(BackwardOp::kOp).Device(tensorflow::DEVICE_GPU),
+                        PlannedOp<BackwardOp, GpuExec, float>);
 
 }  // namespace
 }  // namespace capsops::studies::high_order_conv

@@ -1,10 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared by the studies' ops: names from TensorFlow, the refusal of unsupported
-// problems, and the tensors of a gradient op.
-#ifndef CAPSOPS_CC_STUDIES_STUDY_H_
-#define CAPSOPS_CC_STUDIES_STUDY_H_
+// Shared by the studies' ops, which are classes as in cc/framework/op_call.h.
+#pragma once
 
 #include <string>
 
@@ -15,17 +13,13 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/errors.h"
 
-#include "cc/framework/device.h"
+#include "cc/framework/infer_shapes.h"
+#include "cc/framework/planned_op.h"
 #include "cc/framework/shape_rule.h"
 
 namespace capsops::studies {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::shape_inference::InferenceContext;
 
 // Returns `resolved`, or an error of the op if there is a `reason`.
 template <typename Resolved>
@@ -36,23 +30,4 @@ absl::StatusOr<Resolved> ErrorIf(const std::string& reason, const char* op,
   return resolved;
 }
 
-// The tensors of a gradient op; its results are shaped like its second and third input.
-struct Gradients {
-  const Tensor& grad;
-  const Tensor& input;
-  const Tensor& weights;
-  Tensor* grad_input = nullptr;
-  Tensor* grad_weights = nullptr;
-
-  explicit Gradients(OpKernelContext* ctx)
-      : grad(ctx->input(0)), input(ctx->input(1)), weights(ctx->input(2)) {}
-
-  absl::Status Allocate(OpKernelContext* ctx) {
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, input.shape(), &grad_input));
-    return ctx->allocate_output(1, weights.shape(), &grad_weights);
-  }
-};
-
 }  // namespace capsops::studies
-
-#endif  // CAPSOPS_CC_STUDIES_STUDY_H_

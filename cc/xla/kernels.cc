@@ -14,12 +14,12 @@
 #include "tensorflow/compiler/tf2xla/type_util.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/statusor.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/shape_util.h"
 
 #include "cc/framework/device.h"
 #include "cc/framework/op_call.h"
-#include "cc/framework/types.h"
 #include "cc/framework/window.h"
 #include "cc/launch/choice.h"
 #include "cc/launch/op.h"
@@ -41,9 +41,8 @@ class CompileInputs final : public OpInputs {
   }
   absl::StatusOr<PartialTensorShape> ShapeIn(int index, const char* op,
                                              const char* name) const override {
-    const auto sizes = ctx_->ConstantInputTensor(index);
-    if (!sizes.ok()) return sizes.status();
-    return ShapeInSizes(op, name, *sizes);
+    TF_ASSIGN_OR_RETURN(const auto sizes, ctx_->ConstantInputTensor(index));
+    return ShapeInSizes(op, name, sizes);
   }
   absl::StatusOr<int32_t> Value(int index) const override {
     int64_t value;
@@ -75,9 +74,8 @@ absl::Status EmitCustomCall(XlaOpKernelContext* ctx, const std::vector<int>& inp
   std::vector<xla::Shape> operand_shapes, result_shapes;
   for (const int index : inputs) {
     operands.push_back(ctx->Input(index));
-    const auto shape = ctx->InputXlaShape(index);
-    if (!shape.ok()) return shape.status();
-    operand_shapes.push_back(RowMajor(shape->element_type(), shape->dimensions()));
+    TF_ASSIGN_OR_RETURN(const auto shape, ctx->InputXlaShape(index));
+    operand_shapes.push_back(RowMajor(shape.element_type(), shape.dimensions()));
   }
   for (size_t i = 0; i < results.size(); ++i) {
     result_shapes.push_back(RowMajor(info.results[i], results[i].dim_sizes()));

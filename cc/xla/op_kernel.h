@@ -5,8 +5,7 @@
 // client, of which it only needs the names. Their headers take two thirds of the
 // compile time, so they are skipped by defining their include guards here. If a
 // TensorFlow version renames the guards, the headers are merely included again.
-#ifndef CAPSOPS_CC_XLA_OP_KERNEL_H_
-#define CAPSOPS_CC_XLA_OP_KERNEL_H_
+#pragma once
 
 #define TENSORFLOW_COMPILER_TF2XLA_XLA_COMPILER_H_
 #define XLA_CLIENT_CLIENT_H_
@@ -18,5 +17,3 @@ class Client;
 }  // namespace xla
 
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
-
-#endif  // CAPSOPS_CC_XLA_OP_KERNEL_H_

@@ -4,8 +4,7 @@
 // The custom call of an op. Its target is named Target<Op, T>(), and its attribute
 // kProblem holds the Problem and the plan's by-value arguments as 64-bit words.
 // Operands and results are those of the plan, and the workspace is one more result.
-#ifndef CAPSOPS_CC_XLA_TARGET_H_
-#define CAPSOPS_CC_XLA_TARGET_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -46,5 +45,3 @@ constexpr int ProblemWords() {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_XLA_TARGET_H_

@@ -27,8 +27,7 @@ __global__ void BiasReluKernel(int64_t packs, int64_t pixel,
   const int64_t advance = threads % pixel;
   for (; i < packs; i += threads) {
     Pack<S, kPack> pack = image[i];
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) {
+    UNROLL for (int e = 0; e < kPack; ++e) {
       Narrow(BiasRelu(Widen(pack.at[e]), bias[at].at[e]), &pack.at[e]);
     }
     image[i] = pack;
@@ -44,10 +43,9 @@ LaunchError LaunchBiasRelu(const GpuExec& exec, const char* op, int64_t pixels,
   if (packs == 0) return {};
   const int64_t blocks = std::min((packs + kBiasReluThreads - 1) / kBiasReluThreads,
                                   int64_t{16} * exec.device.processors);
-  BiasReluKernel<S, kPack><<<blocks, kBiasReluThreads, 0, exec.stream>>>(
-      packs, pixel / kPack, reinterpret_cast<const Pack<S, kPack>*>(bias),
-      reinterpret_cast<Pack<S, kPack>*>(image));
-  return CheckLaunch(op);
+  return Launch(op, BiasReluKernel<S, kPack>, blocks, kBiasReluThreads, 0, exec, packs,
+                pixel / kPack, reinterpret_cast<const Pack<S, kPack>*>(bias),
+                reinterpret_cast<Pack<S, kPack>*>(image));
 }
 
 template <typename T>
@@ -60,8 +58,7 @@ BiasReluPlan<GpuExec, T> AddBiasRelu(const char* op, const Problem& p,
       conv.workspace, [op, conv, pixels = Pixels(p), pixel = PixelSize(p)](
                           const GpuExec& exec, const T* input, const T* weights,
                           const T* bias, T* output, void* workspace) {
-        const LaunchError error = conv.run(exec, input, weights, output, workspace);
-        if (!error.empty()) return error;
+        CAPSOPS_RETURN_IF_ERROR(conv.run(exec, input, weights, output, workspace));
         const auto launch = pixel % 4 == 0 ? LaunchBiasRelu<CudaType<T>, 4>
                                            : LaunchBiasRelu<CudaType<T>, 1>;
         return launch(exec, op, pixels, pixel, Native(bias), Native(output));

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Bias and ReLU of one element.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_BIAS_RELU_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_BIAS_RELU_CUH_
+#pragma once
 
 #include "cuda/common/types.cuh"
 
@@ -17,5 +16,3 @@ __device__ A BiasRelu(A x, S bias) {
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_BIAS_RELU_CUH_

@@ -3,8 +3,7 @@
 
 // Shared by all tensor-core kernels of capsule convolution: the kernel parameters, a
 // block's coordinates in the product, and the epilogue that stores rows of results.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -74,17 +73,12 @@ struct BlockCoord {
   int depth, column_block;
 
   __device__ explicit BlockCoord(const Product& p, int index = blockIdx.x) {
-    int rest = index;
-    const auto next = [&](int size) {
-      const int quotient = rest / size, at = rest - quotient * size;
-      rest = quotient;
-      return at;
-    };
-    column_block = next(p.order.column_blocks);
-    depth = next(p.source.depth);
-    x = next(p.horizontal.tiles) * p.horizontal.tile;
-    y = next(p.vertical.tiles) * p.vertical.tile;
-    image = rest;
+    Digits<int> digits(index);
+    column_block = digits.Next(p.order.column_blocks);
+    depth = digits.Next(p.source.depth);
+    x = digits.Next(p.horizontal.tiles) * p.horizontal.tile;
+    y = digits.Next(p.vertical.tiles) * p.vertical.tile;
+    image = digits.rest;
   }
 };
 
@@ -148,16 +142,13 @@ __device__ void StoreRow(const Image& target, const Scale& scale, int column,
   if (target.columns == kQuad) {
     const int channel = column / kQuad + t / 2;
     S* to = row + channel * stride + t % 2 * 2;
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
+    UNROLL for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
       if (channel + 2 * n >= target.channels) break;
       StorePair(scale(sums[n][2 * kHalf]), scale(sums[n][2 * kHalf + 1]), to);
     }
   } else {
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
+    UNROLL for (int n = 0; n < kProducts; ++n) {
+      UNROLL for (int e = 0; e < 2; ++e) {
         StoreColumn(column + 8 * n + 2 * t + e, target.columns, target.channels, stride,
                     scale(sums[n][2 * kHalf + e]), row);
       }
@@ -166,5 +157,3 @@ __device__ void StoreRow(const Image& target, const Scale& scale, int column,
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_BLOCK_CUH_

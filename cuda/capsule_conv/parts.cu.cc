@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(kReduceElements* kThreads)
   sums[thread][of] = sum;
   __syncthreads();
   if (thread > 0 || element >= elements) return;
-#pragma unroll
-  for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
+  UNROLL for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
   Narrow(sum, out + element);
 }
 

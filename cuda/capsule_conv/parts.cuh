@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Split-K: blocks write partial sums, which a second kernel adds in a fixed order.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -31,13 +30,10 @@ ConvPlan<GpuExec, T> PlanSplitK(const char* op, const PartialPlan& plan,
       [=](const GpuExec& exec, const T* input, const T* grad, T* grad_weights,
           void* workspace) {
         float* const sums = static_cast<float*>(workspace);
-        const LaunchError error =
-            plan.launch(exec, op, plan, Native(input), Native(grad), sums);
-        if (!error.empty()) return error;
+        CAPSOPS_RETURN_IF_ERROR(
+            plan.launch(exec, op, plan, Native(input), Native(grad), sums));
         return ReduceSplits(exec, op, weights, parts, sums, Native(grad_weights));
       });
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_PARTS_CUH_

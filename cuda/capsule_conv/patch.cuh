@@ -9,8 +9,7 @@
 // tap is a constant offset. One patch thus serves all taps, and no im2col buffer is
 // needed. For strided convolutions the columns of a patch are sorted by their remainder
 // modulo the stride, so that the pixels one tap reads are adjacent.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -247,10 +246,9 @@ class PlaneLoader {
         constexpr int kUnroll = 4;
         for (; pixel + (kUnroll - 1) * step_ < end; pixel += kUnroll * step_) {
           uint32_t element[kUnroll];
-#pragma unroll
-          for (int n = 0; n < kUnroll; ++n) element[n] = pixel[n * step_].element;
-#pragma unroll
-          for (int n = 0; n < kUnroll; ++n, word += jump) {
+          UNROLL for (int n = 0; n < kUnroll; ++n) element[n] =
+              pixel[n * step_].element;
+          UNROLL for (int n = 0; n < kUnroll; ++n, word += jump) {
             __pipeline_memcpy_async(word,
                                     source + static_cast<int>(origin + element[n]),
                                     kQuadWords<S> * 4);
@@ -280,8 +278,7 @@ class PlaneLoader {
   static __device__ __noinline__ void LoadPartialQuad(const S* from, int count,
                                                       uint32_t* word) {
     Pack<S, kQuad> values{};
-#pragma unroll
-    for (int e = 0; e < kQuad; ++e) {
+    UNROLL for (int e = 0; e < kQuad; ++e) {
       if (e < count) values.at[e] = from[e];
     }
     *reinterpret_cast<Pack<S, kQuad>*>(word) = values;
@@ -302,5 +299,3 @@ __device__ void CopyWordsAsync(const uint32_t* from, int count, uint32_t* to) {
 }
 
 }  // namespace capsops::capsule_conv
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_PATCH_CUH_

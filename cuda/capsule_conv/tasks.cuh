@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The matrix products (tasks) of a convolution or its input gradient, and their plans.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -273,4 +272,13 @@ inline void SetOffsets(const Task& task, Product* p) {
 
 }  // namespace capsops::capsule_conv
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TASKS_CUH_
+// Defines a path's PlanWeights by its PlanWeightsBy; use within its namespace.
+#define CAPSOPS_DEFINE_PLAN_WEIGHTS                                                 \
+  template <typename T>                                                             \
+  ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {         \
+    return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {   \
+      return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, \
+                                               p);                                  \
+    });                                                                             \
+  }                                                                                 \
+  CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)

@@ -8,8 +8,7 @@
 //   Pack        packs the filter for a plan
 //   TapColumns  how horizontal taps become columns if there are few columns
 //               (wgmma/across.cuh), or void
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -72,37 +71,36 @@ class PlannedTasks {
   LaunchError Run(const GpuExec& exec, const char* op, const S* source,
                   const Weights& weights, S* target, void* workspace,
                   const Scale& scale = {}) const {
-    LaunchError error;
     if (zeros_ > 0) {
-      error =
-          CheckLaunch(op, cudaMemsetAsync(target, 0, zeros_ * sizeof(S), exec.stream));
+      CAPSOPS_RETURN_IF_ERROR(
+          CheckLaunch(op, cudaMemsetAsync(target, 0, zeros_ * sizeof(S), exec.stream)));
     }
     uint32_t* const packed = static_cast<uint32_t*>(workspace);
     for (const Step& step : steps_) {
-      if (!error.empty()) return error;
       TilePlan<S> plan = step.plan;
       plan.product.scale = scale;
       if constexpr (kPlain) {
         if (plan.launch_small != nullptr) {
-          error = plan.launch_small(exec, op, plan, source, weights, target);
+          CAPSOPS_RETURN_IF_ERROR(
+              plan.launch_small(exec, op, plan, source, weights, target));
           continue;
         }
       }
-      error = Path::template Pack<S, kTf32>(exec, op, step.task.filter, plan, weights,
-                                            packed);
-      if (!error.empty()) return error;
+      CAPSOPS_RETURN_IF_ERROR(Path::template Pack<S, kTf32>(exec, op, step.task.filter,
+                                                            plan, weights, packed));
       if constexpr (kUnfolds) {
         if (unfolded_) {
           float* const products = reinterpret_cast<float*>(packed + packed_words_);
-          error = plan.launch(exec, op, plan, source, packed, products);
-          if (!error.empty()) return error;
-          error = TapColumns::Add(exec, op, step.whole, products, target);
+          CAPSOPS_RETURN_IF_ERROR(
+              plan.launch(exec, op, plan, source, packed, products));
+          CAPSOPS_RETURN_IF_ERROR(
+              TapColumns::Add(exec, op, step.whole, products, target));
           continue;
         }
       }
-      error = plan.launch(exec, op, plan, source, packed, target);
+      CAPSOPS_RETURN_IF_ERROR(plan.launch(exec, op, plan, source, packed, target));
     }
-    return error;
+    return {};
   }
 
  private:
@@ -138,7 +136,7 @@ ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
   using Plan = ConvPlan<GpuExec, T>;
   const PlannedTasks<Path, CudaType<T>, kTf32> products(
       gradient ? InputGradientTasks(p) : ForwardTasks(p), device);
-  if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
+  CAPSOPS_REFUSE_IF(products.refusal());
   return Plan::Make(products.workspace(),
                     [op, products](const GpuExec& exec, const T* source,
                                    const T* weights, T* target, void* workspace) {
@@ -149,4 +147,20 @@ ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
 
 }  // namespace capsops::capsule_conv
 
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TENSOR_CORES_CUH_
+// Defines PlanImage by a namespace's Path, and instantiates its PlanTask for inq_conv,
+// which plans tasks with filters that it packs itself.
+#define CAPSOPS_INSTANTIATE_PLAN_TASK(S, kTf32) \
+  template TilePlan<S> PlanTask<S, Tf32::kTf32>(const Task&, const GpuDevice&);
+#define CAPSOPS_DEFINE_PLAN_IMAGE                                                  \
+  template <typename T>                                                            \
+  ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,              \
+                                 const Problem& p, bool gradient) {                \
+    return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {  \
+      return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient); \
+    });                                                                            \
+  }                                                                                \
+  CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)                            \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(float, kRounded)                                   \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(float, kSplitLeft)                                 \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(__half, kExact)                                    \
+  CAPSOPS_INSTANTIATE_PLAN_TASK(__nv_bfloat16, kExact)

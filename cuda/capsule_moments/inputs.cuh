@@ -3,8 +3,7 @@
 
 // Inputs and helpers of the mma and fma kernels, which do 4 x Q poses with Q x 4
 // weights and keep all of a parent's statistics and sums in one thread's registers.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -88,8 +87,7 @@ __device__ inline float At(const float* tensor, int64_t at) {
 
 template <int N>
 __device__ void LoadWords(const float* from, float (&to)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
+  UNROLL for (int i = 0; i < N; i += 4) {
     const float4 word = *reinterpret_cast<const float4*>(from + i);
     to[i] = word.x, to[i + 1] = word.y, to[i + 2] = word.z, to[i + 3] = word.w;
   }
@@ -97,8 +95,7 @@ __device__ void LoadWords(const float* from, float (&to)[N]) {
 
 template <int N>
 __device__ void StoreWords(const float (&from)[N], float* to) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
+  UNROLL for (int i = 0; i < N; i += 4) {
     *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2],
                                           from[i + 3]};
   }
@@ -110,8 +107,7 @@ __device__ void LoadRow(const float* from, float (&to)[Q]) {
   if constexpr (Q == 4) {
     LoadWords(from, to);
   } else {
-#pragma unroll
-    for (int q = 0; q < Q; ++q) to[q] = from[q];
+    UNROLL for (int q = 0; q < Q; ++q) to[q] = from[q];
   }
 }
 template <int Q>
@@ -119,8 +115,7 @@ __device__ void StoreRow(const float (&from)[Q], float* to) {
   if constexpr (Q == 4) {
     StoreWords(from, to);
   } else {
-#pragma unroll
-    for (int q = 0; q < Q; ++q) to[q] = from[q];
+    UNROLL for (int q = 0; q < Q; ++q) to[q] = from[q];
   }
 }
 
@@ -132,5 +127,3 @@ __device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
 }
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_INPUTS_CUH_

@@ -3,36 +3,17 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_moments.h"
 
 namespace capsops::capsule_moments {
 
-namespace mma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace mma
-
-namespace fma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace fma
-
+CAPSOPS_DECLARE_PATH(mma)
+CAPSOPS_DECLARE_PATH(fma)
+CAPSOPS_DECLARE_PATH(general)
 namespace general {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanShares, SharesPlan, GpuExec)
 }  // namespace general
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_PATHS_H_

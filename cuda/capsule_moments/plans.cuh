@@ -13,19 +13,40 @@
 //                  softmax, and then {max, scale} of the row as well
 //   Sum            writes the moments
 //   Differentiate  writes the statistics' gradients, and Rows
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <type_traits>
 
-#include "cuda/capsule_moments/rows.cuh"
+#include "cuda/capsule_moments/inputs.cuh"
 #include "cuda/capsule_moments/samples.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_moments {
+
+// Launchers of rows.cu.cc, where S is float, __half or __nv_bfloat16.
+
+// Merges {max, scale} of each capsule's rows, and the sums of share dr that were made
+// with each row's own shares. With null `row_scales` it adds up `row_dots`, which were
+// then made with the final shares. Null `row_dots` are skipped.
+LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
+                      const float2* row_scales, const float* row_dots, float2* scales,
+                      float* dots);
+
+// Adds up the gradients of each capsule's pose and activation over its rows.
+// `grad_activations` may be null.
+template <typename S>
+LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
+                    const float* poses, const float* activations, S* grad_poses,
+                    S* grad_activations);
+
+// Adds up the partial gradients of weights and prior. `grad_prior` may be null.
+template <typename S>
+LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, int parts,
+                     const float* weights, const float* prior, S* grad_weights,
+                     float* grad_prior);
 
 // Assigns offsets in a workspace, in bytes.
 struct WorkspaceLayout {
@@ -150,9 +171,8 @@ template <typename Path, typename T>
 ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   using S = Statistic<T>;
-  std::string obstacle = Obstacle<T>(p);
-  if (obstacle.empty()) obstacle = Path::template Obstacle<T>(p, exec);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(Obstacle<T>(p));
+  CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, false);
     return Plan::Make(
@@ -167,9 +187,8 @@ ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
           const auto run = [&](const Problem& part, int64_t from, bool) -> LaunchError {
             Inputs in = MakeInputs<T>(part, operands.From(p, from));
             if (p.normalize == kAll && HasLogits(p)) {
-              const LaunchError error =
-                  Merge<Path>(exec, Forward::kName, &in, nullptr, parts, workspace);
-              if (!error.empty()) return error;
+              CAPSOPS_RETURN_IF_ERROR(
+                  Merge<Path>(exec, Forward::kName, &in, nullptr, parts, workspace));
             }
             return Path::Sum(exec, Forward::kName, in, moments.From(p, from),
                              Workspace::In<float>(workspace, parts.partial));
@@ -187,10 +206,8 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
                           const Workspace& parts, bool overwrite, void* workspace) {
   const char* const name = Backward::kName;
   const Problem& p = in.p;
-  LaunchError error;
   if (p.normalize == kAll && HasLogits(p)) {
-    error = Merge<Path>(exec, name, &in, &grad, parts, workspace);
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(Merge<Path>(exec, name, &in, &grad, parts, workspace));
   }
   Rows rows{Workspace::In<RowState>(workspace, parts.state),
             nullptr,
@@ -201,10 +218,9 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
   if (to.activations != nullptr) {
     rows.activations = Workspace::In<float>(workspace, parts.activations);
   }
-  error =
+  CAPSOPS_RETURN_IF_ERROR(
       Path::Differentiate(exec, name, in, grad, moments, to.statistics, rows,
-                          parts.parts, Workspace::In<float>(workspace, parts.partial));
-  if (!error.empty()) return error;
+                          parts.parts, Workspace::In<float>(workspace, parts.partial)));
   return SumRows(exec, name, p, rows.poses, rows.activations, to.poses, to.activations);
 }
 
@@ -212,9 +228,8 @@ template <typename Path, typename T>
 BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   using S = Statistic<T>;
-  std::string obstacle = Obstacle<T>(p);
-  if (obstacle.empty()) obstacle = Path::template Obstacle<T>(p, exec);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(Obstacle<T>(p));
+  CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, true);
     return Plan::Make(
@@ -241,8 +256,7 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
                                           out.From(p, from), parts, from == 0,
                                           workspace);
           };
-          const LaunchError error = ForEachSlice(p, parts.samples, run);
-          if (!error.empty()) return error;
+          CAPSOPS_RETURN_IF_ERROR(ForEachSlice(p, parts.samples, run));
           return SumParts(exec, Backward::kName, p, parts.parts,
                           Workspace::In<const float>(workspace, parts.weights),
                           Workspace::In<const float>(workspace, parts.prior),
@@ -253,5 +267,3 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
 }
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_PLANS_CUH_

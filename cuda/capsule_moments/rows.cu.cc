@@ -3,12 +3,11 @@
 
 // Kernels that reduce rows [position, k] to capsules, and that add up the partial
 // gradients of weights and prior.
-#include "cuda/capsule_moments/rows.cuh"
-
 #include <algorithm>
 #include <cstdint>
 
 #include "cuda/capsule_moments/inputs.cuh"
+#include "cuda/capsule_moments/plans.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_moments {
@@ -99,15 +98,13 @@ __global__ void __launch_bounds__(kThreads)
         if (c >= channels) continue;
         float numbers[Q];
         LoadRow(poses + (row * kSide + i % kSide) * Q, numbers);
-#pragma unroll
-        for (int q = 0; q < Q; ++q) sums[q] += numbers[q];
+        UNROLL for (int q = 0; q < Q; ++q) sums[q] += numbers[q];
         if (grad_activations != nullptr && i % kSide == 0) sum += activations[row];
       }
     }
     if (c >= channels) continue;
     const int64_t capsule = int64_t{blockIdx.x} * channels + c;
-#pragma unroll
-    for (int q = 0; q < Q; ++q) {
+    UNROLL for (int q = 0; q < Q; ++q) {
       Narrow(sums[q], grad_poses + (capsule * kSide + i % kSide) * Q + q);
     }
     if (grad_activations != nullptr && i % kSide == 0) {

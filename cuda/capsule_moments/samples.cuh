@@ -3,8 +3,7 @@
 
 // Slices a batch into several problems of fewer samples, so that the workspace does not
 // grow with the batch.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -65,5 +64,3 @@ struct Gradients {
 };
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_SAMPLES_CUH_

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Operands of capsule moments, and the mapping of windows and children to capsules.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_
+#pragma once
 
 #include <cstdint>
 
 #include "cc/launch/capsule_moments.h"
+#include "cuda/common/divisor.cuh"
 #include "cuda/common/types.cuh"
 
 namespace capsops::capsule_moments {
@@ -75,19 +75,6 @@ struct Moments {
 constexpr int64_t Capsules(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }
-
-// Decodes a mixed-radix number, least significant digit first.
-template <typename Int>
-struct Digits {
-  Int rest;
-  __device__ explicit Digits(Int number) : rest(number) {}
-  __device__ Int Next(int64_t radix) {
-    const Int by = static_cast<Int>(radix), quotient = rest / by;
-    const Int digit = rest - quotient * by;
-    rest = quotient;
-    return digit;
-  }
-};
 
 // The first pixel of a window, which may be outside of the image. `lines` counts the
 // image rows of all samples before. Int must hold every index.
@@ -157,5 +144,3 @@ __device__ void VisitWindows(const Problem& p, Int capsule, const Visit& visit) 
 }
 
 }  // namespace capsops::capsule_moments
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_WINDOW_CUH_

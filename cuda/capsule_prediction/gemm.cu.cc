@@ -18,8 +18,7 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  const std::string obstacle = GridRefusal(GemmBlocks(i, p.batch, n));
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(GemmBlocks(i, p.batch, n)));
   return Plan::Make(
       0, [i, n, batch = p.batch, k = p.in_dim](const GpuExec& exec, const T* input,
                                                const T* weights, T* output, void*) {
@@ -33,18 +32,16 @@ template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  const std::string obstacle = GridRefusal(
-      std::max(GemmBlocks(i, p.batch, p.in_dim), GemmBlocks(i, n, p.in_dim)));
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(
+      std::max(GemmBlocks(i, p.batch, p.in_dim), GemmBlocks(i, n, p.in_dim))));
   return Plan::Make(
       0,
       [i, n, batch = p.batch, k = p.in_dim](
           const GpuExec& exec, const T* grad, const T* input, const T* weights,
           T* grad_input, T* grad_weights, void*) -> LaunchError {
-        const LaunchError error = BatchedGemm<T>(
+        CAPSOPS_RETURN_IF_ERROR(BatchedGemm<T>(
             exec, Backward::kName, i, batch, k, n, {Native(grad), n, i * n, 1},
-            {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1});
-        if (!error.empty()) return error;
+            {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1}));
         return BatchedGemm<T>(exec, Backward::kName, i, n, k, batch,
                               {Native(grad), n, 1, i * n}, {Native(input), k, i * k, 1},
                               {Native(grad_weights), n * k, k, 1});

@@ -3,27 +3,13 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_prediction.h"
 
 namespace capsops::capsule_prediction {
 
-namespace fma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace fma
-
-namespace gemm {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace gemm
+CAPSOPS_DECLARE_PATH(fma)
+CAPSOPS_DECLARE_PATH(gemm)
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CUDA_CAPSULE_PREDICTION_PATHS_H_

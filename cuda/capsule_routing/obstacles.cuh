@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Limits on a problem's sizes. Functions return the end of a refusal's sentence or "".
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -44,5 +43,3 @@ inline bool Empty(const Problem& p) {
 }
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_OBSTACLES_CUH_

@@ -3,40 +3,22 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_
+#pragma once
 
 #include "cc/launch/capsule_routing.h"
 
 namespace capsops::capsule_routing {
 
+CAPSOPS_DECLARE_PATH(mma)
 namespace mma {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
-                                              const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 }  // namespace mma
 
+CAPSOPS_DECLARE_PATH(phases)
 namespace phases {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
-                                              const Problem& problem);
+CAPSOPS_DECLARE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 }  // namespace phases
 
-namespace resident {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace resident
+CAPSOPS_DECLARE_PATH(resident)
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PATHS_H_

@@ -3,8 +3,7 @@
 
 // squash(s) = s f(|s|^2) with f(q) = q / (1 + q) / sqrt(q + epsilon), and its gradient,
 //   ds = f dv + 2 f' <s, dv> s.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_SQUASH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_SQUASH_CUH_
+#pragma once
 
 namespace capsops::capsule_routing {
 
@@ -46,5 +45,3 @@ struct Squash {
 };
 
 }  // namespace capsops::capsule_routing
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_SQUASH_CUH_

@@ -3,8 +3,7 @@
 
 // Barriers in shared memory (mbarrier), bulk copies that complete on them, and named
 // barriers. All but cp.async and named barriers need compute capability 9.0.
-#ifndef CAPSOPS_CUDA_COMMON_BARRIER_CUH_
-#define CAPSOPS_CUDA_COMMON_BARRIER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -76,6 +75,18 @@ class Barrier {
   uint64_t state_;
 };
 
+// A place in a circular buffer, and the parity of the barrier phase to wait for.
+struct PipelineState {
+  int at = 0, parity = 0;
+
+  __device__ void Next(int places) {
+    if (++at == places) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // Waits until at most the kGroups newest cp.async groups of this thread are in flight.
 template <int kGroups>
 __device__ void WaitForAsyncCopies() {
@@ -105,5 +116,3 @@ __device__ void SyncNamedBarrier() {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_BARRIER_CUH_

@@ -3,8 +3,7 @@
 
 // Batched matrix product c[i] = a[i] b[i] in FMA over shared-memory tiles, for any
 // layout and size. It serves the sizes that no specialized kernel takes.
-#ifndef CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_
-#define CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_
+#pragma once
 
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
@@ -63,26 +62,20 @@ __global__ void __launch_bounds__(kThreads)
     LoadTile(a, i, row0, rows, k0, depth, a_tile);
     LoadTile(b_transposed, i, column0, columns, k0, depth, b_tile);
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kDepth; ++k) {
+    UNROLL for (int k = 0; k < kDepth; ++k) {
       A x[kEach], y[kEach];
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) {
+      UNROLL for (int e = 0; e < kEach; ++e) {
         x[e] = a_tile[k][thread_row + e * (kTile / kEach)];
         y[e] = b_tile[k][thread_column + e * (kTile / kEach)];
       }
-#pragma unroll
-      for (int r = 0; r < kEach; ++r) {
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) sum[r][e] += x[r] * y[e];
+      UNROLL for (int r = 0; r < kEach; ++r) {
+        UNROLL for (int e = 0; e < kEach; ++e) sum[r][e] += x[r] * y[e];
       }
     }
     __syncthreads();
   }
-#pragma unroll
-  for (int r = 0; r < kEach; ++r) {
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
+  UNROLL for (int r = 0; r < kEach; ++r) {
+    UNROLL for (int e = 0; e < kEach; ++e) {
       const int64_t row = row0 + thread_row + r * (kTile / kEach);
       const int64_t column = column0 + thread_column + e * (kTile / kEach);
       if (row < rows && column < columns) Narrow(sum[r][e], c.at(i, row, column));
@@ -108,11 +101,8 @@ LaunchError BatchedGemm(const GpuExec& exec, const char* name, int64_t count,
   const int64_t column_tiles = CeilDivide(columns, gemm::kTile);
   const int64_t blocks = GemmBlocks(count, rows, columns);
   if (blocks == 0) return {};
-  gemm::Kernel<CudaType<T>, Accumulator<T>><<<blocks, gemm::kThreads, 0, exec.stream>>>(
-      rows, columns, depth, row_tiles, column_tiles, a, b, c);
-  return CheckLaunch(name);
+  return Launch(name, gemm::Kernel<CudaType<T>, Accumulator<T>>, blocks, gemm::kThreads,
+                0, exec, rows, columns, depth, row_tiles, column_tiles, a, b, c);
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_BATCHED_GEMM_CUH_

@@ -1,15 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Division by a divisor known only at run time, in two instructions.
-#ifndef CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
-#define CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
+// Division by divisors known only at run time.
+#pragma once
 
 #include <cstdint>
 
 namespace capsops {
 
-// Divides numbers below 2^16 by multiplying with a reciprocal.
+// Divides numbers below 2^16 by multiplying with a reciprocal, in two instructions.
 struct Divisor {
   int by = 1;
   uint32_t reciprocal = 0;  // 2^32 / by, rounded up; unused for 1
@@ -27,6 +26,17 @@ struct Divisor {
   }
 };
 
-}  // namespace capsops
+// Decodes a mixed-radix number, least significant digit first.
+template <typename Int>
+struct Digits {
+  Int rest;
+  __device__ explicit Digits(Int number) : rest(number) {}
+  __device__ Int Next(int64_t radix) {
+    const Int by = static_cast<Int>(radix), quotient = rest / by;
+    const Int digit = rest - quotient * by;
+    rest = quotient;
+    return digit;
+  }
+};
 
-#endif  // CAPSOPS_CUDA_COMMON_DIVISOR_CUH_
+}  // namespace capsops

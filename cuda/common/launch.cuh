@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Host-side launch helpers, and programmatic dependent launch.
-#ifndef CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
-#define CAPSOPS_CUDA_COMMON_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -11,11 +10,13 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cc/launch/exec.h"
 #include "cc/launch/round.h"
+#include "cuda/common/types.cuh"
 
 namespace capsops {
 
@@ -27,6 +28,12 @@ inline LaunchError CheckLaunch(const char* kernel,
   return {std::string(kernel) + ": CUDA launch failed: " + cudaGetErrorString(error),
           error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
 }
+
+// Refuses to plan if the expression gives a reason, a string; `Plan` is the plan's
+// type.
+#define CAPSOPS_REFUSE_IF(...)                                   \
+  if (const std::string reason = (__VA_ARGS__); !reason.empty()) \
+  return Plan::Refuse(reason)
 
 // Completes a plan's refusal if a grid of this many blocks is too large; else "".
 inline std::string GridRefusal(int64_t blocks) {
@@ -51,16 +58,14 @@ LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   // Device and limit in bytes. Leaked, as threads may launch until the process ends.
   static auto& allowed = *new std::vector<std::pair<int, int>>;
   int device = 0;
-  LaunchError error = CheckLaunch(name, cudaGetDevice(&device));
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckLaunch(name, cudaGetDevice(&device)));
   const std::lock_guard<std::mutex> lock(mutex);
   auto entry = std::find_if(allowed.begin(), allowed.end(),
                             [&](const auto& a) { return a.first == device; });
   if (entry != allowed.end() && entry->second >= exec.device.shared) return {};
-  error = CheckLaunch(
+  CAPSOPS_RETURN_IF_ERROR(CheckLaunch(
       name, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 exec.device.shared));
-  if (!error.empty()) return error;
+                                 exec.device.shared)));
   if (entry == allowed.end()) entry = allowed.insert(entry, {device, 0});
   entry->second = exec.device.shared;
   return {};
@@ -86,7 +91,17 @@ inline bool SupportsDependentLaunch(const GpuDevice& device) {
   return false;
 }
 
-// Launches a kernel with `attribute` if `attributes` is 1, without if it is 0.
+// Converts a launch's argument to the kernel's parameter type.
+template <typename Parameter, typename Argument>
+Parameter ToParameter(const Argument& argument) {
+  if constexpr (std::is_pointer_v<Argument>) {
+    return Native(argument);
+  } else {
+    return static_cast<Parameter>(argument);
+  }
+}
+
+// Launches a kernel with the first `attributes` of one attribute.
 template <typename... Parameters, typename... Arguments>
 LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char* name,
                        void (*kernel)(Parameters...), dim3 grid, int threads,
@@ -99,7 +114,13 @@ LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char
   config.attrs = &attribute;
   config.numAttrs = attributes;
   return CheckLaunch(
-      name, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+      name, cudaLaunchKernelEx(&config, kernel, ToParameter<Parameters>(arguments)...));
+}
+
+template <typename Kernel, typename... Arguments>
+LaunchError Launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared,
+                   const GpuExec& exec, const Arguments&... arguments) {
+  return LaunchWith({}, 0, name, kernel, grid, threads, shared, exec, arguments...);
 }
 
 // Launches a kernel by programmatic dependent launch (compute capability 9.0 and
@@ -116,16 +137,30 @@ LaunchError LaunchDependent(const char* name, Kernel kernel, dim3 grid, int thre
                     kernel, grid, threads, shared, exec, arguments...);
 }
 
-// Launches a cooperative kernel, which synchronizes its whole grid. Fails if the GPU
-// cannot hold all blocks at once.
-template <typename Kernel, typename... Arguments>
-LaunchError LaunchCooperative(const char* name, Kernel kernel, dim3 grid, int threads,
-                              int shared, const GpuExec& exec,
-                              const Arguments&... arguments) {
+// Launch and LaunchDependent of a kernel that may need over 48 KB of shared memory.
+template <auto kKernel, typename... Arguments>
+LaunchError Launch(const char* name, dim3 grid, int threads, int shared,
+                   const GpuExec& exec, const Arguments&... arguments) {
+  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kKernel>(exec, name));
+  return Launch(name, kKernel, grid, threads, shared, exec, arguments...);
+}
+template <auto kKernel, typename... Arguments>
+LaunchError LaunchDependent(const char* name, dim3 grid, int threads, int shared,
+                            const GpuExec& exec, const Arguments&... arguments) {
+  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kKernel>(exec, name));
+  return LaunchDependent(name, kKernel, grid, threads, shared, exec, arguments...);
+}
+
+// Launches such a cooperative kernel, which synchronizes its whole grid. Fails if the
+// GPU cannot hold all blocks at once.
+template <auto kKernel, typename... Arguments>
+LaunchError LaunchCooperative(const char* name, dim3 grid, int threads, int shared,
+                              const GpuExec& exec, const Arguments&... arguments) {
+  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kKernel>(exec, name));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
-  return LaunchWith(attribute, 1, name, kernel, grid, threads, shared, exec,
+  return LaunchWith(attribute, 1, name, kKernel, grid, threads, shared, exec,
                     arguments...);
 }
 
@@ -149,5 +184,3 @@ inline bool Aligned16(const void* pointer) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_LAUNCH_CUH_

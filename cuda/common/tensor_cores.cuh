@@ -3,16 +3,13 @@
 
 // Warp-level products (mma.sync) with float accumulators, in the fragment layouts of
 // the PTX manual: m16n8k4 and m16n8k8 in TF32, m16n8k16 in 16-bit types.
-#ifndef CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
-#define CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "cc/launch/exec.h"
+#include "cuda/common/types.cuh"
 
 namespace capsops {
 
@@ -166,13 +163,10 @@ __device__ void Accumulate(const Operand<4, kA>& a, const Operand<2, kB>& b,
   if constexpr (kA == Tf32::kSplit) {
     float product[4] = {};
     Multiply(a, b, product);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) c[e] += product[e];
+    UNROLL for (int e = 0; e < 4; ++e) c[e] += product[e];
   } else {
     Multiply(a, b, c);
   }
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_TENSOR_CORES_CUH_

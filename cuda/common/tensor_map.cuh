@@ -3,8 +3,7 @@
 
 // Tensor maps (TMA): descriptors of tensors from which compute capability 9.0 and newer
 // copies boxes to shared memory asynchronously, with zeros outside of the tensor.
-#ifndef CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
-#define CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_
+#pragma once
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -113,5 +112,3 @@ __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
 #endif
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_TENSOR_MAP_CUH_

@@ -2,15 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // CUDA's own types for the launchers' element types.
-#ifndef CAPSOPS_CUDA_COMMON_TYPES_CUH_
-#define CAPSOPS_CUDA_COMMON_TYPES_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cstdint>
-
 #include "cc/launch/exec.h"
+
+// Unroll the loop that follows, or keep it as a loop.
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 
 namespace capsops {
 
@@ -61,5 +62,3 @@ struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
 };
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_TYPES_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Operations on short rows in registers, by a lane or a warp.
-#ifndef CAPSOPS_CUDA_COMMON_WARP_CUH_
-#define CAPSOPS_CUDA_COMMON_WARP_CUH_
+#pragma once
 
 #include "cuda/common/types.cuh"
 
@@ -36,15 +35,12 @@ template <typename S, typename A, int K>
 __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   if (vector) {
     constexpr int kStep = sizeof(S) * K < 16 ? K : 16 / sizeof(S);
-#pragma unroll
-    for (int k = 0; k < K; k += kStep) {
+    UNROLL for (int k = 0; k < K; k += kStep) {
       const auto pack = *reinterpret_cast<const Pack<S, kStep>*>(from + k);
-#pragma unroll
-      for (int e = 0; e < kStep; ++e) row[k + e] = Widen(pack.at[e]);
+      UNROLL for (int e = 0; e < kStep; ++e) row[k + e] = Widen(pack.at[e]);
     }
   } else {
-#pragma unroll
-    for (int k = 0; k < K; ++k) row[k] = k < in_dim ? Widen(from[k]) : A{0};
+    UNROLL for (int k = 0; k < K; ++k) row[k] = k < in_dim ? Widen(from[k]) : A{0};
   }
 }
 
@@ -53,16 +49,13 @@ template <typename S, typename A, int K>
 __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   if (vector) {
     constexpr int kStep = sizeof(S) * K < 16 ? K : 16 / sizeof(S);
-#pragma unroll
-    for (int k = 0; k < K; k += kStep) {
+    UNROLL for (int k = 0; k < K; k += kStep) {
       Pack<S, kStep> pack;
-#pragma unroll
-      for (int e = 0; e < kStep; ++e) Narrow(row[k + e], &pack.at[e]);
+      UNROLL for (int e = 0; e < kStep; ++e) Narrow(row[k + e], &pack.at[e]);
       *reinterpret_cast<Pack<S, kStep>*>(to + k) = pack;
     }
   } else {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       if (k < in_dim) Narrow(row[k], to + k);
     }
   }
@@ -76,8 +69,7 @@ __device__ A SumOverLanes(const A (&row)[K]) {
   if constexpr (K > 1) {
     const bool upper = threadIdx.x & Offset;
     A kept[K / 2];
-#pragma unroll
-    for (int k = 0; k < K / 2; ++k) {
+    UNROLL for (int k = 0; k < K / 2; ++k) {
       const A sent = upper ? row[k] : row[k + K / 2];
       kept[k] = upper ? row[k + K / 2] : row[k];
       kept[k] += __shfl_xor_sync(~0u, sent, Offset);
@@ -85,8 +77,7 @@ __device__ A SumOverLanes(const A (&row)[K]) {
     return SumOverLanes<Offset / 2>(kept);
   } else {
     A sum = row[0];
-#pragma unroll
-    for (int offset = Offset; offset > 0; offset /= 2) {
+    UNROLL for (int offset = Offset; offset > 0; offset /= 2) {
       sum += __shfl_xor_sync(~0u, sum, offset);
     }
     return sum;
@@ -94,5 +85,3 @@ __device__ A SumOverLanes(const A (&row)[K]) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_WARP_CUH_

@@ -4,8 +4,7 @@
 // Asynchronous warpgroup products (wgmma) of compute capability 9.0: c += a b with 64
 // rows of a and 64 to 256 columns of b, read from shared memory or, for a, from
 // registers. Each of the 4 warps holds 16 rows of c in the m16n8 fragment layout.
-#ifndef CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
-#define CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -31,9 +30,8 @@ LaunchError CheckRegisters(const char* op, int wanted) {
   int registers = known;
   if (registers == 0) {
     cudaFuncAttributes attributes{};
-    const LaunchError error =
-        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel));
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(
+        CheckLaunch(op, cudaFuncGetAttributes(&attributes, kKernel)));
     known = registers = attributes.numRegs;
   }
   if (registers >= wanted) return {};
@@ -230,5 +228,3 @@ CAPSOPS_WGMMA_RS(float, CAPSOPS_TF32_RS, 32, "256", "128", "129", "130", "131", 
 #endif
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CUDA_COMMON_WARPGROUP_CUH_

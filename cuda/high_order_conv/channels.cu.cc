@@ -73,14 +73,11 @@ const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   return nullptr;
 }
 
-template <auto kKernel, typename S>
+template <auto kKernel, typename T>
 LaunchError Launch(const char* name, const GpuExec& exec, const Work& w, int64_t blocks,
-                   int64_t bytes, const S* a, const S* b, S* result) {
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
-  if (!error.empty()) return error;
+                   int64_t bytes, const T* a, const T* b, T* result) {
   const int threads = CeilDivide(w.rows * w.quads * w.lanes, 32) * 32;
-  kKernel<<<blocks, threads, bytes, exec.stream>>>(w, a, b, result);
-  return CheckLaunch(name);
+  return Launch<kKernel>(name, blocks, threads, bytes, exec, w, a, b, result);
 }
 
 template <typename T>
@@ -97,8 +94,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
     return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
                              T* output, void*) {
       return Launch<ForwardKernel<S, Accumulator<T>, kSize>>(
-          kForwardName, exec, w, blocks, bytes, Native(input), Native(filters),
-          Native(output));
+          Forward::kName, exec, w, blocks, bytes, input, filters, output);
     });
   });
 }
@@ -121,13 +117,12 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
     const int64_t filter_bytes = Bytes<S>(of_filters, Pass::kFilters, kSize);
     return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
                              const T* filters, T* grad_input, T* grad_filters, void*) {
-      const LaunchError error = Launch<InputKernel<S, A, kSize>>(
-          kBackwardName, exec, of_input, input_blocks, input_bytes, Native(grad),
-          Native(filters), Native(grad_input));
-      if (!error.empty()) return error;
-      return Launch<FiltersKernel<S, A, kSize>>(
-          kBackwardName, exec, of_filters, filter_blocks, filter_bytes, Native(grad),
-          Native(input), Native(grad_filters));
+      CAPSOPS_RETURN_IF_ERROR(Launch<InputKernel<S, A, kSize>>(
+          Backward::kName, exec, of_input, input_blocks, input_bytes, grad, filters,
+          grad_input));
+      return Launch<FiltersKernel<S, A, kSize>>(Backward::kName, exec, of_filters,
+                                                filter_blocks, filter_bytes, grad,
+                                                input, grad_filters);
     });
   });
 }

@@ -5,16 +5,14 @@
 // thread has 4 neighbouring pixels of a row and 4 channels, and holds in registers the
 // 4 + K - 1 vectors of the image that a row of taps reads. The threads of a group share
 // filters, which are staged in shared memory.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/common/types.cuh"
-#include "cuda/high_order_conv/segment.cuh"
+#include "cuda/high_order_conv/plan.cuh"
 
 namespace capsops::high_order_conv::channels {
 
@@ -61,14 +59,12 @@ __device__ void LoadWindow(const Work& w, const S* tensor, int64_t row, int x,
                            int channel, bool row_inside,
                            A (&window)[kWindow][kVector]) {
   const S* const from = tensor + (row * w.width + x) * w.channels + channel;
-#pragma unroll
-  for (int at = 0; at < kWindow; ++at) {
+  UNROLL for (int at = 0; at < kWindow; ++at) {
     Pack<S, kVector> pack{};
     if (row_inside && x + at >= 0 && x + at < w.width) {
       pack = *reinterpret_cast<const Pack<S, kVector>*>(from + at * w.channels);
     }
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) window[at][c] = Widen(pack.at[c]);
+    UNROLL for (int c = 0; c < kVector; ++c) window[at][c] = Widen(pack.at[c]);
   }
 }
 
@@ -77,12 +73,10 @@ __device__ void StoreQuad(const Work& w, const Place& at,
                           const A (&sum)[kPixels][kVector], S* tensor) {
   S* const to =
       tensor + ((at.image + at.y) * w.width + at.x) * w.channels + at.lane * kVector;
-#pragma unroll
-  for (int px = 0; px < kPixels; ++px) {
+  UNROLL for (int px = 0; px < kPixels; ++px) {
     if (at.x + px >= w.width) break;
     Pack<S, kVector> pack;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) Narrow(sum[px][c], &pack.at[c]);
+    UNROLL for (int c = 0; c < kVector; ++c) Narrow(sum[px][c], &pack.at[c]);
     *reinterpret_cast<Pack<S, kVector>*>(to + px * w.channels) = pack;
   }
 }
@@ -117,21 +111,17 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (!at.inside) return;
   mine += at.quad * kPixels * per_pixel + at.lane / w.lanes_of_group * (K * K);
   A sum[kPixels][kVector] = {};
-#pragma unroll 1
-  for (int i = 0; i < K; ++i, mine += K) {
+  NO_UNROLL for (int i = 0; i < K; ++i, mine += K) {
     const int64_t y = at.y + int64_t{i - R} * w.dilation_height;
     if (y < 0 || y >= w.height) continue;
     A window[kWindow][kVector];
     LoadWindow<S, A>(w, input, at.image + y, at.x - R, at.lane * kVector, true, window);
-#pragma unroll
-    for (int px = 0; px < kPixels; ++px) {
-#pragma unroll
-      for (int j = 0; j < K; ++j) {
+    UNROLL for (int px = 0; px < kPixels; ++px) {
+      UNROLL for (int j = 0; j < K; ++j) {
         const int x = at.x + px + j - R;
         const bool reads = x >= 0 && x < w.width && at.x + px < w.width;
         const A f = reads ? Widen(mine[px * per_pixel + j]) : A{0};
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[px + j][c];
+        UNROLL for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[px + j][c];
       }
     }
   }
@@ -181,20 +171,16 @@ __global__ void __launch_bounds__(kMaxThreads)
   const S* mine = staged + (at.row * K * columns + at.quad * kPixels) * part +
                   at.lane / w.lanes_of_group * K;
   A sum[kPixels][kVector] = {};
-#pragma unroll 1
-  for (int i = 0; i < K; ++i, mine += columns * part) {
+  NO_UNROLL for (int i = 0; i < K; ++i, mine += columns * part) {
     const int64_t y = at.y - int64_t{i - R} * w.dilation_height;
     if (y < 0 || y >= w.height) continue;
     A window[kWindow][kVector];
     LoadWindow<S, A>(w, grad, at.image + y, at.x - R, at.lane * kVector, true, window);
-#pragma unroll
-    for (int px = 0; px < kPixels; ++px) {
-#pragma unroll
-      for (int j = 0; j < K; ++j) {
+    UNROLL for (int px = 0; px < kPixels; ++px) {
+      UNROLL for (int j = 0; j < K; ++j) {
         const int from = px + 2 * R - j;
         const A f = Widen(mine[from * part + j]);
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[from][c];
+        UNROLL for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[from][c];
       }
     }
   }
@@ -206,16 +192,13 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <typename A, int K>
 __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   *pixel = 0;
-#pragma unroll
-  for (int half = 2; half > 0; half /= 2) {
+  UNROLL for (int half = 2; half > 0; half /= 2) {
     const int bit = 2 / half;
     if (lanes <= bit) return;
     const bool upper = threadIdx.x & bit;
     *pixel += upper ? half : 0;
-#pragma unroll
-    for (int px = 0; px < half; ++px) {
-#pragma unroll
-      for (int j = 0; j < K; ++j) {
+    UNROLL for (int px = 0; px < half; ++px) {
+      UNROLL for (int j = 0; j < K; ++j) {
         const A sent = upper ? sum[px][j] : sum[px + half][j];
         const A kept = upper ? sum[px + half][j] : sum[px][j];
         sum[px][j] = kept + __shfl_xor_sync(~0u, sent, bit);
@@ -223,8 +206,8 @@ __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
     }
   }
   for (int bit = 4; bit < lanes; bit *= 2) {
-#pragma unroll
-    for (int j = 0; j < K; ++j) sum[0][j] += __shfl_xor_sync(~0u, sum[0][j], bit);
+    UNROLL for (int j = 0; j < K; ++j) sum[0][j] +=
+        __shfl_xor_sync(~0u, sum[0][j], bit);
   }
 }
 
@@ -243,8 +226,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     return ((at.image + at.y - at.row + r) * w.width + at.tile_x) * per_pixel;
   };
   const int group = at.lane / w.lanes_of_group, lane = at.lane % w.lanes_of_group;
-#pragma unroll 1
-  for (int i = 0; i < K; ++i) {
+  NO_UNROLL for (int i = 0; i < K; ++i) {
     const int64_t y = at.y + int64_t{i - R} * w.dilation_height;
     const bool reads = at.inside && y >= 0 && y < w.height;
     A sum[kPixels][K] = {};
@@ -253,12 +235,9 @@ __global__ void __launch_bounds__(kMaxThreads)
       A window[kWindow][kVector], own[kPixels][kVector];
       LoadWindow<S, A>(w, grad, at.image + at.y, at.x, channel, reads, own);
       LoadWindow<S, A>(w, input, at.image + y, at.x - R, channel, reads, window);
-#pragma unroll
-      for (int px = 0; px < kPixels; ++px) {
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
-#pragma unroll
-          for (int c = 0; c < kVector; ++c) {
+      UNROLL for (int px = 0; px < kPixels; ++px) {
+        UNROLL for (int j = 0; j < K; ++j) {
+          UNROLL for (int c = 0; c < kVector; ++c) {
             sum[px][j] += own[px][c] * window[px + j][c];
           }
         }
@@ -270,11 +249,9 @@ __global__ void __launch_bounds__(kMaxThreads)
       const int kept = max(kPixels / w.lanes_of_group, 1);
       S* const to = staged + at.row * segment + start(at.row) % (16 / sizeof(S)) +
                     group * (K * K) + i * K;
-#pragma unroll
-      for (int px = 0; px < kPixels; ++px) {
+      UNROLL for (int px = 0; px < kPixels; ++px) {
         if (px >= kept || at.x + pixel + px >= w.width) break;
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
+        UNROLL for (int j = 0; j < K; ++j) {
           const int x = at.x + pixel + px + j - R;
           const bool inside = reads && x >= 0 && x < w.width;
           Narrow(inside ? sum[px][j] : A{0},
@@ -300,5 +277,3 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 }  // namespace capsops::high_order_conv::channels
-
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_CHANNELS_CUH_

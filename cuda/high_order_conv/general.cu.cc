@@ -10,7 +10,6 @@
 #include "cuda/common/types.cuh"
 #include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
-#include "cuda/high_order_conv/reach.cuh"
 
 namespace capsops::high_order_conv::general {
 
@@ -141,17 +140,16 @@ LaunchError Gather(const char* name, const GpuExec& exec, const Problem& p,
                    const T* values, const T* filters, T* result) {
   const int64_t elements = Pixels(p) * p.channels;
   if (elements == 0) return {};
-  GatherKernel<CudaType<T>, Accumulator<T>, kReverse>
-      <<<Blocks(elements), kThreads, 0, exec.stream>>>(p, elements, Native(values),
-                                                       Native(filters), Native(result));
-  return CheckLaunch(name);
+  return Launch(name, GatherKernel<CudaType<T>, Accumulator<T>, kReverse>,
+                Blocks(elements), kThreads, 0, exec, p, elements, values, filters,
+                result);
 }
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   return ForwardPlan<GpuExec, T>::Make(
       0, [p](const GpuExec& exec, const T* input, const T* filters, T* output, void*) {
-        return Gather<T, false>(kForwardName, exec, p, input, filters, output);
+        return Gather<T, false>(Forward::kName, exec, p, input, filters, output);
       });
 }
 
@@ -161,13 +159,12 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
                                                const T* input, const T* filters,
                                                T* grad_input, T* grad_filters, void*) {
     const LaunchError error =
-        Gather<T, true>(kBackwardName, exec, p, grad, filters, grad_input);
+        Gather<T, true>(Backward::kName, exec, p, grad, filters, grad_input);
     const int64_t elements = Pixels(p) * p.groups * p.kernel_height * p.kernel_width;
     if (!error.empty() || elements == 0) return error;
-    FiltersKernel<CudaType<T>, Accumulator<T>>
-        <<<Blocks(elements), kThreads, 0, exec.stream>>>(
-            p, elements, Native(grad), Native(input), Native(grad_filters));
-    return CheckLaunch(kBackwardName);
+    return Launch(Backward::kName, FiltersKernel<CudaType<T>, Accumulator<T>>,
+                  Blocks(elements), kThreads, 0, exec, p, elements, grad, input,
+                  grad_filters);
   });
 }
 

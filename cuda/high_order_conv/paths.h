@@ -3,48 +3,16 @@
 
 // Planners of the kernel paths. Each path is its own translation unit and its kernels
 // are not visible here, so that editing one path recompiles only that path.
-#ifndef CAPSOPS_CUDA_HIGH_ORDER_CONV_PATHS_H_
-#define CAPSOPS_CUDA_HIGH_ORDER_CONV_PATHS_H_
+#pragma once
 
 #include "cc/launch/high_order_conv.h"
 
 namespace capsops::high_order_conv {
 
-namespace rows {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace rows
-
-namespace planes {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace planes
-
-namespace channels {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace channels
-
-namespace pixels {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace pixels
-
-namespace general {
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-}  // namespace general
+CAPSOPS_DECLARE_PATH(rows)
+CAPSOPS_DECLARE_PATH(planes)
+CAPSOPS_DECLARE_PATH(channels)
+CAPSOPS_DECLARE_PATH(pixels)
+CAPSOPS_DECLARE_PATH(general)
 
 }  // namespace capsops::high_order_conv
-
-#endif  // CAPSOPS_CUDA_HIGH_ORDER_CONV_PATHS_H_

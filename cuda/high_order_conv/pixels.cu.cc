@@ -12,8 +12,6 @@
 #include "cuda/common/types.cuh"
 #include "cuda/high_order_conv/paths.h"
 #include "cuda/high_order_conv/plan.cuh"
-#include "cuda/high_order_conv/reach.cuh"
-#include "cuda/high_order_conv/segment.cuh"
 
 namespace capsops::high_order_conv::pixels {
 
@@ -84,8 +82,7 @@ __global__ void __launch_bounds__(kThreads)
     const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
     int offset[kPerStep];
-#pragma unroll
-    for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
+    UNROLL for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
     A sum[kPerStep] = {};
     for (int64_t kh = rows.begin; kh < rows.end; ++kh) {
       const int i = static_cast<int>(kh);
@@ -99,15 +96,12 @@ __global__ void __launch_bounds__(kThreads)
         const A f =
             Widen(kReverse ? filters[source * w.per_pixel + tap + j] : mine[tap + j]);
         const S* const from = first + source * p.channels;
-#pragma unroll
-        for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
+        UNROLL for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
       }
-#pragma unroll
-      for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
+      UNROLL for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
     }
     S* const to = result + at.pixel * p.channels + group * w.of_group + c0;
-#pragma unroll
-    for (int c = 0; c < kPerStep; ++c) {
+    UNROLL for (int c = 0; c < kPerStep; ++c) {
       if (c0 + c < w.of_group) Narrow(sum[c], to + c);
     }
   }
@@ -128,8 +122,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t channel = group * w.of_group + c0;
     A own[kPerStep];
     int offset[kPerStep];
-#pragma unroll
-    for (int c = 0; c < kPerStep; ++c) {
+    UNROLL for (int c = 0; c < kPerStep; ++c) {
       const bool has = c0 + c < w.of_group;
       offset[c] = has ? c : 0;
       const A g = Widen(grad[at.pixel * p.channels + channel + offset[c]]);
@@ -146,8 +139,7 @@ __global__ void __launch_bounds__(kThreads)
           at.pixel + (inside ? (y - at.y) * p.width + (x - at.x) : 0);
       const S* const from = input + source * p.channels + channel;
       A sum = 0;
-#pragma unroll
-      for (int c = 0; c < kPerStep; ++c) {
+      UNROLL for (int c = 0; c < kPerStep; ++c) {
         // Ignores channels of the next group, which might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }
@@ -201,13 +193,12 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   if (const char* const why = Divide(p, sizeof(T), &w, &blocks)) {
     return Plan::Refuse(why);
   }
-  return Plan::Make(
-      0, [=](const GpuExec& exec, const T* input, const T* filters, T* output, void*) {
-        GatherKernel<CudaType<T>, Accumulator<T>, false>
-            <<<blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
-               exec.stream>>>(p, w, Native(input), Native(filters), Native(output));
-        return CheckLaunch(kForwardName);
-      });
+  return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
+                           T* output, void*) {
+    return Launch(Forward::kName, GatherKernel<CudaType<T>, Accumulator<T>, false>,
+                  blocks, kThreads, SegmentSize<T>(w.pixels * w.per_pixel) * sizeof(T),
+                  exec, p, w, input, filters, output);
+  });
 }
 
 template <typename T>
@@ -222,14 +213,11 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   }
   return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
                            const T* filters, T* grad_input, T* grad_filters, void*) {
-    GatherKernel<S, A, true><<<blocks, kThreads, 0, exec.stream>>>(
-        p, w, Native(grad), Native(filters), Native(grad_input));
-    const LaunchError error = CheckLaunch(kBackwardName);
-    if (!error.empty()) return error;
-    FiltersKernel<S, A>
-        <<<blocks, kThreads, w.pixels * w.per_pixel * sizeof(A), exec.stream>>>(
-            p, w, Native(grad), Native(input), Native(grad_filters));
-    return CheckLaunch(kBackwardName);
+    CAPSOPS_RETURN_IF_ERROR(Launch(Backward::kName, GatherKernel<S, A, true>, blocks,
+                                   kThreads, 0, exec, p, w, grad, filters, grad_input));
+    return Launch(Backward::kName, FiltersKernel<S, A>, blocks, kThreads,
+                  w.pixels * w.per_pixel * sizeof(A), exec, p, w, grad, input,
+                  grad_filters);
   });
 }
 

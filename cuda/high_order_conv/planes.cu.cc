@@ -53,15 +53,13 @@ __device__ inline bool Inside(int at, int size) {
 template <int kPixels, typename S, typename A>
 __device__ void LoadPack(const S* from, A* to) {
   const auto pack = *reinterpret_cast<const Pack<S, kPixels>*>(from);
-#pragma unroll
-  for (int px = 0; px < kPixels; ++px) to[px] = Widen(pack.at[px]);
+  UNROLL for (int px = 0; px < kPixels; ++px) to[px] = Widen(pack.at[px]);
 }
 
 template <int kPixels, typename S, typename A>
 __device__ void StorePack(const A* from, S* to) {
   Pack<S, kPixels> pack;
-#pragma unroll
-  for (int px = 0; px < kPixels; ++px) Narrow(from[px], &pack.at[px]);
+  UNROLL for (int px = 0; px < kPixels; ++px) Narrow(from[px], &pack.at[px]);
   *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
 }
 
@@ -79,8 +77,7 @@ struct Window {
   __device__ Window(const Work& w, const Place<kPixels>& at, int y, int kernel_width,
                     int j, int count)
       : taps(count), row(Inside(y, w.height)) {
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
+    UNROLL for (int i = 0; i < kPacks; ++i) {
       const int x = kPixels == 1 ? at.x + (j + i - kernel_width / 2) * w.dilation_width
                                  : at.x + (i - 1) * kPixels;
       const bool column =
@@ -96,12 +93,10 @@ struct Window {
   template <typename S, typename A, int N>
   __device__ void Load(const S* plane, int column, A (&to)[N]) const {
     A values[kPacks * kPixels];
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
+    UNROLL for (int i = 0; i < kPacks; ++i) {
       LoadPack<kPixels>(plane + from[i], values + i * kPixels);
     }
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
+    UNROLL for (int n = 0; n < N; ++n) {
       to[n] = Has(column + n) ? values[kFirst + column + n] : A{0};
     }
   }
@@ -117,27 +112,22 @@ __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& 
   // For one pixel, a branch would separate the loads of an unrolled loop's taps.
   if (kPixels > 1 && !window.row) return;
   A f[kTaps][kPixels];
-#pragma unroll
-  for (int j = 0; j < kTaps; ++j) {
+  UNROLL for (int j = 0; j < kTaps; ++j) {
     if (kReverse) {
       window.Load(filter - j * at.plane, j, f[j]);
       continue;
     }
     LoadPack<kPixels>(filter + j * at.plane + at.pixel, f[j]);
-#pragma unroll
-    for (int px = 0; px < kPixels; ++px) {
+    UNROLL for (int px = 0; px < kPixels; ++px) {
       f[j][px] = window.Has(px + j) ? f[j][px] : A{0};
     }
   }
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
+  UNROLL for (int c = 0; c < kChannels; ++c) {
     A v[window.kColumns];
     window.Load(channels[c], 0, v);
-#pragma unroll
-    for (int px = 0; px < kPixels; ++px) {
+    UNROLL for (int px = 0; px < kPixels; ++px) {
       A part = 0;
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) part += f[j][px] * v[px + j];
+      UNROLL for (int j = 0; j < kTaps; ++j) part += f[j][px] * v[px + j];
       sum[c][px] += part;
     }
   }
@@ -164,23 +154,18 @@ __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
         A g[kPixels], v[window.kColumns];
         LoadPack<kPixels>(grad + plane + at.pixel, g);
         window.Load(input + plane, 0, v);
-#pragma unroll
-        for (int j = 0; j < kTaps; ++j) {
-#pragma unroll
-          for (int px = 0; px < kPixels; ++px) part[j][px] += g[px] * v[px + j];
+        UNROLL for (int j = 0; j < kTaps; ++j) {
+          UNROLL for (int px = 0; px < kPixels; ++px) part[j][px] += g[px] * v[px + j];
         }
       }
-#pragma unroll
-      for (int e = 0; e < kTaps * kPixels; ++e) {
+      UNROLL for (int e = 0; e < kTaps * kPixels; ++e) {
         sum[e / kPixels][e % kPixels] += part[e / kPixels][e % kPixels];
       }
     }
   }
-#pragma unroll
-  for (int j = 0; j < kTaps; ++j) {
+  UNROLL for (int j = 0; j < kTaps; ++j) {
     if (j >= window.taps) break;
-#pragma unroll
-    for (int px = 0; px < kPixels; ++px) {
+    UNROLL for (int px = 0; px < kPixels; ++px) {
       sum[j][px] = window.Has(px + j) ? sum[j][px] : A{0};
     }
     StorePack<kPixels>(sum[j], result + j * at.plane + at.pixel);
@@ -209,16 +194,14 @@ __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannel
   if (!at.inside) return;
   for (int c0 = 0; c0 < w.of_group; c0 += kChannels) {
     const S* channels[kChannels];
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
+    UNROLL for (int c = 0; c < kChannels; ++c) {
       channels[c] = values + at.channel + min(c0 + c, w.of_group - 1) * at.plane;
     }
     const S* filter = filters + at.tap;
     if (kReverse) filter += (int64_t{w.kernel_height} * kernel_width - 1) * at.plane;
     S* grad_filter = grad_filters + at.tap;
     A sum[kChannels][kPixels] = {};
-#pragma unroll 1
-    for (int i = 0; i < w.kernel_height; ++i) {
+    NO_UNROLL for (int i = 0; i < w.kernel_height; ++i) {
       const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
       A part[kChannels][kPixels] = {};
 #pragma unroll(kWidth > 0 ? 1 : 2)
@@ -232,14 +215,12 @@ __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannel
         }
       }
       if constexpr (kWidth == 0) {
-#pragma unroll
-        for (int e = 0; e < kChannels * kPixels; ++e) {
+        UNROLL for (int e = 0; e < kChannels * kPixels; ++e) {
           sum[e / kPixels][e % kPixels] += part[e / kPixels][e % kPixels];
         }
       }
     }
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
+    UNROLL for (int c = 0; c < kChannels; ++c) {
       if (c0 + c >= w.of_group) break;
       StorePack<kPixels>(sum[c], result + at.channel + (c0 + c) * at.plane + at.pixel);
     }
@@ -255,11 +236,9 @@ __global__ void __launch_bounds__(kThreads)
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
   const Place<kPixels> at(w);
   if (!at.inside) return;
-#pragma unroll 1
-  for (int i = 0; i < w.kernel_height; ++i) {
+  NO_UNROLL for (int i = 0; i < w.kernel_height; ++i) {
     const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
-#pragma unroll 1
-    for (int j = 0; j < kernel_width; j += kTaps) {
+    NO_UNROLL for (int j = 0; j < kernel_width; j += kTaps) {
       const Window<kPixels, kTaps> window(w, at, y, kernel_width, j,
                                           min(kTaps, kernel_width - j));
       const int64_t tap = int64_t{i} * kernel_width + j;
@@ -304,7 +283,7 @@ inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks
 // thread, kernel_width or 0 for any, and the channels of a group computed at once.
 template <typename Plan, typename T, typename Make>
 Plan WithSizes(const Problem& p, const Make& make) {
-  const auto with_width = [&](auto width) {
+  return WithSize(p.kernel_width, [&](auto width) {
     constexpr bool kFours = width > 0 && !std::is_same_v<T, double>;
     const auto with_pixels = [&](auto pixels) {
       Work w;
@@ -322,32 +301,23 @@ Plan WithSizes(const Problem& p, const Make& make) {
       }
     }
     return with_pixels(std::integral_constant<int, 1>{});
-  };
-  switch (p.kernel_width) {
-    case 3:
-      return with_width(std::integral_constant<int, 3>{});
-    case 5:
-      return with_width(std::integral_constant<int, 5>{});
-    case 7:
-      return with_width(std::integral_constant<int, 7>{});
-  }
-  return with_width(std::integral_constant<int, 0>{});
+  });
 }
 
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
-  return WithSizes<Plan, T>(
-      p, [](auto pixels, auto width, auto channels, Work w, int64_t blocks) {
-        return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
-                                 T* output, void*) {
+  return WithSizes<Plan, T>(p, [](auto pixels, auto width, auto channels, Work w,
+                                  int64_t blocks) {
+    return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
+                             T* output, void*) {
+      return Launch(
+          Forward::kName,
           GatherKernel<CudaType<T>, Accumulator<T>, decltype(pixels)::value,
-                       decltype(width)::value, decltype(channels)::value, false, false>
-              <<<blocks, kThreads, 0, exec.stream>>>(w, Native(input), Native(filters),
-                                                     Native(output), nullptr, nullptr);
-          return CheckLaunch(kForwardName);
-        });
-      });
+                       decltype(width)::value, decltype(channels)::value, false, false>,
+          blocks, kThreads, 0, exec, w, input, filters, output, nullptr, nullptr);
+    });
+  });
 }
 
 template <typename T>
@@ -363,16 +333,13 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
       constexpr int kWidth = decltype(width)::value;
       constexpr int kChannels = decltype(channels)::value;
       constexpr bool kBoth = kChannels < kPerStep;
-      GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>
-          <<<blocks, kThreads, 0, exec.stream>>>(w, Native(grad), Native(filters),
-                                                 Native(grad_input), Native(input),
-                                                 Native(grad_filters));
-      LaunchError error = CheckLaunch(kBackwardName);
+      LaunchError error = Launch(
+          Backward::kName, GatherKernel<S, A, kPixels, kWidth, kChannels, true, kBoth>,
+          blocks, kThreads, 0, exec, w, grad, filters, grad_input, input, grad_filters);
       if constexpr (!kBoth) {
         if (!error.empty()) return error;
-        FiltersKernel<S, A, kPixels, kWidth><<<blocks, kThreads, 0, exec.stream>>>(
-            w, Native(grad), Native(input), Native(grad_filters));
-        error = CheckLaunch(kBackwardName);
+        error = Launch(Backward::kName, FiltersKernel<S, A, kPixels, kWidth>, blocks,
+                       kThreads, 0, exec, w, grad, input, grad_filters);
       }
       return error;
     });

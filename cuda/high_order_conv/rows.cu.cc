@@ -75,13 +75,10 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
   using S = CudaType<T>;
   using Z = Shape<S, Accumulator<T>, K, C, kBackward>;
   constexpr auto kKernel = RowsKernel<S, Accumulator<T>, K, C, kBackward>;
-  constexpr auto kName = kBackward ? kBackwardName : kForwardName;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, kName);
-  if (!error.empty()) return error;
-  kKernel<<<CeilDivide(w.tasks, w.subs), kThreads, Z::Bytes(w.lanes, w.subs),
-            exec.stream>>>(w, Native(input), Native(filters), Native(grad),
-                           Native(result), Native(grad_filters));
-  return CheckLaunch(kName);
+  constexpr auto kName = kBackward ? Backward::kName : Forward::kName;
+  return Launch<kKernel>(kName, CeilDivide(w.tasks, w.subs), kThreads,
+                         Z::Bytes(w.lanes, w.subs), exec, w, input, filters, grad,
+                         result, grad_filters);
 }
 
 // Returns why no kernel size can do it, or null.

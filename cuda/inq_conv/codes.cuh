@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Decodes weights that are powers of two.
-#ifndef CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
-#define CAPSOPS_CUDA_INQ_CONV_CODES_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -83,11 +82,8 @@ LaunchError ForEach(const GpuExec& exec, const char* op, int64_t count,
   if (count == 0) return {};
   constexpr int kThreads = 256;
   const int64_t blocks = CeilDivide(count, kThreads);
-  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
-  kernel<<<blocks, kThreads, 0, exec.stream>>>(arguments...);
-  return CheckLaunch(op);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+  return Launch(op, kernel, blocks, kThreads, 0, exec, arguments...);
 }
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CUDA_INQ_CONV_CODES_CUH_

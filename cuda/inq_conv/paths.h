@@ -3,8 +3,7 @@
 
 // The planners of the kernel paths. Each path is a translation unit of its own, and
 // this header includes no kernels, so editing a path recompiles only that path.
-#ifndef CAPSOPS_CUDA_INQ_CONV_PATHS_H_
-#define CAPSOPS_CUDA_INQ_CONV_PATHS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -50,5 +49,3 @@ InqPlan<GpuExec, T> PlanConvolution(const Convolution& conv,
 }  // namespace widened
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CUDA_INQ_CONV_PATHS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Convolution with coded weights by a path of cuda/capsule_conv/tensor_cores.cuh.
-#ifndef CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_
-#define CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_
+#pragma once
 
 #include <string>
 #include <type_traits>
@@ -26,7 +25,7 @@ InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv
     using S = CudaType<T>;
     const capsule_conv::PlannedTasks<Path, S, precision.value, CodedWeights<S>>
         products(conv.tasks, exec.device);
-    if (!products.refusal().empty()) return Plan::Refuse(products.refusal());
+    CAPSOPS_REFUSE_IF(products.refusal());
     return Plan::Make(
         products.workspace(),
         [op = conv.op, levels = conv.levels, products](
@@ -41,5 +40,3 @@ InqPlan<GpuExec, T> PlanTensorCores(const GpuExec& exec, const Convolution& conv
 }
 
 }  // namespace capsops::inq_conv
-
-#endif  // CAPSOPS_CUDA_INQ_CONV_TENSOR_CORES_CUH_

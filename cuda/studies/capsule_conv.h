@@ -8,8 +8,7 @@
 //   for images in five layouts (of both `input` and `output`).
 //   Chen et al., "How to Accelerate Capsule Convolutions in Capsule Networks": the
 //   columns of its Table 1, gemms ("GPU"), official, custom.
-#ifndef CAPSOPS_CUDA_STUDIES_CAPSULE_CONV_H_
-#define CAPSOPS_CUDA_STUDIES_CAPSULE_CONV_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -41,5 +40,3 @@ extern const Scheme kLayoutPcrk, kLayoutPrkc, kLayoutCrkp, kLayoutRpck, kLayoutR
 extern const Scheme kChenGemms, kChenOfficial, kChenCustom;
 
 }  // namespace capsops::studies::capsule_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_CAPSULE_CONV_H_

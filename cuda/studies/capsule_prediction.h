@@ -4,8 +4,7 @@
 // The CUDA kernels of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks". They
 // compute what cc/launch/capsule_prediction.h defines, in float32 and on a GPU only,
 // and are used by the benchmark only.
-#ifndef CAPSOPS_CUDA_STUDIES_CAPSULE_PREDICTION_H_
-#define CAPSOPS_CUDA_STUDIES_CAPSULE_PREDICTION_H_
+#pragma once
 
 #include "cc/launch/capsule_prediction.h"
 
@@ -20,5 +19,3 @@ LaunchError Backward(const GpuExec& exec, const Problem& problem, const float* g
                      float* grad_weights);
 
 }  // namespace capsops::studies::capsule_prediction
-
-#endif  // CAPSOPS_CUDA_STUDIES_CAPSULE_PREDICTION_H_

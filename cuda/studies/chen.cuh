@@ -4,8 +4,7 @@
 // Shared parts of the schemes of Chen et al., "How to Accelerate Capsule Convolutions
 // in Capsule Networks". A capsule convolution is a list of products of small matrices,
 // and each scheme computes all of them.
-#ifndef CAPSOPS_CUDA_STUDIES_CHEN_CUH_
-#define CAPSOPS_CUDA_STUDIES_CHEN_CUH_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -84,8 +83,7 @@ LaunchError ForEach(const GpuExec& exec, const char* name, int64_t count,
   constexpr int kThreads = 256;
   if (count == 0) return {};
   const int64_t blocks = CeilDivide(count, kThreads);
-  const LaunchError error = CheckGrid(name, blocks);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(name, blocks));
   ForEachKernel<<<blocks, kThreads, 0, exec.stream>>>(count, body);
   return CheckLaunch(name);
 }
@@ -96,9 +94,8 @@ inline LaunchError ZeroOutput(const GpuExec& exec, const Problem& p, float* outp
 inline LaunchError ZeroGradients(const GpuExec& exec, const Problem& p,
                                  float* grad_input, float* grad_weights) {
   const Elements size(p);
-  const LaunchError error =
-      Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(
+      Zero(exec, kBackward, grad_input, InputMatrices(p) * size.input));
   return Zero(exec, kBackward, grad_weights, WeightsMatrices(p) * size.weights);
 }
 
@@ -107,5 +104,3 @@ inline std::string Any(const Problem&) { return {}; }
 inline int64_t NoWorkspace(const Problem&) { return 0; }
 
 }  // namespace capsops::studies::capsule_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_CHEN_CUH_

@@ -109,18 +109,16 @@ LaunchError AddProducts(const GpuExec& exec, const char* name, const Problem& p,
 
 LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output, void*) {
-  const LaunchError error = ZeroOutput(exec, p, output);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(ZeroOutput(exec, p, output));
   return AddProducts<Multiply>(exec, kForward, p, input, weights, output);
 }
 
 LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      const float* input, const float* weights, float* grad_input,
                      float* grad_weights, void*) {
-  LaunchError error = ZeroGradients(exec, p, grad_input, grad_weights);
-  if (!error.empty()) return error;
-  error = AddProducts<BackpropWeights>(exec, kBackward, p, input, grad_weights, grad);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(ZeroGradients(exec, p, grad_input, grad_weights));
+  CAPSOPS_RETURN_IF_ERROR(
+      AddProducts<BackpropWeights>(exec, kBackward, p, input, grad_weights, grad));
   return AddProducts<BackpropInput>(exec, kBackward, p, grad_input, weights, grad);
 }
 

@@ -5,8 +5,7 @@
 // with the index of one element that it writes. A list of products is [out channel,
 // sample, out pixel, kernel position, in channel, depth] of matrices; without the first
 // axis it is "flattened".
-#ifndef CAPSOPS_CUDA_STUDIES_CHEN_STEPS_CUH_
-#define CAPSOPS_CUDA_STUDIES_CHEN_STEPS_CUH_
+#pragma once
 
 #include "cuda/studies/chen.cuh"
 
@@ -179,5 +178,3 @@ struct KernelTranspose {  // [out channel, position, ...] to the layout of weigh
 };
 
 }  // namespace capsops::studies::capsule_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_CHEN_STEPS_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Helpers of the studies' launchers: zeroing, and the wording of refusals.
-#ifndef CAPSOPS_CUDA_STUDIES_COMMON_CUH_
-#define CAPSOPS_CUDA_STUDIES_COMMON_CUH_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -38,5 +37,3 @@ inline std::string MustBeAtMost(const std::string& what, int64_t maximum,
 }
 
 }  // namespace capsops::studies
-
-#endif  // CAPSOPS_CUDA_STUDIES_COMMON_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Matrix products by cuBLAS, which is loaded on first use and not needed to build.
-#ifndef CAPSOPS_CUDA_STUDIES_CUBLAS_H_
-#define CAPSOPS_CUDA_STUDIES_CUBLAS_H_
+#pragma once
 
 #include <cstdint>
 #include <mutex>
@@ -46,5 +45,3 @@ class Cublas {
 };
 
 }  // namespace capsops::studies
-
-#endif  // CAPSOPS_CUDA_STUDIES_CUBLAS_H_

@@ -6,8 +6,7 @@
 // benchmark only. Tensors have the paper's layout, and gradients that of their tensors:
 //   input, output  [batch, channels, height, width]
 //   weights        [kernel_height * kernel_width, batch, 1, height, width]
-#ifndef CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
-#define CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_
+#pragma once
 
 #include <string>
 
@@ -27,5 +26,3 @@ LaunchError Backward(const GpuExec& exec, const Problem& problem, const float* g
                      float* grad_weights);
 
 }  // namespace capsops::studies::high_order_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_HIGH_ORDER_CONV_H_

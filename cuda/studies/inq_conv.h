@@ -6,8 +6,7 @@
 // float32, with VALID padding, for one image, and with output [1, out_channels,
 // out_height, out_width]. They use the code book's first `powers` powers of two, and
 // larger codes read as zero. Used by the benchmark only.
-#ifndef CAPSOPS_CUDA_STUDIES_INQ_CONV_H_
-#define CAPSOPS_CUDA_STUDIES_INQ_CONV_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -54,5 +53,3 @@ extern const Scheme kOutputUnread, kOutputUnused;
 extern const Scheme kInputBasic, kInput1, kInput2;
 
 }  // namespace capsops::studies::inq_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_INQ_CONV_H_

@@ -235,13 +235,11 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, int powers,
   int* const ends = kernels + p.out_channels * Weights(p) * NumbersOf(kForm);
   Prepare<kForm>
       <<<s.out_channels, 256, 0, exec.stream>>>(s, powers, codes, kernels, ends);
-  LaunchError error = CheckLaunch(kName);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckLaunch(kName));
   if constexpr (kForm == Form::kConstant) {
-    error = CheckLaunch(
+    CAPSOPS_RETURN_IF_ERROR(CheckLaunch(
         kName, cudaMemcpyToSymbolAsync(constant_weights, kernels, Workspace<kForm>(p),
-                                       0, cudaMemcpyDeviceToDevice, exec.stream));
-    if (!error.empty()) return error;
+                                       0, cudaMemcpyDeviceToDevice, exec.stream)));
   }
   WithConstants<kIsOutput>(s, SumsByWeight(kForm) ? powers : 0,
                            [&](auto sums, auto tile, auto size, auto channels) {

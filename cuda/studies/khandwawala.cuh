@@ -4,8 +4,7 @@
 // Shared parts of the programs of Khandwawala, "Weight Sharing on CNN": the forms of
 // the kernel matrix, and sums by weight. A kernel matrix is [out_channels, kernel,
 // kernel, in_channels], and images have their channels last.
-#ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
-#define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -128,5 +127,3 @@ struct Sums {
 };
 
 }  // namespace capsops::studies::inq_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_KHANDWAWALA_CUH_

@@ -5,8 +5,7 @@
 // shared memory. A block also stages as many kernels as the image has channels, and a
 // thread computes the output element whose window begins at its pixel, for the kernel
 // with its channel's index. Threads at two edges of the tile have no output.
-#ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_
-#define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_
+#pragma once
 
 #include "cuda/studies/khandwawala.cuh"
 
@@ -73,5 +72,3 @@ __global__ void __launch_bounds__(kSize ? kChannels * (kTile + kSize - 1) *
 }
 
 }  // namespace capsops::studies::inq_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_KHANDWAWALA_INPUT_CUH_

@@ -5,8 +5,7 @@
 // and one thread per position of the kernel in the tile, which computes one output
 // element. All threads of a block use the same weight at the same time, and load up to
 // four pixels each. With a stride, most threads only load.
-#ifndef CAPSOPS_CUDA_STUDIES_KHANDWAWALA_OUTPUT_CUH_
-#define CAPSOPS_CUDA_STUDIES_KHANDWAWALA_OUTPUT_CUH_
+#pragma once
 
 #include "cuda/studies/khandwawala.cuh"
 
@@ -111,5 +110,3 @@ __global__ void OutputStationary(Sizes s, const float* __restrict__ image,
 }
 
 }  // namespace capsops::studies::inq_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_KHANDWAWALA_OUTPUT_CUH_

@@ -33,8 +33,7 @@ LaunchError Launch(const GpuExec& exec, const Problem& p, const Geometry& geomet
     return std::string(kName) + ": the filter takes " + std::to_string(shared) +
            " bytes of shared memory, and this GPU has " + std::to_string(maximum);
   }
-  const LaunchError allowed = AllowMaxSharedMemory<kKernel>(exec, kName);
-  if (!allowed.empty()) return allowed;
+  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kKernel>(exec, kName));
   const Filter filter{static_cast<int>(p.kernel_height),
                       static_cast<int>(p.kernel_width),
                       static_cast<int>(p.in_channels)};

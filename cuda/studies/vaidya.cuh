@@ -14,8 +14,7 @@
 // counted.
 //
 // The benchmark compiles each kernel alone, so this header includes none of ours.
-#ifndef CAPSOPS_CUDA_STUDIES_VAIDYA_CUH_
-#define CAPSOPS_CUDA_STUDIES_VAIDYA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -160,5 +159,3 @@ __global__ void __launch_bounds__(1024)
 }
 
 }  // namespace capsops::studies::capsule_conv
-
-#endif  // CAPSOPS_CUDA_STUDIES_VAIDYA_CUH_

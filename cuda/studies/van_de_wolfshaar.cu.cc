@@ -126,10 +126,9 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      float* grad_weights) {
   const char* name = "CapsulePredictionStudyGrad";
   const Strides strides = StridesOf(p);
-  const LaunchError error =
-      Launch(name, exec, InputGradKernel, p.batch * p.in_caps * p.in_dim, grad, weights,
-             grad_input, strides, p.out_caps, p.out_dim, p.in_dim);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(Launch(name, exec, InputGradKernel,
+                                 p.batch * p.in_caps * p.in_dim, grad, weights,
+                                 grad_input, strides, p.out_caps, p.out_dim, p.in_dim));
   return Launch(name, exec, WeightsGradKernel,
                 p.in_caps * p.out_caps * p.out_dim * p.in_dim, grad, input,
                 grad_weights, strides, p.batch);

@@ -3,8 +3,7 @@
 
 // An op on a problem: a GPU plan with its operands, and the expected results. These
 // come from the double-precision CPU kernels, which share no code with the GPU kernels.
-#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_CALL_H_
-#define CAPSOPS_TESTS_SANITIZERS_GPU_CALL_H_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -191,5 +190,3 @@ LaunchError MakeCall(const GpuExec& exec, const typename Op::Problem& problem,
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_CALL_H_

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_COMPARE_H_
-#define CAPSOPS_TESTS_SANITIZERS_GPU_COMPARE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -15,5 +14,3 @@ void CompareBytes(const void* a, const void* b, int64_t bytes,
                   unsigned long long* different, cudaStream_t stream);
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_COMPARE_H_

@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_COVERAGE_H_
-#define CAPSOPS_TESTS_SANITIZERS_GPU_COVERAGE_H_
+#pragma once
 
 #include <map>
 #include <set>
@@ -14,5 +13,3 @@ namespace capsops {
 std::map<std::string, bool> LaunchedKernels();
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_COVERAGE_H_

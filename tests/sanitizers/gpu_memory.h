@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Device memory for calls. A CUDA error ends the program, since nothing runs after it.
-#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_MEMORY_H_
-#define CAPSOPS_TESTS_SANITIZERS_GPU_MEMORY_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -190,5 +189,3 @@ struct HuntOptions {
 void Hunt(const HuntOptions& options, const std::vector<Path*>& paths);
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_MEMORY_H_

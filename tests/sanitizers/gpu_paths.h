@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Lists every kernel path of every op and type, as the library names them.
-#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_
-#define CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -205,5 +204,3 @@ inline std::vector<Path> AllPaths(const GpuExec& exec, const std::string& op,
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_PATHS_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Problems at the edges of the GPU kernels' tiles.
-#ifndef CAPSOPS_TESTS_SANITIZERS_GPU_PROBLEMS_H_
-#define CAPSOPS_TESTS_SANITIZERS_GPU_PROBLEMS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -375,5 +374,3 @@ std::vector<P> Edges(Source& draw, int64_t most_work) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_GPU_PROBLEMS_H_

@@ -22,7 +22,7 @@
 
 #include "tests/sanitizers/problems.h"
 
-#include "cc/cpu/dispatch/scratch.h"
+#include "cc/cpu/dispatch/tasks.h"
 
 namespace capsops {
 namespace {

@@ -3,8 +3,7 @@
 
 // Shared by the programs of this folder: random numbers and small problems, and each
 // problem's ops, their tensors and their work.
-#ifndef CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
-#define CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -363,5 +362,3 @@ Problem DrawProblem(Source& draw, int64_t most_work) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_

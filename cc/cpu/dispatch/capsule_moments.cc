@@ -124,8 +124,7 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                        void* workspace) {
   if (!HasVotes(p)) return {};
   const Workspace<T> space(p, d, kForwardPerPose, workspace);
-  const LaunchError error = Prepare(exec, op, p, d, in, {}, space);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(Prepare(exec, op, p, d, in, {}, space));
   return ForTasks(exec, op, d.window_tasks, WindowsCost(p, d), d.forward_scratch,
                   [&](int64_t task, void* scratch) {
                     Selected<T>().forward(p, d, task, in, space.packed,

@@ -158,8 +158,7 @@ class Convolution {
         ForAll(exec, read, [&](int64_t at, int64_t count) {
           kernels_.widen(count, from + at, wide + at);
         });
-        LaunchError error = Convolve(exec, part, wide, sums, workspace);
-        if (!error.empty()) return error;
+        CAPSOPS_RETURN_IF_ERROR(Convolve(exec, part, wide, sums, workspace));
         scale(written, sums, to);
         from += read;
         to += written;

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Chooses the instruction set of the CPU kernels, once per process.
-#ifndef CAPSOPS_CC_CPU_DISPATCH_ISA_H_
-#define CAPSOPS_CC_CPU_DISPATCH_ISA_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -70,5 +69,3 @@ Plan CpuPlan(int64_t workspace, const Run& run) {
     static const CpuKernels<T> kernels = CAPSOPS_SELECT(Kernels<T>()); \
     return kernels;                                                    \
   }
-
-#endif  // CAPSOPS_CC_CPU_DISPATCH_ISA_H_

@@ -2,16 +2,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the tasks of a CPU kernel in a pool of threads.
-#ifndef CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
-#define CAPSOPS_CC_CPU_DISPATCH_TASKS_H_
+#pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <new>
 #include <string>
 
-#include "cc/cpu/dispatch/scratch.h"
 #include "cc/launch/exec.h"
 
 namespace capsops {
+
+// Uninitialized memory aligned to a cache line, freed at the end of the scope. data()
+// is null if there was not enough memory.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes)
+      : data_(::operator new(static_cast<size_t>(bytes), std::align_val_t{64},
+                             std::nothrow)) {}
+  ~Scratch() { ::operator delete(data_, std::align_val_t{64}); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+};
 
 // Calls run(begin, end, scratch) on ranges of tasks. `cost` is the cycles of one task,
 // and each range has its own `scratch_bytes` bytes.
@@ -44,5 +61,3 @@ LaunchError ForTasks(const CpuExec& exec, const char* op, int64_t count, int64_t
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_CPU_DISPATCH_TASKS_H_

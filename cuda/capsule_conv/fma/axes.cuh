@@ -16,10 +16,11 @@
 // An input pixel gets gradient only from taps that a strided output pixel reads it
 // with. So the input gradient is computed in phases: pixels that are equal modulo the
 // strides have the same taps, and their sum is an unstrided convolution.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_
+#pragma once
 
 #include <cstdint>
+
+#include "cuda/common/types.cuh"
 
 namespace capsops::capsule_conv::fma {
 
@@ -113,8 +114,7 @@ struct Product {
 // Computes the digits of `index` on an axis, and its position.
 __device__ inline Place Locate(const Axis& axis, int64_t index, int (&digits)[4]) {
   Place place = axis.origin;
-#pragma unroll
-  for (int i = 3; i >= 0; --i) {
+  UNROLL for (int i = 3; i >= 0; --i) {
     const int64_t rest = i > 0 ? Divide(index, axis.digits[i].count) : 0;
     const int64_t digit = index - rest * axis.digits[i].count;
     place += digit * axis.digits[i].step;
@@ -170,8 +170,7 @@ struct TermIterator {
   __device__ void Advance(const Stride& stride) {
     Add(stride.all);
     bool carry = false;
-#pragma unroll
-    for (int i = 3; i > 0; --i) {
+    UNROLL for (int i = 3; i > 0; --i) {
       digits[i] += stride.by[i] + carry;
       carry = digits[i] >= stride.count[i];
       if (carry) {
@@ -196,5 +195,3 @@ struct TermIterator {
 };
 
 }  // namespace capsops::capsule_conv::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_FMA_AXES_CUH_

@@ -180,11 +180,9 @@ template <typename T, int kColumns>
 LaunchError LaunchProduct(const GpuExec& exec, const char* op, const Product& z,
                           int64_t blocks, const T* left, const T* right, T* out,
                           void* partial) {
-  ProductKernel<CudaType<T>, Accumulator<T>, kColumns>
-      <<<blocks, kThreads, 0, exec.stream>>>(z, Native(left), Native(right),
-                                             Native(out),
-                                             static_cast<Accumulator<T>*>(partial));
-  return CheckLaunch(op);
+  return Launch(op, ProductKernel<CudaType<T>, Accumulator<T>, kColumns>, blocks,
+                kThreads, 0, exec, z, left, right, out,
+                static_cast<Accumulator<T>*>(partial));
 }
 
 // Plans product z. If there is nothing to sum, the result is only cleared.
@@ -233,8 +231,7 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
                                kMaxSplitBytes / int64_t{sizeof(A)} / z.elements}));
   const int64_t blocks = tiles * z.parts;
   const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kReduceElements) : 0;
-  const std::string obstacle = GridRefusal(std::max(blocks, sum_blocks));
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(std::max(blocks, sum_blocks)));
   return Plan::Make(
       z.parts > 1 ? z.parts * z.elements * int64_t{sizeof(A)} : 0,
       [=](const GpuExec& exec, const T* left, const T* right, T* out, void* partial) {

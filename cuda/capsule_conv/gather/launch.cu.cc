@@ -134,11 +134,8 @@ using WeightPlan =
 template <auto kKernel, int kThreads, typename Plan, typename... Pointers>
 LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
                    Pointers... pointers) {
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  kKernel<<<plan.blocks, kThreads, plan.shared, exec.stream>>>(plan.tiling,
-                                                               pointers...);
-  return CheckLaunch(op);
+  return Launch<kKernel>(op, plan.blocks, kThreads, plan.shared, exec, plan.tiling,
+                         pointers...);
 }
 
 // Cycles of a multiprocessor per product of 16x8x8.
@@ -181,8 +178,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
 template <typename Plan, typename T, Tf32 kTf32>
 Plan PlanForwardBy(const char* op, const GpuDevice& device, const Problem& p) {
   using S = CudaType<T>;
-  const std::string refusal = Refusal(p);
-  if (!refusal.empty()) return Plan::Refuse(refusal);
+  CAPSOPS_REFUSE_IF(Refusal(p));
   const int64_t columns = p.out_channels * p.pose_columns;
   ForwardPlan<S> plan;
   if (columns <= 32) {
@@ -253,8 +249,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
-  const std::string refusal = Refusal(p);
-  if (!refusal.empty()) return Plan::Refuse(refusal);
+  CAPSOPS_REFUSE_IF(Refusal(p));
   WeightPlan<S> plan;
   FindWeights<S, kTf32, 4>(p, device, &plan);
   FindWeights<S, kTf32, 8>(p, device, &plan);
@@ -272,13 +267,6 @@ Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradi
   });
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
-  });
-}
-
 #define CAPSOPS_INSTANTIATE(T)                                              \
   template ConvPlan<GpuExec, T> PlanImage<ConvPlan<GpuExec, T>, T>(         \
       const char*, const GpuExec&, const Problem&, bool);                   \
@@ -286,6 +274,6 @@ ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
       const char*, const GpuExec&, const Problem&, bool);
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
-CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_DEFINE_PLAN_WEIGHTS
 
 }  // namespace capsops::capsule_conv::gather

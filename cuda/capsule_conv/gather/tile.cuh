@@ -7,8 +7,7 @@
 // and a term is then the word at
 //   (offset of the pixel's first tap) + (offset of the term from there).
 // The second offset is the same for all pixels, so lanes gather operands word by word.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -80,8 +79,7 @@ struct Point {
 // Fills the table of a tile's pixels. The last entry does not exist.
 __device__ inline void FillPointTable(const Tiling& tiling, const TileCoord& place,
                                       Point* points) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
+  NO_UNROLL for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
     int x;
     const int y = tiling.by_tile.Split(min(i, tiling.points - 1), &x);
     const int to_y = place.y + y, to_x = place.x + x;
@@ -129,13 +127,10 @@ __device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>&
   if constexpr (kTf32 == Tf32::kSplit) {
     float sum[4] = {};
     Multiply(a, b, sum);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) c[e] += sum[e];
+    UNROLL for (int e = 0; e < 4; ++e) c[e] += sum[e];
   } else {
     Multiply(a, b, c);
   }
 }
 
 }  // namespace capsops::capsule_conv::gather
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_TILE_CUH_

@@ -6,8 +6,7 @@
 // and multiplies them with all of the block's terms. Split-K: blocks share the tiles,
 // and warps of a block share the pixels if there are few columns. Their partial sums
 // are reduced by a second kernel.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -47,8 +46,7 @@ template <typename S>
 __device__ void LoadPixels(const Point* points, bool wanted, const S* grad, S* stage) {
   const int lane = threadIdx.x % kLanes;
   stage += lane / 8 * kStagePixel<S> + lane % 8 * 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  UNROLL for (int half = 0; half < 2; ++half) {
     const int to = points[half * 4 + lane / 8].to;
     const bool there = wanted && to >= 0;
     __pipeline_memcpy_async(stage + half * 4 * kStagePixel<S>, there ? grad + to : grad,
@@ -60,10 +58,8 @@ __device__ void LoadPixels(const Point* points, bool wanted, const S* grad, S* s
 template <int kProducts>
 __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProducts][4],
                       float* part) {
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
+  UNROLL for (int n = 0; n < kProducts; ++n) {
+    UNROLL for (int e = 0; e < 2; ++e) {
       const int element = elements[n * 8 + threadIdx.x % 4 * 2 + e];
       if (element < 0 || part == nullptr) continue;
       float4* const to = reinterpret_cast<float4*>(part + element);
@@ -75,8 +71,7 @@ __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProduct
       *to = sum;
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2 * kProducts * 4; ++i) {
+  UNROLL for (int i = 0; i < 2 * kProducts * 4; ++i) {
     sums[i / (4 * kProducts)][i / 4 % kProducts][i % 4] = 0;
   }
 }
@@ -103,16 +98,14 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
       kWarpColumns;
   const int split = rest / tiling.column_blocks;
   const int group = warp / tiling.column_warps, groups = kWarps / tiling.column_warps;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kProducts * 8; i += kWarps * kLanes) {
+  NO_UNROLL for (int i = threadIdx.x; i < kProducts * 8; i += kWarps * kLanes) {
     shifts[i] = tiling.Shift(first_term + i);
     elements[i] =
         first_term + i < tiling.terms ? tiling.TermElement(first_term + i) : -1;
   }
   __syncthreads();
   const float* taps[kProducts];
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) taps[n] = patch + shifts[n * 8 + g];
+  UNROLL for (int n = 0; n < kProducts; ++n) taps[n] = patch + shifts[n * 8 + g];
   float sums[2][kProducts][4] = {};
   const int column = first_column + g * 4;
   float* const part = column < tiling.columns
@@ -138,8 +131,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
     const auto points_of = [&](int step) {
       return points + (step * groups + group) * kStepPixels;
     };
-#pragma unroll
-    for (int step = 0; step < kStages - 1; ++step) {
+    UNROLL for (int step = 0; step < kStages - 1; ++step) {
       if (step < steps)
         LoadPixels(points_of(step), wanted, from, ring + step * kStage<S>);
       __pipeline_commit();
@@ -159,17 +151,14 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
       __pipeline_commit();
       const S* const pixel = ring + slot * kStage<S> + t * kStagePixel<S> + g * 4;
       Operand<4, kTf32> a[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      UNROLL for (int half = 0; half < 2; ++half) {
         const auto four =
             *reinterpret_cast<const Pack<S, 4>*>(pixel + half * 4 * kStagePixel<S>);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
+        UNROLL for (int e = 0; e < 4; ++e) {
           a[e / 2].SetWithoutOverflow(2 * half + e % 2, Widen(four.at[e]));
         }
       }
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
+      UNROLL for (int n = 0; n < kProducts; ++n) {
         Operand<2, kTf32> b;
         SetWord(0, taps[n][upper], &b);
         SetWord(1, taps[n][lower], &b);
@@ -190,5 +179,3 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_conv::gather
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_GATHER_WEIGHTS_CUH_

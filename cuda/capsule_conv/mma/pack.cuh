@@ -9,8 +9,7 @@
 //   float: element 2 (t % 2) + r of quad t / 2,
 //   16-bit types: elements 2 r and 2 r + 1 of quad t.
 // The A fragments use the same order.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -104,12 +103,9 @@ LaunchError PackFilter(const GpuExec& exec, const char* op, const Filter& filter
   constexpr int kThreads = 256;
   const int64_t words = PackedSteps(filter, p.order) * 2 * columns * 4;
   const int64_t blocks = CeilDivide(words, kThreads);
-  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
-  PackKernel<S, kTf32><<<blocks, kThreads, 0, exec.stream>>>(
-      filter, p.order, p.vertical, p.horizontal, columns, words, weights, packed);
-  return CheckLaunch(op);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+  return Launch(op, PackKernel<S, kTf32, Weights>, blocks, kThreads, 0, exec, filter,
+                p.order, p.vertical, p.horizontal, columns, words, weights, packed);
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PACK_CUH_

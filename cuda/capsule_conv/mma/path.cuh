@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The mma path as capsule_conv/tensor_cores.cuh expects it.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_
+#pragma once
 
 #include <string>
 
@@ -42,5 +41,3 @@ struct Path {
 };
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PATH_CUH_

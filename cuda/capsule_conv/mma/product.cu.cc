@@ -62,21 +62,17 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                    const S* source, const uint32_t* packed, S* target) {
   constexpr auto kKernel =
       ProductKernel<S, kTf32, C::kTiles, C::kColumns, C::kWarps, C::kBlocks>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.tiles), C::kThreads, plan.shared, exec,
-                         plan.product, source, packed, target);
+  return LaunchDependent<kKernel>(op, dim3(plan.tiles), C::kThreads, plan.shared, exec,
+                                  plan.product, source, packed, target);
 }
 
 template <typename S, Tf32 kTf32, typename C>
 LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                         const S* source, const S* weights, S* target) {
   constexpr auto kKernel = SmallKernel<S, kTf32, C::kColumns>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.tiles), kSmallWarps * kLanes,
-                         plan.shared, exec, plan.product, plan.filter, source, weights,
-                         target);
+  return LaunchDependent<kKernel>(op, dim3(plan.tiles), kSmallWarps * kLanes,
+                                  plan.shared, exec, plan.product, plan.filter, source,
+                                  weights, target);
 }
 
 // Completes a plan, if it fits: blocks of `shared` bytes and `tiles` row tiles.
@@ -218,22 +214,6 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   return FindTile<S, kTf32, Wide>(task, device);
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
-                               bool gradient) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient);
-  });
-}
-
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
-
-// inq_conv plans these tasks with filters that it packs itself.
-template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
-template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
-                                                           const GpuDevice&);
-template TilePlan<__half> PlanTask<__half, Tf32::kExact>(const Task&, const GpuDevice&);
-template TilePlan<__nv_bfloat16> PlanTask<__nv_bfloat16, Tf32::kExact>(
-    const Task&, const GpuDevice&);
+CAPSOPS_DEFINE_PLAN_IMAGE
 
 }  // namespace capsops::capsule_conv::mma

@@ -6,8 +6,7 @@
 // (output channel, pose column). The rows are read from the block's patch, without
 // im2col. The packed filter passes through a multistage cp.async pipeline, and the
 // patch of the next chunk is copied while this chunk is multiplied.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -65,8 +64,7 @@ struct RowFragment {
 
   __device__ void Set(const RawFragment<S>& raw) {
     const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    UNROLL for (int e = 0; e < 4; ++e) {
       if constexpr (std::is_same_v<S, float>) {
         constexpr Tf32 kOf = kRowTf32<kTf32>;
         Operand<1, kOf> operand;
@@ -90,8 +88,7 @@ struct Tiles {
     const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
     first = threadIdx.x / kLanes * kTiles;
     all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
+    UNROLL for (int m = 0; m < kTiles; ++m) {
       int at;
       const int y = p.by_row_tiles.Split(min(first + m, all - 1), &at);
       const int row = y * p.patch.row * p.source.rows + at * kTileRows + g;
@@ -116,8 +113,7 @@ __device__ void StoreTiles(const Product& p, const BlockCoord& place,
     if (tile >= tiles.all || x >= width) return nullptr;
     return TargetRow(p, place, y, x, pose_row, target);
   };
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
+  UNROLL for (int m = 0; m < kTiles; ++m) {
     const int column = place.column_block * kProducts * 8;
     S* const upper = target_row(m, 0);
     if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums[m], upper);
@@ -136,8 +132,7 @@ __device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
     Multiply(a.part[1], b[0], sum);
     if constexpr (kTf32 == Tf32::kSplit) Multiply(a.part[0], b[1], sum);
     Multiply(a.part[0], b[0], sum);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) c[e] += sum[e];
+    UNROLL for (int e = 0; e < 4; ++e) c[e] += sum[e];
   } else if constexpr (std::is_same_v<S, float>) {
     Multiply(a.part[0], b[0], c);
   } else {
@@ -151,22 +146,18 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              const int (&offset)[kTiles],
                              float (&sums)[kTiles][kProducts][4]) {
   RowFragment<S, kTf32> a[kTiles];
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
+  UNROLL for (int m = 0; m < kTiles; ++m) {
     RawFragment<S> raw;
     raw.Load(planes + offset[m]);
     a[m].Set(raw);
   }
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) {
+  UNROLL for (int n = 0; n < kProducts; ++n) {
     constexpr int kFilterParts = kParts<kFilterTf32<kTf32>>;
     uint32_t b[kFilterParts][2];
-#pragma unroll
-    for (int e = 0; e < 2 * kFilterParts; ++e) {
+    UNROLL for (int e = 0; e < 2 * kFilterParts; ++e) {
       b[e / 2][e % 2] = filter[(e * kProducts + n) * kLanes];
     }
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
+    UNROLL for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
   }
 }
 
@@ -212,8 +203,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     }
     __pipeline_commit();
   };
-#pragma unroll 1
-  for (int stage = 0; stage < (kStages - 1); ++stage) load_stage();
+  NO_UNROLL for (int stage = 0; stage < (kStages - 1); ++stage) load_stage();
 
   const Tiles<S, kTiles> tiles(p, place);
   const bool busy = tiles.first < tiles.all;
@@ -262,5 +252,3 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_PRODUCT_CUH_

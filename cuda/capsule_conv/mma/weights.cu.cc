@@ -43,10 +43,8 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           const WeightPlan<S>& plan, const S* input, const S* grad,
                           float* parts) {
   constexpr auto kKernel = WeightsKernel<S, kTf32, C::kTiles, C::kProducts, kEvenRows>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightWarps * kLanes,
-                         plan.shared, exec, plan.product, input, grad, parts);
+  return LaunchDependent<kKernel>(op, dim3(plan.blocks), kWeightWarps * kLanes,
+                                  plan.shared, exec, plan.product, input, grad, parts);
 }
 
 // Divides the rows into blocks of `quads` quads and sizes the patch for them.
@@ -204,20 +202,12 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
-  const std::string refusal = RefuseWeights(p);
-  if (!refusal.empty()) return Plan::Refuse(refusal);
+  CAPSOPS_REFUSE_IF(RefuseWeights(p));
   const auto plan = FindWeightPlan<S, kTf32>(ForwardTask(p), device);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   return PlanSplitK<T>(op, plan, plan.product.weights, plan.product.splits);
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
-  });
-}
-
-CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_DEFINE_PLAN_WEIGHTS
 
 }  // namespace capsops::capsule_conv::mma

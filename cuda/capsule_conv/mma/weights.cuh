@@ -7,8 +7,7 @@
 // and of `grad` with a pixel per lattice point. Split-K: each block takes a tile of the
 // result and a share of the lattice, loops over that share tile by tile, copying the
 // next patches while it multiplies these, and writes a partial sum.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -139,8 +138,7 @@ struct ColumnQuad {
 static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
                                                  float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
+  UNROLL for (int e = 0; e < 4; ++e) {
     if (e < count) to[e] = values[e] + (add ? to[e] : 0);
   }
 }
@@ -216,13 +214,11 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   GridDependencySynchronize();
   load(0);
   int left_at[kLefts], right_at[kRights];  // bytes
-#pragma unroll
-  for (int m = 0; m < kLefts; ++m) {
+  UNROLL for (int m = 0; m < kLefts; ++m) {
     left_at[m] =
         row_quads[warp * kWarpQuads + m * G::kQuads + G::Quad()].word * 4 + G::Byte();
   }
-#pragma unroll
-  for (int n = 0; n < kRights; ++n) {
+  UNROLL for (int n = 0; n < kRights; ++n) {
     const int plane = n * G::kQuads + G::Quad();
     right_at[n] =
         (plane < column_planes ? plane * p.grad_patch.plane * 4 : 0) + G::Byte();
@@ -266,12 +262,9 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
       }
       *four = value;
     });
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0;
+    UNROLL for (int m = 0; m < kTiles; ++m) {
+      UNROLL for (int n = 0; n < kProducts; ++n) {
+        UNROLL for (int e = 0; e < 4; ++e) sums[m][n][e] = 0;
       }
     }
     written = true;
@@ -280,5 +273,3 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_CUH_

@@ -9,8 +9,7 @@
 //   16-bit types (m16n8k16, groups of 8 quads): all 4 elements of quad g.
 // As rows, two elements are rows g and g + 8 of a tile. As columns, each element is
 // column g of a separate product.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -47,8 +46,7 @@ struct QuadFragment {
   // aligned. Volatile, so that the compiler does not delay loads until their use.
   template <bool kEvenRows>
   __device__ void Load(uint32_t from) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half, from += kStep / 2) {
+    UNROLL for (int half = 0; half < 2; ++half, from += kStep / 2) {
       uint32_t (&to)[kElements] = words[half];
       if constexpr (kEvenRows && !kFloat) {
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -56,8 +54,7 @@ struct QuadFragment {
                      : "r"(from)
                      : "memory");
       } else {
-#pragma unroll
-        for (int w = 0; w < kElements; w += 2) {
+        UNROLL for (int w = 0; w < kElements; w += 2) {
           asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                        : "=r"(to[w]), "=r"(to[w + 1])
                        : "r"(from + 4 * w)
@@ -70,10 +67,8 @@ struct QuadFragment {
   // Zeroes all but the first `rows` rows of the step.
   __device__ void MaskRows(int rows) {
     const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int w = 0; w < kElements; ++w) {
+    UNROLL for (int half = 0; half < 2; ++half) {
+      UNROLL for (int w = 0; w < kElements; ++w) {
         const int row = half * (kRows / 2) + (kFloat ? t : 2 * t + w / 2);
         if (row >= rows) words[half][w] = 0;
       }
@@ -131,18 +126,14 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
     operands.right[n].template Load<kEvenRows>(right + right_at[n]);
   };
   const auto load = [&](Operands& operands) {
-#pragma unroll
-    for (int m = 0; m < kLefts; ++m) load_left(operands, m);
-#pragma unroll
-    for (int n = 0; n < kRights; ++n) load_right(operands, n);
+    UNROLL for (int m = 0; m < kLefts; ++m) load_left(operands, m);
+    UNROLL for (int n = 0; n < kRights; ++n) load_right(operands, n);
   };
   // Multiplies one step; if `ahead`, loads the next operands as registers become free.
   const auto multiply = [&](Operands& operands, auto ahead) {
     RowFragment<S, kTf32> a[kLefts * kTiles];
-#pragma unroll
-    for (int m = 0; m < kLefts * kTiles; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
+    UNROLL for (int m = 0; m < kLefts * kTiles; ++m) {
+      UNROLL for (int e = 0; e < 4; ++e) {
         uint32_t high[1], low[1];
         operands.left[m / kTiles].template Get<kTf32>(m % kTiles * 2 + e % 2, e / 2,
                                                       high, low);
@@ -150,11 +141,9 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
         if constexpr (kTf32 == Tf32::kSplit) a[m].part[1][e] = low[0];
       }
     }
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
+    UNROLL for (int n = 0; n < kProducts; ++n) {
       uint32_t b[kParts<kTf32>][2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      UNROLL for (int half = 0; half < 2; ++half) {
         uint32_t high[1], low[1];
         operands.right[n / G::kElements].template Get<kTf32>(n % G::kElements, half,
                                                              high, low);
@@ -162,14 +151,13 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
         if constexpr (kTf32 == Tf32::kSplit) b[1][half] = low[0];
       }
       if constexpr (ahead) {
-#pragma unroll
-        for (int m = n * kLefts / kProducts; m < (n + 1) * kLefts / kProducts; ++m) {
+        UNROLL for (int m = n * kLefts / kProducts; m < (n + 1) * kLefts / kProducts;
+                    ++m) {
           load_left(operands, m);
         }
         if ((n + 1) % G::kElements == 0) load_right(operands, n / G::kElements);
       }
-#pragma unroll
-      for (int m = 0; m < kLefts * kTiles; ++m) {
+      UNROLL for (int m = 0; m < kLefts * kTiles; ++m) {
         MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
       }
     }
@@ -183,8 +171,7 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
     const uint32_t left_begin = left, right_begin = right;
     Operands operands;
     load(operands);
-#pragma unroll 1
-    while (--steps > 0) {
+    NO_UNROLL while (--steps > 0) {
       const bool line_ends = --to_line_end == 0;
       left += line_ends ? left_jump : G::kStep;
       right += line_ends ? right_jump : G::kStep;
@@ -197,14 +184,11 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
   }
   // The remainders of the lines.
   const int rest = lines.length - line_steps * G::kRows;
-#pragma unroll 1
-  for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
+  NO_UNROLL for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
     Operands operands;
     load(operands);
-#pragma unroll
-    for (int m = 0; m < kLefts; ++m) operands.left[m].MaskRows(rest);
-#pragma unroll
-    for (int n = 0; n < kRights; ++n) operands.right[n].MaskRows(rest);
+    UNROLL for (int m = 0; m < kLefts; ++m) operands.left[m].MaskRows(rest);
+    UNROLL for (int n = 0; n < kRights; ++n) operands.right[n].MaskRows(rest);
     multiply(operands, std::false_type());
     left += lines.left;
     right += lines.right;
@@ -217,23 +201,18 @@ template <typename S, int kTiles, int kProducts, typename Then>
 __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],
                               const Then& then) {
   const int g = threadIdx.x % kLanes / 4, t = threadIdx.x % 4;
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
+  UNROLL for (int m = 0; m < kTiles; ++m) {
+    UNROLL for (int h = 0; h < 2; ++h) {
       if constexpr (std::is_same_v<S, float>) {
-#pragma unroll
-        for (int n = 0; n < kProducts; n += 2) {
+        UNROLL for (int n = 0; n < kProducts; n += 2) {
           const auto& one = sums[m][n];
           const auto& other = sums[m][n + 1];
           then(m * 4 + g / 2, g % 2 * 2 + h, n * 2 + t,
                float4{one[2 * h], other[2 * h], one[2 * h + 1], other[2 * h + 1]});
         }
       } else {
-#pragma unroll
-        for (int n = 0; n < kProducts; n += 4) {
-#pragma unroll
-          for (int v = 0; v < 2; ++v) {
+        UNROLL for (int n = 0; n < kProducts; n += 4) {
+          UNROLL for (int v = 0; v < 2; ++v) {
             const int e = 2 * h + v;
             then(m / 2 * 8 + g, m % 2 * 2 + h, n * 2 + 2 * t + v,
                  float4{sums[m][n][e], sums[m][n + 1][e], sums[m][n + 2][e],
@@ -246,5 +225,3 @@ __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],
 }
 
 }  // namespace capsops::capsule_conv::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_MMA_WEIGHTS_OPERANDS_CUH_

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_conv/tma/pack.cuh"
@@ -144,13 +143,11 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
   using S = CudaType<T>;
   const int64_t in = p.in_channels * p.pose_inner;
   const int64_t out = p.out_channels * p.pose_columns;
-  std::string refusal =
-      Refusal<ImageWork, S, kTf32>(p, gradient ? out : in, gradient ? in : out, device);
-  if (refusal.empty() && gradient &&
-      std::max(p.stride_height, p.stride_width) > kMaxPhases) {
-    refusal = "a stride is over " + std::to_string(kMaxPhases);
+  CAPSOPS_REFUSE_IF(Refusal<ImageWork, S, kTf32>(p, gradient ? out : in,
+                                                 gradient ? in : out, device));
+  if (gradient && std::max(p.stride_height, p.stride_width) > kMaxPhases) {
+    return Plan::Refuse("a stride is over " + std::to_string(kMaxPhases));
   }
-  if (!refusal.empty()) return Plan::Refuse(refusal);
   PackedFilter packed;
   const auto plan = PlanImageProduct<S>(device, p, gradient, &packed);
   if (plan.launch == nullptr) {
@@ -164,12 +161,10 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
     const PartialTiles parts = plan.PartialsIn(workspace);
     const int64_t blocks = int64_t{packed.term_blocks} * packed.column_blocks *
                            static_cast<int64_t>(plan.columns.size[2]);
-    LaunchError error = CheckGrid(op, blocks);
-    if (!error.empty()) return error;
-    PackFilterKernel<S><<<blocks, kPackThreads, 0, exec.stream>>>(
-        packed, Native(weights), right, {parts.there, plan.work.ranges.blocks});
-    error = CheckLaunch(op);
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+    CAPSOPS_RETURN_IF_ERROR(Launch(op, PackFilterKernel<S>, blocks, kPackThreads, 0,
+                                   exec, packed, weights, right,
+                                   FlagsToClear{parts.there, plan.work.ranges.blocks}));
     return plan.launch(exec, op, plan, Native(source), right, parts, Native(target));
   });
 }

@@ -5,10 +5,8 @@
 // tile are a box of images and target pixels; for each tap, their source pixels are a
 // box as well. Taps that read only padding in a tile are skipped. The input gradient
 // has one phase for each remainder of pixels modulo the strides.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_
+#pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cuda/capsule_conv/tma/steps.cuh"
@@ -132,15 +130,11 @@ struct ImageWork {
   // The tile with this number.
   __device__ Place At(const Tables& tables, int tile) const {
     Place place;
-    const auto next = [&](int count) {
-      const int rest = tile / count, at = tile - rest * count;
-      tile = rest;
-      return at;
-    };
-    place.column_block = next(column_blocks);
-    place.horizontal = next(horizontal.tiles);
-    place.vertical = next(vertical.tiles);
-    place.image = tile;
+    Digits<int> digits(tile);
+    place.column_block = digits.Next(column_blocks);
+    place.horizontal = digits.Next(horizontal.tiles);
+    place.vertical = digits.Next(vertical.tiles);
+    place.image = digits.rest;
     place.steps.count = tables.vertical.counts[place.vertical] *
                         tables.horizontal.counts[place.horizontal] * chunks;
     return place;
@@ -253,5 +247,3 @@ struct ImageWork {
 };
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_IMAGE_CUH_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Packs the filter into the right operand of tma/product.cuh: [tap][column][term].
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -46,22 +45,16 @@ __global__ void __launch_bounds__(kPackThreads)
   TriggerDependentLaunch();
   parts.Clear();
   __shared__ S tile[kPackSide][kPackSide + 1];
-  int rest = blockIdx.x;
-  const auto next = [&](int size) {
-    const int quotient = rest / size, at = rest - quotient * size;
-    rest = quotient;
-    return at;
-  };
-  const int term = next(p.term_blocks) * kPackSide;
-  const int column = next(p.column_blocks) * kPackSide;
-  const int64_t tap = rest;
+  Digits<int> digits(blockIdx.x);
+  const int term = digits.Next(p.term_blocks) * kPackSide;
+  const int column = digits.Next(p.column_blocks) * kPackSide;
+  const int64_t tap = digits.rest;
   const Filter& filter = p.filter;
   const S* const from = weights + tap * filter.tap;
   const int fast = threadIdx.x % kPackSide, slow = threadIdx.x / kPackSide;
   constexpr int kLines = kPackThreads / kPackSide;
   S read[kPackTurns]{};
-#pragma unroll
-  for (int n = 0; n < kPackTurns; ++n) {
+  UNROLL for (int n = 0; n < kPackTurns; ++n) {
     const int line = slow + n * kLines;
     const int k = term + (p.by_columns ? line : fast);
     const int m = column + (p.by_columns ? fast : line);
@@ -73,15 +66,13 @@ __global__ void __launch_bounds__(kPackThreads)
                      out_channel * filter.out_channel + out_inner * filter.out_element];
     }
   }
-#pragma unroll
-  for (int n = 0; n < kPackTurns; ++n) {
+  UNROLL for (int n = 0; n < kPackTurns; ++n) {
     const int line = slow + n * kLines;
     S& to = p.by_columns ? tile[line][fast] : tile[fast][line];
     to = read[n];
   }
   __syncthreads();
-#pragma unroll
-  for (int n = 0; n < kPackTurns; ++n) {
+  UNROLL for (int n = 0; n < kPackTurns; ++n) {
     const int line = slow + n * kLines;
     if (term + fast < p.terms && column + line < p.columns) {
       packed[(tap * p.columns + column + line) * p.terms + term + fast] =
@@ -91,5 +82,3 @@ __global__ void __launch_bounds__(kPackThreads)
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_CUH_

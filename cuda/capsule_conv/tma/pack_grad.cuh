@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Packs a float gradient as right operand of tma/product.cuh: [step][column][pixel].
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -41,8 +40,7 @@ __global__ void __launch_bounds__(kPackThreads)
   const int first_y = (line - image * boxes.height) * boxes.y;
   const int read = threadIdx.x % kGradColumns, slow = threadIdx.x / kGradColumns;
   float numbers[kTurns]{};
-#pragma unroll
-  for (int n = 0; n < kTurns; ++n) {
+  UNROLL for (int n = 0; n < kTurns; ++n) {
     const int row = slow + n * kLines;
     const int x = row & (boxes.x - 1), rest = row >> boxes.x_bits;
     const int y = rest & (boxes.y - 1);
@@ -54,14 +52,12 @@ __global__ void __launch_bounds__(kPackThreads)
       numbers[n] = grad[pixel * p.columns + column + read];
     }
   }
-#pragma unroll
-  for (int n = 0; n < kTurns; ++n) tile[slow + n * kLines][read] = numbers[n];
+  UNROLL for (int n = 0; n < kTurns; ++n) tile[slow + n * kLines][read] = numbers[n];
   __syncthreads();
   const int at = threadIdx.x % kStepPixels, t = at % 8;
   const int pixel = at - t + t % 4 * 2 + t / 4;
-#pragma unroll
-  for (int m = threadIdx.x / kStepPixels; m < kGradColumns;
-       m += kPackThreads / kStepPixels) {
+  UNROLL for (int m = threadIdx.x / kStepPixels; m < kGradColumns;
+              m += kPackThreads / kStepPixels) {
     if (column + m >= p.columns) continue;
     packed[(int64_t{step} * p.columns + column + m) * kStepPixels + at] =
         tile[pixel][m];
@@ -69,5 +65,3 @@ __global__ void __launch_bounds__(kPackThreads)
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PACK_GRAD_CUH_

@@ -3,8 +3,7 @@
 
 // Planning common to all products of tma/product.cuh. They require poses of one row, so
 // that a pixel is one row of a matrix.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -53,15 +52,13 @@ LaunchError Launch(const GpuExec& exec, const char* op,
                    const ProductPlan<S, Work>& plan, const S* source, const S* right,
                    const PartialTiles& parts, S* target) {
   CUtensorMap rows, columns;
-  LaunchError error = MakeTensorMap(op, source, plan.rows, &rows);
-  if (error.empty()) error = MakeTensorMap(op, right, plan.columns, &columns);
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, source, plan.rows, &rows));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, right, plan.columns, &columns));
   constexpr auto kKernel = ProductKernel<Work, S, Shape>;
-  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (error.empty()) error = CheckRegisters<kKernel>(op, kRegisters);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.work.ranges.blocks), kThreads,
-                         kSharedBytes<Work, Shape>, exec, rows, columns, plan.work,
-                         parts, target);
+  CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kRegisters));
+  return LaunchDependent<kKernel>(op, dim3(plan.work.ranges.blocks), kThreads,
+                                  kSharedBytes<Work, Shape>, exec, rows, columns,
+                                  plan.work, parts, target);
 }
 
 // Limit on steps and tiles, with room for what is computed from them.
@@ -146,5 +143,3 @@ std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PLAN_CUH_

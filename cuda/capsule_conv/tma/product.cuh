@@ -5,12 +5,9 @@
 // 7 are two consumer warpgroups, which issue wgmma and store results; one thread of the
 // third warpgroup is the producer, which loads boxes of both operands by TMA into a
 // pipeline of stages. Blocks share the work by stream-K (tma/steps.cuh).
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_
+#pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/capsule_conv/tma/image.cuh"
 #include "cuda/capsule_conv/tma/weights.cuh"
@@ -29,19 +26,6 @@ struct Shape {
   static constexpr int kStageBytes = kRowBytes + kColumns * kSwizzleBytes;
   static constexpr int kStages = (192 << 10) / kStageBytes;
   static constexpr int kProducts = kColumns / 8;
-};
-
-// A position in a circular buffer, and the parity of the barrier phase to wait for.
-template <int kPlaces>
-struct PipelineState {
-  int at = 0, parity = 0;
-
-  __device__ void Next() {
-    if (++at == kPlaces) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 // Stores 2 columns of a row. Not inlined, as few pose shapes need it.
@@ -82,8 +66,7 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
   const int first = place.column_block * kProducts * 8;
   if (columns.apart == 0) {
     S* const rows[] = {to.Row(warp * 16 + upper), to.Row(warp * 16 + lower)};
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
+    UNROLL for (int n = 0; n < kProducts; ++n) {
       const int column = first + 8 * n + lane % 4 * 2;
       StoreColumns(columns, column, sums[n][0], sums[n][1], rows[0]);
       StoreColumns(columns, column, sums[n][2], sums[n][3], rows[1]);
@@ -94,16 +77,13 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
   const int row = lane / kLanesOfRow, quad = lane % kLanesOfRow * 4;
   int column = first + quad;
   S* rows[kTurns];
-#pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
+  UNROLL for (int i = 0; i < kTurns; ++i) {
     rows[i] = to.Row(warp * 16 + row + i * (16 / kTurns));
     if (rows[i] != nullptr) rows[i] += columns.Place(column);
   }
-#pragma unroll
-  for (int n = 0; n < kProducts; n += 4) {
+  UNROLL for (int n = 0; n < kProducts; n += 4) {
     __syncwarp();
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    UNROLL for (int e = 0; e < 4; ++e) {
       const int at = 8 * e + lane % 4 * 2;
       *reinterpret_cast<float2*>(&exchange[upper][at]) =
           make_float2(sums[n + e][0], sums[n + e][1]);
@@ -111,8 +91,7 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
           make_float2(sums[n + e][2], sums[n + e][3]);
     }
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
+    UNROLL for (int i = 0; i < kTurns; ++i) {
       if (rows[i] == nullptr || column >= columns.count) continue;
       const float4 from =
           *reinterpret_cast<const float4*>(&exchange[row + i * (16 / kTurns)][quad]);
@@ -131,10 +110,8 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
 // Calls `then` with each accumulator.
 template <int kProducts, typename Then>
 __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) then(sums[n][e]);
+  UNROLL for (int n = 0; n < kProducts; ++n) {
+    UNROLL for (int e = 0; e < 4; ++e) then(sums[n][e]);
   }
 }
 
@@ -164,8 +141,7 @@ struct PartialTiles {
   template <int kProducts>
   __device__ void Write(int block, const float (&from)[kProducts][4]) const {
     float4* const to = Of<kProducts>(block);
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
+    UNROLL for (int n = 0; n < kProducts; ++n) {
       to[n * kPartThreads] =
           make_float4(from[n][0], from[n][1], from[n][2], from[n][3]);
     }
@@ -190,8 +166,7 @@ struct PartialTiles {
                    : "memory");
     } while (found == 0);
     const float4* const from = Of<kProducts>(block);
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
+    UNROLL for (int n = 0; n < kProducts; ++n) {
       const float4 part = from[n * kPartThreads];
       to[n][0] += part.x;
       to[n][1] += part.y;
@@ -234,14 +209,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == kGroups) {
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
-      PipelineState<Shape::kStages> at;
+      PipelineState at;
       at.parity = 1;  // empty stages count as released
       while (step < end) {
         const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.MultiplyEnd());
         typename Work::template Loader<Shape> loader(work, place,
                                                      step - place.steps.first);
-        for (; step < last; ++step, at.Next()) {
+        for (; step < last; ++step, at.Next(Shape::kStages)) {
           shared.empty[at.at].Wait(at.parity);
           shared.full[at.at].ArriveAndExpectBytes(Shape::kStageBytes);
           loader.Load(rows, columns, shared.full[at.at], shared.stages[at.at]);
@@ -251,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     SetMaxRegisters<kMany, true>();
-    PipelineState<Shape::kStages> at;
+    PipelineState at;
     const auto release = [&](int stage) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
@@ -267,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         asm volatile("" : "+f"(sum));  // keeps this before the products
       });
       int before = -1;
-      for (int n = first; n < last; ++n, at.Next()) {
+      for (int n = first; n < last; ++n, at.Next(Shape::kStages)) {
         const char* const stage = shared.stages[at.at];
         shared.full[at.at].Wait(at.parity);
         const uint32_t right = DescriptorAddress(stage + Shape::kRowBytes);
@@ -275,8 +250,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           uint32_t left[4][4];
           LoadFragments(stage, left);
           WgmmaFence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
+          UNROLL for (int k = 0; k < 4; ++k) {
             WgmmaRs<S, Shape::kProducts>::Begin(
                 left[k], MakeSwizzledDescriptor(right + 2 * k), sums, true);
           }
@@ -288,8 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           const uint32_t left =
               DescriptorAddress(stage) + warpgroup * (64 * kSwizzleBytes / 16);
           WgmmaFence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
+          UNROLL for (int k = 0; k < 4; ++k) {
             Wgmma<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
                 MakeOperandDescriptor<Work, Shape>(left, k),
                 MakeOperandDescriptor<Work, Shape>(right, k), sums, true);
@@ -330,5 +303,3 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_PRODUCT_CUH_

@@ -6,8 +6,7 @@
 // divided evenly into a range per block. If a range ends within a tile, its block waits
 // for the blocks of the following ranges, each of which starts with its part of that
 // tile, and adds their partial tiles. Storing a tile counts as a number of steps.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_STEPS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_STEPS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -71,5 +70,3 @@ struct Columns {
 };
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_STEPS_CUH_

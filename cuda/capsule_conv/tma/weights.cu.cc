@@ -118,19 +118,17 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
   using Work = WeightWork<S>;
   const int64_t in = p.in_channels * p.pose_inner;
   const int64_t out = p.out_channels * p.pose_columns;
-  std::string refusal = Refusal<Work, S, kTf32>(p, in, out, device);
-  if (refusal.empty() && p.kernel_height * p.kernel_width * in * out > 1 << 30) {
-    refusal = "32 bits do not count the weights";
+  CAPSOPS_REFUSE_IF(Refusal<Work, S, kTf32>(p, in, out, device));
+  if (p.kernel_height * p.kernel_width * in * out > 1 << 30) {
+    return Plan::Refuse("32 bits do not count the weights");
   }
-  if (!Work::kPacked && refusal.empty()) {
-    if (out % 8 != 0) {
-      refusal = "8 does not divide " + std::to_string(out) +
-                ", the numbers of a pixel of the gradient";
-    } else if (p.batch * p.out_height * p.out_width > kMaxPixels) {
-      refusal = "sums of so many pixels would be inexact";
-    }
+  if (!Work::kPacked && out % 8 != 0) {
+    return Plan::Refuse("8 does not divide " + std::to_string(out) +
+                        ", the numbers of a pixel of the gradient");
   }
-  if (!refusal.empty()) return Plan::Refuse(refusal);
+  if (!Work::kPacked && p.batch * p.out_height * p.out_width > kMaxPixels) {
+    return Plan::Refuse("sums of so many pixels would be inexact");
+  }
   PackedGrad packed;
   const auto plan = PlanWeightProduct<S>(device, p, &packed);
   if (plan.launch == nullptr) return Plan::Refuse("there are too many tiles");
@@ -140,34 +138,24 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                                          void* workspace) {
     const S* right = Native(grad);
     const PartialTiles parts = plan.PartialsIn(workspace);
-    LaunchError error;
     if constexpr (Work::kPacked) {
       const int64_t blocks =
           int64_t{packed.column_blocks} * static_cast<int64_t>(plan.columns.size[2]);
-      error = CheckGrid(op, blocks);
-      if (!error.empty()) return error;
+      CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
       S* const to = static_cast<S*>(workspace);
-      PackGradKernel<<<blocks, kPackThreads, 0, exec.stream>>>(
-          packed, right, to, {parts.there, plan.work.ranges.blocks});
-      error = CheckLaunch(op);
+      CAPSOPS_RETURN_IF_ERROR(
+          Launch(op, PackGradKernel, blocks, kPackThreads, 0, exec, packed, right, to,
+                 FlagsToClear{parts.there, plan.work.ranges.blocks}));
       right = to;
     } else {
-      error = CheckLaunch(
-          op, cudaMemsetAsync(parts.there, 0, plan.FlagBytes(), exec.stream));
+      CAPSOPS_RETURN_IF_ERROR(CheckLaunch(
+          op, cudaMemsetAsync(parts.there, 0, plan.FlagBytes(), exec.stream)));
     }
-    if (!error.empty()) return error;
     return plan.launch(exec, op, plan, Native(input), right, parts,
                        Native(grad_weights));
   });
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
-  });
-}
-
-CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_DEFINE_PLAN_WEIGHTS
 
 }  // namespace capsops::capsule_conv::tma

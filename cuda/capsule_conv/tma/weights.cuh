@@ -5,8 +5,7 @@
 // channels of one tap, and a step contracts a box of images and output pixels. 16-bit
 // types are used as they are, as MN-major operands. TF32 operands must be K-major, so
 // there the rows go through registers and `grad` is packed.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -95,8 +94,7 @@ struct WeightWork {
       const PixelBoxes& boxes = work.boxes;
       const int line = step / boxes.width, at_x = step - line * boxes.width;
       const int image = line / boxes.height, at_y = line - image * boxes.height;
-#pragma unroll
-      for (int n = 0; n < kRows / Shape::kDepth; ++n) {
+      UNROLL for (int n = 0; n < kRows / Shape::kDepth; ++n) {
         TmaLoad(rows, channel + n * Shape::kDepth,
                 at_x * boxes.x * work.moves.stride_x + x,
                 at_y * boxes.y * work.moves.stride_y + y, image * boxes.batch, barrier,
@@ -106,8 +104,7 @@ struct WeightWork {
       if constexpr (kPacked) {
         TmaLoad(columns, 0, column, step, barrier, right);
       } else {
-#pragma unroll
-        for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
+        UNROLL for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
           TmaLoad(columns, column + n, at_x * boxes.x, at_y * boxes.y,
                   image * boxes.batch, barrier, right + n * kSwizzleBytes);
         }
@@ -150,10 +147,8 @@ __device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) 
   const int g = lane / 4, t = lane % 4;
   const int channel = warp % 2 * 16 + 2 * g;
   const char* const from = stage + warp / 2 * 32 * kSwizzleBytes;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
+  UNROLL for (int n = 0; n < 4; ++n) {
+    UNROLL for (int e = 0; e < 2; ++e) {
       const int pixel = 8 * n + 2 * t + e;
       const uint2 pair = *reinterpret_cast<const uint2*>(
           from + pixel * kSwizzleBytes + (channel / 4 ^ pixel % 8) * 16 +
@@ -165,5 +160,3 @@ __device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) 
 }
 
 }  // namespace capsops::capsule_conv::tma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_TMA_WEIGHTS_CUH_

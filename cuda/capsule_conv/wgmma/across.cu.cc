@@ -37,8 +37,7 @@ __global__ void AddTapsKernel(const Image source, const Image target,
       if (from < 0 || from >= source.width) continue;
       const Pack<float, kPack> term =
           products[(int64_t{from} * across.taps + tap) * pixel + e];
-#pragma unroll
-      for (int n = 0; n < kPack; ++n) sum.at[n] += term.at[n];
+      UNROLL for (int n = 0; n < kPack; ++n) sum.at[n] += term.at[n];
     }
     sums[(x * placement.stride_x + placement.offset_x) * pixel + e] = sum;
   }
@@ -48,14 +47,13 @@ LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& tas
                             const float* products, float* target) {
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
-  if (auto error = CheckGrid(op, rows); !error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, rows));
   const auto launch = [&](auto pack) {
     using Packs = Pack<float, pack.value>;
-    AddTapsKernel<pack.value><<<rows, kAddThreads, 0, exec.stream>>>(
-        task.source, task.target, task.vertical, task.horizontal, task.placement,
-        pixel / pack.value, reinterpret_cast<const Packs*>(products),
-        reinterpret_cast<Packs*>(target));
-    return CheckLaunch(op);
+    return Launch(
+        op, AddTapsKernel<pack.value>, rows, kAddThreads, 0, exec, task.source,
+        task.target, task.vertical, task.horizontal, task.placement, pixel / pack.value,
+        reinterpret_cast<const Packs*>(products), reinterpret_cast<Packs*>(target));
   };
   return pixel % 4 == 0 ? launch(std::integral_constant<int, 4>())
                         : launch(std::integral_constant<int, 1>());

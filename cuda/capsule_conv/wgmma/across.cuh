@@ -5,8 +5,7 @@
 // limited by reading the rows. So horizontal taps become columns as well: one product
 // computes the contribution of every source pixel to every horizontal tap, and a second
 // kernel adds the contributions of each target pixel.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -67,5 +66,3 @@ struct TapColumns {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ACROSS_CUH_

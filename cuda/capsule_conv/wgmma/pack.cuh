@@ -4,8 +4,7 @@
 // Packs the filter into the operands of wgmma/product.cuh, in the order in which blocks
 // read them:
 //   [depth][column block][chunk][step][part][unit][column] of 16 bytes.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -23,14 +22,9 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
                                 const Weights weights, uint4* packed) {
   TriggerDependentLaunch();
   const int which = threadIdx.x / columns, column = threadIdx.x - which * columns;
-  int rest = blockIdx.x;
-  const auto next = [&](int size) {
-    const int quotient = rest / size, at = rest - quotient * size;
-    rest = quotient;
-    return at;
-  };
-  const int step = next(p.order.steps), chunk = next(p.order.chunks);
-  const int column_block = next(p.order.column_blocks), depth = rest;
+  Digits<int> digits(blockIdx.x);
+  const int step = digits.Next(p.order.steps), chunk = digits.Next(p.order.chunks);
+  const int column_block = digits.Next(p.order.column_blocks), depth = digits.rest;
 
   const int taps = p.vertical.taps * p.horizontal.taps;
   const int i = UnitStep(p, sorted, step).numbers[which];
@@ -49,16 +43,14 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
   const int quads = (filter.inner + kQuad - 1) / kQuad;
   constexpr int kElements = kUnitQuads<O> * kQuad;
   float elements[kElements]{};
-#pragma unroll
-  for (int q = 0; q < kUnitQuads<O>; ++q) {
+  UNROLL for (int q = 0; q < kUnitQuads<O>; ++q) {
     const int plane = (chunk * p.order.planes + unit) * kUnitQuads<O> + q;
     const int channel = plane / quads, first = (plane - channel * quads) * kQuad;
     if (unit >= p.order.planes || channel >= filter.channels ||
         out_channel >= filter.out_channels) {
       continue;
     }
-#pragma unroll
-    for (int e = 0; e < kQuad; ++e) {
+    UNROLL for (int e = 0; e < kQuad; ++e) {
       if (first + e >= filter.inner) continue;
       elements[q * kQuad + e] = Widen(
           weights[from + channel * filter.channel + (first + e) * filter.element]);
@@ -69,16 +61,14 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
     SplitUnit(elements, parts);
   } else {
     Pack<O, kElements> to;
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) {
+    UNROLL for (int e = 0; e < kElements; ++e) {
       Narrow(
           std::is_same_v<O, float> ? Prepare<Tf32::kRounded>(elements[e]) : elements[e],
           &to.at[e]);
     }
     parts[0] = *reinterpret_cast<const uint4*>(&to);
   }
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+  UNROLL for (int part = 0; part < kParts; ++part) {
     packed[(int64_t{blockIdx.x} * kParts + part) * blockDim.x + threadIdx.x] =
         parts[part];
   }
@@ -90,13 +80,10 @@ LaunchError PackUnits(const GpuExec& exec, const char* op, const Filter& filter,
                       const Product& product, int columns, const Weights& weights,
                       uint32_t* packed) {
   const int64_t blocks = PackedSteps(filter, product.order);
-  if (const auto error = CheckGrid(op, blocks); !error.empty()) return error;
-  PackUnitsKernel<O, kParts><<<blocks, 2 * columns, 0, exec.stream>>>(
-      filter, product, SortedPatch(product), columns, weights,
-      reinterpret_cast<uint4*>(packed));
-  return CheckLaunch(op);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+  return Launch(op, PackUnitsKernel<O, kParts, Weights>, blocks, 2 * columns, 0, exec,
+                filter, product, SortedPatch(product), columns, weights,
+                reinterpret_cast<uint4*>(packed));
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PACK_CUH_

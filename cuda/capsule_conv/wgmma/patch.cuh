@@ -5,10 +5,7 @@
 // row, with pixels sorted by residue class. With strides, the taps t, t + period, ...
 // of an axis read the same pixels and no other taps do; these pixels are a class.
 // Within a class the pixels of neighbouring lattice points are adjacent.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_
-
-#include <cstdint>
+#pragma once
 
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv/block.cuh"
@@ -136,5 +133,3 @@ struct UnitStep {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATCH_CUH_

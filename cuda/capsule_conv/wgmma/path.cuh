@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The wgmma path as capsule_conv/tensor_cores.cuh expects it.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_
+#pragma once
 
 #include <string>
 #include <type_traits>
@@ -50,5 +49,3 @@ struct Path {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PATH_CUH_

@@ -68,18 +68,16 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
                                    plan.ring,
                                    plan.by_across};
   constexpr auto kKernel = WarpgroupKernel<S, C>;
-  LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (error.empty()) error = CheckRegisters<kKernel>(op, C::kRegisters);
+  CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, C::kRegisters));
   PatchSource<S, C> from;
   if constexpr (C::kBoxes) {
-    if (error.empty()) error = MakeTensorMap(op, source, MapPatches(p), &from);
+    CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, source, MapPatches(p), &from));
   } else {
     from = source;
   }
-  if (!error.empty()) return error;
   const int64_t most = int64_t{exec.device.processors} * C::kBlocks;
-  return LaunchDependent(op, kKernel, dim3(std::min(plan.tiles, most)), C::kThreads,
-                         plan.shared, exec, warpgroups, from, packed, target);
+  return LaunchDependent<kKernel>(op, dim3(std::min(plan.tiles, most)), C::kThreads,
+                                  plan.shared, exec, warpgroups, from, packed, target);
 }
 
 // Coefficients of the cost model, fitted to six thousand plans measured on an H200:
@@ -283,22 +281,6 @@ TilePlan<S> PlanTask(const Task& task, const GpuDevice& device) {
   return best;
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Problem& p,
-                               bool gradient) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanProducts<Path, T, precision.value>(op, exec.device, p, gradient);
-  });
-}
-
-CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
-
-// inq_conv plans these tasks with filters that it packs itself.
-template TilePlan<float> PlanTask<float, Tf32::kRounded>(const Task&, const GpuDevice&);
-template TilePlan<float> PlanTask<float, Tf32::kSplitLeft>(const Task&,
-                                                           const GpuDevice&);
-template TilePlan<__half> PlanTask<__half, Tf32::kExact>(const Task&, const GpuDevice&);
-template TilePlan<__nv_bfloat16> PlanTask<__nv_bfloat16, Tf32::kExact>(
-    const Task&, const GpuDevice&);
+CAPSOPS_DEFINE_PLAN_IMAGE
 
 }  // namespace capsops::capsule_conv::wgmma

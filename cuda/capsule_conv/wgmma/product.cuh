@@ -11,8 +11,7 @@
 // core matrix, so a filter tap is only another address. The poses may be either
 // operand: A with 64 rows, or B with up to 256. As B, next to 64 filter columns as A,
 // they need the least shared-memory reads per product.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -38,18 +37,6 @@ constexpr int kMaxStages = 8;
 struct Barriers {
   Barrier full[kMaxStages], empty[kMaxStages];
   Barrier patch_full[kMaxBuffers], patch_empty[kMaxBuffers];
-};
-
-// A position in a circular buffer, and the parity of the barrier phase to wait for.
-struct PipelineState {
-  int at, parity;
-
-  __device__ void Next(int places) {
-    if (++at == places) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 // The layout of a block's shared memory.
@@ -238,14 +225,13 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
   const int column = group % C::kColumnGroups * kWgmmaRows;
   const uint32_t apart = s.rows_2d ? s.row : kGroupRows;
   Sums<C::kPromotes, C::kTiles, C::kOctets> sums;
-  PipelineState slot{0, 0}, buffer{0, 0};
+  PipelineState slot, buffer;
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
     const BlockCoord place(p, tile);
     const ProductRows<C::kRows> rows(s, place);
     const bool busy = first_product < rows.all;
     uint32_t first[C::kTiles];
-#pragma unroll
-    for (int m = 0; m < C::kTiles; ++m) {
+    UNROLL for (int m = 0; m < C::kTiles; ++m) {
       first[m] = rows.First(s, min(first_product + m, rows.all - 1));
     }
     sums.Clear();
@@ -256,8 +242,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           DescriptorAddress(shared.patches + buffer.at * shared.patch_words);
       for (int stage = 0; stage < shared.stages; ++stage) {
         uint32_t at[C::kSteps];
-#pragma unroll
-        for (int n = 0; n < C::kSteps; ++n) {
+        UNROLL for (int n = 0; n < C::kSteps; ++n) {
           at[n] = planes + shared.steps[stage * C::kSteps + n];
         }
         barriers.full[slot.at].Wait(slot.parity);
@@ -270,9 +255,8 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
               DescriptorAddress(shared.ring + slot.at * C::kStageWords) + column;
           // Issues step n of row tile m for the parts whose indices add up to `least`.
           const auto multiply = [&](int n, int m, int least) {
-#pragma unroll
-            for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
-                 ++of_filter) {
+            UNROLL for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
+                        ++of_filter) {
               const uint64_t columns =
                   MakeDescriptor(filter + n * (C::kStepWords / 4) +
                                      of_filter * (UnitStepWords(C::kColumns) / 4),
@@ -290,14 +274,9 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           DispatchCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
             WgmmaFence();
             // Smallest terms first.
-#pragma unroll
-            for (int least = C::kParts - 1; least >= 0; --least) {
-#pragma unroll
-              for (int n = 0; n < count.value; ++n) {
-#pragma unroll
-                for (int m = 0; m < C::kTiles; ++m) {
-                  multiply(n, m, least);
-                }
+            UNROLL for (int least = C::kParts - 1; least >= 0; --least) {
+              UNROLL for (int n = 0; n < count.value; ++n) {
+                UNROLL for (int m = 0; m < C::kTiles; ++m) { multiply(n, m, least); }
               }
             }
             WgmmaCommit();
@@ -319,8 +298,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
     if (buffer_before >= 0) release(barriers.patch_empty[buffer_before]);
     sums.Accumulate();
     const int first_column = place.column_block * C::kColumns + column;
-#pragma unroll
-    for (int m = 0; m < C::kTiles; ++m) {
+    UNROLL for (int m = 0; m < C::kTiles; ++m) {
       const RowOffset* const places = shared.rows + (first_product + m) * C::kRows;
       if constexpr (C::kLeft) {
         StoreLeft(s, place, rows.height, rows.width, places, first_column,
@@ -375,5 +353,3 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_PRODUCT_CUH_

@@ -3,8 +3,7 @@
 
 // Kernel traits of wgmma/product.cuh, the map between rows of its products and pixels,
 // its accumulators, and the epilogue.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -157,11 +156,9 @@ __device__ void FillRowTable(const WarpgroupParams& s, RowOffset* rows) {
 // Transposes 4x4 elements among the lanes l, l + 4, l + 8 and l + 12: lane number i
 // gets element i of each.
 __device__ inline void Exchange(float (&x)[4]) {
-#pragma unroll
-  for (int apart = 1; apart <= 2; ++apart) {
+  UNROLL for (int apart = 1; apart <= 2; ++apart) {
     const bool upper = (threadIdx.x / 4 & apart) != 0;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    UNROLL for (int n = 0; n < 2; ++n) {
       float& low = x[n * (3 - apart)];
       float& high = x[n * (3 - apart) + apart];
       const float got = __shfl_xor_sync(0xffffffff, upper ? low : high, 4 * apart);
@@ -182,8 +179,7 @@ __device__ inline void StorePredicated(bool there, const float (&x)[4], float* t
 template <typename S>
 __device__ void StorePredicated(bool there, const float (&x)[4], S* to) {
   Pack<S, 2> pairs[2];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
+  UNROLL for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
   asm volatile(
       "{ .reg .pred there; setp.ne.b32 there, %0, 0; "
       "@there st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(int{there}),
@@ -220,8 +216,7 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
   const int64_t stride = int64_t{p.target.depth} * p.target.pose();
   S* to = TargetRow(p, place, 0, 0, 0, target);
   const auto make = [&](int n, float (&x)[4]) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
+    UNROLL for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
     Exchange(x);
   };
   // Free of branches and of dependencies on earlier stores: waiting for lanes and
@@ -230,8 +225,7 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
     const int channel = column / columns;
     to += channel * stride + (column - channel * columns);
     if (channel >= channels) height = 0;
-#pragma unroll
-    for (int n = 0; n < kOctets; ++n) {
+    UNROLL for (int n = 0; n < kOctets; ++n) {
       float x[4];
       make(n, x);
       const RowOffset row = rows[n * kGroupRows];
@@ -239,8 +233,7 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
     }
     return;
   }
-#pragma unroll
-  for (int n = 0; n < kOctets; ++n) {
+  UNROLL for (int n = 0; n < kOctets; ++n) {
     float x[4];
     make(n, x);
     const RowOffset row = rows[n * kGroupRows];
@@ -300,12 +293,9 @@ struct Sums {
  private:
   template <typename Then>
   __device__ void ForEach(const Then& then) {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kOctets; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
+    UNROLL for (int m = 0; m < kTiles; ++m) {
+      UNROLL for (int n = 0; n < kOctets; ++n) {
+        UNROLL for (int e = 0; e < 4; ++e) {
           then(accumulators[m][n][e], &apart[kPromotes ? m : 0][n][e]);
         }
       }
@@ -314,5 +304,3 @@ struct Sums {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_ROWS_CUH_

@@ -4,8 +4,7 @@
 // Copies poses to shared memory as wgmma operands. A unit is 16 bytes of a pose row, a
 // quad of TF32 or two quads of a 16-bit type, and each unit has a plane of the patch.
 // After the copy, floats are rounded to TF32 or split into parts of bfloat16 in place.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -24,15 +23,12 @@ constexpr int kUnitQuads = 16 / (kQuad * sizeof(O));
 template <int kParts>
 __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
   uint32_t words[kParts][4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
+  UNROLL for (int e = 0; e < 4; ++e) {
     uint32_t pair[2] = {__float_as_uint(unit[2 * e]), __float_as_uint(unit[2 * e + 1])};
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    UNROLL for (int part = 0; part < kParts; ++part) {
       // Truncates to the upper halves; the rest goes to the next part.
       words[part][e] = __byte_perm(pair[0], pair[1], 0x7632);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      UNROLL for (int n = 0; n < 2; ++n) {
         const float all = __uint_as_float(pair[n]);
         const float cut = __uint_as_float(pair[n] & 0xffff0000);
         // Infinity minus itself would be NaN.
@@ -40,8 +36,7 @@ __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
       }
     }
   }
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+  UNROLL for (int part = 0; part < kParts; ++part) {
     parts[part] =
         make_uint4(words[part][0], words[part][1], words[part][2], words[part][3]);
   }
@@ -70,8 +65,7 @@ class UnitLoader {
     constexpr int kBytes = kQuad * sizeof(S);
     const int quads = image.quads();
     int place[kQuads];  // offset in a pixel; -1 without such a plane
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
+    UNROLL for (int q = 0; q < kQuads; ++q) {
       const int plane = (unit + unit_) * kQuads + q;
       const int channel = quads == 1 ? plane : plane / quads;
       place[q] = channel * image.depth * image.pose() + row_ * image.columns +
@@ -83,8 +77,7 @@ class UnitLoader {
     to += First(patch, image);
     for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
       const int pixel = pixels[at];
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
+      UNROLL for (int q = 0; q < kQuads; ++q) {
         const bool zero = pixel < 0 || place[q] < 0;
         __pipeline_memcpy_async(to + q * apart, zero ? from : from + pixel + place[q],
                                 kBytes, zero ? kBytes : 0);
@@ -100,8 +93,7 @@ class UnitLoader {
 #pragma unroll 2
       for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
         float unit[kQuads * kQuad];
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
+        UNROLL for (int q = 0; q < kQuads; ++q) {
           const float4 quad = *reinterpret_cast<const float4*>(to + q * part_words);
           unit[q * kQuad] = quad.x, unit[q * kQuad + 1] = quad.y;
           unit[q * kQuad + 2] = quad.z, unit[q * kQuad + 3] = quad.w;
@@ -113,8 +105,7 @@ class UnitLoader {
         } else {
           uint4 parts[kParts];
           SplitUnit(unit, parts);
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) {
+          UNROLL for (int part = 0; part < kParts; ++part) {
             *reinterpret_cast<uint4*>(to + part * part_words) = parts[part];
           }
         }
@@ -137,5 +128,3 @@ class UnitLoader {
 };
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_UNITS_CUH_

@@ -41,14 +41,12 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           float* parts) {
   constexpr auto kKernel = WeightKernel<W, kUnits>;
   CUtensorMap input_map, grad_map;
-  LaunchError error = CheckGrid(op, plan.blocks);
-  if (error.empty()) error = MakeTensorMap(op, input, plan.input, &input_map);
-  if (error.empty()) error = MakeTensorMap(op, grad, plan.grad, &grad_map);
-  if (error.empty()) error = AllowMaxSharedMemory<kKernel>(exec, op);
-  if (error.empty()) error = CheckRegisters<kKernel>(op, kWeightRegisters);
-  if (!error.empty()) return error;
-  return LaunchDependent(op, kKernel, dim3(plan.blocks), kWeightThreads, plan.shared,
-                         exec, input_map, grad_map, plan.sums, parts);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, plan.blocks));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, input, plan.input, &input_map));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, grad, plan.grad, &grad_map));
+  CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kWeightRegisters));
+  return LaunchDependent<kKernel>(op, dim3(plan.blocks), kWeightThreads, plan.shared,
+                                  exec, input_map, grad_map, plan.sums, parts);
 }
 
 // Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
@@ -257,21 +255,13 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {
   using Plan = ConvPlan<GpuExec, T>;
   using S = CudaType<T>;
-  const std::string refusal = RefuseWeights<S>(p, device);
-  if (!refusal.empty()) return Plan::Refuse(refusal);
+  CAPSOPS_REFUSE_IF(RefuseWeights<S>(p, device));
   using Sums = WeightParams<S, kTf32 == Tf32::kSplit ? 2 : 1>;
   const WeightPlan<Sums> plan = FindWeightPlan<Sums>(device, p);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
   return PlanSplitK<T>(op, plan, plan.sums.weights, plan.sums.splits);
 }
 
-template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
-  return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {
-    return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, p);
-  });
-}
-
-CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_DEFINE_PLAN_WEIGHTS
 
 }  // namespace capsops::capsule_conv::wgmma

@@ -3,8 +3,7 @@
 
 // Parameters and producers of wgmma/weights.cuh: how the gradient is divided into tiles
 // and lines, the TMA producer, and the warps that transpose.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -91,17 +90,12 @@ struct WeightCoord {
 
   template <typename W>
   __device__ explicit WeightCoord(const W& w) {
-    int rest = blockIdx.x;
-    const auto next = [&](int size) {
-      const int quotient = rest / size, at = rest - quotient * size;
-      rest = quotient;
-      return at;
-    };
-    x_tap = next(w.x_tiles) * w.x_taps;
-    y_tap = next(w.y_tiles) * w.y_taps;
-    block = next(w.block_tiles) * w.blocks;
-    rows = next(w.row_tiles) * w.Halves();
-    split = rest;
+    Digits<int> digits(blockIdx.x);
+    x_tap = digits.Next(w.x_tiles) * w.x_taps;
+    y_tap = digits.Next(w.y_tiles) * w.y_taps;
+    block = digits.Next(w.block_tiles) * w.blocks;
+    rows = digits.Next(w.row_tiles) * w.Halves();
+    split = digits.rest;
   }
 };
 
@@ -133,18 +127,6 @@ struct LineIterator {
   }
 };
 
-// A slot of a circular buffer, and the parity of the barrier phase to wait for.
-struct WeightPipelineState {
-  int at = 0, parity = 0;
-
-  __device__ void Next(int slots) {
-    if (++at == slots) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // TMA producer, one thread: loads the input rows and the `grad` of the block's lines.
 // Rows outside of the image become zeros. In shared memory, floats are ordered
 // [pixel][channel], 16-bit types [channel pair][pixel].
@@ -153,7 +135,7 @@ __device__ void LoadLines(const W& w, const WeightCoord& place,
                           const CUtensorMap& input, const CUtensorMap& grad,
                           WeightBarriers& barriers, char* row_slots, char* grad_slots) {
   using S = typename W::S;
-  WeightPipelineState row, other;
+  PipelineState row, other;
   row.parity = other.parity = 1;  // empty slots count as released
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
@@ -196,8 +178,7 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
     const int pose = first + lane;
     const bool there = pose < poses;
     float4 rows[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    UNROLL for (int n = 0; n < 4; ++n) {
       const int at = (pose % 2 * 4 + n) ^ (pose / 2 % 8);
       if (!there) continue;
       rows[n] = *reinterpret_cast<const float4*>(slot + pose / 2 * 128 + at * 16);
@@ -209,8 +190,7 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
                               {rows[0].y, rows[1].y, rows[2].y, rows[3].y},
                               {rows[0].z, rows[1].z, rows[2].z, rows[3].z},
                               {rows[0].w, rows[1].w, rows[2].w, rows[3].w}};
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    UNROLL for (int n = 0; n < 4; ++n) {
       if constexpr (kParts == 1) {
         to[n * 8] = columns[n];
       } else {
@@ -252,7 +232,7 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 template <typename W>
 __device__ void TransposeRows(const W& w, const WeightCoord& place,
                               WeightBarriers& barriers, char* row_slots, int warp) {
-  WeightPipelineState row;
+  PipelineState row;
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     for (int tap = line.first ? 0 : w.y_taps - 1; tap < w.y_taps; ++tap) {
       barriers.row_full[row.at].Wait(row.parity);
@@ -267,5 +247,3 @@ __device__ void TransposeRows(const W& w, const WeightCoord& place,
 }
 
 }  // namespace capsops::capsule_conv::wgmma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_WGMMA_WEIGHTS_LINES_CUH_

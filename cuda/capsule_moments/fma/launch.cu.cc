@@ -37,11 +37,8 @@ template <Kind kKind, bool kLinear, bool kPrecision, int Q>
 LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Division& d, const Gradient& grad, const Results& out) {
   constexpr auto kKernel = PassKernel<kKind, kLinear, kPrecision, Q>;
-  const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
-  if (!error.empty()) return error;
   const int shared = 2 * StageSize<Q>(d) * sizeof(float);
-  kKernel<<<d.blocks, kThreads, shared, exec.stream>>>(in, d, grad, out);
-  return CheckLaunch(name);
+  return Launch<kKernel>(name, d.blocks, kThreads, shared, exec, in, d, grad, out);
 }
 
 // Launches one pass, and the split-K reduction if blocks share groups.
@@ -64,8 +61,8 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
   }
   const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
   if (!error.empty() || !kSums || whole) return error;
-  FinishKernel<<<dim3(d.groups, kSize), kThreads, 0, exec.stream>>>(in, d, grad, out);
-  return CheckLaunch(name);
+  return Launch(name, FinishKernel, dim3(d.groups, kSize), kThreads, 0, exec, in, d,
+                grad, out);
 }
 
 // Calls run(Q) with a compile-time Q.
@@ -141,15 +138,11 @@ struct Path {
     const Division d = Divide(in.p, exec, 1);
     const dim3 grid(CeilDivide(d.children, d.windows), parts);
     return WithQ(in.p, [&](auto q) -> LaunchError {
-      const LaunchError error = Pass<Kind::kStatistics, q>(exec, name, in, grad, out);
-      if (!error.empty()) return error;
+      CAPSOPS_RETURN_IF_ERROR(Pass<Kind::kStatistics, q>(exec, name, in, grad, out));
       const auto launch = [&](auto linear) -> LaunchError {
         constexpr auto kKernel = VoteKernel<linear, q>;
-        const LaunchError denied = AllowMaxSharedMemory<kKernel>(exec, name);
-        if (!denied.empty()) return denied;
         const int shared = 2 * WindowStageSize<linear, q>(d) * sizeof(float);
-        kKernel<<<grid, kThreads, shared, exec.stream>>>(in, d, grad, sums);
-        return CheckLaunch(name);
+        return Launch<kKernel>(name, grid, kThreads, shared, exec, in, d, grad, sums);
       };
       return in.p.has_linear ? launch(std::true_type{}) : launch(std::false_type{});
     });

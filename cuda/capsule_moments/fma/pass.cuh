@@ -9,8 +9,7 @@
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
 // the workspace, and FinishKernel adds them in order.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -130,8 +129,7 @@ __device__ inline void LoadParent(const float* tensor, int64_t parent,
   if (tensor != nullptr) {
     LoadWords(tensor + parent * kSize, to);
   } else {
-#pragma unroll
-    for (float& x : to) x = 0;
+    UNROLL for (float& x : to) x = 0;
   }
 }
 
@@ -159,13 +157,11 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     if constexpr (kLinear) {
       LoadParent(in.linear, parent, linear);
       // <linear, vote> = <linear, u> + <linear, center>
-#pragma unroll
-      for (int h = 0; h < kSize; ++h) bias += linear[h] * center[h];
+      UNROLL for (int h = 0; h < kSize; ++h) bias += linear[h] * center[h];
     }
     if constexpr (kPrecision) {
       LoadParent(in.precision, parent, half);
-#pragma unroll
-      for (float& x : half) x *= -0.5f;
+      UNROLL for (float& x : half) x *= -0.5f;
     }
     if constexpr (kIsGradient(kKind)) {
       mass_grad = grad.mass[parent];
@@ -192,15 +188,13 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
         float weights[Q * kSide], u[kSize];
         LoadWords(stage.weights + (j * d.outs + min(o, d.outs - 1)) * kWeightStep<Q>,
                   weights);
-#pragma unroll
-        for (int h = 0; h < kSize; ++h) u[h] = -center[h];
+        UNROLL for (int h = 0; h < kSize; ++h) u[h] = -center[h];
         AddVote<Q>(stage.poses + (j * d.windows + window) * kPoseStep<Q>, weights, u);
         float logits[kSide] = {bias, 0, 0, 0}, dqs[kSide] = {mass_grad, 0, 0, 0};
         if (in.prior != nullptr && parent_exists) {
           logits[0] += in.prior[int64_t{k0 + j} * d.outs + o];
         }
-#pragma unroll
-        for (int h = 0; h < kSize; ++h) {
+        UNROLL for (int h = 0; h < kSize; ++h) {
           if constexpr (kLinear && kPrecision) {
             logits[h % kSide] += u[h] * (linear[h] + half[h] * u[h]);
           } else if constexpr (kPrecision) {
@@ -241,8 +235,7 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
         // A vote of a missing child may be infinite.
         if (!child_exists) continue;
         sum += factor;
-#pragma unroll
-        for (int h = 0; h < kSize; ++h) {
+        UNROLL for (int h = 0; h < kSize; ++h) {
           first[h] += factor * u[h];
           if constexpr (kKind != Kind::kFirst) second[h] += factor * (u[h] * u[h]);
         }
@@ -253,8 +246,7 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     if constexpr (kKind == Kind::kScales || kKind == Kind::kDots) continue;
     if (chunk0 == 0 && chunk1 == d.chunks) {
       if (!mine) continue;
-#pragma unroll
-      for (int h = 0; h < kSize; ++h) {
+      UNROLL for (int h = 0; h < kSize; ++h) {
         Finish(in, grad, out, parent, h, sum, first[h], second[h]);
       }
     } else {
@@ -262,8 +254,7 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
           int64_t{2} * blockIdx.x + (begin / d.chunks == group ? 0 : 1);
       float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
       partial[0] = sum;
-#pragma unroll
-      for (int h = 0; h < kSize; ++h) {
+      UNROLL for (int h = 0; h < kSize; ++h) {
         partial[(1 + h) * kThreads] = first[h];
         if (kKind != Kind::kFirst) partial[(1 + kSize + h) * kThreads] = second[h];
       }
@@ -294,5 +285,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace capsops::capsule_moments::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_PASS_CUH_

@@ -4,8 +4,7 @@
 // Shared parts of the fma kernels. A thread has one parent of one window, and `lanes`
 // threads of a warp are the parents of that window. All arithmetic is in float; 16-bit
 // elements are widened when they are copied to shared memory.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -44,14 +43,12 @@ __device__ void StageRow(Element element, const void* tensor, int64_t row, float
   if (element == Element::kFloat) {
     const float* const from = static_cast<const float*>(tensor) + row * Q;
     constexpr int kStep = Q % 4 == 0 ? 4 : 1;
-#pragma unroll
-    for (int q = 0; q < Q; q += kStep) {
+    UNROLL for (int q = 0; q < Q; q += kStep) {
       __pipeline_memcpy_async(to + q, from + q, kStep * sizeof(float));
     }
   } else {
     WithElements(element, tensor, [&](const auto* from) {
-#pragma unroll
-      for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
+      UNROLL for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
     });
   }
 }
@@ -85,8 +82,7 @@ __device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* 
   if (capsule >= 0) {
     StageRow<Q>(in.element, in.poses, capsule * kSide + row, to);
   } else {
-#pragma unroll
-    for (int q = 0; q < Q; ++q) to[q] = 0;
+    UNROLL for (int q = 0; q < Q; ++q) to[q] = 0;
   }
 }
 
@@ -94,14 +90,11 @@ __device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* 
 template <int Q>
 __device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
                         float (&u)[kSize]) {
-#pragma unroll
-  for (int row = 0; row < kSide; ++row) {
+  UNROLL for (int row = 0; row < kSide; ++row) {
     float left[kPoseRow<Q>];
     LoadWords(pose + row * kPoseRow<Q>, left);
-#pragma unroll
-    for (int q = 0; q < Q; ++q) {
-#pragma unroll
-      for (int r = 0; r < kSide; ++r) {
+    UNROLL for (int q = 0; q < Q; ++q) {
+      UNROLL for (int r = 0; r < kSide; ++r) {
         u[row * kSide + r] += left[q] * weights[q * kSide + r];
       }
     }
@@ -110,8 +103,7 @@ __device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
 
 // Sums over the 16 or 32 threads of a window.
 __device__ inline float SumOverGroup(float value, int lanes) {
-#pragma unroll
-  for (int offset = kLanes / 4; offset > 0; offset /= 2) {
+  UNROLL for (int offset = kLanes / 4; offset > 0; offset /= 2) {
     value += __shfl_xor_sync(~0u, value, offset);
   }
   if (lanes == kLanes) value += __shfl_xor_sync(~0u, value, kLanes / 2);
@@ -128,8 +120,7 @@ __device__ inline float MaxOverGroup(float value, int lanes) {
     return __int_as_float(turned(maximum));
   }
 #endif
-#pragma unroll
-  for (int offset = kLanes / 4; offset > 0; offset /= 2) {
+  UNROLL for (int offset = kLanes / 4; offset > 0; offset /= 2) {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
   }
   if (lanes < kLanes) return value;
@@ -166,5 +157,3 @@ __device__ inline float ShareOf(Rule rule, int lanes, float z, bool parent,
 }
 
 }  // namespace capsops::capsule_moments::fma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_FMA_TILE_CUH_

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "cuda/capsule_moments/general/shares.cuh"
 #include "cuda/capsule_moments/general/sums.cuh"
@@ -47,11 +46,11 @@ LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
                   const Operands<T>& in, const Moments<const S>& grad, S* shares,
                   S* dq) {
   const int64_t votes = p.batch * SampleVotes(p);
-  LogitKernel<T><<<Blocks(votes), kThreads, 0, exec.stream>>>(p, in, grad, shares, dq);
-  const LaunchError error = CheckLaunch(name);
+  const LaunchError error = Launch(name, LogitKernel<T>, Blocks(votes), kThreads, 0,
+                                   exec, p, in, grad, shares, dq);
   if (!error.empty() || p.normalize == kNone) return error;
-  SoftmaxKernel<S><<<Blocks(Sets(p) * kLanes), kThreads, 0, exec.stream>>>(p, shares);
-  return CheckLaunch(name);
+  return Launch(name, SoftmaxKernel<S>, Blocks(Sets(p) * kLanes), kThreads, 0, exec, p,
+                shares);
 }
 
 template <typename T>
@@ -72,13 +71,11 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
             p, samples, [&](const Problem& part, int64_t from, bool) -> LaunchError {
               const Operands<T> in = all.From(p, from);
               const Moments<const S> none(p, nullptr, nullptr, nullptr);
-              const LaunchError error = Share<T>(exec, Forward::kName, part, in, none,
-                                                 shares, static_cast<S*>(nullptr));
-              if (!error.empty()) return error;
-              MomentKernel<T>
-                  <<<Blocks(ParentNumbers(part)), kThreads, 0, exec.stream>>>(
-                      part, in, shares, out.From(p, from));
-              return CheckLaunch(Forward::kName);
+              CAPSOPS_RETURN_IF_ERROR(Share<T>(exec, Forward::kName, part, in, none,
+                                               shares, static_cast<S*>(nullptr)));
+              return Launch(Forward::kName, MomentKernel<T>,
+                            Blocks(ParentNumbers(part)), kThreads, 0, exec, part, in,
+                            shares, out.From(p, from));
             });
       });
 }
@@ -107,36 +104,27 @@ LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, boo
                           S* shares, S* dz, S* sums) {
   const char* const name = Backward::kName;
   const int64_t capsules = Capsules(p), poses = capsules * p.pose_rows * p.pose_inner;
-  const auto stream = exec.stream;
-  LaunchError error = Share<T>(exec, name, p, in, grad, shares, dz);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(Share<T>(exec, name, p, in, grad, shares, dz));
   if (out.activations != nullptr) {
-    ActivationKernel<S><<<Blocks(capsules * kLanes), kThreads, 0, stream>>>(
-        p, shares, dz, out.activations);
-    error = CheckLaunch(name);
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(Launch(name, ActivationKernel<S, CudaType<T>>,
+                                   Blocks(capsules * kLanes), kThreads, 0, exec, p,
+                                   shares, dz, out.activations));
   }
-  LogitGradientKernel<T>
-      <<<Blocks(Sets(p) * kLanes), kThreads, 0, stream>>>(p, in, shares, dz);
-  error = CheckLaunch(name);
-  if (!error.empty()) return error;
-  StatisticKernel<T><<<Blocks(ParentNumbers(p)), kThreads, 0, stream>>>(
-      p, in, grad, moments, dz, out.statistics);
-  error = CheckLaunch(name);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(Launch(name, LogitGradientKernel<T>, Blocks(Sets(p) * kLanes),
+                                 kThreads, 0, exec, p, in, shares, dz));
+  CAPSOPS_RETURN_IF_ERROR(Launch(name, StatisticKernel<T>, Blocks(ParentNumbers(p)),
+                                 kThreads, 0, exec, p, in, grad, moments, dz,
+                                 out.statistics));
   constexpr int kSumThreads = kLanes * kSlices;
-  PoseKernel<T><<<SumBlocks(poses), kSumThreads, 0, stream>>>(p, in, grad, shares, dz,
-                                                              out.poses);
-  error = CheckLaunch(name);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(Launch(name, PoseKernel<T>, SumBlocks(poses), kSumThreads, 0,
+                                 exec, p, in, grad, shares, dz, out.poses));
   const int64_t rows = Children(p) * p.out_channels;
-  WeightKernel<T>
-      <<<SumBlocks(rows * p.pose_inner * p.pose_columns), kSumThreads, 0, stream>>>(
-          p, in, grad, shares, dz, first, last, sums, out.weights);
-  error = CheckLaunch(name);
-  if (!error.empty() || out.prior == nullptr) return error;
-  PriorKernel<S><<<SumBlocks(rows), kSumThreads, 0, stream>>>(p, dz, first, out.prior);
-  return CheckLaunch(name);
+  CAPSOPS_RETURN_IF_ERROR(Launch(
+      name, WeightKernel<T>, SumBlocks(rows * p.pose_inner * p.pose_columns),
+      kSumThreads, 0, exec, p, in, grad, shares, dz, first, last, sums, out.weights));
+  if (out.prior == nullptr) return {};
+  return Launch(name, PriorKernel<S>, SumBlocks(rows), kSumThreads, 0, exec, p, dz,
+                first, out.prior);
 }
 
 template <typename T>

@@ -3,8 +3,7 @@
 
 // Shares of any size, and the gradients of the logits: one number per vote [position,
 // k, o], 0 for children outside of the image.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -185,5 +184,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace capsops::capsule_moments::general
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SHARES_CUH_

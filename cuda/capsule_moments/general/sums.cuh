@@ -4,10 +4,8 @@
 // Sums over votes of any size, from the shares and logit gradients dz that shares.cuh
 // has written. A thread computes one number of a result, or one slice of its sum;
 // slices are added in order, so results are deterministic.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_
+#pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cuda/capsule_moments/general/shares.cuh"
@@ -225,5 +223,3 @@ __global__ void __launch_bounds__(kLanes* kSlices)
 }
 
 }  // namespace capsops::capsule_moments::general
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_GENERAL_SUMS_CUH_

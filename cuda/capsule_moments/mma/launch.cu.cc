@@ -66,11 +66,9 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
   out.gradients = kGradient;
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
     constexpr auto kKernel = PassKernel<kGradient, second, logit, q>;
-    const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, name);
-    if (!error.empty()) return error;
     const int shared = SharedSize<kGradient, q>(d) * sizeof(float);
-    return LaunchDependent(name, kKernel, d.blocks, kThreads, shared, exec, in, d, grad,
-                           out);
+    return LaunchDependent<kKernel>(name, d.blocks, kThreads, shared, exec, in, d, grad,
+                                    out);
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
@@ -147,19 +145,16 @@ struct Path {
     out.given_mass = moments.mass, out.given_first = moments.first;
     out.state = rows.state, out.activations = rows.activations, out.poses = rows.poses;
     out.partial = partial;
-    const LaunchError error = Pass<true>(exec, name, in, grad, out);
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(Pass<true>(exec, name, in, grad, out));
     const WeightSums sums{rows.state, rows.weights, rows.prior, rows.overwrite};
     const Division d = Divide(in.p, exec, 1);
     const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       using TileOf = Tile<second, logit, q, small>;
       const dim3 grid(CeilDivide(d.children, TileOf::Children(d)), parts);
       constexpr auto kKernel = WeightKernel<second, logit, q, small>;
-      const LaunchError denied = AllowMaxSharedMemory<kKernel>(exec, name);
-      if (!denied.empty()) return denied;
       const int shared = TileOf::Floats(d) * sizeof(float);
-      return LaunchDependent(name, kKernel, grid, TileOf::kThreads, shared, exec, in, d,
-                             grad, sums);
+      return LaunchDependent<kKernel>(name, grid, TileOf::kThreads, shared, exec, in, d,
+                                      grad, sums);
     };
     return WithTile(in.p, exec, run);
   }

@@ -12,8 +12,7 @@
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
 // the workspace, and FinishKernel adds them in order.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -42,8 +41,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
                         const Results& out) {
   const int warps = d.lanes() / kFour, used = (d.outs + kFour - 1) / kFour;
   const int p = threadIdx.x % kSide, end = kChunk << d.windows_log2();
-#pragma unroll 1
-  for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
+  NO_UNROLL for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
     const int window = e & (d.windows() - 1), j = e >> d.windows_log2();
     const int position = (group << d.windows_log2()) + window, k = k0 + j;
     const bool there = position < d.positions && k < d.children;
@@ -55,8 +53,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
     for (int w = 0; w < used; ++w, from += kChunk * kEight * kRow<Q>) {
       float row[Q];
       LoadRow(from, row);
-#pragma unroll
-      for (int q = 0; q < Q; ++q) sums[q] += row[q];
+      UNROLL for (int q = 0; q < Q; ++q) sums[q] += row[q];
     }
     const int64_t to = int64_t{position} * d.children + k;
     if constexpr (kEqual) {
@@ -66,8 +63,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         for (int w = p; w < used; w += kSide) {
           dq += dqs[((first_warp + w) * kChunk + j) * kEight + window % kEight];
         }
-#pragma unroll
-        for (int q = 0; linear && q < Q; ++q) {
+        UNROLL for (int q = 0; linear && q < Q; ++q) {
           dq += sums[q] * TruncateToTf32(stage.poses[(e * Q + q) * kSide + p]);
         }
         dq = SumOverRow(dq, kSide);
@@ -76,8 +72,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         out.state[to] = state;
         if (out.activations != nullptr) out.activations[to] = state.scale * dq;
       }
-#pragma unroll
-      for (float& x : sums) x *= state.activation * state.scale;
+      UNROLL for (float& x : sums) x *= state.activation * state.scale;
     }
     if (there) StoreRow(sums, out.poses + (to * kSide + p) * Q);
   }
@@ -155,8 +150,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       // Computes the votes of two children at once.
       const auto vote = [&](const float* poses, const float* weights,
                             float (&u)[2][kSize]) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        UNROLL for (int i = 0; i < 2; ++i) {
           MakeVote<false, Q>(poses + i * pose_step, weights + i * weights_step,
                              statistics.minus_center, u[i]);
         }
@@ -165,21 +159,18 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         const float* poses = stage.poses + pose_at;
         const float* weights = stage.weights + weights_at;
         Terms* to = votes + vote_at;
-#pragma unroll 1
-        for (int j = 0; j < kChunk; j += 2) {
+        NO_UNROLL for (int j = 0; j < kChunk; j += 2) {
           float z[2] = {none, none}, dq[2] = {};
           if (any) {
             float u[2][kSize];
             vote(poses, weights, u);
             poses += 2 * pose_step, weights += 2 * weights_step;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            UNROLL for (int i = 0; i < 2; ++i) {
               statistics.Sum(u[i], &z[i], &dq[i]);
               z[i] = parent_exists ? z[i] : none;
             }
           }
-#pragma unroll
-          for (int i = 0; i < 2; ++i, to += vote_step) *to = Terms(z[i], dq[i]);
+          UNROLL for (int i = 0; i < 2; ++i, to += vote_step)* to = Terms(z[i], dq[i]);
         }
         __syncthreads();
         if constexpr (kGradient) {
@@ -198,30 +189,26 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         const RowState* state = stage.state + coord.window;
         Terms* terms = votes + vote_at;
         float* to = my_rows;
-#pragma unroll 1
-        for (int j = 0; j < kChunk; j += 2) {
+        NO_UNROLL for (int j = 0; j < kChunk; j += 2) {
           float u[2][kSize], row_sums[2 / kPair][2][4] = {};
           if (!kGradient || !kEqual || kSecond || !linear) {
             vote(poses, weights, u);
             poses += 2 * pose_step, weights += 2 * weights_step;
           }
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          UNROLL for (int i = 0; i < 2; ++i) {
             const bool exists = all_exist || state->scale != 0;
             [[maybe_unused]] float gradient[kSize] = {}, dq = 0;
             if (exists) {
               if constexpr (kGradient && kEqual) {
                 float none;
                 if (!linear) statistics.Sum(u[i], &none, &dq);
-#pragma unroll
-                for (int h = 0; h < kSize; ++h) {
+                UNROLL for (int h = 0; h < kSize; ++h) {
                   gradient[h] = statistics.MomentGradient(h, u[i][h]);
                 }
               } else if constexpr (kGradient) {
                 const float q = kDebias * terms->z, dz = kDebias * terms->dq;
                 sum += dz;
-#pragma unroll
-                for (int h = 0; h < kSize; ++h) {
+                UNROLL for (int h = 0; h < kSize; ++h) {
                   const float term = dz * u[i][h];
                   first[h] += term;
                   second[h] += term * u[i][h];
@@ -233,8 +220,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
               } else {
                 const float q = kEqual ? state->activation * state->scale : terms->z;
                 sum += q;
-#pragma unroll
-                for (int h = 0; h < kSize; ++h) {
+                UNROLL for (int h = 0; h < kSize; ++h) {
                   const float term = q * u[i][h];
                   first[h] += term;
                   if constexpr (kSecond) second[h] += term * u[i][h];
@@ -252,8 +238,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
             }
             terms += vote_step, state += d.windows();
           }
-#pragma unroll
-          for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
+          UNROLL for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
             const int row = e % kSide;
             const float* const from = row_sums[e / kSide][row / 2] + row % 2 * 2;
             float* const at = to + (e / kSide) * kEight * kRow<Q> + RowAt<Q>(g, row, 0);
@@ -289,8 +274,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       // Removes kDebias from the sums of logit gradients.
       constexpr float kFactor = 1 / kDebias;
       sum *= kFactor;
-#pragma unroll
-      for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;
+      UNROLL for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;
     }
     unit += chunk1 - chunk0;
     if (!sums) continue;
@@ -307,11 +291,9 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     float* const partial =
         out.partial + int64_t{blockIdx.x + group} * kSums * kThreads + threadIdx.x;
     if (!whole) partial[0] = sum;
-#pragma unroll
-    for (int h = 0; h < kSize; h += 4) {
+    UNROLL for (int h = 0; h < kSize; h += 4) {
       float firsts[4], seconds[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      UNROLL for (int e = 0; e < 4; ++e) {
         firsts[e] = first[h + e], seconds[e] = second[h + e];
         if (!whole) {
           partial[(1 + h + e) * kThreads] = firsts[e];
@@ -340,8 +322,7 @@ __global__ void __launch_bounds__(kThreads)
     const float* const partial =
         out.partial + int64_t{block + group} * kSums * kThreads + threadIdx.x;
     sum += partial[0];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    UNROLL for (int e = 0; e < 4; ++e) {
       first[e] += partial[(1 + h + e) * kThreads];
       second[e] += partial[(1 + kSize + h + e) * kThreads];
     }
@@ -351,5 +332,3 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_PASS_CUH_

@@ -2,11 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A parent's statistics in registers, and the logits and gradients of votes for it.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_
+#pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/capsule_moments/mma/tile.cuh"
 
@@ -50,8 +48,7 @@ struct Statistics {
     if constexpr (kLogit > 1) {
       LoadParent<kPresent>(at.linear, 1, linear);
       // <linear, vote> = <linear, u> + <linear, center>
-#pragma unroll
-      for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
+      UNROLL for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
     }
     // With equal shares, the share is applied after the gradient has been contracted.
     constexpr float kFactor = kLogit == 0 ? kDebias : 1;
@@ -65,8 +62,7 @@ struct Statistics {
   // Computes the logit, without the prior, and the gradient of activation * share.
   __device__ void Sum(const float (&u)[kSize], float* z, float* dq) const {
     float logits[2] = {}, grads[2] = {}, seconds[2] = {};
-#pragma unroll
-    for (int h = 0; h < kSize; ++h) {
+    UNROLL for (int h = 0; h < kSize; ++h) {
       const float square = u[h] * u[h];
       if constexpr (kLogit > 0) logits[h % 2] += precision[h] * square;
       if constexpr (kGradient) grads[h % 2] += first_grad[h] * u[h];
@@ -75,8 +71,7 @@ struct Statistics {
     if constexpr (kLogit > 0) *z = bias - 0.5f * (logits[0] + logits[1]);
     if constexpr (kLogit > 1) {
       float lines[2] = {};
-#pragma unroll
-      for (int h = 0; h < kSize; ++h) lines[h % 2] += linear[h] * u[h];
+      UNROLL for (int h = 0; h < kSize; ++h) lines[h % 2] += linear[h] * u[h];
       *z += lines[0] + lines[1];
     }
     if constexpr (kGradient) {
@@ -98,8 +93,7 @@ struct Statistics {
                                  const RowState& child, float prior,
                                  float (&gradient)[kSize]) const {
     float weighted[kSize], logits[2] = {}, lines[2] = {}, grads[2] = {};
-#pragma unroll
-    for (int h = 0; h < kSize; ++h) {
+    UNROLL for (int h = 0; h < kSize; ++h) {
       weighted[h] = precision[h] * u[h];
       logits[h % 2] += weighted[h] * u[h];
       if constexpr (kLogit > 1) lines[h % 2] += linear[h] * u[h];
@@ -120,8 +114,7 @@ struct Statistics {
     // The child may be outside of the image.
     if (child.scale == 0) share = 0, dz = 0;
     const float q = kDebias * child.activation * share, debiased = kDebias * dz;
-#pragma unroll
-    for (int h = 0; h < kSize; ++h) {
+    UNROLL for (int h = 0; h < kSize; ++h) {
       float rest = debiased * weighted[h];
       if constexpr (kSecond) rest += q * first_grad[h];
       gradient[h] = (kSecond ? 2 * q : q) * gradient[h] - rest;
@@ -132,5 +125,3 @@ struct Statistics {
 };
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_STATISTICS_CUH_

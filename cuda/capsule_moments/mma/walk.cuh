@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Iterators over windows and children that advance without divisions.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WALK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WALK_CUH_
+#pragma once
 
 #include "cuda/capsule_moments/window.cuh"
 
@@ -100,5 +99,3 @@ struct Corner {
 };
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WALK_CUH_

@@ -6,8 +6,7 @@
 // while the warp loops over windows, and a parent's statistics are loaded once for
 // several votes. PassKernel has written the state of each row [position, k], so that
 // the softmax needs no reduction here.
-#ifndef CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -89,8 +88,7 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   constexpr int kMax = (kFour * kLanes * kFour - 1) / TileOf::kThreads + 1;
   const int words = d.outs * kFour;  // 16-byte words per window
   int from[kMax], to[kMax];
-#pragma unroll
-  for (int i = 0; i < kMax; ++i) {
+  UNROLL for (int i = 0; i < kMax; ++i) {
     const int w = threadIdx.x + i * TileOf::kThreads;
     const int window = (w >= words) + (w >= 2 * words) + (w >= 3 * words);
     const int word = w - window * words;
@@ -101,8 +99,7 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   }
   const auto start_copy = [&](const float* tensor, int at) {
     if (tensor == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < kMax; ++i) {
+    UNROLL for (int i = 0; i < kMax; ++i) {
       if (to[i] < 0) continue;
       __pipeline_memcpy_async(parents + to[i] + at * kSize, tensor + from[i], 16);
     }
@@ -115,8 +112,7 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   if constexpr (kLogit == 0) return;
   const float* const one = threadIdx.x % kFour == 0 ? in.bias : grad.mass;
   if (threadIdx.x % kFour > 1 || one == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < kMax; ++i) {
+  UNROLL for (int i = 0; i < kMax; ++i) {
     if (to[i] < 0) continue;
     const int word = threadIdx.x % kFour;
     __pipeline_memcpy_async(parents + to[i] - 3 * word + TileOf::kTensors * kSize,
@@ -136,8 +132,8 @@ __device__ void FillChildren(const Inputs& in, const Division& d, const RowState
   const int position = first + threadIdx.x / kSide % kFour;
   WithElements(in.element, [&](auto zero) {
     using N = decltype(zero);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < children * kFour * kSide; i += TileOf::kThreads) {
+    NO_UNROLL for (int i = threadIdx.x; i < children * kFour * kSide;
+                   i += TileOf::kThreads) {
       const int row = i % kSide, pair = i / kSide;
       const int k = blockIdx.x * children + pair / kFour;
       const bool any = k < d.children && position < end;
@@ -159,9 +155,8 @@ template <typename TileOf, int Q>
 __device__ void WaitForChildren(const Inputs& in, const Division& d, float* poses) {
   __pipeline_wait_prior(0);
   if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
-#pragma unroll 1
-  for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
-       i += TileOf::kThreads) {
+  NO_UNROLL for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
+                 i += TileOf::kThreads) {
     PreparePoseRow<Q>(i % kSide, poses + i / kSide * Q * kSide);
   }
 }
@@ -219,10 +214,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   // Calls each(address, sum) for each of this thread's sums.
   float sums[kOwn / kPair][2][4] = {}, priors[kPrior ? kOwn : 1] = {};
   const auto visit = [&](const auto& each) {
-#pragma unroll
-    for (int c = 0; c < kOwn; c += kPair) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
+    UNROLL for (int c = 0; c < kOwn; c += kPair) {
+      UNROLL for (int e = 0; e < 4; ++e) {
         const int column = 2 * t + e % 2, child = child0 + c + column / Q;
         const int q = column % Q, r = e / 2;
         if (column >= kPair * Q || child >= d.children || o >= d.outs) continue;
@@ -233,8 +226,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     }
     if constexpr (kPrior) {
       if (in.prior == nullptr || t > 0 || o >= d.outs) return;
-#pragma unroll
-      for (int c = 0; c < kOwn; ++c) {
+      UNROLL for (int c = 0; c < kOwn; ++c) {
         if (child0 + c >= d.children) continue;
         each(out.prior + (part + child0 + c) * d.outs + o, priors[c]);
       }
@@ -273,8 +265,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     const Statistics<true, kSecond, kLogit> statistics(std::true_type(), my_parent,
                                                        one[0], one[1]);
     const RowState* const all_states = tile.StateOf(d, buffer) + slot0 * kFour + t;
-#pragma unroll
-    for (int c = 0; c < kOwn; ++c) {
+    UNROLL for (int c = 0; c < kOwn; ++c) {
       const RowState state = all_states[c * kFour];
       float u[kSize], gradient[kSize], factor = 1;
       if constexpr (kLogit > 0 || kSecond) {
@@ -286,9 +277,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         // Float poses are already rounded without bias.
         factor = state.activation * state.scale *
                  (in.element == Element::kFloat ? 1 : kDebias);
-#pragma unroll
-        for (int h = 0; h < kSize; ++h)
-          gradient[h] = statistics.MomentGradient(h, u[h]);
+        UNROLL for (int h = 0; h < kSize; ++h) gradient[h] =
+            statistics.MomentGradient(h, u[h]);
       } else {
         float prior = 0;
         if (kPrior && in.prior != nullptr && child0 + c < d.children) {
@@ -302,8 +292,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     }
   }
   // Adds the prior's gradients over the tile's four windows.
-#pragma unroll
-  for (int c = 0; kPrior && c < kOwn; ++c) {
+  UNROLL for (int c = 0; kPrior && c < kOwn; ++c) {
     priors[c] += __shfl_xor_sync(~0u, priors[c], 1);
     priors[c] += __shfl_xor_sync(~0u, priors[c], 2);
   }
@@ -311,5 +300,3 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
 }
 
 }  // namespace capsops::capsule_moments::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_MOMENTS_MMA_WEIGHTS_CUH_

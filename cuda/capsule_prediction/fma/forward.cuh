@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Forward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
-#ifndef CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
-#define CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -44,8 +43,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int count = min(z.batch - b0, int64_t{kForwardSamples});
   A w[V][K];
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
+  UNROLL for (int v = 0; v < V; ++v) {
     // Repeats the last weights for padded columns, whose results are not stored.
     const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
     LoadRow(weights + (i * z.columns + n) * z.in_dim, z.in_dim, z.vector, w[v]);
@@ -54,19 +52,14 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   __syncthreads();
   for (int b = warp; b < count; b += kForwardWarps) {
     A x[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) x[k] = samples[b][k];
+    UNROLL for (int k = 0; k < K; ++k) x[k] = samples[b][k];
     S* const row = output + ((b0 + b) * z.in_caps + i) * z.columns + n0 + lane;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    UNROLL for (int v = 0; v < V; ++v) {
       A sum = 0;
-#pragma unroll
-      for (int k = 0; k < K; ++k) sum += w[v][k] * x[k];
+      UNROLL for (int k = 0; k < K; ++k) sum += w[v][k] * x[k];
       if (n0 + v * kLanes + lane < z.columns) Narrow(sum, row + v * kLanes);
     }
   }
 }
 
 }  // namespace capsops::capsule_prediction
-
-#endif  // CAPSOPS_CUDA_CAPSULE_PREDICTION_FMA_FORWARD_CUH_

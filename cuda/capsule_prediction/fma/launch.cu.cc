@@ -22,10 +22,9 @@ template <typename T, int K, int V>
 LaunchError LaunchForward(const GpuExec& exec, const Sizes& z, int64_t blocks,
                           const T* input, const T* weights, T* output) {
   const int64_t tiles = CeilDivide(z.columns, kLanes * V);
-  ForwardKernel<CudaType<T>, Accumulator<T>, K, V>
-      <<<blocks, kForwardWarps * kLanes, 0, exec.stream>>>(
-          z, tiles, Native(input), Native(weights), Native(output));
-  return CheckLaunch(Forward::kName);
+  return Launch(Forward::kName, ForwardKernel<CudaType<T>, Accumulator<T>, K, V>,
+                blocks, kForwardWarps * kLanes, 0, exec, z, tiles, input, weights,
+                output);
 }
 
 // Whether rows of `length` elements from these pointers on are whole 16-byte words.
@@ -62,11 +61,9 @@ LaunchError LaunchBackward(const GpuExec& exec, const Sizes& z, const Division& 
   constexpr int kPartial = kRing * kPerStep * kWarps * kBackwardK * sizeof(A);
   constexpr int kShared = std::max(kRings, kFold);
   static_assert(kShared + kPartial <= 48 << 10, "needs cudaFuncSetAttribute");
-  BackwardKernel<CudaType<T>, A, V, kWords, kWarps>
-      <<<z.in_caps, kWarps * kLanes, kShared, exec.stream>>>(
-          z, d, Native(grad), Native(input), Native(weights), Native(grad_input),
-          Native(grad_weights));
-  return CheckLaunch(Backward::kName);
+  return Launch(Backward::kName, BackwardKernel<CudaType<T>, A, V, kWords, kWarps>,
+                z.in_caps, kWarps * kLanes, kShared, exec, z, d, grad, input, weights,
+                grad_input, grad_weights);
 }
 
 // Returns the largest V up to `max_v` among those that waste the fewest lanes.
@@ -123,8 +120,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
     const int best_v = ChooseV(z.columns, kMax);
     const int64_t blocks = z.in_caps * CeilDivide(z.columns, kLanes * best_v) *
                            CeilDivide(z.batch, kForwardSamples);
-    const std::string obstacle = GridRefusal(blocks);
-    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    CAPSOPS_REFUSE_IF(GridRefusal(blocks));
     return Plan::Make(0,
                       [=](const GpuExec& exec, const T* input, const T* weights,
                           T* output, void*) -> LaunchError {
@@ -150,8 +146,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   const Division d = Divide(p, best_v);
   if (z.columns == 0) return Plan::Refuse("there are no output elements");
   if (d.groups == 0) return Plan::Refuse("a block has too few warps for the columns");
-  const std::string obstacle = GridRefusal(z.in_caps);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(GridRefusal(z.in_caps));
   return Plan::Make(
       0,
       [p, z, d, best_v](const GpuExec& exec, const T* grad, const T* input,

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Shared memory and fragment operations of a team of warps of GradientsKernel.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/pass.cuh"
 
@@ -70,8 +69,7 @@ __device__ inline float2 Transpose(float x, float y) {
 
 // Returns the sum over the lanes with the same column.
 __device__ inline float SumOverRows(float value) {
-#pragma unroll
-  for (int offset = 4; offset < kLanes; offset *= 2) {
+  UNROLL for (int offset = 4; offset < kLanes; offset *= 2) {
     value += __shfl_xor_sync(~0u, value, offset);
   }
   return value;
@@ -96,5 +94,3 @@ __device__ inline void AddScaled(const float (&factors)[2], const float4& x,
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_GRADIENTS_TEAM_CUH_

@@ -182,12 +182,9 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const Tiling& tiling,
   constexpr auto kernel = PassKernel<CudaType<T>, Tiling::D, Tiling::K, kTf32, kPass>;
   const int shared =
       tiling.Shared(tiling.teams, kPass == Pass::kGradient ? Tiling::kPassVectors : 1);
-  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, name);
-  if (!error.empty()) return error;
-  return LaunchDependent(name, kernel, tiling.pass_grid(), tiling.pass_threads(),
-                         shared, exec, tiling.z, tiling.teams, Native(input),
-                         Native(weights), Native(logits), v, ds, partial,
-                         Native(coefficients));
+  return LaunchDependent<kernel>(name, tiling.pass_grid(), tiling.pass_threads(),
+                                 shared, exec, tiling.z, tiling.teams, input, weights,
+                                 logits, v, ds, partial, coefficients);
 }
 
 template <Tf32 kTf32, typename T, int D, int K, bool kAdd>
@@ -197,14 +194,11 @@ LaunchError RunGradients(const GpuExec& exec, const Sizes& z,
                          const T* logits, const float4* vectors, T* grad_input,
                          T* grad_weights, T* grad_logits) {
   constexpr auto kernel = GradientsKernel<CudaType<T>, D, K, kTf32, kAdd>;
-  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
-  if (!error.empty()) return error;
-  return LaunchDependent(kBackwardName, kernel, tiling.blocks,
-                         tiling.layout.teams * z.groups * kLanes, tiling.shared(), exec,
-                         z, tiling.layout.teams, tiling.stages,
-                         static_cast<int>(std::min<int64_t>(iterations, kIterations)),
-                         Native(input), Native(weights), Native(logits), vectors,
-                         Native(grad_input), Native(grad_weights), Native(grad_logits));
+  return LaunchDependent<kernel>(
+      kBackwardName, tiling.blocks, tiling.layout.teams * z.groups * kLanes,
+      tiling.shared(), exec, z, tiling.layout.teams, tiling.stages,
+      static_cast<int>(std::min<int64_t>(iterations, kIterations)), input, weights,
+      logits, vectors, grad_input, grad_weights, grad_logits);
 }
 
 // Workspace: V, then partial sums.
@@ -218,26 +212,23 @@ LaunchError Forward(const GpuExec& exec, const Tiling& tiling, int64_t iteration
   float4* const partial = v + tiling.vector_length();
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     constexpr auto first = FirstPassKernel<CudaType<T>, D, K, tf32>;
-    LaunchError error = AllowMaxSharedMemory<first>(exec, kForwardName);
-    if (!error.empty()) return error;
-    error =
-        LaunchDependent(kForwardName, first, tiling.pass_grid(), tiling.pass_threads(),
-                        tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
-                        Native(input), Native(weights), Native(logits), partial);
-    for (int64_t r = 0; r < iterations && error.empty(); ++r) {
+    CAPSOPS_RETURN_IF_ERROR(
+        LaunchDependent<first>(kForwardName, tiling.pass_grid(), tiling.pass_threads(),
+                               tiling.Shared(tiling.teams, 0), exec, z, tiling.teams,
+                               input, weights, logits, partial));
+    for (int64_t r = 0; r < iterations; ++r) {
       if (r > 0) {
-        error = RunPass<tf32, Pass::kSums>(exec, kForwardName, tiling, input, weights,
-                                           logits, v, nullptr, partial,
-                                           static_cast<T*>(nullptr));
-        if (!error.empty()) break;
+        CAPSOPS_RETURN_IF_ERROR(RunPass<tf32, Pass::kSums>(
+            exec, kForwardName, tiling, input, weights, logits, v, nullptr, partial,
+            static_cast<T*>(nullptr)));
       }
-      error = LaunchDependent(
+      CAPSOPS_RETURN_IF_ERROR(LaunchDependent(
           kForwardName, FinishKernel<CudaType<T>, D>, tiling.vector_blocks(),
           kSlices * VectorThread<D>::kThreads, 0, exec, z, tiling.chunks, partial,
           r == 0, v, sums + r * z.batch * z.out_caps * D,
-          r + 1 == iterations ? Native(output) : nullptr);
+          r + 1 == iterations ? output : nullptr));
     }
-    return error;
+    return {};
   });
 }
 
@@ -258,33 +249,31 @@ LaunchError Backward(const GpuExec& exec, const Tiling<T, D, K>& tiling,
   const int64_t length = tiling.vector_length(), blocks = tiling.vector_blocks();
   float4* const vectors = static_cast<float4*>(workspace);
   float4* const partial = vectors + 2 * padded * length;
-  LaunchError error = LaunchDependent(kBackwardName, PrepareKernel<CudaType<T>, D>,
-                                      blocks, VectorThread<D>::kThreads, 0, exec, z,
-                                      iterations, padded, sums, Native(grad), vectors);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(LaunchDependent(kBackwardName, PrepareKernel<CudaType<T>, D>,
+                                          blocks, VectorThread<D>::kThreads, 0, exec, z,
+                                          iterations, padded, sums, grad, vectors));
   return WithPrecision<T>(exec, [&](auto tf32) -> LaunchError {
     for (int64_t r = iterations - 1; r > 0; --r) {
-      error = RunPass<tf32, Pass::kGradient>(
+      CAPSOPS_RETURN_IF_ERROR(RunPass<tf32, Pass::kGradient>(
           exec, kBackwardName, tiling, input, weights, logits, vectors + 2 * r * length,
-          vectors + (2 * r + 1) * length, partial, static_cast<T*>(nullptr));
-      if (!error.empty()) return error;
-      error = LaunchDependent(kBackwardName, FinishBackwardKernel<D>, blocks,
-                              kSlices * VectorThread<D>::kThreads, 0, exec, z,
-                              tiling.chunks, partial,
-                              sums + (r - 1) * z.batch * z.out_caps * D, vectors,
-                              vectors + (2 * r - 1) * length);
-      if (!error.empty()) return error;
+          vectors + (2 * r + 1) * length, partial, static_cast<T*>(nullptr)));
+      CAPSOPS_RETURN_IF_ERROR(LaunchDependent(
+          kBackwardName, FinishBackwardKernel<D>, blocks,
+          kSlices * VectorThread<D>::kThreads, 0, exec, z, tiling.chunks, partial,
+          sums + (r - 1) * z.batch * z.out_caps * D, vectors,
+          vectors + (2 * r - 1) * length));
     }
-    error = RunGradients<tf32>(exec, z, gradients, iterations, input, weights, logits,
-                               vectors, grad_input, grad_weights, grad_logits);
+    CAPSOPS_RETURN_IF_ERROR(RunGradients<tf32>(exec, z, gradients, iterations, input,
+                                               weights, logits, vectors, grad_input,
+                                               grad_weights, grad_logits));
     if constexpr (kAddsGradients<T>) {
-      for (int64_t r = kIterations; r < padded && error.empty(); r += kIterations) {
-        error = RunGradients<tf32>(exec, z, more, iterations - r, input, weights,
-                                   logits, vectors + 2 * r * length, grad_input,
-                                   grad_weights, grad_logits);
+      for (int64_t r = kIterations; r < padded; r += kIterations) {
+        CAPSOPS_RETURN_IF_ERROR(RunGradients<tf32>(
+            exec, z, more, iterations - r, input, weights, logits,
+            vectors + 2 * r * length, grad_input, grad_weights, grad_logits));
       }
     }
-    return error;
+    return {};
   });
 }
 
@@ -293,11 +282,10 @@ LaunchError Coefficients(const GpuExec& exec, const Tiling& tiling, int64_t iter
                          const T* input, const T* weights, const T* logits,
                          const float* sums, T* coefficients, void* workspace) {
   float4* const v = static_cast<float4*>(workspace);
-  PrepareKernel<CudaType<T>, Tiling::D>
-      <<<tiling.vector_blocks(), VectorThread<Tiling::D>::kThreads, 0, exec.stream>>>(
-          tiling.z, iterations, 0, sums, nullptr, v);
-  const LaunchError error = CheckLaunch(kCoefficientsName);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(
+      Launch(kCoefficientsName, PrepareKernel<CudaType<T>, Tiling::D>,
+             tiling.vector_blocks(), VectorThread<Tiling::D>::kThreads, 0, exec,
+             tiling.z, iterations, 0, sums, nullptr, v));
   return WithPrecision<T>(exec, [&](auto tf32) {
     return RunPass<tf32, Pass::kCoefficients>(exec, kCoefficientsName, tiling, input,
                                               weights, logits, v, nullptr, nullptr,
@@ -309,8 +297,7 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   return WithTiling<Plan, T>(exec, p, [&](const auto& tiling) {
-    const std::string obstacle = tiling.PassObstacle(exec.device, 1);
-    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    CAPSOPS_REFUSE_IF(tiling.PassObstacle(exec.device, 1));
     return Plan::Make(
         (tiling.chunks + 1) * tiling.vector_bytes(),
         [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
@@ -325,17 +312,15 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p,
   using Plan = BackwardPlan<GpuExec, T>;
   const GradientsTiling<T, D, K, false> gradients(exec.device, tiling.z);
   const GradientsTiling<T, D, K, true> more(exec.device, tiling.z);
-  std::string obstacle = gradients.Obstacle(exec.device);
-  if (obstacle.empty() && p.iterations > kIterations) {
-    obstacle = kAddsGradients<T>
-                   ? more.Obstacle(exec.device)
-                   : "iterations is over " + std::to_string(kIterations) +
-                         ", and 16 bits are too little to add up the gradients in";
+  CAPSOPS_REFUSE_IF(gradients.Obstacle(exec.device));
+  if (p.iterations > kIterations) {
+    CAPSOPS_REFUSE_IF(
+        kAddsGradients<T>
+            ? more.Obstacle(exec.device)
+            : "iterations is over " + std::to_string(kIterations) +
+                  ", and 16 bits are too little to add up the gradients in");
   }
-  if (obstacle.empty()) {
-    obstacle = tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors);
-  }
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.PassObstacle(exec.device, Tiling<T, D, K>::kPassVectors));
   const int64_t padded = RoundUp(p.iterations, kIterations);
   return Plan::Make((2 * padded + tiling.chunks) * tiling.vector_bytes(),
                     [tiling, gradients, more, iterations = p.iterations, padded](
@@ -355,8 +340,7 @@ template <typename T>
 CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem& p) {
   using Plan = CoefficientsPlan<GpuExec, T>;
   return WithTiling<Plan, T>(exec, p, [&](const auto& tiling) {
-    const std::string obstacle = tiling.PassObstacle(exec.device, 1);
-    if (!obstacle.empty()) return Plan::Refuse(obstacle);
+    CAPSOPS_REFUSE_IF(tiling.PassObstacle(exec.device, 1));
     return Plan::Make(
         tiling.vector_bytes(),
         [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {

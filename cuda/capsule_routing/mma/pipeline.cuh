@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The work split of a pass, and the pipeline that loads weights and input.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PIPELINE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PIPELINE_CUH_
+#pragma once
 
 #include <cuda_pipeline.h>
 
@@ -167,13 +166,12 @@ class Pipeline {
       __pipeline_memcpy_async(word, from, 16);
     });
     const int own = thread_ % kRowThreads * kWord;
-#pragma unroll 1
-    for (int b = thread_ / kRowThreads; b < samples_; b += threads_ / kRowThreads) {
+    NO_UNROLL for (int b = thread_ / kRowThreads; b < samples_;
+                   b += threads_ / kRowThreads) {
       // Rows past the last sample repeat it.
       const S* const from = from_input_ + min(b, last_sample_) * input_row_;
       S* const row = to + begin_ + b * row_length_;
-#pragma unroll 1
-      for (int k = own; k < staged_caps_ * K; k += kRowThreads * kWord) {
+      NO_UNROLL for (int k = own; k < staged_caps_ * K; k += kRowThreads * kWord) {
         __pipeline_memcpy_async(row + k, from + k, 16);
       }
     }
@@ -192,5 +190,3 @@ class Pipeline {
 };
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_PIPELINE_CUH_

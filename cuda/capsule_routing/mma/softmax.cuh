@@ -3,8 +3,7 @@
 
 // Softmax over the output capsules of a team's warps. The warps write the logits to
 // shared memory, where threads reduce whole rows; a shuffle per number would be slower.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/tile.cuh"
 
@@ -56,8 +55,7 @@ struct Rows {
       float maximum = -INFINITY, sum = 0, mean = 0;
       // The last half-warp may have no row.
       const int last = e < all ? groups - own : 0;
-#pragma unroll
-      for (int w = 0; w < kHeld; ++w) {
+      UNROLL for (int w = 0; w < kHeld; ++w) {
         x[w] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
         if (w << shift < last) x[w] = c[w << shift];
         if constexpr (kGradient) {
@@ -69,8 +67,7 @@ struct Rows {
       for (int offset = 1; offset < sharing; offset *= 2) {
         maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, offset));
       }
-#pragma unroll
-      for (int w = 0; w < kHeld; ++w) {
+      UNROLL for (int w = 0; w < kHeld; ++w) {
         x[w] = {ExpBelowOrZero(x[w].x, maximum), ExpBelowOrZero(x[w].y, maximum),
                 ExpBelowOrZero(x[w].z, maximum), ExpBelowOrZero(x[w].w, maximum)};
         sum += (x[w].x + x[w].y) + (x[w].z + x[w].w);
@@ -85,8 +82,7 @@ struct Rows {
       }
       const float inverse = Reciprocal(sum);
       mean *= inverse;
-#pragma unroll
-      for (int w = 0; w < kHeld; ++w) {
+      UNROLL for (int w = 0; w < kHeld; ++w) {
         if (w << shift >= last) continue;
         const float4 of = {x[w].x * inverse, x[w].y * inverse, x[w].z * inverse,
                            x[w].w * inverse};
@@ -104,5 +100,3 @@ struct Rows {
 };
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_SOFTMAX_CUH_

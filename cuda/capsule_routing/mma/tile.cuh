@@ -11,8 +11,7 @@
 // by m, then sample, then element of the pair: one float4 per m. Vectors of output
 // capsules (V, ds, partial sums) are stored in the same order, as [tile of 16
 // samples][group of 4 output capsules][m][lane] float4, zero-padded.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -53,8 +52,7 @@ __host__ __device__ int64_t VectorFloats(const Sizes& z) {
 template <Tf32 kTf32, typename S>
 __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   Operand<4, kTf32> a;
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
+  UNROLL for (int e = 0; e < 4; ++e) {
     SetFinite<kTf32>(e, Prepare<kTf32>(Widen(rows[e % 2].at[e / 2])), &a);
   }
   return a;
@@ -66,8 +64,7 @@ __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
   // A 16-bit number times a factor of at most 1 cannot overflow when rounded.
   constexpr Tf32 kOf = sizeof(S) < sizeof(float) ? Tf32::kExact : kTf32;
   Operand<2, kTf32> b;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
+  UNROLL for (int e = 0; e < 2; ++e) {
     SetFinite<kOf>(e, factor * Widen(column.at[e]), &b);
   }
   return b;
@@ -96,12 +93,6 @@ __device__ void AddPair(float x, float y, bool more, S* to) {
   StorePair(x, y, to);
 }
 
-// Returns the row of sample b, or of the last sample, of input [batch, in_caps, K].
-template <int K, typename S>
-__device__ const S* SampleRow(const Sizes& z, const S* input, int64_t b) {
-  return input + min(b, z.batch - 1) * z.in_caps * K;
-}
-
 __device__ inline void Add(const float4& x, float4* to) {
   to->x += x.x;
   to->y += x.y;
@@ -119,5 +110,3 @@ __device__ inline void AddProducts(const float (&x)[4], const float4& y,
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_TILE_CUH_

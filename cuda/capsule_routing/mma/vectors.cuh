@@ -5,8 +5,7 @@
 // squash and its gradient. A thread has one float4 of a vector of output capsules
 // (layout: mma/tile.cuh), or kSlices threads share one to add partial sums. A block has
 // the M float4 of each of kPart lanes.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/mma/tile.cuh"
 #include "cuda/capsule_routing/squash.cuh"
@@ -45,8 +44,7 @@ struct VectorThread {
   template <typename S>
   __device__ float4 Load(const S* from) const {
     float x[4] = {};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    UNROLL for (int e = 0; e < 4; ++e) {
       if (inside(e / 2)) x[e] = Widen(from[at(e / 2) + e % 2]);
     }
     return {x[0], x[1], x[2], x[3]};
@@ -82,17 +80,14 @@ struct VectorThread {
   __device__ void Products(const float4 (&a)[N], const float4 (&b)[N],
                            float2 (&product)[N]) const {
     __shared__ float2 parts[N][M][kPart];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
+    UNROLL for (int n = 0; n < N; ++n) {
       parts[n][m][part] = {a[n].x * b[n].x + a[n].y * b[n].y,
                            a[n].z * b[n].z + a[n].w * b[n].w};
     }
     SliceSync();
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
+    UNROLL for (int n = 0; n < N; ++n) {
       product[n] = {};
-#pragma unroll
-      for (int e = 0; e < M; ++e) {
+      UNROLL for (int e = 0; e < M; ++e) {
         product[n].x += parts[n][e][part].x;
         product[n].y += parts[n][e][part].y;
       }
@@ -201,5 +196,3 @@ __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
 }
 
 }  // namespace capsops::capsule_routing::mma
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_MMA_VECTORS_CUH_

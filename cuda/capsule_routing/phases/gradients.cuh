@@ -5,8 +5,7 @@
 // and logits from V, ds and softmax moments of every iteration. In the first iteration
 // c is the same for all samples; of its db only the sum over samples is needed, which
 // follows from that of its inner products.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -136,16 +135,14 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         const int begin = part * count / layout.parts;
         const int end = (part + 1) * count / layout.parts;
         const int runs = (end - begin + kRun - 1) / kRun;
-#pragma unroll 1
-        for (Item item(adder, z.out_caps, runs);
-             item.second == 0 && adder < layout.adders && runs > 0;
-             item.Next(layout.adders, z.out_caps, runs)) {
+        NO_UNROLL for (Item item(adder, z.out_caps, runs);
+                       item.second == 0 && adder < layout.adders && runs > 0;
+                       item.Next(layout.adders, z.out_caps, runs)) {
           const int j = item.j;
           const int n0 = begin + item.first * (end - begin) / runs;
           const int left = begin + (item.first + 1) * (end - begin) / runs - n0;
           A of_logits[2], grad_logits[4] = {};
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
+          UNROLL for (int e = 0; e < 2; ++e) {
             const int n = n0 + min(place.t + 4 * e, left - 1);
             of_logits[e] = Widen(logits[(i0 + n) * z.out_caps + j]);
           }
@@ -155,15 +152,13 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           // Keeps the weights for all tiles if they are a single batch.
           const bool single = left <= kBatch<A> && z.blocks * z.steps == 1;
           const A* of_vectors = group + VectorIndex(z, tile, j, 0, 0, place.lane);
-#pragma unroll 1
-          for (int m = 0; m < tiles; ++m) {
+          NO_UNROLL for (int m = 0; m < tiles; ++m) {
             const Samples<S, A, kSpills, 1> of_tile(z, input, tile + m,
                                                     memory + m * x_size);
             Fragment<4, A> v[kVectors][1][2];
             const auto load = [&](int block) {
               const A* from = of_vectors + block * (8 * kLanes);
-#pragma unroll
-              for (int q = 0; q < kVectors; ++q) {
+              UNROLL for (int q = 0; q < kVectors; ++q) {
                 LoadVector(from, v[q][0]);
                 if (q < 2 * there) from += z.length;
               }
@@ -190,8 +185,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           }
           SumOverRows(grad_logits);
           if (place.g == 0) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
+            UNROLL for (int e = 0; e < 2; ++e) {
               if (place.t + 4 * e >= left) continue;
               const int to = (n0 + place.t + 4 * e) * z.out_caps + j;
               logits_sums[to] += grad_logits[e];
@@ -228,8 +222,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       const A* const dc = first_sums + n * z.out_caps;
       A mean = 0;
       for (int j = place.lane; j < z.out_caps; j += kLanes) mean += c[j] * dc[j];
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      UNROLL for (int offset = kLanes / 2; offset > 0; offset /= 2) {
         mean += __shfl_xor_sync(~0u, mean, offset);
       }
       mean *= kScale<A>;
@@ -247,5 +240,3 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_GRADIENTS_CUH_

@@ -55,16 +55,14 @@ LaunchError RunPassOf(const GpuExec& exec, const char* name,
                       const T* logits, const A* vectors, A* partial, T* coefficients,
                       Moments<A>* moments, A* scratch) {
   constexpr auto kernel = PassKernel<S, A, kPass, kSpills, kK>;
-  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, name);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kernel>(exec, name));
   const dim3 grid(tiling.groups, tiling.slices);
   constexpr int kThreads = kPassWarps * kLanes;
   if constexpr (kPass == Pass::kFirst) {
     // No kernel of this call comes before.
-    kernel<<<grid, kThreads, tiling.shared(), exec.stream>>>(
-        tiling.z, tiling.cut, As<S>(input), As<S>(weights), As<S>(logits), vectors,
-        partial, As<S>(coefficients), moments, scratch, tiling.elements);
-    return CheckLaunch(name);
+    return Launch(name, kernel, grid, kThreads, tiling.shared(), exec, tiling.z,
+                  tiling.cut, As<S>(input), As<S>(weights), As<S>(logits), vectors,
+                  partial, As<S>(coefficients), moments, scratch, tiling.elements);
   } else {
     return LaunchDependent(name, kernel, grid, kThreads, tiling.shared(), exec,
                            tiling.z, tiling.cut, As<S>(input), As<S>(weights),
@@ -115,7 +113,7 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
     error = LaunchDependent(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
                             kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
                             r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
-                            r + 1 == iterations ? Native(output) : nullptr);
+                            r + 1 == iterations ? output : nullptr);
   }
   return error;
 }
@@ -126,12 +124,10 @@ LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tilin
                          const A* vectors, const Moments<A>* moments, const Caps& caps,
                          T* grad_input, T* grad_weights, T* grad_logits, A* scratch) {
   constexpr auto kernel = GradientsKernel<S, A, kSpills, kK>;
-  const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
-  if (!error.empty()) return error;
   const int64_t blocks =
       std::min(tiling.blocks, CeilDivide(caps.count, tiling.layout.tile_caps));
-  return LaunchDependent(
-      kBackwardName, kernel, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
+  return LaunchDependent<kernel>(
+      kBackwardName, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
       tiling.layout, caps, As<S>(input), As<S>(weights), As<S>(logits), vectors,
       moments, As<S>(grad_input), As<S>(grad_weights), As<S>(grad_logits), scratch,
       scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
@@ -160,9 +156,9 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
         rest + tiling.slices * length);
   };
   const bool held = last.held == z.in_caps;
-  PrepareKernel<<<tiling.cells(), kFinishWarps * kLanes, 0, exec.stream>>>(
-      z, iterations, sums, Native(grad), vectors);
-  LaunchError error = CheckLaunch(kBackwardName);
+  LaunchError error =
+      Launch(kBackwardName, PrepareKernel<CudaType<T>, A>, tiling.cells(),
+             kFinishWarps * kLanes, 0, exec, z, iterations, sums, grad, vectors);
   for (int64_t r = iterations - 1; r > 0 && error.empty(); --r) {
     error = pass(tiling, r, held);
     if (!error.empty()) break;
@@ -212,11 +208,9 @@ LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
   };
   if (iterations == 0) return run(std::integral_constant<Pass, Pass::kFirst>());
   {
-    PrepareKernel<CudaType<T>>
-        <<<tiling.cells(), kFinishWarps * kLanes, 0, exec.stream>>>(
-            tiling.z, iterations, sums, static_cast<const CudaType<T>*>(nullptr), v);
-    const LaunchError error = CheckLaunch(kCoefficientsName);
-    if (!error.empty()) return error;
+    CAPSOPS_RETURN_IF_ERROR(Launch(kCoefficientsName, PrepareKernel<CudaType<T>, A>,
+                                   tiling.cells(), kFinishWarps * kLanes, 0, exec,
+                                   tiling.z, iterations, sums, nullptr, v));
   }
   return run(std::integral_constant<Pass, Pass::kSums>());
 }
@@ -235,11 +229,9 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
                                : error;
         });
   }
-  std::string obstacle = TooLarge(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(TooLarge(p));
   const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
-  obstacle = tiling.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.Obstacle());
   return Plan::Make(
       ((tiling.slices + 1) * tiling.z.length + tiling.scratch()) * sizeof(A),
       [tiling, iterations = p.iterations](const GpuExec& exec, auto... pointers) {
@@ -264,13 +256,11 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
           return error;
         });
   }
-  std::string obstacle = TooLarge(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(TooLarge(p));
   const PassTiling<A> tiling(exec.device, p, true, NeedsSplit<T>(exec, p));
   const GradientsTiling<T, A> last(exec.device, p, tiling.z.split);
-  obstacle = tiling.Obstacle();
-  if (obstacle.empty()) obstacle = last.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.Obstacle());
+  CAPSOPS_REFUSE_IF(last.Obstacle());
   const int64_t pass = tiling.slices * tiling.z.length + tiling.scratch();
   const int64_t moments = kMomentNumbers * last.held * last.moments();
   return Plan::Make((2 * p.iterations * tiling.z.length + moments +
@@ -294,11 +284,9 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec,
   // Without predictions, V has no effect.
   const bool is_empty = p.out_dim == 0 || p.in_dim == 0;
   if (is_empty) p.out_dim = p.in_dim = 0;
-  std::string obstacle = TooLarge(p);
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(TooLarge(p));
   const PassTiling<A> tiling(exec.device, p, false, NeedsSplit<T>(exec, p));
-  obstacle = tiling.Obstacle();
-  if (!obstacle.empty()) return Plan::Refuse(obstacle);
+  CAPSOPS_REFUSE_IF(tiling.Obstacle());
   const int64_t iterations = is_empty ? 0 : p.iterations;
   return Plan::Make((tiling.z.length + tiling.scratch()) * sizeof(A),
                     [tiling, iterations](const GpuExec& exec, auto... pointers) {

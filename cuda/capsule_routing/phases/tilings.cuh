@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Work splits of the `phases` kernels.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -237,5 +236,3 @@ struct GradientsTiling {
 };
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_TILINGS_CUH_

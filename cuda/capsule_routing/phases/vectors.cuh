@@ -3,8 +3,7 @@
 
 // Kernels between the passes: they add partial sums, and compute squash and its
 // gradient. A block has one output capsule and one tile of samples.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_
+#pragma once
 
 #include "cuda/capsule_routing/phases/tile.cuh"
 #include "cuda/capsule_routing/squash.cuh"
@@ -44,8 +43,7 @@ struct Cell {
   __device__ void Each(const Visit& visit) const {
     if (slice > 0) return;
     for (int half = first; half < halves; half += wide) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) visit(e / 2, half * 8 + lane % 4 * 2 + e % 2);
+      UNROLL for (int e = 0; e < 4; ++e) visit(e / 2, half * 8 + lane % 4 * 2 + e % 2);
     }
   }
 
@@ -62,8 +60,7 @@ struct Cell {
 #pragma unroll 8
         for (int64_t c = slice; c < count; c += slices) {
           const auto part = *reinterpret_cast<const Pack<A, 4>*>(from + c * z.length);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sum.at[e] += part.at[e];
+          UNROLL for (int e = 0; e < 4; ++e) sum.at[e] += part.at[e];
         }
       }
       __syncthreads();
@@ -71,11 +68,10 @@ struct Cell {
       __syncthreads();
       if (slice > 0 || half >= halves) continue;
       for (int s = 1; s < slices; ++s) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum.at[e] += parts[s * wide + first][lane].at[e];
+        UNROLL for (int e = 0; e < 4; ++e) sum.at[e] +=
+            parts[s * wide + first][lane].at[e];
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      UNROLL for (int e = 0; e < 4; ++e) {
         visit(e / 2, half * 8 + lane % 4 * 2 + e % 2, sum.at[e]);
       }
     }
@@ -86,16 +82,14 @@ struct Cell {
   __device__ void Sum(A (&x)[N][2]) const {
     __shared__ A parts[N][2][kFinishWarps][8];
     __syncthreads();
-#pragma unroll
-    for (int e = 0; e < 2 * N; ++e) {
+    UNROLL for (int e = 0; e < 2 * N; ++e) {
       A& own = x[e / 2][e % 2];
       own += __shfl_xor_sync(~0u, own, 1);
       own += __shfl_xor_sync(~0u, own, 2);
       if (lane % 4 == 0) parts[e / 2][e % 2][warp][lane / 4] = own;
     }
     __syncthreads();
-#pragma unroll
-    for (int e = 0; e < 2 * N; ++e) {
+    UNROLL for (int e = 0; e < 2 * N; ++e) {
       A sum = 0;
       for (int w = 0; w < wide; ++w) sum += parts[e / 2][e % 2][w][lane / 4];
       x[e / 2][e % 2] = sum;
@@ -233,5 +227,3 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
 }
 
 }  // namespace capsops::capsule_routing::phases
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_PHASES_VECTORS_CUH_

@@ -8,8 +8,7 @@
 //
 // Most of this code runs once, so that instruction fetch dominates: loops of unknown
 // length are not unrolled, except the two sums in Accumulate().
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -94,8 +93,7 @@ struct Block {
   // Calls visit(i) for all i < n, one thread each.
   template <typename Visit>
   __device__ void Each(int n, const Visit& visit) const {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < n; i += kThreads) visit(i);
+    NO_UNROLL for (int i = threadIdx.x; i < n; i += kThreads) visit(i);
   }
 
   // Calls visit(i, member) for all i < n, with a team of kSize threads each. All
@@ -103,8 +101,7 @@ struct Block {
   // get the member depth(), and so no elements.
   template <int kSize, typename Visit>
   __device__ void EachTeam(int n, const Visit& visit) const {
-#pragma unroll 1
-    for (int i0 = 0; i0 < n; i0 += kThreads / kSize) {
+    NO_UNROLL for (int i0 = 0; i0 < n; i0 += kThreads / kSize) {
       const int i = i0 + threadIdx.x / kSize;
       if (i - lane / kSize >= n) break;
       visit(i, i < n ? static_cast<int>(threadIdx.x) % kSize : z.depth());
@@ -113,20 +110,17 @@ struct Block {
   // Call visit(d) for a member's elements of an output capsule, or its quads.
   template <typename Visit>
   __device__ void EachElement(int member, const Visit& visit) const {
-#pragma unroll 1
-    for (int d = member; d < z.depth(); d += kWide) visit(d);
+    NO_UNROLL for (int d = member; d < z.depth(); d += kWide) visit(d);
   }
   template <typename Visit>
   __device__ void EachQuad(int member, const Visit& visit) const {
-#pragma unroll 1
-    for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
+    NO_UNROLL for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
   }
 
   // Calls visit(i) for all i < n, one warp each.
   template <typename Visit>
   __device__ void EachWarp(int n, const Visit& visit) const {
-#pragma unroll 1
-    for (int i = warp; i < n; i += kWarps) visit(i);
+    NO_UNROLL for (int i = warp; i < n; i += kWarps) visit(i);
     __syncthreads();
   }
 
@@ -141,8 +135,7 @@ struct Block {
 
   __device__ void Load(const S* input, const S* logits) const {
     const int padded = z.padded();
-#pragma unroll 1
-    for (int b = 0; b < z.batch; ++b) {
+    NO_UNROLL for (int b = 0; b < z.batch; ++b) {
       const S* const from = input + (int64_t{b} * z.in_caps + first) * z.in_dim;
       Each(count * padded, [&](int e) {
         const int k = e % padded;
@@ -170,12 +163,10 @@ struct Block {
 
   // Loads kChunk elements, of which those from `left` on are zero.
   __device__ void LoadChunk(const S* from, int left, A (&chunk)[kChunk]) const {
-#pragma unroll
-    for (int k = 0; k < kChunk; k += kRun) {
+    UNROLL for (int k = 0; k < kChunk; k += kRun) {
       A run[kRun] = {};
       if (k < left) LoadRow(from + k, kRun, true, run);
-#pragma unroll
-      for (int e = 0; e < kRun; ++e) chunk[k + e] = run[e];
+      UNROLL for (int e = 0; e < kRun; ++e) chunk[k + e] = run[e];
     }
   }
 
@@ -193,13 +184,10 @@ struct Block {
   template <typename Prepare>
   __device__ void Predict(const S* from, const Prepare& prepare) const {
     const int columns = z.columns(), rows = count * columns, padded = z.padded();
-#pragma unroll 1
-    for (int row0 = 0; row0 < rows; row0 += kRows * kThreads) {
-#pragma unroll 1
-      for (int k = 0; k < z.in_dim; k += kChunk) {
+    NO_UNROLL for (int row0 = 0; row0 < rows; row0 += kRows * kThreads) {
+      NO_UNROLL for (int k = 0; k < z.in_dim; k += kChunk) {
         A w[kRows][kChunk];
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        UNROLL for (int r = 0; r < kRows; ++r) {
           const int i = row0 + r * kThreads + threadIdx.x;
           if (i < rows) LoadChunk(from + weights(i) + k, z.in_dim - k, w[r]);
         }
@@ -207,16 +195,13 @@ struct Block {
           prepare();
           __syncthreads();
         }
-#pragma unroll 1
-        for (int b = 0; b < z.batch; ++b) {
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
+        NO_UNROLL for (int b = 0; b < z.batch; ++b) {
+          UNROLL for (int r = 0; r < kRows; ++r) {
             const int i = row0 + r * kThreads + threadIdx.x;
             if (i >= rows) break;
             A x[kChunk], sum = 0;
             LoadRow(at.x + row(b, i / columns) * padded + k, kChunk, true, x);
-#pragma unroll
-            for (int e = 0; e < kChunk; ++e) sum += w[r][e] * x[e];
+            UNROLL for (int e = 0; e < kChunk; ++e) sum += w[r][e] * x[e];
             A* const to = at.u + row(b, 0) * z.width() + place(i);
             *to = k == 0 ? sum : *to + sum;
           }
@@ -229,8 +214,7 @@ struct Block {
   // to[b][n][j] = <u[b][n][j], vectors[b][j]>.
   __device__ void Agree(const A* vectors, A* to) const {
     const int pairs = count * z.out_caps, depth = z.depth();
-#pragma unroll 1
-    for (int b = 0; b < z.batch; ++b) {
+    NO_UNROLL for (int b = 0; b < z.batch; ++b) {
       const int begin = row(b, 0) * z.out_caps;
       EachTeam<kTeam>(pairs, [&](int pair, int member) {
         const A* const v = vectors + (b * z.out_caps + pair % z.out_caps) * depth;
@@ -239,8 +223,7 @@ struct Block {
           A x[kQuad], y[kQuad];
           LoadRow(at.u + (begin + pair) * depth + d, kQuad, true, x);
           LoadRow(v + d, kQuad, true, y);
-#pragma unroll
-          for (int e = 0; e < kQuad; ++e) sum += x[e] * y[e];
+          UNROLL for (int e = 0; e < kQuad; ++e) sum += x[e] * y[e];
         });
         sum = TeamSum<kTeam>(sum);
         if (member == 0) to[begin + pair] = sum;
@@ -253,23 +236,19 @@ struct Block {
   __device__ void Softmax(int n, bool is_first, A* c) const {
     const A* const logits = at.logits + n * z.out_caps;
     A maximum = -INFINITY, sum = 0;
-#pragma unroll 1
-    for (int j = lane; j < z.out_caps; j += kLanes) {
+    NO_UNROLL for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = is_first ? logits[j] : c[j] + logits[j];
       maximum = max(maximum, c[j]);  // a NaN makes the sum NaN
     }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    UNROLL for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       maximum = max(maximum, __shfl_xor_sync(~0u, maximum, offset));
     }
-#pragma unroll 1
-    for (int j = lane; j < z.out_caps; j += kLanes) {
+    NO_UNROLL for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = ExpBelow(c[j], maximum);
       sum += c[j];
     }
     const A share = 1 / TeamSum<kLanes>(sum);
-#pragma unroll 1
-    for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
+    NO_UNROLL for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
   }
 
   // Sums factors[b][n][j] u[b][n][j] over the n of all blocks. Each block sends its
@@ -286,21 +265,19 @@ struct Block {
       Send(sum, tag, partial + int64_t{blockIdx.x} * vector + e);
     });
     const int columns = own_cells * depth, step = min(columns, kColumns);
-#pragma unroll 1
-    for (int column0 = 0; column0 < columns; column0 += step) {
+    NO_UNROLL for (int column0 = 0; column0 < columns; column0 += step) {
       const int slices = kThreads / step, slice = threadIdx.x / step;
       const int column = column0 + threadIdx.x % step;
       Message<A>* const from = partial + first_cell * depth + column;
       A sum = 0;
       if (slice < slices && column < columns) {
-#pragma unroll 1
-        for (int block = slice; block < z.blocks; block += kMessages * slices) {
+        NO_UNROLL for (int block = slice; block < z.blocks;
+                       block += kMessages * slices) {
           A numbers[kMessages];
           Receive(
               tag, from + int64_t{block} * vector, int64_t{slices} * vector,
               [&](int i) { return block + i * slices < z.blocks; }, numbers);
-#pragma unroll
-          for (int i = 0; i < kMessages; ++i) sum += numbers[i];
+          UNROLL for (int i = 0; i < kMessages; ++i) sum += numbers[i];
         }
       }
       at.scratch[threadIdx.x] = sum;
@@ -320,13 +297,11 @@ struct Block {
   __device__ void ReceiveResult(uint32_t tag, const Visit& visit) const {
     constexpr int kAtOnce = 4;
     const int vector = z.vector();
-#pragma unroll 1
-    for (int e = threadIdx.x; e < vector; e += kAtOnce * kThreads) {
+    NO_UNROLL for (int e = threadIdx.x; e < vector; e += kAtOnce * kThreads) {
       A numbers[kAtOnce];
       const auto is_wanted = [&](int i) { return e + i * kThreads < vector; };
       Receive(tag, result + e, kThreads, is_wanted, numbers);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      UNROLL for (int i = 0; i < kAtOnce; ++i) {
         if (is_wanted(i)) visit(e + i * kThreads, numbers[i]);
       }
     }
@@ -362,5 +337,3 @@ struct Block {
 };
 
 }  // namespace capsops::capsule_routing::resident
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_BLOCK_CUH_

@@ -101,20 +101,17 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   using A = Accumulator<T>;
   const Fit<A> fit(exec.device, p, false);
-  if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
+  CAPSOPS_REFUSE_IF(fit.obstacle);
   return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
                     [z = fit.z, quads = fit.quads, shared = fit.shared](
                         const GpuExec& exec, const T* input, const T* weights,
                         const T* logits, T* output, A* sums, void* workspace) {
                       const auto launch = [&](auto run) {
                         constexpr auto kernel = ForwardKernel<CudaType<T>, A, run>;
-                        const LaunchError error =
-                            AllowMaxSharedMemory<kernel>(exec, kForwardName);
-                        if (!error.empty()) return error;
-                        return LaunchCooperative(
-                            kForwardName, kernel, z.blocks, kThreads, shared, exec, z,
-                            Native(input), Native(weights), Native(logits),
-                            static_cast<Message<A>*>(workspace), Native(output), sums);
+                        return LaunchCooperative<kernel>(
+                            kForwardName, z.blocks, kThreads, shared, exec, z, input,
+                            weights, logits, static_cast<Message<A>*>(workspace),
+                            output, sums);
                       };
                       return quads ? launch(Quads{}) : launch(Single{});
                     });
@@ -125,25 +122,22 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   using A = Accumulator<T>;
   const Fit<A> fit(exec.device, p, true);
-  if (!fit.obstacle.empty()) return Plan::Refuse(fit.obstacle);
-  return Plan::Make(
-      int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
-      [z = fit.z, quads = fit.quads, shared = fit.shared](
-          const GpuExec& exec, const T* grad, const T* input, const T* weights,
-          const T* logits, const A* sums, T* grad_input, T* grad_weights,
-          T* grad_logits, void* workspace) {
-        const auto launch = [&](auto run) {
-          constexpr auto kernel = BackwardKernel<CudaType<T>, A, run>;
-          const LaunchError error = AllowMaxSharedMemory<kernel>(exec, kBackwardName);
-          if (!error.empty()) return error;
-          return LaunchCooperative(
-              kBackwardName, kernel, z.blocks, kThreads, shared, exec, z, Native(grad),
-              Native(input), Native(weights), Native(logits), sums,
-              static_cast<Message<A>*>(workspace), Native(grad_input),
-              Native(grad_weights), Native(grad_logits));
-        };
-        return quads ? launch(Quads{}) : launch(Single{});
-      });
+  CAPSOPS_REFUSE_IF(fit.obstacle);
+  return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
+                    [z = fit.z, quads = fit.quads, shared = fit.shared](
+                        const GpuExec& exec, const T* grad, const T* input,
+                        const T* weights, const T* logits, const A* sums, T* grad_input,
+                        T* grad_weights, T* grad_logits, void* workspace) {
+                      const auto launch = [&](auto run) {
+                        constexpr auto kernel = BackwardKernel<CudaType<T>, A, run>;
+                        return LaunchCooperative<kernel>(
+                            kBackwardName, z.blocks, kThreads, shared, exec, z, grad,
+                            input, weights, logits, sums,
+                            static_cast<Message<A>*>(workspace), grad_input,
+                            grad_weights, grad_logits);
+                      };
+                      return quads ? launch(Quads{}) : launch(Single{});
+                    });
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

@@ -10,13 +10,14 @@
 // read it. This holds because a block sends its next sums only after it has received
 // all results, and a result is sent only after all its parts were received. Tags start
 // at 1, and ClearMessages() writes 0, so that no tag matches old memory.
-#ifndef CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
+#pragma once
 
 #include <cuda/atomic>
 
 #include <cstdint>
 #include <cstring>
+
+#include "cuda/common/types.cuh"
 
 namespace capsops::capsule_routing::resident {
 
@@ -31,8 +32,7 @@ __device__ void Send(A number, uint32_t tag, Message<A>* to) {
   constexpr int kWords = Message<A>::kWords;
   uint32_t bits[kWords];
   std::memcpy(bits, &number, sizeof number);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
+  UNROLL for (int i = 0; i < kWords; ++i) {
     cuda::atomic_ref<uint64_t, cuda::thread_scope_device>(to->words[i])
         .store(uint64_t{tag} << 32 | bits[i], cuda::std::memory_order_relaxed);
   }
@@ -47,10 +47,8 @@ __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
   bool is_complete;
   do {
     is_complete = true;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
+    UNROLL for (int i = 0; i < N; ++i) {
+      UNROLL for (int w = 0; w < kWords; ++w) {
         uint64_t word = uint64_t{tag} << 32;
         if (is_wanted(i)) {
           word = cuda::atomic_ref<uint64_t, cuda::thread_scope_device>(
@@ -66,5 +64,3 @@ __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
 }
 
 }  // namespace capsops::capsule_routing::resident
-
-#endif  // CAPSOPS_CUDA_CAPSULE_ROUTING_RESIDENT_MESSAGE_CUH_
