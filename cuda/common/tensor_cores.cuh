@@ -5,11 +5,13 @@
 // the PTX manual: m16n8k4 and m16n8k8 in TF32, m16n8k16 in 16-bit types.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
 #include <type_traits>
 
 #include "cc/launch/exec.h"
-#include "cuda/common/types.cuh"
 
 namespace capsops {
 

@@ -20,8 +20,6 @@
 
 #include <cstdint>
 
-#include "cuda/common/types.cuh"
-
 namespace capsops::capsule_conv::fma {
 
 // Terms per step, between two block barriers.

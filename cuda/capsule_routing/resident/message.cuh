@@ -17,8 +17,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/common/types.cuh"
-
 namespace capsops::capsule_routing::resident {
 
 template <typename A>
