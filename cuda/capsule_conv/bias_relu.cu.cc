@@ -27,7 +27,8 @@ __global__ void BiasReluKernel(int64_t packs, int64_t pixel,
   const int64_t advance = threads % pixel;
   for (; i < packs; i += threads) {
     Pack<S, kPack> pack = image[i];
-    UNROLL for (int e = 0; e < kPack; ++e) {
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) {
       Narrow(BiasRelu(Widen(pack.at[e]), bias[at].at[e]), &pack.at[e]);
     }
     image[i] = pack;

@@ -142,13 +142,16 @@ __device__ void StoreRow(const Image& target, const Scale& scale, int column,
   if (target.columns == kQuad) {
     const int channel = column / kQuad + t / 2;
     S* to = row + channel * stride + t % 2 * 2;
-    UNROLL for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n, to += 2 * stride) {
       if (channel + 2 * n >= target.channels) break;
       StorePair(scale(sums[n][2 * kHalf]), scale(sums[n][2 * kHalf + 1]), to);
     }
   } else {
-    UNROLL for (int n = 0; n < kProducts; ++n) {
-      UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
         StoreColumn(column + 8 * n + 2 * t + e, target.columns, target.channels, stride,
                     scale(sums[n][2 * kHalf + e]), row);
       }

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kReduceElements* kThreads)
   sums[thread][of] = sum;
   __syncthreads();
   if (thread > 0 || element >= elements) return;
-  UNROLL for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
+#pragma unroll
+  for (int i = 1; i < kThreads; ++i) sum += sums[i][of];
   Narrow(sum, out + element);
 }
 

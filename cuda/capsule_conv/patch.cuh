@@ -246,9 +246,10 @@ class PlaneLoader {
         constexpr int kUnroll = 4;
         for (; pixel + (kUnroll - 1) * step_ < end; pixel += kUnroll * step_) {
           uint32_t element[kUnroll];
-          UNROLL for (int n = 0; n < kUnroll; ++n) element[n] =
-              pixel[n * step_].element;
-          UNROLL for (int n = 0; n < kUnroll; ++n, word += jump) {
+#pragma unroll
+          for (int n = 0; n < kUnroll; ++n) element[n] = pixel[n * step_].element;
+#pragma unroll
+          for (int n = 0; n < kUnroll; ++n, word += jump) {
             __pipeline_memcpy_async(word,
                                     source + static_cast<int>(origin + element[n]),
                                     kQuadWords<S> * 4);
@@ -278,7 +279,8 @@ class PlaneLoader {
   static __device__ __noinline__ void LoadPartialQuad(const S* from, int count,
                                                       uint32_t* word) {
     Pack<S, kQuad> values{};
-    UNROLL for (int e = 0; e < kQuad; ++e) {
+#pragma unroll
+    for (int e = 0; e < kQuad; ++e) {
       if (e < count) values.at[e] = from[e];
     }
     *reinterpret_cast<Pack<S, kQuad>*>(word) = values;

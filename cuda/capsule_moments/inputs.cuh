@@ -87,7 +87,8 @@ __device__ inline float At(const float* tensor, int64_t at) {
 
 template <int N>
 __device__ void LoadWords(const float* from, float (&to)[N]) {
-  UNROLL for (int i = 0; i < N; i += 4) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
     const float4 word = *reinterpret_cast<const float4*>(from + i);
     to[i] = word.x, to[i + 1] = word.y, to[i + 2] = word.z, to[i + 3] = word.w;
   }
@@ -95,7 +96,8 @@ __device__ void LoadWords(const float* from, float (&to)[N]) {
 
 template <int N>
 __device__ void StoreWords(const float (&from)[N], float* to) {
-  UNROLL for (int i = 0; i < N; i += 4) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
     *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2],
                                           from[i + 3]};
   }
@@ -107,7 +109,8 @@ __device__ void LoadRow(const float* from, float (&to)[Q]) {
   if constexpr (Q == 4) {
     LoadWords(from, to);
   } else {
-    UNROLL for (int q = 0; q < Q; ++q) to[q] = from[q];
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[q] = from[q];
   }
 }
 template <int Q>
@@ -115,7 +118,8 @@ __device__ void StoreRow(const float (&from)[Q], float* to) {
   if constexpr (Q == 4) {
     StoreWords(from, to);
   } else {
-    UNROLL for (int q = 0; q < Q; ++q) to[q] = from[q];
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[q] = from[q];
   }
 }
 

@@ -98,13 +98,15 @@ __global__ void __launch_bounds__(kThreads)
         if (c >= channels) continue;
         float numbers[Q];
         LoadRow(poses + (row * kSide + i % kSide) * Q, numbers);
-        UNROLL for (int q = 0; q < Q; ++q) sums[q] += numbers[q];
+#pragma unroll
+        for (int q = 0; q < Q; ++q) sums[q] += numbers[q];
         if (grad_activations != nullptr && i % kSide == 0) sum += activations[row];
       }
     }
     if (c >= channels) continue;
     const int64_t capsule = int64_t{blockIdx.x} * channels + c;
-    UNROLL for (int q = 0; q < Q; ++q) {
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
       Narrow(sums[q], grad_poses + (capsule * kSide + i % kSide) * Q + q);
     }
     if (grad_activations != nullptr && i % kSide == 0) {

@@ -62,20 +62,26 @@ __global__ void __launch_bounds__(kThreads)
     LoadTile(a, i, row0, rows, k0, depth, a_tile);
     LoadTile(b_transposed, i, column0, columns, k0, depth, b_tile);
     __syncthreads();
-    UNROLL for (int k = 0; k < kDepth; ++k) {
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
       A x[kEach], y[kEach];
-      UNROLL for (int e = 0; e < kEach; ++e) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
         x[e] = a_tile[k][thread_row + e * (kTile / kEach)];
         y[e] = b_tile[k][thread_column + e * (kTile / kEach)];
       }
-      UNROLL for (int r = 0; r < kEach; ++r) {
-        UNROLL for (int e = 0; e < kEach; ++e) sum[r][e] += x[r] * y[e];
+#pragma unroll
+      for (int r = 0; r < kEach; ++r) {
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) sum[r][e] += x[r] * y[e];
       }
     }
     __syncthreads();
   }
-  UNROLL for (int r = 0; r < kEach; ++r) {
-    UNROLL for (int e = 0; e < kEach; ++e) {
+#pragma unroll
+  for (int r = 0; r < kEach; ++r) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
       const int64_t row = row0 + thread_row + r * (kTile / kEach);
       const int64_t column = column0 + thread_column + e * (kTile / kEach);
       if (row < rows && column < columns) Narrow(sum[r][e], c.at(i, row, column));

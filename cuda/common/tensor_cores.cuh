@@ -165,7 +165,8 @@ __device__ void Accumulate(const Operand<4, kA>& a, const Operand<2, kB>& b,
   if constexpr (kA == Tf32::kSplit) {
     float product[4] = {};
     Multiply(a, b, product);
-    UNROLL for (int e = 0; e < 4; ++e) c[e] += product[e];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += product[e];
   } else {
     Multiply(a, b, c);
   }

@@ -9,10 +9,6 @@
 
 #include "cc/launch/exec.h"
 
-// Unroll the loop that follows, or keep it as a loop.
-#define UNROLL _Pragma("unroll")
-#define NO_UNROLL _Pragma("unroll 1")
-
 namespace capsops {
 
 template <typename T>

@@ -35,12 +35,15 @@ template <typename S, typename A, int K>
 __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   if (vector) {
     constexpr int kStep = sizeof(S) * K < 16 ? K : 16 / sizeof(S);
-    UNROLL for (int k = 0; k < K; k += kStep) {
+#pragma unroll
+    for (int k = 0; k < K; k += kStep) {
       const auto pack = *reinterpret_cast<const Pack<S, kStep>*>(from + k);
-      UNROLL for (int e = 0; e < kStep; ++e) row[k + e] = Widen(pack.at[e]);
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) row[k + e] = Widen(pack.at[e]);
     }
   } else {
-    UNROLL for (int k = 0; k < K; ++k) row[k] = k < in_dim ? Widen(from[k]) : A{0};
+#pragma unroll
+    for (int k = 0; k < K; ++k) row[k] = k < in_dim ? Widen(from[k]) : A{0};
   }
 }
 
@@ -49,13 +52,16 @@ template <typename S, typename A, int K>
 __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   if (vector) {
     constexpr int kStep = sizeof(S) * K < 16 ? K : 16 / sizeof(S);
-    UNROLL for (int k = 0; k < K; k += kStep) {
+#pragma unroll
+    for (int k = 0; k < K; k += kStep) {
       Pack<S, kStep> pack;
-      UNROLL for (int e = 0; e < kStep; ++e) Narrow(row[k + e], &pack.at[e]);
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) Narrow(row[k + e], &pack.at[e]);
       *reinterpret_cast<Pack<S, kStep>*>(to + k) = pack;
     }
   } else {
-    UNROLL for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
       if (k < in_dim) Narrow(row[k], to + k);
     }
   }
@@ -69,7 +75,8 @@ __device__ A SumOverLanes(const A (&row)[K]) {
   if constexpr (K > 1) {
     const bool upper = threadIdx.x & Offset;
     A kept[K / 2];
-    UNROLL for (int k = 0; k < K / 2; ++k) {
+#pragma unroll
+    for (int k = 0; k < K / 2; ++k) {
       const A sent = upper ? row[k] : row[k + K / 2];
       kept[k] = upper ? row[k + K / 2] : row[k];
       kept[k] += __shfl_xor_sync(~0u, sent, Offset);
@@ -77,7 +84,8 @@ __device__ A SumOverLanes(const A (&row)[K]) {
     return SumOverLanes<Offset / 2>(kept);
   } else {
     A sum = row[0];
-    UNROLL for (int offset = Offset; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int offset = Offset; offset > 0; offset /= 2) {
       sum += __shfl_xor_sync(~0u, sum, offset);
     }
     return sum;

@@ -59,12 +59,14 @@ __device__ void LoadWindow(const Work& w, const S* tensor, int64_t row, int x,
                            int channel, bool row_inside,
                            A (&window)[kWindow][kVector]) {
   const S* const from = tensor + (row * w.width + x) * w.channels + channel;
-  UNROLL for (int at = 0; at < kWindow; ++at) {
+#pragma unroll
+  for (int at = 0; at < kWindow; ++at) {
     Pack<S, kVector> pack{};
     if (row_inside && x + at >= 0 && x + at < w.width) {
       pack = *reinterpret_cast<const Pack<S, kVector>*>(from + at * w.channels);
     }
-    UNROLL for (int c = 0; c < kVector; ++c) window[at][c] = Widen(pack.at[c]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) window[at][c] = Widen(pack.at[c]);
   }
 }
 
@@ -73,10 +75,12 @@ __device__ void StoreQuad(const Work& w, const Place& at,
                           const A (&sum)[kPixels][kVector], S* tensor) {
   S* const to =
       tensor + ((at.image + at.y) * w.width + at.x) * w.channels + at.lane * kVector;
-  UNROLL for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+  for (int px = 0; px < kPixels; ++px) {
     if (at.x + px >= w.width) break;
     Pack<S, kVector> pack;
-    UNROLL for (int c = 0; c < kVector; ++c) Narrow(sum[px][c], &pack.at[c]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) Narrow(sum[px][c], &pack.at[c]);
     *reinterpret_cast<Pack<S, kVector>*>(to + px * w.channels) = pack;
   }
 }
@@ -111,17 +115,21 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (!at.inside) return;
   mine += at.quad * kPixels * per_pixel + at.lane / w.lanes_of_group * (K * K);
   A sum[kPixels][kVector] = {};
-  NO_UNROLL for (int i = 0; i < K; ++i, mine += K) {
+#pragma unroll 1
+  for (int i = 0; i < K; ++i, mine += K) {
     const int64_t y = at.y + int64_t{i - R} * w.dilation_height;
     if (y < 0 || y >= w.height) continue;
     A window[kWindow][kVector];
     LoadWindow<S, A>(w, input, at.image + y, at.x - R, at.lane * kVector, true, window);
-    UNROLL for (int px = 0; px < kPixels; ++px) {
-      UNROLL for (int j = 0; j < K; ++j) {
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+      for (int j = 0; j < K; ++j) {
         const int x = at.x + px + j - R;
         const bool reads = x >= 0 && x < w.width && at.x + px < w.width;
         const A f = reads ? Widen(mine[px * per_pixel + j]) : A{0};
-        UNROLL for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[px + j][c];
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[px + j][c];
       }
     }
   }
@@ -171,16 +179,20 @@ __global__ void __launch_bounds__(kMaxThreads)
   const S* mine = staged + (at.row * K * columns + at.quad * kPixels) * part +
                   at.lane / w.lanes_of_group * K;
   A sum[kPixels][kVector] = {};
-  NO_UNROLL for (int i = 0; i < K; ++i, mine += columns * part) {
+#pragma unroll 1
+  for (int i = 0; i < K; ++i, mine += columns * part) {
     const int64_t y = at.y - int64_t{i - R} * w.dilation_height;
     if (y < 0 || y >= w.height) continue;
     A window[kWindow][kVector];
     LoadWindow<S, A>(w, grad, at.image + y, at.x - R, at.lane * kVector, true, window);
-    UNROLL for (int px = 0; px < kPixels; ++px) {
-      UNROLL for (int j = 0; j < K; ++j) {
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+      for (int j = 0; j < K; ++j) {
         const int from = px + 2 * R - j;
         const A f = Widen(mine[from * part + j]);
-        UNROLL for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[from][c];
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) sum[px][c] += f * window[from][c];
       }
     }
   }
@@ -192,13 +204,16 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <typename A, int K>
 __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   *pixel = 0;
-  UNROLL for (int half = 2; half > 0; half /= 2) {
+#pragma unroll
+  for (int half = 2; half > 0; half /= 2) {
     const int bit = 2 / half;
     if (lanes <= bit) return;
     const bool upper = threadIdx.x & bit;
     *pixel += upper ? half : 0;
-    UNROLL for (int px = 0; px < half; ++px) {
-      UNROLL for (int j = 0; j < K; ++j) {
+#pragma unroll
+    for (int px = 0; px < half; ++px) {
+#pragma unroll
+      for (int j = 0; j < K; ++j) {
         const A sent = upper ? sum[px][j] : sum[px + half][j];
         const A kept = upper ? sum[px + half][j] : sum[px][j];
         sum[px][j] = kept + __shfl_xor_sync(~0u, sent, bit);
@@ -206,8 +221,8 @@ __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
     }
   }
   for (int bit = 4; bit < lanes; bit *= 2) {
-    UNROLL for (int j = 0; j < K; ++j) sum[0][j] +=
-        __shfl_xor_sync(~0u, sum[0][j], bit);
+#pragma unroll
+    for (int j = 0; j < K; ++j) sum[0][j] += __shfl_xor_sync(~0u, sum[0][j], bit);
   }
 }
 
@@ -226,7 +241,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     return ((at.image + at.y - at.row + r) * w.width + at.tile_x) * per_pixel;
   };
   const int group = at.lane / w.lanes_of_group, lane = at.lane % w.lanes_of_group;
-  NO_UNROLL for (int i = 0; i < K; ++i) {
+#pragma unroll 1
+  for (int i = 0; i < K; ++i) {
     const int64_t y = at.y + int64_t{i - R} * w.dilation_height;
     const bool reads = at.inside && y >= 0 && y < w.height;
     A sum[kPixels][K] = {};
@@ -235,9 +251,12 @@ __global__ void __launch_bounds__(kMaxThreads)
       A window[kWindow][kVector], own[kPixels][kVector];
       LoadWindow<S, A>(w, grad, at.image + at.y, at.x, channel, reads, own);
       LoadWindow<S, A>(w, input, at.image + y, at.x - R, channel, reads, window);
-      UNROLL for (int px = 0; px < kPixels; ++px) {
-        UNROLL for (int j = 0; j < K; ++j) {
-          UNROLL for (int c = 0; c < kVector; ++c) {
+#pragma unroll
+      for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+        for (int j = 0; j < K; ++j) {
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) {
             sum[px][j] += own[px][c] * window[px + j][c];
           }
         }
@@ -249,9 +268,11 @@ __global__ void __launch_bounds__(kMaxThreads)
       const int kept = max(kPixels / w.lanes_of_group, 1);
       S* const to = staged + at.row * segment + start(at.row) % (16 / sizeof(S)) +
                     group * (K * K) + i * K;
-      UNROLL for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+      for (int px = 0; px < kPixels; ++px) {
         if (px >= kept || at.x + pixel + px >= w.width) break;
-        UNROLL for (int j = 0; j < K; ++j) {
+#pragma unroll
+        for (int j = 0; j < K; ++j) {
           const int x = at.x + pixel + px + j - R;
           const bool inside = reads && x >= 0 && x < w.width;
           Narrow(inside ? sum[px][j] : A{0},

@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(kThreads)
     const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
     int offset[kPerStep];
-    UNROLL for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
+#pragma unroll
+    for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
     A sum[kPerStep] = {};
     for (int64_t kh = rows.begin; kh < rows.end; ++kh) {
       const int i = static_cast<int>(kh);
@@ -96,12 +97,15 @@ __global__ void __launch_bounds__(kThreads)
         const A f =
             Widen(kReverse ? filters[source * w.per_pixel + tap + j] : mine[tap + j]);
         const S* const from = first + source * p.channels;
-        UNROLL for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
+#pragma unroll
+        for (int c = 0; c < kPerStep; ++c) part[c] += f * Widen(from[offset[c]]);
       }
-      UNROLL for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
+#pragma unroll
+      for (int c = 0; c < kPerStep; ++c) sum[c] += part[c];
     }
     S* const to = result + at.pixel * p.channels + group * w.of_group + c0;
-    UNROLL for (int c = 0; c < kPerStep; ++c) {
+#pragma unroll
+    for (int c = 0; c < kPerStep; ++c) {
       if (c0 + c < w.of_group) Narrow(sum[c], to + c);
     }
   }
@@ -122,7 +126,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t channel = group * w.of_group + c0;
     A own[kPerStep];
     int offset[kPerStep];
-    UNROLL for (int c = 0; c < kPerStep; ++c) {
+#pragma unroll
+    for (int c = 0; c < kPerStep; ++c) {
       const bool has = c0 + c < w.of_group;
       offset[c] = has ? c : 0;
       const A g = Widen(grad[at.pixel * p.channels + channel + offset[c]]);
@@ -139,7 +144,8 @@ __global__ void __launch_bounds__(kThreads)
           at.pixel + (inside ? (y - at.y) * p.width + (x - at.x) : 0);
       const S* const from = input + source * p.channels + channel;
       A sum = 0;
-      UNROLL for (int c = 0; c < kPerStep; ++c) {
+#pragma unroll
+      for (int c = 0; c < kPerStep; ++c) {
         // Ignores channels of the next group, which might not be finite.
         sum += own[c] * (c0 + c < w.of_group ? Widen(from[offset[c]]) : A{0});
       }

@@ -53,13 +53,15 @@ __device__ inline bool Inside(int at, int size) {
 template <int kPixels, typename S, typename A>
 __device__ void LoadPack(const S* from, A* to) {
   const auto pack = *reinterpret_cast<const Pack<S, kPixels>*>(from);
-  UNROLL for (int px = 0; px < kPixels; ++px) to[px] = Widen(pack.at[px]);
+#pragma unroll
+  for (int px = 0; px < kPixels; ++px) to[px] = Widen(pack.at[px]);
 }
 
 template <int kPixels, typename S, typename A>
 __device__ void StorePack(const A* from, S* to) {
   Pack<S, kPixels> pack;
-  UNROLL for (int px = 0; px < kPixels; ++px) Narrow(from[px], &pack.at[px]);
+#pragma unroll
+  for (int px = 0; px < kPixels; ++px) Narrow(from[px], &pack.at[px]);
   *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
 }
 
@@ -77,7 +79,8 @@ struct Window {
   __device__ Window(const Work& w, const Place<kPixels>& at, int y, int kernel_width,
                     int j, int count)
       : taps(count), row(Inside(y, w.height)) {
-    UNROLL for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
       const int x = kPixels == 1 ? at.x + (j + i - kernel_width / 2) * w.dilation_width
                                  : at.x + (i - 1) * kPixels;
       const bool column =
@@ -93,10 +96,12 @@ struct Window {
   template <typename S, typename A, int N>
   __device__ void Load(const S* plane, int column, A (&to)[N]) const {
     A values[kPacks * kPixels];
-    UNROLL for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
       LoadPack<kPixels>(plane + from[i], values + i * kPixels);
     }
-    UNROLL for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
       to[n] = Has(column + n) ? values[kFirst + column + n] : A{0};
     }
   }
@@ -112,22 +117,27 @@ __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& 
   // For one pixel, a branch would separate the loads of an unrolled loop's taps.
   if (kPixels > 1 && !window.row) return;
   A f[kTaps][kPixels];
-  UNROLL for (int j = 0; j < kTaps; ++j) {
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
     if (kReverse) {
       window.Load(filter - j * at.plane, j, f[j]);
       continue;
     }
     LoadPack<kPixels>(filter + j * at.plane + at.pixel, f[j]);
-    UNROLL for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
       f[j][px] = window.Has(px + j) ? f[j][px] : A{0};
     }
   }
-  UNROLL for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
     A v[window.kColumns];
     window.Load(channels[c], 0, v);
-    UNROLL for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
       A part = 0;
-      UNROLL for (int j = 0; j < kTaps; ++j) part += f[j][px] * v[px + j];
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) part += f[j][px] * v[px + j];
       sum[c][px] += part;
     }
   }
@@ -154,18 +164,23 @@ __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
         A g[kPixels], v[window.kColumns];
         LoadPack<kPixels>(grad + plane + at.pixel, g);
         window.Load(input + plane, 0, v);
-        UNROLL for (int j = 0; j < kTaps; ++j) {
-          UNROLL for (int px = 0; px < kPixels; ++px) part[j][px] += g[px] * v[px + j];
+#pragma unroll
+        for (int j = 0; j < kTaps; ++j) {
+#pragma unroll
+          for (int px = 0; px < kPixels; ++px) part[j][px] += g[px] * v[px + j];
         }
       }
-      UNROLL for (int e = 0; e < kTaps * kPixels; ++e) {
+#pragma unroll
+      for (int e = 0; e < kTaps * kPixels; ++e) {
         sum[e / kPixels][e % kPixels] += part[e / kPixels][e % kPixels];
       }
     }
   }
-  UNROLL for (int j = 0; j < kTaps; ++j) {
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
     if (j >= window.taps) break;
-    UNROLL for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+    for (int px = 0; px < kPixels; ++px) {
       sum[j][px] = window.Has(px + j) ? sum[j][px] : A{0};
     }
     StorePack<kPixels>(sum[j], result + j * at.plane + at.pixel);
@@ -194,14 +209,16 @@ __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannel
   if (!at.inside) return;
   for (int c0 = 0; c0 < w.of_group; c0 += kChannels) {
     const S* channels[kChannels];
-    UNROLL for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
       channels[c] = values + at.channel + min(c0 + c, w.of_group - 1) * at.plane;
     }
     const S* filter = filters + at.tap;
     if (kReverse) filter += (int64_t{w.kernel_height} * kernel_width - 1) * at.plane;
     S* grad_filter = grad_filters + at.tap;
     A sum[kChannels][kPixels] = {};
-    NO_UNROLL for (int i = 0; i < w.kernel_height; ++i) {
+#pragma unroll 1
+    for (int i = 0; i < w.kernel_height; ++i) {
       const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
       A part[kChannels][kPixels] = {};
 #pragma unroll(kWidth > 0 ? 1 : 2)
@@ -215,12 +232,14 @@ __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannel
         }
       }
       if constexpr (kWidth == 0) {
-        UNROLL for (int e = 0; e < kChannels * kPixels; ++e) {
+#pragma unroll
+        for (int e = 0; e < kChannels * kPixels; ++e) {
           sum[e / kPixels][e % kPixels] += part[e / kPixels][e % kPixels];
         }
       }
     }
-    UNROLL for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
       if (c0 + c >= w.of_group) break;
       StorePack<kPixels>(sum[c], result + at.channel + (c0 + c) * at.plane + at.pixel);
     }
@@ -236,9 +255,11 @@ __global__ void __launch_bounds__(kThreads)
   const int kernel_width = kWidth > 0 ? kWidth : w.kernel_width;
   const Place<kPixels> at(w);
   if (!at.inside) return;
-  NO_UNROLL for (int i = 0; i < w.kernel_height; ++i) {
+#pragma unroll 1
+  for (int i = 0; i < w.kernel_height; ++i) {
     const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
-    NO_UNROLL for (int j = 0; j < kernel_width; j += kTaps) {
+#pragma unroll 1
+    for (int j = 0; j < kernel_width; j += kTaps) {
       const Window<kPixels, kTaps> window(w, at, y, kernel_width, j,
                                           min(kTaps, kernel_width - j));
       const int64_t tap = int64_t{i} * kernel_width + j;

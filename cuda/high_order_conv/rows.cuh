@@ -118,14 +118,16 @@ __device__ void CopyAsync(int bytes, const S* from, int count, int lane, int lan
 template <typename S, typename A, int C>
 __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, S* to) {
   if (both && bytes >= 2 * static_cast<int>(sizeof(S))) {
-    UNROLL for (int e = 0; e < C; ++e) {
+#pragma unroll
+    for (int e = 0; e < C; ++e) {
       Pack<S, 2> two;
       Narrow(from[2 * e], &two.at[0]);
       Narrow(from[2 * e + 1], &two.at[1]);
       *reinterpret_cast<Pack<S, 2>*>(to + 2 * e) = two;
     }
   } else {
-    UNROLL for (int e = 0; e < kPixels * C; ++e) {
+#pragma unroll
+    for (int e = 0; e < kPixels * C; ++e) {
       if (e < C || both) Narrow(from[e], to + e);
     }
   }
@@ -198,7 +200,8 @@ __global__ void __launch_bounds__(kThreads)
   A acc[K][kWindow][C] = {};  // rows y-R to y+R of grad_input
   const int steps = w.rows + (kBackward ? 2 * R : 0);
   int slot = 0, oldest = 0;
-  NO_UNROLL for (int step = 0; step < steps; ++step) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
     const int y = first + step;
     S* const stage = stages + slot * stage_size;
     __pipeline_wait_prior(kStages - 1);
@@ -214,21 +217,25 @@ __global__ void __launch_bounds__(kThreads)
       }
       A f[kPixels * kTaps], g[kPixels * C], sum[kPixels * C] = {};
       if constexpr (kBackward) {
-        UNROLL for (int e = 0; e < C; ++e) {
+#pragma unroll
+        for (int e = 0; e < C; ++e) {
           const auto pair = *reinterpret_cast<const Pack<S, 2>*>(my_grad + 2 * e);
           g[2 * e] = Widen(pair.at[0]);
           g[2 * e + 1] = Widen(pair.at[1]);
         }
       }
-      UNROLL for (int i = 0; i < K; ++i) {
-        UNROLL for (int pair = 0; pair < kTaps; ++pair) {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+#pragma unroll
+        for (int pair = 0; pair < kTaps; ++pair) {
           if (Z::FirstRow(pair) != i) continue;
           const auto two = *reinterpret_cast<const Pack<S, 2>*>(my_filters + 2 * pair);
           f[2 * pair] = Widen(two.at[0]);
           f[2 * pair + 1] = Widen(two.at[1]);
         }
         if constexpr (kBackward) {
-          UNROLL for (int e = 0; e < kWindow * C; ++e) {
+#pragma unroll
+          for (int e = 0; e < kWindow * C; ++e) {
             acc[i][e / C][e % C] = i + 1 < K ? acc[(i + 1) % K][e / C][e % C] : A{0};
           }
         }
@@ -238,40 +245,46 @@ __global__ void __launch_bounds__(kThreads)
           if (ring_slot >= Z::kRing) ring_slot -= Z::kRing;
           const S* const row = ring + ring_slot * input_row + lane * (kPixels * C);
           A v[2 * Z::kPairsX];
-          UNROLL for (int e = 0; e < Z::kPairsX; ++e) {
+#pragma unroll
+          for (int e = 0; e < Z::kPairsX; ++e) {
             const auto two =
                 *reinterpret_cast<const Pack<S, 2>*>(row + Z::kFromX + 2 * e);
             v[2 * e] = Widen(two.at[0]);
             v[2 * e + 1] = Widen(two.at[1]);
           }
           constexpr int kSkip = (Z::kUnit - R) * C - Z::kFromX;
-          UNROLL for (int px = 0; px < kPixels; ++px) {
-            UNROLL for (int j = 0; j < K; ++j) {
+#pragma unroll
+          for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+            for (int j = 0; j < K; ++j) {
               const int at = px + j;
               A& filter = f[px * kTaps + i * K + j];
               const bool beside =
                   (at < R && x + at - R < 0) || (at > R && x + at - R >= w.width);
               if constexpr (kBackward) {
                 A product = 0;
-                UNROLL for (int c = 0; c < C; ++c) {
+#pragma unroll
+                for (int c = 0; c < C; ++c) {
                   acc[i][at][c] += g[px * C + c] * filter;
                   product += g[px * C + c] * v[kSkip + at * C + c];
                 }
                 filter = beside ? A{0} : product;
               } else {
                 const A safe = beside ? A{0} : filter;
-                UNROLL for (int c = 0; c < C; ++c) {
+#pragma unroll
+                for (int c = 0; c < C; ++c) {
                   sum[px * C + c] += safe * v[kSkip + at * C + c];
                 }
               }
             }
           }
         } else if constexpr (kBackward) {
-          UNROLL for (int e = 0; e < kPixels * K; ++e)
-              f[e / K * kTaps + i * K + e % K] = 0;
+#pragma unroll
+          for (int e = 0; e < kPixels * K; ++e) f[e / K * kTaps + i * K + e % K] = 0;
         }
         if constexpr (kBackward) {
-          UNROLL for (int pair = 0; pair < kTaps; ++pair) {
+#pragma unroll
+          for (int pair = 0; pair < kTaps; ++pair) {
             if (Z::LastRow(pair) != i) continue;
             Pack<S, 2> two;
             Narrow(f[2 * pair], &two.at[0]);
@@ -285,7 +298,8 @@ __global__ void __launch_bounds__(kThreads)
                              result + ((image + y) * w.width + x) * C);
       }
     } else if constexpr (kBackward) {
-      UNROLL for (int e = 0; e < K * kWindow * C; ++e) {
+#pragma unroll
+      for (int e = 0; e < K * kWindow * C; ++e) {
         const int i = e / (kWindow * C), at = e / C % kWindow, c = e % C;
         acc[i][at][c] = i + 1 < K ? acc[(i + 1) % K][at][c] : A{0};
       }
@@ -293,7 +307,8 @@ __global__ void __launch_bounds__(kThreads)
     // Row y - R of grad_input now lacks only the contributions of neighbouring lanes.
     A* const edge = edges + step % 2 * (Z::kEdge * kThreads) + threadIdx.x;
     if constexpr (kBackward) {
-      UNROLL for (int e = 0; e < Z::kEdge; ++e) {
+#pragma unroll
+      for (int e = 0; e < Z::kEdge; ++e) {
         const int at = e / C < R ? e / C : e / C + kPixels;
         edge[e * kThreads] = acc[0][at][e % C];
       }
@@ -316,10 +331,13 @@ __global__ void __launch_bounds__(kThreads)
       if (own && y - R >= y0 && y - R < y1) {
         const int lanes = (x1 - x0 + 1) / kPixels;
         A total[kPixels * C];
-        UNROLL for (int px = 0; px < kPixels; ++px) {
-          UNROLL for (int c = 0; c < C; ++c) {
+#pragma unroll
+        for (int px = 0; px < kPixels; ++px) {
+#pragma unroll
+          for (int c = 0; c < C; ++c) {
             A sum = acc[0][R + px][c];
-            UNROLL for (int d = -2; d <= 2; ++d) {
+#pragma unroll
+            for (int d = -2; d <= 2; ++d) {
               // Column of this pixel in the window of the lane d to the right.
               const int at = px - kPixels * d + R;
               if (d == 0 || at < 0 || at >= kWindow) continue;

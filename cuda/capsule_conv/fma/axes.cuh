@@ -112,7 +112,8 @@ struct Product {
 // Computes the digits of `index` on an axis, and its position.
 __device__ inline Place Locate(const Axis& axis, int64_t index, int (&digits)[4]) {
   Place place = axis.origin;
-  UNROLL for (int i = 3; i >= 0; --i) {
+#pragma unroll
+  for (int i = 3; i >= 0; --i) {
     const int64_t rest = i > 0 ? Divide(index, axis.digits[i].count) : 0;
     const int64_t digit = index - rest * axis.digits[i].count;
     place += digit * axis.digits[i].step;
@@ -168,7 +169,8 @@ struct TermIterator {
   __device__ void Advance(const Stride& stride) {
     Add(stride.all);
     bool carry = false;
-    UNROLL for (int i = 3; i > 0; --i) {
+#pragma unroll
+    for (int i = 3; i > 0; --i) {
       digits[i] += stride.by[i] + carry;
       carry = digits[i] >= stride.count[i];
       if (carry) {

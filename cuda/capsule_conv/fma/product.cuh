@@ -84,20 +84,24 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
                           const A (&sum)[kEachRows][kEachColumns], To* to) {
   const bool vector = z.column_inner % kEachColumns == 0;
   int64_t at[kEachColumns];
-  UNROLL for (int c = 0; c < kEachColumns; ++c) {
+#pragma unroll
+  for (int c = 0; c < kEachColumns; ++c) {
     const int64_t outer = Divide(column + c, z.column_inner);
     at[c] = outer * z.out_outer + column + c - outer * z.column_inner;
   }
-  UNROLL for (int r = 0; r < kEachRows; ++r) {
+#pragma unroll
+  for (int r = 0; r < kEachRows; ++r) {
     const int i = row + r % 4 + r / 4 * (N / 2);
     if (i >= rows || column >= z.columns) continue;
     To* const line = to + table.out[i];
     if (vector) {
       Pack<To, kEachColumns> pack;
-      UNROLL for (int c = 0; c < kEachColumns; ++c) Narrow(sum[r][c], &pack.at[c]);
+#pragma unroll
+      for (int c = 0; c < kEachColumns; ++c) Narrow(sum[r][c], &pack.at[c]);
       *reinterpret_cast<Pack<To, kEachColumns>*>(line + at[0]) = pack;
     } else {
-      UNROLL for (int c = 0; c < kEachColumns; ++c) {
+#pragma unroll
+      for (int c = 0; c < kEachColumns; ++c) {
         if (column + c < z.columns) Narrow(sum[r][c], line + at[c]);
       }
     }
@@ -143,7 +147,8 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
 
   const int term = threadIdx.x % kDepth, loader = threadIdx.x / kDepth;
   int64_t columns[kLoadColumns];
-  UNROLL for (int e = 0; e < kLoadColumns; ++e) {
+#pragma unroll
+  for (int e = 0; e < kLoadColumns; ++e) {
     const int64_t column =
         min(place.column_tile * kColumns + loader + e * kLoaders, z.columns - 1);
     const int64_t outer = Divide(column, z.column_inner);
@@ -163,23 +168,27 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
     S from_left[kLoadRows], from_right[kLoadColumns];
     const auto load = [&] {
       const bool valid = !iterator.PastEnd(stride);
-      UNROLL for (int e = 0; e < kLoadRows; ++e) {
+#pragma unroll
+      for (int e = 0; e < kLoadRows; ++e) {
         const auto row = table.source[loader + e * kLoaders];
         const bool inside = valid &&
                             uint32_t(row.y + iterator.at.y) < uint32_t(z.height) &&
                             uint32_t(row.x + iterator.at.x) < uint32_t(z.width);
         from_left[e] = inside ? left[row.left + iterator.at.left] : S(0.f);
       }
-      UNROLL for (int e = 0; e < kLoadColumns; ++e) {
+#pragma unroll
+      for (int e = 0; e < kLoadColumns; ++e) {
         from_right[e] = valid ? right[columns[e] + iterator.at.other] : S(0.f);
       }
       iterator.Advance(stride);
     };
     const auto stage = [&](int buffer) {
-      UNROLL for (int e = 0; e < kLoadRows; ++e) {
+#pragma unroll
+      for (int e = 0; e < kLoadRows; ++e) {
         left_tiles[buffer].at[term][loader + e * kLoaders] = Widen(from_left[e]);
       }
-      UNROLL for (int e = 0; e < kLoadColumns; ++e) {
+#pragma unroll
+      for (int e = 0; e < kLoadColumns; ++e) {
         right_tiles[buffer].at[term][loader + e * kLoaders] = Widen(from_right[e]);
       }
     };
@@ -193,14 +202,17 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
       const int buffer = steps_left % 2;
       const bool more = steps_left > 1;
       if (more) load();
-      UNROLL for (int k = 0; k < kDepth; ++k) {
+#pragma unroll
+      for (int k = 0; k < kDepth; ++k) {
         const A* const l = &left_tiles[buffer].at[k][thread_row];
         const auto low = *reinterpret_cast<const Pack<A, 4>*>(l);
         const auto high = *reinterpret_cast<const Pack<A, 4>*>(l + kRows / 2);
         const auto r = *reinterpret_cast<const Pack<A, kEachColumns>*>(
             &right_tiles[buffer].at[k][thread_column]);
-        UNROLL for (int e = 0; e < kEachRows; ++e) {
-          UNROLL for (int c = 0; c < kEachColumns; ++c) {
+#pragma unroll
+        for (int e = 0; e < kEachRows; ++e) {
+#pragma unroll
+          for (int c = 0; c < kEachColumns; ++c) {
             now[e][c] += (e < 4 ? low.at[e % 4] : high.at[e % 4]) * r.at[c];
           }
         }
@@ -208,8 +220,10 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
       if (more) stage(1 - buffer);
       __syncthreads();
       if (kBlocked && steps_left % kBlockedSteps == 1) {
-        UNROLL for (int e = 0; e < kEachRows; ++e) {
-          UNROLL for (int c = 0; c < kEachColumns; ++c) {
+#pragma unroll
+        for (int e = 0; e < kEachRows; ++e) {
+#pragma unroll
+          for (int c = 0; c < kEachColumns; ++c) {
             sum[e][c] += block_sum[e][c];
             block_sum[e][c] = 0;
           }

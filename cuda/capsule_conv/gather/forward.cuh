@@ -34,14 +34,15 @@ __device__ void PackFilter(const Tiling& tiling, int first_column, const int* el
   for (int step = threadIdx.x / kStepThreads; step < tiling.steps;
        step += kForwardThreads / kStepThreads) {
     float row[2][4];
-    UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       const int term = step * 8 + half * 4 + t;
       Pack<S, 4> pack{};
       if (term < tiling.terms && column < tiling.columns) {
         pack = *reinterpret_cast<const Pack<S, 4>*>(weights + elements[term]);
       }
-      UNROLL for (int e = 0; e < 4; ++e) row[half][e] =
-          Prepare<kTf32>(Widen(pack.at[e]));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) row[half][e] = Prepare<kTf32>(Widen(pack.at[e]));
     }
     float4* const to = packed + step * (kColumns / 16) * kLanes;
     to[0] = {row[0][0], row[1][0], row[0][2], row[1][2]};
@@ -63,14 +64,17 @@ __device__ void StorePixels(const Tiling& tiling, int column,
                             const int (&to)[2 * kTiles],
                             const float (&sums)[kTiles][kProducts][4], const S* bias,
                             S* image) {
-  UNROLL for (int row = 0; row < 2 * kTiles; ++row) {
+#pragma unroll
+  for (int row = 0; row < 2 * kTiles; ++row) {
     if (to[row] < 0) continue;
-    UNROLL for (int n = 0; n < kProducts; n += 2) {
+#pragma unroll
+    for (int n = 0; n < kProducts; n += 2) {
       const int at = column + n * 8 + threadIdx.x % 4 * 4;
       if (at >= tiling.columns) break;
       Pack<S, 4> four, added{};
       if (bias != nullptr) added = *reinterpret_cast<const Pack<S, 4>*>(bias + at);
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         const float sum = sums[row / 2][n + e / 2][row % 2 * 2 + e % 2];
         Narrow(bias == nullptr ? sum : BiasRelu(sum, added.at[e]), &four.at[e]);
       }
@@ -96,7 +100,8 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
   float* const patch = reinterpret_cast<float*>(elements + terms);
 
   const int first_column = blockIdx.x % tiling.column_blocks * kColumns;
-  NO_UNROLL for (int i = threadIdx.x; i < terms; i += kForwardThreads) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < terms; i += kForwardThreads) {
     elements[i] = tiling.TermElement(i);
     // The two terms of a lane are adjacent.
     reinterpret_cast<int*>(shifts)[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = tiling.Shift(i);
@@ -120,7 +125,8 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
       const int group = task % kGroups;
       const float* from[2 * kTiles];
       int to[2 * kTiles];
-      UNROLL for (int row = 0; row < 2 * kTiles; ++row) {
+#pragma unroll
+      for (int row = 0; row < 2 * kTiles; ++row) {
         const Point point = points[task / kGroups * kWarpPixels + row * 8 + lane / 4];
         from[row] = patch + point.from;
         to[row] = point.to;
@@ -133,19 +139,23 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
            ++step, shift += 4, operands += kColumns / 16 * kLanes) {
         const int2 at = *shift;
         Operand<4, kTf32> a[kTiles];
-        UNROLL for (int m = 0; m < kTiles; ++m) {
-          UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
             SetWord(e, from[2 * m + e % 2][e < 2 ? at.x : at.y], &a[m]);
           }
         }
-        UNROLL for (int n = 0; n < kProducts; n += 2) {
+#pragma unroll
+        for (int n = 0; n < kProducts; n += 2) {
           const float4 four = operands[n / 2 * kLanes];
           Operand<2, kTf32> b[2];
           SetWord(0, four.x, &b[0]);
           SetWord(1, four.y, &b[0]);
           SetWord(0, four.z, &b[1]);
           SetWord(1, four.w, &b[1]);
-          UNROLL for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+          for (int m = 0; m < kTiles; ++m) {
             MultiplyAdd(a[m], b[0], sums[m][n]);
             MultiplyAdd(a[m], b[1], sums[m][n + 1]);
           }

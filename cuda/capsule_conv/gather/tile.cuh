@@ -79,7 +79,8 @@ struct Point {
 // Fills the table of a tile's pixels. The last entry does not exist.
 __device__ inline void FillPointTable(const Tiling& tiling, const TileCoord& place,
                                       Point* points) {
-  NO_UNROLL for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tiling.slots; i += blockDim.x) {
     int x;
     const int y = tiling.by_tile.Split(min(i, tiling.points - 1), &x);
     const int to_y = place.y + y, to_x = place.x + x;
@@ -127,7 +128,8 @@ __device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>&
   if constexpr (kTf32 == Tf32::kSplit) {
     float sum[4] = {};
     Multiply(a, b, sum);
-    UNROLL for (int e = 0; e < 4; ++e) c[e] += sum[e];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += sum[e];
   } else {
     Multiply(a, b, c);
   }

@@ -46,7 +46,8 @@ template <typename S>
 __device__ void LoadPixels(const Point* points, bool wanted, const S* grad, S* stage) {
   const int lane = threadIdx.x % kLanes;
   stage += lane / 8 * kStagePixel<S> + lane % 8 * 4;
-  UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
     const int to = points[half * 4 + lane / 8].to;
     const bool there = wanted && to >= 0;
     __pipeline_memcpy_async(stage + half * 4 * kStagePixel<S>, there ? grad + to : grad,
@@ -58,8 +59,10 @@ __device__ void LoadPixels(const Point* points, bool wanted, const S* grad, S* s
 template <int kProducts>
 __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProducts][4],
                       float* part) {
-  UNROLL for (int n = 0; n < kProducts; ++n) {
-    UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
       const int element = elements[n * 8 + threadIdx.x % 4 * 2 + e];
       if (element < 0 || part == nullptr) continue;
       float4* const to = reinterpret_cast<float4*>(part + element);
@@ -71,7 +74,8 @@ __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProduct
       *to = sum;
     }
   }
-  UNROLL for (int i = 0; i < 2 * kProducts * 4; ++i) {
+#pragma unroll
+  for (int i = 0; i < 2 * kProducts * 4; ++i) {
     sums[i / (4 * kProducts)][i / 4 % kProducts][i % 4] = 0;
   }
 }
@@ -98,14 +102,16 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
       kWarpColumns;
   const int split = rest / tiling.column_blocks;
   const int group = warp / tiling.column_warps, groups = kWarps / tiling.column_warps;
-  NO_UNROLL for (int i = threadIdx.x; i < kProducts * 8; i += kWarps * kLanes) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kProducts * 8; i += kWarps * kLanes) {
     shifts[i] = tiling.Shift(first_term + i);
     elements[i] =
         first_term + i < tiling.terms ? tiling.TermElement(first_term + i) : -1;
   }
   __syncthreads();
   const float* taps[kProducts];
-  UNROLL for (int n = 0; n < kProducts; ++n) taps[n] = patch + shifts[n * 8 + g];
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) taps[n] = patch + shifts[n * 8 + g];
   float sums[2][kProducts][4] = {};
   const int column = first_column + g * 4;
   float* const part = column < tiling.columns
@@ -131,7 +137,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
     const auto points_of = [&](int step) {
       return points + (step * groups + group) * kStepPixels;
     };
-    UNROLL for (int step = 0; step < kStages - 1; ++step) {
+#pragma unroll
+    for (int step = 0; step < kStages - 1; ++step) {
       if (step < steps)
         LoadPixels(points_of(step), wanted, from, ring + step * kStage<S>);
       __pipeline_commit();
@@ -151,14 +158,17 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
       __pipeline_commit();
       const S* const pixel = ring + slot * kStage<S> + t * kStagePixel<S> + g * 4;
       Operand<4, kTf32> a[2];
-      UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         const auto four =
             *reinterpret_cast<const Pack<S, 4>*>(pixel + half * 4 * kStagePixel<S>);
-        UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
           a[e / 2].SetWithoutOverflow(2 * half + e % 2, Widen(four.at[e]));
         }
       }
-      UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
         Operand<2, kTf32> b;
         SetWord(0, taps[n][upper], &b);
         SetWord(1, taps[n][lower], &b);

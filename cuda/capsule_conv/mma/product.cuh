@@ -64,7 +64,8 @@ struct RowFragment {
 
   __device__ void Set(const RawFragment<S>& raw) {
     const uint32_t words[4] = {raw.upper.x, raw.lower.x, raw.upper.y, raw.lower.y};
-    UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
       if constexpr (std::is_same_v<S, float>) {
         constexpr Tf32 kOf = kRowTf32<kTf32>;
         Operand<1, kOf> operand;
@@ -88,7 +89,8 @@ struct Tiles {
     const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
     first = threadIdx.x / kLanes * kTiles;
     all = min(p.vertical.tile, p.vertical.points - place.y) * p.by_row_tiles.by;
-    UNROLL for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
       int at;
       const int y = p.by_row_tiles.Split(min(first + m, all - 1), &at);
       const int row = y * p.patch.row * p.source.rows + at * kTileRows + g;
@@ -113,7 +115,8 @@ __device__ void StoreTiles(const Product& p, const BlockCoord& place,
     if (tile >= tiles.all || x >= width) return nullptr;
     return TargetRow(p, place, y, x, pose_row, target);
   };
-  UNROLL for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
     const int column = place.column_block * kProducts * 8;
     S* const upper = target_row(m, 0);
     if (upper != nullptr) StoreRow<0>(p.target, p.scale, column, sums[m], upper);
@@ -132,7 +135,8 @@ __device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
     Multiply(a.part[1], b[0], sum);
     if constexpr (kTf32 == Tf32::kSplit) Multiply(a.part[0], b[1], sum);
     Multiply(a.part[0], b[0], sum);
-    UNROLL for (int e = 0; e < 4; ++e) c[e] += sum[e];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += sum[e];
   } else if constexpr (std::is_same_v<S, float>) {
     Multiply(a.part[0], b[0], c);
   } else {
@@ -146,18 +150,22 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              const int (&offset)[kTiles],
                              float (&sums)[kTiles][kProducts][4]) {
   RowFragment<S, kTf32> a[kTiles];
-  UNROLL for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
     RawFragment<S> raw;
     raw.Load(planes + offset[m]);
     a[m].Set(raw);
   }
-  UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
     constexpr int kFilterParts = kParts<kFilterTf32<kTf32>>;
     uint32_t b[kFilterParts][2];
-    UNROLL for (int e = 0; e < 2 * kFilterParts; ++e) {
+#pragma unroll
+    for (int e = 0; e < 2 * kFilterParts; ++e) {
       b[e / 2][e % 2] = filter[(e * kProducts + n) * kLanes];
     }
-    UNROLL for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
   }
 }
 
@@ -203,7 +211,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     }
     __pipeline_commit();
   };
-  NO_UNROLL for (int stage = 0; stage < (kStages - 1); ++stage) load_stage();
+#pragma unroll 1
+  for (int stage = 0; stage < (kStages - 1); ++stage) load_stage();
 
   const Tiles<S, kTiles> tiles(p, place);
   const bool busy = tiles.first < tiles.all;

@@ -56,15 +56,18 @@ struct RawFilterFragment {
   // Loads from the quad at `from`, or zeros, at the offsets `columns` of the lane.
   __device__ void Load(bool there, const S* from, const int (&columns)[kProducts],
                        int element) {
-    UNROLL for (int n = 0; n < kProducts; ++n) {
-      UNROLL for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
         at[n][e] = there ? from[columns[n] + e * element] : S{};
       }
     }
   }
   template <Tf32 kTf32>
   __device__ void Get(int n, uint32_t (&parts)[kParts<kTf32>][2]) const {
-    UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
       if constexpr (kFloat) {
         Operand<1, kTf32> operand;
         operand.SetWithoutOverflow(0, at[n][e]);
@@ -106,7 +109,8 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const PlaneLoader<S> loader(p.source, 0, p.order.planes);
   const int lane = threadIdx.x % kLanes, g = lane / 4, t = lane % 4;
   int columns[kProducts];  // offsets of this lane's columns in a quad of the filter
-  UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
     const int channel = (n * 8 + g) / filter.out_inner;
     const int64_t at = channel * filter.out_channel +
                        (n * 8 + g - channel * filter.out_inner) * filter.out_element;
@@ -151,23 +155,27 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     RawFilterFragment<S, kProducts> raw_filter;
     RawFragment<S> raw[kSmallTiles];
     raw_filter.Load(there, weight, columns, element);
-    UNROLL for (int m = 0; m < kSmallTiles; ++m, from += pixel) raw[m].Load(from,
-                                                                            below);
+#pragma unroll
+    for (int m = 0; m < kSmallTiles; ++m, from += pixel) raw[m].Load(from, below);
     RowFragment<S, kTf32> window[kSmallTiles];
-    UNROLL for (int m = 1; m < kSmallTiles; ++m) window[m].Set(raw[m - 1]);
+#pragma unroll
+    for (int m = 1; m < kSmallTiles; ++m) window[m].Set(raw[m - 1]);
     for (int taps = p.horizontal.taps; taps > 0; --taps, from += pixel) {
-      UNROLL for (int m = 1; m < kSmallTiles; ++m) window[m - 1] = window[m];
+#pragma unroll
+      for (int m = 1; m < kSmallTiles; ++m) window[m - 1] = window[m];
       window[kSmallTiles - 1].Set(raw[kSmallTiles - 1]);
       uint32_t b[kProducts][kParts<kTf32>][2];
-      UNROLL for (int n = 0; n < kProducts; ++n)
-          raw_filter.template Get<kTf32>(n, b[n]);
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) raw_filter.template Get<kTf32>(n, b[n]);
       if (taps > 1) {
         raw[kSmallTiles - 1].Load(from, below);
         weight += next_tap;
         raw_filter.Load(there, weight, columns, element);
       }
-      UNROLL for (int n = 0; n < kProducts; ++n) {
-        UNROLL for (int m = 0; m < kSmallTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+        for (int m = 0; m < kSmallTiles; ++m) {
           MultiplyAdd<S, kTf32>(window[m], b[n], sums[m][n]);
         }
       }
@@ -179,8 +187,9 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
   S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);
   const int64_t row_stride = p.placement.stride_x * p.target.pixel();
-  UNROLL for (int m = 0; m < kSmallTiles;
-              ++m, to_upper += row_stride, to_lower += row_stride) {
+#pragma unroll
+  for (int m = 0; m < kSmallTiles;
+       ++m, to_upper += row_stride, to_lower += row_stride) {
     if (upper + m < width) StoreRow<0>(p.target, p.scale, 0, sums[m], to_upper);
     if (lower + m < width) StoreRow<1>(p.target, p.scale, 0, sums[m], to_lower);
   }

@@ -138,7 +138,8 @@ struct ColumnQuad {
 static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
                                                  float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
-  UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
     if (e < count) to[e] = values[e] + (add ? to[e] : 0);
   }
 }
@@ -214,11 +215,13 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
   GridDependencySynchronize();
   load(0);
   int left_at[kLefts], right_at[kRights];  // bytes
-  UNROLL for (int m = 0; m < kLefts; ++m) {
+#pragma unroll
+  for (int m = 0; m < kLefts; ++m) {
     left_at[m] =
         row_quads[warp * kWarpQuads + m * G::kQuads + G::Quad()].word * 4 + G::Byte();
   }
-  UNROLL for (int n = 0; n < kRights; ++n) {
+#pragma unroll
+  for (int n = 0; n < kRights; ++n) {
     const int plane = n * G::kQuads + G::Quad();
     right_at[n] =
         (plane < column_planes ? plane * p.grad_patch.plane * 4 : 0) + G::Byte();
@@ -262,9 +265,12 @@ __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
       }
       *four = value;
     });
-    UNROLL for (int m = 0; m < kTiles; ++m) {
-      UNROLL for (int n = 0; n < kProducts; ++n) {
-        UNROLL for (int e = 0; e < 4; ++e) sums[m][n][e] = 0;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0;
       }
     }
     written = true;

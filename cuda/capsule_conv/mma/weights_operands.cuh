@@ -46,7 +46,8 @@ struct QuadFragment {
   // aligned. Volatile, so that the compiler does not delay loads until their use.
   template <bool kEvenRows>
   __device__ void Load(uint32_t from) {
-    UNROLL for (int half = 0; half < 2; ++half, from += kStep / 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half, from += kStep / 2) {
       uint32_t (&to)[kElements] = words[half];
       if constexpr (kEvenRows && !kFloat) {
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -54,7 +55,8 @@ struct QuadFragment {
                      : "r"(from)
                      : "memory");
       } else {
-        UNROLL for (int w = 0; w < kElements; w += 2) {
+#pragma unroll
+        for (int w = 0; w < kElements; w += 2) {
           asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                        : "=r"(to[w]), "=r"(to[w + 1])
                        : "r"(from + 4 * w)
@@ -67,8 +69,10 @@ struct QuadFragment {
   // Zeroes all but the first `rows` rows of the step.
   __device__ void MaskRows(int rows) {
     const int t = threadIdx.x % 4;
-    UNROLL for (int half = 0; half < 2; ++half) {
-      UNROLL for (int w = 0; w < kElements; ++w) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int w = 0; w < kElements; ++w) {
         const int row = half * (kRows / 2) + (kFloat ? t : 2 * t + w / 2);
         if (row >= rows) words[half][w] = 0;
       }
@@ -126,14 +130,18 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
     operands.right[n].template Load<kEvenRows>(right + right_at[n]);
   };
   const auto load = [&](Operands& operands) {
-    UNROLL for (int m = 0; m < kLefts; ++m) load_left(operands, m);
-    UNROLL for (int n = 0; n < kRights; ++n) load_right(operands, n);
+#pragma unroll
+    for (int m = 0; m < kLefts; ++m) load_left(operands, m);
+#pragma unroll
+    for (int n = 0; n < kRights; ++n) load_right(operands, n);
   };
   // Multiplies one step; if `ahead`, loads the next operands as registers become free.
   const auto multiply = [&](Operands& operands, auto ahead) {
     RowFragment<S, kTf32> a[kLefts * kTiles];
-    UNROLL for (int m = 0; m < kLefts * kTiles; ++m) {
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int m = 0; m < kLefts * kTiles; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         uint32_t high[1], low[1];
         operands.left[m / kTiles].template Get<kTf32>(m % kTiles * 2 + e % 2, e / 2,
                                                       high, low);
@@ -141,9 +149,11 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
         if constexpr (kTf32 == Tf32::kSplit) a[m].part[1][e] = low[0];
       }
     }
-    UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
       uint32_t b[kParts<kTf32>][2];
-      UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         uint32_t high[1], low[1];
         operands.right[n / G::kElements].template Get<kTf32>(n % G::kElements, half,
                                                              high, low);
@@ -151,13 +161,14 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
         if constexpr (kTf32 == Tf32::kSplit) b[1][half] = low[0];
       }
       if constexpr (ahead) {
-        UNROLL for (int m = n * kLefts / kProducts; m < (n + 1) * kLefts / kProducts;
-                    ++m) {
+#pragma unroll
+        for (int m = n * kLefts / kProducts; m < (n + 1) * kLefts / kProducts; ++m) {
           load_left(operands, m);
         }
         if ((n + 1) % G::kElements == 0) load_right(operands, n / G::kElements);
       }
-      UNROLL for (int m = 0; m < kLefts * kTiles; ++m) {
+#pragma unroll
+      for (int m = 0; m < kLefts * kTiles; ++m) {
         MultiplyAdd<S, kTf32>(a[m], b, sums[m][n]);
       }
     }
@@ -171,7 +182,8 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
     const uint32_t left_begin = left, right_begin = right;
     Operands operands;
     load(operands);
-    NO_UNROLL while (--steps > 0) {
+#pragma unroll 1
+    while (--steps > 0) {
       const bool line_ends = --to_line_end == 0;
       left += line_ends ? left_jump : G::kStep;
       right += line_ends ? right_jump : G::kStep;
@@ -184,11 +196,14 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
   }
   // The remainders of the lines.
   const int rest = lines.length - line_steps * G::kRows;
-  NO_UNROLL for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
+#pragma unroll 1
+  for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {
     Operands operands;
     load(operands);
-    UNROLL for (int m = 0; m < kLefts; ++m) operands.left[m].MaskRows(rest);
-    UNROLL for (int n = 0; n < kRights; ++n) operands.right[n].MaskRows(rest);
+#pragma unroll
+    for (int m = 0; m < kLefts; ++m) operands.left[m].MaskRows(rest);
+#pragma unroll
+    for (int n = 0; n < kRights; ++n) operands.right[n].MaskRows(rest);
     multiply(operands, std::false_type());
     left += lines.left;
     right += lines.right;
@@ -201,18 +216,23 @@ template <typename S, int kTiles, int kProducts, typename Then>
 __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],
                               const Then& then) {
   const int g = threadIdx.x % kLanes / 4, t = threadIdx.x % 4;
-  UNROLL for (int m = 0; m < kTiles; ++m) {
-    UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
       if constexpr (std::is_same_v<S, float>) {
-        UNROLL for (int n = 0; n < kProducts; n += 2) {
+#pragma unroll
+        for (int n = 0; n < kProducts; n += 2) {
           const auto& one = sums[m][n];
           const auto& other = sums[m][n + 1];
           then(m * 4 + g / 2, g % 2 * 2 + h, n * 2 + t,
                float4{one[2 * h], other[2 * h], one[2 * h + 1], other[2 * h + 1]});
         }
       } else {
-        UNROLL for (int n = 0; n < kProducts; n += 4) {
-          UNROLL for (int v = 0; v < 2; ++v) {
+#pragma unroll
+        for (int n = 0; n < kProducts; n += 4) {
+#pragma unroll
+          for (int v = 0; v < 2; ++v) {
             const int e = 2 * h + v;
             then(m / 2 * 8 + g, m % 2 * 2 + h, n * 2 + 2 * t + v,
                  float4{sums[m][n][e], sums[m][n + 1][e], sums[m][n + 2][e],

@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kPackThreads)
   const int fast = threadIdx.x % kPackSide, slow = threadIdx.x / kPackSide;
   constexpr int kLines = kPackThreads / kPackSide;
   S read[kPackTurns]{};
-  UNROLL for (int n = 0; n < kPackTurns; ++n) {
+#pragma unroll
+  for (int n = 0; n < kPackTurns; ++n) {
     const int line = slow + n * kLines;
     const int k = term + (p.by_columns ? line : fast);
     const int m = column + (p.by_columns ? fast : line);
@@ -66,13 +67,15 @@ __global__ void __launch_bounds__(kPackThreads)
                      out_channel * filter.out_channel + out_inner * filter.out_element];
     }
   }
-  UNROLL for (int n = 0; n < kPackTurns; ++n) {
+#pragma unroll
+  for (int n = 0; n < kPackTurns; ++n) {
     const int line = slow + n * kLines;
     S& to = p.by_columns ? tile[line][fast] : tile[fast][line];
     to = read[n];
   }
   __syncthreads();
-  UNROLL for (int n = 0; n < kPackTurns; ++n) {
+#pragma unroll
+  for (int n = 0; n < kPackTurns; ++n) {
     const int line = slow + n * kLines;
     if (term + fast < p.terms && column + line < p.columns) {
       packed[(tap * p.columns + column + line) * p.terms + term + fast] =

@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kPackThreads)
   const int first_y = (line - image * boxes.height) * boxes.y;
   const int read = threadIdx.x % kGradColumns, slow = threadIdx.x / kGradColumns;
   float numbers[kTurns]{};
-  UNROLL for (int n = 0; n < kTurns; ++n) {
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) {
     const int row = slow + n * kLines;
     const int x = row & (boxes.x - 1), rest = row >> boxes.x_bits;
     const int y = rest & (boxes.y - 1);
@@ -52,12 +53,14 @@ __global__ void __launch_bounds__(kPackThreads)
       numbers[n] = grad[pixel * p.columns + column + read];
     }
   }
-  UNROLL for (int n = 0; n < kTurns; ++n) tile[slow + n * kLines][read] = numbers[n];
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) tile[slow + n * kLines][read] = numbers[n];
   __syncthreads();
   const int at = threadIdx.x % kStepPixels, t = at % 8;
   const int pixel = at - t + t % 4 * 2 + t / 4;
-  UNROLL for (int m = threadIdx.x / kStepPixels; m < kGradColumns;
-              m += kPackThreads / kStepPixels) {
+#pragma unroll
+  for (int m = threadIdx.x / kStepPixels; m < kGradColumns;
+       m += kPackThreads / kStepPixels) {
     if (column + m >= p.columns) continue;
     packed[(int64_t{step} * p.columns + column + m) * kStepPixels + at] =
         tile[pixel][m];

@@ -66,7 +66,8 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
   const int first = place.column_block * kProducts * 8;
   if (columns.apart == 0) {
     S* const rows[] = {to.Row(warp * 16 + upper), to.Row(warp * 16 + lower)};
-    UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
       const int column = first + 8 * n + lane % 4 * 2;
       StoreColumns(columns, column, sums[n][0], sums[n][1], rows[0]);
       StoreColumns(columns, column, sums[n][2], sums[n][3], rows[1]);
@@ -77,13 +78,16 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
   const int row = lane / kLanesOfRow, quad = lane % kLanesOfRow * 4;
   int column = first + quad;
   S* rows[kTurns];
-  UNROLL for (int i = 0; i < kTurns; ++i) {
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
     rows[i] = to.Row(warp * 16 + row + i * (16 / kTurns));
     if (rows[i] != nullptr) rows[i] += columns.Place(column);
   }
-  UNROLL for (int n = 0; n < kProducts; n += 4) {
+#pragma unroll
+  for (int n = 0; n < kProducts; n += 4) {
     __syncwarp();
-    UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
       const int at = 8 * e + lane % 4 * 2;
       *reinterpret_cast<float2*>(&exchange[upper][at]) =
           make_float2(sums[n + e][0], sums[n + e][1]);
@@ -91,7 +95,8 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
           make_float2(sums[n + e][2], sums[n + e][3]);
     }
     __syncwarp();
-    UNROLL for (int i = 0; i < kTurns; ++i) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
       if (rows[i] == nullptr || column >= columns.count) continue;
       const float4 from =
           *reinterpret_cast<const float4*>(&exchange[row + i * (16 / kTurns)][quad]);
@@ -110,8 +115,10 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
 // Calls `then` with each accumulator.
 template <int kProducts, typename Then>
 __device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
-  UNROLL for (int n = 0; n < kProducts; ++n) {
-    UNROLL for (int e = 0; e < 4; ++e) then(sums[n][e]);
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) then(sums[n][e]);
   }
 }
 
@@ -141,7 +148,8 @@ struct PartialTiles {
   template <int kProducts>
   __device__ void Write(int block, const float (&from)[kProducts][4]) const {
     float4* const to = Of<kProducts>(block);
-    UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
       to[n * kPartThreads] =
           make_float4(from[n][0], from[n][1], from[n][2], from[n][3]);
     }
@@ -166,7 +174,8 @@ struct PartialTiles {
                    : "memory");
     } while (found == 0);
     const float4* const from = Of<kProducts>(block);
-    UNROLL for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
       const float4 part = from[n * kPartThreads];
       to[n][0] += part.x;
       to[n][1] += part.y;
@@ -250,7 +259,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           uint32_t left[4][4];
           LoadFragments(stage, left);
           WgmmaFence();
-          UNROLL for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
             WgmmaRs<S, Shape::kProducts>::Begin(
                 left[k], MakeSwizzledDescriptor(right + 2 * k), sums, true);
           }
@@ -262,7 +272,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           const uint32_t left =
               DescriptorAddress(stage) + warpgroup * (64 * kSwizzleBytes / 16);
           WgmmaFence();
-          UNROLL for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
             Wgmma<S, Shape::kProducts, Work::kLeft == Left::kRows>::Begin(
                 MakeOperandDescriptor<Work, Shape>(left, k),
                 MakeOperandDescriptor<Work, Shape>(right, k), sums, true);

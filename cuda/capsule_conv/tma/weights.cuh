@@ -94,7 +94,8 @@ struct WeightWork {
       const PixelBoxes& boxes = work.boxes;
       const int line = step / boxes.width, at_x = step - line * boxes.width;
       const int image = line / boxes.height, at_y = line - image * boxes.height;
-      UNROLL for (int n = 0; n < kRows / Shape::kDepth; ++n) {
+#pragma unroll
+      for (int n = 0; n < kRows / Shape::kDepth; ++n) {
         TmaLoad(rows, channel + n * Shape::kDepth,
                 at_x * boxes.x * work.moves.stride_x + x,
                 at_y * boxes.y * work.moves.stride_y + y, image * boxes.batch, barrier,
@@ -104,7 +105,8 @@ struct WeightWork {
       if constexpr (kPacked) {
         TmaLoad(columns, 0, column, step, barrier, right);
       } else {
-        UNROLL for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
+#pragma unroll
+        for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
           TmaLoad(columns, column + n, at_x * boxes.x, at_y * boxes.y,
                   image * boxes.batch, barrier, right + n * kSwizzleBytes);
         }
@@ -147,8 +149,10 @@ __device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) 
   const int g = lane / 4, t = lane % 4;
   const int channel = warp % 2 * 16 + 2 * g;
   const char* const from = stage + warp / 2 * 32 * kSwizzleBytes;
-  UNROLL for (int n = 0; n < 4; ++n) {
-    UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
       const int pixel = 8 * n + 2 * t + e;
       const uint2 pair = *reinterpret_cast<const uint2*>(
           from + pixel * kSwizzleBytes + (channel / 4 ^ pixel % 8) * 16 +

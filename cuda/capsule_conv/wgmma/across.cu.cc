@@ -37,7 +37,8 @@ __global__ void AddTapsKernel(const Image source, const Image target,
       if (from < 0 || from >= source.width) continue;
       const Pack<float, kPack> term =
           products[(int64_t{from} * across.taps + tap) * pixel + e];
-      UNROLL for (int n = 0; n < kPack; ++n) sum.at[n] += term.at[n];
+#pragma unroll
+      for (int n = 0; n < kPack; ++n) sum.at[n] += term.at[n];
     }
     sums[(x * placement.stride_x + placement.offset_x) * pixel + e] = sum;
   }

@@ -43,14 +43,16 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
   const int quads = (filter.inner + kQuad - 1) / kQuad;
   constexpr int kElements = kUnitQuads<O> * kQuad;
   float elements[kElements]{};
-  UNROLL for (int q = 0; q < kUnitQuads<O>; ++q) {
+#pragma unroll
+  for (int q = 0; q < kUnitQuads<O>; ++q) {
     const int plane = (chunk * p.order.planes + unit) * kUnitQuads<O> + q;
     const int channel = plane / quads, first = (plane - channel * quads) * kQuad;
     if (unit >= p.order.planes || channel >= filter.channels ||
         out_channel >= filter.out_channels) {
       continue;
     }
-    UNROLL for (int e = 0; e < kQuad; ++e) {
+#pragma unroll
+    for (int e = 0; e < kQuad; ++e) {
       if (first + e >= filter.inner) continue;
       elements[q * kQuad + e] = Widen(
           weights[from + channel * filter.channel + (first + e) * filter.element]);
@@ -61,14 +63,16 @@ __global__ void PackUnitsKernel(const Filter filter, const Product p,
     SplitUnit(elements, parts);
   } else {
     Pack<O, kElements> to;
-    UNROLL for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
       Narrow(
           std::is_same_v<O, float> ? Prepare<Tf32::kRounded>(elements[e]) : elements[e],
           &to.at[e]);
     }
     parts[0] = *reinterpret_cast<const uint4*>(&to);
   }
-  UNROLL for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
     packed[(int64_t{blockIdx.x} * kParts + part) * blockDim.x + threadIdx.x] =
         parts[part];
   }

@@ -231,7 +231,8 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
     const ProductRows<C::kRows> rows(s, place);
     const bool busy = first_product < rows.all;
     uint32_t first[C::kTiles];
-    UNROLL for (int m = 0; m < C::kTiles; ++m) {
+#pragma unroll
+    for (int m = 0; m < C::kTiles; ++m) {
       first[m] = rows.First(s, min(first_product + m, rows.all - 1));
     }
     sums.Clear();
@@ -242,7 +243,8 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           DescriptorAddress(shared.patches + buffer.at * shared.patch_words);
       for (int stage = 0; stage < shared.stages; ++stage) {
         uint32_t at[C::kSteps];
-        UNROLL for (int n = 0; n < C::kSteps; ++n) {
+#pragma unroll
+        for (int n = 0; n < C::kSteps; ++n) {
           at[n] = planes + shared.steps[stage * C::kSteps + n];
         }
         barriers.full[slot.at].Wait(slot.parity);
@@ -255,8 +257,9 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
               DescriptorAddress(shared.ring + slot.at * C::kStageWords) + column;
           // Issues step n of row tile m for the parts whose indices add up to `least`.
           const auto multiply = [&](int n, int m, int least) {
-            UNROLL for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
-                        ++of_filter) {
+#pragma unroll
+            for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
+                 ++of_filter) {
               const uint64_t columns =
                   MakeDescriptor(filter + n * (C::kStepWords / 4) +
                                      of_filter * (UnitStepWords(C::kColumns) / 4),
@@ -274,9 +277,14 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           DispatchCount<C::kSteps>(shared.StageSteps(stage), [&](auto count) {
             WgmmaFence();
             // Smallest terms first.
-            UNROLL for (int least = C::kParts - 1; least >= 0; --least) {
-              UNROLL for (int n = 0; n < count.value; ++n) {
-                UNROLL for (int m = 0; m < C::kTiles; ++m) { multiply(n, m, least); }
+#pragma unroll
+            for (int least = C::kParts - 1; least >= 0; --least) {
+#pragma unroll
+              for (int n = 0; n < count.value; ++n) {
+#pragma unroll
+                for (int m = 0; m < C::kTiles; ++m) {
+                  multiply(n, m, least);
+                }
               }
             }
             WgmmaCommit();
@@ -298,7 +306,8 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
     if (buffer_before >= 0) release(barriers.patch_empty[buffer_before]);
     sums.Accumulate();
     const int first_column = place.column_block * C::kColumns + column;
-    UNROLL for (int m = 0; m < C::kTiles; ++m) {
+#pragma unroll
+    for (int m = 0; m < C::kTiles; ++m) {
       const RowOffset* const places = shared.rows + (first_product + m) * C::kRows;
       if constexpr (C::kLeft) {
         StoreLeft(s, place, rows.height, rows.width, places, first_column,

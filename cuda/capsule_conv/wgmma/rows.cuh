@@ -156,9 +156,11 @@ __device__ void FillRowTable(const WarpgroupParams& s, RowOffset* rows) {
 // Transposes 4x4 elements among the lanes l, l + 4, l + 8 and l + 12: lane number i
 // gets element i of each.
 __device__ inline void Exchange(float (&x)[4]) {
-  UNROLL for (int apart = 1; apart <= 2; ++apart) {
+#pragma unroll
+  for (int apart = 1; apart <= 2; ++apart) {
     const bool upper = (threadIdx.x / 4 & apart) != 0;
-    UNROLL for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
       float& low = x[n * (3 - apart)];
       float& high = x[n * (3 - apart) + apart];
       const float got = __shfl_xor_sync(0xffffffff, upper ? low : high, 4 * apart);
@@ -179,7 +181,8 @@ __device__ inline void StorePredicated(bool there, const float (&x)[4], float* t
 template <typename S>
 __device__ void StorePredicated(bool there, const float (&x)[4], S* to) {
   Pack<S, 2> pairs[2];
-  UNROLL for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) Narrow(x[e], &pairs[e / 2].at[e % 2]);
   asm volatile(
       "{ .reg .pred there; setp.ne.b32 there, %0, 0; "
       "@there st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(int{there}),
@@ -216,7 +219,8 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
   const int64_t stride = int64_t{p.target.depth} * p.target.pose();
   S* to = TargetRow(p, place, 0, 0, 0, target);
   const auto make = [&](int n, float (&x)[4]) {
-    UNROLL for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
     Exchange(x);
   };
   // Free of branches and of dependencies on earlier stores: waiting for lanes and
@@ -225,7 +229,8 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
     const int channel = column / columns;
     to += channel * stride + (column - channel * columns);
     if (channel >= channels) height = 0;
-    UNROLL for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+    for (int n = 0; n < kOctets; ++n) {
       float x[4];
       make(n, x);
       const RowOffset row = rows[n * kGroupRows];
@@ -233,7 +238,8 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
     }
     return;
   }
-  UNROLL for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+  for (int n = 0; n < kOctets; ++n) {
     float x[4];
     make(n, x);
     const RowOffset row = rows[n * kGroupRows];
@@ -293,9 +299,12 @@ struct Sums {
  private:
   template <typename Then>
   __device__ void ForEach(const Then& then) {
-    UNROLL for (int m = 0; m < kTiles; ++m) {
-      UNROLL for (int n = 0; n < kOctets; ++n) {
-        UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kOctets; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
           then(accumulators[m][n][e], &apart[kPromotes ? m : 0][n][e]);
         }
       }

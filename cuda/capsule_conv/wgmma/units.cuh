@@ -23,12 +23,15 @@ constexpr int kUnitQuads = 16 / (kQuad * sizeof(O));
 template <int kParts>
 __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
   uint32_t words[kParts][4];
-  UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
     uint32_t pair[2] = {__float_as_uint(unit[2 * e]), __float_as_uint(unit[2 * e + 1])};
-    UNROLL for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
       // Truncates to the upper halves; the rest goes to the next part.
       words[part][e] = __byte_perm(pair[0], pair[1], 0x7632);
-      UNROLL for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
         const float all = __uint_as_float(pair[n]);
         const float cut = __uint_as_float(pair[n] & 0xffff0000);
         // Infinity minus itself would be NaN.
@@ -36,7 +39,8 @@ __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
       }
     }
   }
-  UNROLL for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
     parts[part] =
         make_uint4(words[part][0], words[part][1], words[part][2], words[part][3]);
   }
@@ -65,7 +69,8 @@ class UnitLoader {
     constexpr int kBytes = kQuad * sizeof(S);
     const int quads = image.quads();
     int place[kQuads];  // offset in a pixel; -1 without such a plane
-    UNROLL for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
       const int plane = (unit + unit_) * kQuads + q;
       const int channel = quads == 1 ? plane : plane / quads;
       place[q] = channel * image.depth * image.pose() + row_ * image.columns +
@@ -77,7 +82,8 @@ class UnitLoader {
     to += First(patch, image);
     for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
       const int pixel = pixels[at];
-      UNROLL for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
         const bool zero = pixel < 0 || place[q] < 0;
         __pipeline_memcpy_async(to + q * apart, zero ? from : from + pixel + place[q],
                                 kBytes, zero ? kBytes : 0);
@@ -93,7 +99,8 @@ class UnitLoader {
 #pragma unroll 2
       for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {
         float unit[kQuads * kQuad];
-        UNROLL for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
           const float4 quad = *reinterpret_cast<const float4*>(to + q * part_words);
           unit[q * kQuad] = quad.x, unit[q * kQuad + 1] = quad.y;
           unit[q * kQuad + 2] = quad.z, unit[q * kQuad + 3] = quad.w;
@@ -105,7 +112,8 @@ class UnitLoader {
         } else {
           uint4 parts[kParts];
           SplitUnit(unit, parts);
-          UNROLL for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
             *reinterpret_cast<uint4*>(to + part * part_words) = parts[part];
           }
         }

@@ -70,7 +70,8 @@ struct UnitStrides {
 // each of two pixels: rows 0 and 2, or 1 and 3 (16-bit types).
 template <typename S>
 __device__ void LoadGradFragment(const char* grad, int below, uint32_t (&rows)[4]) {
-  UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
     const char* const from = grad + e * (kProductPixels<S> / 2) * kPixelBytes<S>;
     if constexpr (std::is_same_v<S, float>) {
       const uint2 pair = *reinterpret_cast<const uint2*>(from);
@@ -94,12 +95,14 @@ __device__ void MultiplyPixels(const char* grad, int below,
   using S = typename W::S;
   constexpr int kParts = W::kParts;
   uint32_t rows[kParts][kCount][4];
-  UNROLL for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
     LoadGradFragment<S>(grad + k * kProductPixels<S> * kPixelBytes<S>, below,
                         rows[0][k]);
     if constexpr (kParts > 1) {
       Operand<4, Tf32::kSplit> split;
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         split.SetWithoutOverflow(e, __uint_as_float(rows[0][k][e]));
         rows[0][k][e] = split.high[e];
         rows[1][k][e] = split.low[e];
@@ -108,10 +111,14 @@ __device__ void MultiplyPixels(const char* grad, int below,
   }
   WgmmaFence();
   // Smallest terms first.
-  UNROLL for (int least = kParts - 1; least >= 0; --least) {
-    UNROLL for (int k = 0; k < kCount; ++k) {
-      UNROLL for (int n = 0; n < kUnits; ++n) {
-        UNROLL for (int part = least; part >= 0; --part) {
+#pragma unroll
+  for (int least = kParts - 1; least >= 0; --least) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+      for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+        for (int part = least; part >= 0; --part) {
           const uint32_t from = at[n] + k * steps.product + (least - part) * steps.part;
           WgmmaRs<S, 8>::Begin(
               rows[part][k], MakeDescriptor(from, steps.unit, steps.group),
@@ -149,7 +156,8 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
   const int lane = threadIdx.x % 32;
   uint32_t offset[kUnits];
   int tap[kUnits];
-  UNROLL for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+  for (int n = 0; n < kUnits; ++n) {
     const WeightUnit unit(w, place, group, n);
     constexpr int kPixel = kFloat ? kPixelBytes<S> : kPairBytes;
     offset[n] = unit.block * w.box_width * (kPixelBytes<S> / 16) +
@@ -173,7 +181,8 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
       newest.Next(w.row_slots);
     }
     uint32_t at[kUnits];
-    UNROLL for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+    for (int n = 0; n < kUnits; ++n) {
       int slot = oldest + tap[n];
       if (slot >= w.row_slots) slot -= w.row_slots;
       at[n] = slots_at + slot * slot_units + offset[n];
@@ -183,16 +192,17 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
     const auto multiply = [&](auto count) {
       MultiplyPixels<W, count.value>(from, below, at, steps, sums);
       from += count.value * kProductPixels<S> * kPixelBytes<S>;
-      UNROLL for (int n = 0; n < kUnits; ++n) at[n] += count.value * steps.product;
+#pragma unroll
+      for (int n = 0; n < kUnits; ++n) at[n] += count.value * steps.product;
     };
     const int pixels = min(w.strip, w.width - line.strip * w.strip);
     int products = (pixels + kProductPixels<S> - 1) / kProductPixels<S>;
-    NO_UNROLL for (; products >= kWeightProducts<kUnits>;
-                   products -= kWeightProducts<kUnits>) {
+#pragma unroll 1
+    for (; products >= kWeightProducts<kUnits>; products -= kWeightProducts<kUnits>) {
       multiply(std::integral_constant<int, kWeightProducts<kUnits>>());
     }
-    NO_UNROLL for (; products >= 2; products -= 2)
-        multiply(std::integral_constant<int, 2>());
+#pragma unroll 1
+    for (; products >= 2; products -= 2) multiply(std::integral_constant<int, 2>());
     if (products > 0) multiply(std::integral_constant<int, 1>());
     __syncwarp();
     if (lane == 0) barriers.grad_free[other.at].Arrive();
@@ -213,9 +223,12 @@ __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
   const int lane_row_offset = LaneRowOffset(w), t = threadIdx.x % 4;
   SyncNamedBarrier<128 * kConsumerGroups>();  // all slots are free now
   char* const staged = row_slots + group * kWeightUnits<W::kParts> * kUnitBytes;
-  UNROLL for (int n = 0; n < kUnits; ++n) {
-    UNROLL for (int m = 0; m < 8; ++m) {
-      UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+  for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+    for (int m = 0; m < 8; ++m) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
         const int of_octet = t * 2 + e;
         const int in = kFloat ? m / 4 * 8 + of_octet : m * 2 + of_octet / 4;
         const int inner = kFloat ? m % 4 : of_octet % 4;
@@ -233,7 +246,8 @@ __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
   const int outs_of_group = kWeightRows / w.columns;
   const int out = (place.rows + (w.halves ? group : 0)) * outs_of_group;
   const int outs = min(outs_of_group, w.out_channels - out);
-  NO_UNROLL for (int n = 0; n < kUnits; ++n) {
+#pragma unroll 1
+  for (int n = 0; n < kUnits; ++n) {
     const WeightUnit unit(w, place, group, n);
     const int from = (place.block + unit.block) * kWeightChannels + in;
     if (!unit.there || from >= w.channels || outs <= 0) continue;

@@ -178,7 +178,8 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
     const int pose = first + lane;
     const bool there = pose < poses;
     float4 rows[4];
-    UNROLL for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
       const int at = (pose % 2 * 4 + n) ^ (pose / 2 % 8);
       if (!there) continue;
       rows[n] = *reinterpret_cast<const float4*>(slot + pose / 2 * 128 + at * 16);
@@ -190,7 +191,8 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
                               {rows[0].y, rows[1].y, rows[2].y, rows[3].y},
                               {rows[0].z, rows[1].z, rows[2].z, rows[3].z},
                               {rows[0].w, rows[1].w, rows[2].w, rows[3].w}};
-    UNROLL for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
       if constexpr (kParts == 1) {
         to[n * 8] = columns[n];
       } else {

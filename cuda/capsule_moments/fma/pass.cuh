@@ -129,7 +129,8 @@ __device__ inline void LoadParent(const float* tensor, int64_t parent,
   if (tensor != nullptr) {
     LoadWords(tensor + parent * kSize, to);
   } else {
-    UNROLL for (float& x : to) x = 0;
+#pragma unroll
+    for (float& x : to) x = 0;
   }
 }
 
@@ -157,11 +158,13 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     if constexpr (kLinear) {
       LoadParent(in.linear, parent, linear);
       // <linear, vote> = <linear, u> + <linear, center>
-      UNROLL for (int h = 0; h < kSize; ++h) bias += linear[h] * center[h];
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) bias += linear[h] * center[h];
     }
     if constexpr (kPrecision) {
       LoadParent(in.precision, parent, half);
-      UNROLL for (float& x : half) x *= -0.5f;
+#pragma unroll
+      for (float& x : half) x *= -0.5f;
     }
     if constexpr (kIsGradient(kKind)) {
       mass_grad = grad.mass[parent];
@@ -188,13 +191,15 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
         float weights[Q * kSide], u[kSize];
         LoadWords(stage.weights + (j * d.outs + min(o, d.outs - 1)) * kWeightStep<Q>,
                   weights);
-        UNROLL for (int h = 0; h < kSize; ++h) u[h] = -center[h];
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) u[h] = -center[h];
         AddVote<Q>(stage.poses + (j * d.windows + window) * kPoseStep<Q>, weights, u);
         float logits[kSide] = {bias, 0, 0, 0}, dqs[kSide] = {mass_grad, 0, 0, 0};
         if (in.prior != nullptr && parent_exists) {
           logits[0] += in.prior[int64_t{k0 + j} * d.outs + o];
         }
-        UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) {
           if constexpr (kLinear && kPrecision) {
             logits[h % kSide] += u[h] * (linear[h] + half[h] * u[h]);
           } else if constexpr (kPrecision) {
@@ -235,7 +240,8 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
         // A vote of a missing child may be infinite.
         if (!child_exists) continue;
         sum += factor;
-        UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) {
           first[h] += factor * u[h];
           if constexpr (kKind != Kind::kFirst) second[h] += factor * (u[h] * u[h]);
         }
@@ -246,7 +252,8 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     if constexpr (kKind == Kind::kScales || kKind == Kind::kDots) continue;
     if (chunk0 == 0 && chunk1 == d.chunks) {
       if (!mine) continue;
-      UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) {
         Finish(in, grad, out, parent, h, sum, first[h], second[h]);
       }
     } else {
@@ -254,7 +261,8 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
           int64_t{2} * blockIdx.x + (begin / d.chunks == group ? 0 : 1);
       float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
       partial[0] = sum;
-      UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) {
         partial[(1 + h) * kThreads] = first[h];
         if (kKind != Kind::kFirst) partial[(1 + kSize + h) * kThreads] = second[h];
       }

@@ -43,12 +43,14 @@ __device__ void StageRow(Element element, const void* tensor, int64_t row, float
   if (element == Element::kFloat) {
     const float* const from = static_cast<const float*>(tensor) + row * Q;
     constexpr int kStep = Q % 4 == 0 ? 4 : 1;
-    UNROLL for (int q = 0; q < Q; q += kStep) {
+#pragma unroll
+    for (int q = 0; q < Q; q += kStep) {
       __pipeline_memcpy_async(to + q, from + q, kStep * sizeof(float));
     }
   } else {
     WithElements(element, tensor, [&](const auto* from) {
-      UNROLL for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
+#pragma unroll
+      for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
     });
   }
 }
@@ -82,7 +84,8 @@ __device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* 
   if (capsule >= 0) {
     StageRow<Q>(in.element, in.poses, capsule * kSide + row, to);
   } else {
-    UNROLL for (int q = 0; q < Q; ++q) to[q] = 0;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[q] = 0;
   }
 }
 
@@ -90,11 +93,14 @@ __device__ void StagePoseRow(const Inputs& in, int64_t capsule, int row, float* 
 template <int Q>
 __device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
                         float (&u)[kSize]) {
-  UNROLL for (int row = 0; row < kSide; ++row) {
+#pragma unroll
+  for (int row = 0; row < kSide; ++row) {
     float left[kPoseRow<Q>];
     LoadWords(pose + row * kPoseRow<Q>, left);
-    UNROLL for (int q = 0; q < Q; ++q) {
-      UNROLL for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+#pragma unroll
+      for (int r = 0; r < kSide; ++r) {
         u[row * kSide + r] += left[q] * weights[q * kSide + r];
       }
     }
@@ -103,7 +109,8 @@ __device__ void AddVote(const float* pose, const float (&weights)[Q * kSide],
 
 // Sums over the 16 or 32 threads of a window.
 __device__ inline float SumOverGroup(float value, int lanes) {
-  UNROLL for (int offset = kLanes / 4; offset > 0; offset /= 2) {
+#pragma unroll
+  for (int offset = kLanes / 4; offset > 0; offset /= 2) {
     value += __shfl_xor_sync(~0u, value, offset);
   }
   if (lanes == kLanes) value += __shfl_xor_sync(~0u, value, kLanes / 2);
@@ -120,7 +127,8 @@ __device__ inline float MaxOverGroup(float value, int lanes) {
     return __int_as_float(turned(maximum));
   }
 #endif
-  UNROLL for (int offset = kLanes / 4; offset > 0; offset /= 2) {
+#pragma unroll
+  for (int offset = kLanes / 4; offset > 0; offset /= 2) {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
   }
   if (lanes < kLanes) return value;

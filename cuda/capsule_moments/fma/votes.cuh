@@ -56,7 +56,8 @@ __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient&
   for (int i = 0; i < kPerStep && first + i < end; ++i) {
     const int64_t from = int64_t{first + i} * d.outs;
     float* const to = stage.parents + i * d.outs * kParentStep<kLinear>;
-    UNROLL for (int t = 0; t < (kLinear ? 5 : 4); ++t) {
+#pragma unroll
+    for (int t = 0; t < (kLinear ? 5 : 4); ++t) {
       for (int w = threadIdx.x; w < words; w += kThreads) {
         float* const at = to + w / 4 * kParentStep<kLinear> + t * kSize + w % 4 * 4;
         if (tensors[t] != nullptr) {
@@ -97,17 +98,20 @@ template <int kGroup, int N>
 __device__ void SumAndWrite(const float (&row)[N], bool writes, float* to) {
   constexpr int kPiece = kGroup < 16 ? kGroup : 16;
   const int lane = threadIdx.x % kGroup;
-  UNROLL for (int i = 0; i < N; i += kPiece) {
+#pragma unroll
+  for (int i = 0; i < N; i += kPiece) {
     constexpr int kLast = N % kPiece == 0 ? kPiece : N % kPiece;
     if (i + kPiece <= N) {
       float piece[kPiece];
-      UNROLL for (int e = 0; e < kPiece; ++e) piece[e] = row[i + e];
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) piece[e] = row[i + e];
       const float sum = SumOverLanes<kGroup / 2>(piece);
       constexpr int kEach = kGroup / kPiece;
       if (writes && lane % kEach == 0) to[i + lane / kEach] = sum;
     } else {
       float piece[kLast];
-      UNROLL for (int e = 0; e < kLast; ++e) piece[e] = row[N - kLast + e];
+#pragma unroll
+      for (int e = 0; e < kLast; ++e) piece[e] = row[N - kLast + e];
       const float sum = SumOverLanes<kGroup / 2>(piece);
       constexpr int kEach = kGroup / kLast;
       if (writes && lane % kEach == 0) to[i + lane / kEach] = sum;
@@ -132,7 +136,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t part = int64_t{blockIdx.y} * d.children * d.outs + matrix;
   float weights[Q * kSide], sums[Q * kSide] = {}, prior_sum = 0;
   WithElements(in.element, in.weights, [&](const auto* from) {
-    UNROLL for (int e = 0; e < Q * kSide; ++e) {
+#pragma unroll
+    for (int e = 0; e < Q * kSide; ++e) {
       weights[e] = mine ? Widen(from[matrix * Q * kSide + e]) : 0;
     }
   });
@@ -169,15 +174,18 @@ __global__ void __launch_bounds__(kThreads, 2)
       float z = ones[0] + prior, dq = ones[1];
       if constexpr (kLinear) {
         LoadWords(statistics + 4 * kSize, linear);
-        UNROLL for (int h = 0; h < kSize; ++h) z += linear[h] * u[h];
+#pragma unroll
+        for (int h = 0; h < kSize; ++h) z += linear[h] * u[h];
       }
-      UNROLL for (float& x : u) x = -x;
+#pragma unroll
+      for (float& x : u) x = -x;
       AddVote<Q>(pose, weights, u);
       LoadWords(statistics + kSize, precision);
       LoadWords(statistics + 2 * kSize, first_grad);
       LoadWords(statistics + 3 * kSize, second_grad);
       float squares[kSide] = {}, dqs[kSide] = {dq, 0, 0, 0};
-      UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) {
         squares[h % kSide] += precision[h] * u[h] * u[h];
         if constexpr (kLinear) z += linear[h] * u[h];
         dqs[h % kSide] += u[h] * (first_grad[h] + second_grad[h] * u[h]);
@@ -195,19 +203,23 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       prior_sum += dz;
       float pose_grad[kSide * Q];
-      UNROLL for (int row = 0; row < kSide; ++row) {
+#pragma unroll
+      for (int row = 0; row < kSide; ++row) {
         float dv[kSide], left[kPoseRow<Q>];
         LoadWords(pose + row * kPoseRow<Q>, left);
-        UNROLL for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+        for (int r = 0; r < kSide; ++r) {
           const int h = row * kSide + r;
           dv[r] =
               q * first_grad[h] + (2 * q * second_grad[h] - dz * precision[h]) * u[h];
           if constexpr (kLinear) dv[r] += dz * linear[h];
           if (!exists) dv[r] = 0;
         }
-        UNROLL for (int c = 0; c < Q; ++c) {
+#pragma unroll
+        for (int c = 0; c < Q; ++c) {
           float sum = 0;
-          UNROLL for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+          for (int r = 0; r < kSide; ++r) {
             sum += dv[r] * weights[c * kSide + r];
             sums[c * kSide + r] += left[c] * dv[r];
           }
@@ -225,8 +237,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
   }
   if (!mine) return;
-  UNROLL for (int e = 0; e < Q * kSide; ++e) out.weights[part * Q * kSide + e] =
-      sums[e];
+#pragma unroll
+  for (int e = 0; e < Q * kSide; ++e) out.weights[part * Q * kSide + e] = sums[e];
   if (in.prior != nullptr) out.prior[part] = prior_sum;
 }
 

@@ -227,7 +227,8 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
     ClearRows<kThreads>(RowsOf<Q>(d, chunk), kChunk * d.outs * Q,
                         [&](int row) { return stage.weights + row * kSide; });
     const int row = threadIdx.x % kSide, end = kChunk << d.windows_log2();
-    NO_UNROLL for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
+#pragma unroll 1
+    for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
       const int capsule = source->capsule;
       exist = exist && capsule >= 0;
       if (row == 0) StageState<kEqual, N>(in, capsule, source->equal, stage.state + e);
@@ -247,7 +248,8 @@ __device__ void WaitForStage(const Inputs& in, const Division& d, int chunk,
   if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
   PrepareWeights(RowsOf<Q>(d, chunk), stage.weights);
   const int end = kChunk << d.windows_log2();
-  NO_UNROLL for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
+#pragma unroll 1
+  for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
     PreparePoseRow<Q>(threadIdx.x % kSide, stage.poses + e * Q * kSide);
   }
 }

@@ -41,7 +41,8 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
                         const Results& out) {
   const int warps = d.lanes() / kFour, used = (d.outs + kFour - 1) / kFour;
   const int p = threadIdx.x % kSide, end = kChunk << d.windows_log2();
-  NO_UNROLL for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
+#pragma unroll 1
+  for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
     const int window = e & (d.windows() - 1), j = e >> d.windows_log2();
     const int position = (group << d.windows_log2()) + window, k = k0 + j;
     const bool there = position < d.positions && k < d.children;
@@ -53,7 +54,8 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
     for (int w = 0; w < used; ++w, from += kChunk * kEight * kRow<Q>) {
       float row[Q];
       LoadRow(from, row);
-      UNROLL for (int q = 0; q < Q; ++q) sums[q] += row[q];
+#pragma unroll
+      for (int q = 0; q < Q; ++q) sums[q] += row[q];
     }
     const int64_t to = int64_t{position} * d.children + k;
     if constexpr (kEqual) {
@@ -63,7 +65,8 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         for (int w = p; w < used; w += kSide) {
           dq += dqs[((first_warp + w) * kChunk + j) * kEight + window % kEight];
         }
-        UNROLL for (int q = 0; linear && q < Q; ++q) {
+#pragma unroll
+        for (int q = 0; linear && q < Q; ++q) {
           dq += sums[q] * TruncateToTf32(stage.poses[(e * Q + q) * kSide + p]);
         }
         dq = SumOverRow(dq, kSide);
@@ -72,7 +75,8 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         out.state[to] = state;
         if (out.activations != nullptr) out.activations[to] = state.scale * dq;
       }
-      UNROLL for (float& x : sums) x *= state.activation * state.scale;
+#pragma unroll
+      for (float& x : sums) x *= state.activation * state.scale;
     }
     if (there) StoreRow(sums, out.poses + (to * kSide + p) * Q);
   }
@@ -150,7 +154,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       // Computes the votes of two children at once.
       const auto vote = [&](const float* poses, const float* weights,
                             float (&u)[2][kSize]) {
-        UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
           MakeVote<false, Q>(poses + i * pose_step, weights + i * weights_step,
                              statistics.minus_center, u[i]);
         }
@@ -159,18 +164,21 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         const float* poses = stage.poses + pose_at;
         const float* weights = stage.weights + weights_at;
         Terms* to = votes + vote_at;
-        NO_UNROLL for (int j = 0; j < kChunk; j += 2) {
+#pragma unroll 1
+        for (int j = 0; j < kChunk; j += 2) {
           float z[2] = {none, none}, dq[2] = {};
           if (any) {
             float u[2][kSize];
             vote(poses, weights, u);
             poses += 2 * pose_step, weights += 2 * weights_step;
-            UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
               statistics.Sum(u[i], &z[i], &dq[i]);
               z[i] = parent_exists ? z[i] : none;
             }
           }
-          UNROLL for (int i = 0; i < 2; ++i, to += vote_step)* to = Terms(z[i], dq[i]);
+#pragma unroll
+          for (int i = 0; i < 2; ++i, to += vote_step) *to = Terms(z[i], dq[i]);
         }
         __syncthreads();
         if constexpr (kGradient) {
@@ -189,26 +197,30 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         const RowState* state = stage.state + coord.window;
         Terms* terms = votes + vote_at;
         float* to = my_rows;
-        NO_UNROLL for (int j = 0; j < kChunk; j += 2) {
+#pragma unroll 1
+        for (int j = 0; j < kChunk; j += 2) {
           float u[2][kSize], row_sums[2 / kPair][2][4] = {};
           if (!kGradient || !kEqual || kSecond || !linear) {
             vote(poses, weights, u);
             poses += 2 * pose_step, weights += 2 * weights_step;
           }
-          UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
             const bool exists = all_exist || state->scale != 0;
             [[maybe_unused]] float gradient[kSize] = {}, dq = 0;
             if (exists) {
               if constexpr (kGradient && kEqual) {
                 float none;
                 if (!linear) statistics.Sum(u[i], &none, &dq);
-                UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+                for (int h = 0; h < kSize; ++h) {
                   gradient[h] = statistics.MomentGradient(h, u[i][h]);
                 }
               } else if constexpr (kGradient) {
                 const float q = kDebias * terms->z, dz = kDebias * terms->dq;
                 sum += dz;
-                UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+                for (int h = 0; h < kSize; ++h) {
                   const float term = dz * u[i][h];
                   first[h] += term;
                   second[h] += term * u[i][h];
@@ -220,7 +232,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
               } else {
                 const float q = kEqual ? state->activation * state->scale : terms->z;
                 sum += q;
-                UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+                for (int h = 0; h < kSize; ++h) {
                   const float term = q * u[i][h];
                   first[h] += term;
                   if constexpr (kSecond) second[h] += term * u[i][h];
@@ -238,7 +251,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
             }
             terms += vote_step, state += d.windows();
           }
-          UNROLL for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
+#pragma unroll
+          for (int e = 0; kGradient && e < 2 * kSide / kPair; ++e) {
             const int row = e % kSide;
             const float* const from = row_sums[e / kSide][row / 2] + row % 2 * 2;
             float* const at = to + (e / kSide) * kEight * kRow<Q> + RowAt<Q>(g, row, 0);
@@ -274,7 +288,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       // Removes kDebias from the sums of logit gradients.
       constexpr float kFactor = 1 / kDebias;
       sum *= kFactor;
-      UNROLL for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;
     }
     unit += chunk1 - chunk0;
     if (!sums) continue;
@@ -291,9 +306,11 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     float* const partial =
         out.partial + int64_t{blockIdx.x + group} * kSums * kThreads + threadIdx.x;
     if (!whole) partial[0] = sum;
-    UNROLL for (int h = 0; h < kSize; h += 4) {
+#pragma unroll
+    for (int h = 0; h < kSize; h += 4) {
       float firsts[4], seconds[4];
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         firsts[e] = first[h + e], seconds[e] = second[h + e];
         if (!whole) {
           partial[(1 + h + e) * kThreads] = firsts[e];
@@ -322,7 +339,8 @@ __global__ void __launch_bounds__(kThreads)
     const float* const partial =
         out.partial + int64_t{block + group} * kSums * kThreads + threadIdx.x;
     sum += partial[0];
-    UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
       first[e] += partial[(1 + h + e) * kThreads];
       second[e] += partial[(1 + kSize + h + e) * kThreads];
     }

@@ -30,22 +30,26 @@ __device__ inline void MakeShares(Rule rule, int threads, float factor,
   if (rule != Rule::kSoftmax) {
     if (rule == Rule::kGiven) {
       factor *= child->scale;
-      UNROLL for (float& x : z) x = ExpBelow(x, child->maximum);
+#pragma unroll
+      for (float& x : z) x = ExpBelow(x, child->maximum);
     }
-    UNROLL for (float& x : z) x *= factor;
+#pragma unroll
+    for (float& x : z) x *= factor;
     return;
   }
   float maximum = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
                         fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
   maximum = OverRow(maximum, threads, [](float a, float b) { return fmaxf(a, b); });
-  UNROLL for (float& x : z) x = ExpBelow(x, maximum);
+#pragma unroll
+  for (float& x : z) x = ExpBelow(x, maximum);
   const float sum = ((z[0] + z[1]) + (z[2] + z[3])) + ((z[4] + z[5]) + (z[6] + z[7]));
   const float scale = Reciprocal(SumOverRow(sum, threads));
   const bool exists = child->scale != 0;
   child->scale = exists ? scale : 0;
   child->maximum = exists ? maximum : 0;
   factor *= child->scale;
-  UNROLL for (float& x : z) x *= factor;
+#pragma unroll
+  for (float& x : z) x *= factor;
 }
 
 // Replaces logits with activation * share, and the gradients of the latter with those
@@ -67,16 +71,19 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
   const int64_t to = int64_t{position} * d.children + k;
   const bool writes = first == 0 && k < d.children && position < d.positions;
   float z[kEight];
-  UNROLL for (int e = 0; e < kEight; ++e) z[e] = terms[kNumbers * e];
+#pragma unroll
+  for (int e = 0; e < kEight; ++e) z[e] = terms[kNumbers * e];
   if (in.prior != nullptr && k < d.children) {
-    UNROLL for (int e = 0; e < kEight; ++e) {
+#pragma unroll
+    for (int e = 0; e < kEight; ++e) {
       if (first + e < d.outs) z[e] += in.prior[int64_t{k} * d.outs + first + e];
     }
   }
   MakeShares(in.rule, threads, kGradient ? 1 : state.activation, z, &state);
   if constexpr (kGradient) {
     float means[2] = {};
-    UNROLL for (int e = 0; e < kEight; ++e) means[e % 2] += z[e] * terms[2 * e + 1];
+#pragma unroll
+    for (int e = 0; e < kEight; ++e) means[e % 2] += z[e] * terms[2 * e + 1];
     const float mean = SumOverRow(means[0] + means[1], threads);
     if (out.dots != nullptr) {
       if (writes) {
@@ -88,7 +95,8 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     if (in.dots == nullptr) state.dot = state.activation * mean;
     const bool logit = in.rule == Rule::kLogit;
     const float dot = logit ? 0 : state.dot;
-    UNROLL for (int e = 0; e < kEight; ++e) {
+#pragma unroll
+    for (int e = 0; e < kEight; ++e) {
       const float dr = state.activation * terms[2 * e + 1] - dot;
       terms[2 * e + 1] = logit ? dr : z[e] * dr;
     }
@@ -100,7 +108,8 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     if (writes) out.scales[to] = {state.maximum, state.scale};
     return;
   }
-  UNROLL for (int e = 0; e < kEight; ++e) {
+#pragma unroll
+  for (int e = 0; e < kEight; ++e) {
     terms[kNumbers * e] = kGradient ? z[e] * state.activation : z[e];
   }
   StoreWords(terms, my_votes);

@@ -48,7 +48,8 @@ struct Statistics {
     if constexpr (kLogit > 1) {
       LoadParent<kPresent>(at.linear, 1, linear);
       // <linear, vote> = <linear, u> + <linear, center>
-      UNROLL for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
     }
     // With equal shares, the share is applied after the gradient has been contracted.
     constexpr float kFactor = kLogit == 0 ? kDebias : 1;
@@ -62,7 +63,8 @@ struct Statistics {
   // Computes the logit, without the prior, and the gradient of activation * share.
   __device__ void Sum(const float (&u)[kSize], float* z, float* dq) const {
     float logits[2] = {}, grads[2] = {}, seconds[2] = {};
-    UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+    for (int h = 0; h < kSize; ++h) {
       const float square = u[h] * u[h];
       if constexpr (kLogit > 0) logits[h % 2] += precision[h] * square;
       if constexpr (kGradient) grads[h % 2] += first_grad[h] * u[h];
@@ -71,7 +73,8 @@ struct Statistics {
     if constexpr (kLogit > 0) *z = bias - 0.5f * (logits[0] + logits[1]);
     if constexpr (kLogit > 1) {
       float lines[2] = {};
-      UNROLL for (int h = 0; h < kSize; ++h) lines[h % 2] += linear[h] * u[h];
+#pragma unroll
+      for (int h = 0; h < kSize; ++h) lines[h % 2] += linear[h] * u[h];
       *z += lines[0] + lines[1];
     }
     if constexpr (kGradient) {
@@ -93,7 +96,8 @@ struct Statistics {
                                  const RowState& child, float prior,
                                  float (&gradient)[kSize]) const {
     float weighted[kSize], logits[2] = {}, lines[2] = {}, grads[2] = {};
-    UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+    for (int h = 0; h < kSize; ++h) {
       weighted[h] = precision[h] * u[h];
       logits[h % 2] += weighted[h] * u[h];
       if constexpr (kLogit > 1) lines[h % 2] += linear[h] * u[h];
@@ -114,7 +118,8 @@ struct Statistics {
     // The child may be outside of the image.
     if (child.scale == 0) share = 0, dz = 0;
     const float q = kDebias * child.activation * share, debiased = kDebias * dz;
-    UNROLL for (int h = 0; h < kSize; ++h) {
+#pragma unroll
+    for (int h = 0; h < kSize; ++h) {
       float rest = debiased * weighted[h];
       if constexpr (kSecond) rest += q * first_grad[h];
       gradient[h] = (kSecond ? 2 * q : q) * gradient[h] - rest;

@@ -39,9 +39,11 @@ template <bool kPresent>
 __device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) {
   if (kPresent || from != nullptr) {
     LoadWords(from, to);
-    UNROLL for (float& x : to) x *= factor;
+#pragma unroll
+    for (float& x : to) x *= factor;
   } else {
-    UNROLL for (float& x : to) x = 0;
+#pragma unroll
+    for (float& x : to) x = 0;
   }
 }
 
@@ -50,13 +52,15 @@ __device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) 
 template <int kCount, int kStep>
 __device__ void Stage(const float* from, float* to) {
   constexpr int kWide = kCount % 4 == 0 && kStep == 1 ? 4 : 1;
-  UNROLL for (int n = 0; n < kCount; n += kWide) {
+#pragma unroll
+  for (int n = 0; n < kCount; n += kWide) {
     __pipeline_memcpy_async(to + n * kStep, from + n, kWide * sizeof(float));
   }
 }
 template <int kCount, int kStep, typename N>
 __device__ void Stage(const N* from, float* to) {
-  UNROLL for (int n = 0; n < kCount; ++n) to[n * kStep] = Widen(from[n]);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) to[n * kStep] = Widen(from[n]);
 }
 
 // Truncates to TF32, as tensor cores do.
@@ -68,8 +72,10 @@ __device__ inline float TruncateToTf32(float x) {
 // 0 to 3), and next() after each four. Rows that do not exist are skipped.
 template <typename Visit, typename Next>
 __device__ void ForRows(int rows, const Visit& visit, const Next& next) {
-  NO_UNROLL for (int row = threadIdx.x; row < rows; row += 4 * kThreads, next()) {
-    UNROLL for (int i = 0; i < 4; ++i) {
+#pragma unroll 1
+  for (int row = threadIdx.x; row < rows; row += 4 * kThreads, next()) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
       if (row + i * kThreads < rows) visit(i);
     }
   }
@@ -88,7 +94,8 @@ __device__ void StageWeights(const N* from, int rows, float* to) {
 // Clears rows [first, end), strided over the threads.
 template <int kStep, typename At>
 __device__ void ClearRows(int first, int end, const At& at) {
-  NO_UNROLL for (int row = first + threadIdx.x; row < end; row += kStep) {
+#pragma unroll 1
+  for (int row = first + threadIdx.x; row < end; row += kStep) {
     *reinterpret_cast<float4*>(at(row)) = {0, 0, 0, 0};
   }
 }
@@ -97,7 +104,8 @@ __device__ void ClearRows(int first, int end, const At& at) {
 __device__ inline void PrepareRow(float* row) {
   float words[kSide];
   LoadWords(row, words);
-  UNROLL for (float& x : words) x = Prepare<Tf32::kRounded>(x);
+#pragma unroll
+  for (float& x : words) x = Prepare<Tf32::kRounded>(x);
   StoreWords(words, row);
 }
 
@@ -116,12 +124,14 @@ __device__ void StagePoseRow(const N* poses, int capsule, int row, float* to) {
   if (capsule >= 0) {
     Stage<Q, kSide>(poses + (int64_t{capsule} * kSide + row) * Q, to + row);
   } else {
-    UNROLL for (int q = 0; q < Q; ++q) to[row + q * kSide] = 0;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) to[row + q * kSide] = 0;
   }
 }
 template <int Q>
 __device__ void PreparePoseRow(int row, float* pose) {
-  UNROLL for (int q = 0; q < Q; ++q) {
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
     pose[row + q * kSide] = Prepare<Tf32::kRounded>(pose[row + q * kSide]);
   }
 }
@@ -159,7 +169,8 @@ __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {
   constexpr int kSteps = (Q + 3) / 4;
   uint32_t a[2][2 * kSteps], b[2][kSteps];
-  UNROLL for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
     const bool any = s == 0 || threadIdx.x % kFour + 4 * s < Q;
     float4 rows{0, 0, 0, 0};
     float2 columns{0, 0};
@@ -171,15 +182,19 @@ __device__ void MakeVote(const float* left, const float* right,
     a[1][2 * s] = __float_as_uint(rows.z), a[1][2 * s + 1] = __float_as_uint(rows.w);
     b[0][s] = __float_as_uint(columns.x), b[1][s] = __float_as_uint(columns.y);
   }
-  UNROLL for (int i = 0; i < 2; ++i) {
-    UNROLL for (int j = 0; j < 2; ++j) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
       const int at[] = {Place<kTransposed>(2 * i, j), Place<kTransposed>(2 * i, 2 + j),
                         Place<kTransposed>(2 * i + 1, j),
                         Place<kTransposed>(2 * i + 1, 2 + j)};
       float c[4], sum[4];
-      UNROLL for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
       MultiplyTo(a[i], b[j], c, sum);
-      UNROLL for (int e = 0; e < 4; ++e) u[at[e]] = sum[e];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) u[at[e]] = sum[e];
     }
   }
 }
@@ -194,13 +209,17 @@ __device__ void Contract(const float (&gradient)[kSize], const float* right,
                          bool counts, float factor, float (&sums)[2][4]) {
   float matrix[kSide] = {};
   if (counts) LoadWords(right, matrix);
-  UNROLL for (float& x : matrix) x *= factor;
-  UNROLL for (int s = 0; s < 2; ++s) {
+#pragma unroll
+  for (float& x : matrix) x *= factor;
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
     const uint32_t b[] = {__float_as_uint(matrix[2 * s]),
                           __float_as_uint(matrix[2 * s + 1])};
-    UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
       uint32_t a[4];
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         a[e] =
             __float_as_uint(gradient[Place<kTransposed>(2 * i + e % 2, 2 * s + e / 2)]);
       }

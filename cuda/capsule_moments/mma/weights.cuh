@@ -88,7 +88,8 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   constexpr int kMax = (kFour * kLanes * kFour - 1) / TileOf::kThreads + 1;
   const int words = d.outs * kFour;  // 16-byte words per window
   int from[kMax], to[kMax];
-  UNROLL for (int i = 0; i < kMax; ++i) {
+#pragma unroll
+  for (int i = 0; i < kMax; ++i) {
     const int w = threadIdx.x + i * TileOf::kThreads;
     const int window = (w >= words) + (w >= 2 * words) + (w >= 3 * words);
     const int word = w - window * words;
@@ -99,7 +100,8 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   }
   const auto start_copy = [&](const float* tensor, int at) {
     if (tensor == nullptr) return;
-    UNROLL for (int i = 0; i < kMax; ++i) {
+#pragma unroll
+    for (int i = 0; i < kMax; ++i) {
       if (to[i] < 0) continue;
       __pipeline_memcpy_async(parents + to[i] + at * kSize, tensor + from[i], 16);
     }
@@ -112,7 +114,8 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   if constexpr (kLogit == 0) return;
   const float* const one = threadIdx.x % kFour == 0 ? in.bias : grad.mass;
   if (threadIdx.x % kFour > 1 || one == nullptr) return;
-  UNROLL for (int i = 0; i < kMax; ++i) {
+#pragma unroll
+  for (int i = 0; i < kMax; ++i) {
     if (to[i] < 0) continue;
     const int word = threadIdx.x % kFour;
     __pipeline_memcpy_async(parents + to[i] - 3 * word + TileOf::kTensors * kSize,
@@ -132,8 +135,8 @@ __device__ void FillChildren(const Inputs& in, const Division& d, const RowState
   const int position = first + threadIdx.x / kSide % kFour;
   WithElements(in.element, [&](auto zero) {
     using N = decltype(zero);
-    NO_UNROLL for (int i = threadIdx.x; i < children * kFour * kSide;
-                   i += TileOf::kThreads) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < children * kFour * kSide; i += TileOf::kThreads) {
       const int row = i % kSide, pair = i / kSide;
       const int k = blockIdx.x * children + pair / kFour;
       const bool any = k < d.children && position < end;
@@ -155,8 +158,9 @@ template <typename TileOf, int Q>
 __device__ void WaitForChildren(const Inputs& in, const Division& d, float* poses) {
   __pipeline_wait_prior(0);
   if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
-  NO_UNROLL for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
-                 i += TileOf::kThreads) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
+       i += TileOf::kThreads) {
     PreparePoseRow<Q>(i % kSide, poses + i / kSide * Q * kSide);
   }
 }
@@ -214,8 +218,10 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   // Calls each(address, sum) for each of this thread's sums.
   float sums[kOwn / kPair][2][4] = {}, priors[kPrior ? kOwn : 1] = {};
   const auto visit = [&](const auto& each) {
-    UNROLL for (int c = 0; c < kOwn; c += kPair) {
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int c = 0; c < kOwn; c += kPair) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         const int column = 2 * t + e % 2, child = child0 + c + column / Q;
         const int q = column % Q, r = e / 2;
         if (column >= kPair * Q || child >= d.children || o >= d.outs) continue;
@@ -226,7 +232,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     }
     if constexpr (kPrior) {
       if (in.prior == nullptr || t > 0 || o >= d.outs) return;
-      UNROLL for (int c = 0; c < kOwn; ++c) {
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) {
         if (child0 + c >= d.children) continue;
         each(out.prior + (part + child0 + c) * d.outs + o, priors[c]);
       }
@@ -265,7 +272,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     const Statistics<true, kSecond, kLogit> statistics(std::true_type(), my_parent,
                                                        one[0], one[1]);
     const RowState* const all_states = tile.StateOf(d, buffer) + slot0 * kFour + t;
-    UNROLL for (int c = 0; c < kOwn; ++c) {
+#pragma unroll
+    for (int c = 0; c < kOwn; ++c) {
       const RowState state = all_states[c * kFour];
       float u[kSize], gradient[kSize], factor = 1;
       if constexpr (kLogit > 0 || kSecond) {
@@ -277,8 +285,9 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         // Float poses are already rounded without bias.
         factor = state.activation * state.scale *
                  (in.element == Element::kFloat ? 1 : kDebias);
-        UNROLL for (int h = 0; h < kSize; ++h) gradient[h] =
-            statistics.MomentGradient(h, u[h]);
+#pragma unroll
+        for (int h = 0; h < kSize; ++h)
+          gradient[h] = statistics.MomentGradient(h, u[h]);
       } else {
         float prior = 0;
         if (kPrior && in.prior != nullptr && child0 + c < d.children) {
@@ -292,7 +301,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     }
   }
   // Adds the prior's gradients over the tile's four windows.
-  UNROLL for (int c = 0; kPrior && c < kOwn; ++c) {
+#pragma unroll
+  for (int c = 0; kPrior && c < kOwn; ++c) {
     priors[c] += __shfl_xor_sync(~0u, priors[c], 1);
     priors[c] += __shfl_xor_sync(~0u, priors[c], 2);
   }

@@ -43,7 +43,8 @@ class SampleLoader {
       for (int e = lane; e < kRing * kPerStep * kRow; e += kLanes) ring[e] = S(0.0f);
       __syncwarp();
     }
-    UNROLL for (int r = 0; r < kRounds; ++r) {
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
       const int e = (r * kLanes + lane) * kWord;
       const bool of_grad = e < width;
       const int k = e - width;  // lanes past the last column copy input
@@ -55,7 +56,8 @@ class SampleLoader {
 
   // Starts the copy of the next sample, or stores zeros unless `inside`.
   __device__ void Next(bool inside, S* row) {
-    UNROLL for (int r = 0; r < kRounds; ++r) {
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
       using Word = Pack<S, kWord>;
       if (to_[r] != kNone) {
         Word* const to = reinterpret_cast<Word*>(row + to_[r]);
@@ -113,33 +115,41 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
   const int step_samples = kPerStep * d.groups;
   const int steps = (z.batch + step_samples - 1) / step_samples;
   const auto issue = [&](int step) {
-    UNROLL for (int u = 0; u < kPerStep; ++u) {
+#pragma unroll
+    for (int u = 0; u < kPerStep; ++u) {
       const int64_t b = int64_t{step} * step_samples + u * d.groups + group;
       samples.Next(b < z.batch, ring + (step % kRing * kPerStep + u) * Samples::kRow);
     }
     __pipeline_commit();
   };
-  NO_UNROLL for (int step = 0; step < kRing - 1; ++step) issue(step);
+#pragma unroll 1
+  for (int step = 0; step < kRing - 1; ++step) issue(step);
   A w[V][K], sum[V][K] = {};
-  UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
     // Clears padded columns, as even an infinite weight must not count there.
     const int64_t n = n0 + v * kLanes + lane;
     const bool inside = n < z.columns;
     LoadRow(weights + (i * z.columns + n) * z.in_dim + k0, inside ? depth : 0,
             vector && inside, w[v]);
   }
-  NO_UNROLL for (int step = 0; step < steps; ++step) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
     __pipeline_wait_prior(kRing - 2);
     __syncwarp();
     issue(step + kRing - 1);
     A part[kPerStep * K] = {};
-    UNROLL for (int u = 0; u < kPerStep; ++u) {
+#pragma unroll
+    for (int u = 0; u < kPerStep; ++u) {
       const S* const row = ring + (step % kRing * kPerStep + u) * Samples::kRow;
       A g[V], x[K];
-      UNROLL for (int v = 0; v < V; ++v) g[v] = Widen(row[v * kLanes + lane]);
+#pragma unroll
+      for (int v = 0; v < V; ++v) g[v] = Widen(row[v * kLanes + lane]);
       LoadRow(row + kColumns, K, true, x);
-      UNROLL for (int k = 0; k < K; ++k) {
-        UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
           sum[v][k] += g[v] * x[k];
           part[u * K + k] += g[v] * w[v][k];
         }
@@ -178,15 +188,18 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
                     (group % half * tiles + warp % tiles) * V * K * kLanes + lane;
     __syncthreads();
     if (group >= half && group < 2 * half) {
-      UNROLL for (int e = 0; e < V * K; ++e) mine[e * kLanes] = sum[e / K][e % K];
+#pragma unroll
+      for (int e = 0; e < V * K; ++e) mine[e * kLanes] = sum[e / K][e % K];
     }
     __syncthreads();
     if (group < half) {
-      UNROLL for (int e = 0; e < V * K; ++e) sum[e / K][e % K] += mine[e * kLanes];
+#pragma unroll
+      for (int e = 0; e < V * K; ++e) sum[e / K][e % K] += mine[e * kLanes];
     }
   }
   if (group > 0) return;
-  UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
     const int n = v * kLanes + lane;
     if (n < width) {
       StoreRow(sum[v], depth, vector,

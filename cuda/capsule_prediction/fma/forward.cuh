@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int count = min(z.batch - b0, int64_t{kForwardSamples});
   A w[V][K];
-  UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
     // Repeats the last weights for padded columns, whose results are not stored.
     const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
     LoadRow(weights + (i * z.columns + n) * z.in_dim, z.in_dim, z.vector, w[v]);
@@ -52,11 +53,14 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   __syncthreads();
   for (int b = warp; b < count; b += kForwardWarps) {
     A x[K];
-    UNROLL for (int k = 0; k < K; ++k) x[k] = samples[b][k];
+#pragma unroll
+    for (int k = 0; k < K; ++k) x[k] = samples[b][k];
     S* const row = output + ((b0 + b) * z.in_caps + i) * z.columns + n0 + lane;
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
       A sum = 0;
-      UNROLL for (int k = 0; k < K; ++k) sum += w[v][k] * x[k];
+#pragma unroll
+      for (int k = 0; k < K; ++k) sum += w[v][k] * x[k];
       if (n0 + v * kLanes + lane < z.columns) Narrow(sum, row + v * kLanes);
     }
   }

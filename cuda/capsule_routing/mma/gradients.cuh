@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       const float4* const from = vectors + (kFirst * z.tiles + tile) * length;
       for (int e = threadIdx.x; e < length; e += blockDim.x) {
         float4* const place = to + e / kStep * (kStep * (kVectors - 1)) + e;
-        UNROLL for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+        for (int q = 0; q < kVectors; ++q) {
           __pipeline_memcpy_async(place + q * kStep, from + q * (z.tiles * length) + e,
                                   sizeof(float4));
         }
@@ -93,11 +94,13 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   };
 
   float bias[kCaps], sum_logits[kCaps] = {}, sum_weights[M / 2][kCaps][KS][4] = {};
-  UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+  for (int n = 0; n < kCaps; ++n) {
     // Repeats the last input capsule for padding.
     const int64_t i = min(i0 + n, z.in_caps - 1);
     bias[n] = real ? Widen(logits[i * z.out_caps + j]) : -INFINITY;
-    UNROLL for (int e = 4 * place.lane; e < 4 * D * K; e += 4 * kLanes) {
+#pragma unroll
+    for (int e = 4 * place.lane; e < 4 * D * K; e += 4 * kLanes) {
       const int own_j = e / (D * K), d = e / K % D, k = e % K;
       const S* const matrix =
           weights + i * matrices + min(group * 4 + own_j, z.out_caps - 1) * (D * K);
@@ -111,14 +114,16 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   // For the first iteration: c, and sums over samples of <u_hat, ds>, later of db.
   float first_c[kCaps], first_db[kCaps] = {};
   const auto first_softmaxes = [&] {
-    UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
       my_c[rows.At(n, 0)] = my_c[rows.At(n, 1)] = bias[n];
       my_db[rows.At(n, 0)] = my_db[rows.At(n, 1)] = first_db[n];
     }
     NamedBarrierSync(team + 1, team_threads);
     rows.Softmaxes<true, true>(kCaps, thread, exchange);
     NamedBarrierSync(team + 1, team_threads);
-    UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
       first_c[n] = my_c[rows.At(n, 0)];
       first_db[n] = my_db[rows.At(n, 0)];
     }
@@ -126,7 +131,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   if constexpr (!kAdd) first_softmaxes();
   GridDependencySynchronize();
   if (stages > 1) start_copy(0);
-  NO_UNROLL for (int64_t tile = 0; tile < z.tiles; ++tile) {
+#pragma unroll 1
+  for (int64_t tile = 0; tile < z.tiles; ++tile) {
     if (stages > 1) {
       __pipeline_wait_prior(0);
       __syncthreads();  // also guards the buffer that is overwritten next
@@ -157,24 +163,31 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     };
     {
       Operand<4, kTf32> a[kCaps][KS];
-      UNROLL for (int n = 0; n < kCaps; ++n) {
-        UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+      for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int s = 0; s < KS; ++s) {
           const S* const at =
               x + place.g * layout.row() + n * K + s * kStepK + 2 * place.t;
           const Pack<S, 2> pairs[2] = {LoadPair(at), LoadPair(at + 8 * layout.row())};
           a[n][s] = SamplesOperand<kTf32>(pairs);
         }
       }
-      UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int n = 0; n < kCaps; ++n) {
           c[r][n][0] = c[r][n][1] = bias[n];
           db[r][n][0] = db[r][n][1] = 0;
         }
       }
-      UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
         float u[kCaps][4] = {};
-        UNROLL for (int n = 0; n < kCaps; ++n) {
-          UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+        for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+          for (int s = 0; s < KS; ++s) {
             const float2 pair = *reinterpret_cast<const float2*>(
                 w + (n * KS + s) * kStepW + m * 64 + by_column);
             Operand<2, kTf32> b;
@@ -183,18 +196,24 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
             Multiply(a[n][s], b, u[n]);
           }
         }
-        UNROLL for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
           const float4 ds_r = ds(r, m);
-          UNROLL for (int n = 0; n < kCaps; ++n) AddProducts(u[n], ds_r, db[r][n]);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddProducts(u[n], ds_r, db[r][n]);
           if (r < kFirst) continue;
           const float4 v_r = v(r, m);
-          UNROLL for (int n = 0; n < kCaps; ++n) AddProducts(u[n], v_r, c[r][n]);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddProducts(u[n], v_r, c[r][n]);
         }
       }
     }
-    UNROLL for (int n = 0; n < kCaps; ++n) {
-      UNROLL for (int r = kFirst; r < R; ++r) {
-        UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int r = kFirst; r < R; ++r) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
           my_c[item(r, n, h)] = c[r][n][h];
           my_db[item(r, n, h)] = db[r][n][h];
         }
@@ -204,10 +223,13 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     NamedBarrierSync(team + 1, team_threads);
     rows.Softmaxes<true, true>((R - kFirst) * kCaps, thread, exchange);
     NamedBarrierSync(team + 1, team_threads);
-    UNROLL for (int n = 0; n < kCaps; ++n) {
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         if constexpr (!kAdd) c[0][n][h] = first_c[n];
-        UNROLL for (int r = kFirst; r < R; ++r) {
+#pragma unroll
+        for (int r = kFirst; r < R; ++r) {
           c[r][n][h] = my_c[item(r, n, h)];
           db[r][n][h] = my_db[item(r, n, h)];
         }
@@ -216,18 +238,24 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     // Clears the weights of padded samples and iterations. Their vectors are zero, but
     // u_hat may be infinite.
     if (iterations < R || (tile + 1) * kTileSamples > z.batch) {
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         const bool none = tile * kTileSamples + h * 8 + place.g >= z.batch;
-        UNROLL for (int r = 0; r < R; ++r) {
-          UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) {
             if (none || r >= iterations) c[r][n][h] = db[r][n][h] = 0;
           }
         }
       }
     }
-    UNROLL for (int n = 0; n < kCaps; ++n) {
-      UNROLL for (int h = 0; h < 2; ++h) {
-        UNROLL for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
           if (r >= kFirst) sum_logits[n] += db[r][n][h];
           // Compensates the truncation by the products below.
           c[r][n][h] = Prepare<kTf32>(c[r][n][h]);
@@ -238,9 +266,12 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     NamedBarrierSync(team + 1, team_threads);  // `exchange` is overwritten next
     // Loads input as the right operand of the gradient of weights.
     Operand<2, kTf32> samples[kCaps][KS][2];
-    UNROLL for (int n = 0; n < kCaps; ++n) {
-      UNROLL for (int s = 0; s < KS; ++s) {
-        UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
           const S* const at =
               x + (h * 8 + 2 * place.t) * layout.row() + n * K + s * kStepK + place.g;
           SetFinite<kTf32>(0, Prepare<kTf32>(Widen(at[0])), &samples[n][s][h]);
@@ -250,49 +281,64 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       }
     }
     float sum_input[kCaps][KS][4] = {};
-    UNROLL for (int pair = 0; pair < M / 2; ++pair) {
+#pragma unroll
+    for (int pair = 0; pair < M / 2; ++pair) {
       // du_hat of the pair's two m, transposed: left operands of two products.
       Operand<4, kScaled<kTf32>> transposed[kCaps][2];
-      UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
         const int m = 2 * pair + e;
         float du[kCaps][4] = {};
-        UNROLL for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
           const float4 ds_r = ds(r, m);
-          UNROLL for (int n = 0; n < kCaps; ++n) AddScaled(c[r][n], ds_r, du[n]);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddScaled(c[r][n], ds_r, du[n]);
           if (r < kFirst) continue;
           const float4 v_r = v(r, m);
-          UNROLL for (int n = 0; n < kCaps; ++n) AddScaled(db[r][n], v_r, du[n]);
+#pragma unroll
+          for (int n = 0; n < kCaps; ++n) AddScaled(db[r][n], v_r, du[n]);
         }
-        UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int n = 0; n < kCaps; ++n) {
           Operand<4, kScaled<kTf32>> a;
-          UNROLL for (int q = 0; q < 4; ++q) {
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
             SetFinite<kTf32>(q % 2 * 2 + q / 2, du[n][q], &a);
           }
-          UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+          for (int s = 0; s < KS; ++s) {
             Operand<2, kTf32> b;
-            UNROLL for (int q = 0; q < 2; ++q) {
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
               SetFinite<kTf32>(q, w[(n * KS + s) * kStepW + m * 64 + by_row[q]], &b);
             }
             Multiply(a, b, sum_input[n][s]);
           }
-          UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
             const float2 both = Transpose(du[n][2 * h], du[n][2 * h + 1]);
             SetFinite<kTf32>(e, both.x, &transposed[n][h]);
             SetFinite<kTf32>(2 + e, both.y, &transposed[n][h]);
           }
         }
       }
-      UNROLL for (int n = 0; n < kCaps; ++n) {
-        UNROLL for (int s = 0; s < KS; ++s) {
-          UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+        for (int s = 0; s < KS; ++s) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
             Accumulate(transposed[n][h], samples[n][s][h], sum_weights[pair][n][s]);
           }
         }
       }
     }
     // Exchanges the sums of each warp's output capsules.
-    UNROLL for (int n = 0; n < kCaps; ++n) {
-      UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
         exchange[((group * kCaps + n) * KS + s) * kLanes + place.lane] =
             *reinterpret_cast<float4*>(sum_input[n][s]);
       }
@@ -313,11 +359,13 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     }
   }
   if constexpr (!kAdd) {
-    UNROLL for (int n = 0; n < kCaps; ++n) first_db[n] = SumOverRows(first_db[n]);
+#pragma unroll
+    for (int n = 0; n < kCaps; ++n) first_db[n] = SumOverRows(first_db[n]);
     NamedBarrierSync(team + 1, team_threads);  // grad_input has been reduced
     first_softmaxes();
   }
-  UNROLL for (int n = 0; n < kCaps; ++n) {
+#pragma unroll
+  for (int n = 0; n < kCaps; ++n) {
     if (n >= caps) continue;
     float total = SumOverRows(sum_logits[n]);
     if constexpr (!kAdd) total += first_db[n];
@@ -329,8 +377,10 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     if (column_j >= z.out_caps) continue;
     S* const to = grad_weights + (i0 + n) * matrices + column_j * (D * K) +
                   place.g % 2 * K + 2 * place.t;
-    UNROLL for (int m = 0; m < M; ++m) {
-      UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
         const float (&sum)[4] = sum_weights[m / 2][n][s];
         AddPair(sum[m % 2 * 2], sum[m % 2 * 2 + 1], kAdd, to + 2 * m * K + s * kStepK);
       }

@@ -69,7 +69,8 @@ __device__ inline float2 Transpose(float x, float y) {
 
 // Returns the sum over the lanes with the same column.
 __device__ inline float SumOverRows(float value) {
-  UNROLL for (int offset = 4; offset < kLanes; offset *= 2) {
+#pragma unroll
+  for (int offset = 4; offset < kLanes; offset *= 2) {
     value += __shfl_xor_sync(~0u, value, offset);
   }
   return value;

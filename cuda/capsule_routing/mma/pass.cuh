@@ -23,7 +23,8 @@ __device__ void StorePartial(const Sizes& z, const Teams& teams, const WarpTask&
   float4* const mine = shared + (task.warp - others) * (M * kLanes) + Place().lane;
   __syncthreads();
   if (task.part > 0) {
-    UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
       mine[m * kLanes] = *reinterpret_cast<const float4*>(sum[m]);
     }
   }
@@ -31,9 +32,11 @@ __device__ void StorePartial(const Sizes& z, const Teams& teams, const WarpTask&
   if (task.part > 0 || task.idle) return;
   float4* const to = partial + blockIdx.y * (VectorFloats<D>(z) / 4) +
                      VectorIndex<D>(z, task.tile, task.group);
-  UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
     float4 total = *reinterpret_cast<const float4*>(sum[m]);
-    NO_UNROLL for (int p = 1; p < teams.parts; ++p) {
+#pragma unroll 1
+    for (int p = 1; p < teams.parts; ++p) {
       Add(mine[(p * others * M + m) * kLanes], &total);
     }
     to[m * kLanes] = total;
@@ -61,26 +64,32 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   const auto fetch = [&](int l0) {
     const S* const row =
         logits + (task.begin + min(l0 + place.g, count - 1)) * z.out_caps;
-    UNROLL for (int w = 0; w < kPassWarps; ++w) {
+#pragma unroll
+    for (int w = 0; w < kPassWarps; ++w) {
       const int j = w * kGroupCaps + place.t;
       x[w] = l0 < count && j < z.out_caps ? Widen(row[j]) : -INFINITY;
     }
   };
   fetch(0);
   float sum[M][4] = {};
-  NO_UNROLL for (int l0 = 0; l0 < count; l0 += teams.stage) {
+#pragma unroll 1
+  for (int l0 = 0; l0 < count; l0 += teams.stage) {
     float maximum = -INFINITY, exponentials = 0, c = 0;
-    UNROLL for (int w = 0; w < kPassWarps; ++w) maximum = fmaxf(maximum, x[w]);
-    UNROLL for (int offset = 1; offset < 4; offset *= 2) {
+#pragma unroll
+    for (int w = 0; w < kPassWarps; ++w) maximum = fmaxf(maximum, x[w]);
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
       maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, offset));
     }
-    UNROLL for (int w = 0; w < kPassWarps; ++w) {
+#pragma unroll
+    for (int w = 0; w < kPassWarps; ++w) {
       if (w >= z.groups) break;
       const float exponential = ExpBelowOrZero(x[w], maximum);
       exponentials += exponential;
       if (w == task.group) c = exponential;
     }
-    UNROLL for (int offset = 1; offset < 4; offset *= 2) {
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
       exponentials += __shfl_xor_sync(~0u, exponentials, offset);
     }
     c = Prepare<kTf32>(c * Reciprocal(exponentials));
@@ -91,11 +100,13 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     for (int n = 0; n < now; ++n) {
       // The share of the output capsule whose weights this lane loads.
       const float factor = __shfl_sync(~0u, c, n * 4 + place.g / 2);
-      UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+      for (int s = 0; s < KS; ++s) {
         Pack<S, 2> rows[2];
         pipeline.Rows(n, s, rows);
         const auto a = SamplesOperand<kTf32>(rows);
-        UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
           Accumulate(a,
                      WeightsOperand<kScaled<kTf32>>(pipeline.Column(n, s, m), factor),
                      sum[m]);
@@ -147,18 +158,21 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
   GridDependencySynchronize();
   float4 my_v[M], my_ds[kBackward ? M : 1];
   const int64_t index = VectorIndex<D>(z, task.tile, task.group);
-  UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
     my_v[m] = v[index + m * kLanes];
     if constexpr (kBackward) my_ds[m] = ds[index + m * kLanes];
   }
   float* const my_c = rows.Get(team_rows, place.g, j);
   float* const my_dc = rows.Get(team_rows + rows.length(), place.g, j);
   const auto predict = [&](int n, float (&u)[M][4]) {
-    UNROLL for (int s = 0; s < KS; ++s) {
+#pragma unroll
+    for (int s = 0; s < KS; ++s) {
       Pack<S, 2> of_rows[2];
       pipeline.Rows(n, s, of_rows);
       const auto a = SamplesOperand<kTf32>(of_rows);
-      UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
         if (s == 0) u[m][0] = u[m][1] = u[m][2] = u[m][3] = 0;
         Multiply(a, WeightsOperand<kTf32>(pipeline.Column(n, s, m)), u[m]);
       }
@@ -172,21 +186,25 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     }
   };
   float sum[M][4] = {};
-  NO_UNROLL for (int l0 = 0; l0 < count; l0 += teams.stage) {
+#pragma unroll 1
+  for (int l0 = 0; l0 < count; l0 += teams.stage) {
     const int now = min(teams.stage, count - l0);
     pipeline.Next();
-    NO_UNROLL for (int n = 0; n < now; ++n) {
+#pragma unroll 1
+    for (int n = 0; n < now; ++n) {
       float u[M][4];
       predict(n, u);
       // Inner products for both rows, as separate sums for a pair's two elements.
       const float logit = __shfl_sync(~0u, bias, n * 4 + place.t);
       float along_v[4] = {logit, 0, logit, 0}, along_ds[4] = {};
-      UNROLL for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
         AddProducts(u[m], my_v[m], along_v);
         if constexpr (kBackward) AddProducts(u[m], my_ds[m], along_ds);
       }
       // Masks the padding after the last output capsule.
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         my_c[rows.At(n, h)] = real ? along_v[2 * h] + along_v[2 * h + 1] : -INFINITY;
         if constexpr (kBackward) {
           my_dc[rows.At(n, h)] = real ? along_ds[2 * h] + along_ds[2 * h + 1] : 0.0f;
@@ -198,9 +216,11 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     rows.Softmaxes<!kBackward, kBackward>(now, task.thread % (z.groups * kLanes),
                                           team_rows);
     sync_team();
-    NO_UNROLL for (int n = 0; n < now; ++n) {
+#pragma unroll 1
+    for (int n = 0; n < now; ++n) {
       if constexpr (kPass == Pass::kCoefficients) {
-        UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
           const int64_t b = task.tile * kTileSamples + h * 8 + place.g;
           if (real && b < z.batch && !task.idle) {
             Narrow(
@@ -213,8 +233,10 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
         const float factor[2] = {factors[rows.At(n, 0)], factors[rows.At(n, 1)]};
         float u[M][4];
         predict(n, u);
-        UNROLL for (int m = 0; m < M; ++m) {
-          UNROLL for (int e = 0; e < 4; ++e) sum[m][e] += factor[e / 2] * u[m][e];
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[m][e] += factor[e / 2] * u[m][e];
         }
       }
     }

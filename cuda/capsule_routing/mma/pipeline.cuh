@@ -166,12 +166,13 @@ class Pipeline {
       __pipeline_memcpy_async(word, from, 16);
     });
     const int own = thread_ % kRowThreads * kWord;
-    NO_UNROLL for (int b = thread_ / kRowThreads; b < samples_;
-                   b += threads_ / kRowThreads) {
+#pragma unroll 1
+    for (int b = thread_ / kRowThreads; b < samples_; b += threads_ / kRowThreads) {
       // Rows past the last sample repeat it.
       const S* const from = from_input_ + min(b, last_sample_) * input_row_;
       S* const row = to + begin_ + b * row_length_;
-      NO_UNROLL for (int k = own; k < staged_caps_ * K; k += kRowThreads * kWord) {
+#pragma unroll 1
+      for (int k = own; k < staged_caps_ * K; k += kRowThreads * kWord) {
         __pipeline_memcpy_async(row + k, from + k, 16);
       }
     }

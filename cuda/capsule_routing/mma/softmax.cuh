@@ -55,7 +55,8 @@ struct Rows {
       float maximum = -INFINITY, sum = 0, mean = 0;
       // The last half-warp may have no row.
       const int last = e < all ? groups - own : 0;
-      UNROLL for (int w = 0; w < kHeld; ++w) {
+#pragma unroll
+      for (int w = 0; w < kHeld; ++w) {
         x[w] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
         if (w << shift < last) x[w] = c[w << shift];
         if constexpr (kGradient) {
@@ -67,7 +68,8 @@ struct Rows {
       for (int offset = 1; offset < sharing; offset *= 2) {
         maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, offset));
       }
-      UNROLL for (int w = 0; w < kHeld; ++w) {
+#pragma unroll
+      for (int w = 0; w < kHeld; ++w) {
         x[w] = {ExpBelowOrZero(x[w].x, maximum), ExpBelowOrZero(x[w].y, maximum),
                 ExpBelowOrZero(x[w].z, maximum), ExpBelowOrZero(x[w].w, maximum)};
         sum += (x[w].x + x[w].y) + (x[w].z + x[w].w);
@@ -82,7 +84,8 @@ struct Rows {
       }
       const float inverse = Reciprocal(sum);
       mean *= inverse;
-      UNROLL for (int w = 0; w < kHeld; ++w) {
+#pragma unroll
+      for (int w = 0; w < kHeld; ++w) {
         if (w << shift >= last) continue;
         const float4 of = {x[w].x * inverse, x[w].y * inverse, x[w].z * inverse,
                            x[w].w * inverse};

@@ -52,7 +52,8 @@ __host__ __device__ int64_t VectorFloats(const Sizes& z) {
 template <Tf32 kTf32, typename S>
 __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   Operand<4, kTf32> a;
-  UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
     SetFinite<kTf32>(e, Prepare<kTf32>(Widen(rows[e % 2].at[e / 2])), &a);
   }
   return a;
@@ -64,7 +65,8 @@ __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
   // A 16-bit number times a factor of at most 1 cannot overflow when rounded.
   constexpr Tf32 kOf = sizeof(S) < sizeof(float) ? Tf32::kExact : kTf32;
   Operand<2, kTf32> b;
-  UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
     SetFinite<kOf>(e, factor * Widen(column.at[e]), &b);
   }
   return b;

@@ -44,7 +44,8 @@ struct VectorThread {
   template <typename S>
   __device__ float4 Load(const S* from) const {
     float x[4] = {};
-    UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
       if (inside(e / 2)) x[e] = Widen(from[at(e / 2) + e % 2]);
     }
     return {x[0], x[1], x[2], x[3]};
@@ -80,14 +81,17 @@ struct VectorThread {
   __device__ void Products(const float4 (&a)[N], const float4 (&b)[N],
                            float2 (&product)[N]) const {
     __shared__ float2 parts[N][M][kPart];
-    UNROLL for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
       parts[n][m][part] = {a[n].x * b[n].x + a[n].y * b[n].y,
                            a[n].z * b[n].z + a[n].w * b[n].w};
     }
     SliceSync();
-    UNROLL for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
       product[n] = {};
-      UNROLL for (int e = 0; e < M; ++e) {
+#pragma unroll
+      for (int e = 0; e < M; ++e) {
         product[n].x += parts[n][e][part].x;
         product[n].y += parts[n][e][part].y;
       }

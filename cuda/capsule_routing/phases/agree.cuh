@@ -56,14 +56,17 @@ struct Samples {
           if (b < rows && z.words) {
             if (k < z.in_dim) {
               const auto read = *reinterpret_cast<const Pack<S, kWord>*>(from);
-              UNROLL for (int i = 0; i < kWord; ++i) word.at[i] = Widen(read.at[i]);
+#pragma unroll
+              for (int i = 0; i < kWord; ++i) word.at[i] = Widen(read.at[i]);
             }
           } else if (b < rows) {
-            UNROLL for (int i = 0; i < kWord; ++i) {
+#pragma unroll
+            for (int i = 0; i < kWord; ++i) {
               if (k + i < z.in_dim) word.at[i] = Widen(from[i]);
             }
           }
-          UNROLL for (int i = 0; i < kWord; ++i) word.at[i] *= Debias<A>(kIsSplit<S>);
+#pragma unroll
+          for (int i = 0; i < kWord; ++i) word.at[i] *= Debias<A>(kIsSplit<S>);
           *reinterpret_cast<Pack<A, kWord>*>(to + n * kRows * z.pitch + k) = word;
         }
       }
@@ -93,7 +96,8 @@ struct Samples {
     A* const row = staged + (n * kRows + b) * z.pitch;
     for (int k = 0; k < z.steps * kStepK; k += 4) {
       Pack<A, 4> word = *reinterpret_cast<Pack<A, 4>*>(row + k);
-      UNROLL for (int i = 0; i < 4; ++i) word.at[i] *= factor;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word.at[i] *= factor;
       *reinterpret_cast<Pack<A, 4>*>(row + k) = word;
     }
   }
@@ -126,8 +130,10 @@ struct WeightsBatch {
                        int block, int k0) {
     const int row = block * kBlockD + place.t;
     const S* from = begin + block * kBlockD * z.in_dim + k0;
-    UNROLL for (int s = 0; s < kBatch<A>; ++s) {
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int s = 0; s < kBatch<A>; ++s) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         const bool has = kK > 0 || (row + 4 * e < z.out_dim && k0 + place.g < z.in_dim);
         at[s][e] = has && s < count ? from[4 * e * z.in_dim] : S{0};
       }
@@ -151,12 +157,15 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
   for (int block = 0; block < z.blocks; ++block) {
     load(block);
     for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
-      NO_UNROLL for (int s0 = 0; s0 < left; s0 += kBatch<A>) {
+#pragma unroll 1
+      for (int s0 = 0; s0 < left; s0 += kBatch<A>) {
         if (!held) batch.Load(z, place, begin + s0 * z.matrices, left - s0, block, k0);
-        UNROLL for (int s = 0; s < kBatch<A>; ++s) {
+#pragma unroll
+        for (int s = 0; s < kBatch<A>; ++s) {
           if (s0 + s >= left) break;
           Fragment<2, A> b[2];
-          UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
             b[e / 2].Set(e % 2, Rounded<S>(A{Widen(batch.at[s][e])}));
           }
           // In the fragment, lane t's first column is 2t.
@@ -165,8 +174,10 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
           // Interleaves the vectors to hide the latency of dependent products.
           A p[kVectors][kEach][4];
           const auto each = [&](const auto& visit) {
-            UNROLL for (int q = 0; q < kVectors; ++q) {
-              UNROLL for (int m = 0; m < kEach; ++m) visit(q, m);
+#pragma unroll
+            for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+              for (int m = 0; m < kEach; ++m) visit(q, m);
             }
           };
           each([&](int q, int m) {
@@ -176,8 +187,10 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
             MultiplyAddOf<kLeft<S>, kRight<S>>(v[q][m][1], b[1], p[q][m]);
           });
           Pack<A, 2> inputs[kEach][2];
-          UNROLL for (int m = 0; m < kEach; ++m) {
-            UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
               inputs[m][h] =
                   x.Pair(i0, n0 + s0 + s, (m0 + m) * kTileSamples + place.g + 8 * h,
                          k0 + 2 * place.t);
@@ -216,13 +229,16 @@ __device__ void Agree(const Sizes& z, const Place& place,
     const int first = item.first * runs / groups;
     const int end = (item.first + 1) * runs / groups;
     Fragment<4, A> v[kVectors][kEach][2];
-    NO_UNROLL for (int run = first; run < end; ++run) {
+#pragma unroll 1
+    for (int run = first; run < end; ++run) {
       const int n0 = run * kRun, left = min(count - n0, kRun);
       A sum[kVectors][kEach][4] = {};
       const auto load = [&](int block) {
         if (z.blocks == 1 && run > first) return;
-        UNROLL for (int q = 0; q < kVectors; ++q) {
-          UNROLL for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+        for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
             // Tiles past the last repeat it.
             const int64_t at = min(tile + m0 + m, z.tiles - 1);
             LoadVector(
@@ -235,12 +251,15 @@ __device__ void Agree(const Sizes& z, const Place& place,
       const S* const at =
           batch.Begin(z, place, weights + (i0 + n0) * z.matrices + j * z.matrix);
       InnerProducts(z, place, x, i0, n0, left, m0, load, v, at, false, batch, sum);
-      UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
         const int n = n0 + place.t + 4 * e;
         if (n >= n0 + left) continue;
         const A logit = Widen(logits[(i0 + n) * z.out_caps + j]);
-        UNROLL for (int q = 0; q < kVectors; ++q) {
-          UNROLL for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+        for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
             A* const to = shares + q * layout.vector + n * layout.step +
                           j * layout.samples + (m0 + m) * kTileSamples + place.g;
             const A bias = q > 0 ? A{0} : logit;
@@ -271,16 +290,19 @@ __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
   constexpr int kSums = 32;  // terms per partial sum, to bound rounding errors
   const auto each = [&](int begin, int end, const auto& visit) {
     int j = begin;
-    NO_UNROLL for (; j + kPerStep <= end; j += kPerStep) {
+#pragma unroll 1
+    for (; j + kPerStep <= end; j += kPerStep) {
       visit(std::integral_constant<int, kPerStep>(), c + j * kStep, dc + j * kStep);
     }
-    NO_UNROLL for (; j < end; ++j) {
+#pragma unroll 1
+    for (; j < end; ++j) {
       visit(std::integral_constant<int, 1>(), c + j * kStep, dc + j * kStep);
     }
   };
   A maximum = -INFINITY;
   each(0, out_caps, [&](auto count, A* of_c, A*) {
-    UNROLL for (int e = 0; e < count; ++e) maximum = fmax(maximum, of_c[e * kStep]);
+#pragma unroll
+    for (int e = 0; e < count; ++e) maximum = fmax(maximum, of_c[e * kStep]);
   });
   A sum = 0, mean = 0;
   for (int j0 = 0; j0 < out_caps; j0 += kSums) {
@@ -288,11 +310,13 @@ __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
     each(j0, min(j0 + kSums, out_caps), [&](auto count, A* of_c, A* of_dc) {
       A x[count];
       [[maybe_unused]] A y[count];
-      UNROLL for (int e = 0; e < count; ++e) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
         x[e] = of_c[e * kStep];
         if constexpr (kGradient) y[e] = of_dc[e * kStep];
       }
-      UNROLL for (int e = 0; e < count; ++e) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
         x[e] = ExpBelow(x[e], maximum);
         of_c[e * kStep] = x[e];
         run += x[e];
@@ -309,12 +333,14 @@ __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
     each(0, out_caps, [&](auto count, A* of_c, A* of_dc) {
       A x[count];
       [[maybe_unused]] A y[count];
-      UNROLL for (int e = 0; e < count; ++e) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
         x[e] = of_c[e * kStep];
         if constexpr (kWhole) x[e] *= inverse;
         if constexpr (kGradient) y[e] = x[e] * (of_dc[e * kStep] - mean);
       }
-      UNROLL for (int e = 0; e < count; ++e) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
         if constexpr (kWhole) of_c[e * kStep] = x[e];
         if constexpr (kGradient) of_dc[e * kStep] = y[e];
       }
@@ -330,14 +356,16 @@ __device__ void FirstShares(int out_caps, int lane, const S* logits, A factor, A
   for (int j = lane; j < out_caps; j += kLanes) {
     maximum = fmax(maximum, A{Widen(logits[j])});
   }
-  UNROLL for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     maximum = fmax(maximum, __shfl_xor_sync(~0u, maximum, offset));
   }
   for (int j = lane; j < out_caps; j += kLanes) {
     c[j] = ExpBelow(A{Widen(logits[j])}, maximum);
     sum += c[j];
   }
-  UNROLL for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     sum += __shfl_xor_sync(~0u, sum, offset);
   }
   for (int j = lane; j < out_caps; j += kLanes) c[j] *= factor / sum;

@@ -135,14 +135,16 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         const int begin = part * count / layout.parts;
         const int end = (part + 1) * count / layout.parts;
         const int runs = (end - begin + kRun - 1) / kRun;
-        NO_UNROLL for (Item item(adder, z.out_caps, runs);
-                       item.second == 0 && adder < layout.adders && runs > 0;
-                       item.Next(layout.adders, z.out_caps, runs)) {
+#pragma unroll 1
+        for (Item item(adder, z.out_caps, runs);
+             item.second == 0 && adder < layout.adders && runs > 0;
+             item.Next(layout.adders, z.out_caps, runs)) {
           const int j = item.j;
           const int n0 = begin + item.first * (end - begin) / runs;
           const int left = begin + (item.first + 1) * (end - begin) / runs - n0;
           A of_logits[2], grad_logits[4] = {};
-          UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
             const int n = n0 + min(place.t + 4 * e, left - 1);
             of_logits[e] = Widen(logits[(i0 + n) * z.out_caps + j]);
           }
@@ -152,13 +154,15 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           // Keeps the weights for all tiles if they are a single batch.
           const bool single = left <= kBatch<A> && z.blocks * z.steps == 1;
           const A* of_vectors = group + VectorIndex(z, tile, j, 0, 0, place.lane);
-          NO_UNROLL for (int m = 0; m < tiles; ++m) {
+#pragma unroll 1
+          for (int m = 0; m < tiles; ++m) {
             const Samples<S, A, kSpills, 1> of_tile(z, input, tile + m,
                                                     memory + m * x_size);
             Fragment<4, A> v[kVectors][1][2];
             const auto load = [&](int block) {
               const A* from = of_vectors + block * (8 * kLanes);
-              UNROLL for (int q = 0; q < kVectors; ++q) {
+#pragma unroll
+              for (int q = 0; q < kVectors; ++q) {
                 LoadVector(from, v[q][0]);
                 if (q < 2 * there) from += z.length;
               }
@@ -185,7 +189,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
           }
           SumOverRows(grad_logits);
           if (place.g == 0) {
-            UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
               if (place.t + 4 * e >= left) continue;
               const int to = (n0 + place.t + 4 * e) * z.out_caps + j;
               logits_sums[to] += grad_logits[e];
@@ -222,7 +227,8 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       const A* const dc = first_sums + n * z.out_caps;
       A mean = 0;
       for (int j = place.lane; j < z.out_caps; j += kLanes) mean += c[j] * dc[j];
-      UNROLL for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
         mean += __shfl_xor_sync(~0u, mean, offset);
       }
       mean *= kScale<A>;

@@ -62,14 +62,17 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
                             int there, const A (&sum)[kVectors][1][4], const A* moments,
                             int moments_step, WarpMemory<A>* memory,
                             A (&grad_logits)[4]) {
-  UNROLL for (int e = 0; e < 2; ++e) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
     if (4 * e >= left) break;
     const int n = place.t + 4 * e;
     if (n < left) {
-      UNROLL for (int r = 0; r < kPerStep<A>; ++r) {
+#pragma unroll
+      for (int r = 0; r < kPerStep<A>; ++r) {
         Pack<A, 4> factors{};
         if (r < there) {
-          UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
             const auto own = *reinterpret_cast<const Moments<A>*>(
                 moments + (n0 + n) * moments_step +
                 (r * kTileSamples + place.g + 8 * h) * kMomentNumbers);
@@ -91,8 +94,10 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
 // Sums over g, for each t.
 template <typename A, int N>
 __device__ void SumOverRows(A (&x)[N]) {
-  UNROLL for (int offset = 4; offset < kLanes; offset *= 2) {
-    UNROLL for (int n = 0; n < N; ++n) x[n] += __shfl_xor_sync(~0u, x[n], offset);
+#pragma unroll
+  for (int offset = 4; offset < kLanes; offset *= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) x[n] += __shfl_xor_sync(~0u, x[n], offset);
   }
 }
 
@@ -114,20 +119,23 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
   A* to = input_sums + (n0 * z.steps * kLanes + place.lane) * 4;
   S w[4];
   const auto load_weights = [&](int k0) {
-    UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
       const int d = row + place.t + 4 * e, k = k0 + place.g;
       const bool has = kK > 0 || (d < z.out_dim && k < z.in_dim);
       w[e] = has ? matrix[d * z.in_dim + k] : S{0};
     }
   };
   load_weights(0);
-  NO_UNROLL for (int s = 0; s < left; ++s, weights_sum += z.matrices) {
+#pragma unroll 1
+  for (int s = 0; s < left; ++s, weights_sum += z.matrices) {
     const int n = n0 + s;
     A sum[4];
     int there_k[2];
     const auto load = [&](int k0) {
       const int k2 = k0 + 2 * place.t;
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         const int d = row + h * 8 + place.g;
         there_k[h] = kK > 0 ? 2 : d < z.out_dim ? z.in_dim - k2 : 0;
         sum[2 * h] = sum[2 * h + 1] = 0;
@@ -141,13 +149,16 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
     if (has_first) {
       const A c = *first_shares;
       first_shares += z.out_caps;
-      UNROLL for (int e = 0; e < 8; ++e) du[e / 4][e % 4] =
-          c * v[0][0][e / 4].at[e % 4];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) du[e / 4][e % 4] = c * v[0][0][e / 4].at[e % 4];
     }
-    UNROLL for (int r = 0; r < kPerStep<A>; ++r) {
+#pragma unroll
+    for (int r = 0; r < kPerStep<A>; ++r) {
       const Pack<A, 4> factors = memory->factors[s][place.g][r];
-      UNROLL for (int h = 0; h < 2; ++h) {
-        UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
           du[h][e] += factors.at[e % 2] * v[2 * r + 1][0][h].at[e];
           du[h][e] += factors.at[2 + e % 2] * v[2 * r + 2][0][h].at[e];
         }
@@ -155,15 +166,18 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
     }
     Fragment<4, A> by_sample[2], by_element[2];
     __syncwarp();
-    UNROLL for (int h = 0; h < 2; ++h) {
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         by_sample[h].Set(e, du[h][e]);
         transposed[(h * 8 + place.t + e / 2 * 4) * kTransposedPitch + e % 2 * 8 +
                    place.g] = du[h][e];
       }
     }
     __syncwarp();
-    UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
       const auto pair = *reinterpret_cast<const Pack<A, 2>*>(
           transposed + (place.g + e % 2 * 8) * kTransposedPitch + e / 2 * 8 +
           2 * place.t);
@@ -177,7 +191,8 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       A by_input[4];
       *reinterpret_cast<Pack<A, 4>*>(by_input) = *reinterpret_cast<Pack<A, 4>*>(to);
       Fragment<2, A> weights[2];
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         weights[e / 2].Set(e % 2, Rounded<S>(A{Widen(w[e])}));
       }
       // Prefetches the next weights.
@@ -187,7 +202,8 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
         matrix += z.matrices;
         load_weights(0);
       }
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         MultiplyAddOf<kLeft<S>, kRight<S>>(by_sample[h], weights[h], by_input);
         Fragment<2, A> b;
         b.Set(0, x.At(i0, n, h * 8 + 2 * place.t, k));
@@ -196,7 +212,8 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       }
       *reinterpret_cast<Pack<A, 4>*>(to) = *reinterpret_cast<Pack<A, 4>*>(by_input);
       to += 4 * kLanes;
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         StorePair(sum[2 * h], sum[2 * h + 1], there_k[h], z.pairs,
                   weights_sum + (row + h * 8 + place.g) * z.in_dim + k2);
       }

@@ -47,9 +47,11 @@ __device__ void Sum(const Sizes& z, const Place& place,
                       ? part_sums + number * (8 * kLanes) + place.lane * 4
                       : partial + VectorIndex(z, tile + m0, j, block, 0, place.lane);
     A sum[kEach][2][4] = {};
-    UNROLL for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+    for (int m = 0; m < kEach; ++m) {
       if (overwrite || m0 + m >= tiles) continue;
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         *reinterpret_cast<Pack<A, 4>*>(sum[m][h]) =
             *reinterpret_cast<const Pack<A, 4>*>(to + m * tile_step + h * 4 * kLanes);
       }
@@ -60,10 +62,13 @@ __device__ void Sum(const Sizes& z, const Place& place,
       const int n_begin = part * count / parts;
       const S* at =
           weights + (i0 + n_begin) * z.matrices + j * z.matrix + row * z.in_dim + k;
-      NO_UNROLL for (int n0 = n_begin; n0 < n_end; n0 += kBatch<A>) {
+#pragma unroll 1
+      for (int n0 = n_begin; n0 < n_end; n0 += kBatch<A>) {
         S w[kBatch<A>][2][2];
-        UNROLL for (int s = 0; s < kBatch<A>; ++s) {
-          UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int s = 0; s < kBatch<A>; ++s) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
             const bool has =
                 n0 + s < n_end && (kK > 0 || (row + 8 * h < z.out_dim && k < z.in_dim));
             const S* const from = at + 8 * h * z.in_dim;
@@ -79,12 +84,14 @@ __device__ void Sum(const Sizes& z, const Place& place,
           }
           at += z.matrices;
         }
-        UNROLL for (int s = 0; s < kBatch<A>; ++s) {
+#pragma unroll
+        for (int s = 0; s < kBatch<A>; ++s) {
           const int n = n0 + s;
           if (n >= n_end) break;
           [[maybe_unused]] const A c = kFirst ? shares[n * z.out_caps + j] : A{1};
           Fragment<2, A> b[2];
-          UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
             A number = Widen(w[s][e / 2][e % 2]);
             if constexpr (kFirst) number *= c;
             // The product with c is not exact in TF32, whatever S is.
@@ -94,7 +101,8 @@ __device__ void Sum(const Sizes& z, const Place& place,
           [[maybe_unused]] const A* const share = shares + n * layout.step +
                                                   j * layout.samples +
                                                   m0 * kTileSamples + place.g;
-          UNROLL for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
             const int sample = (m0 + m) * kTileSamples + place.g;
             const auto x0 = x.Pair(i0, n, sample, k);
             const auto x1 = x.Pair(i0, n, sample + 8, k);
@@ -105,7 +113,8 @@ __device__ void Sum(const Sizes& z, const Place& place,
             }
             const auto a = RowFragment<A>(c0 * x0.at[0], c0 * x0.at[1], c1 * x1.at[0],
                                           c1 * x1.at[1]);
-            UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
               // In the first iteration, c is multiplied into the right operand.
               constexpr Tf32 kA = kFirst ? kRight<S> : kLeft<S>;
               constexpr Tf32 kB = kFirst ? kLeft<S> : kRight<S>;
@@ -115,9 +124,11 @@ __device__ void Sum(const Sizes& z, const Place& place,
         }
       }
     }
-    UNROLL for (int m = 0; m < kEach; ++m) {
+#pragma unroll
+    for (int m = 0; m < kEach; ++m) {
       if (m0 + m >= tiles) continue;
-      UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
         *reinterpret_cast<Pack<A, 4>*>(to + m * tile_step + h * 4 * kLanes) =
             *reinterpret_cast<const Pack<A, 4>*>(sum[m][h]);
       }
@@ -137,7 +148,8 @@ __device__ void SumParts(const Sizes& z, int64_t tile, int parts, const A* part_
     for (int p = 0; p < parts; ++p) {
       const auto part = *reinterpret_cast<const Pack<A, 4>*>(
           part_sums + (p * items + item) * (8 * kLanes) + e % (2 * kLanes) * 4);
-      UNROLL for (int n = 0; n < 4; ++n) sum.at[n] += part.at[n];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) sum.at[n] += part.at[n];
     }
     *reinterpret_cast<Pack<A, 4>*>(
         partial + VectorIndex(z, tile + item / z.items(), item % z.out_caps,

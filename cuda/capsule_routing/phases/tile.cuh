@@ -93,8 +93,10 @@ __device__ void MultiplyAdd(const Fragment<4, double>& a, const Fragment<2, doub
                             double (&c)[4]) {
   if constexpr (kSet) c[0] = c[1] = c[2] = c[3] = 0;
 #if __CUDA_ARCH__ >= 800
-  UNROLL for (int e = 0; e < 2; ++e) {
-    UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
       asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
           "{%0, %1}, {%2}, {%3}, {%0, %1};"
           : "+d"(c[2 * h]), "+d"(c[2 * h + 1])
@@ -113,7 +115,8 @@ constexpr Tf32 kRight = std::is_same_v<S, Split<float>> ? Tf32::kSplit : Tf32::k
 template <Tf32 kTf32, int N>
 __device__ Operand<N, kTf32> OperandOf(const Fragment<N, float>& numbers) {
   Operand<N, kTf32> operand;
-  UNROLL for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
+#pragma unroll
+  for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
   return operand;
 }
 
@@ -127,7 +130,8 @@ __device__ void MultiplyAddOf(const Fragment<4, A>& a, const Fragment<2, A>& b,
   } else {
     float product[4] = {};
     Multiply(OperandOf<kA>(a), OperandOf<kB>(b), product);
-    UNROLL for (int e = 0; e < 4; ++e) c[e] = kSet ? product[e] : c[e] + product[e];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] = kSet ? product[e] : c[e] + product[e];
   }
 }
 
@@ -228,9 +232,11 @@ __device__ inline int64_t OperandIndex(const Sizes& z, int64_t tile, int j, int 
 // Loads the left operands of both halves of a block of a vector.
 template <typename A>
 __device__ void LoadVector(const A* from, Fragment<4, A> (&v)[2]) {
-  UNROLL for (int h = 0; h < 2; ++h) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
     const auto pack = *reinterpret_cast<const Pack<A, 4>*>(from + h * (4 * kLanes));
-    UNROLL for (int n = 0; n < 4; ++n) v[h].Set(n, pack.at[n]);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) v[h].Set(n, pack.at[n]);
   }
 }
 

@@ -43,7 +43,8 @@ struct Cell {
   __device__ void Each(const Visit& visit) const {
     if (slice > 0) return;
     for (int half = first; half < halves; half += wide) {
-      UNROLL for (int e = 0; e < 4; ++e) visit(e / 2, half * 8 + lane % 4 * 2 + e % 2);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(e / 2, half * 8 + lane % 4 * 2 + e % 2);
     }
   }
 
@@ -60,7 +61,8 @@ struct Cell {
 #pragma unroll 8
         for (int64_t c = slice; c < count; c += slices) {
           const auto part = *reinterpret_cast<const Pack<A, 4>*>(from + c * z.length);
-          UNROLL for (int e = 0; e < 4; ++e) sum.at[e] += part.at[e];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum.at[e] += part.at[e];
         }
       }
       __syncthreads();
@@ -68,10 +70,11 @@ struct Cell {
       __syncthreads();
       if (slice > 0 || half >= halves) continue;
       for (int s = 1; s < slices; ++s) {
-        UNROLL for (int e = 0; e < 4; ++e) sum.at[e] +=
-            parts[s * wide + first][lane].at[e];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum.at[e] += parts[s * wide + first][lane].at[e];
       }
-      UNROLL for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         visit(e / 2, half * 8 + lane % 4 * 2 + e % 2, sum.at[e]);
       }
     }
@@ -82,14 +85,16 @@ struct Cell {
   __device__ void Sum(A (&x)[N][2]) const {
     __shared__ A parts[N][2][kFinishWarps][8];
     __syncthreads();
-    UNROLL for (int e = 0; e < 2 * N; ++e) {
+#pragma unroll
+    for (int e = 0; e < 2 * N; ++e) {
       A& own = x[e / 2][e % 2];
       own += __shfl_xor_sync(~0u, own, 1);
       own += __shfl_xor_sync(~0u, own, 2);
       if (lane % 4 == 0) parts[e / 2][e % 2][warp][lane / 4] = own;
     }
     __syncthreads();
-    UNROLL for (int e = 0; e < 2 * N; ++e) {
+#pragma unroll
+    for (int e = 0; e < 2 * N; ++e) {
       A sum = 0;
       for (int w = 0; w < wide; ++w) sum += parts[e / 2][e % 2][w][lane / 4];
       x[e / 2][e % 2] = sum;

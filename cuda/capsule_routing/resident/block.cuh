@@ -93,7 +93,8 @@ struct Block {
   // Calls visit(i) for all i < n, one thread each.
   template <typename Visit>
   __device__ void Each(int n, const Visit& visit) const {
-    NO_UNROLL for (int i = threadIdx.x; i < n; i += kThreads) visit(i);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += kThreads) visit(i);
   }
 
   // Calls visit(i, member) for all i < n, with a team of kSize threads each. All
@@ -101,7 +102,8 @@ struct Block {
   // get the member depth(), and so no elements.
   template <int kSize, typename Visit>
   __device__ void EachTeam(int n, const Visit& visit) const {
-    NO_UNROLL for (int i0 = 0; i0 < n; i0 += kThreads / kSize) {
+#pragma unroll 1
+    for (int i0 = 0; i0 < n; i0 += kThreads / kSize) {
       const int i = i0 + threadIdx.x / kSize;
       if (i - lane / kSize >= n) break;
       visit(i, i < n ? static_cast<int>(threadIdx.x) % kSize : z.depth());
@@ -110,17 +112,20 @@ struct Block {
   // Call visit(d) for a member's elements of an output capsule, or its quads.
   template <typename Visit>
   __device__ void EachElement(int member, const Visit& visit) const {
-    NO_UNROLL for (int d = member; d < z.depth(); d += kWide) visit(d);
+#pragma unroll 1
+    for (int d = member; d < z.depth(); d += kWide) visit(d);
   }
   template <typename Visit>
   __device__ void EachQuad(int member, const Visit& visit) const {
-    NO_UNROLL for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
+#pragma unroll 1
+    for (int d = member * kQuad; d < z.depth(); d += kTeam * kQuad) visit(d);
   }
 
   // Calls visit(i) for all i < n, one warp each.
   template <typename Visit>
   __device__ void EachWarp(int n, const Visit& visit) const {
-    NO_UNROLL for (int i = warp; i < n; i += kWarps) visit(i);
+#pragma unroll 1
+    for (int i = warp; i < n; i += kWarps) visit(i);
     __syncthreads();
   }
 
@@ -135,7 +140,8 @@ struct Block {
 
   __device__ void Load(const S* input, const S* logits) const {
     const int padded = z.padded();
-    NO_UNROLL for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
+    for (int b = 0; b < z.batch; ++b) {
       const S* const from = input + (int64_t{b} * z.in_caps + first) * z.in_dim;
       Each(count * padded, [&](int e) {
         const int k = e % padded;
@@ -163,10 +169,12 @@ struct Block {
 
   // Loads kChunk elements, of which those from `left` on are zero.
   __device__ void LoadChunk(const S* from, int left, A (&chunk)[kChunk]) const {
-    UNROLL for (int k = 0; k < kChunk; k += kRun) {
+#pragma unroll
+    for (int k = 0; k < kChunk; k += kRun) {
       A run[kRun] = {};
       if (k < left) LoadRow(from + k, kRun, true, run);
-      UNROLL for (int e = 0; e < kRun; ++e) chunk[k + e] = run[e];
+#pragma unroll
+      for (int e = 0; e < kRun; ++e) chunk[k + e] = run[e];
     }
   }
 
@@ -184,10 +192,13 @@ struct Block {
   template <typename Prepare>
   __device__ void Predict(const S* from, const Prepare& prepare) const {
     const int columns = z.columns(), rows = count * columns, padded = z.padded();
-    NO_UNROLL for (int row0 = 0; row0 < rows; row0 += kRows * kThreads) {
-      NO_UNROLL for (int k = 0; k < z.in_dim; k += kChunk) {
+#pragma unroll 1
+    for (int row0 = 0; row0 < rows; row0 += kRows * kThreads) {
+#pragma unroll 1
+      for (int k = 0; k < z.in_dim; k += kChunk) {
         A w[kRows][kChunk];
-        UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
           const int i = row0 + r * kThreads + threadIdx.x;
           if (i < rows) LoadChunk(from + weights(i) + k, z.in_dim - k, w[r]);
         }
@@ -195,13 +206,16 @@ struct Block {
           prepare();
           __syncthreads();
         }
-        NO_UNROLL for (int b = 0; b < z.batch; ++b) {
-          UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll 1
+        for (int b = 0; b < z.batch; ++b) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
             const int i = row0 + r * kThreads + threadIdx.x;
             if (i >= rows) break;
             A x[kChunk], sum = 0;
             LoadRow(at.x + row(b, i / columns) * padded + k, kChunk, true, x);
-            UNROLL for (int e = 0; e < kChunk; ++e) sum += w[r][e] * x[e];
+#pragma unroll
+            for (int e = 0; e < kChunk; ++e) sum += w[r][e] * x[e];
             A* const to = at.u + row(b, 0) * z.width() + place(i);
             *to = k == 0 ? sum : *to + sum;
           }
@@ -214,7 +228,8 @@ struct Block {
   // to[b][n][j] = <u[b][n][j], vectors[b][j]>.
   __device__ void Agree(const A* vectors, A* to) const {
     const int pairs = count * z.out_caps, depth = z.depth();
-    NO_UNROLL for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
+    for (int b = 0; b < z.batch; ++b) {
       const int begin = row(b, 0) * z.out_caps;
       EachTeam<kTeam>(pairs, [&](int pair, int member) {
         const A* const v = vectors + (b * z.out_caps + pair % z.out_caps) * depth;
@@ -223,7 +238,8 @@ struct Block {
           A x[kQuad], y[kQuad];
           LoadRow(at.u + (begin + pair) * depth + d, kQuad, true, x);
           LoadRow(v + d, kQuad, true, y);
-          UNROLL for (int e = 0; e < kQuad; ++e) sum += x[e] * y[e];
+#pragma unroll
+          for (int e = 0; e < kQuad; ++e) sum += x[e] * y[e];
         });
         sum = TeamSum<kTeam>(sum);
         if (member == 0) to[begin + pair] = sum;
@@ -236,19 +252,23 @@ struct Block {
   __device__ void Softmax(int n, bool is_first, A* c) const {
     const A* const logits = at.logits + n * z.out_caps;
     A maximum = -INFINITY, sum = 0;
-    NO_UNROLL for (int j = lane; j < z.out_caps; j += kLanes) {
+#pragma unroll 1
+    for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = is_first ? logits[j] : c[j] + logits[j];
       maximum = max(maximum, c[j]);  // a NaN makes the sum NaN
     }
-    UNROLL for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       maximum = max(maximum, __shfl_xor_sync(~0u, maximum, offset));
     }
-    NO_UNROLL for (int j = lane; j < z.out_caps; j += kLanes) {
+#pragma unroll 1
+    for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = ExpBelow(c[j], maximum);
       sum += c[j];
     }
     const A share = 1 / TeamSum<kLanes>(sum);
-    NO_UNROLL for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
+#pragma unroll 1
+    for (int j = lane; j < z.out_caps; j += kLanes) c[j] *= share;
   }
 
   // Sums factors[b][n][j] u[b][n][j] over the n of all blocks. Each block sends its
@@ -265,19 +285,21 @@ struct Block {
       Send(sum, tag, partial + int64_t{blockIdx.x} * vector + e);
     });
     const int columns = own_cells * depth, step = min(columns, kColumns);
-    NO_UNROLL for (int column0 = 0; column0 < columns; column0 += step) {
+#pragma unroll 1
+    for (int column0 = 0; column0 < columns; column0 += step) {
       const int slices = kThreads / step, slice = threadIdx.x / step;
       const int column = column0 + threadIdx.x % step;
       Message<A>* const from = partial + first_cell * depth + column;
       A sum = 0;
       if (slice < slices && column < columns) {
-        NO_UNROLL for (int block = slice; block < z.blocks;
-                       block += kMessages * slices) {
+#pragma unroll 1
+        for (int block = slice; block < z.blocks; block += kMessages * slices) {
           A numbers[kMessages];
           Receive(
               tag, from + int64_t{block} * vector, int64_t{slices} * vector,
               [&](int i) { return block + i * slices < z.blocks; }, numbers);
-          UNROLL for (int i = 0; i < kMessages; ++i) sum += numbers[i];
+#pragma unroll
+          for (int i = 0; i < kMessages; ++i) sum += numbers[i];
         }
       }
       at.scratch[threadIdx.x] = sum;
@@ -297,11 +319,13 @@ struct Block {
   __device__ void ReceiveResult(uint32_t tag, const Visit& visit) const {
     constexpr int kAtOnce = 4;
     const int vector = z.vector();
-    NO_UNROLL for (int e = threadIdx.x; e < vector; e += kAtOnce * kThreads) {
+#pragma unroll 1
+    for (int e = threadIdx.x; e < vector; e += kAtOnce * kThreads) {
       A numbers[kAtOnce];
       const auto is_wanted = [&](int i) { return e + i * kThreads < vector; };
       Receive(tag, result + e, kThreads, is_wanted, numbers);
-      UNROLL for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
         if (is_wanted(i)) visit(e + i * kThreads, numbers[i]);
       }
     }

@@ -57,54 +57,67 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
     const int n = task % block.count, p = task / block.count;
     const int begin = n * columns + p * part;
     const int end = n * columns + min(columns, (p + 1) * part);
-    NO_UNROLL for (int base = 0; base < z.in_dim; base += z.sharing * kRun) {
+#pragma unroll 1
+    for (int base = 0; base < z.in_dim; base += z.sharing * kRun) {
       const int k = base + block.lane % z.sharing * kRun;
       const bool has_elements = k < z.in_dim;
-      NO_UNROLL for (int b0 = 0; b0 < z.batch; b0 += kSamples) {
+#pragma unroll 1
+      for (int b0 = 0; b0 < z.batch; b0 += kSamples) {
         A sums[kSamples][kRun] = {};
-        NO_UNROLL for (int row0 = begin; row0 < end; row0 += kRows * step) {
+#pragma unroll 1
+        for (int row0 = begin; row0 < end; row0 += kRows * step) {
           const int row = row0 + block.lane / z.sharing;
           const auto is_real = [&](int r) {
             return has_elements && row + r * step < end;
           };
           A w[kRows][kRun];
           const A* du[kRows];
-          UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
             if (!is_real(r)) continue;
             LoadRow(weights + block.weights(row + r * step) + k, kRun, true, w[r]);
             du[r] = at.u + block.place(row + r * step);
           }
-          UNROLL for (int s = 0; s < kSamples; ++s) {
+#pragma unroll
+          for (int s = 0; s < kSamples; ++s) {
             if (b0 + s >= z.batch) break;
-            UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
               if (!is_real(r)) continue;
-              UNROLL for (int e = 0; e < kRun; ++e) {
+#pragma unroll
+              for (int e = 0; e < kRun; ++e) {
                 sums[s][e] += du[r][(b0 + s) * sample] * w[r][e];
               }
             }
           }
           if (b0 > 0) continue;
           A products[kRows][kRun] = {};
-          NO_UNROLL for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
+          for (int b = 0; b < z.batch; ++b) {
             A x[kRun] = {};
             if (has_elements)
               LoadRow(at.x + block.row(b, n) * padded + k, kRun, true, x);
-            UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
               if (!is_real(r)) continue;
-              UNROLL for (int e = 0; e < kRun; ++e) products[r][e] +=
-                  du[r][b * sample] * x[e];
+#pragma unroll
+              for (int e = 0; e < kRun; ++e) products[r][e] += du[r][b * sample] * x[e];
             }
           }
-          UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
             if (!is_real(r)) continue;
             StoreRow(products[r], kRun, true,
                      grad_weights + block.weights(row + r * step) + k);
           }
         }
-        UNROLL for (int s = 0; s < kSamples; ++s) {
+#pragma unroll
+        for (int s = 0; s < kSamples; ++s) {
           if (b0 + s >= z.batch) break;
-          UNROLL for (int e = 0; e < kRun; ++e) {
-            NO_UNROLL for (int offset = kLanes / 2; offset >= z.sharing; offset /= 2) {
+#pragma unroll
+          for (int e = 0; e < kRun; ++e) {
+#pragma unroll 1
+            for (int offset = kLanes / 2; offset >= z.sharing; offset /= 2) {
               sums[s][e] += __shfl_xor_sync(~0u, sums[s][e], offset);
             }
           }
@@ -116,13 +129,15 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
       }
     }
   });
-  NO_UNROLL for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
+  for (int b = 0; b < z.batch; ++b) {
     const A* const from = at.scratch + block.row(b, 0) * padded;
     S* const to = grad_input + (int64_t{b} * z.in_caps + block.first) * z.in_dim;
     block.Each(block.count * z.in_dim, [&](int e) {
       const int own = e / z.in_dim * padded + e % z.in_dim;
       A sum = 0;
-      NO_UNROLL for (int p = 0; p < z.parts; ++p) sum += from[p * all + own];
+#pragma unroll 1
+      for (int p = 0; p < z.parts; ++p) sum += from[p * all + own];
       Narrow(sum, to + e);
     });
   }
@@ -147,7 +162,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     block.Load(input, logits);
   });
   grid.barrier_wait(std::move(cleared));
-  NO_UNROLL for (int r = 0; r < z.iterations; ++r) {
+#pragma unroll 1
+  for (int r = 0; r < z.iterations; ++r) {
     const bool is_last = r + 1 == z.iterations;
     const uint32_t tag = r + 1;
     if (r > 0) block.Agree(at.v, at.c);
@@ -200,7 +216,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     block.template EachTeam<kWide>(z.cells(), [&](int cell, int member) {
       A* const v = at.v + cell * depth;
       A* const ds = at.ds + cell * depth;  // still s
-      NO_UNROLL for (int r = 0; r < last; ++r) {
+#pragma unroll 1
+      for (int r = 0; r < last; ++r) {
         const Squash<A> squash = block.SquashOf(ds + r * vector, member);
         block.EachElement(member, [&](int d) {
           const int e = r * vector + d;
@@ -211,15 +228,16 @@ __global__ void __launch_bounds__(kThreads, 1)
                            [&](int d, A x) { ds[last * vector + d] = x; });
     });
   });
-  NO_UNROLL for (int r = 1; r <= last; ++r)
-      block.Agree(at.v + r * vector, at.c + r * rows);
+#pragma unroll 1
+  for (int r = 1; r <= last; ++r) block.Agree(at.v + r * vector, at.c + r * rows);
   block.EachWarp(z.iterations * z.batch * block.count, [&](int i) {
     const int n = i % block.count, b = i / block.count % z.batch;
     const int r = i / block.count / z.batch;
     block.Softmax(n, r == 0, at.c + r * rows + block.row(b, n) * z.out_caps);
   });
   grid.barrier_wait(std::move(cleared));
-  NO_UNROLL for (int r = last; r >= 0; --r) {
+#pragma unroll 1
+  for (int r = last; r >= 0; --r) {
     const uint32_t tag = z.iterations - r;
     block.Agree(at.ds + r * vector, at.g + r * rows);
     block.EachWarp(z.batch * block.count, [&](int i) {
@@ -227,11 +245,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       const A* const c = at.c + r * rows + own;
       A* const g = at.g + r * rows + own;
       A mean = 0;
-      NO_UNROLL for (int j = block.lane; j < z.out_caps; j += kLanes) mean +=
-          c[j] * g[j];
+#pragma unroll 1
+      for (int j = block.lane; j < z.out_caps; j += kLanes) mean += c[j] * g[j];
       mean = TeamSum<kLanes>(mean);
-      NO_UNROLL for (int j = block.lane; j < z.out_caps; j += kLanes) g[j] =
-          c[j] * (g[j] - mean);
+#pragma unroll 1
+      for (int j = block.lane; j < z.out_caps; j += kLanes) g[j] = c[j] * (g[j] - mean);
     });
     if (r == 0) break;
     block.Accumulate(at.g + r * rows, tag);
@@ -251,20 +269,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   // Replaces u_hat with du_hat.
-  NO_UNROLL for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
+  for (int b = 0; b < z.batch; ++b) {
     const int begin = block.row(b, 0) * z.out_caps;
     const int pairs = block.count * z.out_caps;
     block.template EachTeam<kTeam>(pairs, [&](int pair, int member) {
       const int cell = (b * z.out_caps + pair % z.out_caps) * depth;
       block.EachQuad(member, [&](int d) {
         A sum[kQuad] = {};
-        NO_UNROLL for (int r = 0; r <= last; ++r) {
+#pragma unroll 1
+        for (int r = 0; r <= last; ++r) {
           const A c = at.c[r * rows + begin + pair];
           const A g = r == 0 ? A{0} : at.g[r * rows + begin + pair];
           A ds[kQuad], v[kQuad];
           LoadRow(at.ds + r * vector + cell + d, kQuad, true, ds);
           LoadRow(at.v + r * vector + cell + d, kQuad, true, v);
-          UNROLL for (int e = 0; e < kQuad; ++e) {
+#pragma unroll
+          for (int e = 0; e < kQuad; ++e) {
             sum[e] += c * ds[e];
             if (r > 0) sum[e] += g * v[e];
           }
@@ -275,8 +296,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   block.Each(block.count * z.out_caps, [&](int e) {
     A sum = 0;
-    NO_UNROLL for (int b = 0; b < z.batch; ++b) {
-      NO_UNROLL for (int r = 0; r <= last; ++r) {
+#pragma unroll 1
+    for (int b = 0; b < z.batch; ++b) {
+#pragma unroll 1
+      for (int r = 0; r <= last; ++r) {
         sum += at.g[r * rows + block.row(b, 0) * z.out_caps + e];
       }
     }

@@ -30,7 +30,8 @@ __device__ void Send(A number, uint32_t tag, Message<A>* to) {
   constexpr int kWords = Message<A>::kWords;
   uint32_t bits[kWords];
   std::memcpy(bits, &number, sizeof number);
-  UNROLL for (int i = 0; i < kWords; ++i) {
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
     cuda::atomic_ref<uint64_t, cuda::thread_scope_device>(to->words[i])
         .store(uint64_t{tag} << 32 | bits[i], cuda::std::memory_order_relaxed);
   }
@@ -45,8 +46,10 @@ __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
   bool is_complete;
   do {
     is_complete = true;
-    UNROLL for (int i = 0; i < N; ++i) {
-      UNROLL for (int w = 0; w < kWords; ++w) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
         uint64_t word = uint64_t{tag} << 32;
         if (is_wanted(i)) {
           word = cuda::atomic_ref<uint64_t, cuda::thread_scope_device>(
