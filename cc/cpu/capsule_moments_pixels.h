@@ -166,15 +166,19 @@ void AddWeightsGradient(const Problem& p, const Sizes<A>& s, const A* pose,
                constexpr int M = decltype(rows)::value, N = decltype(cols)::value;
                A* const place = matrix + row * columns + column * L;
                Vector<A> tile[M][N];
-               UNROLL for (int m = 0; m < M; ++m) {
-                 UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+               for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                 for (int n = 0; n < N; ++n) {
                    tile[m][n] = Load(place + m * columns + n * L);
                  }
                }
                AddProduct<false>(p.pose_rows, Matrix<A>{pose + row, 1, p.pose_inner},
                                  Matrix<A>{from + column * L, columns, L}, tile);
-               UNROLL for (int m = 0; m < M; ++m) {
-                 UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+               for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                 for (int n = 0; n < N; ++n) {
                    Store(place + m * columns + n * L, tile[m][n]);
                  }
                }
@@ -201,8 +205,10 @@ void AddPoseGradient(const Problem& p, const Sizes<A>& s, const A* grad,
                    Matrix<A>{grad + v * s.vote * L + row * columns, columns, L},
                    Matrix<A>{matrix + column * columns, L, columns}, tile);
              }
-             UNROLL for (int m = 0; m < M; ++m) {
-               UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+             for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+               for (int n = 0; n < N; ++n) {
                  Store(lanes + ((row + m) * p.pose_inner + column + n) * L, tile[m][n]);
                }
              }

@@ -63,15 +63,18 @@ CAPSOPS_INLINE void AddProduct(int64_t depth, const Matrix<A>& x, const Matrix<A
   const A* right = y.first;
   for (int64_t k = 0; k < depth; ++k, left += x.column, right += y.row) {
     Vector<A> columns[N];
-    UNROLL for (int n = 0; n < N; ++n) columns[n] = Load(right + n * y.column);
-    UNROLL for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) columns[n] = Load(right + n * y.column);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
       Vector<A> factor;
       if constexpr (kVectors) {
         factor = Load(left + m * x.row);
       } else {
         factor = Vector<A>{} + left[m * x.row];
       }
-      UNROLL for (int n = 0; n < N; ++n) tile[m][n] += factor * columns[n];
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) tile[m][n] += factor * columns[n];
     }
   }
 }

@@ -35,7 +35,8 @@ struct TileSums {
 
   CAPSOPS_INLINE Vector<A> Total() const {
     Vector<A> total = of[0];
-    UNROLL for (int n = 1; n < N; ++n) total += of[n];
+#pragma GCC unroll 8
+    for (int n = 1; n < N; ++n) total += of[n];
     return total;
   }
 };
@@ -66,30 +67,38 @@ void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& windo
               const auto at = [&](int m, int n) { return first + m * columns + n * L; };
               TileSums<N, A> sums, grads;
               if (window.linear != nullptr) {
-                UNROLL for (int m = 0; m < M; ++m) {
-                  UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                  for (int n = 0; n < N; ++n) {
                     sums.of[n] += Load(window.linear + at(m, n)) * tile[m][n];
                   }
                 }
               }
               if (window.center != nullptr) {
-                UNROLL for (int m = 0; m < M; ++m) {
-                  UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                  for (int n = 0; n < N; ++n) {
                     tile[m][n] -= Load(window.center + at(m, n));
                   }
                 }
               }
               if (window.halved != nullptr) {
-                UNROLL for (int m = 0; m < M; ++m) {
-                  UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                  for (int n = 0; n < N; ++n) {
                     sums.of[n] +=
                         Load(window.halved + at(m, n)) * (tile[m][n] * tile[m][n]);
                   }
                 }
               }
               logit += sums.Total();
-              UNROLL for (int m = 0; m < M; ++m) {
-                UNROLL for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+              for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) {
                   Store(u + at(m, n), tile[m][n]);
                   if (window.grad_first == nullptr) continue;
                   Vector<A> slope = Load(window.grad_first + at(m, n));
@@ -177,7 +186,8 @@ template <int kChildren, typename A>
 void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>& to) {
   for (int64_t v = 0; v < s.vectors; ++v) {
     Vector<A> factor[kChildren], mass = {};
-    UNROLL for (int g = 0; g < kChildren; ++g) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kChildren; ++g) {
       factor[g] = Load(factors + g * s.parents + v * kLanes<A>);
       mass += factor[g];
     }
@@ -186,7 +196,8 @@ void AddChildren(const Sizes<A>& s, const A* factors, const A* u, const Sums<A>&
     const int64_t begin = v * s.vote * kLanes<A>, end = begin + s.vote * kLanes<A>;
     for (int64_t at = begin; at < end; at += kLanes<A>) {
       Vector<A> first = {}, second = {};
-      UNROLL for (int g = 0; g < kChildren; ++g) {
+#pragma GCC unroll 4
+      for (int g = 0; g < kChildren; ++g) {
         const Vector<A> centered = Load(u + g * s.votes + at);
         const Vector<A> term = factor[g] * centered;
         first += term;

@@ -331,7 +331,8 @@ class SmallBatchWork {
       const A* const factors = tile(m, s);
       for (int64_t j0 = 0; j0 < p_.out_caps; j0 += kL) {
         Vector<A> sums[kL] = {};
-        UNROLL for (int n = 0; n < kL; ++n) {
+#pragma GCC unroll 16
+        for (int n = 0; n < kL; ++n) {
           if (j0 + n == p_.out_caps) break;
           const A *const a = terms + (j0 + n) * each, *const b =
                                                           factors + (j0 + n) * each;

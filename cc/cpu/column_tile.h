@@ -50,15 +50,20 @@ void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t s
       __builtin_prefetch(ahead);
       ahead += step;
       Vector<A> numbers[V];
-      UNROLL for (int v = 0; v < V; ++v) numbers[v] = Load(w + v * kLanes<A>);
-      UNROLL for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) numbers[v] = Load(w + v * kLanes<A>);
+#pragma GCC unroll 16
+      for (int n = 0; n < P; ++n) {
         const A x = from[n][k];
-        UNROLL for (int v = 0; v < V; ++v) sum[n][v] += x * numbers[v];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sum[n][v] += x * numbers[v];
       }
     }
   }
-  UNROLL for (int n = 0; n < P; ++n) {
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 16
+  for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
       A* const place = to[n] + column + v * kLanes<A>;
       Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }
@@ -79,13 +84,18 @@ void AddOuter(const A* const* left, const A* const* right, int64_t first_left,
     const A* const y = right[i] + first_right;
     __builtin_prefetch(x + 2 * P - 1);
     Vector<A> column[V];
-    UNROLL for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
-    UNROLL for (int n = 0; n < P; ++n) {
-      UNROLL for (int v = 0; v < V; ++v) sum[n][v] += x[n] * column[v];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) column[v] = Load(y + v * kLanes<A>);
+#pragma GCC unroll 16
+    for (int n = 0; n < P; ++n) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sum[n][v] += x[n] * column[v];
     }
   }
-  UNROLL for (int n = 0; n < P; ++n, to += stride) {
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 16
+  for (int n = 0; n < P; ++n, to += stride) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
       A* const place = to + v * kLanes<A>;
       Store(place, add ? Load(place) + sum[n][v] : sum[n][v]);
     }

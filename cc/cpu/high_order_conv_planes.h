@@ -45,11 +45,13 @@ template <typename A, int kMost, bool kWhole>
 CAPSOPS_INLINE void TileToPlanes(const A* from, int64_t stride, int64_t rows,
                                  int64_t keep, A* to, int64_t plane) {
   Vector<A> tile[kLanes<A>];
-  UNROLL for (int n = 0; n < kLanes<A>; ++n) {
+#pragma GCC unroll 16
+  for (int n = 0; n < kLanes<A>; ++n) {
     tile[n] = kWhole || n < rows ? Load(from + n * stride) : Vector<A>{};
   }
   Transpose<A>(tile);
-  UNROLL for (int n = 0; n < kMost; ++n) {
+#pragma GCC unroll 16
+  for (int n = 0; n < kMost; ++n) {
     if (n < keep) Store(to + n * plane, tile[n]);
   }
 }
@@ -85,12 +87,13 @@ template <typename A>
 void FromPlanes(const A* from, int64_t plane, int64_t columns, A* to) {
   for (int64_t column = 0;;) {
     Vector<A> tile[kLanes<A>];
-    UNROLL for (int n = 0; n < kLanes<A>; ++n) {
+#pragma GCC unroll 16
+    for (int n = 0; n < kLanes<A>; ++n) {
       tile[n] = column + n < columns ? Load(from + (column + n) * plane) : Vector<A>{};
     }
     Transpose<A>(tile);
-    UNROLL for (int n = 0; n < kLanes<A>; ++n)
-        Store(to + n * columns + column, tile[n]);
+#pragma GCC unroll 16
+    for (int n = 0; n < kLanes<A>; ++n) Store(to + n * columns + column, tile[n]);
     if (column + kLanes<A> >= columns) return;
     column = Min(column + kLanes<A>, columns - kLanes<A>);
   }

@@ -86,9 +86,12 @@ template <typename A, int C, int V>
 CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
                            Vector<A> (&sum)[C][V]) {
   Vector<A> weights[V];
-  UNROLL for (int v = 0; v < V; ++v) weights[v] = Load(filters + v * kLanes<A>);
-  UNROLL for (int c = 0; c < C; ++c) {
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) weights[v] = Load(filters + v * kLanes<A>);
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
       sum[c][v] += weights[v] * Load(x + c * stride + v * kLanes<A>);
     }
   }
@@ -114,13 +117,16 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
         f += filters.stride;
         x += kernel.spacing;
       }
-      UNROLL for (int c = 0; c < C; ++c) {
-        UNROLL for (int v = 0; v < V; ++v) sum[c][v] += part[c][v];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[c][v] += part[c][v];
       }
     }
-    UNROLL for (int c = 0; c < C; ++c) {
-      UNROLL for (int v = 0; v < V; ++v)
-          Store(output[c] + n + v * kLanes<A>, sum[c][v]);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) Store(output[c] + n + v * kLanes<A>, sum[c][v]);
     }
   }
 }
@@ -143,8 +149,10 @@ void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
       f += filters.stride - kernel.spacing;
       g -= kernel.spacing;
     }
-    UNROLL for (int c = 0; c < C; ++c) {
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
         A* const to = grad_input[c] + n + v * kLanes<A>;
         Store(to, Load(to) + sum[c][v]);
       }
@@ -159,13 +167,15 @@ void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad
                int64_t count, bool add, Planes<A> grad_filters) {
   for (int64_t n = 0; n < count; n += kLanes<A>) {
     Vector<A> g[C];
-    UNROLL for (int c = 0; c < C; ++c) g[c] = Load(grad[c] + n);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) g[c] = Load(grad[c] + n);
     A* to = grad_filters.first + n;
     for (int64_t kh = 0; kh < kernel.rows; ++kh) {
       const A* x = input.first + n + kh * kernel.pitch;
       for (int64_t kw = 0; kw < kernel.columns; ++kw) {
         Vector<A> sum = g[0] * Load(x);
-        UNROLL for (int c = 1; c < C; ++c) sum += g[c] * Load(x + c * input.stride);
+#pragma GCC unroll 8
+        for (int c = 1; c < C; ++c) sum += g[c] * Load(x + c * input.stride);
         if (add) sum += Load(to);
         Store(to, sum);
         to += grad_filters.stride;

@@ -48,14 +48,19 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
 #pragma GCC unroll 4
     for (int64_t k = 0; k < length; ++k, from += stride, w += C) {
       Vector<A> x[V];
-      UNROLL for (int v = 0; v < V; ++v) x[v] = Load(from + v * kLanes<A>);
-      UNROLL for (int c = 0; c < C; ++c) {
-        UNROLL for (int v = 0; v < V; ++v) sum[c][v] += w[c] * x[v];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) x[v] = Load(from + v * kLanes<A>);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sum[c][v] += w[c] * x[v];
       }
     }
   }
-  UNROLL for (int c = 0; c < C; ++c, sums += sums_stride) {
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c, sums += sums_stride) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
       A* const to = sums + v * kLanes<A>;
       Store(to, add ? Load(to) + sum[c][v] : sum[c][v]);
     }
@@ -140,11 +145,14 @@ CAPSOPS_INLINE void AddProducts(const A* x, int64_t x_stride, const A* y,
                                 int64_t y_stride, Vector<Integer<A>> mask,
                                 Vector<A> (&sum)[kInnerTile]) {
   Vector<A> columns[kInnerColumns];
-  UNROLL for (int n = 0; n < kInnerColumns; ++n) columns[n] = Load(y + n * y_stride);
-  UNROLL for (int k = 0; k < kInnerRows; ++k) {
+#pragma GCC unroll 4
+  for (int n = 0; n < kInnerColumns; ++n) columns[n] = Load(y + n * y_stride);
+#pragma GCC unroll 4
+  for (int k = 0; k < kInnerRows; ++k) {
     Vector<A> row = Load(x + k * x_stride);
     if constexpr (kMask) row = (Vector<A>)((Vector<Integer<A>>)row & mask);
-    UNROLL for (int n = 0; n < kInnerColumns; ++n) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kInnerColumns; ++n) {
       sum[k * kInnerColumns + n] += row * columns[n];
     }
   }
@@ -171,9 +179,11 @@ void InnerProducts(const Planes<A>& x, const Planes<A>& y, int64_t rows, int64_t
       AddProducts<A, true>(x_row + whole, x.stride, y_row + whole, y.stride, mask, sum);
     }
   }
-  UNROLL for (int first = 0; first < kInnerTile; first += kLanes<A>) {
+#pragma GCC unroll 8
+  for (int first = 0; first < kInnerTile; first += kLanes<A>) {
     Vector<A> part[kLanes<A>];
-    UNROLL for (int n = 0; n < kLanes<A>; ++n) part[n] = sum[first + n];
+#pragma GCC unroll 16
+    for (int n = 0; n < kLanes<A>; ++n) part[n] = sum[first + n];
     Store(sums + first, Load(sums + first) + SumLanes<A>(part));
   }
 }

@@ -33,9 +33,6 @@ constexpr int kRows = 2;
 // Otherwise tiles would go through memory.
 #define CAPSOPS_INLINE inline __attribute__((always_inline))
 
-// Unrolls the loop that follows, which has at most 16 iterations.
-#define UNROLL _Pragma("GCC unroll 16")
-
 template <typename A>
 struct VectorOf {
   typedef A type __attribute__((vector_size(kVectorBytes)));
