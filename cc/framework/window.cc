@@ -92,8 +92,8 @@ void ResolveTransposedAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
   texts.CheckRange(rule, kernel);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 4;
   rule.Require(in <= kMost / stride, [&] {
-    return absl::StrCat(axis.in.name, " x stride must be at most ", kMost, ", got ", in,
-                        " x ", stride);
+    return absl::StrCat(axis.in.name, " x strides must be at most ", kMost, ", got ",
+                        in, " x ", stride);
   });
   if (!rule.status().ok()) return;
   const int64_t beyond = std::max<int64_t>(kernel - stride, 0);

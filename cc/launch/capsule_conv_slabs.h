@@ -268,7 +268,7 @@ struct Relay {
         tap_step(phase.tap_step),
         transposed(p.transposed) {}
 
-  int64_t matrices() const { return taps * channels * groups; }
+  constexpr int64_t matrices() const { return taps * channels * groups; }
   int64_t elements() const { return matrices() * rows * columns; }
 };
 

@@ -4,6 +4,7 @@
 #include "cc/shapes/capsule_conv_routing.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,10 @@ absl::Status AddResult(Call<Problem>& call, const Axes& axes) {
 // Requires that the numbers which routing keeps of a pixel can be counted in 64 bits.
 // Unknown dimensions and dimensions of 0 count as 1.
 void CheckIterations(ShapeRule& rule, const Problem& p) {
+  rule.Require(p.iterations <= INT32_MAX, [&] {
+    return absl::StrCat("iterations must be at most ", INT32_MAX, ", got ",
+                        p.iterations);
+  });
   int64_t left = int64_t{1} << 48;
   for (const int64_t size : {p.iterations, p.types, p.parents, p.out_dim}) {
     left /= std::max<int64_t>(size, 1);

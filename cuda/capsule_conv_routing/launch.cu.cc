@@ -1,15 +1,26 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
+
+// Chooses the kernel path of convolution with routing, of which there is one: its
+// convolutions choose among the paths of capsule convolution.
 #include "cc/launch/capsule_conv_routing.h"
+#include "cuda/capsule_conv_routing/paths.h"
+
 namespace capsops::capsule_conv_routing {
+
 template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem&) {
-  return ForwardPlan<GpuExec, T>::Refuse("stub");
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  return Choose<ForwardPlan<GpuExec, T>>(
+      kForwardName, {{"slabs", [&] { return slabs::PlanForward<T>(exec, p); }}});
 }
+
 template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem&) {
-  return BackwardPlan<GpuExec, T>::Refuse("stub");
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  return Choose<BackwardPlan<GpuExec, T>>(
+      kBackwardName, {{"slabs", [&] { return slabs::PlanBackward<T>(exec, p); }}});
 }
+
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+
 }  // namespace capsops::capsule_conv_routing

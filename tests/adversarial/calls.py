@@ -19,7 +19,9 @@ from reference import capsule_routing
 
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62)
 _SIZES = {"t": (1, 3), "y": (1, 3), "x": (1, 3), "h": (1, 7), "w": (1, 7), "f": (1, 1)}
+_SIZES |= {"a": (1, 3), "z": (1, 5)}
 _MOST_GIVEN = 2**16  # elements of an input
+_MOST_COUNTED = 2**24  # products of numbers of one call
 _MOST_RETURNED = 2**20  # elements of a result that can be computed,
 NO_MEMORY = 2**48  # and of one that no machine can hold
 
@@ -35,6 +37,8 @@ _STRANGE = {
     "bits": (2, 4, 8, 1, 9, 0, -5, 2**31, 2**40, "5"),
     "order": (0, 1, 2, 3, -1, 2**31, 2**40, "1"),
     "normalize": ("parents", "all", "none", "both", "", 3),
+    "transposed": (True, False, "both", 3),
+    "leaky": (True, False, "", 3),
     "iterations": (2, 0, -1, 2**31 - 1, 2**31, 2**40, 2**63 - 1),
     "epsilon": (2**-10, 0.0, -1.0, 1e-46, 1e-40, 1e38, 1e39, math.inf, math.nan, "0"),
 }
@@ -42,6 +46,7 @@ _ONES = {
     **{name: [1, 1] for name in ("strides", "dilations", "kernel_size")},
     **{"padding": "VALID", "data_format": "NHWC", "groups": 1, "bits": 3, "order": 2},
     **{"normalize": "parents", "iterations": 2, "epsilon": 2**-7},
+    **{"transposed": False, "leaky": False},
 }
 _NUMBERS = (0, -1, 1, 2, 5, 127, -150, 2**31 - 1, -(2**31))
 _TYPES = (*DTYPES, tf.int32, tf.int64, tf.uint8, tf.bool, tf.complex64, tf.string)
@@ -115,6 +120,10 @@ class Call:
             counts.append(math.prod(self.dims[a] for a in "tbjd"))
             if iterations > 2**16 and 0 < max(counts) < NO_MEMORY:
                 return False
+        if signatures.is_slim(self.op) and max(counts) < NO_MEMORY:
+            taken = [axis for axis in self.dims if axis not in "zhw"]
+            if math.prod(self.dims[axis] for axis in taken) > _MOST_COUNTED:
+                return False
         return max(counts) <= _MOST_RETURNED or max(counts) >= NO_MEMORY
 
 
@@ -162,17 +171,23 @@ def _valid(random, op):
     pick = _picker(random)
     attributes = _attributes(op, pick)
     form = pick(*signatures.forms_of(op, attributes))
-    axes = "".join(signatures.INPUTS[op].values()).replace("sizes:", "") + "".join(
-        signatures.RESULTS[op]
-    )
+    texts = (*signatures.INPUTS[op].values(), *signatures.RESULTS[op])
+    forms = signatures.forms_of(op, attributes)
+    axes = {
+        axis
+        for text, each in itertools.product(texts, forms)
+        for axis in signatures.axes_of(text, each)
+    }
     dims = {
         axis: random.randint(*_SIZES.get(axis, (1, 4)))
-        for axis in sorted({*axes} - {*" HW"})
+        for axis in sorted(axes - {*"ZHW"})
     }
     if "groups" in attributes:
         dims["c"] = attributes["groups"] * pick(1, 2, 3)
     if attributes.get("padding") == "VALID":
-        for size, kernel, dilation in zip("hw", "yx", attributes["dilations"]):
+        dilations = attributes["dilations"]
+        axes = zip(*(axes[-len(dilations) :] for axes in ("zhw", "ayx")), dilations)
+        for size, kernel, dilation in axes:
             dims[size] += (dims[kernel] - 1) * dilation
     if "iterations" in attributes:
         dims["t"] = attributes["iterations"]
@@ -225,6 +240,7 @@ def zero_beside_huge(op):
         {"padding": "SAME"},
         {"normalize": "all"},
         {"normalize": "none"},
+        {"transposed": True},
     ):
         if not change.keys() <= attributes.keys():
             continue
@@ -232,7 +248,7 @@ def zero_beside_huge(op):
         for form in signatures.forms_of(op, changed):
             inputs = signatures.INPUTS[op].values()
             axes = {a for text in inputs for a in signatures.axes_of(text, form)}
-            axes = sorted(axes - set("HWf"))
+            axes = sorted(axes - set("ZHWf"))
             for zeros, count, size in _ZEROS_BESIDE_HUGE:
                 for zero, huge in _two_choices(axes, zeros, count):
                     dims = dict.fromkeys((*axes, "p"), 1)
@@ -264,6 +280,22 @@ def _attributes(op, pick):
         "padding": pick("VALID", "SAME"),
         "dilations": [pick(1, 2), pick(1, 3)],
     }
+    if signatures.is_slim(op):
+        count = pick(1, 2, 3)
+        moved = {
+            n: [pick(1, 2, 3) for _ in range(count)] for n in ("strides", "dilations")
+        }
+        transposed = pick(False, True)
+        if transposed:
+            moved["dilations"] = [1] * count
+        return {
+            "iterations": pick(1, 2, 3, 4),
+            "epsilon": pick(capsule_routing.EPSILON, 2**-7),
+            **moved,
+            "padding": window["padding"],
+            "transposed": transposed,
+            "leaky": pick(False, True),
+        }
     if op.startswith("CapsuleConv"):
         return window
     if op.startswith("InqConv"):

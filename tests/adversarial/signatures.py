@@ -20,6 +20,8 @@ _INT32_MAX = 2**31 - 1
 
 # Axes of inputs and results. `p` is the depth of capsules of rank 3, and `f` how many
 # numbers a pixel's filters have. What begins with `sizes:` holds a shape of these axes.
+# `<`, `+` and `>` stand for one to three axes of images, of kernels and of outputs. `*`
+# is before an axis that only kernels of each type have.
 _POSES = {
     "input": "n h w c p r q",
     "weights": "y x c o p q s",
@@ -27,6 +29,13 @@ _POSES = {
     "grad": "n H W o p r s",
 }
 _IMAGES = {"input": "n h w c", "codes": "y x c o", "grad": "n H W o"}
+_SLIM = {
+    "input": "n < i k",
+    "weights": "+ *i k j d",
+    "bias": "j d",
+    "logits": "i j",
+}
+_SPATIAL = {"<": "zhw", "+": "ayx", ">": "ZHW"}
 _PAIRS = {"input": "b i k", "weights": "i j d k", "grad": "b i j d"}
 _ROUTED = {"input": "b i k", "weights": "i j d k", "logits": "i j"}
 _FILTERED = {"grad": "n h w c", "input": "n h w c", "filters": "n h w f"}
@@ -65,6 +74,8 @@ INPUTS = {
         "weight_sizes": f"sizes:{_POSES['weights']}",
         **_some(_POSES, "grad"),
     },
+    "CapsuleConvRouting": _SLIM,
+    "CapsuleConvRoutingGrad": {"grad": "n > j d", **_SLIM},
     "CapsuleMoments": _VOTES,
     "CapsuleMomentsGrad": {
         **_MOMENT_GRADS,
@@ -93,6 +104,8 @@ RESULTS = {
     "CapsuleConvBiasRelu": [_POSES["grad"]],
     "CapsuleConvBackpropInput": [_POSES["input"]],
     "CapsuleConvBackpropWeights": [_POSES["weights"]],
+    "CapsuleConvRouting": ["n > j d"],
+    "CapsuleConvRoutingGrad": list(_SLIM.values()),
     "CapsuleMoments": list(_MOMENTS.values()),
     "CapsuleMomentsGrad": list(_VOTES.values()),
     "CapsuleMomentShares": ["n H W y x c o"],
@@ -108,9 +121,16 @@ def axes_of(text, form):
 
     Args:
         text: The axes as in `INPUTS`.
-        form: "flat", of capsules without depth, or "NCHW" leave out or move an axis.
+        form: "flat", of capsules without depth, or "NCHW" leave out or move an axis;
+            "shared" or "own" and a number of axes say what kernels there are.
     """
     axes = text.removeprefix("sizes:").split()
+    if form.startswith(("shared", "own")):
+        count = int(form[-1])
+        axes = [
+            axis for each in axes for axis in _SPATIAL.get(each, "")[-count:] or [each]
+        ]
+        return [a.strip("*") for a in axes if form.startswith("own") or "*" not in a]
     if form == "flat" and "p" in axes:
         axes.remove("p")
     if form == "NCHW":
@@ -120,6 +140,9 @@ def axes_of(text, form):
 
 def forms_of(op, attributes):
     """Returns the forms that the shapes of a call may have."""
+    if is_slim(op):
+        count = len(attributes["strides"])
+        return [f"shared{count}", f"own{count}"]
     if op.startswith("CapsuleConv"):
         return ["flat", "deep"]
     return [attributes.get("data_format", "NHWC")]
@@ -149,13 +172,32 @@ def is_routing(op):
     return op.startswith("CapsuleRouting")
 
 
+def is_slim(op):
+    return op.startswith("CapsuleConvRouting")
+
+
+def is_routed(op):
+    """Tells whether results are not sums of products."""
+    return is_routing(op) or is_moments(op) or is_slim(op)
+
+
 def _is_pair(values):
     return len(values) == 2 and all(0 < v <= _INT32_MAX for v in values)
 
 
-def _attributes_hold(attributes):
+def _attributes_hold(op, attributes):
     """Tells whether the attributes of a call are good whatever its shapes."""
+    if is_slim(op):
+        strides, dilations = attributes["strides"], attributes["dilations"]
+        if not len(strides) == len(dilations) in (1, 2, 3):
+            return False
+        if not all(0 < v <= _INT32_MAX for v in (*strides, *dilations)):
+            return False
+        if attributes["transposed"] and {*dilations} != {1}:
+            return False
+        attributes = {**attributes, "strides": [1, 1], "dilations": [1, 1]}
     rules = {
+        **dict.fromkeys(("transposed", "leaky"), lambda value: value in (True, False)),
         "strides": _is_pair,
         "dilations": _is_pair,
         "kernel_size": lambda sizes: _is_pair(sizes) and all(v % 2 for v in sizes),
@@ -183,19 +225,28 @@ def window(size, kernel, stride, dilation, padding):
     return (size - 1 - reach) // stride + 1 if reach < size else None
 
 
+def transposed_window(size, kernel, stride, dilation, padding):
+    """Returns the output pixels of one axis of a transposed convolution, or None."""
+    if not 1 <= kernel <= _INT32_MAX:
+        return None
+    return size * stride + (max(kernel - stride, 0) if padding == "VALID" else 0)
+
+
 def follow(op, dims, attributes):
     """Adds the dimensions that follow from others; False where that cannot be."""
     if "strides" in attributes:
         strides, dilations = attributes["strides"], attributes["dilations"]
-        for axis, (size, kernel, out) in enumerate(("hyH", "wxW")):
+        sized = transposed_window if attributes.get("transposed") else window
+        axes = ("zaZ", "hyH", "wxW")[-len(strides) :]
+        for axis, (size, kernel, out) in enumerate(axes):
             moved = strides[axis], dilations[axis], attributes["padding"]
-            dims[out] = window(dims[size], dims[kernel], *moved)
+            dims[out] = sized(dims[size], dims[kernel], *moved)
             if dims[out] is None:
                 return False
     if "kernel_size" in attributes:
         dims["f"] = attributes["groups"] * math.prod(attributes["kernel_size"])
         return dims["c"] % attributes["groups"] == 0 and dims["f"] < 2**63
-    if is_routing(op):
+    if is_routing(op) or is_slim(op):
         dims.setdefault("t", attributes.get("iterations"))
         return op != "CapsuleRoutingGrad" or dims["t"] >= 1
     return True
@@ -210,7 +261,7 @@ def accepts(op, shapes, attributes):
             is no vector.
         attributes: All of them.
     """
-    if not _attributes_hold(attributes):
+    if not _attributes_hold(op, attributes):
         return None
     for form in forms_of(op, attributes):
         given, good = {}, True

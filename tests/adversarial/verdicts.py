@@ -11,9 +11,10 @@ import numpy as np
 import signatures
 import tensorflow as tf
 from descriptions import DTYPES, Description
+from descriptions.capsule_conv_routing import OP as SLIM
 from descriptions.capsule_routing import OP as ROUTING
 from descriptions.capsule_routing import plain_coefficients
-from reference import capsule_routing
+from reference import capsule_conv_routing, capsule_routing
 from registrations import bare, snake_case
 
 ERRORS = (
@@ -44,8 +45,11 @@ def tensors(call):
             array = rng.integers(0, min(2 ** (calls.bits(call) - 1), 16) + 1, shape)
             if call.code is not None:
                 array.flat[-1] = call.code
-        elif signatures.is_routing(call.op) or signatures.is_moments(call.op):
-            array = rng.integers(-4, 5, shape) / 4
+        elif signatures.is_routed(call.op):
+            # Sums over windows are longer, and a clear decision amplifies rounding.
+            array = rng.integers(-4, 5, shape) / (
+                16 if signatures.is_slim(call.op) else 4
+            )
         else:
             array = rng.integers(-2, 3, shape)
         found[name] = _tensor(array, shape, call.types[name])
@@ -121,6 +125,9 @@ def may_succeed(call, on_gpu):
 def _too_large(call):
     if not all(map(calls.exists, call.results)):
         return True
+    if signatures.is_slim(call.op):
+        votes = math.prod(max(1, call.dims[a]) for a in "tijd")
+        return votes > 2**48 or max(call.dims.values()) > 2**61
     if not signatures.is_routing(call.op):
         return False
     sums = math.prod(max(1, call.dims[a]) for a in "tbjd")
@@ -174,7 +181,7 @@ def assert_right(call, found, results):
         or max(call.dims.values()) > _LARGEST_COMPARED
     ):
         # All sums are empty, but for shares of votes that have no numbers.
-        routed = signatures.is_routing(call.op) or signatures.is_moments(call.op)
+        routed = signatures.is_routed(call.op)
         # Else all sums are empty, to which one op adds a bias.
         if not routed and "bias" not in call.shapes:
             filled = [r for r in results if r.shape.num_elements()]
@@ -190,6 +197,8 @@ def assert_right(call, found, results):
         codes[codes > 2 ** (call.attributes["bits"] - 1)] = 0
     if signatures.is_moments(call.op):
         moments.assert_right(call, found, results)
+    elif signatures.is_slim(call.op):
+        _assert_slim(call, list(found.values()), arrays, results)
     elif signatures.is_routing(call.op):
         _assert_routed(call, list(found.values()), arrays, results)
     elif abs(call.top_exponent) <= 5:
@@ -218,3 +227,18 @@ def _assert_routed(call, given, arrays, results):
         truths, sizes = [capsule_routing.forward(*arrays, **steps)], [np.ones(())]
         plain_results, results = lambda: [plain(*given)], results[:1]
     moments.assert_mixed_close(results, truths, plain_results, sizes)
+
+
+def _assert_slim(call, given, arrays, results):
+    attributes = {**call.attributes, "epsilon": _epsilon(call)}
+    sizes = ("strides", "dilations")
+    as_tuples = {name: tuple(attributes[name]) for name in sizes}
+    plain = functools.partial(SLIM.plain, **{**attributes, **as_tuples})
+    if call.op == "CapsuleConvRouting":
+        truths = [capsule_conv_routing.forward(*arrays, **attributes)]
+        magnitudes, plain_results = [np.ones(())], lambda: [plain(*given)]
+    else:
+        truths = capsule_conv_routing.backward(*arrays, **attributes)
+        magnitudes = capsule_conv_routing.backward_magnitude(*arrays, **attributes)
+        plain_results = lambda: Description.results(SLIM, plain, *given)[1:]  # noqa: E731
+    moments.assert_mixed_close(results, truths, plain_results, magnitudes)

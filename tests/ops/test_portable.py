@@ -104,8 +104,8 @@ def _unknown(op):
     """Yields names of cases, and whether ranks are known: of one case they are."""
     first, *names = op.frames["unknown_shapes"]
     yield first, True
-    # Only CapsuleConv, which has two, needs to know a rank.
-    needs_rank = op.name == "capsule_conv"
+    # Ops that take several need to know a rank.
+    needs_rank = op.name in ("capsule_conv", "capsule_conv_routing")
     yield from ((name, needs_rank) for name in names)
     if not names:
         yield first, False

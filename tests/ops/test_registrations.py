@@ -23,6 +23,8 @@ HOST_MEMORY = {
     "CapsuleConvBiasRelu": [],
     "CapsuleConvBackpropInput": ["input_sizes"],
     "CapsuleConvBackpropWeights": ["weight_sizes"],
+    "CapsuleConvRouting": [],
+    "CapsuleConvRoutingGrad": [],
     "HighOrderConv": [],
     "HighOrderConvGrad": [],
     "CapsuleMoments": [],

@@ -91,6 +91,7 @@ def _window(inputs, weights, strides, padding, dilations, transposed):
         few, many = image, out
     else:
         out, before = windows.sizes(image, kernel, strides, padding, dilations)
+        out = [max(size, 0) for size in out]  # of empty images
         few, many = out, image
     return out, [
         (tap, *(pairs if transposed else pairs[::-1]))

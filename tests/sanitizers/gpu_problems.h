@@ -166,6 +166,74 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
   return families;
 }
 
+inline std::vector<Family<capsule_conv_routing::Problem>> FamiliesOf(
+    const capsule_conv_routing::Problem*) {
+  using P = capsule_conv_routing::Problem;
+  const auto base = [](int64_t size, int64_t types, int64_t in_dim, int64_t parents,
+                       int64_t out_dim) {
+    P p;
+    p.batch = 2;
+    p.in_height = size + 1;
+    p.in_width = size;
+    p.types = types;
+    p.in_dim = in_dim;
+    p.kernel_height = 3;
+    p.kernel_width = 2;
+    p.pad_top = 1;
+    p.parents = parents;
+    p.out_dim = out_dim;
+    p.iterations = 3;
+    p.set_epsilon(1e-7f);
+    return p;
+  };
+  P per_type = base(5, 4, 8, 8, 16), transposed = per_type, volume = per_type;
+  per_type.shared_weights = 0;
+  transposed.transposed = 1;
+  volume.in_depth = volume.kernel_depth = 3;
+  P back = volume;
+  back.transposed = 1;
+  auto families =
+      Families<P>({base(5, 4, 8, 8, 16), per_type, transposed, volume, back},
+                  {{&P::batch, {0, 1, 3}},
+                   {&P::in_depth, {1, 2, 5}},
+                   {&P::in_height, {1, 2, 9, 17}},
+                   {&P::in_width, {1, 2, 3, 16, 33}},
+                   {&P::types, {0, 1, 2, 3, 5, 8, 9, 33}},
+                   {&P::in_dim, {0, 1, 3, 5, 16, 33}},
+                   {&P::kernel_depth, {1, 2, 4}},
+                   {&P::kernel_height, {1, 2, 5}},
+                   {&P::kernel_width, {1, 3, 5}},
+                   {&P::parents, {1, 2, 3, 7, 9, 17, 31, 33, 65, 300}},
+                   {&P::out_dim, {1, 2, 3, 4, 5, 7, 8, 15, 17, 32, 33, 64, 130, 260}},
+                   {&P::stride_depth, {2, 3}},
+                   {&P::stride_height, {2, 3}},
+                   {&P::stride_width, {2, 3}},
+                   {&P::dilation_depth, {2}},
+                   {&P::dilation_height, {2}},
+                   {&P::dilation_width, {3}},
+                   {&P::pad_front, {1, 2}},
+                   {&P::pad_top, {0, 2}},
+                   {&P::pad_left, {1, 2}},
+                   {&P::iterations, {1, 2, 5, 40}},
+                   {&P::shared_weights, {0}},
+                   {&P::leaky, {1}}});
+  // Votes of a pixel that do not fit in shared memory.
+  P large = base(1, 64, 1, 64, 16);
+  large.batch = large.kernel_height = large.kernel_width = 1;
+  families.push_back({large, {{&P::in_width, {2, 3}}, {&P::out_dim, {17}}}});
+  // Bands of rows.
+  P rows = base(64, 8, 1, 32, 32);
+  rows.batch = rows.kernel_width = 1;
+  rows.in_height = 5;
+  rows.kernel_height = 2;
+  P rows_back = rows;
+  rows_back.transposed = 1;
+  Append(&families, Families<P>({rows, rows_back}, {{&P::out_dim, {31, 64, 128}},
+                                                    {&P::in_dim, {4}},
+                                                    {&P::stride_height, {2, 3}}}));
+  return families;
+}
+
 inline std::vector<Family<high_order_conv::Problem>> FamiliesOf(
     const high_order_conv::Problem*) {
   using P = high_order_conv::Problem;
@@ -240,6 +308,7 @@ inline void Complete(high_order_conv::Problem* p) { p->channels *= p->groups; }
 inline void Complete(capsule_conv::WindowProblem* p) {
   SetOutputs(p->pad_top, p->pad_left, p);
 }
+inline void Complete(capsule_conv_routing::Problem* p) { SetOutputs(p); }
 inline void Complete(inq_conv::Problem* p) {
   p->bits = std::max<int64_t>(p->bits, 2);
   SetOutputs(p->pad_top, p->pad_left, p);

@@ -6,12 +6,14 @@
 #ifndef CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
 #define CAPSOPS_TESTS_SANITIZERS_PROBLEMS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <random>
 #include <vector>
 
 #include "cc/launch/capsule_conv.h"
+#include "cc/launch/capsule_conv_routing.h"
 #include "cc/launch/capsule_moments.h"
 #include "cc/launch/capsule_prediction.h"
 #include "cc/launch/capsule_routing.h"
@@ -78,6 +80,19 @@ inline int64_t Work(const capsule_moments::Problem& p) {
   return OutPixels(p) * Pairs(p) * p.pose_rows * p.pose_inner * p.pose_columns;
 }
 
+inline int64_t OutPixels(const capsule_conv_routing::Problem& p) {
+  return p.batch * p.out_depth * p.out_height * p.out_width;
+}
+inline int64_t Weights(const capsule_conv_routing::Problem& p) {
+  return p.kernel_depth * p.kernel_height * p.kernel_width * p.in_dim * p.parents *
+         p.out_dim;
+}
+// Without input dimensions or types there is routing to do.
+inline int64_t Work(const capsule_conv_routing::Problem& p) {
+  const int64_t pairs = std::max<int64_t>(p.types, 1) * p.parents * p.out_dim;
+  return OutPixels(p) * std::max(p.types * Weights(p), p.iterations * pairs);
+}
+
 // Calls visit(Op(), counts) for each op on the problem.
 template <typename Visit>
 void ForEachOp(const capsule_prediction::Problem& p, const Visit& visit) {
@@ -116,6 +131,19 @@ void ForEachOp(const capsule_conv::Problem& p, const Visit& visit) {
   visit(ForwardBiasRelu(), Counts{input, weights, PixelSize(p), output});
   visit(BackpropInput(), Counts{output, weights, input});
   visit(BackpropWeights(), Counts{input, output, weights});
+}
+
+template <typename Visit>
+void ForEachOp(const capsule_conv_routing::Problem& p, const Visit& visit) {
+  using namespace capsule_conv_routing;
+  const int64_t input =
+      p.batch * p.in_depth * p.in_height * p.in_width * p.types * p.in_dim;
+  const int64_t weights = (p.shared_weights ? 1 : p.types) * Weights(p);
+  const int64_t bias = p.parents * p.out_dim, logits = p.types * p.parents;
+  const int64_t output = OutPixels(p) * bias;
+  visit(Forward(), Counts{input, weights, bias, logits, output});
+  visit(Backward(),
+        Counts{output, input, weights, bias, logits, input, weights, bias, logits});
 }
 
 template <typename Visit>
@@ -180,6 +208,47 @@ inline void SetOutputs(int64_t below, int64_t right, capsule_conv::WindowProblem
                          p->dilation_width, p->pad_left, right);
 }
 
+// The members of a problem along one spatial axis.
+template <typename P>
+struct SpatialAxis {
+  int64_t P::*in, P::*kernel, P::*out, P::*stride, P::*dilation, P::*pad;
+};
+inline constexpr SpatialAxis<capsule_conv_routing::Problem> kSpatialAxes[] = {
+    {&capsule_conv_routing::Problem::in_depth,
+     &capsule_conv_routing::Problem::kernel_depth,
+     &capsule_conv_routing::Problem::out_depth,
+     &capsule_conv_routing::Problem::stride_depth,
+     &capsule_conv_routing::Problem::dilation_depth,
+     &capsule_conv_routing::Problem::pad_front},
+    {&capsule_conv_routing::Problem::in_height,
+     &capsule_conv_routing::Problem::kernel_height,
+     &capsule_conv_routing::Problem::out_height,
+     &capsule_conv_routing::Problem::stride_height,
+     &capsule_conv_routing::Problem::dilation_height,
+     &capsule_conv_routing::Problem::pad_top},
+    {&capsule_conv_routing::Problem::in_width,
+     &capsule_conv_routing::Problem::kernel_width,
+     &capsule_conv_routing::Problem::out_width,
+     &capsule_conv_routing::Problem::stride_width,
+     &capsule_conv_routing::Problem::dilation_width,
+     &capsule_conv_routing::Problem::pad_left}};
+
+// Sets sizes of the output, with as much padding after the image as before it.
+inline void SetOutputs(capsule_conv_routing::Problem* p) {
+  for (const auto& axis : kSpatialAxes) {
+    int64_t& dilation = p->*axis.dilation;
+    const int64_t in = p->*axis.in, kernel = p->*axis.kernel, stride = p->*axis.stride;
+    const int64_t pad = p->*axis.pad;
+    if (p->transposed) {
+      dilation = 1;
+      p->*axis.out = std::max<int64_t>(
+          in * stride + std::max<int64_t>(kernel - stride, 0) - 2 * pad, 0);
+    } else {
+      p->*axis.out = Outputs(in, kernel, stride, dilation, pad, pad);
+    }
+  }
+}
+
 // Small problems.
 inline void Draw(Source& draw, capsule_prediction::Problem* p) {
   p->batch = draw.Pick({0, 1, 2, 5, 17});
@@ -223,6 +292,28 @@ inline void Draw(Source& draw, capsule_conv::Problem* p) {
   p->pose_rows = draw.Pick({1, 1, 2, 4});
   p->pose_inner = draw.Pick({0, 1, 3, 4, 8});
   p->pose_columns = draw.Pick({0, 1, 3, 4, 16, 33});
+}
+
+inline void Draw(Source& draw, capsule_conv_routing::Problem* p) {
+  p->batch = draw.Pick({0, 1, 2, 3});
+  p->types = draw.Pick({0, 1, 2, 5, 8});
+  p->in_dim = draw.Pick({0, 1, 3, 4, 8});
+  p->parents = draw.Pick({1, 1, 2, 3, 10});
+  p->out_dim = draw.Pick({1, 4, 7, 16, 33});
+  for (int64_t i = draw.Below(3); i < 3; ++i) {
+    const auto& axis = kSpatialAxes[i];
+    p->*axis.in = draw.Pick({1, 2, 5, 9});
+    p->*axis.kernel = draw.Pick({1, 2, 3});
+    p->*axis.stride = draw.Pick({1, 1, 2, 3});
+    p->*axis.dilation = draw.Pick({1, 1, 2});
+    p->*axis.pad = draw.Pick({0, 1, 2});
+  }
+  p->iterations = draw.Pick({1, 2, 3, 3, 4});
+  p->shared_weights = draw.Pick({0, 1});
+  p->transposed = draw.Pick({0, 1});
+  p->leaky = draw.Pick({0, 1});
+  p->set_epsilon(1e-7f);
+  SetOutputs(p);
 }
 
 inline void Draw(Source& draw, high_order_conv::Problem* p) {

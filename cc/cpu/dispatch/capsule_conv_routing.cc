@@ -69,6 +69,7 @@ struct CpuSteps {
   template <typename T>
   static LaunchError CopyImage(const CpuExec& exec, const char*, const Patch& patch,
                                const T* input, T* copy) {
+    if (patch.pixel == 0) return {};
     return ForEach(exec, patch.frames * patch.rows,
                    patch.channels * patch.width * patch.pixel,
                    [&](int64_t row) { Selected<T>().copy(patch, row, input, copy); });
@@ -76,6 +77,7 @@ struct CpuSteps {
   template <typename T>
   static LaunchError AddImage(const CpuExec& exec, const char*, const Patch& patch,
                               const T* copy, T* grad_input) {
+    if (patch.pixel == 0) return {};
     const int64_t frames = patch.end_frame() - patch.begin_frame();
     return ForEach(
         exec, frames * patch.rows, patch.channels * patch.width * patch.pixel,

@@ -1,0 +1,273 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Copies the operands of a slab's convolution, adds the gradients of the copies, and
+// adds partial sums.
+#include "cuda/capsule_conv_routing/slabs/copies.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+constexpr int kThreads = 256;
+
+// The number of blocks for `count` threads, each of which may work several times.
+inline int Blocks(const GpuExec& exec, int64_t count) {
+  return static_cast<int>(
+      std::min(CeilDivide(count, kThreads), int64_t{16} * exec.device.processors));
+}
+
+// Calls visit(n) for the n < count of this thread.
+template <typename Visit>
+__device__ void ForEach(int64_t count, const Visit& visit) {
+  const int64_t threads = int64_t{gridDim.x} * kThreads;
+  for (int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x; n < count;
+       n += threads) {
+    visit(n);
+  }
+}
+
+// Calls visit(weight, copied) with the offsets of each element of the copy. A block
+// takes one matrix after another.
+template <typename Visit>
+__device__ void ForMatrices(const Relay& relay, const Visit& visit) {
+  const int64_t size = relay.rows * relay.columns, matrices = relay.matrices();
+  for (int64_t matrix = blockIdx.x; matrix < matrices; matrix += gridDim.x) {
+    const int64_t group = matrix % relay.groups, place = matrix / relay.groups;
+    const int64_t depth = relay.tap + place % relay.channels * relay.tap_step;
+    const int64_t tap = place / relay.channels;
+    const int64_t weight = ((depth * relay.taps + tap) * relay.groups + group) * size;
+    for (int64_t n = threadIdx.x; n < size; n += kThreads) {
+      const int64_t row = relay.transposed ? n / relay.columns : 0;
+      const int64_t copied =
+          relay.transposed ? (n - row * relay.columns) * relay.rows + row : n;
+      visit(weight + n, matrix * size + copied);
+    }
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads)
+    CopyWeightsKernel(const Relay relay, const S* weights, S* copy) {
+  ForMatrices(relay,
+              [&](int64_t weight, int64_t copied) { copy[copied] = weights[weight]; });
+}
+
+template <typename S, typename A>
+__global__ void __launch_bounds__(kThreads)
+    AddWeightsKernel(const Relay relay, const S* copy, A* sums) {
+  ForMatrices(relay, [&](int64_t weight, int64_t copied) {
+    sums[weight] += Widen(copy[copied]);
+  });
+}
+
+template <typename S, typename A>
+__global__ void __launch_bounds__(kThreads)
+    NarrowKernel(int64_t count, const A* sums, S* to) {
+  ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
+}
+
+// Splits the index of a pack into its place in a row of pixels and its row. Packs have
+// kPack elements.
+template <int kPack>
+struct PackIndex {
+  int64_t pack, pixel, row;
+
+  __device__ PackIndex(int64_t n, int64_t packs, int64_t pixels) {
+    const int64_t all = n / packs;
+    pack = (n - all * packs) * kPack;
+    row = all / pixels;
+    pixel = all - row * pixels;
+  }
+};
+
+// Copies packs, in the order of the copy: [frames][rows][width][channels][pixel].
+template <typename S, int kPack>
+__global__ void __launch_bounds__(kThreads)
+    CopyImageKernel(const Patch patch, const S* input, S* copy) {
+  using P = Pack<S, kPack>;
+  const int64_t packs = patch.pixel / kPack, pixels = patch.width * patch.channels;
+  ForEach(patch.frames * patch.rows * pixels * packs, [&](int64_t n) {
+    const PackIndex<kPack> at(n, packs, pixels);
+    const int64_t x = at.pixel / patch.channels, c = at.pixel - x * patch.channels;
+    const int64_t slice = at.row / patch.rows, y = at.row - slice * patch.rows;
+    const int64_t image = (patch.first + slice) / patch.per_image;
+    const int64_t place = (patch.first + slice) - image * patch.per_image;
+    const int64_t depth = place * patch.read_step + c * patch.read_tap + patch.read;
+    P numbers{};
+    if (depth >= 0 && depth < patch.depth) {
+      const int64_t line = (image * patch.depth + depth) * patch.height + patch.row + y;
+      numbers = *reinterpret_cast<const P*>(
+          input + (line * patch.width + x) * patch.pixel + at.pack);
+    }
+    *reinterpret_cast<P*>(copy + n * kPack) = numbers;
+  });
+}
+
+// Adds to packs of the input's gradient, of the rows that the patch reads in `frames`
+// frames from frame `first` on.
+template <typename S, int kPack>
+__global__ void __launch_bounds__(kThreads)
+    AddImageKernel(const Patch patch, int64_t first, int64_t frames, const S* copy,
+                   S* grad_input) {
+  using P = Pack<S, kPack>;
+  using A = decltype(Widen(S()));
+  const int64_t packs = patch.pixel / kPack;
+  ForEach(frames * patch.rows * patch.width * packs, [&](int64_t n) {
+    const PackIndex<kPack> at(n, packs, patch.width);
+    const int64_t slice = at.row / patch.rows, y = at.row - slice * patch.rows;
+    const int64_t frame = first + slice, image = frame / patch.depth;
+    const int64_t depth = frame - image * patch.depth;
+    A sums[kPack] = {};
+    bool any = false;
+    for (int64_t c = 0; c < patch.channels; ++c) {
+      const int64_t place = depth - c * patch.read_tap - patch.read;
+      if (place < 0 || place % patch.read_step != 0) continue;
+      const int64_t in_image = place / patch.read_step;
+      const int64_t from = image * patch.per_image + in_image - patch.first;
+      if (in_image >= patch.per_image || from < 0 || from >= patch.frames) continue;
+      any = true;
+      const int64_t pixel =
+          ((from * patch.rows + y) * patch.width + at.pixel) * patch.channels + c;
+      const P added = *reinterpret_cast<const P*>(copy + pixel * patch.pixel + at.pack);
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) sums[e] += Widen(added.at[e]);
+    }
+    if (!any) return;
+    P* const to = reinterpret_cast<P*>(
+        grad_input +
+        ((frame * patch.height + patch.row + y) * patch.width + at.pixel) *
+            patch.pixel +
+        at.pack);
+    P numbers = *to;
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) {
+      capsops::Narrow(Widen(numbers.at[e]) + sums[e], &numbers.at[e]);
+    }
+    *to = numbers;
+  });
+}
+
+constexpr int kPartColumns = 32, kPartRows = 32;
+
+// A block adds kPartColumns columns of parts. Each warp adds every kPartRows-th part,
+// and one thread of each column the warps' sums.
+template <typename S, typename A>
+__global__ void __launch_bounds__(kPartColumns* kPartRows)
+    AddPartsKernel(int64_t count, int64_t first, int64_t second, const A* parts,
+                   S* to_first, S* to_second) {
+  __shared__ A sums[kPartRows][kPartColumns];
+  const int column = threadIdx.x % kPartColumns, row = threadIdx.x / kPartColumns;
+  const int64_t n = int64_t{blockIdx.x} * kPartColumns + column, size = first + second;
+  A sum = 0;
+  if (n < size) {
+#pragma unroll 8
+    for (int64_t part = row; part < count; part += kPartRows) {
+      sum += parts[part * size + n];
+    }
+  }
+  sums[row][column] = sum;
+  __syncthreads();
+  if (row > 0 || n >= size) return;
+  for (int other = 1; other < kPartRows; ++other) sum += sums[other][column];
+  capsops::Narrow(sum, n < first ? to_first + n : to_second + n - first);
+}
+
+// Calls launch(pack) with the number of elements that are copied together.
+template <typename S, typename Launch>
+LaunchError WithPack(int64_t pixel, const Launch& launch) {
+  constexpr int kPack = 16 / sizeof(S);
+  if (pixel % kPack == 0) return launch(std::integral_constant<int, kPack>());
+  return launch(std::integral_constant<int, 1>());
+}
+
+template <typename T>
+LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
+                        const T* weights, T* copy) {
+  if (relay.elements() == 0) return {};
+  CopyWeightsKernel<<<Blocks(exec, relay.matrices() * kThreads), kThreads, 0,
+                      exec.stream>>>(relay, Native(weights), Native(copy));
+  return CheckLaunch(op);
+}
+
+template <typename T>
+LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
+                       const T* copy, Accumulator<T>* sums) {
+  if (relay.elements() == 0) return {};
+  AddWeightsKernel<<<Blocks(exec, relay.matrices() * kThreads), kThreads, 0,
+                     exec.stream>>>(relay, Native(copy), sums);
+  return CheckLaunch(op);
+}
+
+template <typename T>
+LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
+                   const Accumulator<T>* sums, T* to) {
+  if (count == 0) return {};
+  NarrowKernel<<<Blocks(exec, count), kThreads, 0, exec.stream>>>(count, sums,
+                                                                  Native(to));
+  return CheckLaunch(op);
+}
+
+template <typename T>
+LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
+                      const T* input, T* copy) {
+  using S = CudaType<T>;
+  return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
+    const int64_t count = patch.frames * patch.rows * patch.width * patch.channels *
+                          (patch.pixel / pack.value);
+    if (count == 0) return {};
+    CopyImageKernel<S, pack.value><<<Blocks(exec, count), kThreads, 0, exec.stream>>>(
+        patch, Native(input), Native(copy));
+    return CheckLaunch(op);
+  });
+}
+
+template <typename T>
+LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
+                     const T* copy, T* grad_input) {
+  using S = CudaType<T>;
+  const int64_t first = patch.begin_frame(), frames = patch.end_frame() - first;
+  return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
+    const int64_t count =
+        frames * patch.rows * patch.width * (patch.pixel / pack.value);
+    if (count <= 0 || patch.channels == 0) return {};
+    AddImageKernel<S, pack.value><<<Blocks(exec, count), kThreads, 0, exec.stream>>>(
+        patch, first, frames, Native(copy), Native(grad_input));
+    return CheckLaunch(op);
+  });
+}
+
+template <typename T>
+LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t first,
+                     int64_t second, const Accumulator<T>* parts, T* to_first,
+                     T* to_second) {
+  const int64_t blocks = CeilDivide(first + second, kPartColumns);
+  LaunchError error = CheckGrid(op, blocks);
+  if (!error.empty()) return error;
+  AddPartsKernel<<<blocks, kPartColumns * kPartRows, 0, exec.stream>>>(
+      count, first, second, parts, Native(to_first), Native(to_second));
+  return CheckLaunch(op);
+}
+
+#define CAPSOPS_INSTANTIATE(T)                                                    \
+  template LaunchError CopyWeights<T>(const GpuExec&, const char*, const Relay&,  \
+                                      const T*, T*);                              \
+  template LaunchError AddWeights<T>(const GpuExec&, const char*, const Relay&,   \
+                                     const T*, Accumulator<T>*);                  \
+  template LaunchError Narrow<T>(const GpuExec&, const char*, int64_t,            \
+                                 const Accumulator<T>*, T*);                      \
+  template LaunchError CopyImage<T>(const GpuExec&, const char*, const Patch&,    \
+                                    const T*, T*);                                \
+  template LaunchError AddImage<T>(const GpuExec&, const char*, const Patch&,     \
+                                   const T*, T*);                                 \
+  template LaunchError AddParts<T>(const GpuExec&, const char*, int64_t, int64_t, \
+                                   int64_t, const Accumulator<T>*, T*, T*);
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
+#undef CAPSOPS_INSTANTIATE
+
+}  // namespace capsops::capsule_conv_routing::slabs

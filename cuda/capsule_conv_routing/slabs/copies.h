@@ -1,0 +1,38 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Copies and sums, as capsule_conv_slabs_plan.h describes them.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_COPIES_H_
+#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_COPIES_H_
+
+#include <cstdint>
+
+#include "cc/launch/capsule_conv_slabs.h"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+template <typename T>
+LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
+                        const T* weights, T* copy);
+template <typename T>
+LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
+                       const T* copy, Accumulator<T>* sums);
+template <typename T>
+LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
+                   const Accumulator<T>* sums, T* to);
+template <typename T>
+LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
+                      const T* input, T* copy);
+template <typename T>
+LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
+                     const T* copy, T* grad_input);
+
+// Adds `count` parts of `first` and `second` numbers.
+template <typename T>
+LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t first,
+                     int64_t second, const Accumulator<T>* parts, T* to_first,
+                     T* to_second);
+
+}  // namespace capsops::capsule_conv_routing::slabs
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_COPIES_H_

@@ -1,0 +1,195 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans convolution with routing by slabs on a GPU.
+#include "cuda/common/launch.cuh"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cc/launch/capsule_conv_slabs_plan.h"
+#include "cc/launch/round.h"
+#include "cuda/capsule_conv_routing/paths.h"
+#include "cuda/capsule_conv_routing/slabs/copies.h"
+#include "cuda/capsule_conv_routing/slabs/pixels.h"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// Why no blocks can route; else empty.
+std::string Refusal(const Problem& p) {
+  const int64_t largest = std::max({p.types, p.parents, p.out_dim, p.iterations});
+  if (largest <= kMostSize) return "";
+  return "a dimension of " + std::to_string(largest) + " is too large, at most " +
+         std::to_string(kMostSize) + " are possible";
+}
+
+int PowerOfTwo(int64_t least, int64_t most) {
+  int power = 1;
+  while (power < least && power < most) power *= 2;
+  return power;
+}
+
+// Sets the offsets of arrays, which begin at multiples of 16 bytes.
+void Arrange(bool gradient, Tiling* z) {
+  const int64_t columns = int64_t{z->parents} * z->dim;
+  const int64_t pairs = int64_t{z->types} * z->parents;
+  const int64_t kept = gradient ? z->iterations : 1;
+  z->pixel = 0;
+  const auto take = [&](int64_t count) {
+    const int64_t at = z->pixel;
+    z->pixel += RoundUp(count, 4);
+    return at;
+  };
+  z->votes = take(z->shared ? z->types * columns : 0);
+  z->sums = take(kept * columns);
+  z->totals = take(kept * columns);
+  z->shares = take(kept * pairs);
+  z->share_grads = take(gradient ? kept * pairs : 0);
+  z->output_grads = take(gradient ? columns : 0);
+  z->bias_sums = take(gradient ? columns : 0);
+  z->logits_sums = take(gradient ? pairs : 0);
+  z->first_shares = z->pixels * z->pixel;
+  z->block = z->first_shares + RoundUp(pairs, 4);
+}
+
+// Plans the routing, or its gradient, with sums of type A.
+template <typename A>
+Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
+  constexpr int kVector = 16 / sizeof(A), kThreads = 128;
+  constexpr int64_t kFewBytes = 32 << 10;  // of a block of several pixels
+  constexpr int64_t kSpaceBytes = 16 << 20, kPartBytes = 8 << 20;
+  Tiling z{};
+  z.types = static_cast<int>(p.types);
+  z.parents = static_cast<int>(p.parents);
+  z.dim = static_cast<int>(p.out_dim);
+  z.iterations = static_cast<int>(p.iterations);
+  z.leaky = p.leaky != 0;
+  z.epsilon = p.epsilon();
+  z.vector = z.dim % kVector == 0 ? kVector : 1;
+  z.lanes = PowerOfTwo(CeilDivide(z.dim, z.vector), 32);
+  z.row_lanes = PowerOfTwo(z.parents, 32);
+  const auto bytes = [&] { return z.block * static_cast<int64_t>(sizeof(A)); };
+  z.shared = true;
+  for (z.pixels = 32; z.pixels >= 1; z.pixels /= 2) {
+    Arrange(gradient, &z);
+    if (int64_t{z.pixels} * z.parents * z.lanes <= kThreads && bytes() <= kFewBytes) {
+      break;
+    }
+  }
+  if (z.pixels == 0) {
+    z.pixels = 1;
+    Arrange(gradient, &z);
+  }
+  z.shared = bytes() <= device.shared;
+  if (!z.shared) Arrange(gradient, &z);
+  const int64_t threads = int64_t{z.pixels} * z.parents * z.lanes;
+  z.threads = static_cast<int>(std::min<int64_t>(RoundUp(threads, 32), kMostThreads));
+  // As many blocks as a processor holds, or fewer where they need much memory.
+  int64_t blocks = 2048 / z.threads;
+  if (z.shared) {
+    blocks = std::min<int64_t>(blocks, device.processor_shared / (bytes() + 1024));
+  }
+  blocks = std::max<int64_t>(blocks, 1) * device.processors;
+  if (!z.shared) blocks = std::min(blocks, kSpaceBytes / bytes());
+  if (gradient) {
+    const int64_t part = (int64_t{z.types} + z.dim) * z.parents * sizeof(A);
+    blocks = std::min(blocks, kPartBytes / part);
+  }
+  z.blocks = static_cast<int>(std::max<int64_t>(blocks, 1));
+  return z;
+}
+
+// Implements a device of capsule_conv_slabs_plan.h.
+struct GpuSteps {
+  using Exec = GpuExec;
+  static constexpr int64_t kSlabBytes = 16 << 20;
+
+  static LaunchError Zero(const GpuExec& exec, const char* op, void* data,
+                          int64_t bytes) {
+    if (bytes == 0) return {};
+    return CheckLaunch(op, cudaMemsetAsync(data, 0, bytes, exec.stream));
+  }
+
+  template <typename... Arguments>
+  static LaunchError CopyWeights(const Arguments&... arguments) {
+    return slabs::CopyWeights(arguments...);
+  }
+  template <typename... Arguments>
+  static LaunchError AddWeights(const Arguments&... arguments) {
+    return slabs::AddWeights(arguments...);
+  }
+  template <typename T>
+  static LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
+                            const Accumulator<T>* sums, T* to) {
+    return slabs::Narrow(exec, op, count, sums, to);
+  }
+  template <typename... Arguments>
+  static LaunchError CopyImage(const Arguments&... arguments) {
+    return slabs::CopyImage(arguments...);
+  }
+  template <typename... Arguments>
+  static LaunchError AddImage(const Arguments&... arguments) {
+    return slabs::AddImage(arguments...);
+  }
+
+  template <typename T>
+  static int64_t Space(const GpuExec& exec, const Problem& p, bool gradient) {
+    const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, gradient);
+    return z.shared ? 0 : z.blocks * z.block;
+  }
+  template <typename T>
+  static LaunchError Route(const GpuExec& exec, const char* op, const Problem& p,
+                           int64_t pixels, const T* votes, const T* bias,
+                           const T* logits, T* output, Accumulator<T>* space) {
+    return slabs::Route(exec, op, PlanTiling<Accumulator<T>>(exec.device, p, false),
+                        pixels, votes, bias, logits, output, space);
+  }
+
+  template <typename T>
+  static int64_t Parts(const GpuExec& exec, const Problem& p) {
+    return PlanTiling<Accumulator<T>>(exec.device, p, true).blocks * PartSize(p);
+  }
+  template <typename T>
+  static LaunchError RouteBackward(const GpuExec& exec, const char* op,
+                                   const Problem& p, int64_t pixels, const T* grad,
+                                   const T* bias, const T* logits, T* votes,
+                                   Accumulator<T>* parts, Accumulator<T>* space) {
+    return slabs::RouteBackward(exec, op,
+                                PlanTiling<Accumulator<T>>(exec.device, p, true),
+                                pixels, grad, bias, logits, votes, parts, space);
+  }
+  template <typename T>
+  static LaunchError AddParts(const GpuExec& exec, const char* op, const Problem& p,
+                              const Accumulator<T>* parts, T* grad_bias,
+                              T* grad_logits) {
+    return slabs::AddParts(
+        exec, op, PlanTiling<Accumulator<T>>(exec.device, p, true).blocks, Columns(p),
+        p.types * p.parents, parts, grad_bias, grad_logits);
+  }
+
+ private:
+  // A part holds the gradients of bias and logits.
+  static int64_t PartSize(const Problem& p) { return Columns(p) + p.types * p.parents; }
+};
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  const std::string refusal = Refusal(p);
+  if (!refusal.empty()) return ForwardPlan<GpuExec, T>::Refuse(refusal);
+  return PlanForwardBySlabs<GpuSteps, T>(exec, p);
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  const std::string refusal = Refusal(p);
+  if (!refusal.empty()) return BackwardPlan<GpuExec, T>::Refuse(refusal);
+  return PlanBackwardBySlabs<GpuSteps, T>(exec, p);
+}
+
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+
+}  // namespace capsops::capsule_conv_routing::slabs

@@ -1,0 +1,69 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Launches kernels that route tiles of pixels.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv_routing/slabs/pixels.h"
+#include "cuda/common/launch.cuh"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// The memory of a block.
+template <bool kShared, typename A>
+__device__ A* BlockState(const Tiling& z, A* space) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  if constexpr (kShared) {
+    return reinterpret_cast<A*>(shared);
+  } else {
+    return space + blockIdx.x * z.block;
+  }
+}
+
+// Calls visit(first) for the first pixel of each of the block's tiles.
+template <typename Visit>
+__device__ void ForTiles(const Tiling& z, int64_t pixels, const Visit& visit) {
+  const int64_t tile = z.pixels;
+  for (int64_t first = blockIdx.x * tile; first < pixels; first += gridDim.x * tile) {
+    visit(first);
+  }
+}
+
+// Calls launch(pack, shared) with Tiling::vector and Tiling::shared as constants.
+template <typename A, typename Launch>
+LaunchError WithTiling(const Tiling& tiling, const Launch& launch) {
+  constexpr std::integral_constant<int, 16 / sizeof(A)> kPack;
+  constexpr std::integral_constant<int, 1> kOne;
+  if (tiling.vector == 1) {
+    return tiling.shared ? launch(kOne, std::true_type())
+                         : launch(kOne, std::false_type());
+  }
+  return tiling.shared ? launch(kPack, std::true_type())
+                       : launch(kPack, std::false_type());
+}
+
+// Launches `kKernel` on tiles of pixels.
+template <auto kKernel, typename A, typename... Pointers>
+LaunchError LaunchTiles(const GpuExec& exec, const char* op, const Tiling& tiling,
+                        int64_t pixels, const Pointers&... pointers) {
+  const int64_t tiles = CeilDivide(pixels, int64_t{tiling.pixels});
+  const int blocks = static_cast<int>(std::min<int64_t>(tiles, tiling.blocks));
+  if (blocks == 0) return {};
+  int bytes = 0;
+  if (tiling.shared) {
+    bytes = static_cast<int>(tiling.block * sizeof(A));
+    const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
+    if (!error.empty()) return error;
+  }
+  kKernel<<<blocks, tiling.threads, bytes, exec.stream>>>(tiling, pixels, pointers...);
+  return CheckLaunch(op);
+}
+
+}  // namespace capsops::capsule_conv_routing::slabs
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_

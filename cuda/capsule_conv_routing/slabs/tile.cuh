@@ -1,0 +1,268 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The steps of routing a tile of pixels. Threads of a group own the same numbers of
+// their parent in every step, so that only shares and their gradients cross groups.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv_routing/slabs/pixels.h"
+#include "cuda/capsule_routing/squash.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// Returns the sum, or the maximum, over the `lanes` lanes of a group, in a fixed order.
+// All lanes of the warp must take part.
+template <typename A>
+__device__ A GroupSum(A x, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(~0u, x, offset);
+  }
+  return x;
+}
+template <typename A>
+__device__ A GroupMax(A x, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    const A other = __shfl_xor_sync(~0u, x, offset);
+    x = x < other ? other : x;
+  }
+  return x;
+}
+
+// The tile that a block works on. S is the type of votes, of which a lane loads kPack
+// at a time; kShared is Tiling::shared.
+template <typename S, int kPack, bool kShared>
+class Tile {
+ public:
+  using A = decltype(Widen(S()));
+  using Index = std::conditional_t<kShared, int, int64_t>;
+  using Numbers = Pack<A, kPack>;
+  static constexpr int kNumbers = kPack;
+
+  __device__ Tile(const Tiling& tiling, A* state)
+      : z(tiling),
+        columns(Index{tiling.parents} * tiling.dim),
+        pairs(Index{tiling.types} * tiling.parents),
+        state_(state) {}
+
+  // Moves on to the pixels from `first` on. `votes` are those of the slab.
+  __device__ void Move(int64_t first, int64_t pixels, const S* votes) {
+    const int64_t left = pixels - first;
+    valid = left < z.pixels ? static_cast<int>(left) : z.pixels;
+    const Index size = z.types * columns;
+    votes_ = votes + first * size;
+    if constexpr (kShared) {
+      __syncthreads();  // until no thread needs the votes before
+#pragma unroll 4
+      for (int n = threadIdx.x * kPack; n < valid * size; n += blockDim.x * kPack) {
+        const int pixel = n / size;
+        *reinterpret_cast<Numbers*>(Pixel(pixel) + z.votes + n - pixel * size) =
+            Widened(*reinterpret_cast<const Pack<S, kPack>*>(votes_ + n));
+      }
+      __syncthreads();
+    }
+  }
+
+  // Calls visit(pixel, parent) in the lanes of each group, for all parents of all
+  // pixels of the tile. The calls of a warp's groups coincide.
+  template <typename Visit>
+  __device__ void ForParents(const Visit& visit) {
+    ForUnits(z.pixels, z.parents, z.lanes, visit);
+  }
+  // Calls visit(pixel, type) for all rows of logits likewise.
+  template <typename Visit>
+  __device__ void ForRows(const Visit& visit) {
+    ForUnits(z.pixels, z.types, z.row_lanes, visit);
+  }
+
+  // Calls visit(d) for the first of each kPack numbers of a parent that a lane owns.
+  template <typename Visit>
+  __device__ void ForNumbers(const Visit& visit) const {
+    for (int d = lane * kPack; d < z.dim; d += z.lanes * kPack) visit(d);
+  }
+
+  __device__ A* Pixel(int pixel) const {
+    return state_ + Index{pixel} * Index(z.pixel);
+  }
+  __device__ A* FirstShares() const { return state_ + Index(z.first_shares); }
+  __device__ Index Column(int parent) const { return Index{parent} * z.dim; }
+
+  // Loads kPack votes.
+  __device__ Numbers Vote(int pixel, int type, Index column) const {
+    const Index at = type * columns + column;
+    if constexpr (kShared) {
+      return *reinterpret_cast<const Numbers*>(Pixel(pixel) + z.votes + at);
+    } else {
+      return Widened(*reinterpret_cast<const Pack<S, kPack>*>(
+          votes_ + pixel * int64_t{z.types} * columns + at));
+    }
+  }
+
+  // Adds the sum over types of coefficient * vote.
+  __device__ void AddVotes(int pixel, int parent, int d, const A* coefficients,
+                           Numbers* sum) const {
+#pragma unroll 4
+    for (int i = 0; i < z.types; ++i) {
+      const A c = coefficients[Index{i} * z.parents + parent];
+      const Numbers vote = Vote(pixel, i, Column(parent) + d);
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) sum->at[e] += c * vote.at[e];
+    }
+  }
+
+  // Calls store(type, <vote, vector>) in all lanes of a group, for all types.
+  // `vectors` [parents][dim] must be what the lanes themselves have stored.
+  template <typename Store>
+  __device__ void Dots(int pixel, int parent, const A* vectors,
+                       const Store& store) const {
+    constexpr int kTogether = 4;
+    for (int first = 0; first < z.types; first += kTogether) {
+      A dots[kTogether] = {};
+      ForNumbers([&](int d) {
+        const Numbers own =
+            *reinterpret_cast<const Numbers*>(vectors + Column(parent) + d);
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          if (first + n >= z.types) break;
+          const Numbers vote = Vote(pixel, first + n, Column(parent) + d);
+#pragma unroll
+          for (int e = 0; e < kPack; ++e) dots[n] += vote.at[e] * own.at[e];
+        }
+      });
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const A dot = GroupSum(dots[n], z.lanes);
+        if (first + n < z.types) store(first + n, dot);
+      }
+    }
+  }
+
+  // Replaces logits, which are at `shares` in the arrays of each pixel, by softmax.
+  __device__ void SoftmaxRows(int64_t shares) {
+    __syncthreads();
+    ForRows([&](int pixel, int type) {
+      Softmax(Pixel(pixel) + Index(shares) + Index{type} * z.parents);
+    });
+    __syncthreads();
+  }
+
+  // Replaces a row of logits by its softmax over parents, in all lanes of its group.
+  __device__ void Softmax(A* row) const {
+    A most = z.leaky || lane >= z.parents ? A{0} : row[lane];
+    if (!z.leaky) most = __shfl_sync(~0u, most, 0, z.row_lanes);
+    for (int j = lane; j < z.parents; j += z.row_lanes) {
+      most = most < row[j] ? row[j] : most;
+    }
+    most = GroupMax(most, z.row_lanes);
+    A sum = 0;
+    for (int j = lane; j < z.parents; j += z.row_lanes) {
+      const A e = ExpBelow(row[j], most);
+      row[j] = e;
+      sum += e;
+    }
+    sum = GroupSum(sum, z.row_lanes);
+    if (z.leaky) sum += ExpBelow(A{0}, most);
+    const A scale = 1 / sum;
+    for (int j = lane; j < z.parents; j += z.row_lanes) row[j] *= scale;
+  }
+
+  // Sets the first shares of all pixels.
+  __device__ void SetFirstShares(const S* logits) {
+    A* const shares = FirstShares();
+    for (Index n = threadIdx.x; n < pairs; n += blockDim.x) {
+      shares[n] = Widen(logits[n]);
+    }
+    __syncthreads();
+    ForUnits(1, z.types, z.row_lanes,
+             [&](int, int type) { Softmax(shares + Index{type} * z.parents); });
+    __syncthreads();
+  }
+
+  // Stores sums of votes with these shares, and returns the factors of their squash.
+  __device__ capsule_routing::Squash<A> Sum(int pixel, int parent, const S* bias,
+                                            const A* shares, A* sums) const {
+    A q = 0;
+    ForNumbers([&](int d) {
+      const Index at = Column(parent) + d;
+      Numbers sum = Widened(*reinterpret_cast<const Pack<S, kPack>*>(bias + at));
+      AddVotes(pixel, parent, d, shares, &sum);
+      *reinterpret_cast<Numbers*>(sums + at) = sum;
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) q += sum.at[e] * sum.at[e];
+    });
+    return SquashOf(GroupSum(q, z.lanes), parent, sums);
+  }
+
+  // Returns the factors of squash of sums whose squared length is `q`.
+  __device__ capsule_routing::Squash<A> SquashOf(A q, int parent, const A* sums) const {
+    A small = 0;
+    if (__any_sync(~0u, q > capsule_routing::kHuge<A>)) {
+      ForNumbers([&](int d) {
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) {
+          const A s = capsule_routing::kShrink<A> * sums[Column(parent) + d + e];
+          small += s * s;
+        }
+      });
+      small = GroupSum(small, z.lanes);
+    }
+    return capsule_routing::Squash<A>(q, small, z.epsilon);
+  }
+
+  // Returns a lane's part of <scale a, b> of one parent.
+  __device__ A Product(int parent, const A* a, const A* b, A scale) const {
+    A product = 0;
+    ForNumbers([&](int d) {
+      const Index at = Column(parent) + d;
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) product += scale * a[at + e] * b[at + e];
+    });
+    return product;
+  }
+
+  __device__ static Numbers Widened(const Pack<S, kPack>& from) {
+    Numbers to;
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) to.at[e] = Widen(from.at[e]);
+    return to;
+  }
+  __device__ static void StoreNarrow(const Numbers& from, S* to) {
+    Pack<S, kPack> pack;
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) Narrow(from.at[e], &pack.at[e]);
+    *reinterpret_cast<Pack<S, kPack>*>(to) = pack;
+  }
+
+  const Tiling& z;
+  const Index columns, pairs;
+  int lane = 0;   // in the group that a visit is for
+  int valid = 0;  // pixels of the tile that exist
+
+ private:
+  // A lane past all numbers and parents, which takes part in sums of its warp alone.
+  static constexpr int kAbsent = kMostSize;
+
+  template <typename Visit>
+  __device__ void ForUnits(int pixels, int count, int lanes, const Visit& visit) {
+    const int units = pixels * count, groups = blockDim.x / lanes;
+    for (int begin = 0; begin < units; begin += groups) {
+      const int unit = begin + threadIdx.x / lanes;
+      lane = unit < units ? threadIdx.x % lanes : kAbsent;
+      const int pixel = unit < units ? unit / count : 0;
+      visit(pixel, unit < units ? unit - pixel * count : 0);
+    }
+  }
+
+  A* const state_;
+  const S* votes_ = nullptr;
+};
+
+}  // namespace capsops::capsule_conv_routing::slabs
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
